@@ -1,0 +1,1 @@
+"""Tests mirror src/tarry; `from tests.x import y` shares what several of them need."""
