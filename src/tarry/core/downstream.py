@@ -1,0 +1,201 @@
+"""The state of one dependency: its breaker, retry budget, limits and latency.
+
+Not locked: whoever shares one between threads guards every method (see `runtime/`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from tarry.core.checks import count
+from tarry.core.latency import Latency
+from tarry.core.limiter import InFlight
+from tarry.core.outcome import SUCCESS, Kind
+from tarry.core.verdict import Delayed, Reason, Stop
+
+if TYPE_CHECKING:
+    from tarry.core.breaker import Breaker, BreakerState
+    from tarry.core.budget import Budget
+    from tarry.core.limiter import Limiter
+    from tarry.core.outcome import Outcome
+
+_SUCCESS, _PERMANENT = Kind.SUCCESS, Kind.PERMANENT
+_MOST_MOVES = 100
+_MOST_CREDIT = 10.0
+
+
+class Move(NamedTuple):
+    """A breaker went from one state to another."""
+
+    before: BreakerState
+    after: BreakerState
+
+
+class Downstream:
+    """Everything known about one dependency."""
+
+    __slots__ = ("_credit", "_limiters", "breaker", "budget", "latency", "limited", "moves", "name")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        breaker: Breaker | None = None,
+        budget: Budget | None = None,
+        limiter: Limiter | None = None,
+        max_in_flight: int | None = None,
+    ) -> None:
+        self.name: str = name
+        self.breaker: Breaker | None = breaker
+        self.budget: Budget | None = budget
+        self.latency: Latency = Latency()
+        self.moves: deque[Move] = deque(maxlen=_MOST_MOVES)
+        """What the breaker did since somebody last looked; bounded, the oldest go first."""
+        caps: tuple[Limiter, ...] = ()
+        if max_in_flight is not None:
+            caps = (InFlight(count("max_in_flight", max_in_flight)),)
+        self._limiters: tuple[Limiter, ...] = caps if limiter is None else (*caps, limiter)
+        self.limited: bool = bool(self._limiters)
+        """Whether anything but the breaker can hold an attempt back."""
+        self._credit = 0.0
+
+    def admit(self, now: float) -> int | Delayed | Stop:
+        """Let an attempt through with a permit, perhaps later, or say why not."""
+        permit = 0
+        breaker = self.breaker
+        if breaker is not None:
+            before = breaker.state
+            answer = breaker.admit(now)
+            if breaker.state is not before:
+                self._moved(before, now)
+            if answer is None:
+                return Stop(Reason.BREAKER_OPEN, breaker.retry_after(now))
+            permit = answer
+        return self._limited(permit, now) if self._limiters else permit
+
+    def passed(self, permit: int, duration: float, now: float) -> bool:
+        """Count a first attempt's success where that can change nothing, else say False."""
+        if self._limiters or (self.breaker is not None and not self.breaker.passed(permit, now)):
+            return False
+        if self.budget is not None:
+            self.budget.settle(SUCCESS, 0.0, now)
+        remember = self.latency.add
+        remember(duration)
+        return True
+
+    def record(
+        self,
+        permit: int,
+        outcome: Outcome,
+        duration: float,
+        now: float,
+        u: float,
+        paid: float = 0.0,
+    ) -> None:
+        """Learn from an attempt that ended; `paid` is what the retry budget took for it."""
+        for limiter in self._limiters:  # first: whatever happens next, the place is free
+            limiter.release(outcome, duration, now)
+        kind = outcome.kind
+        breaker = self.breaker
+        if breaker is not None:
+            before = breaker.state
+            if kind is _PERMANENT:  # says nothing about the dependency, good or bad
+                breaker.cancelled(permit)
+            else:
+                breaker.record(permit, kind is not _SUCCESS, duration, now, u)
+            if breaker.state is not before:
+                self._moved(before, now)
+        if self.budget is not None:
+            self.budget.settle(outcome, paid, now)
+        if kind is _SUCCESS:
+            self.latency.add(duration)
+
+    def cancelled(self, permit: int, duration: float, now: float) -> None:
+        """Take back a permit whose attempt came to no result; nothing is counted."""
+        if self.breaker is not None:
+            self.breaker.cancelled(permit)
+        for limiter in self._limiters:
+            limiter.release(None, duration, now)
+
+    def refusal(self, outcome: Outcome, now: float) -> Stop | None:
+        """Say why a retry after `outcome` may not go, and change nothing."""
+        if self.breaker is not None and not self.breaker.would_admit(now):
+            return Stop(Reason.BREAKER_OPEN, self.breaker.retry_after(now))
+        if self.budget is not None and self.budget.balance(now) < self.budget.cost(outcome):
+            return Stop(Reason.BUDGET_EMPTY)
+        return None
+
+    def withdraw(self, outcome: Outcome, now: float) -> float | None:
+        """Pay for a retry; return what it cost, or None: somebody else took what was left."""
+        if self.budget is None:
+            return 0.0
+        cost = self.budget.cost(outcome)
+        return cost if self.budget.withdraw(cost, now) else None
+
+    def deposit(self, paid: float, now: float) -> None:
+        """Give back what was paid for a retry that never started."""
+        if self.budget is not None and paid:
+            self.budget.deposit(paid, now)
+
+    def standing(self, now: float) -> tuple[str | None, float | None]:
+        """Return the breaker's state and the budget's balance, for the decision record."""
+        breaker = None if self.breaker is None else self.breaker.state.value
+        balance = None if self.budget is None else self.budget.balance(now)
+        return breaker, balance
+
+    def expected_duration(self) -> float:
+        """Return the median of the last calls, 0 while there is none."""
+        return self.latency.quantile(0.5) or 0.0
+
+    def earn_hedge(self, share: float) -> None:
+        """Add one call's part to the credit that hedges are paid from."""
+        self._credit = min(_MOST_CREDIT, self._credit + share)
+
+    def pay_hedge(self, amount: float = 1.0) -> bool:
+        """Take one hedge from the credit, if it is there; -1 gives it back."""
+        if self._credit < amount:
+            return False
+        self._credit -= amount
+        return True
+
+    def hedge_delay(self, quantile: float, min_samples: int) -> float | None:
+        """Return a live quantile of the latency, or None while too few calls were seen."""
+        return None if len(self.latency) < min_samples else self.latency.quantile(quantile)
+
+    def force(self, state: str) -> None:
+        """Set the breaker's state by hand."""
+        if self.breaker is not None:
+            before = self.breaker.state
+            self.breaker.force(state)
+            if self.breaker.state is not before:
+                self.moves.append(Move(before, self.breaker.state))
+
+    def _limited(self, permit: int, now: float) -> int | Delayed | Stop:
+        delay = 0.0
+        acquired: list[Limiter] = []
+        try:
+            for limiter in self._limiters:
+                answer = limiter.acquire(now)
+                if answer is None:
+                    self._undo(permit, acquired, now)
+                    return Stop(Reason.LIMIT)
+                acquired.append(limiter)
+                delay = max(delay, answer)
+        except BaseException:  # of a limiter of the user's
+            self._undo(permit, acquired, now)
+            raise
+        return Delayed(permit, delay) if delay else permit
+
+    def _undo(self, permit: int, acquired: list[Limiter], now: float) -> None:
+        for limiter in acquired:
+            limiter.release(None, 0.0, now)
+        if self.breaker is not None:
+            self.breaker.cancelled(permit)
+
+    def _moved(self, before: BreakerState, now: float) -> None:
+        after = self.breaker.state if self.breaker is not None else before
+        self.moves.append(Move(before, after))
+        if before == "half-open" and after == "closed":
+            for limiter in self._limiters:
+                limiter.recovered(now)

@@ -1,0 +1,157 @@
+"""What servers ask of clients that retry: the `Hint`, and how HTTP header fields are read into it.
+
+Rules of this module and of its sibling for gRPC, `tarry.core.grpchints`:
+
+* Pure functions from text or bytes to values. No clock: `now` (epoch seconds) is an argument and
+  serves only to turn dates into waits.
+* Whatever a server sends, nothing here raises. A malformed hint is no hint; the one exception is
+  a gRPC pushback, which means "never" when it cannot be read (gRFC A6).
+* A hint is never shortened and never infinite: `LONGEST` stands for everything beyond it, so that
+  a caller's bound on hints ends the call.
+* What to do with a hint is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from tarry.core.httpdate import parse_http_date
+from tarry.core.ratelimit import resets_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+LONGEST = 1e15
+"""The longest wait in seconds, some 30 million years; in milliseconds it still fits 64 bits."""
+
+OWS = " \t"
+"""The white space that may stand around a value."""
+
+_RETRY_AFTER = "retry-after"
+_RATE_LIMIT = "ratelimit"
+_AGE = "age"
+# In the order in which they are believed: the most precise first, and Retry-After before RateLimit
+# by section 6 of that draft. The first three are in milliseconds.
+_WAITS = ("retry-after-ms", "x-ms-retry-after-ms", "x-amz-retry-after", _RETRY_AFTER, _RATE_LIMIT)
+_VERDICTS = ("x-should-retry", "stripe-should-retry")
+_FIELDS = frozenset({*_WAITS, *_VERDICTS, _AGE})
+
+
+class Hint(NamedTuple):
+    """What the server asked of us."""
+
+    delay: float | None = None
+    """Seconds to wait at least, counted from now."""
+    should_retry: bool | None = None
+    """The server's own verdict, which overrides the table of statuses."""
+    exact: bool = False
+    """Wait exactly `delay`, after which backoff starts over (gRPC pushback)."""
+    source: str = ""
+    """The field or fields that said so, for logs."""
+
+
+def parse_retry_after(value: str, now: float) -> float | None:
+    """Return the seconds to wait that a `Retry-After` asks for, or None when it is malformed.
+
+    `value` is a number of seconds or one of the three HTTP dates, by the letter of RFC 9110
+    sections 10.2.3 and 5.6.7; `now` is in epoch seconds. A date in the past gives 0.0. More than
+    `LONGEST` seconds, however many digits, give `LONGEST`. A wrong weekday is forgiven.
+    """
+    value = value.strip(OWS)
+    if is_digits(value):
+        # float, not int: int refuses more than 4,300 digits, and is slow before that.
+        return min(float(value), LONGEST)
+    date = parse_http_date(value, now)
+    return None if date is None else min(max(0.0, float(date - now)), LONGEST)
+
+
+def hint_from_headers(
+    headers: Mapping[str, str] | Iterable[tuple[str, str]], now: float
+) -> Hint | None:
+    """Read what an HTTP response asks for, or None when it asks for nothing.
+
+    `headers` is anything with `items()`, or pairs; names in any case. The wait is that of the first
+    valid field among `retry-after-ms`, `x-ms-retry-after-ms`, `x-amz-retry-after`, `Retry-After`
+    and `RateLimit`; `x-should-retry` and `stripe-should-retry` are read beside it.
+
+    None of these but `RateLimit` may occur twice (RFC 9110 section 5.3). If one does, the cautious
+    reading holds: the longest valid wait, and "do not retry" over "retry". So pass pairs if the
+    client has them: a mapping that joins repeated lines with commas makes them malformed.
+    """
+    items = getattr(headers, "items", None)
+    pairs = headers if items is None else items()
+    said: dict[str, list[str]] = {}
+    for field, value in pick(cast("Iterable[tuple[object, object]]", pairs), _FIELDS):
+        if isinstance(value, str):
+            said.setdefault(field, []).append(value.strip(OWS))
+    if not said:
+        return None
+    delay, waiter = _wait(said, now)
+    should_retry, judge = _verdict(said)
+    if should_retry is None:
+        return None if delay is None else Hint(delay, source=waiter)
+    source = judge if delay is None else f"{waiter}, {judge}"
+    return Hint(delay, should_retry, source=source)
+
+
+def pick(
+    pairs: Iterable[tuple[object, object]], fields: frozenset[str]
+) -> list[tuple[str, str | bytes]]:
+    """Return the pairs whose name is in `fields`, in lower case; strange types are left out."""
+    return [
+        (field, value)
+        for name, value in pairs
+        if isinstance(name, str)
+        and (field := name.lower()) in fields
+        and isinstance(value, (str, bytes))
+    ]
+
+
+def is_digits(text: str) -> bool:
+    """Say whether the text is a row of ASCII digits."""
+    # isdigit alone would let in the digits of every script.
+    return text.isascii() and text.isdigit()
+
+
+def longest(waits: Iterable[float | None]) -> float | None:
+    """Return the longest of the waits that are there, or None when there is none."""
+    return max([wait for wait in waits if wait is not None], default=None)
+
+
+def _wait(said: Mapping[str, list[str]], now: float) -> tuple[float | None, str]:
+    for field in _WAITS:
+        if field in said:
+            delay = longest(_waits(field, said, now))
+            if delay is not None:
+                return delay, field
+    return None, ""
+
+
+def _waits(field: str, said: Mapping[str, list[str]], now: float) -> Iterable[float | None]:
+    values = said[field]
+    if field == _RETRY_AFTER:
+        return [parse_retry_after(value, now) for value in values]
+    if field == _RATE_LIMIT:
+        # A response with an Age was stored by a cache, and its quota is history (RFC 9111 section
+        # 5.1, RateLimit draft section 7). Several lines of a List are one (RFC 9651 section 4.2).
+        return () if _AGE in said else resets_of(", ".join(values))
+    return [_milliseconds(value) for value in values]
+
+
+def _milliseconds(value: str) -> float | None:
+    """Return the seconds in "1500" or "1500.5" milliseconds, or None when it is malformed."""
+    whole, point, fraction = value.partition(".")
+    if not is_digits(whole) or (point and not is_digits(fraction)):
+        return None
+    return min(float(value) / 1000, LONGEST)
+
+
+def _verdict(said: Mapping[str, list[str]]) -> tuple[bool | None, str]:
+    told: tuple[bool | None, str] = (None, "")
+    for field in _VERDICTS:
+        values = said.get(field, ())
+        if "false" in values:
+            return False, field
+        if "true" in values and told[0] is None:
+            told = (True, field)
+    return told

@@ -1,0 +1,192 @@
+"""What an attempt came to, and the tables that classify statuses, codes and exceptions.
+
+Classify first, decide later: nothing here knows how many attempts are left.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from errno import ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH
+from typing import TYPE_CHECKING, Any
+
+from tarry.core.checks import count, one_of
+from tarry.core.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from collections.abc import Set as AbstractSet
+
+    from tarry.core.hints import Hint
+
+
+class Kind(StrEnum):
+    """The class of an outcome."""
+
+    SUCCESS = "success"
+    TRANSIENT = "transient"
+    THROTTLED = "throttled"
+    OVERLOADED = "overloaded"
+    PERMANENT = "permanent"
+
+
+class Outcome(Value):
+    """What one attempt came to.
+
+    `safe`: the operation may be repeated, because it is idempotent or was certainly not read.
+    `retried`: a layer below has retried it already and given up. `detail`: the status or the
+    code, for logs.
+    """
+
+    __slots__ = __match_args__ = _fields = ("kind", "hint", "safe", "retried", "timeout", "detail")
+
+    kind: Kind
+    hint: Hint | None
+    safe: bool
+    retried: bool
+    timeout: bool
+    detail: str
+
+    def __init__(
+        self,
+        kind: Kind,
+        hint: Hint | None = None,
+        *,
+        safe: bool = True,
+        retried: bool = False,
+        timeout: bool = False,
+        detail: str = "",
+    ) -> None:
+        if not isinstance(kind, Kind):
+            one_of("kind", kind, [known.value for known in Kind])
+            kind = Kind(kind)
+        self._set(kind=kind, hint=hint, safe=safe, retried=retried, timeout=timeout, detail=detail)
+
+    def replace(self, **changes: Any) -> Outcome:
+        """Return a copy with some fields changed."""
+        return Outcome(**(self._asdict() | changes))
+
+    @property
+    def counts(self) -> bool:
+        """Whether it speaks against the dependency: a permanent failure is the caller's fault."""
+        return self.kind is not Kind.SUCCESS and self.kind is not Kind.PERMANENT
+
+
+SUCCESS = Outcome(Kind.SUCCESS)
+TRANSIENT = Outcome(Kind.TRANSIENT)
+PERMANENT = Outcome(Kind.PERMANENT)
+
+RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+RETRYABLE_CODES = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
+
+GRPC_CODES = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+"""The names of the gRPC status codes, each at its number."""
+
+_FIRST_ERROR_STATUS = 400
+_TOO_MANY_REQUESTS = 429
+_TIMEOUTS = frozenset({408, 504})
+_NEVER_MADE = frozenset({ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH})
+
+
+def outcome_of_status(
+    status: int,
+    headers: Mapping[str, str] | Iterable[tuple[str, str]] = (),
+    *,
+    now: float,
+    retryable: AbstractSet[int] = RETRYABLE_STATUSES,
+    safe: bool = True,
+) -> Outcome:
+    """Classify an HTTP response; `now` is the epoch time that dates in `headers` are held against.
+
+    `safe` says whether the request may be repeated although the server has read it.
+    """
+    count("status", status)
+    if status < _FIRST_ERROR_STATUS and status not in retryable:
+        return SUCCESS
+    from tarry.core.hints import hint_from_headers  # its grammars load when they are needed
+
+    hint = hint_from_headers(headers, now)
+    kind = Kind.THROTTLED if status == _TOO_MANY_REQUESTS else Kind.TRANSIENT
+    return Outcome(
+        _steered(kind, hint, retryable=status in retryable),
+        hint,
+        safe=safe,
+        timeout=status in _TIMEOUTS,
+        detail=str(status),
+    )
+
+
+def outcome_of_code(
+    code: str | int,
+    metadata: Iterable[tuple[str, str | bytes]] = (),
+    *,
+    retryable: AbstractSet[str] = RETRYABLE_CODES,
+    safe: bool = True,
+) -> Outcome:
+    """Classify a gRPC status by its name or number, with its trailing metadata."""
+    name = _name_of(code) if isinstance(code, int) else code.upper()
+    if name == "OK":
+        return SUCCESS
+    from tarry.core.grpchints import hint_from_grpc
+
+    hint = hint_from_grpc(metadata)
+    kind = Kind.THROTTLED if name == "RESOURCE_EXHAUSTED" else Kind.TRANSIENT
+    pushed_back = hint is not None and hint.should_retry is False
+    return Outcome(
+        Kind.OVERLOADED if pushed_back else _steered(kind, hint, retryable=name in retryable),
+        hint,
+        safe=safe,
+        timeout=name == "DEADLINE_EXCEEDED",
+        detail=name,
+    )
+
+
+def outcome_of_exception(error: BaseException, *, safe: bool = True) -> Outcome:
+    """Classify an error of the standard library's network calls; anything else is permanent.
+
+    A connection that was never made is safe to repeat for any operation.
+    """
+    detail = type(error).__name__
+    if _never_made(error):
+        return Outcome(Kind.TRANSIENT, detail=detail)
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        timeout = isinstance(error, TimeoutError)
+        return Outcome(Kind.TRANSIENT, safe=safe, timeout=timeout, detail=detail)
+    return Outcome(Kind.PERMANENT, safe=safe, detail=detail)
+
+
+def _never_made(error: BaseException) -> bool:
+    if isinstance(error, ConnectionRefusedError):
+        return True
+    # By name, because importing `socket` is no business of the core.
+    unknown_host = any(base.__name__ == "gaierror" for base in type(error).__mro__)
+    return isinstance(error, OSError) and (unknown_host or error.errno in _NEVER_MADE)
+
+
+def _name_of(code: int) -> str:
+    return GRPC_CODES[code] if 0 <= code < len(GRPC_CODES) else str(code)
+
+
+def _steered(kind: Kind, hint: Hint | None, *, retryable: bool) -> Kind:
+    """Let the server's own word override the table."""
+    if hint is not None and hint.should_retry is not None:
+        retryable_or_told = Kind.OVERLOADED if retryable else Kind.PERMANENT
+        return kind if hint.should_retry else retryable_or_told
+    return kind if retryable else Kind.PERMANENT

@@ -1,0 +1,50 @@
+"""Frozen values: set once, compared, hashed and shown by their fields.
+
+What `dataclasses` would do, without the 10 ms that importing it adds to `import tarry`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class Value:
+    """The base of values. A subclass names its fields and sets them with `_set` in `__init__`."""
+
+    __slots__ = ()
+
+    _fields: ClassVar[tuple[str, ...]]
+    """The arguments of `__init__`, each with an attribute of its name."""
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _asdict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._fields}
+
+    def __setattr__(self, name: str, value: object) -> None:
+        msg = f"{type(self).__name__} cannot be changed; make a new one"
+        raise AttributeError(msg)
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._asdict() == other._asdict()
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self._asdict().values()))
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self._asdict().items())
+        return f"{type(self).__name__}({fields})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self._asdict())
+
+
+def _rebuilt(kind: type[Any], fields: dict[str, Any]) -> object:
+    return kind(**fields)

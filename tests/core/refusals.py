@@ -1,0 +1,57 @@
+"""Values that a checked argument must refuse, and the words that its message must have."""
+
+from __future__ import annotations
+
+from math import inf, nan
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from _pytest.mark import ParameterSet
+
+_NO_NUMBER: list[tuple[object, str]] = [
+    (True, "must be a number"),
+    ("1", "must be a number"),
+    (nan, "must be finite"),
+    (inf, "must be finite"),
+    (-inf, "must be finite"),
+    (10**400, "must be finite"),
+]
+_NO_COUNT: list[tuple[object, str]] = [
+    (True, "must be a whole number"),
+    ("3", "must be a whole number"),
+    (3.0, "must be a whole number"),
+    (nan, "must be a whole number"),
+    (inf, "must be a whole number"),
+    (-1, "must be at least"),
+]
+_RULES: dict[str, list[tuple[object, str]]] = {
+    "positive": [*_NO_NUMBER, (0, "must be greater than 0"), (-1, "must be greater than 0")],
+    "share": [*_NO_NUMBER, (0, "greater than 0"), (-0.5, "greater than 0"), (1.5, "at most 1")],
+    "at least 0": [*_NO_NUMBER, (-0.1, "must be at least 0")],
+    "at least 1": [*_NO_NUMBER, (0, "must be at least 1"), (0.9, "must be at least 1")],
+    "count": [*_NO_COUNT, (0, "must be at least 1")],
+    "count from 2": [*_NO_COUNT, (1, "must be at least 2")],
+}
+
+
+def refusals(**rules: str) -> list[ParameterSet]:
+    """Return cases of `(field, value, words)`: what each field must refuse by the name of its rule.
+
+    The words begin with the field, so that a message that does not name it does not match.
+    """
+    return list(_cases(rules))
+
+
+def _cases(rules: dict[str, str]) -> Iterator[ParameterSet]:
+    for field, rule in rules.items():
+        for value, words in _RULES[rule]:
+            yield pytest.param(field, value, f"^{field} .*{words}", id=f"{field}={value!r:.9}")
+
+
+def settings_with(field: str, value: object) -> dict[str, Any]:
+    """Return keyword arguments of any type, for a call that must be refused."""
+    return {field: value}

@@ -1,0 +1,14 @@
+"""What a server may have said, and when it is read."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+NOW = 784_111_777.0  # the moment of the RFC's example dates, 6 November 1994, 08:49:37
+
+texts = st.one_of(
+    st.text(),
+    st.text(alphabet="0123456789.-+_eE \t", max_size=20),
+    st.text(alphabet='"\\;=,rt0123456789. \t?:@%a*', max_size=30),
+    st.text(alphabet="SunayNovGMT0123456789:-, ", max_size=32),
+)

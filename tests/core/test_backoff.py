@@ -1,0 +1,161 @@
+"""The ceilings: exact, rising, bounded, at every attempt number."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from math import inf, log, nan
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tarry.core.backoff import BACKOFFS, Schedule, exponential, fixed, linear
+from tarry.errors import ConfigurationError, ConfigurationTypeError
+
+attempt_numbers = st.integers(1, 10_000)
+seconds = st.floats(1e-6, 1e6)
+multipliers = st.floats(1, 1e6)
+names = st.sampled_from(sorted(BACKOFFS))
+
+
+def test_the_names() -> None:
+    """There are three backoffs with names."""
+    assert {"fixed": fixed, "linear": linear, "exponential": exponential} == BACKOFFS
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fixed", [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]),
+        ("linear", [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]),
+        ("exponential", [0.5, 1.5, 4.5, 10.0, 10.0, 10.0]),
+    ],
+)
+def test_by_hand(name: str, expected: list[float]) -> None:
+    """The first ceilings, with an initial delay of 0.5, a multiplier of 3 and a maximum of 10."""
+    assert expected == [BACKOFFS[name](k, 0.5, 3.0, 10.0) for k in range(1, 7)]
+
+
+@given(attempt_numbers, seconds, multipliers, seconds)
+def test_fixed(k: int, initial: float, multiplier: float, maximum: float) -> None:
+    """A fixed backoff is the initial delay, whatever the rest."""
+    assert initial == fixed(k, initial, multiplier, maximum)
+
+
+@given(attempt_numbers, seconds, multipliers, seconds)
+def test_linear(k: int, initial: float, multiplier: float, maximum: float) -> None:
+    """A linear backoff is k times the initial delay, up to the maximum."""
+    assert min(maximum, initial * k) == linear(k, initial, multiplier, maximum)
+
+
+@given(st.integers(1, 50), seconds, multipliers, seconds)
+def test_exponential(k: int, initial: float, multiplier: float, maximum: float) -> None:
+    """An exponential backoff is the product of k - 1 multipliers, up to the maximum."""
+    product = initial
+    for _ in range(k - 1):
+        product *= multiplier
+    expected = min(maximum, product)
+    assert pytest.approx(expected, rel=1e-12) == exponential(k, initial, multiplier, maximum)
+
+
+@given(attempt_numbers, seconds, multipliers, seconds)
+def test_exponential_far_out(k: int, initial: float, multiplier: float, maximum: float) -> None:
+    """At every attempt number the logarithm says on which side of the maximum it lies."""
+    power = log(initial) + (k - 1) * log(multiplier)
+    assume(abs(power - log(maximum)) > 1e-6)
+    actual = exponential(k, initial, multiplier, maximum)
+    if power > log(maximum):
+        assert maximum == actual
+    else:
+        assert pytest.approx(power, abs=1e-6) == log(actual)
+
+
+@given(names, st.integers(1, 9_999), seconds, multipliers, seconds)
+def test_ceilings_rise(
+    name: str, k: int, initial: float, multiplier: float, maximum: float
+) -> None:
+    """Ceilings start at the initial delay, never fall and never exceed the maximum."""
+    assume(maximum >= initial)
+    before, after = (BACKOFFS[name](n, initial, multiplier, maximum) for n in (k, k + 1))
+    assert initial <= before <= after <= maximum
+
+
+@pytest.mark.parametrize("k", [1_024, 1_025, 1_026, 10_000, 1_000_000])
+@pytest.mark.parametrize("multiplier", [2, 2.0, 10.0, 1e308])
+def test_powers_beyond_a_float(k: int, multiplier: float) -> None:
+    """A power that no float can hold is the maximum."""
+    assert 30.0 == exponential(k, 0.1, multiplier, 30.0)
+
+
+@pytest.mark.parametrize("k", [1, 2, 10_000])
+def test_a_multiplier_of_one(k: int) -> None:
+    """A multiplier of 1 never grows."""
+    assert 0.1 == exponential(k, 0.1, 1.0, 30.0)
+
+
+@pytest.mark.parametrize("name", ["linear", "exponential"])
+def test_ceilings_near_the_largest_float(name: str) -> None:
+    """A product that overflows to infinity is the maximum too."""
+    assert 1.7e308 == BACKOFFS[name](2, 1e308, 2.0, 1.7e308)
+
+
+def test_schedule() -> None:
+    """A schedule gives its delays in turn and then repeats the last one for ever."""
+    schedule = Schedule((5, 300, 1800))
+    assert [5.0, 300.0, 1800.0, 1800.0] == [schedule(k) for k in range(1, 5)]
+    assert 1800.0 == schedule(10_000)
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=20), attempt_numbers)
+def test_schedule_is_its_list(delays: list[float], k: int) -> None:
+    """Ceiling k is the k-th delay, or the last."""
+    expected = delays[k - 1] if k <= len(delays) else delays[-1]
+    assert expected == Schedule(tuple(delays))(k)
+
+
+def test_schedule_takes_lists_and_whole_numbers() -> None:
+    """Any collection of numbers becomes a tuple of floats, so that equal schedules are equal."""
+    given: Any = [0, 1]
+    schedule = Schedule(given)
+    assert (0.0, 1.0) == schedule.delays
+    assert [float, float] == [type(delay) for delay in schedule.delays]
+    assert Schedule((0.0, 1.0)) == schedule
+    assert hash(Schedule((0.0, 1.0))) == hash(schedule)
+
+
+def test_schedule_travels() -> None:
+    """A schedule survives copy and pickle."""
+    schedule = Schedule((1.0, 2.0))
+    assert schedule == copy.deepcopy(schedule) == pickle.loads(pickle.dumps(schedule))  # noqa: S301
+
+
+def test_schedule_is_immutable() -> None:
+    """A schedule cannot be changed."""
+    with pytest.raises(AttributeError):
+        Schedule((1.0,)).delays = (2.0,)
+
+
+@pytest.mark.parametrize(
+    ("delays", "message"),
+    [
+        ((), "delays must hold at least one delay, got none"),
+        ((1, -1), "delays[1] must be at least 0, got -1"),
+        ((nan,), "delays[0] must be finite, got nan"),
+        ((1, 2, inf), "delays[2] must be finite, got inf"),
+    ],
+)
+def test_schedule_refuses(delays: tuple[float, ...], message: str) -> None:
+    """An empty schedule and a delay that is none are refused, and the message says which."""
+    with pytest.raises(ConfigurationError) as caught:
+        Schedule(delays)
+    assert message == str(caught.value)
+
+
+@pytest.mark.parametrize("delay", [True, "1", None])
+def test_schedule_refuses_types(delay: Any) -> None:
+    """A delay that is no number is refused."""
+    with pytest.raises(ConfigurationTypeError) as caught:
+        Schedule((1, delay))
+    assert f"delays[1] must be a number, got {delay!r}" == str(caught.value)

@@ -1,0 +1,450 @@
+"""One dependency: how its breaker, budget, limits and latency hear of what happens."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarry.core.breaker import Breaker, BreakerState
+from tarry.core.budget import RatioBudget, ThrottleBudget, TokenBudget
+from tarry.core.downstream import Downstream, Move
+from tarry.core.limiter import AIMD, AdaptiveRate, InFlight
+from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
+from tarry.core.verdict import Delayed, Reason, Stop
+from tarry.core.window import Window
+from tarry.errors import ConfigurationError
+from tests.core.refusals import refusals, settings_with
+
+CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
+THROTTLED = Outcome(Kind.THROTTLED)
+OVERLOADED = Outcome(Kind.OVERLOADED)
+TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
+
+
+class Spy:
+    """A limiter that answers as it is told and remembers what it hears."""
+
+    def __init__(self, answer: float | None = 0.0) -> None:
+        self.answer = answer
+        self.heard: list[tuple[object, ...]] = []
+
+    def acquire(self, now: float) -> float | None:
+        """Answer."""
+        self.heard.append(("acquire", now))
+        return self.answer
+
+    def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
+        """Remember."""
+        self.heard.append(("release", outcome, duration, now))
+
+    def recovered(self, now: float) -> None:
+        """Remember."""
+        self.heard.append(("recovered", now))
+
+
+def permit_of(downstream: Downstream, now: float) -> int:
+    """Let an attempt through that must be let through at once."""
+    permit = downstream.admit(now)
+    assert isinstance(permit, int)
+    return permit
+
+
+def run(downstream: Downstream, outcome: Outcome, now: float = 0.0, times: int = 1) -> None:
+    """Make attempts that all come to the same, one after another."""
+    for _ in range(times):
+        permit = permit_of(downstream, now)
+        downstream.record(permit, outcome, duration=0.1, now=now, u=0.0)
+
+
+def insides(part: object) -> object:
+    """Return everything that a part is made of, to compare."""
+    parts: dict[str, object] = {}
+    for name in getattr(type(part), "__slots__", ()):
+        value = getattr(part, name)
+        if isinstance(value, Window):
+            value = {slot: getattr(value, slot) for slot in Window.__slots__}
+        parts[name] = deepcopy(value)
+    return parts
+
+
+# --- with nothing in it --------------------------------------------------------------------------
+
+
+def test_a_bare_downstream_stops_nothing() -> None:
+    """Without parts everything is let through, nothing is paid, and only latency is known."""
+    downstream = Downstream("payments")
+    assert ("payments", False) == (downstream.name, downstream.limited)
+    assert (None, None) == downstream.standing(0.0)
+    assert (None, 0.0) == (downstream.refusal(TRANSIENT, 0.0), downstream.withdraw(TRANSIENT, 0.0))
+    assert 0.0 == downstream.expected_duration()
+    for outcome in (SUCCESS, TRANSIENT, THROTTLED, OVERLOADED, PERMANENT):
+        run(downstream, outcome, times=1_000)
+    downstream.deposit(5.0, 0.0)
+    downstream.cancelled(permit_of(downstream, 0.0), duration=1.0, now=0.0)
+    downstream.force("open")
+    assert downstream.passed(permit_of(downstream, 0.0), 0.3, 0.0)
+    assert ([], 0.1) == (list(downstream.moves), downstream.expected_duration())
+
+
+# --- breaker -------------------------------------------------------------------------------------
+
+
+def test_an_open_breaker_says_when_to_come_back() -> None:
+    """Open, it stops first attempts and retries alike, with the seconds that are left."""
+    downstream = Downstream("d", breaker=Breaker(consecutive=1), budget=TokenBudget())
+    run(downstream, TRANSIENT)
+    stop = Stop(Reason.BREAKER_OPEN, 20.0)
+    assert (stop, stop) == (downstream.admit(10.0), downstream.refusal(TRANSIENT, 10.0))
+    assert ("open", 500.0) == downstream.standing(10.0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (SUCCESS, (1, 0, 0)),
+        (TRANSIENT, (1, 1, 0)),
+        (TIMEOUT, (1, 1, 0)),
+        (THROTTLED, (1, 1, 0)),
+        (OVERLOADED, (1, 1, 0)),
+        (PERMANENT, (0, 0, 0)),
+    ],
+)
+def test_what_counts_for_the_breaker(outcome: Outcome, expected: tuple[int, int, int]) -> None:
+    """Failures that speak against the dependency count; a permanent one is not counted at all."""
+    breaker = Breaker()
+    run(Downstream("d", breaker=breaker), outcome)
+    assert expected == breaker.counts(0.0)
+
+
+@pytest.mark.parametrize("breaker", [Breaker(), Breaker(consecutive=1, min_calls=1)])
+def test_permanent_failures_never_open(breaker: Breaker) -> None:
+    """Ten thousand failures that are the caller's fault leave the breaker closed."""
+    downstream = Downstream("d", breaker=breaker)
+    run(downstream, PERMANENT, times=10_000)
+    assert (CLOSED, [], 0) == (breaker.state, list(downstream.moves), breaker.counts(0.0)[1])
+
+
+def test_permanent_failures_fill_no_quorum() -> None:
+    """Ten failures and ten permanent ones are ten calls, too few to open."""
+    breaker = Breaker()
+    downstream = Downstream("d", breaker=breaker)
+    run(downstream, TRANSIENT, times=10)
+    run(downstream, PERMANENT, times=10)
+    assert CLOSED is breaker.state
+
+
+def test_a_permanent_failure_proves_no_recovery() -> None:
+    """A probe that the caller spoilt frees its place, but says nothing about the dependency."""
+    breaker = Breaker(consecutive=1, probes=1)
+    downstream = Downstream("d", breaker=breaker)
+    run(downstream, TRANSIENT)
+    run(downstream, PERMANENT, now=30.0)
+    assert (HALF_OPEN, True) == (breaker.state, breaker.would_admit(30.0))
+
+
+@given(st.lists(st.sampled_from(["cancel", "admit"]), min_size=5, max_size=30), st.booleans())
+def test_cancellations_never_count(history: list[str], half_open: bool) -> None:
+    """Attempts that come to no result leave breaker, budget and latency as if they had not been."""
+    breaker, budget = Breaker(consecutive=1, probes=2), RatioBudget()
+    downstream = Downstream("d", breaker=breaker, budget=budget, max_in_flight=3)
+    if half_open:
+        run(downstream, TRANSIENT)
+        downstream.cancelled(permit_of(downstream, 30.0), duration=0.1, now=30.0)
+    before = budget.balance(30.0), len(downstream.latency), breaker.state, breaker.counts(30.0)
+    out: list[int] = []
+    for what in history:
+        if what == "admit":
+            answer = downstream.admit(30.0)
+            assert (len(out) < (2 if half_open else 3)) == isinstance(answer, int)
+            out += [answer] if isinstance(answer, int) else []
+        elif out:
+            downstream.cancelled(out.pop(0), duration=0.1, now=30.0)
+    assert before == (
+        budget.balance(30.0),
+        len(downstream.latency),
+        breaker.state,
+        breaker.counts(30.0),
+    )
+
+
+def test_moves_are_remembered() -> None:
+    """Each change of the breaker's state is there for whoever looks next, in order."""
+    downstream = Downstream("d", breaker=Breaker(consecutive=1, probes=1))
+    run(downstream, TRANSIENT)
+    run(downstream, SUCCESS, now=30.0)
+    downstream.force("disabled")
+    assert [
+        Move(CLOSED, OPEN),
+        Move(OPEN, HALF_OPEN),
+        Move(HALF_OPEN, CLOSED),
+        Move(CLOSED, BreakerState.DISABLED),
+    ] == list(downstream.moves)
+
+
+def test_standing_still_is_no_move() -> None:
+    """Forcing the state that it has anyway tells nobody of a move."""
+    downstream = Downstream("d", breaker=Breaker())
+    downstream.force("closed")
+    assert [] == list(downstream.moves)
+
+
+def test_moves_are_bounded() -> None:
+    """When nobody looks, the oldest of ten thousand moves are dropped."""
+    downstream = Downstream("d", breaker=Breaker(consecutive=1, growth=1.0))
+    for n in range(10_000):
+        run(downstream, TRANSIENT, now=n * 100.0)
+    assert 100 == len(downstream.moves)
+    assert Move(HALF_OPEN, OPEN) == downstream.moves[-1]
+
+
+# --- budget --------------------------------------------------------------------------------------
+
+
+def test_an_empty_budget_refuses_retries_only() -> None:
+    """Without tokens a retry is refused, but a first attempt never is."""
+    downstream = Downstream("d", budget=TokenBudget(capacity=5))
+    assert (None, 5.0) == (downstream.refusal(TRANSIENT, 0.0), downstream.withdraw(TRANSIENT, 0.0))
+    assert Stop(Reason.BUDGET_EMPTY) == downstream.refusal(TRANSIENT, 0.0)
+    assert None is downstream.withdraw(TRANSIENT, 0.0)
+    assert 0 == downstream.admit(0.0)
+
+
+def test_the_breaker_is_asked_before_the_budget() -> None:
+    """When both say no, the reason is the breaker."""
+    downstream = Downstream(
+        "d", breaker=Breaker(consecutive=1), budget=TokenBudget("aws-2026", capacity=5)
+    )
+    assert Stop(Reason.BUDGET_EMPTY) == downstream.refusal(TRANSIENT, 0.0)
+    run(downstream, TRANSIENT)
+    assert Stop(Reason.BREAKER_OPEN, 30.0) == downstream.refusal(TRANSIENT, 0.0)
+
+
+def test_the_price_is_that_of_the_outcome() -> None:
+    """A retry after throttling costs what the budget asks for that."""
+    downstream = Downstream("d", budget=TokenBudget("aws-2026"))
+    assert [14, 5] == [downstream.withdraw(outcome, 0.0) for outcome in (TRANSIENT, THROTTLED)]
+    assert (None, 481.0) == downstream.standing(0.0)
+    downstream.deposit(14, 0.0)
+    downstream.deposit(0.0, 0.0)
+    assert (None, 495.0) == downstream.standing(0.0)
+
+
+def test_a_success_after_retries_gives_the_last_cost_back() -> None:
+    """What the retry had cost reaches the budget together with its outcome."""
+    downstream = Downstream("d", budget=TokenBudget("aws-2020"))
+    assert [10, 5] == [downstream.withdraw(outcome, 0.0) for outcome in (TIMEOUT, TRANSIENT)]
+    downstream.record(0, TIMEOUT, duration=1.0, now=0.0, u=0.0, paid=10.0)
+    downstream.record(0, SUCCESS, duration=1.0, now=0.0, u=0.0, paid=5.0)
+    assert (None, 490.0) == downstream.standing(0.0)
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+def test_limiters_hear_everything() -> None:
+    """A limiter learns of each attempt, of how it ended, and of a cancellation as None."""
+    spy = Spy()
+    downstream = Downstream("d", limiter=spy)
+    assert downstream.limited
+    for outcome in (SUCCESS, PERMANENT):
+        downstream.record(permit_of(downstream, 1.0), outcome, duration=0.5, now=2.0, u=0.0)
+    downstream.cancelled(permit_of(downstream, 3.0), duration=0.25, now=4.0)
+    assert [
+        ("acquire", 1.0),
+        ("release", SUCCESS, 0.5, 2.0),
+        ("acquire", 1.0),
+        ("release", PERMANENT, 0.5, 2.0),
+        ("acquire", 3.0),
+        ("release", None, 0.25, 4.0),
+    ] == spy.heard
+
+
+@pytest.mark.parametrize(("delay", "expected"), [(0.0, 0), (1.5, Delayed(0, 1.5))])
+def test_a_limiter_may_delay(delay: float, expected: int | Delayed) -> None:
+    """An attempt that must wait its turn gets a permit and the seconds until then."""
+    downstream = Downstream("d", limiter=Spy(delay), max_in_flight=2)
+    assert [expected, expected, Stop(Reason.LIMIT)] == [downstream.admit(0.0) for _ in range(3)]
+
+
+def test_a_refused_attempt_leaves_no_trace() -> None:
+    """When the second limiter is full, the first gets its place back and the breaker its probe."""
+    spy, breaker = Spy(None), Breaker(consecutive=1, probes=1)
+    downstream = Downstream("d", breaker=breaker, limiter=spy, max_in_flight=1)
+    breaker.record(0, failed=True, duration=0.1, now=0.0, u=0.0)
+    assert [Stop(Reason.LIMIT)] * 3 == [downstream.admit(30.0) for _ in range(3)]
+    spy.answer = 0.0
+    assert isinstance(downstream.admit(30.0), int)
+    assert [Move(OPEN, HALF_OPEN)] == list(downstream.moves)
+
+
+def test_a_limit_without_a_breaker() -> None:
+    """A limiter may be full where there is no breaker to take a permit back."""
+    assert Stop(Reason.LIMIT) == Downstream("d", limiter=Spy(None)).admit(0.0)
+
+
+def test_recovery_is_told_to_the_limiters() -> None:
+    """Only when half-open turns to closed has there been an outage, and each limiter learns it."""
+    spy = Spy()
+    downstream = Downstream(
+        "d", breaker=Breaker(consecutive=1, probes=1), limiter=spy, max_in_flight=100
+    )
+    run(downstream, TRANSIENT)
+    run(downstream, TRANSIENT, now=30.0)
+    run(downstream, SUCCESS, now=90.0)
+    assert [("recovered", 90.0)] == [heard for heard in spy.heard if heard[0] == "recovered"]
+    assert 10 == sum(isinstance(downstream.admit(91.0), int) for _ in range(1_000))
+
+
+@pytest.mark.parametrize("limiter", [AIMD(initial=100, max_limit=100), InFlight(100)])
+def test_recovery_is_no_wall(limiter: AIMD | InFlight) -> None:
+    """Right after an outage a thousand callers meet a limit of a few, not of a hundred."""
+    downstream = Downstream("d", breaker=Breaker(consecutive=1, probes=1), limiter=limiter)
+    run(downstream, TRANSIENT)
+    run(downstream, SUCCESS, now=30.0)
+    assert 1 <= sum(isinstance(downstream.admit(30.0), int) for _ in range(1_000)) <= 2
+
+
+def test_recovery_of_an_adaptive_rate_is_no_wall() -> None:
+    """The very probe that ends an outage does not set the rate back to where it was."""
+    limiter = AdaptiveRate()
+    downstream = Downstream("d", breaker=Breaker(consecutive=5, probes=1), limiter=limiter)
+    for n in range(2_000):
+        run(downstream, SUCCESS, now=n / 100)
+    for _ in range(5):
+        downstream.record(0, THROTTLED, duration=0.1, now=20.0, u=0.0)
+    run(downstream, SUCCESS, now=60.0)
+    assert "closed" == downstream.standing(60.0)[0]
+    assert pytest.approx(0.5) == limiter.rate
+
+
+@pytest.mark.parametrize(("field", "value", "words"), refusals(max_in_flight="count"))
+def test_refused_arguments(field: str, value: object, words: str) -> None:
+    """The cap is checked under the name that it was given by."""
+    with pytest.raises(ConfigurationError, match=words):
+        Downstream("d", **settings_with(field, value))
+
+
+# --- latency -------------------------------------------------------------------------------------
+
+
+def test_only_successes_tell_how_long_it_takes() -> None:
+    """Failures and cancellations may be fast or slow for reasons of their own."""
+    downstream = Downstream("d")
+    for outcome in (TRANSIENT, TIMEOUT, THROTTLED, OVERLOADED, PERMANENT):
+        downstream.record(0, outcome, duration=9.0, now=0.0, u=0.0)
+    downstream.cancelled(0, duration=9.0, now=0.0)
+    assert (0, 0.0) == (len(downstream.latency), downstream.expected_duration())
+    for duration in (3.0, 1.0, 2.0):
+        downstream.record(0, SUCCESS, duration=duration, now=0.0, u=0.0)
+    assert (3, 2.0) == (len(downstream.latency), downstream.expected_duration())
+
+
+def test_a_success_is_known_by_its_kind() -> None:
+    """A success with a detail, or one that was stored and read back, is a success like any."""
+    downstream = Downstream("d", breaker=Breaker())
+    downstream.record(
+        permit_of(downstream, 0.0),
+        Outcome(Kind.SUCCESS, detail="200"),
+        duration=2.0,
+        now=0.0,
+        u=0.0,
+    )
+    assert 2.0 == downstream.expected_duration()
+
+
+# --- hedge credit --------------------------------------------------------------------------------
+
+
+@given(st.floats(0.001, 1), st.lists(st.booleans(), min_size=12, max_size=60))
+def test_hedges_are_a_share_of_the_calls(share: float, hedges: list[bool]) -> None:
+    """However calls and hedges alternate, there were never more hedges than that share of calls."""
+    downstream, calls, paid = Downstream("d"), 0, 0
+    for hedge in hedges:
+        if hedge:
+            paid += downstream.pay_hedge()
+        else:
+            downstream.earn_hedge(share)
+            calls += 1
+        assert paid <= share * calls + 1e-9
+
+
+def test_saved_credit_is_bounded() -> None:
+    """After a long calm no more than ten hedges go at once."""
+    downstream = Downstream("d")
+    for _ in range(10_000):
+        downstream.earn_hedge(0.05)
+    assert 10 == sum(downstream.pay_hedge() for _ in range(100))
+
+
+# --- the fast path -------------------------------------------------------------------------------
+
+BUDGETS = {
+    "none": None,
+    "tokens": TokenBudget("aws-2020", capacity=20),
+    "ratio": RatioBudget(),
+    "throttle": ThrottleBudget(10),
+}
+STEPS = [
+    *[("succeed", seconds) for seconds in (0.1, 0.1, 0.1, 0.2, 2.0)],
+    *[("fail", 0.1)] * 3,
+    ("retry", 0.0),
+    *[("wait", seconds) for seconds in (0.5, 9.0, 10.0, 30.0, 60.0)],
+    *[(state, 0.0) for state in ("open", "closed", "closed", "disabled", "metrics-only")],
+]
+
+
+def state_of(downstream: Downstream) -> list[object]:
+    """Return everything that is known of a downstream, to compare."""
+    latency = [downstream.latency.quantile(q / 10) for q in range(11)], len(downstream.latency)
+    parts = [insides(downstream.breaker), insides(downstream.budget)]
+    return [*parts, latency, list(downstream.moves)]
+
+
+@given(
+    st.sampled_from([None, {}, {"consecutive": 2}, {"slow_after": 1.0}]),
+    st.sampled_from(list(BUDGETS)),
+    st.lists(st.sampled_from(STEPS), min_size=10, max_size=40),
+)
+def test_passed_is_the_same_as_record(
+    breaker: dict[str, int] | None, budget: str, history: list[tuple[str, float]]
+) -> None:
+    """Counting successes by `passed`, and by `record` where it says so, changes nothing at all."""
+    fast, slow = (
+        Downstream(
+            "d",
+            breaker=None if breaker is None else Breaker(min_calls=4, probes=2, **breaker),
+            budget=deepcopy(BUDGETS[budget]),
+        )
+        for _ in range(2)
+    )
+    now = 0.0
+    for what, value in history:
+        if what == "wait":
+            now += value
+        elif what == "retry":
+            assert slow.withdraw(TRANSIENT, now) == fast.withdraw(TRANSIENT, now)
+        elif what in ("succeed", "fail"):
+            permit, other = slow.admit(now), fast.admit(now)
+            assert permit == other
+            outcome = SUCCESS if what == "succeed" else TRANSIENT
+            if isinstance(permit, int):
+                if outcome is TRANSIENT or not fast.passed(permit, value, now):
+                    fast.record(permit, outcome, duration=value, now=now, u=0.5)
+                slow.record(permit, outcome, duration=value, now=now, u=0.5)
+        else:
+            fast.force(what)
+            slow.force(what)
+        assert state_of(slow) == state_of(fast)
+
+
+def test_passed_does_not_forget_the_limiters() -> None:
+    """A success that frees a place changes something, so that `passed` leaves it to `record`."""
+    downstream = Downstream("d", max_in_flight=1)
+    for now in (0.0, 1.0):
+        permit = permit_of(downstream, now)
+        if not downstream.passed(permit, 0.1, now):
+            downstream.record(permit, SUCCESS, duration=0.1, now=now, u=0.0)
+    assert 2 == len(downstream.latency)

@@ -1,0 +1,76 @@
+"""What a hedged call makes of a copy that failed: the answer, or a reason for another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tarry.core.downstream import Downstream
+from tarry.core.hedging import HedgedCall, Hedging
+from tarry.core.hints import Hint
+from tarry.core.limiter import InFlight
+from tarry.core.outcome import Kind, Outcome
+from tarry.core.verdict import Attempt, Reason, Stop
+
+LATE = Hint(121.0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (Outcome(Kind.TRANSIENT, safe=False), Stop(Reason.UNSAFE)),
+        (Outcome(Kind.THROTTLED, safe=False), Stop(Reason.UNSAFE)),
+        (Outcome(Kind.TRANSIENT, retried=True), Stop(Reason.RETRIED_BELOW)),
+        (Outcome(Kind.TRANSIENT, LATE), Stop(Reason.HINT_TOO_LONG, 121.0, LATE)),
+        (Outcome(Kind.OVERLOADED, LATE), Stop(Reason.OVERLOADED, 121.0, LATE)),
+        (Outcome(Kind.PERMANENT), Stop(Reason.PERMANENT)),
+    ],
+)
+def test_what_may_not_be_repeated_is_the_answer(outcome: Outcome, expected: Stop) -> None:
+    """An outcome that a retry would stop at stops a hedged call, and no place is kept."""
+    cap = InFlight(3)
+    call = HedgedCall(Hedging(after=1, max_attempts=3), Downstream("d", limiter=cap))
+    call.start(0.0)
+    call.hedge(1.0)
+
+    assert expected == call.failed(1, outcome, 2.0, 0.5)
+    assert (2, 0) == (call.launched, cap._running)
+
+
+@pytest.mark.parametrize("max_hint", [0, 10, 120.5])
+def test_longest_hint_is_the_policy_s(max_hint: float) -> None:
+    """A hint of just `max_hint` seconds is waited for, a longer one is not."""
+    call = HedgedCall(Hedging(after=1, max_attempts=3, max_hint=max_hint), Downstream("d"))
+    call.start(0.0)
+    hint = Hint(max_hint or 0.5)
+
+    answer = call.failed(1, Outcome(Kind.TRANSIENT, hint), 2.0, 0.5)
+
+    if max_hint:
+        assert (None, 2.0 + max_hint) == (answer, call.hedge_at)
+    else:
+        assert Stop(Reason.HINT_TOO_LONG, 0.5, hint) == answer
+
+
+@pytest.mark.parametrize("kind", [Kind.TRANSIENT, Kind.THROTTLED])
+@pytest.mark.parametrize("said", [float("nan"), "5", -1, float("inf"), float("-inf"), None])
+def test_hint_that_is_no_time_is_ignored(said: Any, kind: Kind) -> None:
+    """After a hint that is no length of time the next copy goes at once, as without one."""
+    call = HedgedCall(Hedging(after=1), Downstream("d"))
+    call.start(0.0)
+
+    assert Attempt(2) == call.failed(1, Outcome(kind, Hint(said)), 0.5, 0.5)
+
+
+@pytest.mark.parametrize("said", [float("nan"), "5", -1])
+@pytest.mark.parametrize("kind", [Kind.OVERLOADED, Kind.PERMANENT])
+def test_hint_that_is_no_time_is_not_passed_on(said: Any, kind: Kind) -> None:
+    """A hint that is no length of time does not become the `retry_after` of the end."""
+    call = HedgedCall(Hedging(after=1), Downstream("d"))
+    call.start(0.0)
+
+    answer = call.failed(1, Outcome(kind, Hint(said)), 0.5, 0.5)
+
+    assert isinstance(answer, Stop)
+    assert answer.retry_after is None

@@ -1,0 +1,344 @@
+"""What servers ask for in header fields, well-formed, malformed and hostile."""
+
+from __future__ import annotations
+
+from email.message import Message
+from math import inf, isfinite, nan
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarry.core.hints import LONGEST, Hint, hint_from_headers, parse_retry_after
+from tests.core.said import NOW, texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# --- Retry-After ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("0", 0.0),
+        ("120", 120.0),
+        ("00120", 120.0),
+        (" \t120\t ", 120.0),
+        ("1700000000", 1_700_000_000.0),  # GitHub's Unix times are seconds by the grammar
+        ("999999999999999", 999_999_999_999_999.0),
+    ],
+)
+def test_delay_seconds(value: str, expected: float) -> None:
+    """A row of ASCII digits, without the white space around it, is a number of seconds."""
+    assert expected == parse_retry_after(value, NOW)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "Sun, 06 Nov 1994 08:51:37 GMT",
+        "Sunday, 06-Nov-94 08:51:37 GMT",
+        "Sun Nov  6 08:51:37 1994",
+        "\tSun, 06 Nov 1994 08:51:37 GMT ",
+    ],
+)
+def test_dates(value: str) -> None:
+    """Each of the three date forms is a wait from now until then."""
+    assert 120.0 == parse_retry_after(value, NOW)
+
+
+def test_dates_keep_the_fraction_of_now() -> None:
+    """The wait ends at the date, not at the second in which now lies."""
+    assert 0.75 == parse_retry_after("Sun, 06 Nov 1994 08:49:38 GMT", NOW + 0.25)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "Sun, 06 Nov 1994 08:49:37 GMT",
+        "Sun, 06 Nov 1994 08:49:36 GMT",
+        "Sunday, 06-Nov-60 08:49:37 GMT",
+        "Thu Jan  1 00:00:00 1970",
+        "Sat, 01 Jan 0000 00:00:00 GMT",
+    ],
+)
+def test_a_date_that_has_passed(value: str) -> None:
+    """A date that is now or in the past asks for no wait at all."""
+    assert 0.0 == parse_retry_after(value, NOW)
+
+
+@pytest.mark.parametrize(
+    ("value", "now", "expected"),
+    [
+        ("Sun, 06 Nov 1994 08:49:37 GMT", inf, 0.0),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", nan, 0.0),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", -inf, LONGEST),
+    ],
+)
+def test_a_broken_clock(value: str, now: float, expected: float) -> None:
+    """Even a time that is none gives a wait that is one."""
+    assert expected == parse_retry_after(value, now)
+
+
+def test_the_wait_is_a_float() -> None:
+    """A whole number as the time does not make the wait one."""
+    found = [parse_retry_after(value, 0) for value in ("5", "Thu, 01 Jan 1970 00:00:05 GMT")]
+    assert [(5.0, float), (5.0, float)] == [(wait, type(wait)) for wait in found]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", " ", "-1", "-0", "+5", "1.5", "5.", ".5", "1e3", "inf", "nan", "Infinity", "0x10"),
+        *("1_000", "1 000", "1,000", "120, 120", "120;a=b", '"120"', "120s", "120 seconds", "soon"),
+        *("\u0661\u0662\u0663", "\uff11\uff12", "\u00b2", "\u2460", "12\u0663"),
+        *("120\n", "\n120", "120\r\n", "\u00a0120", "\x00120", "120\x0b", "\ud800"),
+        "Sun, 06 Nov 1994 08:51:37 UTC",
+        "sun, 06 nov 1994 08:51:37 gmt",
+        "Sun, 31 Nov 1994 08:51:37 GMT",
+        "1994-11-06T08:51:37Z",
+    ],
+)
+def test_malformed_retry_after(value: str) -> None:
+    """What int(), float() and lenient date parsers would take, the grammar does not."""
+    assert None is parse_retry_after(value, NOW)
+
+
+@pytest.mark.parametrize("digits", [16, 17, 309, 310, 4_300, 4_301, 1_000_000])
+def test_more_digits_than_time(digits: int) -> None:
+    """A number of any length is a finite wait, the longest there is."""
+    assert LONGEST == parse_retry_after("9" * digits, NOW)
+
+
+def test_leading_zeros_are_no_size() -> None:
+    """A long row of zeros before a small number leaves it small."""
+    assert 7.0 == parse_retry_after("0" * 5_000 + "7", NOW)
+
+
+@given(texts, st.floats())
+def test_retry_after_never_raises(value: str, now: float) -> None:
+    """Any text at any time gives None or a finite wait that is not negative."""
+    wait = parse_retry_after(value, now)
+    assert wait is None or (isfinite(wait) and wait >= 0)
+
+
+@given(st.integers(0, 10**18), st.integers(0, 10**18))
+def test_more_seconds_never_wait_less(one: int, other: int) -> None:
+    """Waits are ordered as the numbers that ask for them."""
+    less, more = sorted((one, other))
+    waits = [parse_retry_after(str(number), NOW) or 0.0 for number in (less, more)]
+    assert sorted(waits) == waits
+
+
+@given(st.floats(0, 2e9), st.floats(0, 2e9))
+def test_a_later_now_never_waits_longer(one: float, other: float) -> None:
+    """The nearer the date, the shorter the wait."""
+    early, late = sorted((one, other))
+    value = "Wed, 21 Oct 2026 07:28:00 GMT"
+    waits = [parse_retry_after(value, now) or 0.0 for now in (late, early)]
+    assert sorted(waits) == waits
+
+
+# --- Header fields -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Retry-After", "retry-after", "RETRY-AFTER", "rEtRy-aFtEr"])
+def test_names_in_any_case(name: str) -> None:
+    """The names of fields are compared without case."""
+    assert Hint(5.0, source="retry-after") == hint_from_headers({name: "5"}, NOW)
+
+
+def test_any_shape_of_headers() -> None:
+    """Mappings, pairs, generators and the standard library's messages are read alike."""
+    pairs = [("Content-Type", "text/plain"), ("Retry-After", "5"), ("Via", "1.1 proxy")]
+    message = Message()
+    for name, value in pairs:
+        message[name] = value
+    shapes: list[Mapping[str, str] | Iterable[tuple[str, str]]] = [
+        dict(pairs),
+        MappingProxyType(dict(pairs)),
+        pairs,
+        tuple(pairs),
+        iter(pairs),
+        cast("Mapping[str, str]", message),
+    ]
+    found = [hint_from_headers(headers, NOW) for headers in shapes]
+    assert [Hint(5.0, source="retry-after")] * 6 == found
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Content-Type": "text/plain"},
+        {"Retry-After": "soon"},
+        {"Retry-After": ""},
+        {"Retry": "5", "After": "5", "Retry-After-": "5", " Retry-After": "5"},
+        {"Age": "5"},
+        {"RateLimit-Reset": "5", "X-RateLimit-Reset": "5"},
+    ],
+)
+def test_nothing_asked(headers: dict[str, str]) -> None:
+    """A response without a valid hint gives None."""
+    assert None is hint_from_headers(headers, NOW)
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [None, b"5", 5, 5.0, ["5"], object()],
+    ids=["None", "bytes", "int", "float", "list", "object"],
+)
+def test_strange_types_are_ignored(strange: object) -> None:
+    """Values and names that are not text are left out; what is text still counts."""
+    pairs: list[tuple[object, object]] = [
+        ("retry-after-ms", strange),
+        (strange, "5"),
+        ("x-should-retry", strange),
+        ("ratelimit", strange),
+        ("Retry-After", "7"),
+    ]
+    found = hint_from_headers(cast("list[tuple[str, str]]", pairs), NOW)
+    assert Hint(7.0, source="retry-after") == found
+
+
+@pytest.mark.parametrize("name", ["retry-after-ms", "x-ms-retry-after-ms", "x-amz-retry-after"])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("1500", 1.5), ("1500.5", 1.5005), ("0", 0.0), ("0.0", 0.0), (" 250\t", 0.25), ("007", 0.007)],
+)
+def test_milliseconds(name: str, value: str, expected: float) -> None:
+    """Three fields are in milliseconds, with a fraction or without."""
+    assert Hint(expected, source=name) == hint_from_headers({name: value}, NOW)
+
+
+@pytest.mark.parametrize("name", ["retry-after-ms", "x-ms-retry-after-ms", "x-amz-retry-after"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "-1", "+1", "1e3", "inf", "nan", "1.", ".5", "1.5.5", "1,5", "1_0", "1. 5", "1.-5"),
+        *("\u0661", "1.\u0661", "5ms", "Sun, 06 Nov 1994 08:51:37 GMT"),
+    ],
+)
+def test_malformed_milliseconds(name: str, value: str) -> None:
+    """Milliseconds that are negative or not plain numbers are ignored, and Retry-After is asked."""
+    assert None is hint_from_headers({name: value}, NOW)
+    headers = {name: value, "Retry-After": "2"}
+    assert Hint(2.0, source="retry-after") == hint_from_headers(headers, NOW)
+
+
+def test_more_milliseconds_than_time() -> None:
+    """A number beyond every float is the longest wait."""
+    values = ["9" * 400, "9" * 5_000, "9" * 5_000 + ".5"]
+    found = [hint_from_headers({"retry-after-ms": value}, NOW) for value in values]
+    assert [Hint(LONGEST, source="retry-after-ms")] * 3 == found
+
+
+def test_precedence() -> None:
+    """The most precise field counts, then Retry-After, then RateLimit, in any order of lines."""
+    fields = [
+        ("RateLimit", '"default";r=0;t=50'),
+        ("Retry-After", "40"),
+        ("X-Amz-Retry-After", "30000"),
+        ("X-Ms-Retry-After-Ms", "20000"),
+        ("Retry-After-Ms", "10000"),
+    ]
+    found: list[float | None] = []
+    for count in range(1, len(fields) + 1):
+        hints = [hint_from_headers(order, NOW) for order in (fields[:count], fields[:count][::-1])]
+        assert hints[0] == hints[1]
+        found.append(hints[0] and hints[0].delay)
+    assert [50.0, 40.0, 30.0, 20.0, 10.0] == found
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["5", "7"], 7.0),
+        (["7", "5"], 7.0),
+        (["5", "5"], 5.0),
+        (["soon", "5"], 5.0),
+        (["5", "soon"], 5.0),
+        (["60", "Sun, 06 Nov 1994 08:51:37 GMT"], 120.0),
+    ],
+)
+def test_a_field_twice(values: list[str], expected: float) -> None:
+    """Of a field that may not be sent twice, and was, the longest valid wait counts."""
+    pairs = [("Retry-After", value) for value in values]
+    assert Hint(expected, source="retry-after") == hint_from_headers(pairs, NOW)
+
+
+def test_a_field_twice_in_different_case() -> None:
+    """Two spellings of a name are one field."""
+    pairs = {"Retry-After-Ms": "5000", "retry-after-ms": "7000"}
+    assert Hint(7.0, source="retry-after-ms") == hint_from_headers(pairs, NOW)
+
+
+def test_lines_joined_by_a_mapping() -> None:
+    """Repeated lines that a mapping has joined are no longer a Retry-After."""
+    assert None is hint_from_headers({"Retry-After": "5, 7"}, NOW)
+
+
+@pytest.mark.parametrize("name", ["x-should-retry", "stripe-should-retry"])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("true", True), ("false", False), (" true ", True), ("\tfalse", False)],
+)
+def test_verdicts(name: str, value: str, expected: object) -> None:
+    """The server's word on whether to retry is read from either field."""
+    assert Hint(should_retry=bool(expected), source=name) == hint_from_headers({name: value}, NOW)
+
+
+@pytest.mark.parametrize("value", ["", "True", "FALSE", "1", "0", "yes", "?1", "true, true", "tru"])
+def test_other_verdicts_are_ignored(value: str) -> None:
+    """Only true and false are words."""
+    assert None is hint_from_headers({"x-should-retry": value}, NOW)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([("x-should-retry", "true"), ("x-should-retry", "false")], "x-should-retry"),
+        ([("x-should-retry", "true"), ("stripe-should-retry", "false")], "stripe-should-retry"),
+        ([("stripe-should-retry", "true"), ("x-should-retry", "false")], "x-should-retry"),
+    ],
+)
+def test_no_is_stronger_than_yes(pairs: list[tuple[str, str]], expected: str) -> None:
+    """If the verdicts differ, the one against retrying counts."""
+    assert Hint(should_retry=False, source=expected) == hint_from_headers(pairs, NOW)
+
+
+def test_yes_twice() -> None:
+    """Two fields that agree are one verdict, by the first of them."""
+    headers = {"stripe-should-retry": "true", "x-should-retry": "true"}
+    assert Hint(should_retry=True, source="x-should-retry") == hint_from_headers(headers, NOW)
+
+
+def test_wait_and_verdict_together() -> None:
+    """A wait and a verdict are one hint, and the log names both."""
+    expected = Hint(5.0, should_retry=True, source="retry-after, x-should-retry")
+    assert expected == hint_from_headers({"x-should-retry": "true", "Retry-After": "5"}, NOW)
+
+
+# --- Any headers ---------------------------------------------------------------------------------
+
+names = st.sampled_from(
+    [
+        *("Retry-After", "retry-after-ms", "x-ms-retry-after-ms", "x-amz-retry-after", "RateLimit"),
+        *("x-should-retry", "Stripe-Should-Retry", "Age", "Date", ""),
+    ]
+)
+values = st.one_of(texts, st.sampled_from(["true", "false", "5", '"a";r=0;t=5', '"b";r=0']))
+
+
+@given(st.lists(st.tuples(names, values), max_size=6), st.floats())
+def test_headers_never_raise(pairs: list[tuple[str, str]], now: float) -> None:
+    """Any headers give None or a hint that says something, with a finite wait if any."""
+    hint = hint_from_headers(pairs, now)
+    if hint is not None:
+        assert hint.delay is not None or hint.should_retry is not None
+        assert hint.delay is None or (isfinite(hint.delay) and hint.delay >= 0)
+        assert hint.source
+        assert not hint.exact

@@ -1,0 +1,119 @@
+"""`RateLimit` fields, well-formed, malformed and long."""
+
+from __future__ import annotations
+
+import pytest
+
+from tarry.core.hints import Hint, hint_from_headers
+from tests.core.said import NOW
+
+
+def rate_limit(*lines: str) -> float | None:
+    """Return the wait that the lines of a `RateLimit` ask for."""
+    hint = hint_from_headers([("RateLimit", line) for line in lines], NOW)
+    assert hint is None or hint == Hint(hint.delay, source="ratelimit")
+    return hint and hint.delay
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('"default";r=50;t=30', None),  # the draft's example: there is quota left
+        ('"default";r=0;t=30', 30.0),
+        ('"default";t=30;r=0', 30.0),
+        ('"default";r=0;t=0', 0.0),
+        ('"default";r=00;t=007', 7.0),
+        ('"default";r=0', None),
+        ('"default";  r=0;  t=30', 30.0),
+        ('  "default";r=0;t=30  ', 30.0),
+        ('"default";r=0;t=30, "daily";r=0;t=3600', 3600.0),
+        ('"daily";r=0;t=3600 \t,\t "default";r=0;t=30', 3600.0),
+        ('"default";r=0;t=30,"daily";r=9;t=3600', 30.0),
+        ('"default";r=0,"daily";r=0;t=3600', 3600.0),
+        ('"";r=0;t=30', 30.0),
+        (r'"a \"b\" \\, c; r=1";r=0;t=30', 30.0),
+        ('"default";r=0;t=999999999999999', 999_999_999_999_999.0),
+        ('"default";r=1;r=0;t=5;t=6', 6.0),  # the last of two equal parameters wins
+        ('"default";r=0;r=1;t=5', None),
+    ],
+)
+def test_rate_limit(line: str, expected: float | None) -> None:
+    """The longest reset among the exhausted quotas is the wait."""
+    assert expected == rate_limit(line)
+
+
+@pytest.mark.parametrize(
+    "bare_item",
+    [
+        *(":cHsdIHk=:", "::", "a", "*a:/b", "A'%", '"x;t=9"', '"\\"\\\\"', "?0", "?1", "1", "-1"),
+        *("1.5", "-123456789012.125", "@1659578233", "@-1", '%"f%c3%bc"', '%""'),
+    ],
+)
+def test_unknown_parameters(bare_item: str) -> None:
+    """Parameters that the draft does not define may hold any type and change nothing."""
+    line = f'"default";pk={bare_item};r=0;*x-1_.;t=30;z={bare_item}'
+    assert 30.0 == rate_limit(line)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        # the list
+        *("", ",", '"default";r=0;t=30,', ',"default";r=0;t=30', '"a";r=0;t=1,,"b";r=0;t=2'),
+        *('"a";r=0;t=1 "b";r=0;t=2', '"a";r=0;t=1;', '"a";r=0;t=1 x'),
+        # the items
+        *("default;r=0;t=30", "'default';r=0;t=30", '"default;r=0;t=30', '("default");r=0;t=30'),
+        *(
+            '"a\\b";r=0;t=30',
+            '"a\tb";r=0;t=30',
+            '"\u00fc";r=0;t=30',
+            '"\x7f";r=0;t=30',
+            "1;r=0;t=3",
+        ),
+        *("limit=100, remaining=0, reset=50", "100", '"a\\'),
+        # the parameters
+        *('"a" ;r=0;t=30', '"a";R=0;t=30', '"a";r =0;t=30', '"a";r= 0;t=30', '"a";;r=0;t=30'),
+        *('"a";r=;t=30', '"a";=0;t=30', '"a";1r=0;r=0;t=30', '"a";\tr=0;t=30'),
+        # other types of value than the draft asks for
+        *('"a"', '"a";t=30', '"a";r;t=30', '"a";r=0;t', '"a";r=-1;t=30', '"a";r=0;t=-1'),
+        *('"a";r=0.0;t=30', '"a";r=0;t=30.0', '"a";r="0";t=30', '"a";r=0;t="30"', '"a";r=?0;t=30'),
+        *('"a";r=@0;t=30', '"a";r=none;t=30', '"a";r=0;t=:MzA=:'),
+        *('"a";r=0;t=1234567890123456', '"a";r=0;t=\u0663'),
+        # values that are not of any type
+        *('"a";x=1.;r=0;t=1', '"a";x=1.2345;r=0;t=1', '"a";x=1234567890123.1;r=0;t=1'),
+        *('"a";x=?2;r=0;t=1', '"a";x=:#:;r=0;t=1', '"a";x=:a;r=0;t=1', '"a";x=--1;r=0;t=1'),
+        *('"a";x=%"%FF";r=0;t=1', '"a";x=%a;r=0;t=1', '"a";x=(1);r=0;t=1', '"a";x=@1.5;r=0;t=1'),
+    ],
+)
+def test_malformed_rate_limit(fault: str) -> None:
+    """One fault anywhere and the whole field is ignored, also what would be valid in it."""
+    assert None is rate_limit(fault)
+    assert None is rate_limit(fault, '"default";r=0;t=30')
+
+
+def test_rate_limit_lines_are_one_list() -> None:
+    """Lines of the same name are joined before they are read."""
+    assert 60.0 == rate_limit('"a";r=0;t=30', '"b";r=0;t=60')
+
+
+def test_rate_limit_of_a_cached_response() -> None:
+    """A response that a cache has stored says nothing about the quota of today."""
+    pairs = [("RateLimit", '"default";r=0;t=30'), ("Age", "0")]
+    assert None is hint_from_headers(pairs, NOW)
+    assert Hint(5.0, source="retry-after") == hint_from_headers([*pairs, ("Retry-After", "5")], NOW)
+
+
+@pytest.mark.parametrize(
+    ("head", "unit", "tail"),
+    [
+        ('"', "a", ""),
+        ('"', "\\", "x"),
+        ('"a"', ";r=0", "="),
+        ("", '"a";r=0, ', ""),
+        ('"a";', " ", ""),
+        ('"a";x="', '\\"', ""),
+    ],
+)
+def test_long_rate_limits_end(head: str, unit: str, tail: str) -> None:
+    """A fault at the end of a long field costs no more than the field is long."""
+    assert None is rate_limit(head + unit * 30_000 + tail)

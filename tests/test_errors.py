@@ -1,0 +1,110 @@
+"""The tree of exceptions: its shape, its messages, its passage through pickle and copy."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+
+import pytest
+
+import tarry
+from tarry import errors
+
+ALL = [
+    kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)
+]
+REJECTIONS = [errors.Rejected, errors.BreakerOpen, errors.LimitReached, errors.DeadlineExceeded]
+
+
+def tree_of_the_docstring() -> dict[str, set[str]]:
+    """Read each class's bases from the tree that the module's docstring draws."""
+    bases: dict[str, set[str]] = {}
+    parents: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.fullmatch(r"([│├└─ ]*)(\w+)(?: \((\w+)\))?", line)
+        if found is None:
+            continue
+        depth = len(found[1]) // 4
+        del parents[depth:]
+        bases[found[2]] = {parents[-1] if parents else "Exception", *(found[3] or "").split()}
+        parents.append(found[2])
+    return bases
+
+
+def test_the_docstring_draws_the_tree() -> None:
+    """The tree in the module's docstring is the tree in the code."""
+    actual = {kind.__name__: {base.__name__ for base in kind.__bases__} for kind in ALL}
+    assert tree_of_the_docstring() == actual
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_error_is_public(kind: type[Exception]) -> None:
+    """Whoever catches an error can name it as `tarry.X`, and it says of itself what it means."""
+    assert kind is getattr(tarry, kind.__name__)
+    assert kind.__name__ in tarry.__all__
+    assert (kind.__doc__ or "").endswith(".")
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_one_base_catches_them_all(kind: type[Exception]) -> None:
+    """`except TarryError` catches everything that tarry raises itself."""
+    with pytest.raises(errors.TarryError) as caught:
+        raise kind("what happened")
+    assert "what happened" == str(caught.value)
+    assert ("what happened",) == caught.value.args
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (errors.ConfigurationError, ValueError),
+        (errors.ConfigurationTypeError, ValueError),
+        (errors.ConfigurationTypeError, TypeError),
+        (errors.DeadlineExceeded, TimeoutError),
+        (errors.AttemptTimeout, TimeoutError),
+        (errors.BlockingWait, RuntimeError),
+        (errors.MissingExtra, ImportError),
+    ],
+)
+def test_builtin_bases(kind: type[Exception], builtin: type[Exception]) -> None:
+    """Code that knows nothing of tarry catches its errors by the built-in types."""
+    with pytest.raises(builtin, match=r"^what happened$"):
+        raise kind("what happened")
+
+
+@pytest.mark.parametrize("kind", REJECTIONS)
+def test_rejections_say_when_to_come_back(kind: type[errors.Rejected]) -> None:
+    """A rejection names the dependency and the time after which another try makes sense."""
+    error = kind("refused", downstream="payments", retry_after=2.5)
+    assert ("refused", "payments", 2.5) == (str(error), error.downstream, error.retry_after)
+
+
+@pytest.mark.parametrize("kind", REJECTIONS)
+def test_rejections_may_know_nothing(kind: type[errors.Rejected]) -> None:
+    """What a rejection does not know is None."""
+    error = kind("refused")
+    assert (None, None) == (error.downstream, error.retry_after)
+
+
+def test_the_last_result_is_kept() -> None:
+    """A result that was not accepted can be had from the error."""
+    assert [1, 2] == errors.ResultNotAccepted("none accepted", [1, 2]).result
+    assert None is errors.ResultNotAccepted("none accepted").result
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(kind("refused", downstream="payments", retry_after=2.5) for kind in REJECTIONS),
+        errors.ResultNotAccepted("none accepted", {"state": "pending"}),
+        *(kind("what happened") for kind in ALL),
+    ],
+    ids=repr,
+)
+def test_errors_travel(error: Exception) -> None:
+    """An error survives copy and pickle, as process pools and test runners need it to."""
+    error.add_note("a note")
+    for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):  # noqa: S301
+        assert type(error) is type(other)
+        assert (str(error), error.args, vars(error)) == (str(other), other.args, vars(other))
