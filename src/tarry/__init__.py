@@ -1,0 +1,191 @@
+"""tarry: retries that a careful engineer would choose.
+
+    @tarry.retry(on=ConnectionError, attempts=4)
+    def load(): ...
+
+Names load when they are first used: a bare `import tarry` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # type checkers know the name; importing `typing` for it costs 10 ms
+if TYPE_CHECKING:
+    from tarry.core.backoff import Schedule
+    from tarry.core.breaker import Breaker, BreakerState
+    from tarry.core.budget import Budget, RatioBudget, ThrottleBudget, TokenBudget
+    from tarry.core.decide import decide
+    from tarry.core.events import (
+        AttemptFailed,
+        AttemptStarted,
+        BreakerMoved,
+        BudgetEmpty,
+        Event,
+        GaveUp,
+        HedgeFired,
+        HedgeWon,
+        Succeeded,
+        Waited,
+        WillWait,
+    )
+    from tarry.core.grpchints import hint_from_grpc
+    from tarry.core.hints import Hint, hint_from_headers, parse_retry_after
+    from tarry.core.limiter import AIMD, AdaptiveRate, InFlight, Limiter
+    from tarry.core.outcome import (
+        Kind,
+        Outcome,
+        outcome_of_code,
+        outcome_of_exception,
+        outcome_of_status,
+    )
+    from tarry.core.policy import Policy
+    from tarry.core.record import CallRecord
+    from tarry.core.verdict import Progress, Reason, Step, Stop, Wait
+    from tarry.errors import (
+        AttemptTimeout,
+        BlockingWait,
+        BreakerOpen,
+        Cancelled,
+        ConfigurationError,
+        ConfigurationTypeError,
+        DeadlineExceeded,
+        LimitReached,
+        MissingExtra,
+        Rejected,
+        ResultNotAccepted,
+        TarryError,
+    )
+    from tarry.runtime.bus import listen
+    from tarry.runtime.cancel import CancelToken
+    from tarry.runtime.deadlines import deadline, remaining
+    from tarry.runtime.downstream import Downstream
+    from tarry.runtime.hedge import hedge, hedge_sync
+    from tarry.runtime.marks import record_of
+    from tarry.runtime.retrying import acall, attempts, call, retry
+
+_HOMES = {
+    "tarry.core.backoff": "Schedule",
+    "tarry.core.breaker": "Breaker BreakerState",
+    "tarry.core.budget": "Budget RatioBudget ThrottleBudget TokenBudget",
+    "tarry.core.events": (
+        "AttemptFailed AttemptStarted BreakerMoved BudgetEmpty Event GaveUp HedgeFired HedgeWon "
+        "Succeeded Waited WillWait"
+    ),
+    "tarry.core.decide": "decide",
+    "tarry.core.grpchints": "hint_from_grpc",
+    "tarry.core.hints": "Hint hint_from_headers parse_retry_after",
+    "tarry.core.limiter": "AIMD AdaptiveRate InFlight Limiter",
+    "tarry.core.outcome": ("Kind Outcome outcome_of_code outcome_of_exception outcome_of_status"),
+    "tarry.core.policy": "Policy",
+    "tarry.core.record": "CallRecord",
+    "tarry.core.verdict": "Progress Reason Step Stop Wait",
+    "tarry.errors": (
+        "AttemptTimeout BlockingWait BreakerOpen Cancelled ConfigurationError "
+        "ConfigurationTypeError DeadlineExceeded LimitReached MissingExtra Rejected "
+        "ResultNotAccepted TarryError"
+    ),
+    "tarry.runtime.bus": "listen",
+    "tarry.runtime.cancel": "CancelToken",
+    "tarry.runtime.deadlines": "deadline remaining",
+    "tarry.runtime.downstream": "Downstream",
+    "tarry.runtime.hedge": "hedge hedge_sync",
+    "tarry.runtime.marks": "record_of",
+    "tarry.runtime.retrying": "acall attempts call retry",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = [
+    "AIMD",
+    "AdaptiveRate",
+    "AttemptFailed",
+    "AttemptStarted",
+    "AttemptTimeout",
+    "BlockingWait",
+    "Breaker",
+    "BreakerMoved",
+    "BreakerOpen",
+    "BreakerState",
+    "Budget",
+    "BudgetEmpty",
+    "CallRecord",
+    "CancelToken",
+    "Cancelled",
+    "ConfigurationError",
+    "ConfigurationTypeError",
+    "DeadlineExceeded",
+    "Downstream",
+    "Event",
+    "GaveUp",
+    "HedgeFired",
+    "HedgeWon",
+    "Hint",
+    "InFlight",
+    "Kind",
+    "LimitReached",
+    "Limiter",
+    "MissingExtra",
+    "Outcome",
+    "Policy",
+    "Progress",
+    "RatioBudget",
+    "Reason",
+    "Rejected",
+    "ResultNotAccepted",
+    "Schedule",
+    "Step",
+    "Stop",
+    "Succeeded",
+    "TarryError",
+    "ThrottleBudget",
+    "TokenBudget",
+    "Wait",
+    "Waited",
+    "WillWait",
+    "acall",
+    "attempts",
+    "call",
+    "deadline",
+    "decide",
+    "hedge",
+    "hedge_sync",
+    "hint_from_grpc",
+    "hint_from_headers",
+    "listen",
+    "outcome_of_code",
+    "outcome_of_exception",
+    "outcome_of_status",
+    "parse_retry_after",
+    "record_of",
+    "remaining",
+    "retry",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        msg = f"module 'tarry' has no attribute {name!r}"
+        raise AttributeError(msg)
+    from importlib import import_module
+
+    if home.startswith("tarry.runtime"):
+        _log_by_default()
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def _log_by_default() -> None:
+    """Wire the event stream to standard logging, which is loaded at the first failure."""
+    from tarry.runtime.bus import bus
+
+    def first_failure(level: int) -> bool:
+        from tarry.telemetry import logs
+
+        bus.log, bus.log_enabled = logs.log, logs.enabled
+        return logs.enabled(level)
+
+    if bus.log is None:
+        bus.log_enabled = first_failure

@@ -1,0 +1,1 @@
+"""Drivers around the core: real clocks, dice, locks, threads and event loops."""

@@ -1,0 +1,204 @@
+"""The driver for coroutines and async generators, on asyncio and trio."""
+
+from __future__ import annotations
+
+import sys
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tarry.runtime import aio, deadlines
+from tarry.runtime.bus import bus
+from tarry.runtime.clocks import world
+from tarry.runtime.run import Run, first_failure
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+
+    from tarry.core.verdict import Delayed, Stop
+    from tarry.runtime.downstream import Downstream
+    from tarry.runtime.spec import Spec
+
+T = TypeVar("T")
+
+_deadline = deadlines.scope.get
+
+
+def wrap(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Coroutine[Any, Any, T]]:
+    """Return the cheapest wrapper that does what the spec asks for."""
+    if spec.needs_run:
+        return _full(fn, spec)
+    return _plain(fn, spec) if spec.downstream is None else _guarded(fn, spec, spec.downstream)
+
+
+def wrap_generator(
+    fn: Callable[..., AsyncGenerator[Any, Any]], spec: Spec
+) -> Callable[..., AsyncGenerator[Any, Any]]:
+    """Retry an async generator until its first item; from then on it is the caller's."""
+
+    @wraps(fn)
+    async def first(*args: Any, **kwargs: Any) -> tuple[AsyncGenerator[Any, Any] | None, Any]:
+        generator = fn(*args, **kwargs)
+        # The loop shall know the generator that the caller has, which closes this one. If it knew
+        # both, it would close them at once when it shuts down.
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(None, None)
+        try:
+            item = anext(generator)
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+        try:
+            return generator, await item
+        except StopAsyncIteration:
+            return None, None
+
+    first_of = wrap(first, spec)
+
+    @wraps(fn)
+    async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        generator, item = await first_of(*args, **kwargs)
+        if generator is None:
+            return
+        try:
+            while True:
+                try:
+                    sent = yield item
+                except GeneratorExit:
+                    raise
+                except BaseException as error:
+                    item = await generator.athrow(error)
+                else:
+                    item = await generator.asend(sent)
+        except StopAsyncIteration:
+            return
+        finally:
+            if not getattr(generator, "ag_running", False):  # at shutdown the loop closes both
+                await generator.aclose()
+
+    return generate
+
+
+async def drive(
+    run: Run, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> T:
+    """Make attempts until the call is over."""
+    try:
+        while True:
+            attempt = run.begin()
+            if attempt.delay:
+                await run.await_(attempt.delay)
+            try:
+                if attempt.timeout is None:
+                    result = await fn(*args, **kwargs) if kwargs else await fn(*args)
+                else:
+                    result = await _limited(run, attempt.timeout, fn, args, kwargs)
+            except Exception as error:
+                if not run.survives(error):
+                    raise
+            else:
+                if run.accepts(result):
+                    return result
+            await run.await_()
+    except BaseException:
+        run.drop()
+        raise
+
+
+async def _limited(
+    run: Run,
+    timeout: float,
+    fn: Callable[..., Awaitable[T]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> T:
+    key = deadlines.enter(world.now() + timeout)
+    try:
+        with aio.timeout(timeout):
+            return await fn(*args, **kwargs)
+    finally:
+        deadlines.leave(key)
+    raise run.timed_out(timeout)
+
+
+def _full(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Coroutine[Any, Any, T]]:
+    @wraps(fn)
+    async def call(*args: Any, **kwargs: Any) -> T:
+        return await drive(Run.new(spec), fn, args, kwargs)
+
+    return call
+
+
+def _plain(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Coroutine[Any, Any, T]]:
+    @wraps(fn)
+    async def call(*args: Any, **kwargs: Any) -> T:
+        if bus.listeners or _deadline() is not None:
+            return await drive(Run.new(spec), fn, args, kwargs)
+        serial = bus.serial
+        try:
+            if kwargs:  # to merge nothing costs a dict
+                return await fn(*args, **kwargs)
+            return await fn(*args)
+        except Exception as error:
+            first = first_failure(spec, error, serial)
+            if first is None:
+                raise
+            if isinstance(first, tuple) and first[2].delay > 0:
+                await world.asleep(first[2].delay)
+        if isinstance(first, tuple):
+            serial = bus.serial
+            try:
+                return await fn(*args, **kwargs)
+            except Exception as error:
+                run = Run(spec, None, None, serial)
+                run.took_over(*first)
+                if not run.survives(error):
+                    raise
+        else:
+            run = first
+        await run.await_()
+        return await drive(run, fn, args, kwargs)
+
+    return call
+
+
+def _guarded(
+    fn: Callable[..., Awaitable[T]], spec: Spec, downstream: Downstream
+) -> Callable[..., Coroutine[Any, Any, T]]:
+    closed = downstream.closed
+
+    @wraps(fn)
+    async def call(*args: Any, **kwargs: Any) -> T:
+        if bus.listeners or _deadline() is not None:
+            return await drive(Run.new(spec), fn, args, kwargs)
+        serial = bus.serial
+        clock = world.now
+        started = clock()
+        # A closed breaker needs no lock: to be let through while it opens is as good as a moment
+        # earlier.
+        breaker = downstream.breaker
+        permit: int | Delayed | Stop
+        if breaker is None:
+            permit = 0
+        elif breaker.state is closed:
+            permit = breaker.generation
+        else:
+            permit = downstream.admit(started)
+        if not isinstance(permit, int):
+            return await drive(Run.new(spec), fn, args, kwargs)
+        try:
+            result = await fn(*args, **kwargs) if kwargs else await fn(*args)
+        except Exception as error:
+            run = Run(spec, started, None, serial)
+            run.adopt(permit)
+            if not run.survives(error):
+                raise
+        except BaseException:
+            now = world.now()
+            downstream.cancelled(permit, now - started, now)
+            raise
+        else:
+            downstream.succeeded(permit, started)
+            return result
+        await run.await_()
+        return await drive(run, fn, args, kwargs)
+
+    return call

@@ -1,0 +1,204 @@
+"""A downstream to share: the core's state, each step of it behind a lock.
+
+The lock is held while the core thinks, never while user code runs: not the function, not a
+listener, not a jitter of the user's. Only a budget or a limiter of the user's own runs under it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from tarry.core import downstream as core
+from tarry.core.breaker import BreakerState
+from tarry.core.events import BreakerMoved
+from tarry.core.outcome import SUCCESS
+from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.runtime.bus import bus
+from tarry.runtime.clocks import world
+
+if TYPE_CHECKING:
+    from tarry.core.breaker import Breaker
+    from tarry.core.budget import Budget
+    from tarry.core.limiter import Limiter
+    from tarry.core.outcome import Outcome
+    from tarry.core.verdict import Delayed, Stop
+
+_MOST_DROPPED = 10_000
+
+_known: WeakSet[Downstream] = WeakSet()
+
+
+def _after_fork() -> None:
+    """Renew the locks in a forked child: whoever held one is not there."""
+    for downstream in list(_known):
+        downstream.renew_lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class Downstream(core.Downstream):
+    """One dependency, shared by every call to it: `Downstream("payments", breaker=Breaker())`."""
+
+    __slots__ = ("__weakref__", "_lock", "dropped")
+
+    closed = BreakerState.CLOSED
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        breaker: Breaker | None = None,
+        budget: Budget | None = None,
+        limiter: Limiter | None = None,
+        max_in_flight: int | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            msg = f"name must be a text that is not empty, got {name!r}"
+            raise ConfigurationTypeError(msg)
+        _has("breaker", breaker, "admit", "a tarry.Breaker()")
+        _has("budget", budget, "withdraw", "a tarry.TokenBudget() or another budget")
+        _has("limiter", limiter, "acquire", "a tarry.AIMD() or another limiter")
+        super().__init__(
+            name, breaker=breaker, budget=budget, limiter=limiter, max_in_flight=max_in_flight
+        )
+        self._lock = threading.Lock()
+        self.dropped: deque[int] = deque(maxlen=_MOST_DROPPED)
+        """Permits whose owner is gone. The garbage collector may run while the lock is held, so
+        a finalizer only leaves them here, and the next who is let through takes them back."""
+        _known.add(self)
+
+    @property
+    def state(self) -> BreakerState | None:
+        """Where the breaker stands; None without one."""
+        return None if self.breaker is None else self.breaker.state
+
+    @property
+    def balance(self) -> float | None:
+        """What the retry budget holds; None without one."""
+        with self._lock:
+            return None if self.budget is None else self.budget.balance(world.now())
+
+    def quantile(self, q: float) -> float | None:
+        """Return the duration that the share `q` of the last calls did not exceed."""
+        with self._lock:
+            return self.latency.quantile(q)
+
+    def force(self, state: str) -> None:
+        """Set the breaker by hand: open, closed (automatic again), disabled, metrics-only."""
+        if self.breaker is None:
+            msg = f"downstream {self.name!r} has no breaker; give it one with breaker="
+            raise ConfigurationError(msg)
+        with self._lock:
+            super().force(state)
+        self._tell()
+
+    # What follows is the core's, with the lock. Drivers call it; users have no need to.
+
+    def admit(self, now: float) -> int | Delayed | Stop:
+        """Let an attempt through with a permit, perhaps later, or say why not."""
+        with self._lock:
+            while self.dropped:
+                super().cancelled(self.dropped.popleft(), 0.0, now)
+            answer = super().admit(now)
+        if self.moves:
+            self._tell()
+        return answer
+
+    def succeeded(self, permit: int, started: float) -> None:
+        """Count the success of a first attempt: the fast path, for a downstream without limits."""
+        clock = world.now
+        now = clock()
+        with self._lock:
+            counted = self.passed(permit, now - started, now)
+        if not counted:
+            self.record(permit, SUCCESS, now - started, now, world.draw())
+
+    def record(
+        self,
+        permit: int,
+        outcome: Outcome,
+        duration: float,
+        now: float,
+        u: float,
+        paid: float = 0.0,
+    ) -> None:
+        """Learn from an attempt that ended."""
+        with self._lock:
+            super().record(permit, outcome, duration, now, u, paid)
+        if self.moves:
+            self._tell()
+
+    def cancelled(self, permit: int, duration: float, now: float) -> None:
+        """Take back a permit whose attempt came to no result."""
+        with self._lock:
+            super().cancelled(permit, duration, now)
+
+    def refusal(self, outcome: Outcome, now: float) -> Stop | None:
+        """Say why a retry after `outcome` may not go, and change nothing."""
+        with self._lock:
+            return super().refusal(outcome, now)
+
+    def withdraw(self, outcome: Outcome, now: float) -> float | None:
+        """Pay for a retry; None when it cannot be paid any more."""
+        with self._lock:
+            return super().withdraw(outcome, now)
+
+    def deposit(self, paid: float, now: float) -> None:
+        """Give back what was paid for a retry that never started."""
+        with self._lock:
+            super().deposit(paid, now)
+
+    def standing(self, now: float) -> tuple[str | None, float | None]:
+        """Return the breaker's state and the budget's balance."""
+        with self._lock:
+            return super().standing(now)
+
+    def expected_duration(self) -> float:
+        """Return the median of the last calls."""
+        with self._lock:
+            return super().expected_duration()
+
+    def hedge_delay(self, quantile: float, min_samples: int) -> float | None:
+        """Return a live quantile of the latency, once it is known."""
+        with self._lock:
+            return super().hedge_delay(quantile, min_samples)
+
+    def earn_hedge(self, share: float) -> None:
+        """Add one call's part to the credit that hedges are paid from."""
+        with self._lock:
+            super().earn_hedge(share)
+
+    def pay_hedge(self, amount: float = 1.0) -> bool:
+        """Take one hedge from the credit, or give it back with -1."""
+        with self._lock:
+            return super().pay_hedge(amount)
+
+    def renew_lock(self) -> None:
+        """Take a lock that nobody holds."""
+        self._lock = threading.Lock()
+
+    def _tell(self) -> None:
+        """Tell the listeners what the breaker did. Not under the lock: listeners are user code."""
+        while True:
+            try:
+                move = self.moves.popleft()
+            except IndexError:  # told, perhaps by another thread
+                return
+            if bus.watched():
+                bus.emit(BreakerMoved("", self.name, move.before, move.after))
+
+    def __repr__(self) -> str:
+        """Show the name and the breaker's state."""
+        return f"Downstream({self.name!r}, state={self.state})"
+
+
+def _has(field: str, value: object, method: str, wanted: str) -> None:
+    if value is not None and (isinstance(value, type) or not hasattr(value, method)):
+        msg = f"{field} must be {wanted}, got {value!r}"
+        raise ConfigurationTypeError(msg)

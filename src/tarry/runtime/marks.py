@@ -1,0 +1,117 @@
+"""What tarry writes on an error that ends a call: a note for people, the record for programs.
+
+A mark also tells outer loops to pass the error on. But one exception object may be raised by
+many calls: mocks and module constants are, later; a lost connection that fails all who wait for
+it is, at the same time. So a loop heeds a mark only if it was made while its own attempt ran,
+and if the error has come to it through the loop that made it.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+from tarry.runtime.bus import bus
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from tarry.core.record import CallRecord
+
+MARK = "__tarry__"
+"""The attribute of an error that holds its mark."""
+
+_LONGEST_CHAIN = 10
+"""How far back an error is followed to those that it comes from."""
+
+_DRIVERS = frozenset({"call", "drive", "hedge", "hedge_sync"})
+"""The functions of this package that an error passes when a loop has given up on it."""
+
+_serials = count(1)
+
+
+class Mark(NamedTuple):
+    """What is kept on an error."""
+
+    serial: int
+    """0 for an error that outer loops may retry."""
+    record: CallRecord
+    block: bool
+    """Made by a block, which leaves no frame of ours in the traceback."""
+
+
+def mark(error: BaseException, record: CallRecord, *, final: bool, block: bool = False) -> None:
+    """Keep the record on the error; `final` tells outer loops not to retry it."""
+    serial = 0
+    if final:
+        bus.serial = serial = next(_serials)
+    # Past any __setattr__ of the user's class, which may be frozen.
+    object.__setattr__(error, MARK, Mark(serial, record, block))
+
+
+def note(error: BaseException, record: CallRecord) -> None:
+    """Say on the error, in words, how its call ended."""
+    opening = f"tarry: {record.operation} "
+    before: list[str] = getattr(error, "__notes__", [])
+    # An object that is raised again and again does not collect notes.
+    notes = [other for other in before if not other.startswith(opening)]
+    object.__setattr__(error, "__notes__", [*notes, opening + record.sentence()])
+
+
+def marked_since(error: BaseException, serial: int) -> bool:
+    """Say whether a loop below gave up on the error after the count `serial`.
+
+    Or on what it comes from: its cause, the error that was being handled when it was raised, a
+    member of its group.
+    """
+    return _is_marked(error, serial, _LONGEST_CHAIN)
+
+
+def _is_marked(error: BaseException, serial: int, depth: int) -> bool:
+    found: Mark | None = getattr(error, MARK, None)
+    if found is not None and found.serial > serial and (found.block or _came_through(error)):
+        return True
+    if not depth:
+        return False
+    members: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    links = list(members[:_LONGEST_CHAIN]) if isinstance(error, BaseExceptionGroup) else []
+    origin = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if origin is not None:
+        links.append(origin)
+    return any(_is_marked(link, serial, depth - 1) for link in links)
+
+
+def _came_through(error: BaseException) -> bool:
+    """Say whether the error passed a loop on its way to whoever caught it.
+
+    An object that is raised again, by `raise lost`, has the traceback of its earlier journey
+    behind that statement. What lies there is not our way, unless the frame is one we came by:
+    then somebody on our way caught the error and raised it again.
+    """
+    from opcode import opmap  # only ever needed here
+
+    raises = opmap["RAISE_VARARGS"]
+    seen: list[FrameType] = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        # The first is the catcher itself.
+        if seen and frame.f_code.co_name in _DRIVERS and _is_ours(frame):
+            return True
+        seen.append(frame)
+        following = traceback.tb_next
+        raised_here = frame.f_code.co_code[traceback.tb_lasti] == raises and not _is_ours(frame)
+        if raised_here and following is not None and following.tb_frame not in seen:
+            return False
+        traceback = following
+    return False
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("tarry.runtime.")
+
+
+def record_of(error: BaseException) -> CallRecord | None:
+    """Return the decision record of the call that ended with this error, if tarry saw it."""
+    found: Mark | None = getattr(error, MARK, None)
+    return None if found is None else found.record

@@ -1,0 +1,236 @@
+"""The public doors to the retry loop: `retry`, `call`, `acall` and `attempts`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
+
+from tarry.core.outcome import outcome_of_exception
+from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.runtime import sync
+from tarry.runtime.callables import (
+    ASYNC_GENERATOR,
+    COROUTINE,
+    GENERATOR,
+    callable_,
+    caller,
+    flags_of,
+    name_of,
+)
+from tarry.runtime.run import Run
+from tarry.runtime.spec import BOTH, NOT_FOR_COROUTINES, Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import Never
+
+    from tarry.core.policy import Policy, Random
+    from tarry.runtime.attempts import Attempts
+    from tarry.runtime.cancel import CancelToken
+    from tarry.runtime.classify import On
+    from tarry.runtime.downstream import Downstream
+
+F = TypeVar("F", bound="Callable[..., Any]")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Decorator(Protocol):
+    """Keeps the type of whatever it decorates."""
+
+    def __call__(self, fn: F, /) -> F:
+        """Wrap a function."""
+        ...
+
+
+def retry(
+    *misused: Never,
+    on: On | None = None,
+    until: Callable[[Any], bool] | None = None,
+    attempts: int | None = None,
+    timeout: float | None = None,
+    deadline: float | None = None,
+    policy: Policy | None = None,
+    downstream: Downstream | None = None,
+    name: str | None = None,
+    cancel: CancelToken | None = None,
+    random: Random | None = None,
+    hedging: None = None,
+) -> Decorator:
+    """Retry a function: `def`, `async def`, generators and async generators alike.
+
+    on: which errors are worth a retry: an exception type, a tuple of them, or a predicate over
+        the exception, which may also answer with an `Outcome` (a class and a server's hint).
+    until: a predicate over the result; one that it does not accept is retried too.
+    attempts: attempts in all, the first included (4).
+    timeout: seconds for one attempt. A plain function runs in a thread for that; when it is cut
+        off, the thread runs on and its result is thrown away.
+    deadline: seconds for the call in all. Calls inside share it.
+    policy: everything else: delays, jitter, total budget, statuses.
+    downstream: the dependency's breaker, retry budget and limits.
+    name: the name for logs and metrics, instead of the function's.
+    cancel: a token that ends the waits of a plain function.
+    random: the source of jitter, such as random.Random(7).
+    """
+    if misused:
+        msg = (
+            "@tarry.retry needs to be told which errors are worth another attempt, as in "
+            "@tarry.retry(on=ConnectionError); a bare @tarry.retry would also retry bugs"
+        )
+        raise ConfigurationTypeError(msg)
+    if hedging is not None:
+        raise ConfigurationError(BOTH)
+    spec = Spec(
+        on=on,
+        until=until,
+        attempts=attempts,
+        timeout=timeout,
+        deadline=deadline,
+        policy=policy,
+        downstream=downstream,
+        name=name,
+        cancel=cancel,
+        random=random,
+    )
+
+    def decorate(fn: Any, /) -> Any:
+        if type(fn) in (classmethod, staticmethod):
+            return type(fn)(decorate(fn.__func__))
+        if not callable(fn) or isinstance(fn, type):
+            msg = f"@tarry.retry decorates functions and methods, got {fn!r}"
+            raise ConfigurationTypeError(msg)
+        return _wrapped(fn, spec.named(name_of(fn)))
+
+    return decorate
+
+
+def call(
+    fn: Callable[[*Ts], T],
+    /,
+    *args: *Ts,
+    on: On | None = None,
+    until: Callable[[T], bool] | None = None,
+    attempts: int | None = None,
+    timeout: float | None = None,
+    deadline: float | None = None,
+    policy: Policy | None = None,
+    downstream: Downstream | None = None,
+    name: str | None = None,
+    cancel: CancelToken | None = None,
+    random: Random | None = None,
+) -> T:
+    """Call a plain function with retries: `tarry.call(fetch, url, on=OSError)`.
+
+    Takes the arguments of `retry`; keyword arguments of the function go into a lambda or
+    `functools.partial`. With a policy, `on` may be left out: then the connection errors and
+    timeouts of the standard library are retried, and nothing else.
+    """
+    callable_("call", fn)
+    if flags_of(fn) & COROUTINE:
+        msg = f"{name_of(fn)} is a coroutine function: use `await tarry.acall(...)`"
+        raise ConfigurationTypeError(msg)
+    _no_generator(fn)
+    spec = Spec(
+        on=outcome_of_exception if on is None and policy is not None else on,
+        until=until,
+        attempts=attempts,
+        timeout=timeout,
+        deadline=deadline,
+        policy=policy,
+        downstream=downstream,
+        name=name or name_of(fn),
+        cancel=cancel,
+        random=random,
+    )
+    return sync.drive(Run.new(spec), fn, args, {})
+
+
+async def acall(
+    fn: Callable[[*Ts], Awaitable[T]],
+    /,
+    *args: *Ts,
+    on: On | None = None,
+    until: Callable[[T], bool] | None = None,
+    attempts: int | None = None,
+    timeout: float | None = None,
+    deadline: float | None = None,
+    policy: Policy | None = None,
+    downstream: Downstream | None = None,
+    name: str | None = None,
+    random: Random | None = None,
+) -> T:
+    """Await a coroutine function with retries: `await tarry.acall(fetch, url, on=OSError)`."""
+    callable_("acall", fn)
+    _no_generator(fn)
+    spec = Spec(
+        on=outcome_of_exception if on is None and policy is not None else on,
+        until=until,
+        attempts=attempts,
+        timeout=timeout,
+        deadline=deadline,
+        policy=policy,
+        downstream=downstream,
+        name=name or name_of(fn),
+        random=random,
+    )
+    from tarry.runtime import asynchronous
+
+    return await asynchronous.drive(Run.new(spec), fn, args, {})
+
+
+def attempts(
+    *,
+    on: On | None = None,
+    attempts: int | None = None,
+    timeout: float | None = None,
+    deadline: float | None = None,
+    policy: Policy | None = None,
+    downstream: Downstream | None = None,
+    name: str | None = None,
+    cancel: CancelToken | None = None,
+    random: Random | None = None,
+) -> Attempts:
+    """Retry a block: `for attempt in tarry.attempts(on=OSError):` and `with attempt:` inside.
+
+    In a coroutine, `async for` takes the place of `for`; the `with` stays. Takes the arguments
+    of `retry` but `until`: a block has no result. A `timeout` needs `async for`, because a plain
+    block cannot be cut off.
+    """
+    from tarry.runtime.attempts import Attempts
+
+    return Attempts(
+        Spec(
+            on=on,
+            attempts=attempts,
+            timeout=timeout,
+            deadline=deadline,
+            policy=policy,
+            downstream=downstream,
+            name=name or caller(),
+            cancel=cancel,
+            random=random,
+        )
+    )
+
+
+def _no_generator(fn: object) -> None:
+    if flags_of(fn) & (GENERATOR | ASYNC_GENERATOR):
+        msg = f"{name_of(fn)} is a generator function: decorate it with @tarry.retry(on=...)"
+        raise ConfigurationTypeError(msg)
+
+
+def _wrapped(fn: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
+    flags = flags_of(fn)
+    if flags & (GENERATOR | ASYNC_GENERATOR) and spec.until is not None:
+        msg = f"until looks at a result, and {spec.operation} is a generator, which has none"
+        raise ConfigurationError(msg)
+    if flags & (COROUTINE | ASYNC_GENERATOR) and spec.cancel is not None:
+        raise ConfigurationError(NOT_FOR_COROUTINES)
+    if flags & GENERATOR:
+        return sync.wrap_generator(fn, spec)
+    if not flags & (COROUTINE | ASYNC_GENERATOR):
+        return sync.wrap(fn, spec)
+    from tarry.runtime import asynchronous  # loads when there is something to await
+
+    if flags & ASYNC_GENERATOR:
+        return asynchronous.wrap_generator(fn, spec)
+    return asynchronous.wrap(fn, spec)

@@ -1,0 +1,294 @@
+"""One call as every driver runs it: the core's `Call` with clock, dice, lock, events and marks.
+
+    run.begin()           begin an attempt, or raise
+    run.survives(error)   True: wait and begin again; False: raise the error
+    run.accepts(result)   True: return the result; False: wait and begin again
+    run.drop()            the call is left early: give back what it holds
+    run.wait(), await_()  the wait between two attempts
+
+Drivers differ only in how they call the function and which wait they use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from tarry.core.call import Call
+from tarry.core.decide import decide
+from tarry.core.explain import duration
+from tarry.core.outcome import TRANSIENT
+from tarry.core.record import CallRecord
+from tarry.core.verdict import Reason, Stop, Wait
+from tarry.errors import (
+    AttemptTimeout,
+    BlockingWait,
+    BreakerOpen,
+    Cancelled,
+    DeadlineExceeded,
+    LimitReached,
+    Rejected,
+    ResultNotAccepted,
+)
+from tarry.runtime import aio, deadlines
+from tarry.runtime.bus import WARNING, bus
+from tarry.runtime.clocks import world
+from tarry.runtime.marks import mark, marked_since, note
+
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Self
+
+    from tarry.core.outcome import Outcome
+    from tarry.core.policy import Policy
+    from tarry.core.verdict import Attempt
+    from tarry.runtime.spec import Spec
+
+Unheard: TypeAlias = "tuple[Outcome, str, Wait]"
+"""What a first failure came to: its outcome, its name and the verdict."""
+
+_REJECTIONS: dict[Reason, type[Rejected]] = {
+    Reason.BREAKER_OPEN: BreakerOpen,
+    Reason.LIMIT: LimitReached,
+    Reason.DEADLINE: DeadlineExceeded,
+    Reason.TOTAL_BUDGET: DeadlineExceeded,
+}
+
+
+class Run(Call):
+    """The live state of one call. It is a `Call` and not beside one: a failure makes one object."""
+
+    __slots__ = ("_clocked", "_error", "_serial", "_wait", "_watched", "spec")
+
+    _block = False
+    """Whether the attempts are blocks of the user's, not calls of ours."""
+    _wait: Wait
+
+    def __init__(
+        self, spec: Spec, started: float | None, deadline: float | None, serial: int
+    ) -> None:
+        cap = world.max_attempts
+        policy = spec.policy if cap is None else _capped(spec.policy, cap)
+        Call.__init__(self, policy, spec.downstream, started or 0.0, deadline)
+        self.spec: Spec = spec
+        self._clocked = started is not None
+        self._serial = serial
+        self._error: Exception | None = None
+        self._watched = False
+
+    @classmethod
+    def new(cls, spec: Spec) -> Self:
+        """Prepare a call."""
+        now = world.now()
+        if spec.deadline is None:
+            deadline = deadlines.current()
+        else:
+            deadline = deadlines.earliest(now + spec.deadline)
+        return cls(spec, now, deadline, 0)
+
+    def begin(self) -> Attempt:
+        """Begin the next attempt, or raise: a rejection at first, the last error later."""
+        command = self.start(world.now() if self._clocked else 0.0)
+        error, self._error = self._error, None  # its traceback holds us: leave no cycle behind
+        if isinstance(command, Stop):
+            if error is None:
+                name = None if self.downstream is None else self.downstream.name
+                error = rejection(command, self.spec.operation, name)
+            self._give_up(command, error)
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame: leave no cycle behind
+        self._serial = bus.serial
+        if bus.listeners or self._watched:
+            _story().tell_started(self.spec.operation, self)
+        return command
+
+    def survives(self, error: Exception, outcome: Outcome | None = None) -> bool:
+        """Say whether the call goes on after this error; classify it where that is not done."""
+        try:
+            return self._judge(error, outcome)
+        except BaseException:  # of the user's predicate, dice, jitter or budget
+            self.drop()
+            raise
+
+    def _judge(self, error: Exception, outcome: Outcome | None) -> bool:
+        spec = self.spec
+        if outcome is None:
+            classify = spec.outcome_of
+            outcome = classify(error, self._serial)
+        now = world.now() if self._clocked else 0.0
+        u = (spec.draw or world.draw)()
+        verdict = self.failed(outcome, now, u, type(error).__name__)
+        log_enabled = bus.log_enabled
+        if bus.listeners or log_enabled(WARNING):
+            if not self._watched and not bus.listeners:  # it began before there was trouble
+                _story().tell_started(spec.operation, self)
+            self._watched = True
+            _story().tell_failed(spec.operation, self, outcome, verdict, error)
+        if isinstance(verdict, Stop):
+            self._give_up(verdict, error)
+            return False
+        self._wait = verdict
+        self._error = error
+        return True
+
+    def accepts(self, result: object) -> bool:
+        """Say whether the call is over with this result."""
+        until = self.spec.until
+        if until is not None and not until(result):
+            msg = f"{self.spec.operation}: no result that `until` accepts"
+            error = ResultNotAccepted(msg, result)
+            if self.survives(error, TRANSIENT):
+                return False
+            try:
+                raise error
+            finally:
+                del error
+        if self.downstream is not None:
+            self.succeeded(world.now(), (self.spec.draw or world.draw)())
+        if bus.listeners or self._watched:
+            _story().tell_succeeded(self.spec.operation, self)
+        return True
+
+    def drop(self) -> None:
+        """Give back what the call still holds; drivers do so whenever they are left early."""
+        if self.downstream is not None:
+            self.cancelled(world.now())
+
+    def timed_out(self, timeout: float) -> Exception:
+        """Return the error for an attempt that was cut off after so many seconds."""
+        operation, number = self.spec.operation, self.attempts
+        limit = self.policy.attempt_timeout
+        if limit is None or timeout < limit:  # what was left before the deadline
+            return DeadlineExceeded(f"{operation}: the deadline passed during attempt {number}")
+        return AttemptTimeout(f"{operation}: attempt {number} took longer than {duration(limit)}")
+
+    def wait(self, hold: float | None = None) -> None:
+        """Block until the next attempt is due, or one that has begun may go (`hold` seconds)."""
+        delay = self._wait.delay if hold is None else hold
+        began = world.now() if self._watched else None
+        try:
+            block(self.spec, delay, self._error)
+        except BaseException:
+            self._error = None
+            if hold is None and self.downstream is not None:
+                self.abandoned(world.now())
+            raise
+        if began is not None and hold is None:
+            self._awake(began)
+
+    async def await_(self, hold: float | None = None) -> None:
+        """Do what `wait` does, on the event loop."""
+        delay = self._wait.delay if hold is None else hold
+        began = world.now() if self._watched else None
+        try:
+            if delay > 0:
+                await world.asleep(delay)
+        except BaseException:
+            self._error = None
+            if hold is None and self.downstream is not None:
+                self.abandoned(world.now())
+            raise
+        if began is not None and hold is None:
+            self._awake(began)
+
+    def _give_up(self, stop: Stop, error: Exception) -> None:
+        name = None if self.downstream is None else self.downstream.name
+        record = CallRecord(
+            self.spec.operation,
+            name,
+            self.attempts,
+            self.waited,
+            stop.reason,
+            stop.retry_after,
+            self.steps,
+        )
+        if not marked_since(error, self._serial):  # else the inner record says more
+            final = stop.reason is not Reason.PERMANENT and self.policy.max_attempts > 1
+            mark(error, record, final=final or not self.attempts, block=self._block)
+        note(error, record)
+        if self._watched or bus.watched():
+            _story().tell_gave_up(self.spec.operation, self, stop, error)
+
+    def _awake(self, began: float) -> None:
+        slept = world.now() - began
+        _story().tell_waited(self.spec.operation, self, self._wait, slept, self._error)
+
+
+class BlockRun(Run):
+    """A call whose attempts are blocks."""
+
+    __slots__ = ()
+
+    _block = True
+
+    def __del__(self) -> None:
+        """Leave what a block holds that was never left."""
+        self.forsake()
+
+    def forsake(self) -> None:
+        """Leave the permit for the next to find, from a finalizer.
+
+        It may run while the lock is held, by this very thread: it may not wait for it.
+        """
+        shared, permit = self.spec.downstream, self.surrender()
+        if shared is not None and permit is not None:
+            shared.dropped.append(permit)
+
+
+def first_failure(spec: Spec, error: Exception, serial: int) -> Run | Unheard | None:
+    """Judge the first failure of a plain call: go on with the run, wait unheard, or (None) raise.
+
+    Most calls succeed at their second attempt. Where nobody listens, no state is made for them
+    before that.
+    """
+    log_enabled = bus.log_enabled
+    outcome = None
+    if not bus.listeners and world.max_attempts is None and not log_enabled(WARNING):
+        classify = spec.outcome_of
+        outcome = classify(error, serial)
+        first = spec.first
+        if first is None:
+            spec.first = first = Run(spec, None, None, 0)
+            first.attempts = 1
+        verdict = decide(spec.policy, first, outcome, 0.0, (spec.draw or world.draw)())
+        if isinstance(verdict, Wait):
+            return outcome, type(error).__name__, verdict
+    run = Run(spec, None, None, serial)
+    run.attempts = 1
+    return run if run.survives(error, outcome) else None
+
+
+def block(spec: Spec, delay: float, error: Exception | None) -> None:
+    """Wait, unless that would freeze an event loop or a cancel token ends it."""
+    if delay > 0:
+        if aio.in_event_loop():
+            msg = (
+                f"{spec.operation}: a wait of {duration(delay)} would block the running event "
+                "loop; make it an async def (a block: async for), or run it in a thread"
+            )
+            raise BlockingWait(msg) from error
+        sleep = world.sleep
+        sleep(delay, spec.cancel)
+    if spec.cancel is not None and spec.cancel.cancelled:
+        msg = f"{spec.operation}: cancelled while waiting for the next attempt"
+        raise Cancelled(msg) from error
+
+
+def _story() -> ModuleType:
+    """Return the module that makes events, which loads when somebody listens."""
+    from tarry.runtime import story
+
+    return story
+
+
+def rejection(stop: Stop, operation: str, downstream: str | None) -> Rejected:
+    """Return a new error for a call that was not let through."""
+    after = "" if stop.retry_after is None else f"; retry after {duration(stop.retry_after)}"
+    msg = f"{downstream or operation}: {stop.reason.words}{after}"
+    kind = _REJECTIONS[stop.reason]
+    return kind(msg, downstream=downstream, retry_after=stop.retry_after)
+
+
+def _capped(policy: Policy, most: int) -> Policy:
+    return policy if policy.max_attempts <= most else policy.replace(max_attempts=most)

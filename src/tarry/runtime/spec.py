@@ -1,0 +1,126 @@
+"""What a user asked for, checked once: everything that all calls of one loop share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tarry.core.checks import count, positive
+from tarry.core.policy import Policy
+from tarry.errors import ConfigurationTypeError
+from tarry.runtime.callables import plain_function
+from tarry.runtime.cancel import CancelToken
+from tarry.runtime.classify import Classifier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tarry.core.call import Call
+    from tarry.core.outcome import Outcome
+    from tarry.core.policy import Random
+    from tarry.runtime.classify import On
+    from tarry.runtime.downstream import Downstream
+
+BOTH = (
+    "a call has a retry policy or a hedging policy, never both (gRFC A6): "
+    "use tarry.retry(...) or tarry.hedge(...)"
+)
+NOT_FOR_COROUTINES = "cancel is for plain functions; cancel the task of a coroutine instead"
+
+_DEFAULT = Policy()
+
+
+class Spec:
+    """The configuration of one retry loop. Never changes, so that calls may share it."""
+
+    __slots__ = (
+        "cancel",
+        "deadline",
+        "downstream",
+        "draw",
+        "first",
+        "operation",
+        "outcome_of",
+        "policy",
+        "until",
+    )
+
+    def __init__(
+        self,
+        *,
+        on: On | None = None,
+        until: Callable[[Any], bool] | None = None,
+        attempts: int | None = None,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        policy: Policy | None = None,
+        downstream: Downstream | None = None,
+        name: str | None = None,
+        cancel: CancelToken | None = None,
+        random: Random | None = None,
+    ) -> None:
+        if on is None and until is None:
+            msg = (
+                "on is missing: say which errors are worth another attempt, as in "
+                "@tarry.retry(on=ConnectionError). There is no default, because retrying every "
+                "error repeats bugs and hides them; on=Exception says so if you mean it"
+            )
+            raise ConfigurationTypeError(msg)
+        instance("policy", policy, Policy, "a tarry.Policy(...)")
+        instance("cancel", cancel, CancelToken, "a tarry.CancelToken()")
+        instance("name", name, str, "a text")
+        if downstream is not None:
+            from tarry.runtime.downstream import Downstream
+
+            instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
+        if random is not None and not hasattr(random, "random"):
+            msg = f"random must be a source such as random.Random(7), got {random!r}"
+            raise ConfigurationTypeError(msg)
+        if until is not None and not callable(until):
+            msg = f"until must be a predicate over the result, got {until!r}"
+            raise ConfigurationTypeError(msg)
+        if until is not None:
+            plain_function("until", until)
+        changes: dict[str, Any] = {}
+        if attempts is not None:
+            changes["max_attempts"] = count("attempts", attempts)
+        if timeout is not None:
+            changes["attempt_timeout"] = positive("timeout", timeout)
+        base = policy or _DEFAULT
+        self.policy: Policy = base.replace(**changes) if changes else base
+        self.outcome_of: Callable[[Exception, int], Outcome] = Classifier(on).outcome_of
+        self.until: Callable[[Any], bool] | None = until
+        self.deadline: float | None = None if deadline is None else positive("deadline", deadline)
+        self.downstream: Downstream | None = downstream
+        self.operation: str = name or ""
+        self.cancel: CancelToken | None = cancel
+        self.first: Call | None = None
+        """How far every call of this loop has come after its first attempt; see `first_failure`."""
+        self.draw: Callable[[], float] | None = None if random is None else random.random
+
+    @property
+    def needs_run(self) -> bool:
+        """Whether even a call that succeeds at once needs more than its function and a permit."""
+        return (
+            self.until is not None
+            or self.deadline is not None
+            or self.policy.attempt_timeout is not None
+            or self.policy.total_budget is not None
+            or (self.downstream is not None and self.downstream.limited)
+        )
+
+    def named(self, operation: str) -> Spec:
+        """Return the same with a name for the operation, unless the user gave one."""
+        if self.operation:
+            return self
+        copy = Spec.__new__(Spec)
+        for field in self.__slots__:
+            setattr(copy, field, getattr(self, field))
+        copy.operation = operation
+        return copy
+
+
+def instance(field: str, value: object, kind: type, wanted: str) -> None:
+    """Refuse an argument of another type, and say what is wanted."""
+    if value is not None and not isinstance(value, kind):
+        msg = f"{field} must be {wanted}, got {value!r}"
+        raise ConfigurationTypeError(msg)

@@ -1,0 +1,98 @@
+"""Turns what happens to a run into events. Called only when somebody listens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tarry.core.events import (
+    AttemptFailed,
+    AttemptStarted,
+    BudgetEmpty,
+    GaveUp,
+    Succeeded,
+    Waited,
+    WillWait,
+)
+from tarry.core.verdict import Reason, Wait
+from tarry.runtime.bus import bus
+
+if TYPE_CHECKING:
+    from tarry.core.call import Call
+    from tarry.core.outcome import Outcome
+    from tarry.core.verdict import Stop
+
+
+def tell_started(operation: str, call: Call) -> None:
+    """An attempt begins."""
+    attempt, of = call.attempts, call.policy.max_attempts
+    bus.emit(AttemptStarted(operation, _name(call), attempt, of))
+
+
+def tell_failed(
+    operation: str, call: Call, outcome: Outcome, verdict: Wait | Stop, error: Exception | None
+) -> None:
+    """An attempt failed, and what follows."""
+    name = _name(call)
+    attempt, of = call.attempts, call.policy.max_attempts
+    bus.emit(AttemptFailed(operation, name, attempt, of, outcome.kind, error))
+    if isinstance(verdict, Wait):
+        bus.emit(
+            WillWait(
+                operation,
+                name,
+                attempt,
+                of - 1,
+                verdict.ceiling,
+                verdict.delay,
+                verdict.hint,
+                error,
+            )
+        )
+
+
+def tell_waited(
+    operation: str, call: Call, wait: Wait, slept: float, error: Exception | None
+) -> None:
+    """A wait is over."""
+    attempt, of = call.attempts, call.policy.max_attempts
+    bus.emit(
+        Waited(
+            operation,
+            _name(call),
+            attempt,
+            of - 1,
+            wait.ceiling,
+            wait.delay,
+            wait.hint,
+            error,
+            slept,
+        )
+    )
+
+
+def tell_succeeded(operation: str, call: Call) -> None:
+    """The call has its result."""
+    bus.emit(Succeeded(operation, _name(call), call.attempts))
+
+
+def tell_gave_up(operation: str, call: Call, stop: Stop, error: Exception | None) -> None:
+    """The call ends without a result."""
+    name = _name(call)
+    if stop.reason is Reason.BUDGET_EMPTY:
+        bus.emit(BudgetEmpty(operation, name))
+    bus.emit(
+        GaveUp(
+            operation,
+            name,
+            call.attempts,
+            stop.reason,
+            call.waited,
+            stop.retry_after,
+            stop.hint,
+            error,
+        )
+    )
+
+
+def _name(call: Call) -> str | None:
+    return None if call.downstream is None else call.downstream.name

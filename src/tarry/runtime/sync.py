@@ -1,0 +1,197 @@
+"""The driver for plain functions and generators."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tarry.runtime import deadlines
+from tarry.runtime.bus import bus
+from tarry.runtime.clocks import world
+from tarry.runtime.run import Run, block, first_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+    from tarry.core.verdict import Delayed, Stop
+    from tarry.runtime.downstream import Downstream
+    from tarry.runtime.spec import Spec
+
+T = TypeVar("T")
+
+_deadline = deadlines.scope.get
+
+
+def wrap(fn: Callable[..., T], spec: Spec) -> Callable[..., T]:
+    """Return the cheapest wrapper that does what the spec asks for."""
+    if spec.needs_run:
+        return _full(fn, spec)
+    return _plain(fn, spec) if spec.downstream is None else _guarded(fn, spec, spec.downstream)
+
+
+def wrap_generator(
+    fn: Callable[..., Generator[Any, Any, Any]], spec: Spec
+) -> Callable[..., Generator[Any, Any, Any]]:
+    """Retry a generator until its first item; from then on it is the caller's."""
+
+    @wraps(fn)
+    def first(*args: Any, **kwargs: Any) -> tuple[Generator[Any, Any, Any] | None, Any]:
+        generator = fn(*args, **kwargs)
+        try:
+            return generator, next(generator)
+        except StopIteration as end:
+            return None, end.value
+
+    first_of = wrap(first, spec)
+
+    @wraps(fn)
+    def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        generator, item = first_of(*args, **kwargs)
+        if generator is None:
+            return item
+        try:
+            while True:
+                try:
+                    sent = yield item
+                except GeneratorExit:
+                    raise
+                except BaseException as error:
+                    item = generator.throw(error)
+                else:
+                    item = next(generator) if sent is None else generator.send(sent)
+        except StopIteration as end:
+            return end.value
+        finally:
+            generator.close()
+
+    return generate
+
+
+def drive(run: Run, fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> T:
+    """Make attempts until the call is over."""
+    try:
+        while True:
+            attempt = run.begin()
+            if attempt.delay:
+                run.wait(attempt.delay)
+            try:
+                if attempt.timeout is None:
+                    result = fn(*args, **kwargs) if kwargs else fn(*args)
+                else:
+                    result = _limited(run, attempt.timeout, fn, args, kwargs)
+            except Exception as error:
+                if not run.survives(error):
+                    raise
+            else:
+                if run.accepts(result):
+                    return result
+            run.wait()
+    except BaseException:
+        run.drop()
+        raise
+
+
+def _limited(
+    run: Run,
+    timeout: float,
+    fn: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> T:
+    key = deadlines.enter(world.now() + timeout)
+    try:
+        if run.policy.attempt_timeout is None:  # a mere deadline needs no thread
+            return fn(*args, **kwargs)
+        from tarry.runtime.copies import Threads
+
+        threads = Threads(fn, args, kwargs)
+        threads.start(run.attempts)
+        ended = threads.next(timeout)
+    finally:
+        deadlines.leave(key)
+    if ended is None:
+        raise run.timed_out(timeout)
+    return ended.result()
+
+
+def _full(fn: Callable[..., T], spec: Spec) -> Callable[..., T]:
+    @wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> T:
+        return drive(Run.new(spec), fn, args, kwargs)
+
+    return call
+
+
+def _plain(fn: Callable[..., T], spec: Spec) -> Callable[..., T]:
+    @wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> T:
+        if bus.listeners or _deadline() is not None:
+            return drive(Run.new(spec), fn, args, kwargs)
+        serial = bus.serial
+        try:
+            if kwargs:  # to merge nothing costs a dict
+                return fn(*args, **kwargs)
+            return fn(*args)
+        except Exception as error:
+            first = first_failure(spec, error, serial)
+            if first is None:
+                raise
+            if isinstance(first, tuple):
+                block(spec, first[2].delay, error)
+        if isinstance(first, tuple):
+            serial = bus.serial
+            try:
+                return fn(*args, **kwargs)
+            except Exception as error:
+                run = Run(spec, None, None, serial)
+                run.took_over(*first)
+                if not run.survives(error):
+                    raise
+        else:
+            run = first
+        run.wait()
+        return drive(run, fn, args, kwargs)
+
+    return call
+
+
+def _guarded(fn: Callable[..., T], spec: Spec, downstream: Downstream) -> Callable[..., T]:
+    closed = downstream.closed
+
+    @wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> T:
+        if bus.listeners or _deadline() is not None:
+            return drive(Run.new(spec), fn, args, kwargs)
+        serial = bus.serial
+        clock = world.now
+        started = clock()
+        # A closed breaker needs no lock: to be let through while it opens is as good as a moment
+        # earlier.
+        breaker = downstream.breaker
+        permit: int | Delayed | Stop
+        if breaker is None:
+            permit = 0
+        elif breaker.state is closed:
+            permit = breaker.generation
+        else:
+            permit = downstream.admit(started)
+        if not isinstance(permit, int):
+            return drive(Run.new(spec), fn, args, kwargs)
+        try:
+            result = fn(*args, **kwargs) if kwargs else fn(*args)
+        except Exception as error:
+            run = Run(spec, started, None, serial)
+            run.adopt(permit)
+            if not run.survives(error):
+                raise
+        except BaseException:
+            now = world.now()
+            downstream.cancelled(permit, now - started, now)
+            raise
+        else:
+            downstream.succeeded(permit, started)
+            return result
+        run.wait()
+        return drive(run, fn, args, kwargs)
+
+    return call

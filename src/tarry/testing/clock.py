@@ -1,0 +1,131 @@
+"""Virtual time for plain code, asyncio and trio: waits of days pass at once, in order."""
+
+from __future__ import annotations
+
+import selectors
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from tarry.errors import ConfigurationError, MissingExtra
+from tarry.runtime.clocks import world
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+    from typing import Self
+
+    from tarry.runtime.cancel import CancelToken
+
+T = TypeVar("T")
+
+
+class _TrioTime(NamedTuple):
+    now: Callable[[], float]
+    jump: Callable[[float], None]
+
+
+class VirtualClock:
+    """A clock that moves only when somebody waits: `with VirtualClock() as clock:`.
+
+    Plain waits move it at once. For coroutines, `clock.run(main)` and `clock.run_trio(main)` run
+    an event loop on the same time: when every task waits, the clock jumps to the next moment.
+    """
+
+    def __init__(self) -> None:
+        self._now = world.now()
+        self._started = self._now
+        self._before: tuple[Any, ...] | None = None
+        self._trio: _TrioTime | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of virtual time since the clock was made."""
+        return self.now() - self._started
+
+    def now(self) -> float:
+        """Return the virtual time."""
+        return self._now if self._trio is None else self._trio.now()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        if seconds < 0:
+            msg = f"seconds must be at least 0, got {seconds!r}"
+            raise ConfigurationError(msg)
+        if self._trio is None:
+            self._now += seconds
+        else:
+            self._trio.jump(seconds)
+
+    def __enter__(self) -> Self:
+        """Put the clock in the place of the real one."""
+        self._before = world.now, world.sleep
+        world.now, world.sleep = self.now, self._sleep
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Put the real clock back."""
+        assert self._before is not None  # noqa: S101 - entered before
+        world.now, world.sleep = self._before
+        self._before = None
+
+    def run(self, main: Callable[[], Awaitable[T]]) -> T:
+        """Run a coroutine function on asyncio in virtual time."""
+        import asyncio
+
+        async def begin() -> T:
+            return await main()
+
+        loop = _virtual_loop(self)
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            return runner.run(begin())
+
+    def run_trio(self, main: Callable[[], Awaitable[T]]) -> T:
+        """Run a coroutine function on trio in virtual time."""
+        try:
+            import trio
+            import trio.testing
+        except ImportError as error:
+            msg = "run_trio needs trio: pip install 'tarry[trio]'"
+            raise MissingExtra(msg) from error
+        mock = trio.testing.MockClock(autojump_threshold=0)
+        base = self._now - mock.current_time()
+        self._trio = _TrioTime(now=lambda: base + mock.current_time(), jump=mock.jump)
+        try:
+            return trio.run(main, clock=mock)
+        finally:
+            self._now, self._trio = self._trio.now(), None
+
+    def _sleep(self, seconds: float, cancel: CancelToken | None) -> None:
+        if cancel is None or not cancel.cancelled:
+            self.advance(seconds)
+
+
+def _virtual_loop(clock: VirtualClock) -> Any:
+    import asyncio
+
+    class Selector(selectors.DefaultSelector):
+        """Instead of waiting for the next timer, let virtual time reach it."""
+
+        def select(self, timeout: float | None = None) -> Any:
+            ready = super().select(0)
+            if ready or timeout == 0:
+                return ready
+            if timeout is None:  # nothing is due: only another thread can go on
+                return super().select(None)
+            clock.advance(timeout)
+            return ready
+
+    class Loop(asyncio.SelectorEventLoop):
+        def __init__(self, selector: selectors.BaseSelector) -> None:
+            super().__init__(selector)
+            # The default, a nanosecond, is lost in the digits of a clock after half a year.
+            self._clock_resolution = 1e-6
+
+        def time(self) -> float:
+            return clock.now()
+
+    return Loop(Selector())

@@ -1,0 +1,78 @@
+"""Switches for tests. Each is a context manager that holds for the whole process."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tarry.core.checks import count
+from tarry.errors import ConfigurationError
+from tarry.runtime.bus import bus
+from tarry.runtime.clocks import world
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+
+    from tarry.core.events import Event
+    from tarry.runtime.cancel import CancelToken
+
+
+@contextmanager
+def no_wait() -> Generator[None]:
+    """Make every wait return at once. Decisions, delays and events stay what they are."""
+    before = world.sleep, world.asleep
+    world.sleep, world.asleep = _sleep, _asleep
+    try:
+        yield
+    finally:
+        world.sleep, world.asleep = before
+
+
+@contextmanager
+def capped_attempts(most: int) -> Generator[None]:
+    """Let no call make more than so many attempts."""
+    before = world.max_attempts
+    world.max_attempts = count("most", most)
+    try:
+        yield
+    finally:
+        world.max_attempts = before
+
+
+@contextmanager
+def scripted_dice(numbers: Iterable[float]) -> Generator[None]:
+    """Draw these numbers instead of random ones; the last repeats."""
+    script = [float(number) for number in numbers]
+    if not script or not all(0 <= number < 1 for number in script):
+        msg = f"numbers must be at least one number from [0, 1), got {script!r}"
+        raise ConfigurationError(msg)
+    script.reverse()
+
+    def draw() -> float:
+        return script.pop() if len(script) > 1 else script[0]
+
+    before = world.draw
+    world.draw = draw
+    try:
+        yield
+    finally:
+        world.draw = before
+
+
+@contextmanager
+def captured_events() -> Generator[list[Event]]:
+    """Collect every event into a list."""
+    events: list[Event] = []
+    remove = bus.listen(events.append)
+    try:
+        yield events
+    finally:
+        remove()
+
+
+def _sleep(seconds: float, cancel: CancelToken | None) -> None:
+    """Return at once."""
+
+
+async def _asleep(seconds: float) -> None:
+    """Return at once."""

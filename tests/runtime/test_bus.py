@@ -1,0 +1,177 @@
+"""Listeners: who hears what, and what a bad one can do."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import tarry
+from tarry import Succeeded
+from tarry.testing import VirtualClock, captured_events
+from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver
+
+
+def succeed() -> str:
+    """Be called."""
+    return "done"
+
+
+def operations(events: list[tarry.Event]) -> list[str]:
+    """The names of the calls that succeeded."""
+    return [event.operation for event in events if isinstance(event, Succeeded)]
+
+
+def test_listener_hears_until_it_is_removed() -> None:
+    """A listener hears every call from `listen` to `remove`, and nothing else."""
+    heard: list[tarry.Event] = []
+
+    tarry.call(succeed, on=ConnectionError, name="before")
+    remove = tarry.listen(heard.append)
+    tarry.call(succeed, on=ConnectionError, name="during")
+    remove()
+    tarry.call(succeed, on=ConnectionError, name="after")
+
+    assert ["during"] == operations(heard)
+
+
+def test_remove_twice() -> None:
+    """Removing a listener again does nothing."""
+    heard: list[tarry.Event] = []
+    remove = tarry.listen(heard.append)
+
+    remove()
+    remove()
+
+    tarry.call(succeed, on=ConnectionError)
+    assert [] == heard
+
+
+def test_listener_that_was_added_twice() -> None:
+    """A listener that was added twice hears everything twice, and is removed once at a time."""
+    heard: list[tarry.Event] = []
+    listener = heard.append
+    remove_first = tarry.listen(listener)
+    remove_second = tarry.listen(listener)
+
+    try:
+        tarry.call(succeed, on=ConnectionError, name="twice")
+        assert ["twice", "twice"] == operations(heard)
+        remove_first()
+        remove_first()  # again: still only its own
+        heard.clear()
+        tarry.call(succeed, on=ConnectionError, name="once")
+        assert ["once"] == operations(heard)
+    finally:
+        remove_first()
+        remove_second()
+
+
+def test_listeners_hear_in_order() -> None:
+    """Each event goes to the listeners in the order in which they were added."""
+    heard: list[str] = []
+    removers = [
+        tarry.listen(lambda _: heard.append("first")),
+        tarry.listen(lambda _: heard.append("second")),
+    ]
+
+    tarry.call(succeed, on=ConnectionError)
+
+    for remove in removers:
+        remove()
+    assert ["first", "second"] * 2 == heard
+
+
+def test_decorated_before_the_listener_came() -> None:
+    """A function that was decorated earlier is heard too."""
+    decorated = tarry.retry(on=ConnectionError, name="early")(succeed)
+    decorated()
+
+    with captured_events() as events:
+        decorated()
+
+    assert ["early"] == operations(events)
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_listener_that_raises(
+    driver: Driver, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A listener that raises breaks neither the call nor the other listeners, and is reported."""
+
+    def broken(_event: tarry.Event) -> None:
+        raise RuntimeError("a bug in the listener")
+
+    remove = tarry.listen(broken)
+    try:
+        with captured_events() as events:
+            assert "done" == driver.run(clock, Dependency(clock, FAIL, OK))
+    finally:
+        remove()
+
+    assert ["op"] == operations(events)
+    reports = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert 6 == len(reports)
+    assert "a bug in the listener" in caplog.text
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_nobody_listens(driver: Driver, clock: VirtualClock) -> None:
+    """Without listeners, and with logging off, a call goes its way as ever."""
+    logger = logging.getLogger("tarry")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        assert "done" == driver.run(clock, Dependency(clock, FAIL, OK))
+        with pytest.raises(ConnectionError) as caught:
+            driver.run(clock, Dependency(clock, FAIL))
+    finally:
+        logger.setLevel(level)
+
+    assert 1 == len(caught.value.__notes__)
+
+
+def test_listener_may_make_calls_itself(clock: VirtualClock) -> None:
+    """A listener that makes a call with retries hears of that one too, without a deadlock."""
+    downstream = tarry.Downstream("payments", breaker=tarry.Breaker(), budget=tarry.TokenBudget())
+
+    def report(event: tarry.Event) -> None:
+        if isinstance(event, tarry.AttemptFailed) and event.operation == "op":
+            tarry.call(succeed, on=ConnectionError, name="report", downstream=downstream)
+
+    remove = tarry.listen(report)
+    try:
+        with captured_events() as events:
+            tarry.call(
+                Dependency(clock, FAIL, OK).hit,
+                on=ConnectionError,
+                name="op",
+                downstream=downstream,
+            )
+    finally:
+        remove()
+
+    assert ["report", "op"] == operations(events)
+
+
+def test_listener_may_remove_itself() -> None:
+    """A listener that takes itself off while it listens hears nothing more."""
+    heard: list[tarry.Event] = []
+
+    def once(event: tarry.Event) -> None:
+        heard.append(event)
+        remove()
+
+    remove = tarry.listen(once)
+    tarry.call(succeed, on=ConnectionError)
+
+    assert 1 == len(heard)
+
+
+def test_events_are_values() -> None:
+    """Events are equal by their fields and cannot be changed."""
+    event = Succeeded("op", None, 1)
+
+    assert Succeeded("op", None, 1) == event
+    with pytest.raises(AttributeError):
+        event.attempts = 2  # type: ignore[misc]

@@ -1,0 +1,130 @@
+"""Attempts in threads: how many there may be, and what they see."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import pytest
+
+import tarry
+from tarry.testing import no_wait
+
+MOST = 256
+"""The number of attempts in threads at a time that the error tells."""
+
+
+class Stuck:
+    """Calls that do not come back before they are let go."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def hang(self) -> None:
+        """Be called."""
+        self.threads.append(threading.current_thread())
+        self.release.wait(30)
+
+    def finish(self) -> None:
+        """Let every call go and wait until its thread is gone."""
+        self.release.set()
+        for thread in self.threads:
+            thread.join(30)
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    """Calls that hang until the end of the test."""
+    stuck = Stuck()
+    yield stuck
+    stuck.finish()
+
+
+def test_threads_are_bounded(stuck: Stuck) -> None:
+    """Calls that hang for ever cannot fill the process with threads."""
+    with no_wait():
+        for _ in range(MOST // 4):
+            with pytest.raises(tarry.AttemptTimeout):
+                tarry.call(stuck.hang, on=ConnectionError, timeout=1e-4, attempts=4)
+        assert MOST == len(stuck.threads)
+
+        with pytest.raises(tarry.LimitReached, match=f"{MOST} attempts run in threads already"):
+            tarry.call(stuck.hang, on=ConnectionError, timeout=1e-4)
+        assert MOST == len(stuck.threads)
+
+    stuck.finish()
+    assert "free" == tarry.call(lambda: "free", on=ConnectionError, timeout=30)
+
+
+def test_threads_do_not_keep_the_process_alive(stuck: Stuck) -> None:
+    """A thread that was left behind is a daemon: the program can end."""
+    with pytest.raises(tarry.AttemptTimeout):
+        tarry.call(stuck.hang, on=ConnectionError, timeout=1e-3, attempts=1)
+
+    assert stuck.threads[0].daemon
+
+
+def test_late_result_is_thrown_away(stuck: Stuck) -> None:
+    """What a thread that was cut off comes to in the end does not reach the next attempt."""
+    calls = []
+
+    def work() -> int:
+        calls.append(1)
+        number = len(calls)
+        if number == 1:
+            stuck.hang()
+        else:
+            stuck.release.set()
+            stuck.threads[0].join(30)
+        return number
+
+    with no_wait():
+        assert 2 == tarry.call(work, on=ConnectionError, timeout=0.05)
+
+
+place: ContextVar[str] = ContextVar("place", default="nowhere")
+
+
+def test_context_reaches_the_thread() -> None:
+    """An attempt in a thread sees the context variables of the caller."""
+    token = place.set("here")
+    try:
+        assert "here" == tarry.call(place.get, on=ConnectionError, timeout=30)
+    finally:
+        place.reset(token)
+
+
+def test_context_of_the_thread_stays_there() -> None:
+    """What an attempt in a thread sets is not seen by the caller."""
+    tarry.call(lambda: place.set("there"), on=ConnectionError, timeout=30)
+
+    assert "nowhere" == place.get()
+
+
+def test_error_keeps_the_frames_of_the_thread() -> None:
+    """The traceback of an error from a thread shows where it was raised."""
+
+    def deep_inside() -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - it has no message
+        tarry.call(deep_inside, on=ConnectionError, timeout=30)
+
+    assert "deep_inside" == caught.traceback[-1].name
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_base_exception_reaches_the_caller(kind: type[BaseException]) -> None:
+    """An error beside `Exception` in the thread is raised in the caller and not retried."""
+    calls = []
+
+    def work() -> None:
+        calls.append(1)
+        raise kind
+
+    with pytest.raises(kind):
+        tarry.call(work, on=Exception, timeout=30)
+
+    assert [1] == calls

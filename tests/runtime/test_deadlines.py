@@ -1,0 +1,286 @@
+"""The ambient deadline: nested blocks, what is left, threads and tasks, and calls inside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+import trio
+
+import tarry
+from tarry import Downstream, Reason
+from tarry.testing import VirtualClock, captured_events
+from tests.runtime.drivers import (
+    ASYNC,
+    DRIVERS,
+    FAIL,
+    OK,
+    PLAIN,
+    Dependency,
+    Driver,
+    Step,
+    pause,
+    seconds,
+)
+
+every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
+watched_or_not = pytest.mark.parametrize("watched", [False, True], ids=["unwatched", "watched"])
+
+
+def about(number: float) -> object:
+    """The number, up to the noise of float arithmetic."""
+    return pytest.approx(number, abs=1e-6)
+
+
+# --- what is left ---------------------------------------------------------------------------------
+
+
+def test_no_deadline() -> None:
+    """Outside of any deadline there is no limit."""
+    assert None is tarry.remaining()
+
+
+def test_remaining(clock: VirtualClock) -> None:
+    """What is left shrinks with time and ends at 0."""
+    with tarry.deadline(2):
+        assert about(2) == tarry.remaining()
+        clock.advance(1.5)
+        assert about(0.5) == tarry.remaining()
+        clock.advance(1.5)
+        assert 0 == tarry.remaining()
+    assert None is tarry.remaining()
+
+
+def test_earlier_deadline_outside_stands(clock: VirtualClock) -> None:
+    """A longer deadline inside a shorter one does not extend it."""
+    with tarry.deadline(1), tarry.deadline(10):
+        assert about(1) == tarry.remaining()
+
+
+def test_earlier_deadline_inside_counts_there(clock: VirtualClock) -> None:
+    """A shorter deadline holds for its block, then the longer one is back."""
+    with tarry.deadline(10):
+        with tarry.deadline(1):
+            assert about(1) == tarry.remaining()
+        assert about(10) == tarry.remaining()
+
+
+def test_deadline_ends_with_an_error(clock: VirtualClock) -> None:
+    """A block that is left by an error takes its deadline along."""
+    with pytest.raises(ValueError, match="left"), tarry.deadline(1):
+        raise ValueError("left")
+
+    assert None is tarry.remaining()
+
+
+@pytest.mark.parametrize("length", [float("nan"), float("inf"), "1", True])
+def test_wrong_length(length: float) -> None:
+    """A deadline must be a finite number of seconds."""
+    with pytest.raises(tarry.ConfigurationError, match="seconds must be"), tarry.deadline(length):
+        pass
+
+
+@pytest.mark.parametrize("length", [0, -1])
+def test_a_deadline_that_has_passed(length: float) -> None:
+    """A computed remainder may be nothing: then no call in the block starts."""
+    with tarry.deadline(length), pytest.raises(tarry.DeadlineExceeded):
+        tarry.retry(on=OSError)(lambda: 1)()
+
+
+# --- threads and tasks ----------------------------------------------------------------------------
+
+
+def test_threads_begin_without_deadline(clock: VirtualClock) -> None:
+    """A thread has a context of its own, and gets the deadline when it is handed the caller's."""
+    with tarry.deadline(5), ThreadPoolExecutor(1) as pool:
+        bare = pool.submit(tarry.remaining).result()
+        handed = pool.submit(contextvars.copy_context().run, tarry.remaining).result()
+
+    assert (None, about(5)) == (bare, handed)
+
+
+def test_attempts_in_threads_see_the_deadline(clock: VirtualClock) -> None:
+    """The thread that a timeout needs sees what is left of the attempt."""
+    left = tarry.call(tarry.remaining, on=ConnectionError, timeout=10, deadline=3)
+
+    assert about(3) == left
+    assert about(2) == tarry.call(tarry.remaining, on=ConnectionError, timeout=2, deadline=3)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_tasks_have_their_own_deadlines(loop: str, clock: VirtualClock) -> None:
+    """A deadline in one task is not seen by another beside it."""
+    left: dict[int, float | None] = {}
+
+    async def work(length: int) -> None:
+        with tarry.deadline(length):
+            await pause(0.5)
+            left[length] = tarry.remaining()
+
+    async def on_asyncio() -> None:
+        await asyncio.gather(work(1), work(2))
+
+    async def on_trio() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work, 1)
+            nursery.start_soon(work, 2)
+
+    (clock.run(on_asyncio) if loop == "asyncio" else clock.run_trio(on_trio))
+
+    assert {1: about(0.5), 2: about(1.5)} == left
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+@every_driver
+@watched_or_not
+def test_call_stops_in_time(driver: Driver, watched: bool, clock: VirtualClock) -> None:
+    """A call inside a deadline does not begin a wait that reaches beyond it."""
+    dependency = Dependency(clock, FAIL)
+
+    with ExitStack() as stack:
+        if watched:
+            stack.enter_context(captured_events())
+        stack.enter_context(tarry.deadline(0.3))
+        with pytest.raises(ConnectionError) as caught:
+            driver.run(clock, dependency)
+
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert (3, Reason.DEADLINE) == (record.attempts, record.reason)
+    assert 0.15 == seconds(clock)
+
+
+@every_driver
+@watched_or_not
+def test_call_after_the_deadline_is_refused(
+    driver: Driver, watched: bool, clock: VirtualClock
+) -> None:
+    """Once the deadline has passed, a call is refused before its first attempt."""
+    dependency = Dependency(clock, OK)
+
+    with ExitStack() as stack:
+        if watched:
+            stack.enter_context(captured_events())
+        stack.enter_context(tarry.deadline(1))
+        clock.advance(2)
+        with pytest.raises(tarry.DeadlineExceeded) as caught:
+            driver.run(clock, dependency)
+
+    assert [] == dependency.starts
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert (0, Reason.DEADLINE) == (record.attempts, record.reason)
+
+
+@every_driver
+def test_call_after_the_deadline_is_refused_with_a_downstream(
+    driver: Driver, clock: VirtualClock
+) -> None:
+    """A call that is refused for its deadline counts nothing and takes no place."""
+    payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1))
+    dependency = Dependency(clock, OK)
+
+    with tarry.deadline(1):
+        clock.advance(2)
+        with pytest.raises(tarry.DeadlineExceeded):
+            driver.run(clock, dependency, downstream=payments)
+
+    assert [] == dependency.starts
+    assert tarry.BreakerState.CLOSED == payments.state
+
+
+@pytest.mark.parametrize("driver", ASYNC, ids=str)
+@watched_or_not
+@pytest.mark.parametrize("steps", [(Step(takes=10),), (FAIL, Step(takes=10))], ids=["1st", "2nd"])
+def test_coroutine_is_cut_off_at_the_deadline(
+    driver: Driver, watched: bool, steps: tuple[Step, ...], clock: VirtualClock
+) -> None:
+    """A coroutine that still runs at the deadline around it is cut off, whichever attempt it is."""
+    with ExitStack() as stack:
+        if watched:
+            stack.enter_context(captured_events())
+        stack.enter_context(tarry.deadline(1))
+        with pytest.raises(tarry.DeadlineExceeded):
+            driver.run(clock, Dependency(clock, *steps))
+
+    assert 1 == seconds(clock)
+
+
+@pytest.mark.parametrize("driver", PLAIN, ids=str)
+def test_plain_function_is_not_cut_off(driver: Driver, clock: VirtualClock) -> None:
+    """A plain function cannot be cut off; what it gives in the end is given to the caller."""
+    dependency = Dependency(clock, Step("late", takes=10))
+
+    assert "late" == driver.run(clock, dependency, deadline=1)
+
+
+@every_driver
+def test_attempt_sees_the_deadline_of_its_call(driver: Driver, clock: VirtualClock) -> None:
+    """Inside an attempt, `remaining` tells what is left of the deadline, and nothing afterwards."""
+    left: list[float | None] = []
+
+    def look() -> None:
+        left.append(tarry.remaining())
+        if len(left) == 1:
+            raise ConnectionError
+
+    async def look_later() -> None:
+        look()
+
+    driver.start(clock, driver.wrap(look if driver.plain else look_later, deadline=2))
+
+    assert [about(2), about(1.95)] == left
+    assert None is tarry.remaining()
+
+
+@pytest.mark.parametrize("driver", ASYNC, ids=str)
+def test_attempt_sees_its_own_timeout(driver: Driver, clock: VirtualClock) -> None:
+    """A timeout of the attempt that is shorter than the deadline is what remains."""
+    left: list[float | None] = []
+
+    async def look() -> None:
+        left.append(tarry.remaining())
+
+    driver.start(clock, driver.wrap(look, timeout=1, deadline=5))
+
+    assert [about(1)] == left
+
+
+@every_driver
+def test_expected_duration_counts(driver: Driver, clock: VirtualClock) -> None:
+    """A retry that would fit, but not the time that the dependency takes, is not begun."""
+    payments = Downstream("payments")
+    for _ in range(3):
+        driver.run(clock, Dependency(clock, Step(takes=1)), downstream=payments)
+    before = clock.elapsed
+    dependency = Dependency(clock, FAIL)
+
+    with pytest.raises(ConnectionError):
+        driver.run(clock, dependency, downstream=payments, deadline=1.1)
+
+    assert 2 == len(dependency.starts)  # at 0.05; one at 0.15 would end at 1.15
+    assert clock.elapsed - before < 1.1
+
+
+def test_shorter_deadline_of_an_outer_thread_is_not_shared() -> None:
+    """Two threads with deadlines of their own do not see each other's."""
+    seen: dict[float, float | None] = {}
+    barrier = threading.Barrier(2, timeout=10)
+
+    def work(length: float) -> None:
+        with tarry.deadline(length):
+            barrier.wait()
+            seen[length] = tarry.remaining()
+            barrier.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, [100.0, 200.0]))
+
+    assert 100 >= (seen[100.0] or 0) > 50
+    assert 200 >= (seen[200.0] or 0) > 150

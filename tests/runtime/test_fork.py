@@ -1,0 +1,106 @@
+"""A forked child has none of its parent's threads, and neither their locks nor their places."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import tarry
+from tarry import Downstream
+from tarry.runtime.bus import bus
+from tarry.runtime.hedge import _locks
+from tests.runtime.test_copies import MOST, Stuck
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+ALARM = 5
+
+
+@contextmanager
+def held_elsewhere(lock: Any) -> Iterator[None]:
+    """Let another thread hold a lock."""
+    taken, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            release.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait(30)
+    try:
+        yield
+    finally:
+        release.set()
+        thread.join(30)
+
+
+def in_child(check: Callable[[], bool]) -> str:
+    """Say what became of a check in a forked child: true, false, an error or a hang."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: the very subject here
+        child = os.fork()
+    if not child:
+        code = 2
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(ALARM)
+            code = 0 if check() else 1
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return {0: "true", 1: "false", 2: "error", -signal.SIGALRM: "hang"}.get(code, str(code))
+
+
+@pytest.mark.parametrize("options", [{"max_in_flight": 1}, {"breaker": tarry.Breaker()}, {}])
+def test_lock_held_by_another_thread(options: dict[str, Any]) -> None:
+    """A child can call through a downstream whose lock was held when its parent forked."""
+    downstream = Downstream("payments", **options)
+
+    @tarry.retry(on=OSError, downstream=downstream)
+    def load() -> str:
+        return "loaded"
+
+    with held_elsewhere(downstream._lock):
+        assert "true" == in_child(lambda: load() == "loaded" and downstream.balance is None)
+
+
+def test_hedged_call_in_a_child() -> None:
+    """A child can hedge although a thread of its parent was looking a function up."""
+
+    def read() -> str:
+        return "read"
+
+    with held_elsewhere(_locks[0]):
+        assert "true" == in_child(lambda: tarry.hedge_sync(read, after=3) == "read")
+
+
+def test_listening_in_a_child() -> None:
+    """A child can listen although a thread of its parent was just about to."""
+    with held_elsewhere(bus.lock):
+        assert "true" == in_child(lambda: callable(tarry.listen(lambda event: None)))
+
+
+def test_thread_places_in_a_child() -> None:
+    """A child has all places for threads although its parent has used them up."""
+    stuck = Stuck()
+    try:
+        for _ in range(MOST):
+            with pytest.raises(tarry.AttemptTimeout):
+                tarry.call(stuck.hang, on=OSError, timeout=1e-4, attempts=1)
+        with pytest.raises(tarry.LimitReached):
+            tarry.call(stuck.hang, on=OSError, timeout=1e-4, attempts=1)
+
+        free = in_child(lambda: tarry.call(lambda: True, on=OSError, timeout=3))
+    finally:
+        stuck.finish()
+
+    assert "true" == free

@@ -1,0 +1,463 @@
+"""Hedged calls in coroutines, on asyncio and trio; those of plain code have their own file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+
+import tarry
+from tarry import Downstream, GaveUp, HedgeFired, HedgeWon, Reason, Succeeded
+from tarry.testing import VirtualClock, captured_events
+from tests.runtime.drivers import pause, seconds
+
+both_loops = pytest.mark.parametrize("loop", ["asyncio", "trio"])
+
+
+class Halt(BaseException):
+    """What some framework might use to unwind."""
+
+
+class Replica:
+    """Does to each copy what its plan says: seconds, and how it ends. The last one repeats."""
+
+    def __init__(self, *plan: tuple[float, object]) -> None:
+        self._plan = plan
+        self.sent = 0
+        self.cancelled: list[int] = []
+        """The copies that were cut off."""
+
+    async def read(self) -> object:
+        """Be called."""
+        self.sent += 1
+        number = self.sent
+        length, end = self._plan[min(number, len(self._plan)) - 1]
+        try:
+            await pause(length)
+        except BaseException:
+            self.cancelled.append(number)
+            raise
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+
+def run(clock: VirtualClock, loop: str, main: Callable[[], Awaitable[Any]]) -> Any:
+    """Run a coroutine function in virtual time."""
+    return (clock.run if loop == "asyncio" else clock.run_trio)(main)
+
+
+def hedged(clock: VirtualClock, loop: str, replica: Replica, **options: Any) -> Any:
+    """Make one hedged call."""
+
+    async def main() -> object:
+        return await tarry.hedge(replica.read, **{"name": "op"} | options)
+
+    return run(clock, loop, main)
+
+
+# --- when a copy is sent --------------------------------------------------------------------------
+
+
+@both_loops
+def test_fast_answer_needs_no_copy(loop: str, clock: VirtualClock) -> None:
+    """A call that answers in time is sent once."""
+    replica = Replica((0.05, "first"))
+
+    assert "first" == hedged(clock, loop, replica, after=0.1)
+    assert (1, 0.05) == (replica.sent, seconds(clock))
+
+
+@both_loops
+def test_slow_call_gets_a_copy_and_the_loser_is_cancelled(loop: str, clock: VirtualClock) -> None:
+    """The copy wins, and the first is cut off before the answer is handed out."""
+    replica = Replica((10, "first"), (0.05, "second"))
+
+    assert "second" == hedged(clock, loop, replica, after=0.1)
+    assert (2, 0.15) == (replica.sent, seconds(clock))
+    assert [1] == replica.cancelled
+
+
+@both_loops
+def test_first_may_still_win(loop: str, clock: VirtualClock) -> None:
+    """The first copy that answers wins, also when it is the first that was sent."""
+    replica = Replica((0.12, "first"), (10, "second"))
+
+    assert "first" == hedged(clock, loop, replica, after=0.1)
+    assert [2] == replica.cancelled
+
+
+@both_loops
+def test_more_copies(loop: str, clock: VirtualClock) -> None:
+    """With three attempts, copies go one after another."""
+    replica = Replica((10, "first"), (10, "second"), (0.05, "third"))
+
+    assert "third" == hedged(clock, loop, replica, after=0.1, attempts=3)
+    assert 0.25 == seconds(clock)
+    assert [1, 2] == sorted(replica.cancelled)
+
+
+@both_loops
+def test_copies_end_somewhere(loop: str, clock: VirtualClock) -> None:
+    """No more copies than `attempts` are sent, however long it takes."""
+    replica = Replica((10, "slow"))
+
+    assert "slow" == hedged(clock, loop, replica, after=0.1, attempts=3)
+    assert (3, 10) == (replica.sent, seconds(clock))
+
+
+@both_loops
+def test_arguments_reach_every_copy(loop: str, clock: VirtualClock) -> None:
+    """Each copy is called with the arguments of the call."""
+    seen = []
+
+    async def read(table: str, key: int) -> int:
+        seen.append((table, key))
+        await pause(1 / len(seen))
+        return key
+
+    assert 7 == run(clock, loop, lambda: tarry.hedge(read, "users", 7, after=0.1))
+    assert [("users", 7)] * 2 == seen
+
+
+@both_loops
+def test_percentile_needs_a_hundred_calls(loop: str, clock: VirtualClock) -> None:
+    """A live percentile is off until it is known, and then says when the copy goes."""
+    lengths = [n / 100 for n in range(1, 101)]
+    replica = Replica(*((length, "sample") for length in lengths), (10, "slow"), (0.01, "copy"))
+    downstream = Downstream("replicas")
+
+    for _ in range(100):
+        assert "sample" == hedged(clock, loop, replica, after="p95", downstream=downstream)
+    before = seconds(clock)
+    result = hedged(clock, loop, replica, after="p95", downstream=downstream)
+
+    assert ("copy", 102) == (result, replica.sent)
+    assert 0.96 + 0.01 == pytest.approx(seconds(clock) - before, abs=1e-5)
+
+
+@both_loops
+def test_percentile_is_kept_per_function(loop: str, clock: VirtualClock) -> None:
+    """Without a downstream, the latency is remembered with the function."""
+    sent = 0
+
+    async def read() -> int:
+        nonlocal sent
+        sent += 1
+        await pause(10 if sent == 101 else 0.01)
+        return sent
+
+    async def main() -> None:
+        for _ in range(101):
+            await tarry.hedge(read, after="p90")
+
+    run(clock, loop, main)
+
+    assert 102 == sent
+
+
+@both_loops
+def test_max_extra_load_is_a_cap(loop: str, clock: VirtualClock) -> None:
+    """However slow everything gets, copies add no more than the share that was asked for."""
+    downstream = Downstream("replicas")
+    quick, slow = Replica((0.01, "quick")), Replica((10, "slow"))
+
+    for _ in range(200):
+        hedged(clock, loop, quick, max_extra_load=0.05, downstream=downstream)
+    for _ in range(200):
+        hedged(clock, loop, slow, max_extra_load=0.05, downstream=downstream)
+
+    copies = quick.sent + slow.sent - 400
+    assert 0 < copies <= 20
+
+
+# --- when none is sent ----------------------------------------------------------------------------
+
+
+@both_loops
+@pytest.mark.parametrize(
+    "downstream",
+    [
+        lambda: Downstream("replicas", budget=tarry.TokenBudget(capacity=1)),
+        lambda: Downstream("replicas", max_in_flight=1),
+    ],
+    ids=["empty budget", "in-flight cap"],
+)
+def test_refused_copy_is_no_failure(
+    loop: str, downstream: Callable[[], Downstream], clock: VirtualClock
+) -> None:
+    """When the budget or a limit says no to a copy, the call goes on with the first."""
+    replica = Replica((1, "first"), (0.01, "second"))
+
+    assert "first" == hedged(clock, loop, replica, after=0.1, downstream=downstream())
+    assert 1 == replica.sent
+
+
+@both_loops
+def test_copies_are_paid_for(loop: str, clock: VirtualClock) -> None:
+    """A copy takes from the retry budget what a retry would."""
+    downstream = Downstream("replicas", budget=tarry.TokenBudget("aws-2020"))
+    replica = Replica((10, ConnectionError("first")))
+
+    with pytest.raises(ConnectionError, match="first"):
+        hedged(clock, loop, replica, after=0.1, downstream=downstream)
+
+    assert 495 == downstream.balance
+
+
+@both_loops
+def test_rate_limit_holds_copies_back(loop: str, clock: VirtualClock) -> None:
+    """Each copy waits for its turn when the rate of the dependency is limited."""
+    downstream = Downstream("replicas", limiter=tarry.AdaptiveRate())
+    throttled = tarry.Outcome(tarry.Kind.THROTTLED)
+    replica = Replica((0, ConnectionError()), (0.5, "second"))
+
+    # One attempt in two seconds after the first throttle.
+    assert "second" == hedged(
+        clock, loop, replica, after=50, on=lambda _: throttled, downstream=downstream
+    )
+    assert 2.5 == seconds(clock)
+
+
+@both_loops
+def test_open_breaker(loop: str, clock: VirtualClock) -> None:
+    """An open breaker refuses the call before anything is sent."""
+    downstream = Downstream("replicas", breaker=tarry.Breaker())
+    downstream.force("open")
+    replica = Replica((1, "first"))
+
+    with pytest.raises(tarry.BreakerOpen) as caught:
+        hedged(clock, loop, replica, after=0.1, downstream=downstream)
+
+    assert "replicas" == caught.value.downstream
+    assert 0 == replica.sent
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@both_loops
+def test_error_that_is_not_named_is_the_answer(loop: str, clock: VirtualClock) -> None:
+    """An error that `on` does not name ends the call, and the other copy is cancelled."""
+    replica = Replica((10, "first"), (0.1, ValueError("wrong")))
+
+    with pytest.raises(ValueError, match="wrong") as caught:
+        hedged(clock, loop, replica, after=0.1, on=ConnectionError)
+
+    assert [1] == replica.cancelled
+    assert ["tarry: op gave up after 2 attempts: the error is not retryable"] == (
+        caught.value.__notes__
+    )
+
+
+@both_loops
+def test_error_that_is_named_sends_the_next_copy_at_once(loop: str, clock: VirtualClock) -> None:
+    """After an error that `on` names, the next copy does not wait for its time."""
+    replica = Replica((0.05, ConnectionError()), (0.01, "second"))
+
+    assert "second" == hedged(clock, loop, replica, after=5, on=ConnectionError)
+    assert 0.06 == seconds(clock)
+
+
+@both_loops
+def test_error_of_one_copy_waits_for_the_other(loop: str, clock: VirtualClock) -> None:
+    """While another copy runs, an error that `on` names is no answer yet."""
+    replica = Replica((1, "first"), (0.1, ConnectionError()))
+
+    assert "first" == hedged(clock, loop, replica, after=0.1, on=ConnectionError)
+    assert 1 == seconds(clock)
+
+
+@both_loops
+def test_every_copy_fails(loop: str, clock: VirtualClock) -> None:
+    """When every copy has failed, the last error is raised with a note and a record."""
+    replica = Replica((0.05, ConnectionError("first")), (0.05, ConnectionError("second")))
+
+    with pytest.raises(ConnectionError, match="second") as caught:
+        hedged(clock, loop, replica, after=5, on=ConnectionError)
+
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert ("op", 2, Reason.ATTEMPTS) == (record.operation, record.attempts, record.reason)
+    assert ["tarry: op gave up after 2 attempts: no attempts left"] == caught.value.__notes__
+
+
+@both_loops
+def test_failed_hedge_is_not_retried_above(loop: str, clock: VirtualClock) -> None:
+    """An error that a hedged call has given up on passes through a retry loop around it."""
+    replica = Replica((0.05, ConnectionError()))
+
+    async def main() -> None:
+        await tarry.acall(
+            lambda: tarry.hedge(replica.read, after=5, on=ConnectionError), on=ConnectionError
+        )
+
+    with pytest.raises(ConnectionError):
+        run(clock, loop, main)
+
+    assert 2 == replica.sent
+
+
+@both_loops
+def test_retried_error_stays_marked_through_a_hedge(loop: str, clock: VirtualClock) -> None:
+    """A hedge between two loops takes no mark off: the outer one still passes the error on."""
+    sent = 0
+
+    @tarry.retry(on=ConnectionError, attempts=2)
+    async def leaf() -> None:
+        nonlocal sent
+        sent += 1
+        raise ConnectionError
+
+    async def main() -> None:
+        await tarry.acall(lambda: tarry.hedge(leaf, after=50), on=ConnectionError)
+
+    with pytest.raises(ConnectionError):
+        run(clock, loop, main)
+
+    assert 2 == sent
+
+
+# --- cut off --------------------------------------------------------------------------------------
+
+
+def cancel_after(
+    clock: VirtualClock, loop: str, length: float, call: Callable[[], Awaitable[Any]]
+) -> None:
+    """Run a call, cancel it from outside, and see that it was cancelled."""
+
+    async def on_asyncio() -> None:
+        task = asyncio.ensure_future(call())
+        asyncio.get_running_loop().call_later(length, task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def on_trio() -> None:
+        with trio.move_on_after(length) as scope:
+            await call()
+        assert scope.cancelled_caught
+
+    run(clock, loop, on_asyncio if loop == "asyncio" else on_trio)
+
+
+@both_loops
+def test_cancellation(loop: str, clock: VirtualClock) -> None:
+    """A cancelled call cancels every copy, gives back their places and counts nothing."""
+    downstream = Downstream(
+        "replicas",
+        breaker=tarry.Breaker(consecutive=1),
+        budget=tarry.TokenBudget(),
+        max_in_flight=2,
+    )
+    replica = Replica((10, "first"), (10, "second"), (0.01, "third"), (0.01, "fourth"))
+
+    cancel_after(
+        clock, loop, 0.5, lambda: tarry.hedge(replica.read, after=0.1, downstream=downstream)
+    )
+
+    assert [1, 2] == sorted(replica.cancelled)
+    assert 0.5 == seconds(clock)
+    assert tarry.BreakerState.CLOSED == downstream.state
+    assert "third" == hedged(clock, loop, replica, after=0.1, downstream=downstream)
+
+
+@both_loops
+def test_cancellation_says_nothing_about_latency(loop: str, clock: VirtualClock) -> None:
+    """How long a caller was patient is not taken for how long the dependency takes."""
+    downstream = Downstream("replicas")
+    replica = Replica((10, "slow"))
+
+    cancel_after(
+        clock, loop, 0.5, lambda: tarry.hedge(replica.read, after=1, downstream=downstream)
+    )
+
+    assert None is downstream.quantile(0.5)
+
+
+@both_loops
+@pytest.mark.parametrize("kind", [Halt, KeyboardInterrupt])
+def test_base_exception_of_a_copy(
+    loop: str, kind: type[BaseException], clock: VirtualClock
+) -> None:
+    """An error beside `Exception` comes out of the call as it is, and the other copy ends."""
+    replica = Replica((10, "first"), (0.1, kind()))
+
+    with pytest.raises(kind):
+        hedged(clock, loop, replica, after=0.1, on=Exception)
+
+    assert [1] == replica.cancelled
+
+
+@both_loops
+def test_deadline(loop: str, clock: VirtualClock) -> None:
+    """A hedged call ends at the deadline around it, with all its copies."""
+    replica = Replica((10, "slow"))
+
+    with tarry.deadline(1), pytest.raises(tarry.DeadlineExceeded) as caught:
+        hedged(clock, loop, replica, after=0.1)
+
+    assert "op: the deadline has passed" == str(caught.value)
+    assert [1, 2] == sorted(replica.cancelled)
+    assert 1 == seconds(clock)
+
+
+@both_loops
+def test_deadline_that_has_passed(loop: str, clock: VirtualClock) -> None:
+    """Nothing is sent after the deadline."""
+    replica = Replica((0, "first"))
+
+    with tarry.deadline(1):
+        clock.advance(2)
+        with pytest.raises(tarry.DeadlineExceeded):
+            hedged(clock, loop, replica, after=0.1)
+
+    assert 0 == replica.sent
+
+
+@both_loops
+def test_copies_see_the_deadline(loop: str, clock: VirtualClock) -> None:
+    """Inside a copy, `remaining` tells what is left of the deadline around the call."""
+    left: list[float | None] = []
+
+    async def read() -> None:
+        left.append(tarry.remaining())
+        await pause(0.5)
+
+    with tarry.deadline(2):
+        run(clock, loop, lambda: tarry.hedge(read, after=0.3))
+
+    assert [pytest.approx(2), pytest.approx(1.7)] == left
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@both_loops
+def test_events_of_a_copy_that_wins(loop: str, clock: VirtualClock) -> None:
+    """A copy is told when it is sent and when it wins."""
+    with captured_events() as events:
+        hedged(clock, loop, Replica((10, 1), (0.1, 2)), after=0.1, downstream=Downstream("r"))
+
+    assert [HedgeFired("op", "r", 2), HedgeWon("op", "r", 2), Succeeded("op", "r", 2)] == events
+
+
+@both_loops
+def test_events_of_giving_up(loop: str, clock: VirtualClock) -> None:
+    """A hedged call that fails says so with its reason."""
+    with captured_events() as events, pytest.raises(ConnectionError) as caught:
+        hedged(
+            clock,
+            loop,
+            Replica((0, ConnectionError())),
+            after=1,
+            on=ConnectionError,
+            downstream=Downstream("r"),
+        )
+
+    assert [
+        HedgeFired("op", "r", 2),
+        GaveUp("op", "r", 2, Reason.ATTEMPTS, 0.0, None, None, caught.value),
+    ] == events

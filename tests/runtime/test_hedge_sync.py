@@ -1,0 +1,225 @@
+"""Hedged calls of plain code, and what both kinds of hedged calls refuse.
+
+Copies are real threads here, so the waits are real too, and short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tarry
+from tarry import Downstream, HedgeFired, HedgeWon, Reason, Succeeded
+from tarry.testing import VirtualClock, captured_events
+
+LONG = 10.0
+"""Seconds after which a test that hangs fails; none waits for so long when all is well."""
+SHORT = 0.02
+
+
+class Replica:
+    """The first copy blocks until it is let go; the others end as they are told."""
+
+    def __init__(self, *ends: object) -> None:
+        self._ends = ends
+        self._lock = threading.Lock()
+        self.sent = 0
+        self.release = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def read(self) -> object:
+        """Be called."""
+        with self._lock:
+            self.sent += 1
+            number = self.sent
+            self.threads.append(threading.current_thread())
+        if number == 1:
+            self.release.wait(LONG)
+        end = self._ends[min(number, len(self._ends)) - 1]
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    def finish(self) -> None:
+        """Let the first copy go and wait until every thread is gone."""
+        self.release.set()
+        for thread in self.threads:
+            thread.join(LONG)
+
+
+def test_fast_answer_needs_no_copy() -> None:
+    """A call that answers in time is sent once."""
+    replica = Replica("first")
+    replica.release.set()
+
+    assert "first" == tarry.hedge_sync(replica.read, after=LONG)
+    assert 1 == replica.sent
+
+
+def test_slow_call_gets_a_copy() -> None:
+    """The copy wins, and nobody waits for the first, which runs on."""
+    replica = Replica("first", "second")
+
+    with captured_events() as events:
+        assert "second" == tarry.hedge_sync(replica.read, after=SHORT, name="op")
+
+    assert replica.threads[0].is_alive()
+    replica.finish()
+    name = "Replica.read"
+    assert [
+        HedgeFired("op", name, 2),
+        HedgeWon("op", name, 2),
+        Succeeded("op", name, 2),
+    ] == events
+
+
+def test_places_of_losers_come_back() -> None:
+    """A loser that nobody waits for holds no place in the in-flight cap."""
+    downstream = Downstream("replicas", max_in_flight=2)
+    replica = Replica("first", "second", "third")
+    tarry.hedge_sync(replica.read, after=SHORT, downstream=downstream)
+
+    assert "third" == tarry.hedge_sync(replica.read, after=LONG, downstream=downstream)
+    replica.finish()
+
+
+def test_arguments_reach_the_function() -> None:
+    """The function is called with the arguments of the call."""
+
+    def read(table: str, key: int) -> str:
+        return f"{table}/{key}"
+
+    assert "users/7" == tarry.hedge_sync(read, "users", 7, after=LONG)
+
+
+def test_error_that_is_not_named_is_the_answer() -> None:
+    """An error that `on` does not name ends the call at once."""
+    replica = Replica("first", ValueError("wrong"))
+
+    with pytest.raises(ValueError, match="wrong"):
+        tarry.hedge_sync(replica.read, after=SHORT)
+
+    replica.finish()
+
+
+def test_error_that_is_named_sends_the_next_copy_at_once() -> None:
+    """After an error that `on` names, the next copy does not wait for its time."""
+    replica = Replica(ConnectionError(), "second")
+    replica.release.set()
+
+    assert "second" == tarry.hedge_sync(replica.read, after=LONG, on=ConnectionError)
+
+
+def test_every_copy_fails() -> None:
+    """When every copy has failed, the last error is raised with a note and a record."""
+    replica = Replica(ConnectionError("first"), ConnectionError("second"))
+    replica.release.set()
+
+    with pytest.raises(ConnectionError, match="second") as caught:
+        tarry.hedge_sync(replica.read, after=LONG, on=ConnectionError, name="op")
+
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert (2, Reason.ATTEMPTS) == (record.attempts, record.reason)
+    assert ["tarry: op gave up after 2 attempts: no attempts left"] == caught.value.__notes__
+
+
+def test_base_exception_of_a_copy() -> None:
+    """KeyboardInterrupt in a copy comes out of the call as it is."""
+    replica = Replica(KeyboardInterrupt())
+    replica.release.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        tarry.hedge_sync(replica.read, after=LONG, on=Exception)
+
+
+def test_open_breaker() -> None:
+    """An open breaker refuses the call before a thread is started."""
+    downstream = Downstream("replicas", breaker=tarry.Breaker())
+    downstream.force("open")
+    replica = Replica("first")
+
+    with pytest.raises(tarry.BreakerOpen):
+        tarry.hedge_sync(replica.read, after=LONG, downstream=downstream)
+
+    assert 0 == replica.sent
+
+
+def test_percentile_is_off_without_samples() -> None:
+    """Before a hundred calls nobody knows the percentile, and no copy is sent."""
+    assert 1 == tarry.hedge_sync(lambda: 1, after="p50")
+
+
+def test_deadline() -> None:
+    """A hedged call ends at the deadline around it."""
+    replica = Replica("first")
+
+    with tarry.deadline(SHORT), pytest.raises(tarry.DeadlineExceeded):
+        tarry.hedge_sync(replica.read, after=LONG)
+
+    replica.finish()
+
+
+def test_copies_see_the_deadline() -> None:
+    """Inside the thread of a copy, `remaining` tells what is left."""
+    with tarry.deadline(LONG):
+        left = tarry.hedge_sync(tarry.remaining, after=LONG)
+
+    assert left is not None
+    assert 0 < left <= LONG
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "after or max_extra_load must be given"),
+        ({"after": "95"}, "after must be seconds or a percentile"),
+        ({"after": "p0"}, "after must be seconds or a percentile"),
+        ({"after": "p100"}, "after must be seconds or a percentile"),
+        ({"after": -1}, "after must be at least 0"),
+        ({"max_extra_load": 0}, "max_extra_load must be greater than 0"),
+        ({"max_extra_load": 5}, "max_extra_load must be greater than 0 and at most 1"),
+        ({"after": 1, "attempts": 1}, "attempts must be at least 2"),
+        ({"after": 1, "on": KeyboardInterrupt}, "on must name subclasses of Exception"),
+        ({"after": 1, "on": "ConnectionError"}, "on must be an exception type"),
+        ({"after": 1, "downstream": "replicas"}, "downstream must be"),
+        ({"after": 1, "policy": tarry.Policy()}, "never both"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
+    """A wrong argument is refused before anything is sent, and the error names it."""
+    calls = []
+
+    async def read() -> None:
+        calls.append(1)
+
+    with pytest.raises(tarry.ConfigurationError, match=message):
+        tarry.hedge_sync(lambda: calls.append(1), **options)
+    with pytest.raises(tarry.ConfigurationError, match=message):
+        asyncio.run(tarry.hedge(read, **options))
+
+    assert [] == calls
+
+
+def test_hedging_of_a_retried_function_is_refused() -> None:
+    """`retry(hedging=...)` is refused at construction: retry or hedge, never both."""
+    with pytest.raises(tarry.ConfigurationError, match="never both"):
+        tarry.retry(on=ConnectionError, hedging="p95")  # type: ignore[arg-type]
+
+
+def test_coroutine_function_is_refused(clock: VirtualClock) -> None:
+    """`hedge_sync` of a coroutine function is an error that names `hedge`."""
+
+    async def read() -> None: ...
+
+    wrong: Callable[[], Any] = read
+    with pytest.raises(tarry.ConfigurationTypeError, match=r"tarry\.hedge\("):
+        tarry.hedge_sync(wrong, after=1)

@@ -1,0 +1,90 @@
+"""Hedged calls of plain code when there is no thread for a further copy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import tarry
+from tarry import Downstream
+from tests.runtime.test_copies import MOST, Stuck
+
+
+@pytest.fixture
+def one_left() -> Iterator[None]:
+    """Use up the places for threads, all but one."""
+    stuck = Stuck()
+    try:
+        for _ in range(MOST - 1):
+            with pytest.raises(tarry.AttemptTimeout):
+                tarry.call(stuck.hang, on=OSError, timeout=1e-4, attempts=1)
+        yield
+    finally:
+        stuck.finish()
+
+
+@pytest.mark.usefixtures("one_left")
+def test_no_place_for_a_further_copy() -> None:
+    """A hedged call goes on with the copy that runs when the threads are used up."""
+    downstream = Downstream("replicas", max_in_flight=2)
+    calls = []
+
+    def read() -> str:
+        calls.append(1)
+        threading.Event().wait(0.03)
+        return "first"
+
+    assert "first" == tarry.hedge_sync(read, after=0.005, downstream=downstream)
+    assert [1] == calls
+    iterators = [iter(tarry.attempts(on=OSError, downstream=downstream)) for _ in range(2)]
+    assert [1, 1] == [next(iterator).number for iterator in iterators]
+
+
+def test_no_thread_for_a_further_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that starts no more threads is no failure either, and the credit is not spent."""
+    budget = tarry.TokenBudget()
+    downstream = Downstream("replicas", budget=budget)
+    start = threading.Thread.start
+    started = []
+
+    def no_second(thread: threading.Thread) -> None:
+        if thread.name == "tarry-attempt":
+            started.append(1)
+            if len(started) > 1:
+                msg = "can't start new thread"
+                raise RuntimeError(msg)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", no_second)
+    before = downstream.balance
+
+    def read() -> str:
+        threading.Event().wait(0.03)
+        return "first"
+
+    assert "first" == tarry.hedge_sync(read, after=0.005, downstream=downstream)
+    assert (2, before) == (len(started), downstream.balance)
+
+
+def test_error_stays_when_there_is_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the first copy failed and no thread can be had for the next, its own error is raised."""
+    start = threading.Thread.start
+    started = []
+
+    def no_second(thread: threading.Thread) -> None:
+        if thread.name == "tarry-attempt":
+            started.append(1)
+            if len(started) > 1:
+                msg = "can't start new thread"
+                raise RuntimeError(msg)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", no_second)
+
+    def read() -> str:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        tarry.hedge_sync(read, after=5, on=ConnectionError)

@@ -1,0 +1,413 @@
+"""What a call holds comes back however it is left: KeyboardInterrupt, and user code that raises."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import tarry
+from tarry import Downstream
+from tarry.runtime import deadlines
+from tarry.testing import VirtualClock, no_wait
+from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, Step
+
+
+@pytest.fixture(autouse=True)
+def _own_scope() -> Iterator[None]:
+    """Keep a deadline that a failing test leaves behind from the other tests."""
+    deadlines.scope.set(None)
+    yield
+    deadlines.scope.set(None)
+
+
+class Bang(BaseException):
+    """An error that nobody expects."""
+
+
+@contextmanager
+def interrupting(event: str, qualname: str, module: str = "tarry.") -> Iterator[None]:
+    """Raise KeyboardInterrupt when a function of tarry is called, or when it returns."""
+
+    def profile(frame: FrameType, kind: str, arg: object) -> None:
+        ours = str(frame.f_globals.get("__name__", "")).startswith(module)
+        if ours and kind == event and frame.f_code.co_qualname == qualname:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def is_free(downstream: Downstream) -> bool:
+    """Say whether the one place of a downstream can be had, after the finalizers have run."""
+    gc.collect()
+    try:
+        return tarry.call(lambda: True, on=OSError, downstream=downstream)
+    except tarry.LimitReached:
+        return False
+
+
+# --- KeyboardInterrupt between two steps ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("event", "where"),
+    [
+        ("return", "Run.begin"),
+        ("call", "Run.accepts"),
+        ("call", "Call.succeeded"),
+        ("call", "Run.survives"),
+        ("call", "Call.failed"),
+    ],
+)
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_interrupt_around_the_function(
+    clock: VirtualClock, driver: Driver, event: str, where: str
+) -> None:
+    """An interrupt after the permit was taken or before the result is recorded gives it back."""
+    downstream = Downstream("payments", max_in_flight=1)
+
+    with pytest.raises(KeyboardInterrupt), interrupting(event, where):
+        driver.run(clock, Dependency(clock, FAIL, OK), downstream=downstream)
+
+    assert is_free(downstream)
+
+
+BLOCKS = [driver for driver in DRIVERS if driver.form == "block"]
+
+
+@pytest.mark.parametrize(
+    ("event", "where"),
+    [
+        ("call", "AttemptBlock.__init__"),
+        ("call", "AttemptBlock.__enter__"),
+        ("call", "AttemptBlock.__exit__"),
+        ("call", "AttemptBlock._end"),
+    ],
+)
+@pytest.mark.parametrize("driver", BLOCKS, ids=str)
+def test_interrupt_around_a_block(
+    clock: VirtualClock, driver: Driver, event: str, where: str
+) -> None:
+    """An interrupt while a block is made, entered or left gives its permit back."""
+    downstream = Downstream("payments", max_in_flight=1)
+
+    with pytest.raises(KeyboardInterrupt), interrupting(event, where):
+        driver.run(clock, Dependency(clock, OK), downstream=downstream)
+
+    assert is_free(downstream)
+
+
+def test_interrupt_while_a_block_takes_its_deadline(clock: VirtualClock) -> None:
+    """An interrupt while a block sets its deadline gives the permit back and leaves no deadline."""
+    downstream = Downstream("payments", max_in_flight=1)
+
+    with pytest.raises(KeyboardInterrupt), interrupting("call", "enter"):
+        BLOCKS[0].run(clock, Dependency(clock, OK), downstream=downstream, deadline=5)
+
+    assert (None, True) == (tarry.remaining(), is_free(downstream))
+
+
+@pytest.mark.parametrize(
+    ("event", "where"),
+    [
+        ("call", "Hedging.delay"),
+        ("return", "_HedgedRun.begin"),
+        ("call", "_HedgedRun.left"),
+        ("call", "_HedgedRun.won"),
+    ],
+)
+@pytest.mark.parametrize("form", ["hedge", "hedge_sync"])
+def test_interrupt_around_a_hedged_call(
+    clock: VirtualClock, form: str, event: str, where: str
+) -> None:
+    """An interrupt after the first copy got its permit or before it has won gives it back."""
+    downstream = Downstream("payments", max_in_flight=1)
+
+    async def answer() -> None:
+        """Answer at once."""
+
+    async def main() -> None:
+        await tarry.hedge(answer, after=5, downstream=downstream)
+
+    with pytest.raises(KeyboardInterrupt), interrupting(event, where):
+        if form == "hedge":
+            clock.run(main)
+        else:
+            tarry.hedge_sync(lambda: None, after=5, downstream=downstream)
+
+    assert is_free(downstream)
+
+
+# --- the lock -------------------------------------------------------------------------------------
+
+LOCKED: dict[str, Callable[[Downstream], object]] = {
+    "admit": lambda d: d.admit(0.0),
+    "record": lambda d: d.record(0, tarry.Outcome(tarry.Kind.TRANSIENT), 0.0, 0.0, 0.5),
+    "cancelled": lambda d: d.cancelled(0, 0.0, 0.0),
+    "refusal": lambda d: d.refusal(tarry.Outcome(tarry.Kind.TRANSIENT), 0.0),
+    "withdraw": lambda d: d.withdraw(tarry.Outcome(tarry.Kind.TRANSIENT), 0.0),
+    "deposit": lambda d: d.deposit(1.0, 0.0),
+    "standing": lambda d: d.standing(0.0),
+    "expected_duration": lambda d: d.expected_duration(),
+    "hedge_delay": lambda d: d.hedge_delay(0.5, 1),
+    "earn_hedge": lambda d: d.earn_hedge(0.5),
+    "pay_hedge": lambda d: d.pay_hedge(),
+    "passed": lambda d: d.succeeded(0, 0.0),
+    "force": lambda d: d.force("open"),
+}
+
+
+@pytest.mark.parametrize("name", LOCKED)
+def test_lock_is_free_after_an_interrupt(name: str) -> None:
+    """An interrupt while the core thinks under the lock leaves the lock free."""
+    downstream = Downstream("payments", breaker=tarry.Breaker(), max_in_flight=1)
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        interrupting("call", f"Downstream.{name}", "tarry.core."),
+    ):
+        LOCKED[name](downstream)
+
+    assert not downstream._lock.locked()
+
+
+@pytest.mark.parametrize("name", LOCKED)
+def test_lock_is_free_after_an_error_inside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A BaseException of the core under the lock leaves the lock free."""
+
+    def bang(*args: object, **kwargs: object) -> None:
+        raise Bang
+
+    downstream = Downstream("payments", breaker=tarry.Breaker(), max_in_flight=1)
+    monkeypatch.setattr(tarry.core.downstream.Downstream, name, bang)
+
+    with pytest.raises(Bang):
+        LOCKED[name](downstream)
+
+    assert not downstream._lock.locked()
+
+
+# --- user code that raises ------------------------------------------------------------------------
+
+
+class Nasty:
+    """A limiter, a budget or dice of which one method raises, as often as told."""
+
+    def __init__(self, method: str, error: type[BaseException], times: int = 1, skip: int = 0):
+        self._method = method
+        self._error = error
+        self._times = times
+        self._skip = skip
+
+    def _do(self, method: str) -> None:
+        if method == self._method:
+            self._skip -= 1
+            if self._skip < 0 and self._times:
+                self._times -= 1
+                raise self._error
+
+    def acquire(self, now: float) -> float | None:
+        """Let everything through."""
+        self._do("acquire")
+        return 0.0
+
+    def release(self, outcome: tarry.Outcome | None, duration: float, now: float) -> None:
+        """Learn nothing."""
+        self._do("release")
+
+    def recovered(self, now: float) -> None:
+        """Learn nothing."""
+
+    def cost(self, outcome: tarry.Outcome) -> float:
+        """Cost something."""
+        self._do("cost")
+        return 1.0
+
+    def balance(self, now: float) -> float:
+        """Have enough."""
+        self._do("balance")
+        return 100.0
+
+    def withdraw(self, cost: float, now: float) -> bool:
+        """Pay."""
+        self._do("withdraw")
+        return True
+
+    def deposit(self, amount: float, now: float) -> None:
+        """Take."""
+        self._do("deposit")
+
+    def settle(self, outcome: tarry.Outcome, paid: float, now: float) -> None:
+        """Learn nothing."""
+        self._do("settle")
+
+    def random(self) -> float:
+        """Draw."""
+        self._do("random")
+        return 0.5
+
+
+@pytest.mark.parametrize("error", [LookupError, Bang])
+@pytest.mark.parametrize("steps", [(OK,), (FAIL, OK)], ids=["success", "failure"])
+@pytest.mark.parametrize("method", ["acquire", "release"])
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_limiter_that_raises(
+    clock: VirtualClock,
+    driver: Driver,
+    method: str,
+    steps: tuple[Step, ...],
+    error: type[BaseException],
+) -> None:
+    """A limiter of the user's that raises costs no in-flight place."""
+    downstream = Downstream("payments", limiter=Nasty(method, error), max_in_flight=1)
+
+    with pytest.raises(error):
+        driver.run(clock, Dependency(clock, *steps), downstream=downstream)
+
+    assert is_free(downstream)
+
+
+@pytest.mark.parametrize("error", [LookupError, Bang])
+@pytest.mark.parametrize("method", ["cost", "balance", "withdraw", "settle"])
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_budget_that_raises(
+    clock: VirtualClock, driver: Driver, method: str, error: type[BaseException]
+) -> None:
+    """A budget of the user's that raises costs no in-flight place."""
+    downstream = Downstream("payments", budget=Nasty(method, error), max_in_flight=1)
+
+    with pytest.raises(error):
+        driver.run(clock, Dependency(clock, FAIL, OK), downstream=downstream)
+
+    assert is_free(downstream)
+
+
+@pytest.mark.parametrize("error", [LookupError, Bang])
+@pytest.mark.parametrize("steps", [(OK,), (FAIL, OK)], ids=["success", "failure"])
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_dice_that_raise(
+    clock: VirtualClock, driver: Driver, steps: tuple[Step, ...], error: type[BaseException]
+) -> None:
+    """A random source that raises costs no in-flight place."""
+    downstream = Downstream("payments", max_in_flight=1)
+    dice = Nasty("random", error)
+
+    with pytest.raises(error):
+        driver.run(clock, Dependency(clock, *steps), downstream=downstream, random=dice)
+
+    assert is_free(downstream)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [tarry.AttemptStarted, tarry.AttemptFailed, tarry.WillWait, tarry.Waited, tarry.Succeeded],
+)
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_listener_that_raises_a_base_exception(
+    clock: VirtualClock, driver: Driver, kind: type[tarry.Event]
+) -> None:
+    """A listener that ends the program costs no in-flight place."""
+    downstream = Downstream("payments", max_in_flight=1)
+
+    def listener(event: tarry.Event) -> None:
+        if isinstance(event, kind):
+            raise Bang
+
+    remove = tarry.listen(listener)
+    try:
+        with pytest.raises(Bang):
+            driver.run(clock, Dependency(clock, FAIL, OK), downstream=downstream)
+    finally:
+        remove()
+
+    assert is_free(downstream)
+
+
+def half_open(clock: VirtualClock) -> Downstream:
+    """Return a downstream whose breaker lets one probe through at a time."""
+    breaker = tarry.Breaker(consecutive=1, open_for=5, spread=0, probes=1)
+    downstream = Downstream("payments", breaker=breaker)
+    downstream.record(breaker.generation, tarry.Outcome(tarry.Kind.TRANSIENT), 0.0, clock.now(), 0)
+    clock.advance(5)
+    return downstream
+
+
+@pytest.mark.parametrize("error", [LookupError, Bang])
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_probe_comes_back_from_dice_that_raise(
+    clock: VirtualClock, driver: Driver, error: type[BaseException]
+) -> None:
+    """A random source that raises does not keep the place of the breaker's probe."""
+    downstream = half_open(clock)
+
+    with pytest.raises(error):
+        driver.run(
+            clock,
+            Dependency(clock, FAIL, OK),
+            downstream=downstream,
+            random=Nasty("random", error),
+        )
+
+    assert True is tarry.call(lambda: True, on=OSError, downstream=downstream)
+
+
+@pytest.mark.parametrize("error", [LookupError, Bang])
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_probe_comes_back_from_a_predicate_that_raises(
+    clock: VirtualClock, driver: Driver, error: type[BaseException]
+) -> None:
+    """An `on` that raises does not keep the place of the breaker's probe."""
+    downstream = half_open(clock)
+
+    def on(failure: Exception) -> bool:
+        raise error
+
+    with pytest.raises(error):
+        driver.run(clock, Dependency(clock, FAIL), downstream=downstream, on=on)
+
+    assert True is tarry.call(lambda: True, on=OSError, downstream=downstream)
+
+
+def places_of(downstream: Downstream) -> int:
+    """Count the places that can be had at once, by taking them all."""
+    permits: list[Any] = []
+    while isinstance(permit := downstream.admit(0.0), int):
+        permits.append(permit)
+    for permit in permits:
+        downstream.cancelled(permit, 0.0, 0.0)
+    return len(permits)
+
+
+@pytest.mark.parametrize("skip", [0, 1, 2])
+@pytest.mark.parametrize("times", [1, 3])
+def test_limiter_that_raises_under_a_hedged_call(
+    clock: VirtualClock, skip: int, times: int
+) -> None:
+    """A limiter that raises when copies end neither keeps their places nor frees one twice."""
+    limiter = Nasty("release", LookupError, times, skip)
+    downstream = Downstream("payments", limiter=limiter, max_in_flight=3)
+    sent: list[int] = []
+
+    async def read() -> None:
+        sent.append(1)
+        if len(sent) < 3:
+            await tarry.runtime.aio.sleep(60)
+
+    async def main() -> None:
+        await tarry.hedge(read, after=1, attempts=3, downstream=downstream)
+
+    with pytest.raises(LookupError), no_wait():
+        clock.run(main)
+    limiter._times = 0
+
+    assert 3 == places_of(downstream)

@@ -1,0 +1,127 @@
+"""Retry at one layer: errors that come from one that a loop below gave up on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+import tarry
+from tarry.testing import VirtualClock
+
+BELOW, ABOVE = 2, 3
+
+
+class Other(Exception):
+    """What the layer between makes of an error."""
+
+
+class Leaf:
+    """Always fails, and is retried."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.load: Callable[[], None] = tarry.retry(on=OSError, attempts=BELOW)(self._load)
+        self.aload = tarry.retry(on=OSError, attempts=BELOW)(self._aload)
+
+    def _load(self) -> None:
+        self.calls += 1
+        raise OSError
+
+    async def _aload(self) -> None:
+        self._load()
+
+
+def through_context(leaf: Leaf) -> None:
+    """Raise another error while the first is handled."""
+    try:
+        leaf.load()
+    except OSError:
+        raise Other  # noqa: B904 - the very subject
+
+
+def through_finally(leaf: Leaf) -> None:
+    """Raise another error while cleaning up."""
+    try:
+        leaf.load()
+    finally:
+        raise Other
+
+
+def through_cause(leaf: Leaf) -> None:
+    """Raise another error from the first."""
+    try:
+        leaf.load()
+    except OSError as error:
+        raise Other from error
+
+
+def from_none(leaf: Leaf) -> None:
+    """Raise another error that denies the first."""
+    try:
+        leaf.load()
+    except OSError:
+        raise Other from None
+
+
+def afterwards(leaf: Leaf) -> None:
+    """Raise another error when the first was handled."""
+    with suppress(OSError):
+        leaf.load()
+    raise Other
+
+
+@pytest.mark.parametrize(
+    ("between", "calls"),
+    [
+        (through_context, BELOW),
+        (through_finally, BELOW),
+        (through_cause, BELOW),
+        (from_none, BELOW * ABOVE),
+        (afterwards, BELOW * ABOVE),
+    ],
+)
+def test_one_layer(clock: VirtualClock, between: Callable[[Leaf], None], calls: int) -> None:
+    """An error is passed on if it comes from one that was retried below, unless it denies that."""
+    leaf = Leaf()
+
+    with pytest.raises(Other):
+        tarry.call(between, leaf, on=Other, attempts=ABOVE)
+
+    assert calls == leaf.calls
+
+
+def only(error: Exception) -> bool:
+    """Retry groups."""
+    return isinstance(error, ExceptionGroup)
+
+
+@pytest.mark.parametrize("on", [ExceptionGroup, Exception, only, (LookupError, ExceptionGroup)])
+def test_one_layer_through_a_task_group(clock: VirtualClock, on: tarry.runtime.classify.On) -> None:
+    """A group of a task group is passed on if one of its members was retried below."""
+    leaf = Leaf()
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(leaf.aload())
+
+    with pytest.raises(ExceptionGroup):
+        clock.run(lambda: tarry.acall(work, on=on, attempts=ABOVE))
+
+    assert BELOW == leaf.calls
+
+
+def test_group_that_nobody_retried(clock: VirtualClock) -> None:
+    """A group of which no member was retried below is retried here."""
+    leaf = Leaf()
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(leaf._aload())
+
+    with pytest.raises(ExceptionGroup):
+        clock.run(lambda: tarry.acall(work, on=ExceptionGroup, attempts=ABOVE))
+
+    assert ABOVE == leaf.calls

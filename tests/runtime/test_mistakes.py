@@ -1,0 +1,489 @@
+"""Mistakes seen elsewhere that a single caller can meet; those of sharing have their own file."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import subprocess
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tarry
+from tarry import Downstream, Hint, Kind, Policy
+from tarry.testing import VirtualClock, no_wait, scripted_dice
+from tests.runtime.drivers import (
+    ASYNC,
+    DRIVERS,
+    FAIL,
+    OK,
+    PLAIN,
+    Answer,
+    Dependency,
+    Driver,
+    Function,
+    Step,
+    answers,
+    outcome_of,
+    pause,
+)
+
+every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
+
+
+# --- a deadline is never overslept ----------------------------------------------------------------
+
+delays = st.floats(0.001, 100)
+policies = st.builds(
+    lambda **fields: Policy(max_delay=200, **fields),
+    max_attempts=st.integers(1, 20),
+    initial_delay=delays,
+    multiplier=st.floats(1, 5),
+    backoff=st.sampled_from(["fixed", "linear", "exponential"]),
+    jitter=st.sampled_from(["none", "full", "equal", "decorrelated"]),
+    total_budget=st.none() | delays,
+)
+failures = st.builds(
+    lambda kind, hint, exact, takes: Step(
+        raises=answers(kind, hint=Hint(hint, exact=exact)).raises, takes=takes
+    ),
+    st.sampled_from([Kind.TRANSIENT, Kind.THROTTLED]),
+    st.none() | delays,
+    st.booleans(),
+    st.just(0.0) | delays,
+)
+dice = st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20)
+
+
+@given(policies, st.lists(failures, min_size=1, max_size=20), dice, delays)
+def test_deadline_is_not_overslept_by_plain_code(
+    policy: Policy, steps: list[Step], numbers: list[float], deadline: float
+) -> None:
+    """No attempt begins at or after the deadline, and no wait reaches beyond it."""
+    for driver in PLAIN:
+        with VirtualClock() as clock, scripted_dice(numbers):
+            dependency = Dependency(clock, *steps)
+            with pytest.raises((Answer, tarry.Rejected)):
+                driver.run(clock, dependency, on=outcome_of, policy=policy, deadline=deadline)
+
+        assert all(start < deadline + 1e-6 for start in dependency.starts)
+        last = len(dependency.starts) - 1
+        ended = dependency.starts[last] + steps[min(last, len(steps) - 1)].takes
+        assert clock.elapsed <= max(deadline, ended) + 1e-5
+
+
+@given(policies, st.lists(failures, min_size=1, max_size=20), dice, delays)
+def test_deadline_is_not_overslept_by_coroutines(
+    policy: Policy, steps: list[Step], numbers: list[float], deadline: float
+) -> None:
+    """A coroutine is never later than its deadline, because attempts are cut off there too."""
+    for driver in ASYNC[::4]:
+        with VirtualClock() as clock, scripted_dice(numbers):
+            with pytest.raises((Answer, tarry.Rejected)):
+                driver.run(
+                    clock,
+                    Dependency(clock, *steps),
+                    on=outcome_of,
+                    policy=policy,
+                    deadline=deadline,
+                )
+
+            assert clock.elapsed <= deadline + 1e-6
+
+
+@given(delays, st.lists(st.floats(0, 0.1), max_size=5))
+def test_cut_at_the_deadline_is_always_told_as_one(deadline: float, takes: list[float]) -> None:
+    """An attempt that the deadline cuts off raises DeadlineExceeded, however floats round."""
+    steps = [Step(raises=ConnectionError, takes=length * deadline) for length in takes]
+    policy = Policy(max_attempts=6, initial_delay=deadline / 1e3, max_delay=deadline / 100)
+    for driver in ASYNC[::4]:
+        with VirtualClock() as clock, pytest.raises(tarry.DeadlineExceeded):
+            dependency = Dependency(clock, *steps, Step(takes=1000))
+            driver.run(clock, dependency, deadline=deadline, policy=policy)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@every_driver
+def test_cause_of_the_user_stays(driver: Driver, clock: VirtualClock) -> None:
+    """`raise ... from ...` in the function is what the caller of the decorated one sees."""
+
+    def fail() -> None:
+        try:
+            raise KeyError("deep")
+        except KeyError as error:
+            raise ConnectionError("shallow") from error
+
+    async def fail_later() -> None:
+        fail()
+
+    with pytest.raises(ConnectionError, match="shallow") as caught:
+        driver.start(clock, driver.wrap(fail if driver.plain else fail_later))
+
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert caught.value.__cause__ is caught.value.__context__
+
+
+@every_driver
+def test_rejections_are_new_objects(driver: Driver, clock: VirtualClock) -> None:
+    """Every rejection is a new exception, and its traceback is as long as that of the first."""
+    payments = Downstream("payments", breaker=tarry.Breaker())
+    payments.force("open")
+    dependency = Dependency(clock, OK)
+
+    errors = []
+    for _ in range(5):
+        with pytest.raises(tarry.BreakerOpen) as caught:
+            driver.run(clock, dependency, downstream=payments)
+        errors.append(caught.value)
+
+    assert 5 == len({id(error) for error in errors})
+    assert 1 == len({len(traceback.extract_tb(error.__traceback__)) for error in errors})
+
+
+def test_mock_that_raises_one_object(clock: VirtualClock) -> None:
+    """A mock that raises the same object for ever is retried each time and collects no notes."""
+    error = ConnectionError("always the same")
+    mock = Mock(side_effect=error)
+
+    for _ in range(5):
+        with pytest.raises(ConnectionError, match="always the same"):
+            tarry.call(lambda: mock(), on=ConnectionError, name="op")  # noqa: PLW0108
+
+    assert 20 == mock.call_count
+    assert 1 == len(error.__notes__)
+
+
+class Shallow(Mock):
+    """A mock whose attributes of attributes end somewhere."""
+
+    def _get_child_mock(self, **kwargs: Any) -> Mock:
+        parents, parent = 0, self._mock_parent
+        while parent is not None:
+            parents, parent = parents + 1, parent._mock_parent
+        assert parents < 20, "looked for attributes of a mock without end"
+        return type(self)(**kwargs)
+
+
+class ShallowAsync(Shallow, AsyncMock):
+    """The same for a coroutine function."""
+
+
+def test_mock_can_be_called(clock: VirtualClock) -> None:
+    """A mock has every attribute that one asks for, and can be called with retries all the same."""
+    assert "done" == tarry.call(Shallow(side_effect=[ConnectionError, "done"]), on=ConnectionError)
+
+
+def test_async_mock_can_be_called(clock: VirtualClock) -> None:
+    """An AsyncMock is a coroutine function to the decorator."""
+    mock = ShallowAsync(side_effect=[ConnectionError, "done"])
+
+    assert "done" == clock.run(tarry.retry(on=ConnectionError)(mock))
+
+
+def test_callable_that_looks_like_a_partial(clock: VirtualClock) -> None:
+    """A callable object with attributes `func` and `keywords` of its own is called itself."""
+
+    async def other() -> None: ...
+
+    class Job:
+        def __init__(self) -> None:
+            self.func = other
+            self.keywords = ("urgent",)
+
+        def __call__(self) -> str:
+            return "done"
+
+    assert "done" == tarry.call(Job(), on=ConnectionError)
+
+
+# --- cancellation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("driver", PLAIN, ids=str)
+def test_cancel_token_ends_the_outer_loop_too(driver: Driver, clock: VirtualClock) -> None:
+    """A cancelled wait is not an error that an outer loop retries or counts, whatever its `on`."""
+    token = tarry.CancelToken()
+    token.cancel()
+    payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1))
+    dependency = Dependency(clock, FAIL)
+    inner = driver.wrap(dependency.hit, cancel=token)
+    outer = driver.wrap(inner, on=Exception, downstream=payments)
+
+    with pytest.raises(tarry.Cancelled):
+        outer()
+
+    assert [0] == dependency.starts
+    assert tarry.BreakerState.CLOSED == payments.state
+
+
+@pytest.mark.parametrize("driver", ASYNC, ids=str)
+def test_cancelled_error_is_not_asked_about(driver: Driver, clock: VirtualClock) -> None:
+    """A predicate that says yes to everything is never asked about a cancellation."""
+    calls = []
+
+    async def work() -> None:
+        calls.append(1)
+        if driver.loop == "asyncio":
+            raise asyncio.CancelledError
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await driver.wrap(lambda: pause(1), on=lambda _: True)()
+        raise Stopped
+
+    class Stopped(BaseException):
+        pass
+
+    with pytest.raises((asyncio.CancelledError, Stopped)):
+        driver.start(clock, driver.wrap(work, on=lambda _: True))
+
+    assert [1] == calls
+
+
+# --- event loops ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("driver", PLAIN, ids=str)
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_blocking_wait(driver: Driver, loop: str, clock: VirtualClock) -> None:
+    """Plain code that would wait inside a running loop fails with advice instead of freezing it."""
+    payments = Downstream("payments", budget=tarry.TokenBudget(), max_in_flight=1)
+    dependency = Dependency(clock, FAIL, OK)
+    call = driver.wrap(dependency.hit, downstream=payments)
+
+    async def main() -> None:
+        call()
+
+    with pytest.raises(tarry.BlockingWait, match="would block the running event loop") as caught:
+        (clock.run if loop == "asyncio" else clock.run_trio)(main)
+
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    assert [0] == dependency.starts
+    assert 0 == clock.elapsed
+    assert 500 == payments.balance
+    assert "done" == call()
+
+
+@pytest.mark.parametrize("driver", ASYNC, ids=str)
+def test_blocking_wait_is_not_retried_above(driver: Driver, clock: VirtualClock) -> None:
+    """The advice is for the programmer: an outer loop does not try it again."""
+    dependency = Dependency(clock, FAIL)
+
+    async def work() -> None:
+        tarry.call(dependency.hit, on=ConnectionError)
+
+    with pytest.raises(tarry.BlockingWait):
+        driver.start(clock, driver.wrap(work, on=Exception))
+
+    assert 1 == len(dependency.starts)
+
+
+@pytest.mark.parametrize("driver", PLAIN, ids=str)
+def test_plain_success_inside_a_loop_is_fine(driver: Driver, clock: VirtualClock) -> None:
+    """Plain code that need not wait works inside a running loop."""
+
+    async def main() -> object:
+        return driver.wrap(Dependency(clock, OK).hit)()
+
+    assert "done" == clock.run(main)
+    assert "done" == clock.run_trio(main)
+
+
+# --- time and chance ------------------------------------------------------------------------------
+
+
+@every_driver
+def test_wall_clock_that_jumps(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who sets the clock of the machine changes nothing: elapsed time is monotonic."""
+    jumps = count(-1e9, 1e6)
+    monkeypatch.setattr(time, "time", lambda: next(jumps))
+    payments = Downstream("payments", breaker=tarry.Breaker(consecutive=4))
+    clock = VirtualClock()  # not entered: the real clock counts
+    dependency = Dependency(clock, FAIL, FAIL, FAIL, OK)
+
+    with no_wait():
+        result = driver.run(
+            _Loops(),  # type: ignore[arg-type]
+            dependency,
+            deadline=1000,
+            policy=Policy(total_budget=1000),
+            downstream=payments,
+        )
+
+    assert "done" == result
+
+
+class _Loops:
+    """Real loops in the place of those that a virtual clock runs."""
+
+    def run(self, main: Function) -> Any:
+        return asyncio.run(main())
+
+    def run_trio(self, main: Function) -> Any:
+        return trio.run(main)
+
+
+FORKED = """
+import os, random, sys, tarry
+from tarry.testing import captured_events, no_wait
+
+def fail():
+    raise ConnectionError
+
+def delays():
+    if "seed" in sys.argv:
+        random.seed(42)
+    with captured_events() as events, no_wait():
+        try:
+            tarry.call(fail, on=ConnectionError, attempts=6)
+        except ConnectionError:
+            pass
+    return [event.delay for event in events if type(event) is tarry.WillWait]
+
+delays()  # the parent has drawn before, as a server that forks its workers has
+print(*delays(), flush=True)
+if "multiprocessing" in sys.argv:
+    import multiprocessing
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        for drawn in [pool.apply_async(delays) for _ in range(3)]:
+            print(*drawn.get(), flush=True)
+else:
+    for _ in range(3):
+        child = os.fork()
+        if not child:
+            print(*delays(), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+@pytest.mark.parametrize("how", ["fork", "multiprocessing"])
+@pytest.mark.parametrize("seed", ["seed", "no seed"])
+def test_forked_workers_draw_their_own_delays(how: str, seed: str) -> None:
+    """Forked workers do not retry in step, not even when each seeds the global dice with 42."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, how, seed], check=True, capture_output=True, text=True
+    )
+
+    drawn = done.stdout.split()
+    assert 20 == len(drawn)
+    assert 20 == len(set(drawn))
+
+
+def test_global_dice_are_left_alone(clock: VirtualClock) -> None:
+    """A program that relies on its own seed sees the numbers that it would see without tarry."""
+    random.seed(7)
+    expected = [random.random() for _ in range(3)]
+    random.seed(7)
+
+    actual = []
+    for _ in range(3):
+        tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
+        actual.append(random.random())
+
+    assert expected == actual
+
+
+# --- asking for nothing ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: tarry.retry(lambda: None),  # type: ignore[arg-type]
+        lambda: tarry.retry()(lambda: None),
+        lambda: tarry.call(lambda: None),
+    ],
+    ids=["bare decorator", "empty decorator", "call"],
+)
+def test_nothing_is_retried_by_default(mistake: Callable[[], object]) -> None:
+    """Without `on` there is an error at once, which says what to write and why."""
+    with pytest.raises(tarry.ConfigurationTypeError, match="which errors are worth") as caught:
+        mistake()
+
+    assert "on=ConnectionError" in str(caught.value)
+    assert "bugs" in str(caught.value)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_gc() -> Iterator[None]:
+    """No garbage collector: only reference counts free memory."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Thing:
+    """Something large that a frame holds."""
+
+
+@every_driver
+@pytest.mark.parametrize("guarded", [False, True], ids=["plain", "downstream"])
+def test_no_cycle_after_success(
+    driver: Driver, guarded: bool, no_gc: None, clock: VirtualClock
+) -> None:
+    """After a success nothing keeps the frames of failed attempts alive."""
+    things: list[weakref.ref[Thing]] = []
+
+    def work() -> str:
+        thing = Thing()
+        things.append(weakref.ref(thing))
+        if len(things) < 3:
+            raise ConnectionError
+        return "done"
+
+    async def work_later() -> str:
+        thing = Thing()
+        things.append(weakref.ref(thing))
+        if len(things) < 3:
+            raise ConnectionError
+        return "done"
+
+    downstream = Downstream("payments", max_in_flight=1) if guarded else None
+    call = driver.wrap(work if driver.plain else work_later, downstream=downstream)
+
+    async def main() -> list[Thing | None]:
+        await call()
+        return [thing() for thing in things]
+
+    if driver.plain:
+        call()
+        alive = [thing() for thing in things]
+    else:
+        alive = driver.start(clock, main)
+
+    assert [None] * 3 == alive
+
+
+def test_no_cycle_after_a_timeout(no_gc: None) -> None:
+    """After a success in a thread nothing keeps the frames of failed attempts alive."""
+    things: list[weakref.ref[Thing]] = []
+
+    def work() -> str:
+        thing = Thing()
+        things.append(weakref.ref(thing))
+        if len(things) < 3:
+            raise ConnectionError
+        return "done"
+
+    with no_wait():
+        tarry.call(work, on=ConnectionError, timeout=10)
+
+    assert [None] * 3 == [thing() for thing in things]

@@ -1,0 +1,422 @@
+"""Mistakes seen elsewhere, about sharing: state that mixes, locks around user code, stampedes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import trio
+
+import tarry
+from tarry import Breaker, BreakerState, Downstream, Policy
+from tarry.testing import VirtualClock, captured_events, no_wait
+from tests.runtime.drivers import FAIL, Dependency, pause
+
+LONG = 10.0
+"""Seconds after which a test that hangs fails; none waits for so long when all is well."""
+
+
+class Trouble(Exception):
+    """An error that says whose it is."""
+
+    def __init__(self, owner: int) -> None:
+        super().__init__(owner)
+        self.owner = owner
+
+
+def together(workers: int, work: Callable[[int], Any]) -> list[Any]:
+    """Run the work in so many threads that all begin at once, and return what each came to."""
+    barrier = threading.Barrier(workers, timeout=LONG)
+
+    def begin(number: int) -> Any:
+        barrier.wait()
+        try:
+            return work(number)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(begin, range(workers)))
+
+
+def run_all(
+    clock: VirtualClock, loop: str, workers: int, work: Callable[[int], Awaitable[Any]]
+) -> list[Any]:
+    """Run the work in so many tasks, and return what each came to."""
+    results: list[Any] = [None] * workers
+
+    async def begin(number: int) -> None:
+        try:
+            results[number] = await work(number)
+        except Exception as error:
+            results[number] = error
+
+    async def on_asyncio() -> None:
+        await asyncio.gather(*(begin(number) for number in range(workers)))
+
+    async def on_trio() -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(workers):
+                nursery.start_soon(begin, number)
+
+    if loop == "asyncio":
+        clock.run(on_asyncio)
+    else:
+        clock.run_trio(on_trio)
+    return results
+
+
+def expected_of(number: int) -> tuple[object, int]:
+    """What the work below comes to: who fails four times gives up."""
+    return (number, number % 5 + 1) if number % 5 < 4 else ("gave up", 4)
+
+
+def summary_of(result: object, attempts: int) -> tuple[object, int]:
+    """A result in the form of `expected_of`, and only if the error is the caller's own."""
+    if isinstance(result, Trouble):
+        record = tarry.record_of(result)
+        assert record is not None
+        assert attempts == record.attempts
+        assert 1 == len(result.__notes__)
+        return "gave up", attempts
+    return result, attempts
+
+
+# --- state ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+@pytest.mark.parametrize("guarded", [False, True], ids=["plain", "downstream"])
+def test_decorator_shared_by_fifty_tasks(loop: str, guarded: bool, clock: VirtualClock) -> None:
+    """Fifty tasks through one decorator each have their own attempts, result and error."""
+    calls = [0] * 50
+    downstream = (
+        Downstream("shared", budget=tarry.TokenBudget(capacity=10_000)) if guarded else None
+    )
+
+    @tarry.retry(on=Trouble, policy=Policy(), downstream=downstream)
+    async def work(number: int) -> int:
+        calls[number] += 1
+        await pause(0.01 * (number % 7))
+        if calls[number] <= number % 5:
+            raise Trouble(number)
+        return number
+
+    results = run_all(clock, loop, 50, work)
+
+    actual = [summary_of(result, count) for result, count in zip(results, calls, strict=True)]
+    assert [expected_of(number) for number in range(50)] == actual
+    owners = [error.owner for error in results if isinstance(error, Trouble)]
+    assert [number for number in range(50) if number % 5 == 4] == owners
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["plain", "downstream"])
+@pytest.mark.parametrize("timeout", [None, LONG], ids=["no timeout", "timeout"])
+def test_decorator_shared_by_eight_threads(guarded: bool, timeout: float | None) -> None:
+    """Eight threads through one decorator each have their own attempts, result and error."""
+    calls = [0] * 400
+    downstream = (
+        Downstream("shared", budget=tarry.TokenBudget(capacity=10_000)) if guarded else None
+    )
+
+    @tarry.retry(on=Trouble, policy=Policy(), downstream=downstream, timeout=timeout)
+    def work(number: int) -> int:
+        calls[number] += 1
+        if calls[number] <= number % 5:
+            raise Trouble(number)
+        return number
+
+    def many(worker: int) -> list[tuple[object, int]]:
+        found: list[tuple[object, int]] = []
+        for number in range(worker * 50, worker * 50 + 50):
+            result: object
+            try:
+                result = work(number)
+            except Trouble as error:
+                result = error if number == error.owner else "another's error"
+            found.append(summary_of(result, calls[number]))
+        return found
+
+    with no_wait():
+        results = together(8, many)
+
+    assert [expected_of(number) for number in range(400)] == [
+        one for part in results for one in part
+    ]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_error_object_shared_by_two_tasks(loop: str, clock: VirtualClock) -> None:
+    """One error object may fail many calls at once, as a lost connection does: each retries it."""
+    lost = ConnectionError("connection lost")
+    calls = [0, 0]
+
+    @tarry.retry(on=ConnectionError, attempts=2)
+    async def work(number: int) -> str:
+        calls[number] += 1
+        if number == 1:
+            await pause(60)  # meanwhile the other call gives up on the same object
+        if number == 0 or calls[1] == 1:
+            raise lost
+        return "done"
+
+    first, second = run_all(clock, loop, 2, work)
+
+    assert lost is first
+    assert "done" == second
+    assert [2, 2] == calls
+
+
+def test_error_object_shared_by_two_threads() -> None:
+    """A call does not take the mark that another thread made on the same object for its own."""
+    lost = ConnectionError("connection lost")
+    given_up = threading.Event()
+    calls = [0, 0]
+
+    @tarry.retry(on=ConnectionError, attempts=2)
+    def work(number: int) -> str:
+        calls[number] += 1
+        if number == 1 and calls[1] == 1:
+            given_up.wait(LONG)
+        if number == 0 or calls[1] == 1:
+            raise lost
+        return "done"
+
+    def begin(number: int) -> str:
+        try:
+            return work(number)
+        finally:
+            given_up.set()
+
+    with no_wait():
+        first, second = together(2, begin)
+
+    assert lost is first
+    assert "done" == second
+
+
+def test_attempts_object_is_many_calls(clock: VirtualClock) -> None:
+    """`tarry.attempts(...)` can be kept and looped over again: each loop is a call of its own."""
+    attempts = tarry.attempts(on=ConnectionError)
+    dependency = Dependency(clock, FAIL)
+
+    for _ in range(3):
+        with pytest.raises(ConnectionError):
+            for attempt in attempts:
+                with attempt:
+                    dependency.hit()
+
+    assert 12 == len(dependency.starts)
+
+
+# --- locks ----------------------------------------------------------------------------------------
+
+
+def test_no_lock_while_the_function_runs() -> None:
+    """Eight threads are inside the function at once, with a closed breaker around it."""
+    inside = threading.Barrier(8, timeout=LONG)
+    payments = Downstream("payments", breaker=Breaker(), budget=tarry.TokenBudget())
+
+    @tarry.retry(on=ConnectionError, downstream=payments)
+    def work(number: int) -> int:
+        inside.wait()
+        return number
+
+    assert list(range(8)) == together(8, work)
+
+
+def test_no_lock_while_probes_run(clock: VirtualClock) -> None:
+    """Eight probes of a half-open breaker are inside the function at once."""
+    inside = threading.Barrier(8, timeout=LONG)
+    payments = half_open(clock, probes=8)
+
+    @tarry.retry(on=ConnectionError, downstream=payments)
+    def work(number: int) -> int:
+        inside.wait()
+        return number
+
+    assert list(range(8)) == together(8, work)
+    assert BreakerState.CLOSED == payments.state
+
+
+@pytest.mark.parametrize("where", ["on", "until", "listener", "jitter", "backoff"])
+def test_no_lock_while_other_code_of_the_user_runs(where: str) -> None:
+    """Two threads are inside the same predicate, listener, jitter or backoff at once."""
+    inside = threading.Barrier(2, timeout=1)
+    calls = [0, 0]
+
+    def meet(answer: Any) -> Any:
+        inside.wait()
+        return answer
+
+    options: dict[str, Any] = {
+        "on": ConnectionError,
+        "downstream": Downstream("d", breaker=Breaker()),
+    }
+    listener: Callable[[tarry.Event], None] | None = None
+    match where:
+        case "on":
+            options["on"] = lambda _: meet(answer=True)
+        case "until":
+            options["until"] = lambda _: meet(answer=True)
+        case "jitter":
+            options["policy"] = Policy(jitter=lambda _ceiling, _previous, _u: meet(0.0))
+        case "backoff":
+            options["policy"] = Policy(backoff=lambda _k: meet(0.0))
+        case _:
+
+            def listener(event: tarry.Event) -> None:
+                if isinstance(event, tarry.AttemptFailed):
+                    inside.wait()
+
+    @tarry.retry(**options)
+    def work(number: int) -> int:
+        calls[number] += 1
+        if calls[number] == 1:
+            raise ConnectionError
+        return number
+
+    with no_wait(), listening(listener):
+        assert [0, 1] == together(2, work)
+    assert not inside.broken
+
+
+@contextmanager
+def listening(listener: Callable[[tarry.Event], None] | None) -> Iterator[None]:
+    """Have a listener, or none, for the time of a block."""
+    remove = tarry.listen(listener) if listener else None
+    try:
+        yield
+    finally:
+        if remove:
+            remove()
+
+
+# --- stampedes ------------------------------------------------------------------------------------
+
+
+def half_open(clock: VirtualClock, probes: int) -> Downstream:
+    """A downstream whose breaker has been open for its time."""
+    breaker = Breaker(consecutive=1, spread=0, probes=probes)
+    payments = Downstream("payments", breaker=breaker)
+    with pytest.raises(ConnectionError):
+        tarry.call(Dependency(clock, FAIL).hit, on=ConnectionError, downstream=payments)
+    clock.advance(30)
+    return payments
+
+
+def test_half_open_and_thirty_threads(clock: VirtualClock) -> None:
+    """Of thirty threads that arrive at a half-open breaker, three get in and 27 are refused."""
+    payments = half_open(clock, probes=3)
+    refused: SimpleQueue[int] = SimpleQueue()
+    release = threading.Event()
+    entered = []
+
+    @tarry.retry(on=ConnectionError, downstream=payments)
+    def work(number: int) -> str:
+        entered.append(number)
+        release.wait(LONG)
+        return "done"
+
+    def begin(number: int) -> str:
+        try:
+            return work(number)
+        except tarry.BreakerOpen:
+            refused.put(number)
+            if refused.qsize() == 27:
+                release.set()
+            return "refused"
+
+    results = together(30, begin)
+
+    assert (3, 27) == (results.count("done"), results.count("refused"))
+    assert 3 == len(entered)
+    assert BreakerState.CLOSED == payments.state
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_half_open_and_thirty_tasks(loop: str, clock: VirtualClock) -> None:
+    """Of thirty tasks that arrive at a half-open breaker, three get in and 27 are refused."""
+    payments = half_open(clock, probes=3)
+    entered = []
+
+    @tarry.retry(on=ConnectionError, downstream=payments)
+    async def work(number: int) -> str:
+        entered.append(number)
+        await pause(1)
+        return "done"
+
+    results = run_all(clock, loop, 30, work)
+
+    refused = [result for result in results if isinstance(result, tarry.BreakerOpen)]
+    assert (3, 27) == (results.count("done"), len(refused))
+    assert 3 == len(entered)
+    assert BreakerState.CLOSED == payments.state
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_half_open_and_thirty_calls_that_waited(loop: str, clock: VirtualClock) -> None:
+    """Calls whose waits end at a half-open breaker send no more retries than it has probes."""
+    breaker = Breaker(min_calls=30, failure_rate=1.0, open_for=1, spread=0, probes=3)
+    payments = Downstream("payments", breaker=breaker)
+    policy = Policy(initial_delay=2, backoff="fixed", jitter="none")
+    calls = [0] * 30
+
+    @tarry.retry(on=ConnectionError, downstream=payments, policy=policy)
+    async def work(number: int) -> str:
+        calls[number] += 1
+        if calls[number] == 1:
+            raise ConnectionError(
+                number
+            )  # the thirtieth opens the breaker; the others wait already
+        await pause(1)
+        return "done"
+
+    results = run_all(clock, loop, 30, work)
+
+    assert 3 == results.count("done")
+    assert 33 == sum(calls)
+    records = [tarry.record_of(result) for result in results if isinstance(result, ConnectionError)]
+    assert [tarry.Reason.BREAKER_OPEN] * 27 == [record.reason for record in records if record]
+
+
+def test_random_numbers_of_threads_differ() -> None:
+    """Eight threads that each seed the global dice still draw delays of their own."""
+
+    def work(number: int) -> list[float]:
+        random.seed(42)
+        with pytest.raises(ConnectionError):
+            tarry.call(fail, on=ConnectionError, attempts=6, name=str(number))
+        return [wait.delay for wait in waits if wait.operation == str(number)]
+
+    def fail() -> None:
+        raise ConnectionError
+
+    waits: list[tarry.WillWait] = []
+
+    def keep(event: tarry.Event) -> None:
+        if type(event) is tarry.WillWait:
+            waits.append(event)
+
+    with no_wait(), listening(keep):
+        drawn = together(8, work)
+
+    first_delays = {delays[0] for delays in drawn}
+    assert 8 == len(first_delays)
+    assert 40 == len({delay for delays in drawn for delay in delays})
+
+
+def test_captured_events_of_threads_are_complete() -> None:
+    """Events of eight threads all arrive, none twice."""
+    with captured_events() as events, no_wait():
+        together(8, lambda number: tarry.call(lambda: number, on=ConnectionError, name=str(number)))
+
+    succeeded = [event.operation for event in events if isinstance(event, tarry.Succeeded)]
+    assert [str(number) for number in range(8)] == sorted(succeeded)

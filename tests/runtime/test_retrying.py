@@ -1,0 +1,460 @@
+"""The doors: what can be decorated, what stays of it, and which arguments are refused."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+import tarry
+from tarry import Downstream, Policy
+from tarry.testing import VirtualClock, captured_events
+from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, Step
+
+retry = tarry.retry(on=ConnectionError)
+
+
+class Flaky:
+    """Fails at every other call, and says what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def answer(self, *args: Any, **kwargs: Any) -> Any:
+        """Fail or answer."""
+        self.calls += 1
+        if self.calls % 2:
+            raise ConnectionError
+        return (*args, kwargs) if kwargs else args
+
+
+@pytest.fixture
+def flaky(clock: VirtualClock) -> Flaky:
+    """Something to call in virtual time."""
+    return Flaky()
+
+
+# --- what can be decorated ------------------------------------------------------------------------
+
+
+def test_function(flaky: Flaky) -> None:
+    """A plain function keeps its arguments."""
+
+    @retry
+    def work(number: int, *rest: int, key: str = "") -> Any:
+        return flaky.answer(number, *rest, key=key)
+
+    assert (1, 2, {"key": "k"}) == work(1, 2, key="k")
+    assert 2 == flaky.calls
+
+
+def test_coroutine_function(flaky: Flaky, clock: VirtualClock) -> None:
+    """A coroutine function keeps its arguments."""
+
+    @retry
+    async def work(number: int, *, key: str = "") -> Any:
+        return flaky.answer(number, key=key)
+
+    assert (1, {"key": "k"}) == clock.run(lambda: work(1, key="k"))
+
+
+def test_generator_function(flaky: Flaky) -> None:
+    """A generator function keeps its arguments."""
+
+    @retry
+    def work(number: int, *, key: str = "") -> Iterator[Any]:
+        yield flaky.answer(number, key=key)
+
+    assert [(1, {"key": "k"})] == list(work(1, key="k"))
+
+
+def test_async_generator_function(flaky: Flaky, clock: VirtualClock) -> None:
+    """An async generator function keeps its arguments."""
+
+    @retry
+    async def work(number: int, *, key: str = "") -> AsyncIterator[Any]:
+        yield flaky.answer(number, key=key)
+
+    async def main() -> list[Any]:
+        return [item async for item in work(1, key="k")]
+
+    assert [(1, {"key": "k"})] == clock.run(main)
+
+
+class Client:
+    """Methods of every kind."""
+
+    def __init__(self, flaky: Flaky) -> None:
+        self.flaky = flaky
+
+    @retry
+    def method(self, number: int) -> Any:
+        """Be a method."""
+        return self.flaky.answer(number)
+
+    @retry
+    async def async_method(self, number: int) -> Any:
+        """Be a coroutine method."""
+        return self.flaky.answer(number)
+
+    @retry
+    def stream(self, number: int) -> Iterator[Any]:
+        """Be a generator method."""
+        yield self.flaky.answer(number)
+
+    @classmethod
+    @retry
+    def inner_class_method(cls, flaky: Flaky) -> Any:
+        """Be a class method, decorated below."""
+        return flaky.answer(cls.__name__)
+
+    @retry
+    @classmethod
+    def outer_class_method(cls, flaky: Flaky) -> Any:
+        """Be a class method, decorated above."""
+        return flaky.answer(cls.__name__)
+
+    @staticmethod
+    @retry
+    def inner_static_method(flaky: Flaky) -> Any:
+        """Be a static method, decorated below."""
+        return flaky.answer("static")
+
+    @retry
+    @staticmethod
+    def outer_static_method(flaky: Flaky) -> Any:
+        """Be a static method, decorated above."""
+        return flaky.answer("static")
+
+
+def test_methods(flaky: Flaky, clock: VirtualClock) -> None:
+    """Methods are retried as part of their object."""
+    client = Client(flaky)
+
+    assert (1,) == client.method(1)
+    assert (2,) == clock.run(lambda: client.async_method(2))
+    assert [(3,)] == list(client.stream(3))
+    assert 6 == flaky.calls
+
+
+def test_bound_method(flaky: Flaky) -> None:
+    """A bound method can be decorated from outside."""
+    assert (1, 2) == retry(flaky.answer)(1, 2)
+
+
+@pytest.mark.parametrize("owner", ["class", "object"])
+def test_class_methods_and_static_methods(owner: str, flaky: Flaky) -> None:
+    """Both orders of the decorators work, through the class and through an object."""
+    client = Client if owner == "class" else Client(flaky)
+
+    assert ("Client",) == client.inner_class_method(flaky)
+    assert ("Client",) == client.outer_class_method(flaky)
+    assert ("static",) == client.inner_static_method(flaky)
+    assert ("static",) == client.outer_static_method(flaky)
+    assert 8 == flaky.calls
+
+
+def test_partial(flaky: Flaky) -> None:
+    """A partial of a function is a function."""
+    assert (1, 2) == retry(functools.partial(flaky.answer, 1))(2)
+
+
+def test_partial_of_a_coroutine_function(flaky: Flaky, clock: VirtualClock) -> None:
+    """A partial of a coroutine function is a coroutine function."""
+
+    async def work(first: int, second: int) -> Any:
+        return flaky.answer(first, second)
+
+    decorated = retry(functools.partial(work, 1))
+
+    assert (1, 2) == clock.run(lambda: decorated(2))
+
+
+def test_partial_of_a_partial_of_a_method(flaky: Flaky, clock: VirtualClock) -> None:
+    """Partials and methods may be wrapped into each other."""
+
+    class Service:
+        async def work(self, first: int, second: int, third: int) -> Any:
+            return flaky.answer(first, second, third)
+
+    decorated = retry(functools.partial(functools.partial(Service().work, 1), 2))
+
+    assert (1, 2, 3) == clock.run(lambda: decorated(3))
+
+
+def test_callable_object(flaky: Flaky) -> None:
+    """An object with `__call__` is a function, and its class is its name."""
+
+    class Callable_:  # noqa: N801
+        def __call__(self, number: int) -> Any:
+            return flaky.answer(number)
+
+    with captured_events() as events:
+        assert (1,) == retry(Callable_())(1)
+
+    assert events[0].operation.endswith("Callable_")
+
+
+def test_async_callable_object(flaky: Flaky, clock: VirtualClock) -> None:
+    """An object with `async def __call__` is a coroutine function."""
+
+    class Service:
+        async def __call__(self, number: int) -> Any:
+            return flaky.answer(number)
+
+    decorated = retry(Service())
+
+    assert (1,) == clock.run(lambda: decorated(1))
+
+
+def test_builtin_and_class(clock: VirtualClock) -> None:
+    """A builtin function and a class can be called with retries."""
+    assert 3 == tarry.call(len, "abc", on=ConnectionError)
+    assert 7 == tarry.call(int, "7", on=ConnectionError)
+
+
+def test_decorated_twice(flaky: Flaky) -> None:
+    """A decorator over a decorated function is two layers, and only the lower one retries."""
+
+    @retry
+    @retry
+    def work() -> None:
+        flaky.calls += 1
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        work()
+
+    assert 4 == flaky.calls
+
+
+def test_each_function_of_one_decorator_has_its_name(clock: VirtualClock) -> None:
+    """One decorator may stand over several functions: each is told by its own name."""
+
+    def first() -> None: ...
+
+    def second() -> None: ...
+
+    decorated = [retry(first), retry(second)]
+    with captured_events() as events:
+        for function in decorated:
+            function()
+
+    names = [event.operation for event in events if isinstance(event, tarry.Succeeded)]
+    assert [first.__qualname__, second.__qualname__] == names
+
+
+# --- what stays of it -----------------------------------------------------------------------------
+
+
+def documented(number: int, *, key: str = "k") -> str:
+    """Have a docstring."""
+    return f"{number}{key}"
+
+
+async def async_documented(number: int, *, key: str = "k") -> str:
+    """Have a docstring."""
+    return f"{number}{key}"
+
+
+def generator_documented(number: int, *, key: str = "k") -> Iterator[str]:
+    """Have a docstring."""
+    yield f"{number}{key}"
+
+
+async def async_generator_documented(number: int, *, key: str = "k") -> AsyncIterator[str]:
+    """Have a docstring."""
+    yield f"{number}{key}"
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [documented, async_documented, generator_documented, async_generator_documented],
+)
+@pytest.mark.parametrize("options", [{}, {"deadline": 1}, {"downstream": Downstream("d")}], ids=str)
+def test_metadata_stays(fn: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Name, docstring, signature and kind of the function are those of the original."""
+    decorated = tarry.retry(on=ConnectionError, **options)(fn)
+
+    for name in ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__"):
+        assert getattr(fn, name) == getattr(decorated, name)
+    assert fn is decorated.__wrapped__  # type: ignore[attr-defined]
+    assert inspect.signature(fn) == inspect.signature(decorated)
+    for kind in (
+        inspect.iscoroutinefunction,
+        inspect.isgeneratorfunction,
+        inspect.isasyncgenfunction,
+    ):
+        assert kind(fn) == kind(decorated)
+
+
+# --- defaults -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("driver", [d for d in DRIVERS if d.form == "call"], ids=str)
+def test_call_with_a_policy_alone(driver: Driver, clock: VirtualClock) -> None:
+    """With a policy and no `on`, connection errors and timeouts are retried, nothing else."""
+    policy = Policy(max_attempts=3)
+    steps = (Step(raises=ConnectionError), Step(raises=TimeoutError), OK)
+
+    assert "done" == driver.run(clock, Dependency(clock, *steps), on=None, policy=policy)
+
+    dependency = Dependency(clock, Step(raises=ValueError))
+    with pytest.raises(ValueError):  # noqa: PT011 - it has no message
+        driver.run(clock, dependency, on=None, policy=policy)
+    assert 1 == len(dependency.starts)
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_attempts_and_timeout_win_over_the_policy(driver: Driver, clock: VirtualClock) -> None:
+    """Arguments beside a policy change those fields of it and leave the others."""
+    dependency = Dependency(clock, FAIL)
+    policy = Policy(max_attempts=9, initial_delay=1, jitter="none")
+
+    with pytest.raises(ConnectionError):
+        driver.run(clock, dependency, policy=policy, attempts=2)
+
+    assert [0, 1] == dependency.starts
+
+
+# --- wrong arguments ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on": KeyboardInterrupt}, "on must name subclasses of Exception"),
+        ({"on": (ConnectionError, BaseException)}, "on must name subclasses of Exception"),
+        ({"on": ()}, "on must name at least one type"),
+        ({"on": int}, "on must be an exception type"),
+        ({"on": [ConnectionError]}, "on must be an exception type"),
+        ({"on": ConnectionError("an instance")}, "on must be an exception type"),
+        ({"attempts": 0}, "attempts must be at least 1, got 0"),
+        ({"attempts": 2.5}, "attempts must be a whole number"),
+        ({"attempts": True}, "attempts must be a whole number"),
+        ({"timeout": 0}, "timeout must be greater than 0"),
+        ({"timeout": "1"}, "timeout must be a number"),
+        ({"deadline": -1}, "deadline must be greater than 0"),
+        ({"deadline": float("nan")}, "deadline must be finite"),
+        ({"policy": {"max_attempts": 3}}, r"policy must be a tarry\.Policy"),
+        ({"policy": Policy}, r"policy must be a tarry\.Policy"),
+        ({"downstream": "payments"}, r"downstream must be a tarry\.Downstream"),
+        ({"cancel": object()}, r"cancel must be a tarry\.CancelToken"),
+        ({"name": 7}, "name must be a text"),
+        ({"random": 7}, "random must be a source"),
+    ],
+    ids=str,
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    """A wrong argument is refused where it is written, and the error names it."""
+    options = {"on": ConnectionError} | options
+    with pytest.raises(tarry.ConfigurationError, match=message):
+        tarry.retry(**options)
+    with pytest.raises(tarry.ConfigurationError, match=message):
+        tarry.call(lambda: None, **options)
+    with pytest.raises(tarry.ConfigurationError, match=message):
+        tarry.attempts(**options)
+
+
+def test_wrong_until() -> None:
+    """`until` must be a predicate."""
+    with pytest.raises(tarry.ConfigurationError, match="until must be a predicate"):
+        tarry.retry(until=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("thing", [7, "name", None, property(lambda _: None)], ids=repr)
+def test_what_cannot_be_decorated(thing: Any) -> None:
+    """Only something that can be called can be decorated."""
+    with pytest.raises(tarry.ConfigurationTypeError, match="decorates functions"):
+        retry(thing)
+
+
+@pytest.mark.parametrize("fn", [generator_documented, async_generator_documented])
+def test_until_of_a_generator(fn: Callable[..., Any]) -> None:
+    """A generator has no result that `until` could look at."""
+    with pytest.raises(tarry.ConfigurationError, match="is a generator, which has none"):
+        tarry.retry(until=bool)(fn)
+
+
+def test_call_of_a_coroutine_function() -> None:
+    """`tarry.call` of a coroutine function names `acall`."""
+    with pytest.raises(tarry.ConfigurationTypeError, match=r"await tarry\.acall"):
+        tarry.call(async_documented, 1, on=ConnectionError)  # type: ignore[unused-coroutine]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_acall_of_a_plain_function(loop: str, clock: VirtualClock) -> None:
+    """`tarry.acall` of a plain function is Python's own TypeError, which is not retried."""
+    calls = []
+    wrong: Callable[[], Any] = lambda: calls.append(1)  # noqa: E731
+
+    with pytest.raises(TypeError, match="can't be used in 'await' expression"):
+        (clock.run if loop == "asyncio" else clock.run_trio)(
+            lambda: tarry.acall(wrong, on=ConnectionError)
+        )
+
+    assert [1] == calls
+
+
+def test_body_outside_the_block(clock: VirtualClock) -> None:
+    """A loop over attempts whose body is not inside `with attempt:` is told so."""
+    payments = Downstream("payments", max_in_flight=1)
+
+    with pytest.raises(tarry.ConfigurationError, match="inside `with attempt:`"):
+        for _attempt in tarry.attempts(on=ConnectionError, downstream=payments):
+            pass
+
+    assert "done" == tarry.call(Dependency(clock, OK).hit, on=ConnectionError, downstream=payments)
+
+
+def test_block_that_is_never_entered(clock: VirtualClock) -> None:
+    """A loop that is left before `with attempt:` holds no place for ever."""
+    payments = Downstream("payments", max_in_flight=1)
+
+    for _attempt in tarry.attempts(on=ConnectionError, downstream=payments):
+        break
+
+    assert "done" == tarry.call(Dependency(clock, OK).hit, on=ConnectionError, downstream=payments)
+
+
+def test_block_tells_its_number(clock: VirtualClock) -> None:
+    """Each attempt of a block knows its number."""
+    numbers = []
+
+    with pytest.raises(ConnectionError):
+        for attempt in tarry.attempts(on=ConnectionError, attempts=3):
+            with attempt:
+                numbers.append(attempt.number)
+                raise ConnectionError
+
+    assert [1, 2, 3] == numbers
+
+
+def test_block_is_named_after_its_function(clock: VirtualClock) -> None:
+    """The operation of a block is the function around it."""
+    with captured_events() as events:
+        for attempt in tarry.attempts(on=ConnectionError):
+            with attempt:
+                pass
+
+    assert "test_block_is_named_after_its_function" == events[0].operation
+
+
+@pytest.mark.parametrize("way", ["break", "continue", "fall through"])
+def test_ways_out_of_a_block(way: str, clock: VirtualClock) -> None:
+    """A block that is left without an error is a success, however it is left."""
+    rounds = 0
+    with captured_events() as events:
+        for attempt in tarry.attempts(on=ConnectionError):
+            with attempt:
+                rounds += 1
+                if way == "break":
+                    break
+                if way == "continue":
+                    continue
+
+    assert 1 == rounds
+    assert isinstance(events[-1], tarry.Succeeded)

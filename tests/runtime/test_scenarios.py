@@ -1,0 +1,450 @@
+"""One table of cases, and every driver runs each: the same attempts, waits and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import tarry
+from tarry import Downstream, Hint, Kind, Policy, Reason
+from tarry.testing import VirtualClock, captured_events, scripted_dice
+from tests.runtime.drivers import (
+    DRIVERS,
+    FAIL,
+    FUNCTION_DRIVERS,
+    OK,
+    Answer,
+    Dependency,
+    Driver,
+    Step,
+    answers,
+    outcome_of,
+)
+
+BUG = Step(raises=ValueError)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a dependency does, what the user asks for, and what comes of it.
+
+    The dice always show 0.5, so that the default delays are 0.05, 0.1 and 0.2 s.
+    """
+
+    name: str
+    steps: tuple[Step, ...]
+    starts: tuple[float, ...]
+    """When each attempt begins."""
+    ends: float
+    """When the call is over."""
+    gives: object = "done"
+    raises: type[Exception] | None = None
+    reason: Reason | None = None
+    retry_after: float | None = None
+    options: Callable[[], dict[str, Any]] = dict
+    drivers: tuple[Driver, ...] = tuple(DRIVERS)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def guarded(**parts: Any) -> dict[str, Any]:
+    """Options with a downstream of their own."""
+    return {"on": outcome_of, "downstream": Downstream("payments", **parts)}
+
+
+def open_by_hand() -> dict[str, Any]:
+    """Options with a breaker that an operator opened."""
+    options = guarded(breaker=tarry.Breaker())
+    options["downstream"].force("open")
+    return options
+
+
+TRANSIENT = answers(Kind.TRANSIENT)
+THROTTLED = answers(Kind.THROTTLED)
+
+CASES = [
+    Case("succeeds at once", (OK,), (0,), 0),
+    Case("succeeds on the third attempt", (FAIL, FAIL, OK), (0, 0.05, 0.15), 0.15),
+    Case("succeeds on the last attempt", (FAIL, FAIL, FAIL, OK), (0, 0.05, 0.15, 0.35), 0.35),
+    Case(
+        "exhausts its attempts",
+        (FAIL,),
+        starts=(0, 0.05, 0.15, 0.35),
+        ends=0.35,
+        raises=ConnectionError,
+        reason=Reason.ATTEMPTS,
+    ),
+    Case(
+        "has one attempt only",
+        (FAIL,),
+        starts=(0,),
+        ends=0,
+        raises=ConnectionError,
+        reason=Reason.ATTEMPTS,
+        options=lambda: {"attempts": 1},
+    ),
+    Case(
+        "meets an error that is not retryable",
+        (BUG,),
+        starts=(0,),
+        ends=0,
+        raises=ValueError,
+        reason=Reason.PERMANENT,
+    ),
+    Case(
+        "meets a permanent error after a transient one",
+        (FAIL, BUG),
+        starts=(0, 0.05),
+        ends=0.05,
+        raises=ValueError,
+        reason=Reason.PERMANENT,
+    ),
+    Case(
+        "names several types",
+        (FAIL, BUG, Step(raises=KeyError)),
+        starts=(0, 0.05, 0.15),
+        ends=0.15,
+        raises=KeyError,
+        reason=Reason.PERMANENT,
+        options=lambda: {"on": (ConnectionError, ValueError)},
+    ),
+    Case(
+        "asks a predicate",
+        (FAIL, BUG),
+        starts=(0, 0.05),
+        ends=0.05,
+        raises=ValueError,
+        reason=Reason.PERMANENT,
+        options=lambda: {"on": lambda error: isinstance(error, ConnectionError)},
+    ),
+    Case(
+        "is told to come back later: the hint is a floor with jitter on top",
+        (answers(Kind.TRANSIENT, hint=Hint(3.0)), OK),
+        starts=(0, 3.15),
+        ends=3.15,
+        options=lambda: {"on": outcome_of},
+    ),
+    Case(
+        "is told to come back later: without jitter, the floor itself",
+        (answers(Kind.TRANSIENT, hint=Hint(3.0)), OK),
+        starts=(0, 3),
+        ends=3,
+        options=lambda: {"on": outcome_of, "policy": Policy(jitter="none")},
+    ),
+    Case(
+        "is told to come back sooner than it would: a hint is no ceiling",
+        (answers(Kind.TRANSIENT, hint=Hint(0.001)), OK),
+        starts=(0, 0.051),
+        ends=0.051,
+        options=lambda: {"on": outcome_of},
+    ),
+    Case(
+        "is pushed back: exactly that long, then backoff starts over",
+        (TRANSIENT, answers(Kind.TRANSIENT, hint=Hint(2.0, exact=True)), TRANSIENT, OK),
+        starts=(0, 0.05, 2.05, 2.1),
+        ends=2.1,
+        options=lambda: {"on": outcome_of},
+    ),
+    Case(
+        "is told to wait too long",
+        (answers(Kind.TRANSIENT, hint=Hint(121.0)),),
+        starts=(0,),
+        ends=0,
+        raises=Answer,
+        reason=Reason.HINT_TOO_LONG,
+        retry_after=121.0,
+        options=lambda: {"on": outcome_of},
+    ),
+    Case(
+        "is told to wait longer than its total budget",
+        (answers(Kind.TRANSIENT, hint=Hint(60.0)),),
+        starts=(0,),
+        ends=0,
+        raises=Answer,
+        reason=Reason.TOTAL_BUDGET,
+        retry_after=60.0,
+        options=lambda: {"on": outcome_of, "policy": Policy(total_budget=30.0)},
+    ),
+    Case(
+        "is told to wait longer than its deadline",
+        (answers(Kind.TRANSIENT, hint=Hint(60.0)),),
+        starts=(0,),
+        ends=0,
+        raises=Answer,
+        reason=Reason.DEADLINE,
+        retry_after=60.0,
+        options=lambda: {"on": outcome_of, "deadline": 30.0},
+    ),
+    Case(
+        "is throttled: a slower base",
+        (THROTTLED, THROTTLED, OK),
+        starts=(0, 0.5, 1.5),
+        ends=1.5,
+        options=lambda: {"on": outcome_of},
+    ),
+    Case(
+        "is told not to retry",
+        (answers(Kind.OVERLOADED),),
+        starts=(0,),
+        ends=0,
+        raises=Answer,
+        reason=Reason.OVERLOADED,
+        options=lambda: {"on": outcome_of},
+    ),
+    Case(
+        "is not safe to repeat",
+        (answers(Kind.TRANSIENT, safe=False),),
+        starts=(0,),
+        ends=0,
+        raises=Answer,
+        reason=Reason.UNSAFE,
+        options=lambda: {"on": outcome_of},
+    ),
+    Case(
+        "uses up its total budget",
+        (Step(raises=ConnectionError, takes=0.05),),
+        starts=(0, 0.1, 0.25),
+        ends=0.3,
+        raises=ConnectionError,
+        reason=Reason.TOTAL_BUDGET,
+        options=lambda: {"policy": Policy(total_budget=0.4)},
+    ),
+    Case(
+        "comes near its deadline",
+        (Step(raises=ConnectionError, takes=0.05),),
+        starts=(0, 0.1, 0.25),
+        ends=0.3,
+        raises=ConnectionError,
+        reason=Reason.DEADLINE,
+        options=lambda: {"deadline": 0.4},
+    ),
+    Case(
+        "gets the result that it waits for",
+        (Step("one"), Step("two"), Step("three")),
+        starts=(0, 0.05, 0.15),
+        ends=0.15,
+        gives="three",
+        options=lambda: {"on": None, "until": lambda result: result == "three"},
+        drivers=tuple(FUNCTION_DRIVERS),
+    ),
+    Case(
+        "does not get the result that it waits for",
+        (Step("one"), FAIL, Step("two")),
+        starts=(0, 0.05, 0.15, 0.35),
+        ends=0.35,
+        raises=tarry.ResultNotAccepted,
+        reason=Reason.ATTEMPTS,
+        options=lambda: {"until": lambda result: result == "three"},
+        drivers=tuple(FUNCTION_DRIVERS),
+    ),
+    Case(
+        "opens the breaker itself",
+        (TRANSIENT,),
+        starts=(0, 0.05),
+        ends=0.05,
+        raises=Answer,
+        reason=Reason.BREAKER_OPEN,
+        retry_after=30.0,
+        options=lambda: guarded(breaker=tarry.Breaker(consecutive=2, spread=0)),
+    ),
+    Case(
+        "finds the breaker open",
+        (OK,),
+        starts=(),
+        ends=0,
+        raises=tarry.BreakerOpen,
+        reason=Reason.BREAKER_OPEN,
+        options=open_by_hand,
+    ),
+    Case(
+        "finds the retry budget empty",
+        (TRANSIENT,),
+        starts=(0, 0.05),
+        ends=0.05,
+        raises=Answer,
+        reason=Reason.BUDGET_EMPTY,
+        options=lambda: guarded(budget=tarry.TokenBudget(capacity=5)),
+    ),
+    Case(
+        "has everything that a downstream can have, and needs none of it",
+        (TRANSIENT, OK),
+        starts=(0, 0.05),
+        ends=0.05,
+        options=lambda: guarded(
+            breaker=tarry.Breaker(),
+            budget=tarry.TokenBudget(),
+            limiter=tarry.AIMD(),
+            max_in_flight=1,
+        ),
+    ),
+    Case(
+        "is held back by the adaptive rate: one attempt in two seconds after a throttle",
+        (THROTTLED, OK),
+        starts=(0, 2),
+        ends=2,
+        options=lambda: guarded(limiter=tarry.AdaptiveRate()),
+    ),
+    Case(
+        "would be held back by the adaptive rate until after its deadline",
+        (THROTTLED, OK),
+        starts=(0,),
+        ends=0.5,
+        raises=Answer,
+        reason=Reason.LIMIT,
+        retry_after=1.5,
+        options=lambda: guarded(limiter=tarry.AdaptiveRate()) | {"deadline": 1.9},
+    ),
+]
+
+
+@pytest.mark.parametrize("watched", [False, True], ids=["unwatched", "watched"])
+@pytest.mark.parametrize(
+    ("case", "driver"),
+    [pytest.param(c, d, id=f"{c}-{d}") for c in CASES for d in c.drivers],
+)
+def test_case(case: Case, driver: Driver, watched: bool, clock: VirtualClock) -> None:
+    """Every driver makes the same attempts at the same times and comes to the same end."""
+    dependency = Dependency(clock, *case.steps)
+    with ExitStack() as stack:
+        if watched:  # with listeners, drivers take other paths
+            stack.enter_context(captured_events())
+        if case.raises is None:
+            assert case.gives == driver.run(clock, dependency, **case.options())
+        else:
+            with pytest.raises(case.raises) as caught:
+                driver.run(clock, dependency, **case.options())
+            assert case.raises is type(caught.value)
+            record = tarry.record_of(caught.value)
+            assert record is not None
+            assert (len(case.starts), case.reason) == (record.attempts, record.reason)
+            assert pytest.approx(case.retry_after) == record.retry_after
+            assert [f"tarry: op {record.sentence()}"] == caught.value.__notes__
+
+    assert case.starts == tuple(dependency.starts)
+    assert case.ends == round(clock.elapsed, 6)
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_dice_give_exact_delays(driver: Driver, clock: VirtualClock) -> None:
+    """The delay before retry k is u times its ceiling, with one u drawn for each."""
+    dependency = Dependency(clock, FAIL)
+
+    with scripted_dice([0.0, 0.25, 0.75]), pytest.raises(ConnectionError):
+        driver.run(clock, dependency)
+
+    assert [0, 0, 0.05, 0.35] == dependency.starts
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_random_source_of_the_user(driver: Driver, clock: VirtualClock) -> None:
+    """A source given as `random` is drawn from instead of the default one."""
+
+    class Loaded:
+        def random(self) -> float:
+            return 0.9
+
+    dependency = Dependency(clock, FAIL, OK)
+
+    driver.run(clock, dependency, random=Loaded())
+
+    assert [0, 0.09] == dependency.starts
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_breaker_opens_while_a_call_waits(driver: Driver, clock: VirtualClock) -> None:
+    """A breaker that opens during a wait ends the call with the user's error and that reason."""
+    payments = Downstream("payments", breaker=tarry.Breaker(), budget=tarry.TokenBudget())
+    dependency = Dependency(clock, FAIL)
+
+    def operator(event: tarry.Event) -> None:
+        if type(event) is tarry.WillWait:
+            payments.force("open")
+
+    remove = tarry.listen(operator)
+    try:
+        with pytest.raises(ConnectionError) as caught:
+            driver.run(clock, dependency, downstream=payments)
+    finally:
+        remove()
+
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert (1, Reason.BREAKER_OPEN) == (record.attempts, record.reason)
+    assert [0] == dependency.starts
+    assert 500 == payments.balance  # the retry that was never made costs nothing
+
+
+@pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
+def test_breaker_opens_while_a_call_waits_for_a_result(driver: Driver, clock: VirtualClock) -> None:
+    """A call that ends between two attempts still hands out the last result that was refused."""
+    payments = Downstream("payments", breaker=tarry.Breaker())
+
+    def operator(event: tarry.Event) -> None:
+        if type(event) is tarry.WillWait:
+            payments.force("open")
+
+    remove = tarry.listen(operator)
+    try:
+        with pytest.raises(tarry.ResultNotAccepted) as caught:
+            driver.run(
+                clock, Dependency(clock, Step("stale")), downstream=payments, until=lambda _: False
+            )
+    finally:
+        remove()
+
+    assert "stale" == caught.value.result
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_breaker_error_says_when_to_come_back(driver: Driver, clock: VirtualClock) -> None:
+    """A call that finds the breaker open is told the dependency and the seconds to wait."""
+    payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1, spread=0))
+    dependency = Dependency(clock, FAIL)
+    with pytest.raises(ConnectionError):
+        driver.run(clock, dependency, downstream=payments)
+    clock.advance(10)
+
+    with pytest.raises(tarry.BreakerOpen) as caught:
+        driver.run(clock, dependency, downstream=payments)
+
+    assert "payments" == caught.value.downstream
+    assert pytest.approx(20) == caught.value.retry_after
+    assert "payments: the circuit breaker is open; retry after 20 s" == str(caught.value)
+    assert [0] == dependency.starts
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_in_flight_cap(driver: Driver, clock: VirtualClock) -> None:
+    """With every place taken a call is refused before its first attempt, and let in afterwards."""
+    payments = Downstream("payments", max_in_flight=1)
+    dependency = Dependency(clock, OK)
+
+    for attempt in tarry.attempts(on=ConnectionError, downstream=payments):
+        with attempt, pytest.raises(tarry.LimitReached, match="payments: the limit"):
+            driver.run(clock, dependency, downstream=payments)
+
+    assert [] == dependency.starts
+    assert "done" == driver.run(clock, dependency, downstream=payments)
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_half_open_breaker_closes(driver: Driver, clock: VirtualClock) -> None:
+    """After its time an open breaker lets probes through and closes when they succeed."""
+    breaker = tarry.Breaker(consecutive=1, spread=0, probes=2)
+    payments = Downstream("payments", breaker=breaker)
+    dependency = Dependency(clock, FAIL, OK)
+    with pytest.raises(ConnectionError):
+        driver.run(clock, dependency, downstream=payments)
+    clock.advance(30)
+
+    states = []
+    for _ in range(2):
+        driver.run(clock, dependency, downstream=payments)
+        states.append(payments.state)
+
+    assert [tarry.BreakerState.HALF_OPEN, tarry.BreakerState.CLOSED] == states

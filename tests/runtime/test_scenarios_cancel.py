@@ -1,0 +1,309 @@
+"""Calls that are cut off, by a cancellation or by a timeout, through every driver.
+
+A cancellation is neither retried nor counted nor swallowed, and what the call held comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import trio
+
+import tarry
+from tarry import Downstream, Reason
+from tarry.testing import VirtualClock, captured_events
+from tests.runtime.drivers import (
+    ASYNC,
+    DRIVERS,
+    FAIL,
+    OK,
+    PLAIN,
+    Dependency,
+    Driver,
+    Step,
+    seconds,
+)
+
+every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
+async_drivers = pytest.mark.parametrize("driver", ASYNC, ids=str)
+plain_drivers = pytest.mark.parametrize("driver", PLAIN, ids=str)
+
+
+class Halt(BaseException):
+    """What some framework might use to unwind."""
+
+
+def fragile() -> Downstream:
+    """A dependency with one place, whose breaker opens at the first failure that is counted."""
+    return Downstream(
+        "payments",
+        breaker=tarry.Breaker(consecutive=1),
+        budget=tarry.TokenBudget(),
+        max_in_flight=1,
+    )
+
+
+def sturdy() -> Downstream:
+    """A dependency with one place and a retry budget."""
+    return Downstream("payments", budget=tarry.TokenBudget(), max_in_flight=1)
+
+
+async def cancelled_after(length: float, main: Callable[[], Awaitable[Any]]) -> str:
+    """Run a coroutine, cancel it from outside, and tell whether it let itself be cancelled."""
+    if trio.lowlevel.in_trio_task():
+        with trio.CancelScope(deadline=trio.current_time() + length) as scope:
+            await main()
+        return "cancelled" if scope.cancelled_caught else "swallowed"
+    task = asyncio.ensure_future(main())
+    asyncio.get_running_loop().call_later(length, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        return "cancelled"
+    return "swallowed"
+
+
+# --- during an attempt ----------------------------------------------------------------------------
+
+
+@every_driver
+@pytest.mark.parametrize("watched", [False, True], ids=["unwatched", "watched"])
+@pytest.mark.parametrize("kind", [Halt, KeyboardInterrupt, SystemExit])
+def test_base_exception_during_an_attempt(
+    driver: Driver, kind: type[BaseException], watched: bool, clock: VirtualClock
+) -> None:
+    """An error beside `Exception` passes through: not asked about, not counted, place returned."""
+    payments = fragile()
+    dependency = Dependency(clock, Step(raises=kind), OK)
+    asked: list[BaseException] = []
+
+    with captured_events() if watched else no_listener(), pytest.raises(kind) as caught:
+        driver.run(clock, dependency, on=asked.append, downstream=payments)
+
+    assert [] == asked
+    assert [0] == dependency.starts
+    assert not hasattr(caught.value, "__notes__")
+    assert (tarry.BreakerState.CLOSED, 500) == (payments.state, payments.balance)
+    assert "done" == driver.run(clock, dependency, downstream=payments)
+
+
+@contextmanager
+def no_listener() -> Iterator[None]:
+    """Nothing, in the place of `captured_events`."""
+    yield
+
+
+@every_driver
+def test_base_exception_of_a_probe(driver: Driver, clock: VirtualClock) -> None:
+    """A cancelled probe of a half-open breaker gives its place to the next one."""
+    payments = Downstream(
+        "payments", breaker=tarry.Breaker(consecutive=1, spread=0, probes=1, open_for=30)
+    )
+    dependency = Dependency(clock, FAIL, Step(raises=Halt), OK)
+    with pytest.raises(ConnectionError):
+        driver.run(clock, dependency, downstream=payments)
+    clock.advance(30)
+
+    with pytest.raises(Halt):
+        driver.run(clock, dependency, downstream=payments)
+
+    assert tarry.BreakerState.HALF_OPEN == payments.state
+    assert "done" == driver.run(clock, dependency, downstream=payments)
+
+
+@async_drivers
+def test_cancellation_during_an_attempt(driver: Driver, clock: VirtualClock) -> None:
+    """A task that is cancelled while its attempt runs ends at once, and nothing is counted."""
+    payments = fragile()
+    dependency = Dependency(clock, Step(takes=10), OK)
+    call = driver.wrap(dependency.ahit, on=Exception, downstream=payments)
+
+    assert "cancelled" == driver.start(clock, lambda: cancelled_after(0.5, call))
+
+    assert [0] == dependency.starts
+    assert 0.5 == seconds(clock)
+    assert (tarry.BreakerState.CLOSED, 500) == (payments.state, payments.balance)
+    assert "done" == driver.run(clock, dependency, downstream=payments)
+
+
+@async_drivers
+def test_cancellation_wins_over_a_timeout(driver: Driver, clock: VirtualClock) -> None:
+    """A cancellation inside an attempt that has a timeout is still a cancellation."""
+    dependency = Dependency(clock, Step(takes=10))
+    call = driver.wrap(dependency.ahit, on=Exception, timeout=1, deadline=5)
+
+    assert "cancelled" == driver.start(clock, lambda: cancelled_after(0.5, call))
+    assert [0] == dependency.starts
+
+
+# --- during a wait --------------------------------------------------------------------------------
+
+
+@async_drivers
+@pytest.mark.parametrize("watched", [False, True], ids=["unwatched", "watched"])
+def test_cancellation_during_a_wait(driver: Driver, watched: bool, clock: VirtualClock) -> None:
+    """A task that is cancelled while it waits ends at once; its retry costs nothing."""
+    payments = sturdy()
+    dependency = Dependency(clock, FAIL, OK)
+    call = driver.wrap(dependency.ahit, downstream=payments, policy=tarry.Policy(initial_delay=2.0))
+
+    with captured_events() if watched else no_listener():
+        assert "cancelled" == driver.start(clock, lambda: cancelled_after(0.5, call))
+
+    assert [0] == dependency.starts
+    assert 0.5 == seconds(clock)
+    assert 500 == payments.balance
+    assert "done" == driver.run(clock, dependency, downstream=payments)
+
+
+@async_drivers
+def test_cancellation_while_a_rate_holds_the_attempt_back(
+    driver: Driver, clock: VirtualClock
+) -> None:
+    """A task that is cancelled while a rate limit holds its attempt back gives its place up."""
+    payments = Downstream("payments", limiter=tarry.AdaptiveRate(), max_in_flight=1)
+    throttled = tarry.Outcome(tarry.Kind.THROTTLED)
+    dependency = Dependency(clock, FAIL, OK)
+    call = driver.wrap(dependency.ahit, on=lambda _: throttled, downstream=payments)
+
+    # The wait ends after 0.5 s; the rate holds the attempt back until 2 s.
+    assert "cancelled" == driver.start(clock, lambda: cancelled_after(1, call))
+
+    assert [0] == dependency.starts
+    assert "done" == driver.run(clock, dependency, downstream=payments)
+
+
+@plain_drivers
+def test_keyboard_interrupt_during_a_wait(driver: Driver) -> None:
+    """Ctrl-C ends the wait of plain code; its retry costs nothing and its place is free."""
+    payments = sturdy()
+    clock = VirtualClock()  # not entered: the wait is a real one
+    dependency = Dependency(clock, FAIL, OK)
+    policy = tarry.Policy(initial_delay=30, jitter="none")
+
+    with interrupted_wait(), pytest.raises(KeyboardInterrupt):
+        driver.run(clock, dependency, downstream=payments, policy=policy)
+
+    assert 1 == len(dependency.starts)
+    assert 500 == payments.balance
+    assert "done" == driver.run(clock, dependency, downstream=payments)
+
+
+@contextmanager
+def interrupted_wait() -> Iterator[None]:
+    """Have a real signal raise KeyboardInterrupt as soon as a wait has begun."""
+
+    def interrupt() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def plan(event: tarry.Event) -> None:
+        if type(event) is tarry.WillWait:
+            threading.Timer(0.03, interrupt).start()
+
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    remove = tarry.listen(plan)
+    try:
+        yield
+    finally:
+        remove()
+        signal.signal(signal.SIGUSR1, before)
+
+
+# --- timeouts -------------------------------------------------------------------------------------
+
+
+@async_drivers
+def test_timeout_of_an_attempt(driver: Driver, clock: VirtualClock) -> None:
+    """An attempt that takes too long is cut off and retried, although `on` does not name that."""
+    dependency = Dependency(clock, Step(takes=10), OK)
+
+    assert "done" == driver.run(clock, dependency, timeout=1)
+    assert [0, 1.05] == dependency.starts
+
+
+@async_drivers
+def test_timeout_of_every_attempt(driver: Driver, clock: VirtualClock) -> None:
+    """When every attempt is cut off, the error says so and has a note."""
+    dependency = Dependency(clock, Step(takes=10))
+
+    with pytest.raises(tarry.AttemptTimeout) as caught:
+        driver.run(clock, dependency, timeout=1, attempts=2)
+
+    assert "op: attempt 2 took longer than 1 s" == str(caught.value)
+    assert [0, 1.05] == dependency.starts
+    assert 2.05 == seconds(clock)
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert (2, Reason.ATTEMPTS) == (record.attempts, record.reason)
+    assert isinstance(caught.value, TimeoutError)
+
+
+@async_drivers
+def test_timeout_is_charged_as_one(driver: Driver, clock: VirtualClock) -> None:
+    """A retry after a timeout costs what the budget asks for timeouts."""
+    payments = Downstream("payments", budget=tarry.TokenBudget("aws-2020"))
+
+    with pytest.raises(tarry.AttemptTimeout):
+        driver.run(
+            clock, Dependency(clock, Step(takes=10)), timeout=1, attempts=3, downstream=payments
+        )
+
+    assert 480 == payments.balance
+
+
+@async_drivers
+def test_timeout_that_the_attempt_raises_itself(driver: Driver, clock: VirtualClock) -> None:
+    """A TimeoutError from inside the attempt is the user's own and goes by `on`."""
+    dependency = Dependency(clock, Step(raises=TimeoutError("mine"), takes=0.5))
+
+    with pytest.raises(TimeoutError, match="mine"):
+        driver.run(clock, dependency, on=ValueError, timeout=1)
+
+    assert [0] == dependency.starts
+
+
+@async_drivers
+def test_deadline_cuts_an_attempt_off(driver: Driver, clock: VirtualClock) -> None:
+    """A coroutine that still runs at the deadline of its call is cut off there."""
+    dependency = Dependency(clock, FAIL, Step(takes=10))
+
+    with pytest.raises(tarry.DeadlineExceeded) as caught:
+        driver.run(clock, dependency, deadline=1)
+
+    assert "op: the deadline passed during attempt 2" == str(caught.value)
+    assert [0, 0.05] == dependency.starts
+    assert 1 == seconds(clock)
+
+
+@pytest.mark.parametrize("driver", [d for d in PLAIN if d.form != "block"], ids=str)
+def test_timeout_of_a_plain_attempt(driver: Driver, clock: VirtualClock) -> None:
+    """A plain function that takes too long is left behind in its thread, and retried."""
+    release = threading.Event()
+    starts = []
+
+    def stuck_at_first() -> str:
+        starts.append(threading.current_thread())
+        if len(starts) == 1:
+            release.wait(10)
+        return "done"
+
+    try:
+        assert "done" == driver.start(clock, driver.wrap(stuck_at_first, timeout=0.03))
+    finally:
+        release.set()
+        starts[0].join(10)
+
+    assert 2 == len(set(starts))
+    assert threading.current_thread() not in starts
+
+
+def test_timeout_of_a_plain_block_is_refused() -> None:
+    """A timeout cannot cut a plain block off, and the error says what to do instead."""
+    with pytest.raises(tarry.ConfigurationError, match="timeout cannot cut off a plain block"):
+        iter(tarry.attempts(on=ConnectionError, timeout=1))

@@ -1,0 +1,278 @@
+"""What every driver tells: events in order, the note and the record on the error."""
+
+from __future__ import annotations
+
+import pytest
+
+import tarry
+from tarry import (
+    AttemptFailed,
+    AttemptStarted,
+    BudgetEmpty,
+    Downstream,
+    Event,
+    GaveUp,
+    Hint,
+    Kind,
+    Reason,
+    Succeeded,
+    Waited,
+    WillWait,
+)
+from tarry.testing import VirtualClock, captured_events
+from tests.runtime.drivers import (
+    DRIVERS,
+    FAIL,
+    FUNCTION_DRIVERS,
+    OK,
+    Answer,
+    Dependency,
+    Driver,
+    Step,
+    answers,
+    outcome_of,
+)
+
+every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+@every_driver
+def test_events_of_a_success(driver: Driver, clock: VirtualClock) -> None:
+    """A call that succeeds at once has a start and an end."""
+    with captured_events() as events:
+        driver.run(clock, Dependency(clock, OK))
+
+    assert [AttemptStarted("op", None, 1, 4), Succeeded("op", None, 1)] == events
+
+
+@every_driver
+def test_events_of_a_retry(driver: Driver, clock: VirtualClock) -> None:
+    """A retry is told in the order in which it happens, with every field."""
+    error = ConnectionError("away")
+
+    with captured_events() as events:
+        driver.run(clock, Dependency(clock, Step(raises=error), OK))
+
+    slept = events.pop(3)
+    assert [
+        AttemptStarted("op", None, 1, 4),
+        AttemptFailed("op", None, 1, 4, Kind.TRANSIENT, error),
+        WillWait("op", None, 1, 3, 0.1, 0.05, None, error),
+        AttemptStarted("op", None, 2, 4),
+        Succeeded("op", None, 2),
+    ] == events
+    assert isinstance(slept, Waited)
+    assert Waited("op", None, 1, 3, 0.1, 0.05, None, error, slept.slept) == slept
+    assert pytest.approx(0.05) == slept.slept
+
+
+@every_driver
+def test_events_of_giving_up(driver: Driver, clock: VirtualClock) -> None:
+    """A call that gives up says so last, with its reason and what it waited in all."""
+    with captured_events() as events, pytest.raises(ConnectionError) as caught:
+        driver.run(clock, Dependency(clock, FAIL))
+
+    round_of_events = [AttemptStarted, AttemptFailed, WillWait, Waited]
+    assert [*round_of_events * 3, AttemptStarted, AttemptFailed, GaveUp] == types(events)
+    last = events[-1]
+    assert isinstance(last, GaveUp)
+    assert GaveUp("op", None, 4, Reason.ATTEMPTS, last.waited, None, None, caught.value) == last
+    assert pytest.approx(0.35) == last.waited
+
+
+@every_driver
+def test_events_of_a_hint(driver: Driver, clock: VirtualClock) -> None:
+    """The server's hint is on the wait that it caused."""
+    hint = Hint(3.0, source="retry-after")
+    with captured_events() as events:
+        driver.run(clock, Dependency(clock, answers(Kind.THROTTLED, hint=hint), OK), on=outcome_of)
+
+    [wait] = [event for event in events if type(event) is WillWait]
+    assert (hint, 1.0, 3.5) == (wait.hint, wait.ceiling, wait.delay)
+
+
+@every_driver
+def test_events_of_a_hint_that_is_too_long(driver: Driver, clock: VirtualClock) -> None:
+    """A hint that ends the call is on the last event, with the seconds to wait."""
+    hint = Hint(300.0, source="retry-after")
+    with captured_events() as events, pytest.raises(Answer):
+        driver.run(clock, Dependency(clock, answers(Kind.TRANSIENT, hint=hint)), on=outcome_of)
+
+    last = events[-1]
+    assert isinstance(last, GaveUp)
+    assert (Reason.HINT_TOO_LONG, 300.0, hint) == (last.reason, last.retry_after, last.hint)
+
+
+@every_driver
+def test_events_of_an_empty_budget(driver: Driver, clock: VirtualClock) -> None:
+    """An empty retry budget has an event of its own before the end."""
+    payments = Downstream("payments", budget=tarry.TokenBudget(capacity=1))
+
+    with captured_events() as events, pytest.raises(ConnectionError):
+        driver.run(clock, Dependency(clock, FAIL), downstream=payments)
+
+    assert [AttemptStarted, AttemptFailed, BudgetEmpty, GaveUp] == types(events)
+    assert BudgetEmpty("op", "payments") == events[2]
+
+
+@every_driver
+def test_events_of_a_breaker(driver: Driver, clock: VirtualClock) -> None:
+    """Each move of a breaker is told once, and a call that it stops has one event."""
+    payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1, spread=0, probes=1))
+    dependency = Dependency(clock, FAIL, OK)
+
+    with captured_events() as events:
+        with pytest.raises(ConnectionError):
+            driver.run(clock, dependency, downstream=payments)
+        with pytest.raises(tarry.BreakerOpen) as caught:
+            driver.run(clock, dependency, downstream=payments)
+        refused = events[-1]
+        clock.advance(30)
+        driver.run(clock, dependency, downstream=payments)
+
+    moves = [event for event in events if isinstance(event, tarry.BreakerMoved)]
+    assert ["open", "half-open", "closed"] == [move.after.value for move in moves]
+    assert ["closed", "open", "half-open"] == [move.before.value for move in moves]
+    assert {"payments"} == {move.downstream for move in moves}
+    assert (
+        GaveUp("op", "payments", 0, Reason.BREAKER_OPEN, 0.0, 30.0, None, caught.value) == refused
+    )
+
+
+@pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
+def test_events_of_a_result_that_is_not_accepted(driver: Driver, clock: VirtualClock) -> None:
+    """A result that `until` refuses is a failed attempt, whose error holds the result."""
+    with captured_events() as events:
+        driver.run(clock, Dependency(clock, Step(1), Step(2)), until=lambda result: result == 2)
+
+    failed = events[1]
+    assert isinstance(failed, AttemptFailed)
+    assert (1, Kind.TRANSIENT) == (failed.attempt, failed.kind)
+    assert isinstance(failed.error, tarry.ResultNotAccepted)
+    assert 1 == failed.error.result
+    assert Succeeded("op", None, 2) == events[-1]
+
+
+def types(events: list[Event]) -> list[type[Event]]:
+    """What kinds of events these are."""
+    return [type(event) for event in events]
+
+
+# --- the note -------------------------------------------------------------------------------------
+
+
+@every_driver
+@pytest.mark.parametrize(
+    ("steps", "note"),
+    [
+        ((FAIL,), "gave up after 4 attempts and 350 ms of waiting: no attempts left"),
+        (
+            (Step(raises=ValueError),),
+            "gave up after 1 attempt: the error is not retryable",
+        ),
+        (
+            (FAIL, Step(raises=ValueError)),
+            "gave up after 2 attempts and 50 ms of waiting: the error is not retryable",
+        ),
+    ],
+)
+def test_note(driver: Driver, steps: tuple[Step, ...], note: str, clock: VirtualClock) -> None:
+    """The error says how many attempts were made and why they ended."""
+    with pytest.raises((ConnectionError, ValueError)) as caught:
+        driver.run(clock, Dependency(clock, *steps))
+
+    assert [f"tarry: op {note}"] == caught.value.__notes__
+
+
+@every_driver
+def test_note_keeps_those_of_the_user(driver: Driver, clock: VirtualClock) -> None:
+    """Notes that the user's code wrote stay, before that of tarry."""
+    error = ValueError("bad")
+    error.add_note("the user's own")
+
+    with pytest.raises(ValueError, match="bad"):
+        driver.run(clock, Dependency(clock, Step(raises=error)))
+
+    assert "the user's own" == error.__notes__[0]
+    assert 2 == len(error.__notes__)
+
+
+# --- the error ------------------------------------------------------------------------------------
+
+
+@every_driver
+def test_cause_and_context_are_untouched(driver: Driver, clock: VirtualClock) -> None:
+    """The error that ends a call is the one of the last attempt, with the cause it was given."""
+    cause = KeyError("deep")
+    last = ConnectionError("last")
+    last.__cause__ = cause
+
+    with pytest.raises(ConnectionError) as caught:
+        driver.run(clock, Dependency(clock, FAIL, FAIL, FAIL, Step(raises=last)))
+
+    assert last is caught.value
+    assert cause is last.__cause__
+    assert None is last.__context__
+
+
+@every_driver
+def test_no_cause_and_no_context_are_added(driver: Driver, clock: VirtualClock) -> None:
+    """The errors of earlier attempts are not chained to the last one."""
+    with pytest.raises(ConnectionError) as caught:
+        driver.run(clock, Dependency(clock, FAIL))
+
+    assert None is caught.value.__cause__
+    assert None is caught.value.__context__
+
+
+@every_driver
+def test_error_of_a_frozen_class(driver: Driver, clock: VirtualClock) -> None:
+    """An error that does not let attributes be set is raised as it is, with its record."""
+
+    class Frozen(ConnectionError):
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(name)
+
+    with pytest.raises(Frozen) as caught:
+        driver.run(clock, Dependency(clock, Step(raises=Frozen)))
+
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert 4 == record.attempts
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+
+@every_driver
+def test_record(driver: Driver, clock: VirtualClock) -> None:
+    """The record holds every step: attempt, class, verdict, breaker and balance."""
+    payments = Downstream("payments", breaker=tarry.Breaker(), budget=tarry.TokenBudget())
+    steps = (FAIL, Step(raises=ValueError))
+
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - it has no message
+        driver.run(clock, Dependency(clock, *steps), downstream=payments)
+
+    record = tarry.record_of(caught.value)
+    assert record == tarry.CallRecord(
+        operation="op",
+        downstream="payments",
+        attempts=2,
+        waited=0.05,
+        reason=Reason.PERMANENT,
+        retry_after=None,
+        steps=(
+            tarry.Step(1, Kind.TRANSIENT, "ConnectionError", tarry.Wait(0.05, 0.1), "closed", 500),
+            tarry.Step(
+                2, Kind.PERMANENT, "ValueError", tarry.Stop(Reason.PERMANENT), "closed", 495
+            ),
+        ),
+    )
+
+
+def test_error_that_tarry_never_saw_has_no_record() -> None:
+    """`record_of` answers None for an error from elsewhere."""
+    assert None is tarry.record_of(ConnectionError())

@@ -1,0 +1,212 @@
+"""Retry at one layer: what every driver does with an error that a loop below has retried."""
+
+from __future__ import annotations
+
+import pytest
+
+import tarry
+from tarry import Policy, Reason
+from tarry.testing import VirtualClock
+from tests.runtime.drivers import (
+    DRIVERS,
+    FAIL,
+    OK,
+    Dependency,
+    Driver,
+    Function,
+    Step,
+)
+
+every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
+
+
+def leaf_of(driver: Driver, dependency: Dependency) -> Function:
+    """The dependency's own function, in the colour of the driver."""
+    return dependency.hit if driver.plain else dependency.ahit
+
+
+@every_driver
+def test_three_layers_of_four_attempts_cost_four(driver: Driver, clock: VirtualClock) -> None:
+    """Outer loops pass a marked error on: the leaf is called 4 times, not 64."""
+    dependency = Dependency(clock, FAIL)
+    call = leaf_of(driver, dependency)
+    for name in ("leaf", "middle", "top"):
+        call = driver.wrap(call, name=name)
+
+    with pytest.raises(ConnectionError) as caught:
+        driver.start(clock, call)
+
+    assert 4 == len(dependency.starts)
+    assert [
+        "tarry: leaf gave up after 4 attempts and 350 ms of waiting: no attempts left",
+        "tarry: middle gave up after 1 attempt: a layer below has retried it already",
+        "tarry: top gave up after 1 attempt: a layer below has retried it already",
+    ] == caught.value.__notes__
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert ("leaf", Reason.ATTEMPTS) == (record.operation, record.reason)
+
+
+@every_driver
+def test_translated_error_is_passed_on_too(driver: Driver, clock: VirtualClock) -> None:
+    """A layer that raises its own error from a marked one has been retried below all the same."""
+    dependency = Dependency(clock, FAIL)
+    inner = driver.wrap(leaf_of(driver, dependency), name="leaf")
+
+    class Unavailable(Exception):
+        pass
+
+    def translate() -> None:
+        try:
+            inner()
+        except ConnectionError as error:
+            raise Unavailable from error
+
+    async def translate_later() -> None:
+        try:
+            await inner()
+        except ConnectionError as error:
+            raise Unavailable from error
+
+    outer = driver.wrap(translate if driver.plain else translate_later, on=Unavailable)
+
+    with pytest.raises(Unavailable):
+        driver.start(clock, outer)
+
+    assert 4 == len(dependency.starts)
+
+
+def test_three_layers_in_threads(clock: VirtualClock) -> None:
+    """Marks come back from the threads that timeouts need."""
+    dependency = Dependency(clock, FAIL)
+
+    @tarry.retry(on=ConnectionError, timeout=30)
+    def leaf() -> None:
+        dependency.hit()
+
+    @tarry.retry(on=ConnectionError, timeout=30)
+    def middle() -> None:
+        leaf()
+
+    @tarry.retry(on=ConnectionError, timeout=30)
+    def top() -> None:
+        middle()
+
+    with pytest.raises(ConnectionError):
+        top()
+
+    assert 4 == len(dependency.starts)
+
+
+@every_driver
+def test_mark_outlives_a_layer_with_other_errors(driver: Driver, clock: VirtualClock) -> None:
+    """A layer in the middle that retries other errors takes neither mark nor record off."""
+    dependency = Dependency(clock, FAIL)
+    call = driver.wrap(leaf_of(driver, dependency), name="leaf")
+    call = driver.wrap(call, name="middle", on=ValueError)
+    call = driver.wrap(call, name="top")
+
+    with pytest.raises(ConnectionError) as caught:
+        driver.start(clock, call)
+
+    assert 4 == len(dependency.starts)
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert "leaf" == record.operation
+
+
+@every_driver
+def test_mark_outlives_a_layer_that_ran_out_of_attempts(
+    driver: Driver, clock: VirtualClock
+) -> None:
+    """A layer in the middle that retries marked errors, once, leaves them marked."""
+    dependency = Dependency(clock, FAIL)
+    call = driver.wrap(leaf_of(driver, dependency), attempts=2)
+    call = driver.wrap(call, policy=Policy(max_attempts=1, retry_marked=True))
+    call = driver.wrap(call)
+
+    with pytest.raises(ConnectionError):
+        driver.start(clock, call)
+
+    assert 2 == len(dependency.starts)
+
+
+@every_driver
+def test_retry_marked(driver: Driver, clock: VirtualClock) -> None:
+    """A loop with `retry_marked=True` multiplies attempts, as it was told to."""
+    dependency = Dependency(clock, FAIL)
+    inner = driver.wrap(leaf_of(driver, dependency), attempts=2)
+    outer = driver.wrap(inner, policy=Policy(max_attempts=3, retry_marked=True))
+
+    with pytest.raises(ConnectionError):
+        driver.start(clock, outer)
+
+    assert 6 == len(dependency.starts)
+
+
+@every_driver
+def test_error_that_was_not_retried_below_is_retried_above(
+    driver: Driver, clock: VirtualClock
+) -> None:
+    """An error that the inner loop does not retry is the outer loop's to retry."""
+    dependency = Dependency(clock, FAIL, OK)
+    inner = driver.wrap(leaf_of(driver, dependency), on=ValueError)
+    outer = driver.wrap(inner)
+
+    assert "done" == driver.start(clock, outer)
+    assert 2 == len(dependency.starts)
+
+
+@every_driver
+def test_loop_with_one_attempt_does_not_mark(driver: Driver, clock: VirtualClock) -> None:
+    """An inner loop that may not retry at all leaves that to the outer one."""
+    dependency = Dependency(clock, FAIL, OK)
+    inner = driver.wrap(leaf_of(driver, dependency), attempts=1)
+    outer = driver.wrap(inner)
+
+    assert "done" == driver.start(clock, outer)
+
+
+@every_driver
+def test_rejection_below_is_not_retried_above(driver: Driver, clock: VirtualClock) -> None:
+    """A breaker that is open below ends the outer call too, whatever it retries."""
+    payments = tarry.Downstream("payments", breaker=tarry.Breaker())
+    payments.force("open")
+    dependency = Dependency(clock, OK)
+    inner = driver.wrap(leaf_of(driver, dependency), downstream=payments)
+    outer = driver.wrap(inner, on=Exception)
+
+    with pytest.raises(tarry.BreakerOpen):
+        driver.start(clock, outer)
+
+    assert 0 == clock.elapsed
+
+
+@every_driver
+def test_inner_deadline_is_the_outer_one_at_most(driver: Driver, clock: VirtualClock) -> None:
+    """A loop inside stops in time for the deadline of the loop around it."""
+    dependency = Dependency(clock, FAIL)
+    inner = driver.wrap(leaf_of(driver, dependency), attempts=100, deadline=50)
+    outer = driver.wrap(inner, deadline=1)
+
+    with pytest.raises(ConnectionError) as caught:
+        driver.start(clock, outer)
+
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert Reason.DEADLINE == record.reason
+    assert clock.elapsed <= 1
+
+
+@every_driver
+def test_same_error_object_in_the_next_call_is_retried(driver: Driver, clock: VirtualClock) -> None:
+    """A mark counts for the call that it was made in: raised again later, the object is new."""
+    error = ConnectionError("always the same")
+    dependency = Dependency(clock, Step(raises=error))
+
+    for _ in range(3):
+        with pytest.raises(ConnectionError, match="always the same"):
+            driver.run(clock, dependency)
+
+    assert 12 == len(dependency.starts)
+    assert 1 == len(error.__notes__)

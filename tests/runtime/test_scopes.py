@@ -1,0 +1,164 @@
+"""Deadline scopes that are entered in one place and left in another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from contextvars import Context, copy_context
+from typing import Any
+
+import pytest
+
+import tarry
+from tarry.testing import VirtualClock
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    assert tarry.remaining() is None
+
+
+@tarry.retry(on=OSError, deadline=60)
+def stream() -> Generator[float | None]:
+    """Hold a deadline across every item."""
+    with tarry.deadline(5):
+        yield tarry.remaining()
+        yield tarry.remaining()
+
+
+def test_generator_that_holds_a_deadline(clock: VirtualClock) -> None:
+    """A generator that holds a deadline across its items leaves none behind when it ends."""
+    assert [5.0, 5.0] == [None if left is None else round(left, 6) for left in stream()]
+    assert tarry.remaining() is None
+
+
+def test_generator_that_is_closed(clock: VirtualClock) -> None:
+    """A generator that is closed with a deadline open leaves none behind."""
+    generator = stream()
+    next(generator)
+    generator.close()
+
+    assert tarry.remaining() is None
+
+
+def test_generator_that_fails_with_a_deadline_open(clock: VirtualClock) -> None:
+    """An error thrown into a generator that holds a deadline leaves none behind."""
+    generator = stream()
+    next(generator)
+    with pytest.raises(LookupError):
+        generator.throw(LookupError())
+
+    assert tarry.remaining() is None
+
+
+def blocks(deadline: float) -> Generator[float | None]:
+    """Stand still inside an attempt with a deadline."""
+    for attempt in tarry.attempts(on=OSError, deadline=deadline):
+        with attempt:
+            yield tarry.remaining()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in order", "out of order"])
+def test_interleaved_generators(clock: VirtualClock, order: tuple[int, int]) -> None:
+    """Two generators inside their attempts leave no deadline, whichever is closed first."""
+    generators = [blocks(5), blocks(3)]
+    assert [5.0, 3.0] == [round(next(generator) or 0, 6) for generator in generators]
+
+    for which in order:
+        generators[which].close()
+
+    assert tarry.remaining() is None
+
+
+@pytest.mark.parametrize(("closed", "left"), [(0, 3.0), (1, 5.0)])
+def test_closed_generator_takes_only_its_own_deadline(
+    clock: VirtualClock, closed: int, left: float
+) -> None:
+    """Of two interleaved generators, the one that is still open keeps its deadline in force."""
+    generators = [blocks(5), blocks(3)]
+    for generator in generators:
+        next(generator)
+
+    generators[closed].close()
+
+    assert left == round(tarry.remaining() or 0, 6)
+    generators[1 - closed].close()
+    assert tarry.remaining() is None
+
+
+def test_deadline_left_in_another_context(clock: VirtualClock) -> None:
+    """A deadline entered in one context and left in another raises nothing."""
+    context, manager = Context(), tarry.deadline(5)
+
+    context.run(manager.__enter__)
+    manager.__exit__(None, None, None)
+
+    assert tarry.remaining() is None
+
+
+def test_block_left_in_another_context(clock: VirtualClock) -> None:
+    """A plain block entered in one context and left in another raises nothing."""
+    context = Context()
+    block = next(iter(tarry.attempts(on=OSError, deadline=5)))
+
+    context.run(block.__enter__)
+    assert False is block.__exit__(None, None, None)
+
+    assert (True, None) == (block.over, tarry.remaining())
+
+
+def armed(loop: Any) -> list[asyncio.TimerHandle]:
+    """Return the timers that will still fire."""
+    return [timer for timer in loop._scheduled if not timer.cancelled()]
+
+
+def test_async_block_left_in_another_context(clock: VirtualClock) -> None:
+    """A block of a coroutine that is left in another context raises nothing and stops its timer."""
+
+    async def main() -> tuple[bool | None, int, int, float | None]:
+        loop = asyncio.get_running_loop()
+        block = await anext(aiter(tarry.attempts(on=OSError, deadline=5, timeout=3)))
+        Context().run(block.__enter__)
+        before = len(armed(loop))
+        assert False is copy_context().run(block.__exit__, None, None, None)
+        return block.over, before, len(armed(loop)), tarry.remaining()
+
+    assert (True, 1, 0, None) == clock.run(main)
+
+
+class Forever:
+    """Waits for somebody who sends."""
+
+    def __await__(self) -> Generator[None]:
+        yield
+
+
+@pytest.mark.parametrize("form", ["call", "block", "deadline"])
+def test_coroutine_closed_from_another_context(clock: VirtualClock, form: str) -> None:
+    """A coroutine closed from another context raises nothing, and leaves no timer, no deadline."""
+
+    async def wait() -> None:
+        await Forever()
+
+    async def in_block() -> None:
+        async for attempt in tarry.attempts(on=OSError, deadline=5, timeout=3):
+            with attempt:
+                await Forever()
+
+    async def in_deadline() -> None:
+        with tarry.deadline(5):
+            await tarry.acall(wait, on=OSError, timeout=3)
+
+    async def main() -> tuple[int, int, float | None]:
+        loop = asyncio.get_running_loop()
+        coroutine = {
+            "call": lambda: tarry.acall(wait, on=OSError, deadline=5, timeout=3),
+            "block": in_block,
+            "deadline": in_deadline,
+        }[form]()
+        Context().run(coroutine.send, None)
+        before = len(armed(loop))
+        coroutine.close()
+        return before, len(armed(loop)), tarry.remaining()
+
+    assert (1, 0, None) == clock.run(main)

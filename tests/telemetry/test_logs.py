@@ -1,0 +1,354 @@
+"""Standard logging: every field of every event, and warnings that show without any setup."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tarry
+from tarry import Downstream, Hint, Kind, Outcome
+from tarry.testing import VirtualClock, scripted_dice
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Iterator[VirtualClock]:
+    """Virtual time, and dice that always show 0.5."""
+    with VirtualClock() as clock, scripted_dice([0.5]):
+        yield clock
+
+
+@pytest.fixture(autouse=True)
+def everything(caplog: pytest.LogCaptureFixture) -> None:
+    """Let every level through."""
+    caplog.set_level(logging.DEBUG, logger="tarry")
+
+
+def fields(record: logging.LogRecord) -> dict[str, Any]:
+    """The fields that a record carries beside its text."""
+    attached: dict[str, Any] = record.__dict__["tarry"]
+    return attached
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """The records that show without any setup."""
+    return [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def fail_then(*ends: object, **options: Any) -> None:
+    """Make a call whose attempts end so; an error is raised, anything else is given."""
+    left = iter(ends)
+
+    def work() -> object:
+        end = next(left)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    arguments: dict[str, Any] = {"on": ConnectionError, "name": "load"} | options
+    tarry.call(work, **arguments)
+
+
+def test_wait(caplog: pytest.LogCaptureFixture) -> None:
+    """A wait is a warning with the operation, the retry, both delays and the error."""
+    fail_then(ConnectionError("away"), ConnectionError("away"), "done", attempts=6)
+
+    first, second = warnings(caplog)
+    assert ("tarry", logging.WARNING) == (second.name, second.levelno)
+    assert (
+        "load: ConnectionError: away; retry 1 of 5 in 50 ms (ceiling 100 ms)" == first.getMessage()
+    )
+    assert (
+        "load: ConnectionError: away; retry 2 of 5 in 100 ms (ceiling 200 ms)"
+        == second.getMessage()
+    )
+    assert {
+        "operation": "load",
+        "downstream": None,
+        "retry": 2,
+        "max_retries": 5,
+        "ceiling": 0.2,
+        "delay": 0.1,
+        "error": "ConnectionError",
+        "hint": None,
+    } == fields(second)
+
+
+def test_time_slept(caplog: pytest.LogCaptureFixture) -> None:
+    """After the wait, the time that it really took is logged, beside everything about the wait."""
+    fail_then(ConnectionError("away"), "done")
+
+    [slept] = [record for record in caplog.records if "slept" in fields(record)]
+    assert logging.DEBUG == slept.levelno
+    assert "load: slept 50 ms (delay 50 ms)" == slept.getMessage()
+    [wait] = warnings(caplog)
+    assert fields(wait) | {"slept": pytest.approx(0.05)} == fields(slept)
+
+
+def test_hint(caplog: pytest.LogCaptureFixture) -> None:
+    """A wait that the server asked for says so, and where it said it."""
+    hint = Hint(3.0, source="retry-after")
+    outcome = Outcome(Kind.THROTTLED, hint)
+
+    fail_then(ConnectionError("busy"), "done", on=lambda _: outcome)
+
+    assert (
+        "load: ConnectionError: busy; retry 1 of 3 in 3.5 s "
+        "(ceiling 1 s, the server asked for it (retry-after))"
+    ) == warnings(caplog)[0].getMessage()
+    assert hint._asdict() == fields(warnings(caplog)[0])["hint"]
+
+
+def test_success_after_retries(caplog: pytest.LogCaptureFixture) -> None:
+    """A success after retries is information."""
+    fail_then(ConnectionError("away"), "done")
+
+    last = caplog.records[-1]
+    assert logging.INFO == last.levelno
+    assert "load: succeeded on attempt 2" == last.getMessage()
+    assert ("load", 2) == (fields(last)["operation"], fields(last)["attempts"])
+
+
+def test_success_at_once_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+    """A call without trouble leaves no line."""
+    fail_then("done")
+
+    assert [] == caplog.records
+
+
+def test_giving_up(caplog: pytest.LogCaptureFixture) -> None:
+    """A call that gives up is a warning with its reason."""
+    with pytest.raises(ConnectionError):
+        fail_then(ConnectionError("away"), ConnectionError("gone"), attempts=2)
+
+    last = caplog.records[-1]
+    assert logging.WARNING == last.levelno
+    assert (
+        "load: gave up after 2 attempts: no attempts left (ConnectionError: gone)"
+        == last.getMessage()
+    )
+    assert {
+        "operation": "load",
+        "downstream": None,
+        "attempts": 2,
+        "reason": "attempts",
+        "waited": 0.05,
+        "retry_after": None,
+        "error": "ConnectionError",
+    } == {name: value for name, value in fields(last).items() if name != "hint"}
+
+
+def test_giving_up_at_a_hint(caplog: pytest.LogCaptureFixture) -> None:
+    """A hint that ends the call is told as the seconds after which to come back."""
+    hint = Hint(600.0, source="retry-after")
+    with pytest.raises(ConnectionError):
+        fail_then(ConnectionError("busy"), on=lambda _: Outcome(Kind.TRANSIENT, hint))
+
+    last = fields(caplog.records[-1])
+    assert ("hint-too-long", 600.0) == (last["reason"], last["retry_after"])
+
+
+def test_one_attempt_is_no_plural(caplog: pytest.LogCaptureFixture) -> None:
+    """One attempt is not "1 attempts"."""
+    with pytest.raises(ValueError, match="bad"):
+        fail_then(ValueError("bad"))
+
+    assert (
+        "load: gave up after 1 attempt: the error is not retryable (ValueError: bad)"
+    ) == caplog.records[-1].getMessage()
+
+
+def test_breaker(caplog: pytest.LogCaptureFixture) -> None:
+    """A breaker that moves is a warning with both states."""
+    payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1))
+    with pytest.raises(ConnectionError):
+        fail_then(ConnectionError("away"), downstream=payments)
+
+    [moved] = [record for record in warnings(caplog) if "before" in fields(record)]
+    assert "payments: breaker closed -> open" == moved.getMessage()
+    assert {"downstream": "payments", "before": "closed", "after": "open"} == fields(moved)
+
+
+def test_budget(caplog: pytest.LogCaptureFixture) -> None:
+    """An empty retry budget is the reason in the warning, and a line of its own for debugging."""
+    payments = Downstream("payments", budget=tarry.TokenBudget(capacity=1))
+    with pytest.raises(ConnectionError):
+        fail_then(ConnectionError("away"), downstream=payments)
+
+    [empty] = [r for r in caplog.records if "payments: the retry budget is empty" in r.getMessage()]
+    assert logging.DEBUG == empty.levelno
+    assert {"operation": "load", "downstream": "payments"} == fields(empty)
+    [gave_up] = warnings(caplog)
+    assert "load: gave up after 1 attempt: the retry budget is empty (ConnectionError: away)" == (
+        gave_up.getMessage()
+    )
+
+
+def test_rejection(caplog: pytest.LogCaptureFixture) -> None:
+    """A call that is not let through is no warning: that the breaker opened has been one."""
+    payments = Downstream("payments", breaker=tarry.Breaker())
+    payments.force("open")
+    caplog.clear()
+    with pytest.raises(tarry.BreakerOpen):
+        fail_then("never", downstream=payments)
+
+    assert [] == warnings(caplog)
+    assert any("the circuit breaker is open" in r.getMessage() for r in caplog.records)
+
+
+def test_result_that_is_not_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    """A result that `until` refuses is told as that."""
+    fail_then(1, 2, until=lambda result: result == 2)
+
+    first = warnings(caplog)[0]
+    assert "ResultNotAccepted" == fields(first)["error"]
+    assert "no result that `until` accepts; retry 1 of 3" in first.getMessage()
+
+
+def test_message_of_an_error_is_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
+    """An error may say anything: line breaks are folded and the rest is cut."""
+    fail_then(ConnectionError("first\r\nsecond\n" + "x" * 10_000), "done")
+
+    message = warnings(caplog)[0].getMessage()
+    assert "first second" in message
+    assert 1 == len(message.splitlines())
+    assert len(message) < 400
+
+
+def test_message_with_percent_signs(caplog: pytest.LogCaptureFixture) -> None:
+    """An error that holds format characters is logged as it is."""
+    fail_then(ConnectionError("100 %s %d"), "done")
+
+    assert "100 %s %d" in warnings(caplog)[0].getMessage()
+
+
+def test_terminal_control_characters(caplog: pytest.LogCaptureFixture) -> None:
+    """What an outsider can put into an error does not reach the terminal as control characters."""
+    fail_then(ConnectionError("\x1b[2J\x07cleared"), "done")
+
+    message = warnings(caplog)[0].getMessage()
+    assert "cleared" in message
+    assert message.isprintable()
+
+
+def test_error_without_a_message(caplog: pytest.LogCaptureFixture) -> None:
+    """An error without text is named by its type alone."""
+    fail_then(ConnectionError(), "done")
+
+    assert warnings(caplog)[0].getMessage().startswith("load: ConnectionError; retry 1 of 3")
+
+
+def test_error_whose_text_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """An error that cannot be turned into text does not break the call."""
+
+    class Broken(ConnectionError):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    fail_then(Broken(), "done")
+
+    assert warnings(caplog)[0].getMessage().startswith("load: Broken")
+
+
+@pytest.mark.parametrize("guarded", [False, True], ids=["plain", "downstream"])
+def test_starts_and_failures(caplog: pytest.LogCaptureFixture, guarded: bool) -> None:
+    """With DEBUG on, each attempt is told when it starts and when it fails, listener or not."""
+    downstream = Downstream("payments") if guarded else None
+
+    fail_then(ConnectionError("away"), "done", downstream=downstream)
+
+    messages = [record.getMessage() for record in caplog.records]
+    assert "load: attempt 1 failed (transient)" in messages
+    assert ["load: attempt 1 starts", "load: attempt 2 starts"] == [
+        message for message in messages if message.endswith("starts")
+    ]
+
+
+def test_hedges(caplog: pytest.LogCaptureFixture, clock: VirtualClock) -> None:
+    """With DEBUG on, a copy is told when it is sent and when it wins, listener or not."""
+    sent = []
+
+    async def read() -> None:
+        sent.append(1)
+        await asyncio.sleep(10 / len(sent))
+
+    clock.run(lambda: tarry.hedge(read, after=1, name="load"))
+
+    messages = [record.getMessage() for record in caplog.records]
+    assert ["load: copy 2 sent", "load: copy 2 won"] == messages[:2]
+
+
+@pytest.mark.parametrize("level", [logging.ERROR, logging.CRITICAL])
+def test_switched_off(caplog: pytest.LogCaptureFixture, level: int) -> None:
+    """A logger that wants no warnings gets nothing."""
+    caplog.set_level(level, logger="tarry")
+
+    fail_then(ConnectionError("away"), "done")
+
+    assert [] == caplog.records
+
+
+# --- out of the box -------------------------------------------------------------------------------
+
+PROGRAM = """
+import tarry
+
+calls = []
+
+@tarry.retry(on=ConnectionError, policy=tarry.Policy(initial_delay=0.001, max_delay=0.001))
+def load():
+    calls.append(1)
+    if len(calls) < 3:
+        raise ConnectionError("refused")
+
+{before}
+load()
+"""
+
+
+def stderr_of(before: str = "") -> list[str]:
+    """What a program that sets nothing up writes to its standard error."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", PROGRAM.format(before=before)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stderr.splitlines()
+
+
+def test_warnings_show_without_any_setup() -> None:
+    """A program that configures nothing sees its retries on standard error."""
+    first, second = stderr_of()
+
+    assert first.startswith("load: ConnectionError: refused; retry 1 of 3 in ")
+    assert second.startswith("load: ConnectionError: refused; retry 2 of 3 in ")
+
+
+def test_configuration_is_the_programs() -> None:
+    """A program that sets logging up gets the lines in its own form, with more if it wants."""
+    setup = "import logging; logging.basicConfig(level='INFO', format='%(name)s %(levelname)s')"
+
+    assert ["tarry WARNING", "tarry WARNING", "tarry INFO"] == stderr_of(setup)
+
+
+def test_program_can_silence_it() -> None:
+    """The level of the logger `tarry` is all it takes."""
+    assert [] == stderr_of("import logging; logging.getLogger('tarry').setLevel('ERROR')")
+
+
+def test_logging_is_not_loaded_before_it_is_needed() -> None:
+    """A program whose calls succeed does not load the logging module for that."""
+    program = """
+import sys, tarry
+
+tarry.call(lambda: 1, on=ConnectionError)
+assert "logging" not in sys.modules
+"""
+
+    subprocess.run([sys.executable, "-I", "-c", program], check=True)

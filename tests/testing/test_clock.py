@@ -1,0 +1,268 @@
+"""The virtual clock: it moves when somebody waits, for plain code, asyncio and trio alike."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+
+import tarry
+from tarry import Downstream
+from tarry.testing import VirtualClock, scripted_dice
+from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, pause, seconds
+
+both_loops = pytest.mark.parametrize("loop", ["asyncio", "trio"])
+DAY = 86_400.0
+
+
+def run(clock: VirtualClock, loop: str, main: Callable[[], Awaitable[Any]]) -> Any:
+    """Run a coroutine function in virtual time."""
+    return (clock.run if loop == "asyncio" else clock.run_trio)(main)
+
+
+def test_clock_stands_still() -> None:
+    """Nothing but a wait moves the clock."""
+    with VirtualClock() as clock:
+        time.sleep(0.002)
+
+        assert 0 == clock.elapsed
+
+
+def test_advance() -> None:
+    """`advance` lets time pass for everything that looks at the clock."""
+    with VirtualClock() as clock, tarry.deadline(10):
+        before = clock.now()
+        clock.advance(4)
+
+        assert 4 == pytest.approx(clock.elapsed)
+        assert before + 4 == clock.now()
+        assert 6 == pytest.approx(tarry.remaining())
+
+
+def test_time_does_not_go_back() -> None:
+    """A clock cannot be turned back."""
+    with pytest.raises(tarry.ConfigurationError, match="seconds must be at least 0"):
+        VirtualClock().advance(-1)
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_days_pass_at_once(driver: Driver) -> None:
+    """Waits of days take no time, and are counted."""
+    policy = tarry.Policy(
+        initial_delay=DAY, max_delay=DAY, backoff="fixed", jitter="none", max_attempts=8
+    )
+    with VirtualClock() as clock:
+        dependency = Dependency(clock, *[FAIL] * 7, OK)
+        driver.run(clock, dependency, policy=policy)
+
+    assert [day * DAY for day in range(8)] == dependency.starts
+    assert 7 * DAY == seconds(clock)
+
+
+def test_real_clock_comes_back() -> None:
+    """After the block time is real again, and the virtual clock keeps what it showed."""
+    with VirtualClock() as clock:
+        clock.advance(1000)
+    with tarry.deadline(1000):
+        left = tarry.remaining()
+
+    assert left is not None
+    assert 990 < left <= 1000
+    assert 1000 == pytest.approx(clock.elapsed)
+
+
+def test_real_clock_comes_back_after_an_error() -> None:
+    """A block that is left by an error puts the real clock back too."""
+    with pytest.raises(ValueError, match="left"), VirtualClock() as clock:
+        clock.advance(1000)
+        raise ValueError("left")
+
+    with tarry.deadline(5), VirtualClock():
+        left = tarry.remaining()
+
+    assert left is not None
+    assert 0 < left <= 5
+
+
+def test_breaker_on_virtual_time() -> None:
+    """A breaker that opened before the clock was advanced is half-open afterwards."""
+    payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1, spread=0, probes=1))
+    with VirtualClock() as clock:
+        with pytest.raises(ConnectionError):
+            tarry.call(Dependency(clock, FAIL).hit, on=ConnectionError, downstream=payments)
+        clock.advance(29)
+        with pytest.raises(tarry.BreakerOpen):
+            tarry.call(Dependency(clock, OK).hit, on=ConnectionError, downstream=payments)
+        clock.advance(1)
+
+        assert "done" == tarry.call(
+            Dependency(clock, OK).hit, on=ConnectionError, downstream=payments
+        )
+
+
+# --- event loops ----------------------------------------------------------------------------------
+
+
+@both_loops
+def test_sleeps_of_the_loop_are_virtual(loop: str) -> None:
+    """The loop's own sleep takes virtual time."""
+    with VirtualClock() as clock:
+        run(clock, loop, lambda: pause(DAY))
+
+        assert DAY == seconds(clock)
+
+
+@both_loops
+def test_result_and_error(loop: str) -> None:
+    """`run` hands out the result of its coroutine, or raises its error."""
+
+    async def give() -> int:
+        return 7
+
+    async def fail() -> None:
+        raise ValueError("inside")
+
+    with VirtualClock() as clock:
+        assert 7 == run(clock, loop, give)
+        with pytest.raises(ValueError, match="inside"):
+            run(clock, loop, fail)
+
+
+@both_loops
+def test_tasks_wake_in_order(loop: str) -> None:
+    """When all tasks wait, time jumps to the next moment, and they wake in its order."""
+    woken: list[tuple[int, float]] = []
+
+    with VirtualClock() as clock:
+
+        async def sleeper(length: int) -> None:
+            await pause(length)
+            woken.append((length, seconds(clock)))
+
+        async def on_asyncio() -> None:
+            await asyncio.gather(sleeper(3), sleeper(1), sleeper(2))
+
+        async def on_trio() -> None:
+            async with trio.open_nursery() as nursery:
+                for length in (3, 1, 2):
+                    nursery.start_soon(sleeper, length)
+
+        run(clock, loop, on_asyncio if loop == "asyncio" else on_trio)
+
+    assert [(1, 1), (2, 2), (3, 3)] == woken
+
+
+@both_loops
+def test_now_inside_a_loop(loop: str) -> None:
+    """Inside a running loop, `now` and `elapsed` tell the same time."""
+    with VirtualClock() as clock:
+        before = clock.now()
+
+        async def main() -> tuple[float, float]:
+            await pause(5)
+            return clock.now() - before, clock.elapsed
+
+        assert (pytest.approx(5), pytest.approx(5)) == run(clock, loop, main)
+
+
+@both_loops
+def test_advance_inside_a_loop(loop: str) -> None:
+    """`advance` inside a running loop lets time pass there: what is due by then comes first."""
+    with VirtualClock() as clock, tarry.deadline(10):
+
+        async def main() -> float | None:
+            clock.advance(4)
+            await pause(1)
+            return tarry.remaining()
+
+        assert pytest.approx(5) == run(clock, loop, main)
+        assert pytest.approx(5) == clock.elapsed
+
+
+@both_loops
+def test_time_goes_on_from_loop_to_loop(loop: str) -> None:
+    """Plain waits and loops one after another share one time."""
+    with VirtualClock() as clock, scripted_dice([0.5]):
+        run(clock, loop, lambda: pause(1))
+        tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
+        run(clock, loop, lambda: pause(1))
+
+        assert 2.05 == seconds(clock)
+
+
+@both_loops
+def test_timeouts_of_the_loop_are_virtual(loop: str) -> None:
+    """A timeout of the loop's own library ends in virtual time."""
+
+    async def on_asyncio() -> None:
+        async with asyncio.timeout(5):
+            await asyncio.sleep(10)
+
+    async def on_trio() -> None:
+        with trio.fail_after(5):
+            await trio.sleep(10)
+
+    with VirtualClock() as clock:
+        with pytest.raises((TimeoutError, trio.TooSlowError)):
+            run(clock, loop, on_asyncio if loop == "asyncio" else on_trio)
+
+        assert 5 == seconds(clock)
+
+
+def test_asyncio_waits_for_threads() -> None:
+    """A loop that waits for a thread and for nothing else does not jump."""
+    gate = threading.Event()
+
+    async def main() -> str:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(gate.set)
+        return await asyncio.to_thread(lambda: "thread" if gate.wait(10) else "hung")
+
+    with VirtualClock() as clock:
+        assert "thread" == clock.run(main)
+        assert 0 == clock.elapsed
+
+
+def test_asyncio_can_be_woken_by_a_socket() -> None:
+    """Real input and output works inside virtual time."""
+
+    async def main() -> bytes:
+        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"hello")
+            await writer.drain()
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            data = await reader.read()
+            writer.close()
+            await writer.wait_closed()
+            return data
+
+    with VirtualClock() as clock:
+        assert b"hello" == clock.run(main)
+
+
+def test_trio_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without trio, the error has the line that installs it."""
+    monkeypatch.setitem(sys.modules, "trio", None)
+
+    with VirtualClock() as clock, pytest.raises(tarry.MissingExtra, match=r"tarry\[trio\]"):
+        clock.run_trio(lambda: pause(1))
+
+
+@both_loops
+@pytest.mark.timeout(5)
+def test_year_after_year(loop: str) -> None:
+    """Virtual time may run for years, or begin on a machine that has: no loop gets stuck."""
+    with VirtualClock() as clock:
+        clock.advance(400 * DAY)
+        run(clock, loop, lambda: pause(0.1))
+
+        assert 400 * DAY + 0.1 == pytest.approx(clock.elapsed, abs=1e-6)

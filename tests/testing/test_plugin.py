@@ -1,0 +1,185 @@
+"""The pytest plugin, as a user's test suite sees it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+HEADER = """
+import pytest
+import tarry
+
+calls = []
+
+hourly = tarry.Policy(initial_delay=3600, max_delay=3600, jitter="none")
+
+@tarry.retry(on=ConnectionError, policy=hourly)
+def flaky():
+    calls.append(1)
+    raise ConnectionError
+"""
+
+
+@pytest.fixture(autouse=True)
+def strict(pytester: pytest.Pytester) -> None:
+    """A project that is strict about markers and takes warnings for errors."""
+    pytester.makeini(
+        """
+        [pytest]
+        addopts = --strict-markers --strict-config -W error
+        """
+    )
+
+
+def passed(pytester: pytest.Pytester, test: str) -> None:
+    """Run a user's test with the plugin that tarry installs."""
+    pytester.makepyfile(HEADER + test)
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+
+
+def test_no_wait(pytester: pytest.Pytester) -> None:
+    """`tarry_no_wait` makes waits of hours return at once."""
+    passed(
+        pytester,
+        """
+def test(tarry_no_wait):
+    with pytest.raises(ConnectionError):
+        flaky()
+    assert len(calls) == 4
+""",
+    )
+
+
+def test_events(pytester: pytest.Pytester) -> None:
+    """`tarry_events` is the list of what happened in the test."""
+    passed(
+        pytester,
+        """
+def test(tarry_no_wait, tarry_events):
+    with pytest.raises(ConnectionError):
+        flaky()
+    assert type(tarry_events[-1]) is tarry.GaveUp
+""",
+    )
+
+
+def test_clock(pytester: pytest.Pytester) -> None:
+    """`tarry_clock` runs the test in virtual time."""
+    passed(
+        pytester,
+        """
+def test(tarry_clock):
+    with pytest.raises(ConnectionError):
+        flaky()
+    assert tarry_clock.elapsed == pytest.approx(3 * 3600)
+""",
+    )
+
+
+def test_marker(pytester: pytest.Pytester) -> None:
+    """The marker caps attempts and skips waits, also under strict markers."""
+    passed(
+        pytester,
+        """
+@pytest.mark.tarry(attempts=2, wait=False)
+def test():
+    with pytest.raises(ConnectionError):
+        flaky()
+    assert len(calls) == 2
+""",
+    )
+
+
+def test_marker_for_a_module(pytester: pytest.Pytester) -> None:
+    """The marker can stand over a whole module, and the nearest one counts."""
+    passed(
+        pytester,
+        """
+pytestmark = pytest.mark.tarry(wait=False)
+
+class TestHere:
+    @pytest.mark.tarry(wait=False, attempts=1)
+    def test(self):
+        with pytest.raises(ConnectionError):
+            flaky()
+        assert len(calls) == 1
+""",
+    )
+
+
+def test_marker_with_the_clock(pytester: pytest.Pytester) -> None:
+    """Marker and fixtures can be used together."""
+    passed(
+        pytester,
+        """
+@pytest.mark.tarry(attempts=3)
+def test(tarry_clock, tarry_events):
+    with pytest.raises(ConnectionError):
+        flaky()
+    assert len(calls) == 3
+    assert tarry_clock.elapsed == pytest.approx(2 * 3600)
+    assert len(tarry_events) > 3
+""",
+    )
+
+
+def test_switches_end_with_their_test(pytester: pytest.Pytester) -> None:
+    """What one test switched on is off in the next."""
+    pytester.makepyfile(
+        HEADER
+        + """
+@pytest.mark.tarry(attempts=1)
+def test_first(tarry_no_wait, tarry_events):
+    with pytest.raises(ConnectionError):
+        flaky()
+
+def test_second(tarry_clock):
+    calls.clear()
+    with pytest.raises(ConnectionError):
+        flaky()
+    assert len(calls) == 4
+    assert tarry_clock.elapsed > 0
+"""
+    )
+
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+def test_marker_is_listed(pytester: pytest.Pytester) -> None:
+    """`pytest --markers` explains the marker."""
+    result = pytester.runpytest_inprocess("--markers", "-p", "no:cacheprovider")
+
+    result.stdout.fnmatch_lines(["@pytest.mark.tarry(attempts=None, wait=True): *"])
+
+
+def test_wrong_marker(pytester: pytest.Pytester) -> None:
+    """An argument that the marker does not know is an error, not silence."""
+    pytester.makepyfile(
+        HEADER
+        + """
+@pytest.mark.tarry(atempts=1)
+def test():
+    pass
+"""
+    )
+
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*atempts*"])
+
+
+def test_plugin_is_cheap_to_load(pytester: pytest.Pytester) -> None:
+    """A suite that does not use tarry pays next to nothing: neither asyncio nor trio is loaded."""
+    pytester.makepyfile(
+        """
+import sys
+
+def test():
+    assert "trio" not in sys.modules
+    assert "tarry.runtime.run" not in sys.modules
+"""
+    )
+
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
