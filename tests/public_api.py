@@ -1,0 +1,244 @@
+"""Render the public API of tarry as text, so that a change of it shows in review.
+
+The text comes from the source (`ast`), not from live objects: it has overloads, defaults as they
+are written and annotations that read the same under every Python version. `make api` writes it
+to docs/public-api.txt, and tests/test_package.py holds the two together.
+"""
+
+import ast
+import importlib
+import importlib.util
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import TypeVar
+
+PUBLIC_MODULES = ("tarry", "tarry.testing")
+
+# Methods that a user calls by syntax; the other dunders (`__repr__`, ...) are no promise.
+SYNTAX = frozenset({
+    "__init__", "__new__", "__call__", "__enter__", "__exit__", "__aenter__", "__aexit__",
+    "__iter__", "__next__", "__aiter__", "__anext__", "__await__", "__len__", "__contains__",
+    "__getitem__", "__bool__",
+})  # fmt: skip
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Definition = Function | ast.ClassDef | ast.Assign | ast.AnnAssign
+D = TypeVar("D", bound=Definition)
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a name is defined: its module and its definitions there (several if overloaded)."""
+
+    module: str
+    definitions: list[Definition]
+
+
+def render() -> str:
+    """Return the whole text."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "# The public API of tarry. Generated: `make api` rewrites this file."
+    for module in PUBLIC_MODULES:
+        names: list[str] = importlib.import_module(module).__all__
+        yield ""
+        yield f"module {module}"
+        for name in sorted(names):
+            home = _find(module, name)
+            yield ""
+            for definition in _without_implementation(home.definitions):
+                yield from _render(definition, name, home.module)
+
+
+def _render(definition: Definition, name: str, module: str) -> Iterator[str]:
+    match definition:
+        case ast.ClassDef():
+            yield from _class(definition, name, module)
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            yield _function(definition, name)
+        case _:
+            yield _assignment(definition, name)
+
+
+# --- classes --------------------------------------------------------------------------------------
+
+
+def _class(node: ast.ClassDef, name: str, module: str) -> Iterator[str]:
+    bases = ", ".join(ast.unparse(base) for base in [*node.bases, *node.keywords])
+    yield f"{_decorators(node)}class {name}" + (f"({bases}):" if bases else ":")
+    bodies = [list(_flat(body.body)) for body in _bodies(node, module)]
+    for text in _fields(bodies).values():
+        yield f"    {text}"
+    for method, functions in sorted(_methods(bodies).items()):
+        for function in _without_implementation(functions):
+            yield f"    {_function(function, method)}"
+
+
+def _fields(bodies: list[list[ast.stmt]]) -> dict[str, str]:
+    """Class variables, dataclass fields and what `__init__` sets, in the order of the source."""
+    fields: dict[str, str] = {}
+    for statement in chain.from_iterable(bodies):
+        match statement:
+            case ast.Assign() | ast.AnnAssign():
+                for name in filter(_is_public, _targets(statement)):
+                    fields[name] = _field(statement, name)
+            case ast.FunctionDef(name="__init__"):
+                for name, text in _instance_attributes(statement):
+                    fields.setdefault(name, text)
+            case _:
+                pass
+    return fields
+
+
+def _methods(bodies: list[list[ast.stmt]]) -> dict[str, list[Function]]:
+    """Public methods; several of a name are overloads, or a property with its setter."""
+    methods: dict[str, list[Function]] = {}
+    for body in bodies:
+        own: dict[str, list[Function]] = {}
+        for statement in body:
+            if isinstance(statement, Function) and _is_public(statement.name):
+                own.setdefault(statement.name, []).append(statement)
+        methods |= own  # a class overrides its bases
+    return methods
+
+
+def _bodies(node: ast.ClassDef, module: str) -> Iterator[ast.ClassDef]:
+    """The private bases of a class, whose members are its own to a reader, then the class."""
+    for base in node.bases:
+        plain = base.value if isinstance(base, ast.Subscript) else base
+        if isinstance(plain, ast.Name) and plain.id.startswith("_"):
+            home = _find(module, plain.id)
+            for definition in home.definitions:
+                if isinstance(definition, ast.ClassDef):
+                    yield from _bodies(definition, home.module)
+    yield node
+
+
+def _instance_attributes(init: Function) -> Iterator[tuple[str, str]]:
+    parameters = [*init.args.posonlyargs, *init.args.args, *init.args.kwonlyargs]
+    annotations = {arg.arg: arg.annotation for arg in parameters}
+    for statement in ast.walk(init):
+        if not isinstance(statement, ast.Assign | ast.AnnAssign):
+            continue
+        for target in _target_nodes(statement):
+            match target:
+                case ast.Attribute(value=ast.Name(id="self"), attr=name) if _is_public(name):
+                    annotation = None
+                    if isinstance(statement, ast.AnnAssign):
+                        annotation = statement.annotation
+                    elif isinstance(statement.value, ast.Name):
+                        annotation = annotations.get(statement.value.id)
+                    yield name, name + (f": {ast.unparse(annotation)}" if annotation else "")
+                case _:
+                    pass
+
+
+def _field(node: ast.Assign | ast.AnnAssign, name: str) -> str:
+    text = f"{name}: {ast.unparse(node.annotation)}" if isinstance(node, ast.AnnAssign) else name
+    return text + (f" = {ast.unparse(node.value)}" if node.value else "")
+
+
+# --- functions and constants ----------------------------------------------------------------------
+
+
+def _function(node: Function, name: str) -> str:
+    kind = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"{_decorators(node)}{kind} {name}({ast.unparse(node.args)}){returns}"
+
+
+def _assignment(node: ast.Assign | ast.AnnAssign, name: str) -> str:
+    """A constant by its type (its value may change with a release), an alias in full."""
+    match node:
+        case ast.AnnAssign(annotation=annotation, value=value):
+            text = ast.unparse(annotation)
+            if value is not None and text.rpartition(".")[2] in {"Final", "TypeAlias"}:
+                return f"{name}: {text} = {ast.unparse(value)}"
+            return f"{name}: {text}"
+        case ast.Assign(value=ast.Constant(value=constant)):
+            return f"{name}: {type(constant).__name__}"
+        case _:
+            return f"{name} = {ast.unparse(node.value)}"
+
+
+def _decorators(node: Function | ast.ClassDef) -> str:
+    return "".join(f"@{ast.unparse(decorator)} " for decorator in node.decorator_list)
+
+
+def _without_implementation(definitions: list[D]) -> list[D]:
+    """The overloads, where there are some: the implementation behind them is nobody's contract."""
+    return [node for node in definitions if _is_overload(node)] or definitions
+
+
+def _is_overload(node: Definition) -> bool:
+    return isinstance(node, Function) and any(
+        ast.unparse(decorator).rpartition(".")[2] == "overload" for decorator in node.decorator_list
+    )
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_") or name in SYNTAX
+
+
+# --- finding definitions --------------------------------------------------------------------------
+
+
+def _find(module: str, name: str) -> Home:
+    """Follow imports from a module to where the name is defined."""
+    found: list[Definition] = []
+    for statement in _flat(_tree(module).body):
+        match statement:
+            case ast.ImportFrom(module=str(origin), names=aliases):
+                for alias in aliases:
+                    if (alias.asname or alias.name) == name:
+                        return _find(origin, alias.name)
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                if statement.name == name:
+                    found.append(statement)
+            case ast.Assign() | ast.AnnAssign():
+                if name in _targets(statement):
+                    found.append(statement)
+            case _:
+                pass
+    if not found:
+        raise LookupError(
+            f"{module} neither defines nor imports {name!r}; a lazily loaded name needs an import "
+            "under TYPE_CHECKING too"
+        )
+    return Home(module, found)
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise LookupError(f"no source for {module}")
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+
+
+def _flat(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a body, with those under `if` and `try` in their place."""
+    for statement in body:
+        match statement:
+            case ast.If() | ast.Try():
+                yield from _flat(statement.body)
+                yield from _flat(statement.orelse)
+            case _:
+                yield statement
+
+
+def _target_nodes(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
+    return [target.id for target in _target_nodes(node) if isinstance(target, ast.Name)]
+
+
+if __name__ == "__main__":
+    print(render(), end="")

@@ -1,0 +1,82 @@
+"""What holds for the package as a whole: cheap to import, honest about its names."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tarry
+from tests import public_api
+
+PUBLIC_API = Path(__file__).parents[1] / "docs" / "public-api.txt"
+
+
+def modules_loaded_by(code: str) -> set[str]:
+    """The names of the modules that a fresh interpreter loads for this code."""
+    program = f"""
+import json, sys
+before = set(sys.modules)
+{code}
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program], check=True, capture_output=True, text=True
+    )
+    return set(json.loads(done.stdout))
+
+
+def third_party(modules: set[str]) -> set[str]:
+    """Those of the modules that neither Python nor tarry brings along."""
+    return {
+        module
+        for module in modules
+        if module.partition(".")[0] not in {*sys.stdlib_module_names, "tarry"}
+    }
+
+
+@pytest.mark.parametrize("code", ["import tarry", "import tarry; tarry.retry"])
+def test_import_loads_neither_third_parties_nor_asyncio(code: str) -> None:
+    """Importing tarry, and reaching for its decorator, loads no third party and no asyncio."""
+    loaded = modules_loaded_by(code)
+
+    assert "tarry" in loaded
+    assert set() == third_party(loaded)
+    assert "asyncio" not in loaded
+
+
+def test_no_public_name_loads_third_parties() -> None:
+    """Every public name resolves with the standard library alone."""
+    loaded = modules_loaded_by("import tarry\nfor name in tarry.__all__: getattr(tarry, name)")
+
+    assert set() == third_party(loaded)
+
+
+def test_all_is_sorted() -> None:
+    """`__all__` is sorted and names nothing twice."""
+    assert sorted(set(tarry.__all__)) == tarry.__all__
+
+
+@pytest.mark.parametrize("name", tarry.__all__)
+def test_public_name_resolves(name: str) -> None:
+    """Each name in `__all__` is an attribute of the package."""
+    assert hasattr(tarry, name)
+
+
+def test_dir_covers_all() -> None:
+    """`dir(tarry)` shows every public name, loaded or not."""
+    assert set() == set(tarry.__all__) - set(dir(tarry))
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    """A name that does not exist fails as for any module, and the message has it."""
+    with pytest.raises(AttributeError, match="no_such_name"):
+        getattr(tarry, "no_such_name")  # noqa: B009 - a plain access would not pass the type checker
+
+
+def test_public_api_file_is_current() -> None:
+    """docs/public-api.txt says what the package offers."""
+    written = PUBLIC_API.read_text(encoding="utf-8")
+
+    assert public_api.render() == written, "the public API changed: run `make api`, review the diff"
