@@ -1,0 +1,153 @@
+"""Measure, print the tables, and hold tarry's figures against the marks.
+
+A ratio is judged by its median over the rounds, a time on the clock by its best round, because
+what a busy machine does to a time is to add to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from benchmarks.measure import SCENES, Row, imports, race
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TABLES = (*SCENES, "imports")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A figure of tarry's and the most it may be; a missing figure misses its mark."""
+
+    table: str
+    row: str
+    what: str
+    figure: float | None
+    limit: float
+
+    @property
+    def met(self) -> bool:
+        """Whether there is a figure and it keeps the limit."""
+        return self.figure is not None and self.figure <= self.limit
+
+    def __str__(self) -> str:
+        """Say it as the last column of a table does."""
+        figure = "?" if self.figure is None else f"{self.figure:.2f}"
+        return f"{'pass' if self.met else 'MISS'}: {self.what} {figure} <= {self.limit:g}"
+
+
+def marks_of(table: str, rows: dict[str, Row]) -> Iterator[Mark]:
+    """Judge one table."""
+
+    def ratio(other: str) -> float | None:
+        pair = rows["tarry"], rows[other]
+        return pair[0].ratio(pair[1]) if pair[0].rounds and pair[1].rounds else None
+
+    def best(row: str, unit: float = 1.0) -> float | None:
+        return min(rows[row].rounds) / unit if rows[row].rounds else None
+
+    if table == "imports":
+        for row in ("import tarry", "import tarry; tarry.retry"):
+            yield Mark(table, row, "ms", best(row), 35.0)
+        bare = rows["import tarry"]
+        yield Mark(table, "import tarry", "asyncio", bare.loads_asyncio if bare.rounds else None, 0)
+    elif table.endswith("failure"):
+        yield Mark(table, "tarry", "x loop", ratio("loop"), 3.0)
+    else:
+        yield Mark(table, "tarry", "x loop", ratio("loop"), 1.6)
+        yield Mark(table, "tarry", "x nopanic", ratio("nopanic"), 1.0)
+    if table == "sync-success":
+        row = "tarry budget+breaker"
+        yield Mark(table, row, "us", best(row, 1e3), 1.0)
+
+
+def figures(table: str, rows: dict[str, Row]) -> dict[str, dict[str, object]]:
+    """Turn one table into plain values."""
+
+    def values(row: Row) -> dict[str, object]:
+        if row.error:
+            return {"error": row.error}
+        unit = "ms" if table == "imports" else "ns"
+        shown: dict[str, object] = {
+            f"best {unit}": round(min(row.rounds), 1),
+            f"median {unit}": round(median(row.rounds), 1),
+        }
+        if table == "imports":
+            return shown | {"loads asyncio": row.loads_asyncio}
+        return shown | {"x loop": round(row.ratio(rows["loop"]), 2)}
+
+    return {name: values(row) for name, row in rows.items()}
+
+
+def readable(cell: object) -> str:
+    """Write a cell with as many digits as mean something."""
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return f"{cell:,.{0 if cell >= 100 else 2}f}" if isinstance(cell, float) else str(cell)
+
+
+def lines(table: str, values: dict[str, dict[str, object]], marks: list[Mark]) -> Iterator[str]:
+    """Lay out one table for people."""
+    heads = max(values.values(), key=len)
+    yield f"\n{table:27}" + "".join(f"{head:>14}" for head in heads) + "  marks"
+    for name, row in values.items():
+        cells = "".join(f"{readable(cell):>14}" for cell in row.values())
+        judged = "; ".join(str(mark) for mark in marks if (mark.table, mark.row) == (table, name))
+        yield f"{name:27}{cells}  {judged}".rstrip()
+
+
+def progress(text: str) -> None:
+    """Overwrite one line on a terminal; in a log, keep the first line of each table."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    elif "round 0" in text:
+        print(text, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Do what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What a call costs.")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: under 15 s")
+    parser.add_argument("--only", action="append", choices=TABLES, help="this table (repeatable)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a mark is missed")
+    parser.add_argument("--seed", type=int, default=7, help="seed of the candidates' order")
+    args = parser.parse_args()
+
+    rounds, target_ns, runs = (80, 800_000, 5) if args.quick else (400, 1_500_000, 20)
+    tables: dict[str, dict[str, dict[str, object]]] = {}
+    marks: list[Mark] = []
+    for table in args.only or TABLES:
+        if table == "imports":
+            rows = imports(runs=runs, seed=args.seed, progress=progress)
+        else:
+            rows = race(
+                table, rounds=rounds, target_ns=target_ns, seed=args.seed, progress=progress
+            )
+        tables[table] = figures(table, rows)
+        marks += marks_of(table, rows)
+    if sys.stderr.isatty():
+        progress("")
+
+    missed = sum(not mark.met for mark in marks)
+    if args.json:
+        judged = [asdict(mark) | {"met": mark.met} for mark in marks]
+        about = {"python": platform.python_version(), "rounds": rounds, "import rounds": runs}
+        print(json.dumps(about | {"tables": tables, "marks": judged}, indent=2))
+    else:
+        print(f"Python {platform.python_version()}, {rounds} rounds, {runs} of each import")
+        for table, values in tables.items():
+            print("\n".join(lines(table, values, marks)))
+        print(f"\n{len(marks) - missed} of {len(marks)} marks met")
+    return 1 if args.strict and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The contestants: a loop written by hand, the peers, and tarry.
+
+All are set up for the same job: four attempts, 0.1 s doubling up to 30 s, jitter, on ``OSError``
+only, the original error at the end; the rest is each library's default. Two peers come only near:
+stamina adds its jitter to the delay, hyx counts retries and raises an error of its own at the end.
+Modules are imported when a candidate is built: a missing one costs its row, not the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+Work = Callable[[], Any]
+"""A function without arguments, or an async one."""
+
+
+def hand_written(fn: Work) -> Work:
+    """Write the loop that a careful engineer writes around a call."""
+
+    def loop() -> Any:
+        for attempt in range(1, 5):
+            try:
+                return fn()
+            except OSError:
+                if attempt == 4:
+                    raise
+                time.sleep(random.random() * min(30.0, 0.1 * 2 ** (attempt - 1)))
+        raise AssertionError
+
+    async def async_loop() -> Any:
+        for attempt in range(1, 5):
+            try:
+                return await fn()
+            except OSError:
+                if attempt == 4:
+                    raise
+                await asyncio.sleep(random.random() * min(30.0, 0.1 * 2 ** (attempt - 1)))
+        raise AssertionError
+
+    return async_loop if asyncio.iscoroutinefunction(fn) else loop
+
+
+def lazily(module: str, decorator: Callable[[Any], Any]) -> Callable[[], Any]:
+    """Import the module when its decorator is wanted."""
+    return lambda: decorator(import_module(module))
+
+
+def tarry(*guards: str) -> Callable[[], Any]:
+    """Take tarry, alone or with the ``budget`` and the ``breaker`` of a downstream."""
+
+    def build() -> Any:
+        t = import_module("tarry")
+        if not guards:
+            return t.retry(on=OSError, attempts=4)
+        # In two scenes every second attempt fails: the default breaker would open, as it should.
+        made = {"budget": t.TokenBudget, "breaker": lambda: t.Breaker(failure_rate=1.0)}
+        downstream = t.Downstream("bench", **{guard: made[guard]() for guard in guards})
+        return t.retry(on=OSError, attempts=4, downstream=downstream)
+
+    return build
+
+
+ASYNC_ONLY = frozenset({"hyx"})
+CANDIDATES: dict[str, Callable[[], Any]] = {
+    "loop": lambda: hand_written,
+    "tenacity": lazily(
+        "tenacity",
+        lambda t: t.retry(
+            stop=t.stop_after_attempt(4),
+            wait=t.wait_random_exponential(multiplier=0.1, max=30),
+            retry=t.retry_if_exception_type(OSError),
+            reraise=True,
+        ),
+    ),
+    "stamina": lazily(
+        "stamina",
+        lambda s: s.retry(on=OSError, attempts=4, timeout=None, wait_initial=0.1, wait_max=30.0),
+    ),
+    "backoff": lazily(
+        "backoff",
+        lambda b: b.on_exception(b.expo, OSError, max_tries=4, factor=0.1, max_value=30),
+    ),
+    "opnieuw": lazily(  # it is told the sum of the waits: 0.1 + 0.2 + 0.4 s
+        "opnieuw",
+        lambda o: o.retry(
+            retry_on_exceptions=OSError,
+            max_calls_total=4,
+            retry_window_after_first_call_in_seconds=0.7,
+        ),
+    ),
+    "hyx": lazily(
+        "hyx.retry",
+        lambda h: h.retry(
+            on=OSError,
+            attempts=3,
+            backoff=h.backoffs.expo(
+                min_delay_secs=0.1,
+                max_delay_secs=30,
+                jitter=import_module("hyx.retry.jitters").full,
+            ),
+        ),
+    ),
+    "nopanic": lazily("nopanic", lambda n: n.retry(attempts=4, on=OSError)),
+    "nopanic budget+breaker": lazily(  # the budget pays one retry a call
+        "nopanic",
+        lambda n: n.compose(
+            n.circuit_breaker(),
+            n.retry(attempts=4, on=OSError, budget=n.RetryBudget(ratio=1.0)),
+        ),
+    ),
+    "tarry": tarry(),
+    "tarry budget": tarry("budget"),
+    "tarry breaker": tarry("breaker"),
+    "tarry budget+breaker": tarry("budget", "breaker"),
+}
+"""What each row of a table is called, and what makes its decorator."""

@@ -1,0 +1,222 @@
+"""The race through a scene, and the cost of imports.
+
+All candidates wrap the same function, and what could favour one of them is kept even:
+
+* Batches are short and interleaved in an order drawn anew each round, so a disturbance of the
+  machine hits everyone. A ratio is taken within a round; the median over the rounds counts.
+* Time is this thread's processor time where the system counts it finely.
+* Each candidate has its own copy of the timing code, so the interpreter's inline caches serve it
+  as they would in a program; calls stand five in a row, so counting them adds next to nothing.
+* Waits are taken out at the bottom, at ``time.sleep`` and ``asyncio.sleep``: each library still
+  pays for its own way there. tarry's are taken out by its own ``testing.no_wait``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import repeat
+from statistics import median
+from types import FunctionType
+from typing import Any
+from unittest import mock
+
+from benchmarks.candidates import ASYNC_ONLY, CANDIDATES, Work
+
+SCENES = ("sync-success", "sync-failure", "async-success", "async-failure")
+"""Calls that succeed, and calls whose first attempt fails."""
+STATEMENTS = (
+    *("import tarry", "import tarry; tarry.retry", "import tenacity", "import stamina"),
+    *("import backoff", "import opnieuw", "import hyx.retry", "import nopanic", "import asyncio"),
+)
+PROGRAM = """\
+import sys, time
+start = time.perf_counter()
+{}
+print((time.perf_counter() - start) * 1e3, "asyncio" in sys.modules)
+"""
+FINE = time.get_clock_info("thread_time").resolution <= 1e-6
+CLOCK = time.thread_time_ns if FINE else time.perf_counter_ns
+WAITED_S = 0.1
+"""Three waits of the policy take 0.35 s on average; without them a call takes microseconds."""
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Row:
+    """One figure a round: nanoseconds a call, or milliseconds an import. Or why there are none."""
+
+    rounds: list[float] = field(default_factory=list)
+    error: str = ""
+    loads_asyncio: bool = False
+
+    def ratio(self, other: Row) -> float:
+        """Median over the rounds of this one's time to the other's."""
+        return median(a / b for a, b in zip(self.rounds, other.rounds, strict=True))
+
+
+def work(scene: str) -> Work:
+    """Make the function that all candidates of a scene call."""
+    failed = False
+
+    def succeed() -> int:
+        return 1
+
+    def fail_first() -> int:
+        nonlocal failed
+        failed = not failed
+        if failed:
+            raise ConnectionResetError
+        return 1
+
+    async def succeed_async() -> int:
+        return 1
+
+    async def fail_first_async() -> int:
+        nonlocal failed
+        failed = not failed
+        if failed:
+            raise ConnectionResetError
+        return 1
+
+    functions: tuple[Work, ...] = (succeed, fail_first, succeed_async, fail_first_async)
+    return functions[SCENES.index(scene)]
+
+
+def batch(f: Work, fives: int) -> int:
+    """Nanoseconds for five times ``fives`` calls."""
+    start = CLOCK()
+    for _ in repeat(None, fives):
+        f()
+        f()
+        f()
+        f()
+        f()
+    return CLOCK() - start
+
+
+async def batch_async(f: Work, fives: int) -> int:
+    """Nanoseconds for five times ``fives`` awaited calls."""
+    start = CLOCK()
+    for _ in repeat(None, fives):
+        await f()
+        await f()
+        await f()
+        await f()
+        await f()
+    return CLOCK() - start
+
+
+@contextmanager
+def no_waits() -> Iterator[None]:
+    """Take out every wait and all logging, the same way for all."""
+
+    def nap(_seconds: float) -> None: ...
+
+    async def nap_async(_seconds: float) -> None: ...
+
+    with ExitStack() as stack:
+        with suppress(Exception):  # without tarry, the table says so
+            stack.enter_context(import_module("tarry.testing").no_wait())
+        stack.enter_context(mock.patch.object(time, "sleep", nap))
+        stack.enter_context(mock.patch.object(asyncio, "sleep", nap_async))
+        stack.callback(logging.disable, logging.NOTSET)
+        logging.disable()
+        yield
+
+
+def check(decorate: Callable[[Work], Work], finish: Callable[[Any], Any], scene: str) -> None:
+    """Raise unless the candidate makes four attempts, at once."""
+    calls: list[None] = []
+
+    def fail() -> None:
+        calls.append(None)
+        raise ConnectionResetError
+
+    async def fail_async() -> None:
+        fail()
+
+    call = decorate(fail_async if scene.startswith("async") else fail)
+    start = time.perf_counter()
+    with suppress(Exception):  # the number of calls is what counts here
+        finish(call())
+    seconds = time.perf_counter() - start
+    if len(calls) != 4 or seconds > WAITED_S:
+        msg = f"{len(calls)} attempts in {seconds:.3f} s, not 4 at once"
+        raise RuntimeError(msg)
+
+
+def prepare(name: str, scene: str, target_ns: int, runner: asyncio.Runner) -> Callable[[], float]:
+    """Make a timed batch of about ``target_ns`` of one candidate, in nanoseconds per call."""
+    is_async = scene.startswith("async")
+    code = (batch_async if is_async else batch).__code__
+    timed = FunctionType(code.replace(co_name=code.co_name), globals())
+
+    def finish(value: Any) -> Any:
+        return runner.run(value) if is_async else value
+
+    check(CANDIDATES[name](), finish, scene)
+    call = CANDIDATES[name]()(work(scene))
+    fives = 40
+    for _ in range(3):
+        fives = max(1, round(fives * target_ns / max(1, finish(timed(call, fives)))))
+    return lambda: float(finish(timed(call, fives)) / (5 * fives))
+
+
+def race(
+    scene: str, *, rounds: int, target_ns: int, seed: int, progress: Progress
+) -> dict[str, Row]:
+    """All candidates through one scene; one that raises leaves the race and says why."""
+    names = [name for name in CANDIDATES if scene.startswith("async") or name not in ASYNC_ONLY]
+    rows = {name: Row() for name in names}
+    batches: dict[str, Callable[[], float]] = {}
+    rng = random.Random(seed)
+    with no_waits(), asyncio.Runner() as runner:
+        for number in range(rounds + 1):
+            progress(f"{scene}: round {number} of {rounds}")
+            for name in rng.sample(names, len(names)):
+                if rows[name].error:
+                    continue
+                gc.collect()
+                gc.disable()
+                try:
+                    if number:
+                        rows[name].rounds.append(batches[name]())
+                    else:
+                        batches[name] = prepare(name, scene, target_ns, runner)
+                except Exception as exc:
+                    rows[name] = Row(error=f"{type(exc).__name__}: {exc}")
+                finally:
+                    gc.enable()
+            gc.freeze()  # so that the collections stay cheap
+    gc.unfreeze()
+    return rows
+
+
+def imports(*, runs: int, seed: int, progress: Progress) -> dict[str, Row]:
+    """Each import in fresh interpreters, in turns; a first round only writes the bytecode."""
+    rows = {statement: Row() for statement in STATEMENTS}
+    rng = random.Random(seed)
+    for number in range(runs + 1):
+        progress(f"imports: round {number} of {runs}")
+        for statement in rng.sample(STATEMENTS, len(STATEMENTS)):
+            if rows[statement].error:
+                continue
+            command = [sys.executable, "-c", PROGRAM.format(statement)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                rows[statement] = Row(error=done.stderr.strip().rpartition("\n")[2])
+            elif number:
+                milliseconds, loads_asyncio = done.stdout.split()
+                rows[statement].rounds.append(float(milliseconds))
+                rows[statement].loads_asyncio = loads_asyncio == "True"
+    return rows
