@@ -1,0 +1,256 @@
+"""Documentation that cannot rot: its code runs, its output is compared, its tables are held.
+
+The rules of a page: its Python blocks run in order, in one namespace, in virtual time. What a block
+prints stands in the `text` block right after it. A block that opens with ```python notest needs a
+third party and is not run; a plain fence without a language is a drawing.
+"""
+
+import asyncio
+import io
+import logging
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import tarry
+import tarry.testing
+from tarry.runtime.bus import bus
+from tarry.testing import VirtualClock
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+SHORTEST, LONGEST = 40, 120
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: what stands after the opening fence, its text, and the line it begins on."""
+
+    info: str
+    text: str
+    line: int
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(found[1].strip(), found[2], text.count("\n", 0, found.start(2)) + 1)
+        for found in FENCE.finditer(text)
+    ]
+
+
+def name_of(page: Path) -> str:
+    """The path of a page as people write it."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def table_of(page: Path, heading: str) -> list[list[str]]:
+    """The rows of the table whose first column has this heading."""
+    lines = iter(page.read_text(encoding="utf-8").splitlines())
+    for line in lines:
+        if line.startswith(f"| {heading} |"):
+            break
+    next(lines)  # the rule below the headings
+    rows: list[list[str]] = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def in_code(page: Path) -> str:
+    """Everything on a page that is set as code, inline or in blocks."""
+    text = page.read_text(encoding="utf-8")
+    blocks = [found[2] for found in FENCE.finditer(text)]
+    return "\n".join([*blocks, *re.findall(r"`([^`\n]+)`", FENCE.sub("", text))])
+
+
+@contextmanager
+def sandbox() -> Iterator[None]:
+    """Run a page in virtual time, `asyncio.run` and `time.sleep` included, and undo its traces.
+
+    A context manager and not a fixture, because pytest adds its log handlers after the fixtures.
+    """
+    logger = logging.getLogger("tarry")
+    level = logger.level
+    with pytest.MonkeyPatch.context() as patch, VirtualClock() as clock:
+        patch.setattr(asyncio, "run", lambda main: clock.run(lambda: main))
+        patch.setattr(time, "sleep", clock.advance)
+        patch.setattr(bus, "listeners", ())
+        patch.setattr(logging.root, "handlers", [])
+        patch.setattr(logger, "handlers", [])
+        root_level = logging.root.level
+        try:
+            yield
+        finally:
+            logging.root.setLevel(root_level)  # not by patching: loggers cache what is enabled
+            logger.setLevel(level)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_examples_of_page_run_and_print_what_it_shows(page: Path) -> None:
+    """Each Python block of a page runs, and prints the text block that follows it, or nothing."""
+    namespace: dict[str, object] = {"__name__": "page"}
+    printed = io.StringIO()  # one for the page: a handler made in one block serves the next
+
+    with sandbox(), redirect_stdout(printed), redirect_stderr(io.StringIO()):
+        for block, following in pairwise([*blocks_of(page), Block("", "", 0)]):
+            if block.info != "python":
+                continue
+            source = "\n" * (block.line - 1) + block.text  # tracebacks have the page's lines
+            start = printed.tell()
+            exec(compile(source, str(page), "exec", dont_inherit=True), namespace)  # noqa: S102 - ours
+            expected = following.text if following.info == "text" else ""
+            assert expected == printed.getvalue()[start:], f"{name_of(page)}, line {block.line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_are_of_a_known_kind(page: Path) -> None:
+    """A block is run, compared, left to people or a drawing: no misspelt one goes unnoticed."""
+    known = {"", "console", "python", "python notest", "text"}
+    infos = [block.info for block in blocks_of(page)]
+
+    assert set() == set(infos) - known
+    assert [] == [i for i, info in enumerate(infos) if info == "text" and infos[i - 1] != "python"]
+
+
+def test_tests_shown_to_users_pass(tmp_path: Path) -> None:
+    """The tests on docs/testing.md pass under pytest, with the plugin that comes with tarry."""
+    page = [block.text for block in blocks_of(DOCS / "testing.md") if block.info == "python"]
+    (tmp_path / "test_page.py").write_text("\n".join(page), encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n", encoding="utf-8")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+
+    shown = "\n".join(page).count("\ndef test_")
+    assert f"{shown} passed" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+def test_example_prints_what_the_readme_shows(example: Path) -> None:
+    """README.md shows, word for word, what a user sees who runs an example."""
+    command = f"$ python {name_of(example)}\n"
+    shown = [
+        block.text.removeprefix(command)
+        for block in blocks_of(ROOT / "README.md")
+        if block.text.startswith(command)
+    ]
+
+    done = subprocess.run(
+        [sys.executable, "-u", str(example)],  # unbuffered: both streams in order, as on a terminal
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+
+    assert [done.stdout] == shown
+
+
+def test_every_public_name_is_documented() -> None:
+    """Each public name stands somewhere on the pages, as `tarry.name` or alone in backticks."""
+    code = "\n".join(in_code(page) for page in PAGES)
+
+    missing = {
+        name
+        for name in [*tarry.__all__, *tarry.testing.__all__]
+        if not re.search(rf"\btarry\.{name}\b|^{name}\b(?:\(.*\))?$", code, re.MULTILINE)
+    }
+
+    assert set() == missing
+
+
+def test_every_name_that_the_pages_use_is_public() -> None:
+    """What the pages call `tarry.name` exists, so that no renamed or planned thing is promised."""
+    code = "\n".join(in_code(page) for page in [*PAGES, ROOT / "CHANGELOG.md"])
+    used = set(re.findall(r"\btarry\.([A-Za-z_]+)", code))
+
+    assert set() == used - set(tarry.__all__) - {"testing"}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("C*.md"))], ids=name_of)
+def test_relative_links_resolve(page: Path) -> None:
+    """Each link to a file of the repository leads to one."""
+    targets = [target.partition("#")[0] for target in LINK.findall(page.read_text("utf-8"))]
+    files = [target for target in targets if target and "://" not in target]
+
+    assert [] == [target for target in files if not (page.parent / target).is_file()]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", DOCS / "index.md"], ids=name_of)
+def test_every_page_can_be_found(page: Path) -> None:
+    """README.md and docs/index.md list every page of the documentation."""
+    linked = {(page.parent / target).resolve() for target in LINK.findall(page.read_text("utf-8"))}
+
+    assert set() == set(DOCS.glob("*.md")) - {DOCS / "index.md"} - linked
+
+
+def test_reasons_on_the_page_are_those_of_the_code() -> None:
+    """The table of stop reasons on docs/errors.md has every reason, in order and in its words."""
+    documented = [row[:2] for row in table_of(DOCS / "errors.md", "reason")]
+
+    assert [[f"`{reason}`", reason.words] for reason in tarry.Reason] == documented
+
+
+def test_breaker_states_on_the_page_are_those_of_the_code() -> None:
+    """The table of states on docs/breaker.md has every state, in order."""
+    documented = [row[0] for row in table_of(DOCS / "breaker.md", "`tarry.BreakerState`")]
+
+    assert [f"`{state}`" for state in tarry.BreakerState] == documented
+
+
+def test_kinds_on_the_page_are_those_of_the_code() -> None:
+    """The table of kinds on docs/hints.md has every kind."""
+    documented = {row[0] for row in table_of(DOCS / "hints.md", "`tarry.Kind`")}
+
+    assert {f"`{kind}`" for kind in tarry.Kind} == documented
+
+
+def test_tree_of_errors_on_the_page_is_that_of_the_code() -> None:
+    """The tree on docs/errors.md has the public errors of the package, each under its base."""
+    text = next(block.text for block in blocks_of(DOCS / "errors.md") if block.info == "")
+    bases: dict[str, str] = {}
+    path: list[str] = []
+    for line in text.splitlines():
+        found = re.fullmatch(r"([│├└─ ]*)tarry\.(\w+)(?: \((\w+)\))?", line)
+        assert found is not None, line
+        depth = len(found[1]) // 4
+        path[depth:] = [found[2]]
+        own = [path[depth - 1]] if depth else ["Exception"]
+        bases[found[2]] = ", ".join([*own, *([found[3]] if found[3] else [])])
+
+    actual = {
+        name: ", ".join(base.__name__ for base in value.__bases__)
+        for name in tarry.__all__
+        if isinstance(value := getattr(tarry, name), type) and issubclass(value, Exception)
+    }
+
+    assert bases == actual
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=name_of)
+def test_page_is_short(page: Path) -> None:
+    """A page is one sitting: neither a stub nor a book."""
+    assert SHORTEST <= len(page.read_text(encoding="utf-8").splitlines()) <= LONGEST
