@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from tarry.core.breaker import BreakerState
+from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import TokenBudget
 from tarry.core.call import Call
 from tarry.core.downstream import Downstream
@@ -439,3 +439,14 @@ def test_any_number_of_calls() -> None:
     """Whatever happens in whatever order, no rule is broken and nothing is lost."""
     steps = settings(max_examples=settings().max_examples // 2)  # a step is dearer than a call
     run_state_machine_as_test(Calls, settings=steps)
+
+
+def test_an_attempt_that_was_dropped_is_not_recorded() -> None:
+    """What is said of an attempt after its permit went back is judged, and counted nowhere."""
+    there = Downstream("there", budget=TokenBudget(), breaker=Breaker(consecutive=1))
+    call = Call(Policy(), there)
+    call.start(0.0)
+    call.cancelled(0.0)
+    call.cancelled(0.0)
+    assert isinstance(call.failed(Outcome(Kind.TRANSIENT), 0.0, 0.5), Wait)
+    assert "closed" == there.standing(0.0)[0]

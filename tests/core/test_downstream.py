@@ -280,6 +280,22 @@ def test_a_refused_attempt_leaves_no_trace() -> None:
     assert [Move(OPEN, HALF_OPEN)] == list(downstream.moves)
 
 
+def test_a_limiter_that_raises_leaves_no_trace() -> None:
+    """An error of a limiter of the user's is shown, and places and probe are given back."""
+
+    class Broken(Spy):
+        def acquire(self, now: float) -> float | None:
+            raise LookupError
+
+    breaker = Breaker(consecutive=1, probes=1)
+    downstream = Downstream("d", breaker=breaker, limiter=Broken(), max_in_flight=1)
+    breaker.record(0, failed=True, duration=0.1, now=0.0, u=0.0)
+    for _ in range(3):
+        with pytest.raises(LookupError):
+            downstream.admit(30.0)
+    assert (HALF_OPEN, True) == (breaker.state, breaker.would_admit(30.0))
+
+
 def test_a_limit_without_a_breaker() -> None:
     """A limiter may be full where there is no breaker to take a permit back."""
     assert Stop(Reason.LIMIT) == Downstream("d", limiter=Spy(None)).admit(0.0)

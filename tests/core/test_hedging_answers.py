@@ -74,3 +74,17 @@ def test_hint_that_is_no_time_is_not_passed_on(said: Any, kind: Kind) -> None:
 
     assert isinstance(answer, Stop)
     assert answer.retry_after is None
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_a_copy_that_could_not_be_sent_costs_nothing(capped: bool) -> None:
+    """Its place and its credit come back, and the copy that runs goes on alone."""
+    cap = InFlight(2)
+    downstream = Downstream("d", limiter=cap)
+    downstream.earn_hedge(1.0)
+    call = HedgedCall(Hedging(after=1, max_extra_load=0.5 if capped else None), downstream)
+    call.start(0.0)
+    assert Attempt(2) == call.hedge(1.0)
+    assert call.unsent(2, 1.0)
+    assert (1, None) == (cap._running, call.hedge_at)
+    assert downstream.pay_hedge(1.0)

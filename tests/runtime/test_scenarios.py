@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -302,17 +303,24 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("watched", [False, True], ids=["unwatched", "watched"])
+@pytest.mark.parametrize("ears", ["none", "logger", "listener"])
 @pytest.mark.parametrize(
     ("case", "driver"),
     [pytest.param(c, d, id=f"{c}-{d}") for c in CASES for d in c.drivers],
 )
-def test_case(case: Case, driver: Driver, watched: bool, clock: VirtualClock) -> None:
-    """Every driver makes the same attempts at the same times and comes to the same end."""
+def test_case(
+    case: Case, driver: Driver, ears: str, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every driver makes the same attempts at the same times and comes to the same end.
+
+    Whoever listens: drivers take other paths for a listener, for the logger, and for nobody.
+    """
     dependency = Dependency(clock, *case.steps)
     with ExitStack() as stack:
-        if watched:  # with listeners, drivers take other paths
+        if ears == "listener":
             stack.enter_context(captured_events())
+        elif ears == "none":
+            caplog.set_level(logging.CRITICAL, "tarry")
         if case.raises is None:
             assert case.gives == driver.run(clock, dependency, **case.options())
         else:

@@ -114,7 +114,8 @@ class Call:
                 if (deadline is not None and now + delay >= deadline) or (
                     budget is not None and now + delay >= self.started + budget
                 ):
-                    self._release(downstream, now)
+                    downstream.cancelled(answer.permit, 0.0, now)
+                    self._permit = None
                     return self._refused(Stop(Reason.LIMIT, delay), now)
             else:
                 self._permit = answer
@@ -183,8 +184,9 @@ class Call:
 
         May be said more than once, and of a call that has no attempt running.
         """
-        if self.downstream is not None and self._permit is not None:
-            self._release(self.downstream, now)
+        permit = self.surrender()
+        if self.downstream is not None and permit is not None:
+            self.downstream.cancelled(permit, now - self._begun, now)
             if now < self._begun:  # it was still waiting for its turn
                 self.abandoned(now)
 
@@ -206,11 +208,6 @@ class Call:
         if permit is not None:
             self._permit, self._paid = None, 0.0
             downstream.record(permit, outcome, now - self._begun, now, u, paid)
-
-    def _release(self, downstream: Downstream, now: float) -> None:
-        permit, self._permit = self._permit, None
-        if permit is not None:
-            downstream.cancelled(permit, now - self._begun, now)
 
     def _refused(self, stop: Stop, now: float) -> Stop:
         self.abandoned(now)

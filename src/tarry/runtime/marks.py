@@ -69,7 +69,12 @@ def marked_since(error: BaseException, serial: int) -> bool:
 
 def _is_marked(error: BaseException, serial: int, depth: int) -> bool:
     found: Mark | None = getattr(error, MARK, None)
-    if found is not None and found.serial > serial and (found.block or _came_through(error)):
+    caught = depth == _LONGEST_CHAIN
+    if (
+        found is not None
+        and found.serial > serial
+        and (found.block or _came_through(error, caught=caught))
+    ):
         return True
     if not depth:
         return False
@@ -81,8 +86,8 @@ def _is_marked(error: BaseException, serial: int, depth: int) -> bool:
     return any(_is_marked(link, serial, depth - 1) for link in links)
 
 
-def _came_through(error: BaseException) -> bool:
-    """Say whether the error passed a loop on its way to whoever caught it.
+def _came_through(error: BaseException, *, caught: bool) -> bool:
+    """Say whether the error passed a loop on its way to whoever caught it, us or another.
 
     An object that is raised again, by `raise lost`, has the traceback of its earlier journey
     behind that statement. What lies there is not our way, unless the frame is one we came by:
@@ -95,8 +100,8 @@ def _came_through(error: BaseException) -> bool:
     traceback = error.__traceback__
     while traceback is not None:
         frame = traceback.tb_frame
-        # The first is the catcher itself.
-        if seen and frame.f_code.co_name in _DRIVERS and _is_ours(frame):
+        # What we caught ourselves begins with our own frame.
+        if (seen or not caught) and frame.f_code.co_name in _DRIVERS and _is_ours(frame):
             return True
         seen.append(frame)
         following = traceback.tb_next
