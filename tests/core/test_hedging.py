@@ -399,8 +399,17 @@ def test_a_copy_may_have_to_wait_its_turn() -> None:
     call = HedgedCall(Hedging(after=1.0), downstream)
     assert Attempt(1, delay=2.0) == call.start(0.0)
     assert Attempt(2, delay=3.0) == call.hedge(1.0)
-    call.succeeded(1, 4.5, 0.0)
+    call.succeeded(2, 4.5, 0.0)
     assert [0.5, 2.5] == [downstream.latency.quantile(q) for q in (0.0, 1.0)]
+
+
+def test_a_loser_that_ran_for_less_than_the_winner_tells_nothing() -> None:
+    """A copy that had just been sent when the first one answered does not pull percentiles down."""
+    downstream = Downstream("d")
+    call = started(Hedging(after=1.0), downstream)
+    call.hedge(1.0)
+    call.succeeded(1, 1.005, 0.0)
+    assert (1, 1.005) == (len(downstream.latency), downstream.latency.quantile(0.5))
 
 
 def test_a_copy_is_due_when_the_last_one_has_had_its_time() -> None:

@@ -200,3 +200,10 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     """A wrong part is refused where it is written."""
     with pytest.raises(tarry.ConfigurationError, match=message):
         Downstream(**{"name": "payments"} | arguments)
+
+
+@pytest.mark.parametrize("wrong", [0, -0.5, 95, float("nan"), "p95"])
+def test_quantile_is_a_share(wrong: Any) -> None:
+    """A quantile lies above 0 and at most at 1; anything else is refused by its name."""
+    with pytest.raises(tarry.ConfigurationError, match="q must be"):
+        Downstream("payments").quantile(wrong)

@@ -87,7 +87,6 @@ class HedgedCall:
         "_delay",
         "_downstream",
         "_hedging",
-        "_refused",
         "_running",
         "hedge_at",
         "launched",
@@ -145,12 +144,14 @@ class HedgedCall:
     def succeeded(self, number: int, now: float, u: float) -> None:
         """Learn that one copy has won; the others are cancelled.
 
-        How long a loser has run so far is a lower bound of its latency. It is remembered, or the
-        percentile would sink below the delay that cut the losers off.
+        How long a loser has run so far is a lower bound of its latency. Where that is longer
+        than the winner took, it is remembered, or the percentile would sink below the delay that
+        cut the losers off.
         """
+        winner = self._running[number].begun
         self._end(number, SUCCESS, now, u)
         for copy in self._running.values():
-            if now > copy.begun:
+            if copy.begun < winner:
                 self._downstream.latency.add(now - copy.begun)
         self.cancelled(now)
 
