@@ -128,4 +128,8 @@ def _virtual_loop(clock: VirtualClock) -> Any:
         def time(self) -> float:
             return clock.now()
 
+        async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002
+            """Wait for real threads without a time limit, which virtual time would jump over."""
+            await super().shutdown_default_executor()
+
     return Loop(Selector())
