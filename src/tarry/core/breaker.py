@@ -53,11 +53,11 @@ class Breaker:
     """
 
     __slots__ = (
-        "_calm",
         "_consecutive",
         "_failures_in_a_row",
         "_growth",
         "_last_probe",
+        "_looks_further",
         "_max_open",
         "_min_calls",
         "_open_for",
@@ -71,6 +71,7 @@ class Breaker:
         "_succeeded",
         "_until",
         "_window",
+        "calm",
         "generation",
         "state",
     )
@@ -107,7 +108,9 @@ class Breaker:
 
         self.state: BreakerState = _CLOSED
         self.generation: int = 0
-        self._calm = self._slow_after is None
+        self.calm: bool = self._slow_after is None
+        """Whether nothing failed lately, so that one success more changes nothing."""
+        self._looks_further = consecutive is not None or slow_after is not None
         self._failures_in_a_row = 0
         self._opened = 0
         self._until = 0.0
@@ -138,7 +141,7 @@ class Breaker:
 
         This is what nearly every call of a healthy dependency comes to.
         """
-        if not self._calm or permit != self.generation:
+        if not self.calm or permit != self.generation:
             return False
         window = self._window
         if now >= window.ends:
@@ -165,14 +168,19 @@ class Breaker:
         window = self._window
         if now >= window.ends:
             window.roll(now)
-        window.current[_CALLS] += 1
-        window.current[_SLOW] += slow
-        window.current[_FAILURES] += failed
+        current = window.current
+        current[_CALLS] += 1
+        current[_SLOW] += slow
+        current[_FAILURES] += failed
         self._failures_in_a_row = self._failures_in_a_row + 1 if failed else 0
-        if self.state is _CLOSED and self._is_broken():
-            self._open(now, u)
-        else:
-            self._calm = self._slow_after is None and not window.total(_FAILURES)
+        failures = window.past[_FAILURES] + current[_FAILURES]
+        self.calm = self._slow_after is None and not failures
+        if not self.calm and self.state is _CLOSED:
+            calls = window.past[_CALLS] + current[_CALLS]
+            if (failures >= self._rate * calls and calls >= self._min_calls) or (
+                self._looks_further and self._is_broken(calls)
+            ):
+                self._open(now, u)
 
     def cancelled(self, permit: int) -> None:
         """Take back a permit whose call came to no result; nothing is counted."""
@@ -195,16 +203,12 @@ class Breaker:
         total = self._window.total
         return total(_CALLS), total(_FAILURES), total(_SLOW)
 
-    def _is_broken(self) -> bool:
+    def _is_broken(self, calls: int) -> bool:
         if self._consecutive is not None and self._failures_in_a_row >= self._consecutive:
             return True
-        total = self._window.total
-        calls = total(_CALLS)
-        if calls < self._min_calls:
+        if self._slow_after is None or calls < self._min_calls:
             return False
-        if total(_FAILURES) >= self._rate * calls:
-            return True
-        return self._slow_after is not None and total(_SLOW) >= self._slow_rate * calls
+        return self._window.total(_SLOW) >= self._slow_rate * calls
 
     def _out(self, now: float) -> int:
         """Return how many probes are out.
@@ -249,5 +253,5 @@ class Breaker:
         self._probes.clear()
         self._succeeded = 0
         self._window.clear()
-        self._calm = state is _CLOSED and self._slow_after is None
+        self.calm = state is _CLOSED and self._slow_after is None
         return state

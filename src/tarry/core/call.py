@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 _MOST_STEPS = 256
 """A call of a million attempts does not keep a million steps: after so many it begins anew."""
-_MOST_COMMON = 32
-_COMMON = tuple(Attempt(number) for number in range(_MOST_COMMON))
-
 
 Standing: TypeAlias = tuple[str | None, float | None]
 """The breaker's state and the budget's balance."""
@@ -121,12 +118,13 @@ class Call:
                 self._permit = answer
             self._begun = now + delay
         self.attempts = number = self.attempts + 1
-        timeout = self.policy.attempt_timeout
+        policy = self.policy
+        if deadline is None and not delay and number < len(policy.attempts):
+            return policy.attempts[number]
+        timeout = policy.attempt_timeout
         if deadline is not None:
             left = deadline - now - delay
             timeout = left if timeout is None else min(timeout, left)
-        if timeout is None and number < _MOST_COMMON and not delay:
-            return _COMMON[number]
         return Attempt(number, timeout, delay)
 
     def adopt(self, permit: int) -> None:

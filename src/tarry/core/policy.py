@@ -12,6 +12,7 @@ from tarry.core.explain import explain
 from tarry.core.jitter import JITTERS, Jitter, JitterName, custom
 from tarry.core.outcome import GRPC_CODES, RETRYABLE_CODES, RETRYABLE_STATUSES
 from tarry.core.value import Value
+from tarry.core.verdict import Attempt
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Policy(Value):
         "max_hint",
         "retry_marked",
     )
-    __slots__ = (*_fields, "_jitter", "_throttled", "table")
+    __slots__ = (*_fields, "_jitter", "_throttled", "attempts", "table")
 
     max_attempts: int
     initial_delay: float
@@ -80,6 +81,8 @@ class Policy(Value):
 
     Empty for what cannot be known before: a callable, or a jitter that looks at the last delay.
     """
+    attempts: tuple[Attempt, ...]
+    """The commands for the first attempts, each at its number, for a call without a deadline."""
     _jitter: Callable[[float, float, float, float, float], float]
     _throttled: float
     """The initial delay after throttling."""
@@ -132,6 +135,8 @@ class Policy(Value):
             _throttled=max(initial, min(throttled, longest)),
             table=(),
         )
+        first = range(min(self.max_attempts + 1, _TABLE))
+        self._set(attempts=tuple(Attempt(number, self.attempt_timeout) for number in first))
         if isinstance(backoff, str) and jitter in _MEMORYLESS:
             self._set(table=tuple(map(self._row, range(min(self.max_attempts, _TABLE)))))
 

@@ -15,12 +15,13 @@ class Window:
     That is spelled out where it is used, because it runs on every call.
     """
 
-    __slots__ = ("_buckets", "_past", "_slot", "_width", "current", "ends")
+    __slots__ = ("_buckets", "_slot", "_width", "current", "ends", "past")
 
     def __init__(self, span: float, columns: int) -> None:
         self._width = max(span / _BUCKETS, _LEAST_WIDTH)
         self._buckets = [[0] * columns for _ in range(_BUCKETS)]
-        self._past = [0] * columns
+        self.past: list[int] = [0] * columns
+        """The counts of the other tenths."""
         self._slot: int | None = None
         self.current: list[int] = self._buckets[0]
         """The counts of the present tenth."""
@@ -29,7 +30,7 @@ class Window:
 
     def total(self, column: int) -> int:
         """Return the count over the span."""
-        return self._past[column] + self.current[column]
+        return self.past[column] + self.current[column]
 
     def roll(self, now: float) -> None:
         """Go on to the tenth that `now` lies in and forget what is older than the span."""
@@ -37,7 +38,7 @@ class Window:
         passed = _BUCKETS if self._slot is None else slot - self._slot
         if passed <= 0:  # a thread that read its clock a little earlier
             return
-        past = self._past
+        past = self.past
         for column, value in enumerate(self.current):
             past[column] += value
         for age in range(min(passed, _BUCKETS)):
@@ -56,10 +57,10 @@ class Window:
                 bucket = self._buckets[(self._slot - age) % _BUCKETS]
                 if bucket[column]:
                     bucket[column] -= 1
-                    self._past[column] -= age > 0
+                    self.past[column] -= age > 0
                     return
 
     def clear(self) -> None:
         """Forget everything."""
-        for counts in (self._past, *self._buckets):
+        for counts in (self.past, *self._buckets):
             counts[:] = [0] * len(counts)
