@@ -1,0 +1,54 @@
+"""See what a policy does before production does: the core of tarry on virtual time.
+
+Each built-in scenario is a function that gives one result per trial; `simulate` runs a scenario
+of your own.
+"""
+
+from tarry.simulator.distributions import (
+    Distribution,
+    Empirical,
+    Exponential,
+    Fixed,
+    HeavyTail,
+    Lognormal,
+    Normal,
+    Uniform,
+)
+from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
+from tarry.simulator.scenarios.amplification import amplification
+from tarry.simulator.scenarios.contention import Contention, contention
+from tarry.simulator.scenarios.hedging import hedging
+from tarry.simulator.scenarios.metastable import metastable
+from tarry.simulator.scenarios.recovery import recovery
+from tarry.simulator.scenarios.retry_after import retry_after
+from tarry.simulator.scenarios.storm import storm
+from tarry.simulator.simulate import simulate
+from tarry.simulator.summary import Summary
+from tarry.wire.defence import Defence
+
+__all__ = [
+    "Clients",
+    "Contention",
+    "Defence",
+    "Distribution",
+    "Empirical",
+    "Exponential",
+    "Failure",
+    "Fixed",
+    "HeavyTail",
+    "Lognormal",
+    "Normal",
+    "Scenario",
+    "Server",
+    "Summary",
+    "Surge",
+    "Uniform",
+    "amplification",
+    "contention",
+    "hedging",
+    "metastable",
+    "recovery",
+    "retry_after",
+    "simulate",
+    "storm",
+]

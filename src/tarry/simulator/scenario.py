@@ -1,0 +1,206 @@
+"""What is simulated: clients, a network, and servers that may call each other. Plain values.
+
+Every check that needs more than one field stands here, so that a scenario that exists can run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tarry.core.checks import at_least, count, one_of, positive, share
+from tarry.errors import ConfigurationError
+from tarry.simulator.distributions import Distribution, Fixed
+from tarry.wire.defence import Defence
+
+ARRIVALS = ("at-once", "poisson", "closed", "backlog")
+FAILURES = ("error", "refuse", "hang", "freeze")
+
+_MOST_BUCKETS = 1_000_000
+_MOST_CLIENTS = 10_000_000
+_MOST_CALLS = 100_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surge:
+    """Another rate of calls for a while."""
+
+    start: float
+    end: float
+    rate: float
+
+    def __post_init__(self) -> None:
+        _window(self.start, self.end)
+        at_least("rate", self.rate, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A time in which a server fails requests, or the share `rate` of them.
+
+    error: it answers with a failure. refuse: no connection is made. hang: it never answers.
+    freeze: it holds its requests and drops them all when the time is over.
+    """
+
+    start: float = 0.0
+    end: float
+    kind: str = "refuse"
+    rate: float = 1.0
+    retry_after: float | None = None
+    """What an `error` tells its clients to wait, in seconds."""
+
+    def __post_init__(self) -> None:
+        _window(self.start, self.end)
+        one_of("kind", self.kind, FAILURES)
+        share("rate", self.rate)
+        if self.retry_after is not None:
+            at_least("retry_after", self.retry_after, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """One node. It answers by itself, or by a call of its own to the node named in `calls`.
+
+    concurrency: requests it works on at a time; more wait in `queue`, and what finds that full
+        is rejected with a 503 that says `retry_after`. Without one it takes all at once.
+    slowdown: seconds added to a request for each other one in progress when it arrives.
+    crash_above: with more than so many requests in progress it dies, drops them all, and is
+        back after `restart_after` seconds, cold: at first `cold` times as slow, and less so
+        for `warmup` seconds.
+    failure_rate: the share of requests that fail at any time.
+    """
+
+    latency: Distribution = field(default_factory=lambda: Fixed(0.0))
+    concurrency: int | None = None
+    queue: int | None = None
+    slowdown: float = 0.0
+    failure_rate: float = 0.0
+    retry_after: float | None = None
+    crash_above: int | None = None
+    restart_after: float = 5.0
+    warmup: float = 0.0
+    cold: float = 1.0
+    failures: tuple[Failure, ...] = ()
+    calls: str | None = None
+    defence: Defence | None = None
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None:
+            count("concurrency", self.concurrency)
+        if self.queue is not None:
+            count("queue", self.queue, 0)
+            if self.concurrency is None:
+                msg = "queue needs concurrency: without it nothing ever waits"
+                raise ConfigurationError(msg)
+        at_least("slowdown", self.slowdown, 0)
+        if self.failure_rate:
+            share("failure_rate", self.failure_rate)
+        if self.retry_after is not None:
+            at_least("retry_after", self.retry_after, 0)
+        if self.crash_above is not None:
+            count("crash_above", self.crash_above)
+        positive("restart_after", self.restart_after)
+        at_least("warmup", self.warmup, 0)
+        at_least("cold", self.cold, 1)
+        if self.calls is not None and self.queue is not None:
+            msg = "queue is for a server that works by itself: leave out queue or calls"
+            raise ConfigurationError(msg)
+        if self.defence is not None and self.calls is None:
+            msg = "defence needs calls: it stands around the calls that this server makes"
+            raise ConfigurationError(msg)
+
+    @property
+    def capacity(self) -> float | None:
+        """Requests a second that it can answer, or None: without a bound."""
+        mean = self.latency.mean
+        if self.concurrency is not None and mean:
+            return self.concurrency / mean
+        return 1 / self.slowdown if self.slowdown else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clients:
+    """Who calls, when, and behind which defence.
+
+    at-once: `count` clients make one call each at the start. poisson: calls come at `rate` a
+    second in all, whatever becomes of them. closed: each of `count` clients makes a call, thinks,
+    makes the next. backlog: `count` calls wait to be made as soon as the dependency lets them.
+    `instances` is the number of processes that the clients share: each has a breaker, a budget
+    and limits of its own.
+    """
+
+    calls: str = "server"
+    arrivals: str = "poisson"
+    count: int = 1
+    rate: float = 10.0
+    surges: tuple[Surge, ...] = ()
+    think: Distribution = field(default_factory=lambda: Fixed(1.0))
+    instances: int = 1
+    defence: Defence = field(default_factory=Defence)
+
+    def __post_init__(self) -> None:
+        one_of("arrivals", self.arrivals, ARRIVALS)
+        if count("count", self.count) > _MOST_CLIENTS:
+            msg = f"count must be at most {_MOST_CLIENTS:,}, got {self.count:,}"
+            raise ConfigurationError(msg)
+        positive("rate", self.rate)
+        count("instances", self.instances)
+        if self.surges and self.arrivals != "poisson":
+            msg = f"surges need arrivals = 'poisson', got {self.arrivals!r}"
+            raise ConfigurationError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A world to run for `duration` seconds."""
+
+    servers: dict[str, Server]
+    clients: Clients = field(default_factory=Clients)
+    network: Distribution = field(default_factory=lambda: Fixed(0.001))
+    """One way between any two nodes."""
+    duration: float = 60.0
+    bucket: float = 1.0
+    """The width of one point in the time series, in seconds."""
+
+    def __post_init__(self) -> None:
+        positive("duration", self.duration)
+        if self.duration / positive("bucket", self.bucket) > _MOST_BUCKETS:
+            msg = f"bucket must be at least duration / {_MOST_BUCKETS:,}, got {self.bucket:g}"
+            raise ConfigurationError(msg)
+        calls = self.clients.rate * self.duration
+        if self.clients.arrivals == "poisson" and calls > _MOST_CALLS:
+            msg = f"clients.rate * duration must be at most {_MOST_CALLS:,} calls, got {calls:,.0f}"
+            raise ConfigurationError(msg)
+        if not self.servers:
+            msg = "servers must have at least one server"
+            raise ConfigurationError(msg)
+        one_of("clients.calls", self.clients.calls, self.servers)
+        for name, server in self.servers.items():
+            if server.calls is not None:
+                one_of(f"servers.{name}.calls", server.calls, self.servers)
+        self.path()
+
+    def path(self) -> list[str]:
+        """Return the servers from the first that clients call to the last: the leaf."""
+        path: list[str] = []
+        name: str | None = self.clients.calls
+        while name is not None:
+            if name in path:
+                msg = f"servers must not call in a circle: {' -> '.join([*path, name])}"
+                raise ConfigurationError(msg)
+            path.append(name)
+            name = self.servers[name].calls
+        return path
+
+    def trouble_ends(self) -> float:
+        """Return when the last failure or surge that the scenario asks for is over."""
+        ends = [surge.end for surge in self.clients.surges]
+        for server in self.servers.values():
+            ends.extend(failure.end for failure in server.failures)
+        return max(ends, default=0.0)
+
+
+def _window(start: float, end: float) -> None:
+    at_least("start", start, 0)
+    if positive("end", end) <= start:
+        msg = f"end must be later than start ({start:g}), got {end:g}"
+        raise ConfigurationError(msg)

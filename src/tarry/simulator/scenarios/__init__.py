@@ -1,0 +1,25 @@
+"""The built-in scenarios, one file each: a question, its variants, and the lesson."""
+
+from tarry.simulator.scenarios import (
+    amplification,
+    contention,
+    hedging,
+    metastable,
+    recovery,
+    retry_after,
+    storm,
+)
+from tarry.simulator.study import Study
+
+STUDIES: dict[str, Study] = {
+    study.name: study
+    for study in (
+        contention.STUDY,
+        storm.STUDY,
+        amplification.STUDY,
+        metastable.STUDY,
+        hedging.STUDY,
+        retry_after.STUDY,
+        recovery.STUDY,
+    )
+}

@@ -1,0 +1,65 @@
+"""A second copy of the slow calls: what it takes off the tail, and what it costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tarry.core.checks import one_of, positive
+from tarry.core.hedging import Hedging
+from tarry.core.policy import Policy
+from tarry.simulator.distributions import HeavyTail
+from tarry.simulator.scenario import Clients, Scenario, Server
+from tarry.simulator.simulate import trials_of
+from tarry.simulator.study import Column, Plot, Study
+from tarry.wire.defence import Defence
+
+if TYPE_CHECKING:
+    from tarry.simulator.summary import Summary
+
+DELAYS = ("none", "p50", "p75", "p90", "p95", "p99")
+
+
+def hedging(
+    *, after: str = "p95", shape: float = 1.5, trials: int = 1, seed: int = 0
+) -> list[Summary]:
+    """Hedge calls with a heavy tail at a percentile, or not at all; `shape` is the tail's."""
+    one_of("after", after, DELAYS)
+    positive("shape", shape)
+    if after == "none":
+        defence = Defence(Policy(max_attempts=1))
+    else:
+        defence = Defence(hedging=Hedging(after=after))
+    scenario = Scenario(
+        servers={"server": Server(latency=HeavyTail(0.01, shape))},
+        clients=Clients(rate=2000.0, defence=defence),
+        duration=30.0,
+    )
+    return trials_of(scenario, trials, seed)
+
+
+STUDY = Study(
+    name="hedging",
+    question=(
+        "One call in a thousand takes seconds. How much of that does a second copy take away, "
+        "and for how much load?"
+    ),
+    lesson=(
+        "The earlier the copy, the shorter the tail and the dearer. At p95 one call in twenty "
+        "is sent twice, and the tail is a fraction of what it was; p50 sends half of them twice "
+        "for little more."
+    ),
+    run=hedging,
+    knob="after",
+    variants=DELAYS,
+    columns=(
+        Column("p50", "p50", "s"),
+        Column("p99", "p99", "s"),
+        Column("p999", "p99.9", "s"),
+        Column("amplification", "load per call", "x"),
+    ),
+    plots=(
+        Plot("bars", "p999", "The slowest call in a thousand", y_title="s", log=True),
+        Plot("lines", "p999", "Tail against load", x="amplification", y_title="p99.9, s", log=True),
+    ),
+    parameters={"shape": 1.5},
+)

@@ -1,0 +1,44 @@
+"""Write the table of the contention study into docs/contention.md, from a seed.
+
+`make tables` writes it, and tests/simulator/scenarios/test_contention_table.py holds the page to
+it: the same seed gives the same bytes.
+"""
+
+from pathlib import Path
+from statistics import fmean
+
+from tarry.simulator import contention
+from tarry.simulator.scenarios.contention import STUDY
+
+PAGE = Path(__file__).parents[1] / "docs" / "contention.md"
+CLIENTS = (10, 20, 50, 100, 200)
+BEGIN, END = "<!-- table: make tables -->\n", "<!-- end of table -->\n"
+TRIALS, SEED = 10, 2015
+
+
+def table() -> str:
+    """Return mean calls and milliseconds for every jitter and number of clients."""
+    head = "".join(f" {clients} |" for clients in CLIENTS)
+    rule = "---|" + "---:|" * len(CLIENTS)
+    calls, times = [], []
+    for jitter in STUDY.variants:
+        runs = [
+            contention(jitter=jitter, clients=clients, trials=TRIALS, seed=SEED)
+            for clients in CLIENTS
+        ]
+        mean_calls = [fmean(trial.calls for trial in trials) for trials in runs]
+        mean_times = [fmean(trial.time_ms for trial in trials) for trials in runs]
+        calls.append(f"| `{jitter}` |" + "".join(f" {mean:,.0f} |" for mean in mean_calls))
+        times.append(f"| `{jitter}` |" + "".join(f" {mean:,.0f} |" for mean in mean_times))
+    lines = (f"| calls of N = |{head}", f"|{rule}", *calls, "", f"| ms for N = |{head}", f"|{rule}")
+    return "\n".join((*lines, *times)) + "\n"
+
+
+def between(page: str) -> str:
+    """Return the table that stands on the page."""
+    return page.partition(BEGIN)[2].partition(END)[0]
+
+
+if __name__ == "__main__":
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}{table()}{END}{rest.partition(END)[2]}", encoding="utf-8")

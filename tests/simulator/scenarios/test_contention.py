@@ -1,0 +1,167 @@
+"""The 2015 AWS study, rebuilt."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import subprocess
+import sys
+from statistics import fmean, stdev
+
+import pytest
+
+from tarry import ConfigurationError
+from tarry.simulator import contention
+from tarry.simulator.scenarios.contention import STUDY
+
+JITTERS = ("none", "exponential", "full", "equal", "decorrelated", "decorrelated-aws")
+
+
+def _backoff(jitter: str, dice: random.Random, n: int, s: float) -> float:
+    """The study's formulas in milliseconds, written a second time and on purpose."""
+    c = min(2000.0, 5.0 * 2.0 ** min(n, 50))
+    return {
+        "none": lambda: 0.0,
+        "exponential": lambda: c,
+        "full": lambda: dice.uniform(0, c),
+        "equal": lambda: c / 2 + dice.uniform(0, c / 2),
+        "decorrelated": lambda: dice.uniform(5.0, max(5.0, min(2000.0, 3 * s))),
+        "decorrelated-aws": lambda: min(2000.0, dice.uniform(5.0, 3 * s)),
+    }[jitter]()
+
+
+def _study(jitter: str, clients: int, dice: random.Random) -> tuple[int, float]:
+    """The model of the study as plainly as it can be said."""
+
+    def hop() -> float:
+        return abs(dice.gauss(10.0, 2.0))
+
+    version, calls, last = 0, 0, 0.0
+    failures = [0] * clients
+    slept = [5.0] * clients
+    events = [(hop(), client, "read", 0) for client in range(clients)]
+    heapq.heapify(events)
+    while events:
+        now, client, what, seen = heapq.heappop(events)
+        if what == "read":
+            heapq.heappush(events, (now + hop() + hop(), client, "write", version))
+            continue
+        calls += 1
+        known = now + hop()
+        if seen == version:
+            version += 1
+            last = max(last, known)
+            continue
+        failures[client] += 1
+        slept[client] = _backoff(jitter, dice, failures[client], slept[client])
+        heapq.heappush(events, (known + slept[client] + hop(), client, "read", 0))
+    return calls, last
+
+
+@pytest.mark.parametrize("jitter", JITTERS)
+def test_it_is_the_study(jitter: str) -> None:
+    """Calls and times agree with a second, independent writing of the model."""
+    trials, clients = 150, 20
+    ours = contention(jitter=jitter, clients=clients, trials=trials, seed=4)
+    dice = random.Random(9)
+    theirs = [_study(jitter, clients, dice) for _ in range(trials)]
+
+    for index in (0, 1):
+        mine, other = [t[index] for t in ours], [t[index] for t in theirs]
+        error = (stdev(mine) ** 2 / trials + stdev(other) ** 2 / trials) ** 0.5
+
+        assert abs(fmean(mine) - fmean(other)) < 4 * error
+
+
+def _means(clients: int) -> dict[str, tuple[float, float]]:
+    means: dict[str, tuple[float, float]] = {}
+    for jitter in JITTERS:
+        trials = contention(jitter=jitter, clients=clients, trials=10, seed=1)
+        means[jitter] = (fmean(t.calls for t in trials), fmean(t.time_ms for t in trials))
+    return means
+
+
+@pytest.mark.parametrize("clients", [50, 100, 200])
+def test_the_orderings_of_the_study(clients: int) -> None:
+    """Jitter saves calls, full the most of those that are quick; bare backoff takes longest."""
+    means = _means(clients)
+    calls = {jitter: mean[0] for jitter, mean in means.items()}
+    times = {jitter: mean[1] for jitter, mean in means.items()}
+
+    assert calls["full"] < calls["decorrelated"] < calls["exponential"] < calls["none"]
+    assert calls["equal"] == pytest.approx(calls["full"], rel=0.1)
+    assert times["none"] < times["decorrelated"] < times["full"] < times["equal"]
+    assert times["equal"] < times["exponential"] / 5
+
+
+def test_calls_without_backoff_grow_with_the_square() -> None:
+    """Twice the clients make almost four times the calls."""
+    few, many = (
+        fmean(t.calls for t in contention(jitter="none", clients=n, trials=5)) for n in (100, 200)
+    )
+
+    assert 3.3 < many / few < 4.1
+
+
+def test_one_client_needs_one_write() -> None:
+    """Alone, a client reads and writes in four hops."""
+    (trial,) = contention(jitter="full", clients=1)
+
+    assert 1 == trial.calls
+    assert 40 == pytest.approx(trial.time_ms, abs=16)
+
+
+def test_a_trial_is_a_pair() -> None:
+    """Each trial unpacks into calls and milliseconds."""
+    calls, time_ms = contention(jitter="full", clients=5, trials=1, seed=7)[0]
+
+    assert isinstance(calls, int)
+    assert isinstance(time_ms, float)
+
+
+def test_the_same_seed_gives_the_same_trials_in_another_process() -> None:
+    """Neither the process nor the order of its hashes matters."""
+    code = (
+        "from tarry.simulator import contention;"
+        "print(contention(jitter='decorrelated', clients=30, trials=3, seed=5))"
+    )
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": hashes},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hashes in ("1", "2")
+    }
+
+    expected = f"{contention(jitter='decorrelated', clients=30, trials=3, seed=5)}\n"
+    assert {expected} == printed
+
+
+def test_trials_and_seeds_differ() -> None:
+    """No trial repeats another, of this seed or of the next."""
+    trials = [*contention(trials=5, seed=0, clients=20), *contention(trials=5, seed=1, clients=20)]
+
+    assert 10 == len(set(trials))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"jitter": "fulll"}, "jitter"),
+        ({"clients": 0}, "clients"),
+        ({"trials": 0}, "trials"),
+        ({"clients": 1.5}, "clients"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, object], field: str) -> None:
+    """What cannot be run is refused by its name."""
+    with pytest.raises(ConfigurationError, match=field):
+        contention(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_study_runs_every_jitter() -> None:
+    """The table of the command has all six."""
+    assert JITTERS == STUDY.variants

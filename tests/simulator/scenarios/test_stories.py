@@ -1,0 +1,181 @@
+"""The built-in scenarios: each one's numbers bear out its lesson, whatever the seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tarry import ConfigurationError, Policy
+from tarry.simulator import (
+    Defence,
+    Summary,
+    amplification,
+    hedging,
+    metastable,
+    recovery,
+    retry_after,
+    storm,
+)
+from tarry.simulator.scenarios import STUDIES
+from tarry.simulator.study import Study, conduct
+
+SEEDS = (0, 1, 2)
+
+
+def _all(study: Study, seed: int, **fixed: Any) -> dict[str, Summary]:
+    runs: dict[str, Summary] = {}
+    for variant in study.variants:
+        (runs[variant],) = study.run(**{study.knob: variant}, trials=1, seed=seed, **fixed)  # type: ignore[assignment]
+    return runs
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_storm_is_what_clients_make_of_it(seed: int) -> None:
+    """Each step of defence lets the service recover sooner or die less often."""
+    runs = _all(STUDIES["storm"], seed)
+    fixed, exponential, full, budget, breaker = runs.values()
+
+    assert not fixed.recovered
+    assert 40 < exponential.recovered_after
+    assert full.recovered_after < exponential.recovered_after / 2
+    assert budget.recovered_after < full.recovered_after
+    assert breaker.recovered_after < 10
+    assert fixed.crashes > exponential.crashes > full.crashes > 0
+    assert 0 == budget.crashes == breaker.crashes
+    assert budget.peak_load < full.peak_load / 5
+    assert breaker.peak_load < 1
+
+
+def test_a_budget_and_a_breaker_have_their_price() -> None:
+    """The calls they fail early are counted, not hidden."""
+    full, budget, breaker = (
+        storm(defence=name)[0] for name in ("full", "full+budget", "full+budget+breaker")
+    )
+
+    assert full.success_rate > budget.success_rate > breaker.success_rate > 0.75
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_layers_multiply(seed: int) -> None:
+    """Three layers of four attempts make 64; a budget 1.1 each; one layer 4."""
+    every, budget, one = _all(STUDIES["amplification"], seed).values()
+
+    assert 64 == every.amplification
+    assert 1.1**3 == pytest.approx(budget.amplification, rel=0.02)
+    assert 4 == one.amplification
+
+
+def test_attempts_are_a_parameter_of_amplification() -> None:
+    """Three attempts at each of three layers make 27."""
+    assert 3**3 == amplification(attempts=3)[0].amplification
+
+
+def test_hedging_buys_the_tail_with_load() -> None:
+    """The later the copy, the longer the tail and the smaller the extra load."""
+    runs = list(_all(STUDIES["hedging"], seed=0).values())
+    none, p50, p95 = runs[0], runs[1], runs[4]
+
+    assert 1 == pytest.approx(none.amplification, abs=0.001)
+    assert 1.5 == pytest.approx(p50.amplification, rel=0.03)
+    assert 1.05 == pytest.approx(p95.amplification, rel=0.02)
+    loads = [run.amplification for run in runs[1:]]
+    assert sorted(loads, reverse=True) == loads
+    assert p95.p999 < none.p999 / 4
+    assert p50.p999 < runs[-1].p999
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_hint_without_jitter_makes_a_crowd(seed: int) -> None:
+    """Told the same time, clients overwhelm the service again, unless each adds its own jitter."""
+    none, full = _all(STUDIES["retry-after"], seed).values()
+
+    assert none.peak_load > 5
+    assert full.peak_load < 1.5
+    assert none.success_rate < 0.6
+    assert 1 == full.success_rate
+    assert full.p99 < 120 * 1.1 + 2  # the spread of a hint is a tenth of it
+
+
+def test_nobody_returns_before_the_hint() -> None:
+    """Jitter is on top: between the first answers and second 120 not one request arrives."""
+    for jitter in ("none", "full"):
+        (run,) = retry_after(jitter=jitter)
+
+        assert 0 == sum(run.series["requests"][1:120])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_ramp_loses_less_and_is_done_sooner(seed: int) -> None:
+    """Against cold caches, all at once fails and has to wait; the slope goes through."""
+    wall, ramp, aimd = _all(STUDIES["recovery"], seed).values()
+
+    assert 5000 == wall.succeeded == ramp.succeeded == aimd.succeeded
+    assert wall.recovered_after > 5
+    assert 0 == ramp.recovered_after
+    assert ramp.failures < wall.failures / 2
+    assert ramp.p999 < wall.p999
+
+
+def test_metastable_failures_need_more_than_backoff() -> None:
+    """Backoff delays the load, it does not bound it; budget, breaker and no retries do."""
+    recovered = {
+        name: sum(run.recovered for run in metastable(defence=name, trials=10, seed=1))
+        for name in STUDIES["metastable"].variants
+    }
+
+    assert recovered["backoff"] < 10
+    assert 10 == recovered["budget"] == recovered["breaker"] == recovered["no-retries"]
+
+
+@pytest.mark.parametrize("name", ["storm", "metastable"])
+def test_a_defence_of_the_user_takes_the_place_of_the_built_in_ones(name: str) -> None:
+    """The same scenario, with policies from files as its variants, also in other processes."""
+    make = STUDIES[name].with_defence
+    assert make is not None
+    once = Policy(max_attempts=1, attempt_timeout=3.0)
+    study = make({"mine": Defence(once.replace(max_attempts=2)), "none": Defence(once)})
+
+    findings = conduct(study, trials=1, jobs=2)
+
+    assert ["mine", "none"] == [row.variant for row in findings.rows]
+    mine, none = (row.metrics["amplification"] for row in findings.rows)
+    assert mine > none
+
+
+@pytest.mark.parametrize(
+    ("run", "arguments", "field"),
+    [
+        (storm, {"defence": "hope"}, "defence"),
+        (storm, {"clients": 0}, "clients"),
+        (amplification, {"rule": "x"}, "rule"),
+        (amplification, {"attempts": 0}, "max_attempts"),
+        (metastable, {"defence": "x"}, "defence"),
+        (metastable, {"surge": -1.0}, "rate"),
+        (hedging, {"after": "p12"}, "after"),
+        (hedging, {"shape": 1.0}, "shape"),
+        (retry_after, {"jitter": "equal"}, "jitter"),
+        (retry_after, {"seconds": -1.0}, "retry_after"),
+        (recovery, {"limit": "x"}, "limit"),
+        (recovery, {"backlog": 0}, "count"),
+        (recovery, {"trials": 0}, "trials"),
+    ],
+)
+def test_impossible_parameters_are_named(run: Any, arguments: dict[str, Any], field: str) -> None:
+    """What cannot be run is refused by its name."""
+    with pytest.raises(ConfigurationError, match=field):
+        run(**arguments)
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_every_study_tells_what_it_shows(study: Study) -> None:
+    """A question, a lesson, and columns and charts that name numbers which are there."""
+    (trial,) = study.run(**{study.knob: study.variants[0]}, trials=1, seed=0, **study.parameters)
+    metrics = trial.metrics()
+
+    assert study.question.endswith("?")
+    assert study.lesson.endswith(".")
+    for column in study.columns:
+        assert column.metric in metrics
+    for plot in study.plots:
+        assert plot.y in (trial.series if plot.kind == "series" else metrics)  # type: ignore[attr-defined]

@@ -1,0 +1,425 @@
+"""When calls begin: at once, by chance, one after the other, or from a backlog."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from math import sqrt
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarry import Policy
+from tarry.core.hedging import Hedging
+from tarry.core.verdict import Reason, Stop
+from tarry.simulator.arrivals import Arrivals
+from tarry.simulator.distributions import Exponential, Fixed, Uniform
+from tarry.simulator.meter import Meter
+from tarry.simulator.node import Ended
+from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
+from tarry.simulator.simulate import simulate
+from tarry.simulator.world import World
+from tarry.wire.defence import Defence
+from tests.simulator.engine import Begins
+
+SPAN = 200.0
+
+
+class Takes:
+    """Begins calls that end after a while, and knows how many run at a time."""
+
+    def __init__(self, world: World, seconds: float, *, room: int | None = None) -> None:
+        self.world = world
+        self.seconds = seconds
+        self.room = room
+        self.running = 0
+        self.most = 0
+        self.begun: list[tuple[float, int]] = []
+        self.refusals = 0
+
+    def __call__(self, now: float, client: int, ended: Ended) -> Stop | None:
+        """Begin a call, or refuse it."""
+        if self.room is not None and self.running >= self.room:
+            self.refusals += 1
+            stop = Stop(Reason.LIMIT)
+            ended(now, now, stop)
+            return stop
+        self.running += 1
+        self.most = max(self.most, self.running)
+        self.begun.append((now, client))
+        self.world.at(now + self.seconds, lambda later, _: self.end(now, later, ended))
+        return None
+
+    def end(self, begun: float, now: float, ended: Ended) -> None:
+        """End a call well."""
+        self.running -= 1
+        ended(begun, now, None)
+
+
+def began(clients: Clients, seed: int = 0, span: float = SPAN) -> list[tuple[float, int]]:
+    """Return when calls begin, and of which client, if none of them ever ends."""
+    world, begins = World(seed), Begins()
+    meter = Meter(span, 1.0)
+    Arrivals(clients, world, meter, begins).start()
+    world.run(span)
+    assert len(begins.begun) == sum(meter._calls)
+    return [(begun.now, begun.client) for begun in begins.begun]
+
+
+def in_window(times: list[float], start: float, end: float) -> int:
+    """Count what lies within."""
+    return sum(start <= now < end for now in times)
+
+
+def about(expected: float) -> object:
+    """Allow for five standard deviations of chance."""
+    return pytest.approx(expected, abs=5 * sqrt(expected))
+
+
+# --- at once -------------------------------------------------------------------------------------
+
+
+def test_at_once_is_one_call_of_each_at_the_start() -> None:
+    """Every client makes one call, and no other."""
+    assert [(0.0, client) for client in range(5)] == began(Clients(arrivals="at-once", count=5))
+
+
+@pytest.mark.parametrize("stop", [None, Stop(Reason.ATTEMPTS), Stop(Reason.LIMIT)])
+def test_an_end_is_counted_with_its_reason(stop: Stop | None) -> None:
+    """A call that ends well has its time, one that fails its reason."""
+    world, begins, meter = World(0), Begins(), Meter(10.0, 1.0)
+    Arrivals(Clients(arrivals="at-once"), world, meter, begins).start()
+    world.run(1.0)
+
+    begins.begun[0].ended(0.0, 2.5, stop)
+
+    if stop is None:
+        assert (1, [2.5], {}) == (meter._succeeded[2], list(meter._took), meter._reasons)
+    else:
+        assert (1, [], {stop.reason.value: 1}) == (
+            meter._failed[2],
+            list(meter._took),
+            meter._reasons,
+        )
+
+
+# --- poisson -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_poisson_comes_at_its_rate(seed: int) -> None:
+    """Calls come as often as the rate says, by clients one after the other."""
+    calls = began(Clients(rate=50.0), seed)
+
+    assert about(50 * SPAN) == len(calls)
+    assert list(range(len(calls))) == [client for _, client in calls]
+
+
+def test_poisson_has_no_memory() -> None:
+    """The pauses vary as much as they last, and their counts in a second as their mean."""
+    times = [now for now, _ in began(Clients(rate=50.0))]
+    pauses = [after - before for before, after in pairwise(times)]
+    counts = Counter(int(now) for now in times)
+    seconds = [counts[second] for second in range(int(SPAN))]
+
+    assert pytest.approx(0.02, rel=0.1) == fmean(pauses)
+    assert pytest.approx(0.02, rel=0.1) == sqrt(fmean((pause - 0.02) ** 2 for pause in pauses))
+    assert pytest.approx(50, rel=0.5) == fmean((count - 50) ** 2 for count in seconds)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_surge_is_another_rate_for_a_while(seed: int) -> None:
+    """Before and after it, all is as usual."""
+    surges = (Surge(start=20.0, end=40.0, rate=200.0), Surge(start=100.0, end=150.0, rate=5.0))
+    times = [now for now, _ in began(Clients(rate=50.0, surges=surges), seed)]
+
+    for start, end, rate in [
+        (0, 20, 50),
+        (20, 40, 200),
+        (40, 100, 50),
+        (100, 150, 5),
+        (150, 200, 50),
+    ]:
+        assert about(rate * (end - start)) == in_window(times, start, end)
+
+
+def test_a_surge_of_nothing_is_silence() -> None:
+    """A rate of 0 lets nobody call until it is over."""
+    surges = (Surge(start=50.0, end=150.0, rate=0.0),)
+    times = [now for now, _ in began(Clients(rate=50.0, surges=surges))]
+
+    assert 0 == in_window(times, 50, 150)
+    assert about(50 * 50) == in_window(times, 150, 200)
+
+
+def test_a_surge_from_the_start() -> None:
+    """A surge may hold from the first moment, and another follow at once."""
+    surges = (Surge(start=0.0, end=50.0, rate=0.0), Surge(start=50.0, end=100.0, rate=100.0))
+    times = [now for now, _ in began(Clients(rate=10.0, surges=surges))]
+
+    assert 0 == in_window(times, 0, 50)
+    assert about(5_000) == in_window(times, 50, 100)
+    assert about(1_000) == in_window(times, 100, 200)
+
+
+@pytest.mark.parametrize("inner_last", [True, False])
+def test_of_two_surges_the_one_named_last_holds(inner_last: bool) -> None:
+    """Where surges meet, the later one in the list says the rate."""
+    inner = Surge(start=60.0, end=100.0, rate=100.0)
+    outer = Surge(start=20.0, end=140.0, rate=20.0)
+    surges = (outer, inner) if inner_last else (inner, outer)
+    times = [now for now, _ in began(Clients(rate=5.0, surges=surges))]
+
+    assert about(20 * 40) == in_window(times, 20, 60)
+    assert about((100 if inner_last else 20) * 40) == in_window(times, 60, 100)
+    assert about(20 * 40) == in_window(times, 100, 140)
+    assert about(5 * 60) == in_window(times, 140, 200)
+
+
+def test_poisson_does_not_wait_for_answers() -> None:
+    """Calls come whatever becomes of those before."""
+    world = World(0)
+    takes = Takes(world, 1_000.0)
+    Arrivals(Clients(rate=10.0), world, Meter(SPAN, 1.0), takes).start()
+    world.run(SPAN)
+
+    assert takes.running == takes.most
+    assert about(10 * SPAN) == takes.running
+
+
+# --- closed --------------------------------------------------------------------------------------
+
+
+@given(
+    count=st.integers(1, 6),
+    think=st.integers(0, 8).map(lambda number: number / 4),
+    seconds=st.integers(0, 8).map(lambda number: number / 4),
+    room=st.none() | st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+def test_closed_never_has_more_calls_than_clients(
+    count: int, think: float, seconds: float, room: int | None, seed: int
+) -> None:
+    """Each client makes one call at a time, thinks, and makes the next, refused or not."""
+    world, meter = World(seed), Meter(20.0, 1.0)
+    takes = Takes(world, seconds, room=room)
+    clients = Clients(arrivals="closed", count=count, think=Fixed(think))
+    Arrivals(clients, world, meter, takes).start()
+    world.run(20.0)
+
+    assert takes.most <= count
+    assert len(takes.begun) + takes.refusals == sum(meter._calls)
+    assert sum(meter._succeeded) == len(takes.begun) - takes.running
+    assert takes.refusals == sum(meter._failed)
+    for client in range(count):
+        mine = [now for now, who in takes.begun if who == client]
+        assert all(later >= now + seconds + think for now, later in pairwise(mine))
+
+
+def test_closed_makes_as_many_calls_as_its_pauses_allow() -> None:
+    """Each client makes a call in the time of one call and one thought."""
+    world, meter = World(0), Meter(SPAN, 1.0)
+    takes = Takes(world, 0.5)
+    Arrivals(Clients(arrivals="closed", count=10, think=Fixed(1.5)), world, meter, takes).start()
+    world.run(SPAN)
+
+    assert 10 * SPAN / 2 == len(takes.begun)
+    assert dict.fromkeys(range(10), 100) == Counter(who for _, who in takes.begun)
+
+
+@pytest.mark.parametrize("think", [Uniform(0.0, 2.0), Exponential(1.0)])
+def test_thoughts_may_vary(think: Uniform | Exponential) -> None:
+    """The mean of the pause is what counts."""
+    world, meter = World(0), Meter(SPAN, 1.0)
+    takes = Takes(world, 1.0)
+    Arrivals(Clients(arrivals="closed", count=20, think=think), world, meter, takes).start()
+    world.run(SPAN)
+
+    assert pytest.approx(20 * SPAN / 2, rel=0.1) == len(takes.begun)
+
+
+def test_closed_begins_anywhere_in_its_pause() -> None:
+    """Clients do not start in step."""
+    first = began(Clients(arrivals="closed", count=1_000, think=Fixed(10.0)))
+
+    assert pytest.approx(500, abs=80) == in_window([now for now, _ in first], 0, 5)
+    assert 1_000 == in_window([now for now, _ in first], 0, 10)
+
+
+def test_who_never_thinks_goes_on_at_once() -> None:
+    """Without a pause the next call begins with the end of the last."""
+    world, meter = World(0), Meter(10.0, 1.0)
+    takes = Takes(world, 0.5)
+    Arrivals(Clients(arrivals="closed", think=Fixed(0.0)), world, meter, takes).start()
+    world.run(10.0)
+
+    assert [number / 2 for number in range(20)] == [now for now, _ in takes.begun]
+
+
+def test_who_is_refused_and_never_thinks_does_not_stop_the_time() -> None:
+    """Somebody who asks again and again for nothing asks ten times a second."""
+    world, meter = World(0), Meter(10.0, 1.0)
+    begins = Begins(lambda _: Stop(Reason.BREAKER_OPEN, 5.0))
+    Arrivals(Clients(arrivals="closed", think=Fixed(0.0)), world, meter, begins).start()
+    world.run(10.0)
+
+    assert pytest.approx(100, abs=1) == sum(meter._failed)
+    assert sum(meter._calls) == sum(meter._failed)
+
+
+# --- backlog -------------------------------------------------------------------------------------
+
+
+def test_a_backlog_begins_all_it_may() -> None:
+    """Where nothing holds it back, all calls begin at the start."""
+    calls = began(Clients(arrivals="backlog", count=5))
+
+    assert [(0.0, 4), (0.0, 3), (0.0, 2), (0.0, 1), (0.0, 0)] == calls
+
+
+def test_a_backlog_refills_as_calls_end() -> None:
+    """Each end makes room for the next, in the same moment."""
+    world, meter = World(0), Meter(100.0, 1.0)
+    takes = Takes(world, 1.0, room=2)
+    Arrivals(Clients(arrivals="backlog", count=6), world, meter, takes).start()
+    world.run(100.0)
+
+    assert [0.0, 0.0, 1.0, 1.0, 2.0, 2.0] == [now for now, _ in takes.begun]
+    assert [1.0, 1.0, 2.0, 2.0, 3.0, 3.0] == list(meter._took)
+
+
+def test_the_time_of_a_call_in_a_backlog_counts_from_the_start() -> None:
+    """What waits in a backlog has begun: its wait is part of its time."""
+    world, meter, begins = World(0), Meter(100.0, 1.0), Begins()
+    Arrivals(Clients(arrivals="backlog", count=3), world, meter, begins).start()
+    assert [3, 0] == meter._calls[:2]
+    world.run(5.0)
+
+    begins.begun[0].ended(4.0, 7.0, None)
+
+    assert [7.0] == list(meter._took)
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "expected"),
+    [(None, 0.1), (0.05, 0.1), (3.0, 3.0)],
+)
+def test_a_backlog_looks_again_when_it_is_told_to(
+    retry_after: float | None, expected: float
+) -> None:
+    """It asks again after the time that it was told, else ten times a second."""
+    world, asked = World(0), []
+
+    def refuse(now: float) -> Stop | None:
+        asked.append(now)
+        return Stop(Reason.BREAKER_OPEN, retry_after) if len(asked) == 1 else None
+
+    begins = Begins(refuse)
+    Arrivals(Clients(arrivals="backlog", count=2), world, Meter(9.0, 1.0), begins).start()
+    world.run(9.0)
+
+    assert [0.0, expected, expected] == asked
+
+
+@pytest.mark.parametrize("reason", [Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY])
+def test_a_call_that_is_held_back_on_its_way_goes_back_into_the_backlog(reason: Reason) -> None:
+    """It has not failed: it is begun again, also when no other call runs that would wake it."""
+    world, meter, begins = World(0), Meter(100.0, 1.0), Begins()
+    Arrivals(Clients(arrivals="backlog", count=2), world, meter, begins).start()
+    world.run(1.0)
+    for begun in tuple(begins.begun):
+        begun.ended(0.0, 2.0, Stop(reason, 3.0))
+    world.run(50.0)
+
+    assert [0.0, 0.0, 5.0, 5.0] == [begun.now for begun in begins.begun]
+    assert (0, 0) == (sum(meter._failed), sum(meter._succeeded))
+
+
+@pytest.mark.parametrize("reason", [Reason.ATTEMPTS, Reason.TOTAL_BUDGET, Reason.PERMANENT])
+def test_a_call_that_fails_leaves_the_backlog(reason: Reason) -> None:
+    """What was tried and failed is over, and makes room."""
+    world, meter, begins = World(0), Meter(100.0, 1.0), Begins()
+    Arrivals(Clients(arrivals="backlog", count=2), world, meter, begins).start()
+    world.run(1.0)
+    for begun in tuple(begins.begun):
+        begun.ended(0.0, 2.0, Stop(reason))
+    world.run(50.0)
+
+    assert 2 == len(begins.begun)
+    assert {reason.value: 2} == meter._reasons
+
+
+@given(
+    room=st.integers(1, 5),
+    count=st.integers(1, 20),
+    fates=st.lists(st.sampled_from(["ok", "failed", "held"]), max_size=40),
+)
+def test_no_call_of_a_backlog_is_lost_or_made_twice(
+    room: int, count: int, fates: list[str]
+) -> None:
+    """Whatever becomes of its calls, each is counted once when all is done."""
+    world, meter = World(0), Meter(1_000.0, 1.0)
+    running, ends = 0, iter(fates)
+    tally: Counter[str] = Counter()
+
+    def begin(now: float, client: int, ended: Ended) -> Stop | None:
+        nonlocal running
+        if running >= room:
+            stop = Stop(Reason.LIMIT)
+            ended(now, now, stop)
+            return stop
+        running += 1
+        world.at(now + 1.0, end, ended)
+        return None
+
+    def end(now: float, ended: Ended) -> None:
+        nonlocal running
+        running -= 1
+        fate = next(ends, "ok")
+        tally[fate] += 1
+        stops = {"failed": Stop(Reason.ATTEMPTS), "held": Stop(Reason.BREAKER_OPEN, 2.0)}
+        ended(now - 1.0, now, stops.get(fate))
+
+    Arrivals(Clients(arrivals="backlog", count=count), world, meter, begin).start()
+    world.run(1_000.0)
+
+    assert (count, 0) == (tally["ok"] + tally["failed"], running)
+    assert (tally["ok"], tally["failed"]) == (sum(meter._succeeded), sum(meter._failed))
+    assert count == sum(meter._calls)
+
+
+DEFENCES = {
+    "in flight": Defence(Policy(attempt_timeout=2.0), limiter={"kind": "in-flight", "limit": 3}),
+    "AIMD": Defence(Policy(attempt_timeout=2.0), limiter={"kind": "aimd", "initial": 4}),
+    "breaker": Defence(Policy(attempt_timeout=2.0), breaker={"min_calls": 5, "open_for": 1.0}),
+    "budget": Defence(Policy(attempt_timeout=2.0), budget={"kind": "token", "capacity": 20}),
+    "breaker and limiter": Defence(
+        Policy(attempt_timeout=2.0),
+        breaker={"min_calls": 5, "open_for": 1.0},
+        limiter={"kind": "in-flight", "limit": 10},
+    ),
+    "hedging behind a breaker": Defence(
+        hedging=Hedging(after=0.5),
+        breaker={"min_calls": 5, "open_for": 1.0},
+        limiter={"kind": "in-flight", "limit": 10},
+    ),
+}
+
+
+@pytest.mark.parametrize("instances", [1, 3])
+@pytest.mark.parametrize("defence", DEFENCES.values(), ids=DEFENCES.keys())
+def test_a_backlog_drains_behind_a_defence(defence: Defence, instances: int) -> None:
+    """After an outage every call of the backlog is made, however it was held back."""
+    scenario = Scenario(
+        duration=600.0,
+        clients=Clients(arrivals="backlog", count=100, instances=instances, defence=defence),
+        servers={"server": Server(latency=Exponential(0.05), failures=(Failure(end=5.0),))},
+    )
+    summary = simulate(scenario)
+
+    assert (100, 0) == (summary.calls, summary.unfinished)
+    assert summary.failed == sum(summary.reasons.values())
+    assert set() == {"breaker-open", "limit", "budget-empty"} & summary.reasons.keys()
+    assert summary.succeeded + summary.failures == summary.attempts or defence.hedging

@@ -1,0 +1,278 @@
+"""Distributions: held against their closed forms, from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import exp, inf, isfinite, log, nan, pi, sqrt
+from random import Random
+from statistics import NormalDist, fmean
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.simulator.distributions import (
+    DISTRIBUTIONS,
+    Distribution,
+    Empirical,
+    Exponential,
+    Fixed,
+    HeavyTail,
+    Lognormal,
+    Normal,
+    Uniform,
+)
+from tests.core.refusals import refusals, settings_with
+
+DRAWS = 20_000
+SIGMAS = 5
+"""So many standard errors a share may be off; from a fixed seed it always is or never."""
+
+
+def draws_of(distribution: Distribution, count: int = DRAWS, seed: int = 1) -> list[float]:
+    """Draw from a seed."""
+    draw = distribution.sampler(Random(seed))
+    return [draw() for _ in range(count)]
+
+
+class Extreme:
+    """Dice that always show the same."""
+
+    def __init__(self, u: float) -> None:
+        self.u = u
+
+    def random(self) -> float:
+        """Show it."""
+        return self.u
+
+    def gauss(self, mu: float, sigma: float) -> float:
+        """Show as many standard deviations, 9 at most."""
+        return mu + sigma * (18 * self.u - 9)
+
+
+LEAST, MOST = Extreme(0.0), Extreme(1 - 2**-53)
+
+
+class Form(NamedTuple):
+    """A distribution with its closed forms."""
+
+    distribution: Distribution
+    mean: float
+    quantile: Callable[[float], float]
+
+
+FORMS = [
+    Form(Uniform(2.0, 6.0), 4.0, lambda q: 2 + 4 * q),
+    Form(Exponential(0.25), 0.25, lambda q: -0.25 * log(1 - q)),
+    Form(Normal(10.0, 2.0), 10.0, NormalDist(10, 2).inv_cdf),
+    Form(Normal(0.0, 3.0), 3 * sqrt(2 / pi), lambda q: 3 * NormalDist().inv_cdf((1 + q) / 2)),
+    Form(Lognormal(0.1), 0.1 * exp(0.125), lambda q: 0.1 * exp(0.5 * NormalDist().inv_cdf(q))),
+    Form(Lognormal(3.0, 1.0), 3 * exp(0.5), lambda q: 3 * exp(NormalDist().inv_cdf(q))),
+    Form(HeavyTail(0.5, 3.0), 0.75, lambda q: 0.5 * (1 - q) ** (-1 / 3)),
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: repr(form.distribution))
+def test_quantiles_are_those_of_the_closed_form(form: Form) -> None:
+    """The share of draws below the true quantile is that quantile's share."""
+    drawn = draws_of(form.distribution)
+
+    for q in (0.01, 0.25, 0.5, 0.9, 0.99):
+        below = sum(value <= form.quantile(q) for value in drawn) / DRAWS
+        assert pytest.approx(q, abs=SIGMAS * sqrt(q * (1 - q) / DRAWS)) == below
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: repr(form.distribution))
+def test_the_average_is_that_of_the_closed_form(form: Form) -> None:
+    """Many draws come to the mean."""
+    assert pytest.approx(form.mean, rel=0.05) == fmean(draws_of(form.distribution))
+
+
+@pytest.mark.parametrize(
+    ("distribution", "expected"),
+    [
+        (Fixed(0.0), 0.0),
+        (Fixed(2.5), 2.5),
+        (Uniform(1.0, 4.0), 2.5),
+        (Exponential(0.2), 0.2),
+        (Normal(3.0, 1.0), 3.0),
+        (Lognormal(2.0, 0.0), 2.0),
+        (Lognormal(2.0, 1.0), 2 * exp(0.5)),
+        (HeavyTail(1.0), 3.0),
+        (HeavyTail(2.0, 5.0), 2.5),
+        (Empirical((1.0, 2.0, 6.0)), 3.0),
+    ],
+    ids=repr,
+)
+def test_every_distribution_knows_its_mean(distribution: Distribution, expected: float) -> None:
+    """`mean` is the expected value, without a draw."""
+    assert pytest.approx(expected) == distribution.mean
+
+
+def test_fixed_rolls_no_dice() -> None:
+    """What is always the same leaves the dice to others."""
+    dice = Random(1)
+    draw = Fixed(0.125).sampler(dice)
+
+    assert [0.125] * 3 == [draw() for _ in range(3)]
+    assert Random(1).random() == dice.random()
+
+
+@pytest.mark.parametrize("distribution", [Lognormal(0.5, 0.0), Normal(0.5, 0.0), Uniform(0.5, 0.5)])
+def test_without_spread_all_draws_are_the_same(distribution: Distribution) -> None:
+    """A spread of 0 leaves one value."""
+    assert {0.5} == set(draws_of(distribution, 10))
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=4), st.integers())
+def test_what_was_measured_is_what_comes(values: list[float], seed: int) -> None:
+    """Draws from measurements are measurements, and each of them comes."""
+    drawn = draws_of(Empirical(tuple(values)), 150, seed)
+
+    assert set(values) == set(drawn)
+
+
+def test_each_measurement_is_as_likely_as_any_other() -> None:
+    """A value that was measured twice comes twice as often."""
+    drawn = draws_of(Empirical((1.0, 2.0, 2.0, 3.0)))
+
+    assert pytest.approx(0.5, abs=SIGMAS * 0.5 / sqrt(DRAWS)) == drawn.count(2.0) / DRAWS
+    assert pytest.approx(0.25, abs=SIGMAS * 0.44 / sqrt(DRAWS)) == drawn.count(3.0) / DRAWS
+
+
+sizes = st.floats(0, 1e6)
+positives = st.floats(1e-6, 1e6)
+distributions = st.one_of(
+    st.builds(Fixed, sizes),
+    st.tuples(sizes, sizes).map(sorted).map(lambda ends: Uniform(*ends)),
+    st.builds(Exponential, positives),
+    st.builds(Normal, sizes, sizes),
+    st.builds(Lognormal, positives, st.floats(0, 5)),
+    st.builds(HeavyTail, positives, st.floats(1.01, 10)),
+    st.lists(sizes, min_size=1, max_size=20).map(lambda values: Empirical(tuple(values))),
+)
+
+
+@given(distributions, st.integers())
+def test_no_draw_is_ever_below_0(distribution: Distribution, seed: int) -> None:
+    """Whatever the distribution and the seed, a draw is a length of time."""
+    assert all(0 <= value < inf for value in draws_of(distribution, 20, seed))
+
+
+@given(distributions)
+def test_the_ends_of_the_dice_are_lengths_of_time_too(distribution: Distribution) -> None:
+    """The least and the greatest that dice can show give finite values, none below 0."""
+    least, most = (distribution.sampler(dice)() for dice in (LEAST, MOST))
+
+    assert 0 <= least
+    assert 0 <= most
+    assert isfinite(least)
+    assert isfinite(most)
+
+
+@given(st.tuples(sizes, sizes).map(sorted), st.integers())
+def test_uniform_stays_within_its_bounds(ends: list[float], seed: int) -> None:
+    """No draw lies outside; rounding may only touch the bound itself."""
+    low, high = ends
+    slack = 1e-9 * (1 + high)
+
+    drawn = [*draws_of(Uniform(low, high), 20, seed), Uniform(low, high).sampler(MOST)()]
+
+    assert low <= min(drawn)
+    assert max(drawn) <= high + slack
+    assert low == Uniform(low, high).sampler(LEAST)()
+
+
+@given(positives, st.floats(1.01, 10), st.integers())
+def test_a_heavy_tail_has_a_least_value(minimum: float, shape: float, seed: int) -> None:
+    """No draw lies below the minimum, which the least dice give."""
+    tail = HeavyTail(minimum, shape)
+
+    assert minimum <= min(draws_of(tail, 20, seed))
+    assert minimum == tail.sampler(LEAST)()
+
+
+@given(st.lists(sizes, min_size=1, max_size=60))
+def test_the_ends_of_the_dice_are_the_ends_of_the_measurements(values: list[float]) -> None:
+    """The least dice give the first, the greatest the last, and never one beyond."""
+    empirical = Empirical(tuple(values))
+
+    assert (values[0], values[-1]) == tuple(empirical.sampler(dice)() for dice in (LEAST, MOST))
+
+
+@given(distributions, st.integers())
+def test_the_same_seed_draws_the_same(distribution: Distribution, seed: int) -> None:
+    """A distribution keeps no state between samplers."""
+    assert draws_of(distribution, 10, seed) == draws_of(distribution, 10, seed)
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "value", "words"),
+    [
+        (make, *case.values)
+        for make, rules in [
+            (Fixed, {"value": "at least 0"}),
+            (lambda low: Uniform(low, 2.0), {"low": "at least 0"}),
+            (lambda high: Uniform(0.0, high), {"high": "at least 0"}),
+            (Exponential, {"mean": "positive"}),
+            (lambda mean: Normal(mean, 1.0), {"mean": "at least 0"}),
+            (lambda sd: Normal(1.0, sd), {"sd": "at least 0"}),
+            (Lognormal, {"median": "positive"}),
+            (lambda sigma: Lognormal(1.0, sigma), {"sigma": "at least 0"}),
+            (HeavyTail, {"minimum": "positive"}),
+        ]
+        for case in refusals(**rules)
+    ],
+)
+def test_a_bad_value_is_refused_by_the_name_of_its_field(
+    make: Callable[..., Distribution], field: str, value: object, words: str
+) -> None:
+    """Each distribution refuses what is no length of time, and says which field it was."""
+    with pytest.raises(ConfigurationError, match=words):
+        make(**settings_with(field, value))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Uniform(2.0, 1.0), r"^high must be at least low \(2\), got 1$"),
+        (lambda: HeavyTail(1.0, 1.0), "^shape must be greater than 1, or there is no mean, got 1$"),
+        (lambda: HeavyTail(1.0, -2.0), "^shape must be greater than 1"),
+        (lambda: HeavyTail(1.0, nan), "^shape must be finite"),
+        (lambda: HeavyTail(1.0, inf), "^shape must be finite, got inf"),
+        (lambda: Empirical(()), "^values must hold at least one duration, got none$"),
+        (lambda: Empirical((1.0, -0.1)), "^values must be at least 0, got -0.1$"),
+        (lambda: Empirical((1.0, nan)), "^values must be finite"),
+    ],
+)
+def test_a_bad_whole_is_refused(make: Callable[[], Distribution], words: str) -> None:
+    """Values that are wrong together, or in a row, are refused by the name of their field."""
+    with pytest.raises(ConfigurationError, match=words):
+        make()
+
+
+def test_a_shape_that_is_no_number_is_refused() -> None:
+    """A text is no shape."""
+    with pytest.raises(ConfigurationTypeError, match=r"^shape must be a number, got '2'$"):
+        HeavyTail(1.0, **settings_with("shape", "2"))
+
+
+def test_every_name_of_a_file_is_a_distribution() -> None:
+    """The table of names holds each distribution once."""
+    expected = {Fixed, Uniform, Exponential, Normal, Lognormal, HeavyTail, Empirical}
+    assert expected == set(DISTRIBUTIONS.values())
+    assert 7 == len(DISTRIBUTIONS)
+
+
+@given(distributions)
+def test_distributions_are_values(distribution: Distribution) -> None:
+    """A distribution can be shown, compared and used as a key."""
+    again = eval(repr(distribution))  # noqa: S307 - of our own text
+
+    assert distribution == again
+    assert hash(distribution) == hash(again)

@@ -1,0 +1,269 @@
+"""Scenarios: what is refused, and what follows from what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarry import Policy
+from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.simulator.distributions import Exponential, Fixed
+from tarry.simulator.scenario import ARRIVALS, FAILURES, Clients, Failure, Scenario, Server, Surge
+from tarry.wire.defence import Defence
+from tests.core.refusals import refusals, settings_with
+
+
+def one(**server: Any) -> Scenario:
+    """Return a scenario with one server."""
+    return Scenario(servers={"server": Server(**server)})
+
+
+def chain(*names: str) -> dict[str, Server]:
+    """Return servers that call each other in this order."""
+    calls = (*names[1:], None)
+    return {name: Server(calls=call) for name, call in zip(names, calls, strict=True)}
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+SURGE: dict[str, Any] = {"start": 1.0, "end": 2.0, "rate": 3.0}
+FIELDS: list[tuple[type, dict[str, Any], dict[str, str]]] = [
+    (Surge, SURGE, {"start": "at least 0", "end": "positive", "rate": "at least 0"}),
+    (
+        Failure,
+        {"end": 2.0},
+        {"start": "at least 0", "end": "positive", "rate": "share", "retry_after": "at least 0"},
+    ),
+    (
+        Server,
+        {},
+        {
+            "concurrency": "count",
+            "slowdown": "at least 0",
+            "retry_after": "at least 0",
+            "crash_above": "count",
+            "restart_after": "positive",
+            "warmup": "at least 0",
+            "cold": "at least 1",
+        },
+    ),
+    (Clients, {}, {"count": "count", "rate": "positive", "instances": "count"}),
+    (Scenario, {"servers": {"server": Server()}}, {"duration": "positive", "bucket": "positive"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "rest", "field", "value", "words"),
+    [
+        pytest.param(make, rest, *case.values, id=f"{make.__name__}-{case.id}")
+        for make, rest, rules in FIELDS
+        for case in refusals(**rules)
+    ],
+)
+def test_a_bad_value_is_refused_by_the_name_of_its_field(
+    make: Callable[..., object], rest: dict[str, Any], field: str, value: object, words: str
+) -> None:
+    """Every number is checked where it is given, and the message names it."""
+    with pytest.raises(ConfigurationError, match=words):
+        make(**rest | settings_with(field, value))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: Surge(start=2.0, end=1.0, rate=1.0),
+            r"^end must be later than start \(2\), got 1",
+        ),
+        (
+            lambda: Surge(start=1.0, end=1.0, rate=1.0),
+            r"^end must be later than start \(1\), got 1",
+        ),
+        (lambda: Failure(start=3.0, end=1.0), r"^end must be later than start \(3\), got 1$"),
+        (
+            lambda: Failure(end=1.0, kind="explode"),
+            "^kind must be one of error, freeze, hang, refuse, got 'explode'$",
+        ),
+        (lambda: Server(concurrency=1, queue=-1), "^queue must be at least 0, got -1$"),
+        (lambda: Server(queue=5), "^queue needs concurrency"),
+        (lambda: Server(failure_rate=1.5), "^failure_rate must be greater than 0 and at most 1"),
+        (lambda: Server(failure_rate=-0.5), "^failure_rate must be greater than 0"),
+        (
+            lambda: Server(calls="next", concurrency=1, queue=1),
+            "^queue is for a server that works by itself: leave out queue or calls$",
+        ),
+        (lambda: Server(defence=Defence()), "^defence needs calls"),
+        (
+            lambda: Clients(arrivals="never"),
+            "^arrivals must be one of at-once, backlog, closed, poisson, got 'never'$",
+        ),
+        (
+            lambda: Clients(arrivals="closed", surges=(Surge(**SURGE),)),
+            "^surges need arrivals = 'poisson', got 'closed'$",
+        ),
+        (lambda: Clients(count=10**8), "^count must be at most 10,000,000, got 100,000,000$"),
+        (
+            lambda: Scenario(servers={"server": Server()}, duration=1e3, bucket=1e-9),
+            "^bucket must be at least duration / 1,000,000, got 1e-09$",
+        ),
+        (
+            lambda: Scenario(servers={"server": Server()}, clients=Clients(rate=1e9)),
+            "^clients.rate . duration must be at most 100,000,000 calls, got 60,000,000,000$",
+        ),
+        (lambda: Scenario(servers={}), "^servers must have at least one server$"),
+        (
+            lambda: Scenario(servers={"api": Server(), "db": Server()}),
+            "^clients.calls must be one of api, db, got 'server'$",
+        ),
+        (lambda: one(calls="db"), "^servers.server.calls must be one of server, got 'db'$"),
+        (lambda: one(calls="server"), "^servers must not call in a circle: server -> server$"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(make: Callable[[], object], words: str) -> None:
+    """A scenario that could not run does not exist, and the message says what to change."""
+    with pytest.raises(ConfigurationError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("value", [1.5, "3", True])
+def test_a_queue_is_a_whole_number(value: object) -> None:
+    """Half a place in a queue is refused."""
+    with pytest.raises(ConfigurationTypeError, match=r"^queue must be a whole number"):
+        Server(concurrency=1, **settings_with("queue", value))
+
+
+@pytest.mark.parametrize("value", [True, "0.5", float("nan")])
+def test_a_failure_rate_is_a_number(value: object) -> None:
+    """A share is a finite number."""
+    with pytest.raises(ConfigurationError, match=r"^failure_rate must be"):
+        Server(**settings_with("failure_rate", value))
+
+
+@pytest.mark.parametrize(
+    ("servers", "circle"),
+    [
+        ({**chain("a", "b", "c"), "c": Server(calls="a")}, "a -> b -> c -> a"),
+        ({**chain("a", "b", "c"), "c": Server(calls="b")}, "a -> b -> c -> b"),
+        ({"a": Server(calls="b"), "b": Server(calls="b")}, "a -> b -> b"),
+    ],
+)
+def test_a_circle_is_refused_with_its_way(servers: dict[str, Server], circle: str) -> None:
+    """Servers that would call each other for ever are shown in their order."""
+    with pytest.raises(ConfigurationError, match=f"^servers must not call in a circle: {circle}$"):
+        Scenario(servers=servers, clients=Clients(calls="a"))
+
+
+def test_the_server_that_calls_nobody_known_is_named() -> None:
+    """Of several servers, the message names the one whose `calls` is wrong."""
+    servers = chain("a", "b") | {"b": Server(calls="c")}
+
+    with pytest.raises(
+        ConfigurationError, match=r"^servers\.b\.calls must be one of a, b, got 'c'$"
+    ):
+        Scenario(servers=servers, clients=Clients(calls="a"))
+
+
+def test_only_a_known_server_can_be_called() -> None:
+    """Also a server that clients cannot reach must call one that exists."""
+    servers = {"server": Server(), "other": Server(calls="nobody")}
+
+    with pytest.raises(ConfigurationError, match=r"^servers\.other\.calls must be one of"):
+        Scenario(servers=servers)
+
+
+# --- what is allowed -----------------------------------------------------------------------------
+
+
+def test_the_edges_are_allowed() -> None:
+    """The least values that make sense are accepted."""
+    Surge(start=0, end=1e-9, rate=0)
+    Failure(end=1e-9, rate=1, retry_after=0)
+    Server(concurrency=1, queue=0, slowdown=0, failure_rate=1, crash_above=1, warmup=0, cold=1)
+    one(failure_rate=0.0)
+
+
+@pytest.mark.parametrize("arrivals", ARRIVALS)
+def test_every_kind_of_arrivals_is_allowed(arrivals: str) -> None:
+    """Each name in the table makes clients."""
+    assert arrivals == Clients(arrivals=arrivals).arrivals
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_every_kind_of_failure_is_allowed(kind: str) -> None:
+    """Each name in the table makes a failure, of all requests and from the start."""
+    failure = Failure(kind=kind, end=1.0)
+
+    assert (kind, 1.0, 0.0) == (failure.kind, failure.rate, failure.start)
+
+
+def test_a_relay_may_have_a_defence() -> None:
+    """A defence stands around the calls that a server makes."""
+    defence = Defence(Policy(max_attempts=2))
+
+    assert defence == Server(calls="next", defence=defence).defence
+
+
+# --- what follows --------------------------------------------------------------------------------
+
+
+@given(st.permutations(["a", "b", "c", "d", "e"]), st.integers(0, 4))
+def test_the_path_is_the_way_from_the_clients_to_the_leaf(names: list[str], first: int) -> None:
+    """It begins where the clients call, follows `calls`, and leaves out who is not on the way."""
+    scenario = Scenario(servers=chain(*names), clients=Clients(calls=names[first]))
+
+    assert names[first:] == scenario.path()
+
+
+def test_a_circle_that_nobody_enters_is_no_matter() -> None:
+    """Servers off the path never run, so that their circle is harmless."""
+    servers = {"server": Server(), "a": Server(calls="b"), "b": Server(calls="a")}
+
+    assert ["server"] == Scenario(servers=servers).path()
+
+
+def test_without_trouble_it_is_over_before_it_begins() -> None:
+    """A scenario that asks for no failure and no surge has nothing to recover from."""
+    assert 0.0 == one().trouble_ends()
+
+
+def test_trouble_ends_with_the_last_failure_or_surge() -> None:
+    """Failures of all servers on the path count, and surges too."""
+    failures = (Failure(end=7.0), Failure(start=1.0, end=3.0))
+    servers = {
+        "server": Server(calls="leaf", failures=(Failure(end=2.0),)),
+        "leaf": Server(failures=failures),
+    }
+    surge = Surge(start=5.0, end=9.0, rate=50.0)
+
+    assert 7.0 == Scenario(servers=servers).trouble_ends()
+    assert 9.0 == Scenario(servers=servers, clients=Clients(surges=(surge,))).trouble_ends()
+
+
+@pytest.mark.parametrize(
+    ("server", "expected"),
+    [
+        (Server(), None),
+        (Server(latency=Fixed(0.1)), None),
+        (Server(concurrency=5), None),
+        (Server(latency=Fixed(0.1), concurrency=5), 50.0),
+        (Server(latency=Exponential(0.5), concurrency=1, queue=3), 2.0),
+        (Server(slowdown=0.01), 100.0),
+        (Server(latency=Fixed(0.1), slowdown=0.01), 100.0),
+        (Server(concurrency=5, slowdown=0.01), 100.0),
+    ],
+)
+def test_capacity_is_what_a_server_can_answer_in_a_second(
+    server: Server, expected: float | None
+) -> None:
+    """It follows from workers and latency, else from the slowdown, else there is no bound."""
+    assert (None if expected is None else pytest.approx(expected)) == server.capacity
+
+
+def test_scenarios_are_values() -> None:
+    """Two that say the same are equal."""
+    assert one(latency=Fixed(1.0)) == one(latency=Fixed(1.0))
+    assert one(latency=Fixed(1.0)) != one(latency=Fixed(2.0))

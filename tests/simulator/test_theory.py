@@ -1,0 +1,163 @@
+"""The simulator held against formulas that have nothing to do with it."""
+
+from __future__ import annotations
+
+from math import comb, exp, log
+from statistics import fmean
+
+import pytest
+
+from tarry import Policy
+from tarry.core.hedging import Hedging
+from tarry.simulator import (
+    Clients,
+    Defence,
+    Exponential,
+    Failure,
+    Fixed,
+    Scenario,
+    Server,
+    simulate,
+)
+from tarry.simulator.scenarios.metastable import metastable
+
+
+def _at_once(_k: int) -> float:
+    return 0.0
+
+
+@pytest.mark.parametrize(("clients", "slots"), [(50, 100), (200, 100), (200, 400)])
+def test_full_jitter_collides_as_often_as_chance_does(clients: int, slots: int) -> None:
+    """Of N clients that draw from W slots, C(N, 2) / W pairs share one."""
+    # First attempts arrive together at 0.5 s and fail; retries come from 1.5 s on, within 1 s.
+    scenario = Scenario(
+        servers={"server": Server(failures=(Failure(end=1.0, kind="error"),))},
+        clients=Clients(
+            arrivals="at-once",
+            count=clients,
+            defence=Defence(Policy(max_attempts=2, initial_delay=1.0)),
+        ),
+        network=Fixed(0.5),
+        bucket=1 / slots,
+        duration=4.0,
+    )
+    first, end = int(1.5 * slots), int(2.5 * slots)
+    pairs = [
+        sum(comb(int(n), 2) for n in simulate(scenario, seed=seed).series["requests"][first:end])
+        for seed in range(100)
+    ]
+
+    expected = comb(clients, 2) / slots
+
+    assert expected == pytest.approx(fmean(pairs), rel=0.06)
+
+
+def test_retries_come_when_half_the_ceilings_have_passed() -> None:
+    """With full jitter, attempt m comes on average after the sum of c(k) / 2 for all k < m."""
+    policy = Policy(max_attempts=6, initial_delay=1.0, max_delay=8.0)
+    bucket = 0.05
+    scenario = Scenario(
+        servers={"server": Server(failures=(Failure(end=60.0, kind="error"),))},
+        clients=Clients(arrivals="at-once", count=5000, defence=Defence(policy)),
+        network=Fixed(0.0),
+        bucket=bucket,
+        duration=60.0,
+    )
+
+    series = simulate(scenario).series["requests"]
+    mean = sum((index + 0.5) * bucket * n for index, n in enumerate(series)) / sum(series)
+
+    # Ceilings 1, 2, 4, 8, 8: attempts come after 0, 0.5, 1.5, 3.5, 7.5 and 11.5 s.
+    assert fmean([0, 0.5, 1.5, 3.5, 7.5, 11.5]) == pytest.approx(mean, rel=0.02)
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_a_single_server_queue_is_as_long_as_m_m_1_says(load: float) -> None:
+    """Poisson arrivals, exponential work: load / (1 - load) requests are there on average."""
+    scenario = Scenario(
+        servers={"server": Server(latency=Exponential(load), concurrency=1)},
+        clients=Clients(rate=1.0, defence=Defence(Policy(max_attempts=1))),
+        network=Fixed(0.0),
+        duration=60_000.0,
+    )
+
+    summary = simulate(scenario, seed=3)
+
+    assert load / (1 - load) == pytest.approx(fmean(summary.series["in_progress"]), rel=0.08)
+    # The time in the system is exponential, too, with mean 1 / (1 / load - 1).
+    mean = 1 / (1 / load - 1)
+    assert mean * log(2) == pytest.approx(summary.p50, rel=0.06)
+    assert mean * log(100) == pytest.approx(summary.p99, rel=0.1)
+
+
+@pytest.mark.parametrize("delay", [0.5, 1.0, 2.0])
+def test_two_copies_cut_the_tail_as_two_draws_do(delay: float) -> None:
+    """Both copies of a hedged call must be slow: P(T > t) = P(X > t) * P(X > t - delay)."""
+    scenario = Scenario(
+        servers={"server": Server(latency=Exponential(1.0))},
+        clients=Clients(rate=1000.0, defence=Defence(hedging=Hedging(after=delay))),
+        network=Fixed(0.0),
+        duration=100.0,
+    )
+
+    summary = simulate(scenario, seed=5)
+
+    # exp(-t) * exp(-(t - delay)) = q, solved for t.
+    assert (log(100) + delay) / 2 == pytest.approx(summary.p99, rel=0.03)
+    assert (log(1000) + delay) / 2 == pytest.approx(summary.p999, rel=0.08)
+    assert 1 + exp(-delay) == pytest.approx(summary.amplification, rel=0.01)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_independent_failures_cost_what_the_geometric_sum_says(p: float) -> None:
+    """Three retries succeed with 1 - p**4 and load with (1 - p**4) / (1 - p); 4 at p = 1."""
+    scenario = Scenario(
+        servers={"server": Server(failure_rate=p)},
+        clients=Clients(
+            arrivals="at-once",
+            count=20_000,
+            defence=Defence(Policy(max_attempts=4, backoff=_at_once, jitter="none")),
+        ),
+        network=Exponential(0.01),
+        duration=60.0,
+    )
+
+    summary = simulate(scenario, seed=1)
+
+    assert 1 - p**4 == pytest.approx(summary.success_rate, abs=0.015)
+    assert (4 if p == 1 else (1 - p**4) / (1 - p)) == pytest.approx(summary.amplification, rel=0.02)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
+def test_without_retries_the_load_is_one(p: float) -> None:
+    """One attempt succeeds with 1 - p and loads with 1."""
+    scenario = Scenario(
+        servers={"server": Server(failure_rate=p)},
+        clients=Clients(arrivals="at-once", count=20_000, defence=Defence(Policy(max_attempts=1))),
+        network=Exponential(0.01),
+        duration=60.0,
+    )
+
+    summary = simulate(scenario, seed=2)
+
+    assert 1 == summary.amplification
+    assert 1 - p == pytest.approx(summary.success_rate, abs=0.01)
+
+
+def test_a_trigger_outlives_itself_and_a_budget_ends_it() -> None:
+    """Over many seeds, bare retries mostly never recover, and behind a budget all do."""
+    collapsed = [not run.recovered for run in metastable(defence="retries", trials=20, seed=11)]
+    defended = [run.recovered for run in metastable(defence="budget", trials=20, seed=11)]
+
+    assert sum(collapsed) >= 10
+    assert all(defended)
+
+
+def test_a_collapse_is_kept_up_by_its_retries() -> None:
+    """Long after the surge every call is tried three times, and hardly one succeeds."""
+    run = next(r for r in metastable(defence="retries", trials=20, seed=2) if not r.recovered)
+
+    requests, succeeded = run.series["requests"][90:], run.series["succeeded"][90:]
+
+    assert 3 * 40 == pytest.approx(fmean(requests), rel=0.1)
+    assert fmean(succeeded) < 2
