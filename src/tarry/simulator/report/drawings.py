@@ -1,0 +1,190 @@
+"""Each kind of chart as a Vega-Lite view of records that `charts` makes.
+
+A record has i (the number of its variant), v (its name), y (where it is drawn) and text (how its
+value is said). The views draw; what a value means is settled before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tarry.simulator.report.axes import axis
+from tarry.simulator.report.encodings import LEVEL_TITLE, colour, opacity, tooltip
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tarry.simulator.report.axes import Extent
+    from tarry.simulator.report.encodings import Spec
+
+_ROW = 48
+_CELL = 34
+_COLUMNS_WITH_TEXT = 6
+
+
+def series(names: Sequence[str], variant: int, points: int, reach: Extent, y_title: str) -> Spec:
+    """One variant over time, filled, in front of the lines of all others."""
+    time = {
+        "title": None,
+        "ticks": False,
+        "grid": False,
+        "tickCount": {"expr": "max(3, round(width / 150))"},
+        "labelExpr": "format(datum.value, ',~g') + ' s'",
+        "labelFlush": True,
+    }
+    scale = {"nice": False, "zero": False}
+    x = {"field": "x", "type": "quantitative", "scale": scale, "axis": time}
+    y_axis = axis(reach, "", None, 3)
+    y = {"field": "y", "type": "quantitative", "scale": reach.scale(), "axis": y_axis}
+    mine: Spec = {"transform": [{"filter": {"field": "i", "equal": variant}}]}
+    own = {"color": colour(names, legend=None)}
+    pointed = {"type": "point", "encodings": ["x"], "on": "pointerover", "clear": "pointerout"}
+    seen = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
+    return {
+        "height": 104,
+        "encoding": {"x": x, "y": y},
+        "layer": [
+            {
+                "transform": [{"filter": {"not": {"field": "i", "equal": variant}}}],
+                "mark": {"type": "line", "style": "context"},
+                "encoding": {"detail": {"field": "v"}},
+            },
+            {
+                **mine,
+                "mark": {"type": "area", "opacity": 0.16},
+                "encoding": {**own, "y2": {"datum": reach.low}},
+            },
+            {**mine, "mark": {"type": "line", "strokeWidth": 1.75}, "encoding": own},
+            {
+                **mine,
+                "mark": {"type": "point", "filled": True, "size": 60},
+                "encoding": {**own, "opacity": seen},
+            },
+            {
+                # What a pointer meets: the whole height at each point, so that none is hard to hit.
+                **mine,
+                "params": [{"name": "hover", "select": pointed}],
+                "mark": {
+                    "type": "rule",
+                    "opacity": 0,
+                    "strokeWidth": {"expr": f"width / {points}"},
+                },
+                "encoding": {
+                    "y": {"value": 0},
+                    "y2": {"value": "height"},
+                    "tooltip": tooltip(("v", "variant"), ("at", "time"), ("text", y_title)),
+                },
+            },
+        ],
+    }
+
+
+def bars(names: Sequence[str], reach: Extent, unit: str, title: str) -> Spec:
+    """A bar below the name of each variant, its value at its end; never is a bar without one."""
+    ticks = axis(reach, unit, f"{title} (log scale)") if reach.log else None
+    x = {"field": "y", "type": "quantitative", "scale": reach.scale(), "axis": ticks}
+    across = {
+        "x": x,
+        "x2": {"datum": reach.low},
+        "color": colour(names, legend=None),
+        "tooltip": tooltip(("v", "variant"), ("text", title)),
+    }
+    shape = {"type": "bar", "height": 16, "yOffset": 10, "cornerRadiusEnd": 2}
+    dashed = {"strokeDash": [3, 3], "fillOpacity": 0.12, "strokeWidth": 1.25}
+    label = {"type": "text", "align": "left", "baseline": "middle"}
+    value = {**label, "dy": 10, "dx": 6, "fontWeight": "bold"}
+    ends = [{"filter": "!datum.never && isValid(datum.y)"}]
+    no_end = [{"filter": "datum.never || !isValid(datum.y)"}]
+    place = {"field": "v", "type": "nominal", "sort": list(names), "axis": None}
+    return {
+        "height": len(names) * _ROW,
+        "encoding": {"y": {**place, "scale": {"padding": 0}}, "opacity": opacity()},
+        "layer": [
+            {"transform": ends, "mark": shape, "encoding": across},
+            {
+                "transform": [{"filter": "datum.never"}],
+                "mark": {**shape, **dashed},
+                "encoding": {**across, "stroke": colour(names, legend=None)},
+            },
+            {
+                "mark": {**label, "dy": -9, "limit": {"expr": "width"}},
+                "encoding": {"text": {"field": "v"}, "x": {"value": 0}},
+            },
+            {
+                "transform": ends,
+                "mark": value,
+                "encoding": {"text": {"field": "text"}, "x": x},
+            },
+            {
+                "transform": no_end,
+                "mark": value,
+                "encoding": {"text": {"field": "text"}, "x": {"value": 0}},
+            },
+        ],
+    }
+
+
+def lines(names: Sequence[str], reach: Extent, x: Spec, unit: str, titles: tuple[str, str]) -> Spec:
+    """A line with its points for each variant; what never comes stands on a line on top."""
+    x_title, y_title = titles
+    y_axis = {**axis(reach, unit, y_title, 5), **LEVEL_TITLE}
+    y = {"field": "y", "type": "quantitative", "scale": reach.scale(), "axis": y_axis}
+    drawn = {"x": x, "y": y, "color": colour(names), "opacity": opacity()}
+    said = {"tooltip": tooltip(("v", "variant"), ("at", x_title), ("text", y_title))}
+    top = {"datum": reach.top, "type": "quantitative", "scale": reach.scale(), "axis": y_axis}
+    ceiling = {"y": top}
+    never: list[Spec] = [
+        {"mark": {"type": "rule", "style": "rule", "strokeDash": [2, 4]}, "encoding": ceiling},
+        {
+            "mark": {"type": "text", "style": "note", "align": "right", "dx": -6},
+            "encoding": {**ceiling, "x": {"value": 0}, "text": {"value": "never"}},
+        },
+    ]
+    return {
+        "height": 320,
+        "layer": [
+            *(never if reach.top > reach.high else []),
+            {
+                "transform": [{"filter": "!datum.never"}],
+                "mark": {"type": "line", "strokeWidth": 2},
+                "encoding": {**drawn, "order": {"field": "n", "type": "quantitative"}},
+            },
+            {
+                "transform": [{"filter": "isValid(datum.y)"}],
+                "mark": {"type": "point", "size": 70, "strokeWidth": 2, "style": "hollow"},
+                "encoding": {**drawn, "shape": colour(names), **said},
+            },
+        ],
+    }
+
+
+def heat(reach: Extent, columns: Sequence[str], rows: Sequence[str], titles: Sequence[str]) -> Spec:
+    """A cell for each pair of parameters; a value that never comes has no colour."""
+    x_title, y_title, title = titles
+    plain = {"ticks": False, "domain": False, "labelAngle": 0}
+    x = {"field": "a", "type": "ordinal", "sort": list(columns)}
+    y = {"field": "b", "type": "ordinal", "sort": list(rows)}
+    in_words = len(columns) <= _COLUMNS_WITH_TEXT
+    shade = {
+        "field": "y",
+        "type": "quantitative",
+        "scale": reach.scale(),
+        "legend": None if in_words else {"title": title, "orient": "bottom"},
+        "condition": {"test": "datum.never || !isValid(datum.y)", "value": "transparent"},
+    }
+    said = tooltip(("v", "variant"), ("a", x_title), ("b", y_title), ("text", title))
+    words: list[Spec] = [{"mark": {"type": "text"}, "encoding": {"text": {"field": "text"}}}]
+    return {
+        "height": len(rows) * _CELL,
+        "encoding": {
+            "x": {**x, "axis": {**plain, "title": x_title}},
+            "y": {**y, "axis": {**plain, **LEVEL_TITLE, "title": y_title}},
+        },
+        "layer": [
+            {
+                "mark": {"type": "rect", "style": "cell"},
+                "encoding": {"color": shade, "tooltip": said},
+            },
+            *(words if in_words else []),
+        ],
+    }

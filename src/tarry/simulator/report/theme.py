@@ -1,0 +1,139 @@
+"""The colours of the report, light and dark: one source for the page and for the charts in it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+TEXT_SIZE = 12
+
+# Seven shapes and eight colours share no factor, so 56 variants differ in at least one of them.
+SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
+
+
+class Theme(NamedTuple):
+    """Text and marks hold a contrast of 4.5 and 3 against both `page` and `surface`."""
+
+    page: str
+    surface: str
+    ink: str
+    muted: str
+    line: str
+    context: str
+    """What stands behind: the other variants of a time series."""
+    accent: str
+    wash: str
+    """The background of the lesson and of what is singled out."""
+    variants: tuple[str, ...]
+    ramp: tuple[str, str]
+    """Ends of the heat map; `ink` is readable on both."""
+
+
+LIGHT = Theme(
+    page="#fbfaf7",
+    surface="#ffffff",
+    ink="#1c2028",
+    muted="#5a6270",
+    line="#e3e1da",
+    context="#c2c6ce",
+    accent="#2559b8",
+    wash="#eef3fc",
+    variants=(
+        "#c8431c",
+        "#2a63c9",
+        "#138560",
+        "#8a4fc0",
+        "#9c6f06",
+        "#127b96",
+        "#c03a7e",
+        "#5b6472",
+    ),
+    ramp=("#f3f6fc", "#86ade9"),
+)
+DARK = Theme(
+    page="#12151b",
+    surface="#191d25",
+    ink="#e8eaf0",
+    muted="#a2aab8",
+    line="#2c323d",
+    context="#4d5666",
+    accent="#8fb4ff",
+    wash="#1c2739",
+    variants=(
+        "#ff8f66",
+        "#7aa7ff",
+        "#4fcf9f",
+        "#c89bff",
+        "#e3b44a",
+        "#55c7e3",
+        "#ff8cc0",
+        "#a9b2c1",
+    ),
+    ramp=("#1d2431", "#2b5cae"),
+)
+
+
+def css() -> str:
+    """Return the colours as custom properties, by what the reader's system prefers."""
+    return (
+        f":root{{color-scheme:light dark;{_properties(LIGHT)}}}"
+        f"@media (prefers-color-scheme:dark){{:root{{{_properties(DARK)}}}}}"
+        + "".join(f".v{n}{{--variant:var(--v{n})}}" for n in range(len(LIGHT.variants)))
+    )
+
+
+def _properties(theme: Theme) -> str:
+    named = {name: getattr(theme, name) for name in ("page", "surface", "ink", "muted", "line")}
+    named |= {"accent": theme.accent, "wash": theme.wash}
+    named |= {f"v{n}": colour for n, colour in enumerate(theme.variants)}
+    return "".join(f"--{name}:{value};" for name, value in named.items())
+
+
+def config(theme: Theme, *, legend: bool) -> dict[str, Any]:
+    """Return the theme as the configuration of a chart; the page has a legend of its own."""
+    text = {"labelColor": theme.muted, "titleColor": theme.muted, "titleFontWeight": "normal"}
+    sizes = {"labelFontSize": TEXT_SIZE, "titleFontSize": TEXT_SIZE}
+    return {
+        "background": theme.surface,
+        "font": FONT,
+        "view": {"stroke": None},
+        "title": {
+            "color": theme.ink,
+            "subtitleColor": theme.muted,
+            "anchor": "start",
+            "frame": "group",
+        },
+        "axis": {
+            **text,
+            **sizes,
+            "gridColor": theme.line,
+            "domainColor": theme.line,
+            "tickColor": theme.line,
+            "labelPadding": 6,
+            "labelOverlap": True,
+        },
+        "legend": {
+            **text,
+            **sizes,
+            "disable": not legend,
+            "orient": "top",
+            "offset": 30,
+            "columns": 2,
+            "symbolSize": 70,
+            "labelLimit": 400,
+        },
+        "range": {
+            "category": list(theme.variants),
+            "symbol": list(SHAPES),
+            "ramp": list(theme.ramp),
+            "heatmap": list(theme.ramp),
+        },
+        "text": {"color": theme.ink, "fontSize": TEXT_SIZE},
+        "style": {
+            "context": {"color": theme.context, "strokeWidth": 1},
+            "rule": {"color": theme.muted},
+            "note": {"color": theme.muted},
+            "hollow": {"fill": theme.surface},
+            "cell": {"stroke": theme.surface, "strokeWidth": 2},
+        },
+    }

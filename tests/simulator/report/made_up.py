@@ -1,0 +1,100 @@
+"""Findings that nobody ran: every kind of plot, and the values that break charts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import product
+from math import exp, inf, sin
+from typing import Any
+
+from tarry.simulator.study import Column, Findings, Plot, Row, Study
+
+VARIANTS = (
+    "none",
+    "full",
+    "equal",
+    "decorrelated",
+    "full jitter with a token budget and a breaker in every process",
+)
+COLUMNS = (
+    Column("success_rate", "calls that succeeded", "%"),
+    Column("amplification", "requests per call", "x"),
+    Column("recovered_after", "recovered after", "s"),
+    Column("p99", "p99 of a call", "ms"),
+    Column("requests", "requests"),
+)
+SERIES = Plot("series", "requests", "Requests at the server", y_title="requests a second")
+BARS = Plot("bars", "recovered_after", "Time until all was well again")
+LINES = Plot(
+    "lines", "amplification", "Load for each call", x="clients", y_title="requests per call"
+)
+PLOTS = (SERIES, BARS, Plot("bars", "amplification", "Requests for each call"))
+
+
+@dataclass
+class MadeUp:
+    numbers: dict[str, float]
+    series: dict[str, list[float]] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
+    bucket: float = 1.0
+
+    def metrics(self) -> dict[str, float]:
+        """Return every number by its name."""
+        return self.numbers
+
+
+def study(**changes: Any) -> Study:
+    """A study of a storm; what is given replaces what it has."""
+    fields: dict[str, Any] = {
+        "name": "storm",
+        "question": "A dependency is down for twenty seconds. What do the retries of 500 clients "
+        "do to it when it returns?",
+        "lesson": "Backoff alone moves the storm, it does not end it: clients that failed together "
+        "come back together.\n\nJitter spreads them, a budget bounds them.",
+        "run": lambda **_: [],
+        "knob": "jitter",
+        "variants": VARIANTS,
+        "columns": COLUMNS,
+        "plots": PLOTS,
+        "parameters": {"clients": 500, "outage": 20.0, "capacity": 100},
+        "trials": 1,
+    }
+    return Study(**{**fields, **changes})
+
+
+def trial(number: int, clients: int = 500, points: int = 120) -> MadeUp:
+    """One run of the variant with this number, the same each time."""
+    height = clients / (1 + number**2)
+    waves = [
+        max(0.0, round(height * (1 + sin(t * (1 + number) / 4)) * exp(-max(0, t - 40) / 30)))
+        for t in range(points)
+    ]
+    return MadeUp(
+        {
+            "success_rate": (0.4, 0.95, 0.9996, 1.0, 1.0)[number % 5],
+            "amplification": 1 + 3 * clients / 500 / (1 + number),
+            "recovered_after": (inf, 31.25, 18.0, 9.5, 0.0)[number % 5],
+            "p99": (12.5, 4.25, 2.0, 1.1, 0.052)[number % 5],
+            "requests": sum(waves),
+        },
+        {"requests": waves},
+        {"attempts": number},
+    )
+
+
+def findings(**changes: Any) -> Findings:
+    """One row for each variant."""
+    of = study(**changes)
+    rows = [Row(name, {}, [trial(number)]) for number, name in enumerate(of.variants)]
+    return Findings(of, 7, 1, rows)
+
+
+def swept(values: dict[str, tuple[Any, ...]], **changes: Any) -> Findings:
+    """One row for each variant at each point; the first value scales the numbers."""
+    of = study(**changes)
+    rows = [
+        Row(name, dict(zip(values, point, strict=True)), [trial(number, 10 + 90 * place)] * 2)
+        for place, point in enumerate(product(*values.values()))
+        for number, name in enumerate(of.variants)
+    ]
+    return Findings(of, 7, 2, rows)

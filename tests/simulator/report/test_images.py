@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tarry.errors import ConfigurationError, MissingExtra
+from tarry.simulator.report import write_png, write_svg
+from tarry.simulator.study import Findings
+from tests.simulator.report.made_up import LINES, VARIANTS, findings, swept
+
+
+def test_png(tmp_path: Path) -> None:
+    """The picture is a PNG, sharp, and the same each time."""
+    one, two = tmp_path / "one.png", tmp_path / "two.png"
+    write_png(findings(), one)
+    write_png(findings(), two)
+    content = one.read_bytes()
+    assert b"\x89PNG\r\n\x1a\n" == content[:8]
+    assert 1700 < int.from_bytes(content[16:20], "big") < 2600
+    assert content == two.read_bytes()
+
+
+def test_svg(tmp_path: Path) -> None:
+    """The picture as SVG has the question, the titles and the names as text."""
+    path = tmp_path / "one.svg"
+    write_svg(findings(), path)
+    text = path.read_text()
+    wanted = ["A dependency is down for twenty seconds.", "Requests at the server", *VARIANTS]
+    assert [] == [one for one in wanted if one not in text]
+
+
+def test_legend(tmp_path: Path) -> None:
+    """A picture of lines says which is which: nobody can click it."""
+    path = tmp_path / "one.svg"
+    write_svg(swept({"clients": (1, 2)}, plots=(LINES,)), path)
+    assert VARIANTS[3] in path.read_text()
+
+
+@pytest.mark.parametrize("write", [write_png, write_svg])
+def test_refusals(
+    write: Callable[[Findings, Path], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A folder that is not there and a library that is not installed are named."""
+    with pytest.raises(ConfigurationError, match="missing"):
+        write(findings(), tmp_path / "missing" / "picture")
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(MissingExtra, match=r"tarry\[sim\]"):
+        write(findings(), tmp_path / "picture")

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from math import inf, nan
+
+import pytest
+
+from tarry.simulator.report.numbers import scaled, shown
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "expected"),
+    [
+        (0.0, "", "0"),
+        (12345.0, "", "12,345"),
+        (1234.5, "", "1,234"),
+        (3.14159, "", "3.14"),
+        (9.996, "", "10"),
+        (0.5, "", "0.5"),
+        (100.0, "", "100"),
+        (0.0301, "s", "0.0301 s"),
+        (75.25, "s", "75.2 s"),
+        (0.0, "s", "0 s"),
+        (0.25, "ms", "250 ms"),
+        (0.0000525, "ms", "0.0525 ms"),
+        (0.992, "%", "99.2 %"),
+        (1.0, "%", "100 %"),
+        (0.0, "%", "0 %"),
+        (4.0, "x", "4x"),
+        (1.125, "x", "1.12x"),
+        (-2.5, "s", "-2.5 s"),
+    ],
+)
+def test_shown(value: float, unit: str, expected: str) -> None:
+    """A number has three digits that matter, no digits that do not, and its unit."""
+    assert expected == shown(value, unit)
+
+
+def test_almost_all_is_not_all() -> None:
+    """One failure in ten thousand calls is not shown as none."""
+    assert ">99.9 %" == shown(0.9999, "%")
+
+
+def test_almost_nothing_is_not_nothing() -> None:
+    """A value too small to write is not shown as zero."""
+    assert ("<0.001", "<0.001 %", ">-0.001") == (shown(1e-9), shown(1e-9, "%"), shown(-1e-9))
+
+
+@pytest.mark.parametrize("unit", ["s", "ms"])
+def test_infinite_time_is_never(unit: str) -> None:
+    """What takes for ever never happens."""
+    assert "never" == shown(inf, unit)
+
+
+def test_other_infinite_values() -> None:
+    """Only a time can be never."""
+    assert ("∞", "-∞", "∞x") == (shown(inf), shown(-inf), shown(inf, "") + "x")
+
+
+@pytest.mark.parametrize("unit", ["", "s", "ms", "%", "x"])
+def test_no_value(unit: str) -> None:
+    """What has no value is neither zero nor an error."""
+    assert "-" == shown(nan, unit)
+
+
+def test_scaled() -> None:
+    """An axis gets the number that is written before the unit."""
+    assert (250.0, 50.0, 3.0) == (scaled(0.25, "ms"), scaled(0.5, "%"), scaled(3.0, "x"))
