@@ -1,0 +1,202 @@
+"""Make scenarios and defences from the plain data of a file; each refusal names its line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from inspect import signature
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from tarry.core.breaker import Breaker
+from tarry.core.checks import at_least, number
+from tarry.core.hedging import Hedging
+from tarry.core.policy import Policy
+from tarry.errors import ConfigurationError
+from tarry.simulator.distributions import DISTRIBUTIONS, Fixed
+from tarry.simulator.documents import short
+from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
+from tarry.wire.defence import BUDGETS, LIMITERS, Defence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tarry.simulator.distributions import Distribution
+    from tarry.simulator.documents import Document
+    from tarry.simulator.lines import Place
+
+T = TypeVar("T")
+
+_WORD = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*")
+_KINDS: dict[str, Mapping[str, Callable[..., Any]]] = {"budget": BUDGETS, "limiter": LIMITERS}
+_MAKERS: dict[str, Callable[..., Any]] = {"breaker": Breaker, "hedging": Hedging}
+DEFENCE_KEYS = ("preset", *signature(Policy).parameters, *_MAKERS, *_KINDS)
+
+
+def scenario_of(document: Document) -> Scenario:
+    """Make a scenario from a whole document."""
+    return _made(Scenario, document, (), document.data)
+
+
+def defence_of(document: Document, place: Place, data: object) -> Defence:
+    """Make a defence from its table."""
+    table = _table(document, place, data)
+    check_keys(document, place, table, DEFENCE_KEYS)
+    for name in (*_MAKERS, *_KINDS):
+        if name in table:  # each by itself first, so that a refusal is about its own keys
+            _check_part(document, (*place, name), name, table[name])
+    return _guarded(document, place, table, lambda: Defence.from_dict(table))
+
+
+def distribution_of(document: Document, place: Place, data: object) -> Distribution:
+    """Make a distribution from a number, which is always drawn, or from a table with its kind."""
+    if isinstance(data, (int, float)) and not isinstance(data, bool):
+        return Fixed(_checked(document, place, lambda name: at_least(name, data, 0)))
+    if not isinstance(data, Mapping):
+        msg = f"{_name(place)} must be seconds or a table with a kind, got {short(data)}"
+        raise document.refusal(place, msg)
+    table = cast("Mapping[str, Any]", data)
+    kind = _kind(document, place, table, DISTRIBUTIONS)
+    rest = {key: value for key, value in table.items() if key != "kind"}
+    return _made(DISTRIBUTIONS[kind], document, place, rest)
+
+
+def parts_of(defence: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+    """Return the class of each part that the plain form of a defence has."""
+    makers = {name: make for name, make in _MAKERS.items() if name in defence}
+    kinds = {name: of[defence[name]["kind"]] for name, of in _KINDS.items() if name in defence}
+    return makers | kinds
+
+
+def _check_part(document: Document, place: Place, name: str, data: object) -> None:
+    table = _table(document, place, data)
+    if name in _KINDS:
+        _kind(document, place, table, _KINDS[name])
+    make = parts_of({name: table})[name]
+    kind = ["kind"] if name in _KINDS else []
+    check_keys(document, place, table, [*kind, *signature(make).parameters])
+    _guarded(document, place, table, lambda: Defence.from_dict({name: table}))
+
+
+def _made(make: type[T], document: Document, place: Place, data: object) -> T:
+    """Call a dataclass with the values of a table, each made from its plain form."""
+    table = _table(document, place, data)
+    known = {field.name: field for field in fields(cast("Any", make))}
+    check_keys(document, place, table, known)
+    for name, field in known.items():
+        missing = field.default is MISSING and field.default_factory is MISSING
+        if missing and name not in table:
+            raise document.refusal(place, f"{_name(place)} needs the key {name!r}")
+    values = {
+        name: _value(str(known[name].type), document, (*place, name), value)
+        for name, value in table.items()
+    }
+    return _guarded(document, place, table, lambda: make(**values))
+
+
+def _value(kind: str, document: Document, place: Place, data: object) -> Any:
+    """Make the value of a field, told by the annotation of the field."""
+    kind, _, none = kind.partition(" | ")
+    if none and data is None:
+        return None
+    match kind:
+        case "Distribution":
+            return distribution_of(document, place, data)
+        case "Defence":
+            return defence_of(document, place, data)
+        case "Clients":
+            return _made(Clients, document, place, data)
+        case "dict[str, Server]":
+            table = _table(document, place, data)
+            return {
+                name: _made(Server, document, (*place, name), one) for name, one in table.items()
+            }
+        case "tuple[Failure, ...]":
+            return _list(Failure, document, place, data)
+        case "tuple[Surge, ...]":
+            return _list(Surge, document, place, data)
+        case "tuple[float, ...]":
+            if not isinstance(data, (list, tuple)):
+                raise document.refusal(place, f"{_name(place)} must be a list, got {short(data)}")
+            return tuple(cast("list[float]", data))
+        case "float":
+            return _checked(document, place, lambda name: number(name, data))
+        case "str" if not isinstance(data, str):
+            raise document.refusal(place, f"{_name(place)} must be a text, got {short(data)}")
+        case _:
+            return data
+
+
+def _list(make: type[T], document: Document, place: Place, data: object) -> tuple[T, ...]:
+    if not isinstance(data, list):
+        raise document.refusal(place, f"{_name(place)} must be a list of tables, got {short(data)}")
+    items = enumerate(cast("list[object]", data))
+    return tuple(_made(make, document, (*place, index), item) for index, item in items)
+
+
+def _table(document: Document, place: Place, data: object) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise document.refusal(place, f"{_name(place)} must be a table, got {short(data)}")
+    return cast("Mapping[str, Any]", data)
+
+
+def _kind(
+    document: Document, place: Place, table: Mapping[str, Any], kinds: Mapping[str, object]
+) -> str:
+    kind = table.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        got = f", got {short(kind)}" if "kind" in table else ""
+        msg = f"{_name(place)} needs a kind, one of {', '.join(sorted(kinds))}{got}"
+        raise document.refusal((*place, "kind"), msg)
+    return kind
+
+
+def check_keys(
+    document: Document, place: Place, table: Mapping[str, Any], known: Iterable[str]
+) -> None:
+    """Refuse a key that is not known, and suggest one that is."""
+    names = list(known)
+    for key in table:
+        if key not in names:
+            msg = f"{_name(place)} has no key {key!r}; {suggestion(key, names)}"
+            raise document.refusal((*place, key), msg)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return what was probably meant, or else what there is."""
+    names = list(known)
+    close = get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}"
+
+
+def _guarded(
+    document: Document,
+    place: Place,
+    table: Mapping[str, Any],
+    make: Callable[[], T],
+) -> T:
+    """Make a value; a refusal gets the line of the first key that its message mentions."""
+    try:
+        return make()
+    except ConfigurationError as error:
+        words = [tuple(word.split(".")) for word in _WORD.findall(str(error))]
+        at = next((word for word in words if word[0] in table), ())
+        if not at:  # of the whole scenario: "servers.payments.calls must be one of ..."
+            at = next((word for word in words if word in document.spots), ())
+        about = f"{_name(place)}: " if place else ""
+        raise document.refusal((*place, *at), f"{about}{error}") from None
+
+
+def _checked(document: Document, place: Place, check: Callable[[str], T]) -> T:
+    """Check one value under its full name."""
+    try:
+        return check(_name(place))
+    except ConfigurationError as error:
+        raise document.refusal(place, str(error)) from None
+
+
+def _name(place: Place) -> str:
+    """The way to a value as people write it: servers.payments.failures[0]."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return text.removeprefix(".") or "the file"

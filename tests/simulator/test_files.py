@@ -1,0 +1,212 @@
+"""Scenario and policy files: what they mean."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tarry import Breaker, Policy
+from tarry.simulator.distributions import Empirical, Fixed, Lognormal
+from tarry.simulator.files import compare_files, is_scenario, read_defence, read_study, run_worlds
+from tarry.simulator.scenario import Clients, Failure, Scenario, Server
+from tarry.simulator.schema import scenario_of
+from tarry.simulator.study import Study, conduct
+from tarry.wire.defence import Defence
+from tests.simulator.written import CHECKOUT, SMALL, YAML, written
+
+JSON = """\
+{"duration": 5, "clients": {"calls": "api", "rate": 20},
+ "servers": {"api": {"latency": 0.01}}}
+"""
+
+
+def scenarios_of(study: Study) -> dict[str, Scenario]:
+    """The scenario of each variant."""
+    worlds = study.run.args[0]  # type: ignore[attr-defined]
+    return {name: scenario_of(document) for name, document in worlds.items()}
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.toml", SMALL), ("a.yaml", YAML), ("a.json", JSON)])
+def test_every_language_says_the_same(tmp_path: Path, name: str, text: str) -> None:
+    """TOML, YAML and JSON give the same scenario."""
+    expected = Scenario(
+        duration=5.0,
+        clients=Clients(calls="api", rate=20.0),
+        servers={"api": Server(latency=Fixed(0.01))},
+    )
+
+    study = read_study(written(tmp_path, name, text))
+
+    assert ("a", ("a",)) == (study.name, study.variants)
+    assert {"a": expected} == scenarios_of(study)
+
+
+def test_example_has_two_variants_that_differ_in_their_defence() -> None:
+    """A variant is the scenario with its changes; what it does not name stays."""
+    study = read_study(CHECKOUT)
+
+    eager, careful = scenarios_of(study).values()
+    assert ("eager", "careful") == study.variants
+    assert eager.servers == careful.servers
+    assert Lognormal(0.07, 0.5) == eager.servers["payments"].latency
+    assert (Failure(kind="refuse", start=10.0, end=15.0),) == eager.servers["payments"].failures
+    assert (
+        Defence(
+            Policy(max_attempts=5, attempt_timeout=1.0, jitter="none"),
+        )
+        == eager.clients.defence
+    )
+    assert {"failure_rate": 0.5, "open_for": 2.0} == careful.clients.defence.breaker
+
+
+def test_variant_replaces_kinds_and_takes_tables_away(tmp_path: Path) -> None:
+    """Another kind replaces a table whole, `false` removes one, a null removes a value."""
+    path = written(
+        tmp_path,
+        "v.yaml",
+        """\
+        clients: {calls: api, defence: {max_attempts: 2, breaker: {open_for: 3}}}
+        servers: {api: {latency: {kind: lognormal, median: 0.1, sigma: 1}, retry_after: 3}}
+        variants:
+          base: {}
+          other:
+            clients: {defence: {breaker: false}}
+            servers: {api: {latency: {kind: uniform, low: 0, high: 1}, retry_after: null}}
+        """,
+    )
+
+    base, other = scenarios_of(read_study(path)).values()
+
+    assert {"open_for": 3} == base.clients.defence.breaker
+    assert (None, 2) == (other.clients.defence.breaker, other.clients.defence.policy.max_attempts)
+    assert 0.5 == other.servers["api"].latency.mean
+    assert (3.0, None) == (base.servers["api"].retry_after, other.servers["api"].retry_after)
+
+
+def test_defence_and_latencies_can_come_from_other_files(tmp_path: Path) -> None:
+    """Names of files are relative to the scenario file; a column is scaled to seconds."""
+    written(tmp_path, "policy.yaml", "preset: interactive\nbreaker: {open_for: 4}\n")
+    written(tmp_path, "times.csv", "id,durationMs\n1,100\n\n2,300\n")
+    written(tmp_path, "plain.txt", "0.5\n1.5\n")
+    path = written(
+        tmp_path,
+        "s.toml",
+        """\
+        network = { kind = "empirical", file = "plain.txt" }
+        [clients]
+        calls = "api"
+        defence = "policy.yaml"
+        [servers.api.latency]
+        kind = "empirical"
+        file = "times.csv"
+        column = "durationMs"
+        scale = 0.001
+        """,
+    )
+
+    (scenario,) = scenarios_of(read_study(path)).values()
+
+    assert Empirical((0.5, 1.5)) == scenario.network
+    assert pytest.approx(0.2) == scenario.servers["api"].latency.mean
+    assert Defence(Policy.preset("interactive"), breaker={"open_for": 4}) == (
+        scenario.clients.defence
+    )
+
+
+def test_policy_file_makes_a_defence(tmp_path: Path) -> None:
+    """It has the form that a defence is written in."""
+    defence = Defence(Policy(max_attempts=7), breaker={"open_for": 3.0}, budget={"kind": "token"})
+    text = "max_attempts = 7\nbreaker.open_for = 3.0\nbudget = { kind = 'token' }\n"
+
+    assert defence == read_defence(written(tmp_path, "p.toml", text))
+    assert isinstance(defence.downstream("x").breaker, Breaker)
+
+
+def test_scenario_is_told_from_policy(tmp_path: Path) -> None:
+    """A scenario has servers."""
+    assert is_scenario(CHECKOUT)
+    assert not is_scenario(written(tmp_path, "p.toml", "max_attempts = 7"))
+
+
+def test_parameters_are_the_ways_through_the_file() -> None:
+    """Each value in force has a name, written in the file or not; one that differs says so."""
+    parameters = read_study(CHECKOUT).parameters
+
+    expected = {
+        "clients.rate": 110.0,
+        "clients.defence.max_attempts": 5,
+        "clients.defence.total_budget": None,
+        "clients.defence.jitter": "(differs)",
+        "clients.defence.breaker.open_for": 2.0,
+        "clients.defence.breaker.probes": 3,
+        "servers.payments.latency.sigma": 0.5,
+        "servers.payments.failures.0.end": 15.0,
+        "network.median": 0.002,
+        "bucket": 1.0,
+    }
+    assert expected == {name: parameters[name] for name in expected}
+
+
+def test_study_runs_in_other_processes() -> None:
+    """What is run can be pickled, and its numbers are the same there."""
+    study = read_study(CHECKOUT)
+    changes = {"duration": 5, "clients.rate": 10, "servers.payments.failures.0.rate": 0.5}
+    arguments = {"variant": "eager", "trials": 2, "seed": 3, **changes}
+
+    again = pickle.loads(pickle.dumps(study.run))  # noqa: S301 - ours
+
+    assert study.run(**arguments) == again(**arguments)
+    assert 2 == len(study.run(**arguments))
+
+
+def test_parameter_changes_only_variants_that_have_it() -> None:
+    """A breaker is swept where there is one; the others stay without."""
+    study = read_study(CHECKOUT)
+    short = {"duration": 20}
+
+    findings = conduct(
+        study, parameters=short, sweep={"clients.defence.breaker.open_for": [1.0, 4.0]}
+    )
+
+    eager, careful, eager_again, careful_again = (row.metrics for row in findings.rows)
+    assert eager == eager_again
+    assert careful != careful_again
+
+
+def test_other_defences_run_in_the_same_scenario(tmp_path: Path) -> None:
+    """The policies given become the variants."""
+    study = read_study(CHECKOUT)
+    assert study.with_defence is not None
+
+    other = study.with_defence({"once": Defence(Policy(max_attempts=1))})
+
+    (row,) = conduct(other, parameters={"duration": 20}).rows
+    assert ("once", 1.0) == (row.variant, row.metrics["amplification"])
+
+
+def test_files_are_compared_in_one_study(tmp_path: Path) -> None:
+    """One variant each; a file with variants of its own gives them all."""
+    small = written(tmp_path, "small.toml", SMALL)
+
+    study = compare_files([small, CHECKOUT])
+
+    assert ("small", "checkout/eager", "checkout/careful") == study.variants
+
+
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """By their whole path."""
+    (tmp_path / "other").mkdir()
+    paths = [written(tmp_path, "a.toml", SMALL), written(tmp_path / "other", "a.toml", SMALL)]
+
+    assert tuple(map(str, paths)) == compare_files(paths).variants
+
+
+def test_run_of_worlds_is_what_simulate_says() -> None:
+    """Trial k has the seed plus k, so that one more trial changes none of those before."""
+    worlds = read_study(CHECKOUT).run.args[0]  # type: ignore[attr-defined]
+
+    several = run_worlds(worlds, variant="eager", trials=2, seed=4, duration=5)
+
+    assert several[1:] == run_worlds(worlds, variant="eager", trials=1, seed=5, duration=5)
