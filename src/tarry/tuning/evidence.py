@@ -1,0 +1,196 @@
+"""What a log says, in numbers; nothing here proposes anything.
+
+Attempts are *healthy* when they lie outside the outages. A *call* is the attempts of one task in
+the order of their numbers; it begins anew where the number does not grow, because a task that is
+replayed keeps its id. Of a call whose beginning is not in the log, only the attempts are counted.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from tarry.errors import ConfigurationError
+from tarry.tuning.estimates import beyond, hedged_quantile, quantile, wilson
+from tarry.tuning.outages import PERMANENT, SUCCESS, Outage, outages_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tarry.tuning.log import AttemptLog
+
+HEDGES = ("p50", "p75", "p90", "p95", "p99")
+TAIL = 0.999
+
+
+class Odds(NamedTuple):
+    """How often attempt `number` succeeded, of those calls that came so far."""
+
+    number: int
+    tries: int
+    successes: int
+    low: float
+    high: float
+    """Between these lies the truth, 95 times in 100."""
+
+    @property
+    def share(self) -> float:
+        """The share that succeeded."""
+        return self.successes / self.tries
+
+
+class Hedge(NamedTuple):
+    """What a second copy after `delay` would do to healthy attempts.
+
+    It takes the copies as independent: both draw their duration from the recorded ones.
+    """
+
+    percentile: str
+    delay: float
+    tail: float
+    """The p99.9 with the second copy."""
+    saving: float
+    """The share of the p99.9 that is saved."""
+    load: float
+    """Further requests for each call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """The numbers of a log. Times are seconds, samples are sorted."""
+
+    attempts: int
+    calls: int
+    start: float
+    span: float
+    """From the first start to the last end."""
+    healthy: Sequence[float]
+    """Durations of healthy attempts that succeeded."""
+    faults: Sequence[float]
+    """Durations of healthy attempts that failed, permanent failures left out."""
+    call_times: Sequence[float]
+    """From the first start to the last end of calls that succeeded, waits included."""
+    odds: tuple[Odds, ...]
+    """Of all attempts, by their numbers."""
+    healthy_odds: tuple[Odds, ...]
+    """Of those outside outages."""
+    healthy_calls: int
+    """Calls that began outside outages."""
+    healthy_retries: int
+    """The retries of these."""
+    retries: int
+    outages: tuple[Outage, ...]
+    hedges: tuple[Hedge, ...]
+
+    @property
+    def rate(self) -> float:
+        """Calls a second."""
+        return max(1, self.calls) / max(self.span, 0.001)
+
+    @property
+    def fault_share(self) -> float:
+        """The share of healthy attempts that failed."""
+        failed = len(self.faults)
+        return failed / max(1, failed + len(self.healthy))
+
+    @property
+    def healthy_retry_ratio(self) -> float:
+        """Retries for each call outside outages."""
+        return self.healthy_retries / max(1, self.healthy_calls)
+
+
+class _Call(NamedTuple):
+    first: int
+    last: int
+    retries: int
+
+
+def gather(log: AttemptLog) -> Evidence:
+    """Count everything that a proposal needs."""
+    if not len(log):
+        raise ConfigurationError("the log must have at least one attempt, got none")
+    outages = outages_of(log)
+    ill = bytearray(len(log))
+    for outage in outages:
+        ill[outage.first : outage.behind] = b"\1" * (outage.behind - outage.first)
+    healthy = _durations(log, ill, failed=False)
+    call_times: array[float] = array("d")
+    calls = retries = healthy_calls = healthy_retries = 0
+    for call in _calls(log):
+        calls += 1
+        retries += call.retries
+        if not ill[call.first]:
+            healthy_calls += 1
+            healthy_retries += call.retries
+        if log.kinds[call.last] == SUCCESS:
+            end = log.starts[call.last] + log.durations[call.last]
+            call_times.append(end - log.starts[call.first])
+    return Evidence(
+        attempts=len(log),
+        calls=calls,
+        start=log.starts[0],
+        span=max(map(float.__add__, log.starts, log.durations)) - log.starts[0],
+        healthy=healthy,
+        faults=_durations(log, ill, failed=True),
+        call_times=_sorted(call_times),
+        odds=_odds(log, bytes(len(log))),
+        healthy_odds=_odds(log, ill),
+        healthy_calls=healthy_calls,
+        healthy_retries=healthy_retries,
+        retries=retries,
+        outages=outages,
+        hedges=tuple(hedge(healthy, percentile) for percentile in HEDGES) if healthy else (),
+    )
+
+
+def hedge(healthy: Sequence[float], percentile: str) -> Hedge:
+    """Work out what a second copy at this percentile does to the tail and to the load."""
+    delay = quantile(healthy, float(percentile[1:]) / 100)
+    plain, tail = quantile(healthy, TAIL), hedged_quantile(healthy, TAIL, delay)
+    saving = 1 - tail / plain if plain else 0.0
+    return Hedge(percentile, delay, tail, saving, beyond(healthy, delay))
+
+
+def _durations(log: AttemptLog, ill: Sequence[int], *, failed: bool) -> array[float]:
+    durations: array[float] = array("d")
+    for kind, sick, duration in zip(log.kinds, ill, log.durations, strict=True):
+        if not sick and kind != PERMANENT and (kind != SUCCESS) is failed:
+            durations.append(duration)
+    return _sorted(durations)
+
+
+def _sorted(values: array[float]) -> array[float]:
+    return array("d", sorted(values))
+
+
+def _calls(log: AttemptLog) -> Iterator[_Call]:
+    """Group attempts to calls; sorting positions needs far less memory than lists by task."""
+    order = sorted(range(len(log)), key=log.tasks.__getitem__)
+    first: int | None = None
+    last = retries = 0
+    task, number = -1, 0
+    for at in order:
+        if log.tasks[at] != task or log.numbers[at] <= number:
+            if first is not None:
+                yield _Call(first, last, retries)
+            first, retries = (at if log.numbers[at] == 1 else None), 0
+        else:
+            retries += 1
+        task, number, last = log.tasks[at], log.numbers[at], at
+    if first is not None:
+        yield _Call(first, last, retries)
+
+
+def _odds(log: AttemptLog, without: Sequence[int]) -> tuple[Odds, ...]:
+    tries: Counter[int] = Counter()
+    successes: Counter[int] = Counter()
+    for number, kind, left_out in zip(log.numbers, log.kinds, without, strict=True):
+        if not left_out:
+            tries[number] += 1
+            successes[number] += kind == SUCCESS
+    return tuple(
+        Odds(number, tries[number], successes[number], *wilson(successes[number], tries[number]))
+        for number in sorted(tries)
+    )

@@ -1,0 +1,182 @@
+"""Attempt logs: what each attempt of each call came to, read from CSV or JSONL.
+
+The columns are those of the service's attempt log, in camelCase or snake_case: taskId,
+attemptNumber (from 1), startedAt (epoch milliseconds), durationMs, and outcome or responseStatus.
+An outcome that is left out follows from the status by the tables of the core; an attempt without
+a status has had no answer, and is transient. Further columns are not looked at.
+
+A log comes from anywhere: what is read is bounded, and every refusal has the file and the line.
+"""
+
+from __future__ import annotations
+
+from array import array
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tarry.core.checks import number
+from tarry.core.outcome import Kind, outcome_of_status
+from tarry.errors import ConfigurationError
+from tarry.tuning.rows import Lines, rows_of, short
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tarry.tuning.rows import Row
+
+MOST_ATTEMPTS = 5_000_000
+KINDS = tuple(Kind)
+
+_HIGHEST_NUMBER = 1_000_000
+_YEAR = 366 * 86_400_000.0
+_LATEST = 1e14
+_SECONDS = (1e9, 1e10)
+"""As milliseconds these are days of 1970; as seconds, they are our time."""
+
+
+class Attempt(NamedTuple):
+    """One attempt. Times are seconds; `start` is counted from the epoch."""
+
+    task: str
+    number: int
+    start: float
+    duration: float
+    kind: Kind
+
+
+class AttemptLog:
+    """Attempts in the order in which they started, as columns: millions fit into memory."""
+
+    __slots__ = ("durations", "kinds", "numbers", "starts", "tasks")
+
+    def __init__(self, attempts: Iterable[Attempt] = ()) -> None:
+        self.tasks: array[int] = array("Q")
+        """A digest of each task's id: enough to tell which attempts belong to one call."""
+        self.numbers: array[int] = array("L")
+        self.starts: array[float] = array("d")
+        self.durations: array[float] = array("d")
+        self.kinds: array[int] = array("B")
+        """Positions in `KINDS`."""
+        ordered, last = True, (0.0, 0)
+        for attempt in attempts:
+            self.tasks.append(_digest(attempt.task))
+            self.numbers.append(attempt.number)
+            self.starts.append(attempt.start)
+            self.durations.append(attempt.duration)
+            self.kinds.append(KINDS.index(attempt.kind))
+            here = (attempt.start, attempt.number)
+            ordered, last = ordered and last <= here, here
+        if not ordered:
+            self._sort()
+
+    def __len__(self) -> int:
+        """Return how many attempts there are."""
+        return len(self.starts)
+
+    def _sort(self) -> None:
+        # Two stable sorts: a key of pairs would need ten times the memory of the columns.
+        order = sorted(range(len(self)), key=self.numbers.__getitem__)
+        order.sort(key=self.starts.__getitem__)
+        for name in self.__slots__:
+            column = getattr(self, name)
+            arranged = column[:0]
+            arranged.extend(map(column.__getitem__, order))
+            setattr(self, name, arranged)
+
+
+def read_attempts(path: Path | str) -> AttemptLog:
+    """Read a log; its suffix tells the format, or its first line when that does not."""
+    path = Path(path)
+    number_of_line = 0
+    try:
+        with path.open("rb") as file:
+            lines = Lines(file)
+            try:
+                log = AttemptLog(_attempts(rows_of(lines, path.suffix)))
+            finally:
+                number_of_line = lines.number
+    except FileNotFoundError:
+        msg = f"{path}: there is no such file"
+        raise ConfigurationError(msg) from None
+    except OSError as error:
+        msg = f"{path}: cannot be read: {error.strerror}"
+        raise ConfigurationError(msg) from None
+    except ConfigurationError as error:
+        msg = f"{path}:{number_of_line}: {error}"
+        raise ConfigurationError(msg) from None
+    if not len(log):
+        only = "only a header or blank lines" if number_of_line else "the file is empty"
+        msg = f"{path}: there are no attempts in it: {only}"
+        raise ConfigurationError(msg)
+    return log
+
+
+def _attempts(rows: Iterable[Row]) -> Iterator[Attempt]:
+    for position, row in enumerate(rows):
+        if position == MOST_ATTEMPTS:
+            msg = f"more than {MOST_ATTEMPTS:,} attempts; take a shorter time"
+            raise ConfigurationError(msg)
+        yield _attempt(row)
+
+
+def _attempt(row: Row) -> Attempt:
+    task = row["taskId"]
+    if isinstance(task, bool) or not isinstance(task, (str, int)) or task == "":
+        msg = f"column taskId must be a text or a whole number, got {short(task)}"
+        raise ConfigurationError(msg)
+    start = _between("startedAt", row["startedAt"], 0, _LATEST)
+    if _SECONDS[0] <= start < _SECONDS[1]:
+        msg = f"column startedAt must be epoch milliseconds, got {start:.0f}: these are seconds"
+        raise ConfigurationError(msg)
+    return Attempt(
+        str(task),
+        _whole("attemptNumber", row["attemptNumber"], 1, _HIGHEST_NUMBER),
+        start / 1000,
+        _between("durationMs", row["durationMs"], 0, _YEAR) / 1000,
+        _kind(row.get("outcome"), row.get("responseStatus")),
+    )
+
+
+def _between(column: str, value: object, low: float, high: float) -> float:
+    if isinstance(value, float) and low <= value <= high:  # as nearly all are
+        return value
+    if value is None or isinstance(value, str):
+        msg = f"column {column} must be a number, got {'nothing' if not value else short(value)}"
+        raise ConfigurationError(msg)
+    result = number(f"column {column}", value)
+    if not low <= result <= high:
+        msg = f"column {column} must be from {low:,.0f} to {high:,.0f}, got {short(value)}"
+        raise ConfigurationError(msg)
+    return result
+
+
+def _whole(column: str, value: object, low: int, high: int) -> int:
+    """Take 2.0 for 2: a table with gaps writes its whole numbers so."""
+    result = _between(column, value, low, high)
+    if result != int(result):
+        msg = f"column {column} must be a whole number, got {short(value)}"
+        raise ConfigurationError(msg)
+    return int(result)
+
+
+def _kind(outcome: object, status: object) -> Kind:
+    if outcome is None or outcome == "":
+        if status is None:
+            return Kind.TRANSIENT
+        return _kind_of(_whole("responseStatus", status, 100, 599))
+    name = outcome.lower() if isinstance(outcome, str) else ""
+    if name not in KINDS:
+        msg = f"column outcome must be one of {', '.join(KINDS)}, got {short(outcome)}"
+        raise ConfigurationError(msg)
+    return Kind(name)
+
+
+@lru_cache
+def _kind_of(status: int) -> Kind:
+    return outcome_of_status(status, now=0.0).kind
+
+
+def _digest(task: str) -> int:
+    return int.from_bytes(blake2b(task.encode("utf-8", "replace"), digest_size=8).digest(), "big")

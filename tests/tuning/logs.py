@@ -1,0 +1,89 @@
+"""Logs whose truth is known, because they are made here, from a seed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import exp
+from random import Random
+from typing import TYPE_CHECKING
+
+from tarry.core.outcome import Kind
+from tarry.tuning.log import Attempt, AttemptLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+EPOCH = 1_800_000_000.0
+HEADER = "taskId,attemptNumber,startedAt,durationMs,outcome"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """A dependency and its clients. Outages are pairs of seconds from the beginning."""
+
+    calls: int = 3_000
+    rate: float = 50.0
+    median: float = 0.05
+    sigma: float = 0.5
+    odds: Sequence[float] = (0.98, 0.9, 0.5, 0.2)
+    """Of success on attempt 1, 2, ... outside outages; there are as many attempts as odds."""
+    outages: Sequence[tuple[float, float]] = ()
+    timeout: float | None = None
+    pause: float = 0.2
+
+    def quantile(self, normal: float) -> float:
+        """Return a quantile of the latency by that of the normal distribution."""
+        return self.median * exp(self.sigma * normal)
+
+    def attempts(self, seed: int = 7) -> Iterator[Attempt]:
+        """Make the attempts of one call after the other; they are not in the order of time."""
+        dice = Random(seed)
+        now = 0.0
+        for task in range(self.calls):
+            now += dice.expovariate(self.rate)
+            start = now
+            for number, odds in enumerate(self.odds, 1):
+                duration = self.median * exp(self.sigma * dice.gauss())
+                down = any(begin <= start < end for begin, end in self.outages)
+                late = self.timeout is not None and duration > self.timeout
+                well = dice.random() < odds and not down and not late
+                if late and not down:
+                    duration = self.timeout or 0.0
+                kind = Kind.SUCCESS if well else Kind.TRANSIENT
+                yield Attempt(f"task {task}", number, EPOCH + start, duration, kind)
+                if well:
+                    break
+                start += duration + self.pause * dice.random()
+
+    def log(self, seed: int = 7) -> AttemptLog:
+        """Return the attempts as a log."""
+        return AttemptLog(self.attempts(seed))
+
+
+def write_csv(path: Path, attempts: Iterator[Attempt]) -> Path:
+    """Write attempts as the service would export them."""
+    lines = [
+        f"{one.task},{one.number},{one.start * 1000:.3f},{one.duration * 1000:.6f},{one.kind}"
+        for one in attempts
+    ]
+    path.write_text("\n".join([HEADER, *lines, ""]), encoding="utf-8")
+    return path
+
+
+def write_jsonl(path: Path, attempts: Iterator[Attempt]) -> Path:
+    """Write the same in JSONL, with a status for the outcome."""
+    status = {Kind.SUCCESS: 200, Kind.TRANSIENT: 503}
+    rows = [
+        {
+            "taskId": one.task,
+            "attemptNumber": one.number,
+            "startedAt": round(one.start * 1000, 3),
+            "durationMs": round(one.duration * 1000, 6),
+            "responseStatus": status[one.kind],
+        }
+        for one in attempts
+    ]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path

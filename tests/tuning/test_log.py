@@ -1,0 +1,237 @@
+"""Attempt logs: both formats, and a table of what is refused with its file and its line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarry.core.outcome import Kind
+from tarry.errors import ConfigurationError
+from tarry.tuning import log as module
+from tarry.tuning.log import KINDS, Attempt, AttemptLog, read_attempts
+from tarry.tuning.rows import LONGEST_LINE
+from tests.tuning.logs import EPOCH, HEADER, Truth, write_csv, write_jsonl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOW = f"{EPOCH * 1000:.0f}"
+ROW = f"a,1,{NOW},12.5,success"
+OBJECT = (
+    f'{{"taskId":"a","attemptNumber":1,"startedAt":{NOW},"durationMs":12.5,"outcome":"success"}}'
+)
+
+
+def log_of(tmp_path: Path, text: str | bytes, name: str = "log.csv") -> AttemptLog:
+    """Read a log that has this text."""
+    path = tmp_path / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return read_attempts(path)
+
+
+def kinds_of(log: AttemptLog) -> list[Kind]:
+    """Return the outcomes by their names."""
+    return [KINDS[kind] for kind in log.kinds]
+
+
+def test_both_formats_say_the_same(tmp_path: Path) -> None:
+    """A log in CSV with outcomes and in JSONL with statuses is the same log."""
+    truth = Truth(calls=50)
+    first = read_attempts(write_csv(tmp_path / "log.csv", truth.attempts()))
+    second = read_attempts(write_jsonl(tmp_path / "log.jsonl", truth.attempts()))
+
+    for name in AttemptLog.__slots__:
+        assert getattr(first, name) == getattr(second, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("log.txt", f"{HEADER}\n{ROW}\n"),
+        ("log.CSV", f"{HEADER}\n{ROW}\n"),
+        ("log", f"\n{OBJECT}\n"),
+        ("log.ndjson", f"{OBJECT}\n\n{OBJECT}\n"),
+        ("bom.csv", f"\ufeff{HEADER}\r\n{ROW}\r\n"),
+        ("bom.log", f"\ufeff{OBJECT}\n"),
+        ("no-end.jsonl", OBJECT),
+        ("snake.csv", f"task_id,attempt_number,started_at,duration_ms,outcome\n{ROW}\n"),
+        ("spaces.csv", f"{HEADER.replace(',', ' , ')}\n{ROW.replace(',', ' , ')}\n"),
+        ("more.csv", f'{HEADER},errorMessage\n{ROW},"two\nlines, quoted"\n'),
+        ("floats.csv", f"{HEADER}\na,1.0,{NOW}.25,1.25e1,SUCCESS\n"),
+    ],
+)
+def test_what_is_read(tmp_path: Path, name: str, text: str) -> None:
+    """A mark at the beginning, other line ends, other spellings and further columns are fine."""
+    log = log_of(tmp_path, text, name)
+
+    assert (1, 0.0125, Kind.SUCCESS) == (log.numbers[0], log.durations[0], kinds_of(log)[0])
+    assert EPOCH == int(log.starts[0])
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        ("200", Kind.SUCCESS),
+        ("301", Kind.SUCCESS),
+        ("404", Kind.PERMANENT),
+        ("429", Kind.THROTTLED),
+        ("503.0", Kind.TRANSIENT),
+        ("", Kind.TRANSIENT),
+    ],
+)
+def test_an_outcome_follows_from_the_status(tmp_path: Path, status: str, kind: Kind) -> None:
+    """Without an outcome the tables of the core decide; no answer at all is transient."""
+    header = HEADER.replace("outcome", "responseStatus")
+
+    assert [kind] == kinds_of(log_of(tmp_path, f"{header}\na,1,{NOW},1,{status}\n"))
+    assert [kind] == kinds_of(log_of(tmp_path, f"{HEADER},responseStatus\na,1,{NOW},1,,{status}"))
+
+
+def test_the_outcome_goes_before_the_status(tmp_path: Path) -> None:
+    """A server that said "do not retry" has an outcome that its status does not show."""
+    text = f"{HEADER},responseStatus\na,1,{NOW},1,overloaded,503\n"
+
+    assert [Kind.OVERLOADED] == kinds_of(log_of(tmp_path, text))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3)), max_size=20))
+def test_attempts_are_put_in_order(pairs: list[tuple[int, int]]) -> None:
+    """Whatever the order of the rows, they are sorted by start, and by number within one moment."""
+    log = AttemptLog(
+        Attempt("a", number, float(start), 10.0 * start + number, Kind.SUCCESS)
+        for start, number in pairs
+    )
+
+    assert sorted(pairs) == list(zip(map(int, log.starts), log.numbers, strict=True))
+    assert [10.0 * start + number for start, number in sorted(pairs)] == list(log.durations)
+
+
+BAD = [
+    ("empty.csv", "", ": there are no attempts in it: the file is empty"),
+    ("empty.jsonl", "", ": there are no attempts in it: the file is empty"),
+    ("blank", "\n \n", ": there are no attempts in it: only a header or blank lines"),
+    ("h.csv", f"{HEADER}\n", ": there are no attempts in it: only a header or blank lines"),
+    (
+        "m.csv",
+        "taskId,startedAt\na,1",
+        ":1: column attemptNumber is missing; there are 'taskId', 's",
+    ),
+    ("s.csv", HEADER.replace(",", ";"), ":1: column taskId is missing; there are 'taskId;att"),
+    ("o.csv", HEADER.replace("outcome", "x"), ":1: column outcome or responseStatus is missing"),
+    ("t.csv", f"{HEADER},task_id\n{ROW},b", ":1: column taskId stands twice"),
+    ("few.csv", f"{HEADER}\n{ROW}\na,1\n", ":3: must have 5 columns as the first line has, got 2"),
+    ("q.csv", f'{HEADER}\n"a"b,1,{NOW},1,success', ":2: must be CSV: "),
+    ("open.csv", f'{HEADER}\n"a,1,{NOW},1,success', ":2: must be CSV: unexpected end of data"),
+    (
+        "b.csv",
+        f"{HEADER}\n,1,{NOW},1,success",
+        ":2: column taskId must be a text or a whole number",
+    ),
+    ("d.csv", f"{HEADER}\na,1,{NOW},-1,success", ":2: column durationMs must be from 0 to"),
+    (
+        "n.csv",
+        f"{HEADER}\na,1,{NOW},NaN,success",
+        ":2: column durationMs must be a number, got 'NaN'",
+    ),
+    ("i.csv", f"{HEADER}\na,1,{NOW},1e999,success", ":2: column durationMs must be finite"),
+    (
+        "_.csv",
+        f"{HEADER}\na,1,{NOW},1_0,success",
+        ":2: column durationMs must be a number, got '1_0'",
+    ),
+    (
+        "e.csv",
+        f"{HEADER}\n{ROW}\na,1,{NOW},,success",
+        ":3: column durationMs must be a number, got no",
+    ),
+    (
+        "0.csv",
+        f"{HEADER}\na,0,{NOW},1,success",
+        ":2: column attemptNumber must be from 1 to 1,000,000",
+    ),
+    (
+        "1.csv",
+        f"{HEADER}\na,1.5,{NOW},1,success",
+        ":2: column attemptNumber must be a whole number",
+    ),
+    (
+        "x.csv",
+        f"{HEADER}\na,1,2027-01-15,1,success",
+        ":2: column startedAt must be a number, got '2027",
+    ),
+    (
+        "sec.csv",
+        f"{HEADER}\na,1,{EPOCH},1,success",
+        ":2: column startedAt must be epoch milliseconds",
+    ),
+    (
+        "k.csv",
+        f"{HEADER}\na,1,{NOW},1,lost",
+        ":2: column outcome must be one of success, transient",
+    ),
+    ("utf.csv", HEADER.encode() + b"\n\xff\n", ":2: must be UTF-8, got the byte 0xff"),
+    (
+        "long.csv",
+        HEADER + "\n" + "a" * (LONGEST_LINE + 1),
+        ":2: a line must have at most 1,000,000 bytes",
+    ),
+    ("wide.csv", HEADER + "\n" + "a" * 200_000, ":2: must be CSV: field larger than field limit"),
+    ("c.jsonl", f"{OBJECT}\n{OBJECT[:40]}", ':2: must be a JSON object, got \'{"taskId"'),
+    ("l.json", f"[{OBJECT}]\n", ":1: must be a JSON object, got [{"),
+    ("deep.jsonl", "[" * 500_000, ":1: must be a JSON object, got '[[["),
+    ("g.jsonl", f"{OBJECT}\n\nhello\n", ":3: must be a JSON object, got 'hello'"),
+    (
+        "u.jsonl",
+        OBJECT.replace("durationMs", "took"),
+        ":1: column durationMs is missing; there are",
+    ),
+    (
+        "w.jsonl",
+        OBJECT.replace("12.5", '"12.5"'),
+        ":1: column durationMs must be a number, got '12.5'",
+    ),
+    ("y.jsonl", OBJECT.replace("12.5", "true"), ":1: column durationMs must be a number, got True"),
+    ("z.jsonl", OBJECT.replace("12.5", "NaN"), ":1: column durationMs must be finite, got nan"),
+    ("big.jsonl", OBJECT.replace("12.5", "9" * 5_000), ":1: must be a JSON object, got"),
+    (
+        "null.jsonl",
+        OBJECT.replace('"a"', "null"),
+        ":1: column taskId must be a text or a whole number",
+    ),
+    ("f.jsonl", OBJECT.replace('"success"', "7"), ":1: column outcome must be one of"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "words"), BAD, ids=[case[0] for case in BAD])
+def test_what_is_refused(tmp_path: Path, name: str, text: str | bytes, words: str) -> None:
+    """A refusal begins with the file and the line, and says which rule was broken by what."""
+    with pytest.raises(ConfigurationError) as refused:
+        log_of(tmp_path, text, name)
+
+    assert str(refused.value).startswith(f"{tmp_path / name}{words}")
+
+
+def test_a_line_that_is_cut_off_is_asked_about(tmp_path: Path) -> None:
+    """The last line of a log that is still written is half there."""
+    with pytest.raises(ConfigurationError, match=r"is the end of the file cut off\?$"):
+        log_of(tmp_path, f"{OBJECT}\n{OBJECT[:40]}", "log.jsonl")
+
+
+def test_what_cannot_be_opened(tmp_path: Path) -> None:
+    """A file that is not there, and a folder, are refused by name."""
+    with pytest.raises(ConfigurationError, match=r"no\.csv: there is no such file"):
+        read_attempts(tmp_path / "no.csv")
+    with pytest.raises(ConfigurationError, match="cannot be read: "):
+        read_attempts(str(tmp_path))
+
+
+def test_the_number_of_attempts_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that is larger than memory should have to hold is refused, not read."""
+    monkeypatch.setattr(module, "MOST_ATTEMPTS", 2)
+
+    assert 2 == len(log_of(tmp_path, f"{HEADER}\n{ROW}\n{ROW}\n"))
+    with pytest.raises(ConfigurationError, match=r"log.csv:4: more than 2 attempts"):
+        log_of(tmp_path, f"{HEADER}\n{ROW}\n{ROW}\n{ROW}\n")

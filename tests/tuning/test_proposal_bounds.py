@@ -1,0 +1,130 @@
+"""What bounds a proposal: a latency budget, too little data, and what a log cannot know."""
+
+from __future__ import annotations
+
+import pytest
+
+from tarry.core.backoff import Schedule
+from tarry.core.hedging import Hedging
+from tarry.core.policy import Policy
+from tarry.errors import ConfigurationError
+from tarry.tuning.proposal import propose
+from tarry.wire.defence import Defence
+from tests.tuning.logs import Truth
+from tests.tuning.proposals import TRUTH, evidence_of, line_of
+
+SMALL = Truth(calls=37, odds=(1.0,))
+
+
+def test_what_fits_into_a_latency_budget() -> None:
+    """Attempts at their timeouts with waits at their ceilings stay within it; it is enforced."""
+    proposal = propose(evidence_of(TRUTH), None, 0.6)
+    policy = proposal.defence.policy
+    line = next(line for line in proposal.lines if line.field == "max_attempts")
+    timeout = policy.attempt_timeout or 0.0
+
+    assert (2, 0.6, 0.6) == (policy.max_attempts, policy.total_budget, policy.max_delay)
+    assert (
+        2 * timeout + policy.ceiling(1) <= 0.6 < 3 * timeout + policy.ceiling(1) + policy.ceiling(2)
+    )
+    assert line.reason.startswith("2 fit into 600 ms; 3 can take 8")
+
+
+def test_a_wide_latency_budget_drops_nothing() -> None:
+    """Where all attempts fit, the odds alone decide, and the budget is still enforced."""
+    policy = propose(evidence_of(TRUTH), None, 60.0).defence.policy
+
+    assert (3, 60.0) == (policy.max_attempts, policy.total_budget)
+    assert 10.0 == pytest.approx(policy.max_delay, rel=0.05)
+
+
+def test_a_latency_budget_below_the_p995_is_the_timeout() -> None:
+    """No attempt may take longer than the call."""
+    line = line_of(TRUTH, "attempt_timeout", None, 0.1)
+
+    assert 0.1 == line.proposed
+    assert line.reason.startswith("the latency budget: p99.5 of healthy attempts is longer")
+    assert 1 == line_of(TRUTH, "max_attempts", None, 0.1).proposed
+
+
+@pytest.mark.parametrize("budget", [0, -1, float("nan"), float("inf")])
+def test_a_latency_budget_is_a_length_of_time(budget: float) -> None:
+    """Nothing else is a budget."""
+    with pytest.raises(ConfigurationError, match=r"^latency_budget must be"):
+        propose(evidence_of(SMALL), None, budget)
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        (
+            "attempt_timeout",
+            "too little data: 37 healthy attempts, 1,000 needed for p99.5; left out",
+        ),
+        (
+            "initial_delay",
+            "too little data: 37 healthy attempts, 200 needed for the median; kept at 100 ms",
+        ),
+        ("max_delay", "too little data: 0 outages, 3 needed for a usual length; kept at 30 s"),
+        ("max_attempts", "too little data: attempt 2 was made 0 times, 200 needed; kept at 4"),
+        (
+            "budget",
+            "too little data: 37 calls outside outages, 1,000 needed for the retry ratio; left out",
+        ),
+        (
+            "hedging.after",
+            "too little data: 37 healthy attempts, 5,000 needed for p99.9; left out",
+        ),
+    ],
+)
+def test_too_little_is_said(field: str, reason: str) -> None:
+    """Each number that the log is too small for says what is there and what is needed."""
+    line = line_of(SMALL, field)
+
+    assert (reason, False) == (line.reason, line.enough)
+    assert line.current == line.proposed
+
+
+def test_too_little_changes_nothing() -> None:
+    """From 37 calls the proposed defence is the current one, whatever it is."""
+    for current in (
+        Defence(Policy(max_attempts=7, attempt_timeout=3.0), budget={"kind": "token"}),
+        Defence(hedging=Hedging(max_extra_load=0.02)),
+    ):
+        assert current == propose(evidence_of(SMALL), current).defence
+
+
+def test_what_the_log_says_nothing_about_stays() -> None:
+    """Breaker, limiter and the other fields of the policy are carried over."""
+    current = Defence(
+        Policy(multiplier=3.0, jitter="equal", max_hint=7.0),
+        breaker={"consecutive": 5},
+        limiter={"kind": "in-flight", "limit": 9},
+    )
+    defence = propose(evidence_of(TRUTH), current).defence
+
+    assert (current.breaker, current.limiter) == (defence.breaker, defence.limiter)
+    assert (3.0, "equal", 7.0) == (
+        defence.policy.multiplier,
+        defence.policy.jitter,
+        defence.policy.max_hint,
+    )
+
+
+def test_a_schedule_keeps_its_delays() -> None:
+    """A backoff with delays of its own has neither base nor cap to tune."""
+    current = Defence(Policy(backoff=Schedule((1.0, 2.0))))
+    policy = propose(evidence_of(TRUTH), current).defence.policy
+
+    assert (0.1, 30.0) == (policy.initial_delay, policy.max_delay)
+    assert "delays of its own" in line_of(TRUTH, "max_delay", current).reason
+
+
+def test_a_base_above_the_cap_does_not_break_the_policy() -> None:
+    """Slow calls and short outages still come to a policy that is one."""
+    slow = Truth(
+        calls=2_000, rate=20.0, median=3.0, odds=(0.99,) * 2, outages=((20, 24), (50, 54), (80, 84))
+    )
+    policy = propose(evidence_of(slow)).defence.policy
+
+    assert policy.initial_delay == policy.max_delay == pytest.approx(6.0, rel=0.1)

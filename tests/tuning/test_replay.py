@@ -1,0 +1,145 @@
+"""The recorded world, simulated: it is the one of the log, and bounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tarry.core.hedging import Hedging
+from tarry.core.policy import Policy
+from tarry.simulator.distributions import Empirical
+from tarry.simulator.simulate import simulate
+from tarry.tuning.estimates import quantile
+from tarry.tuning.evidence import gather
+from tarry.tuning.proposal import propose
+from tarry.tuning.replay import ENOUGH, MOST_CALLS, replay, scenario_of
+from tarry.wire.defence import Defence
+from tests.tuning.logs import Truth
+
+TRUTH = Truth(calls=3_000, rate=10.0, odds=(0.95,) * 4, outages=((60, 80), (200, 240)))
+EVIDENCE = gather(TRUTH.log())
+OLD, NEW = Defence(Policy()), Defence(Policy(max_attempts=2, attempt_timeout=0.2))
+
+
+def test_the_scenario_is_the_recorded_world() -> None:
+    """Its latency, rate, failures and outages are those that the log was made of."""
+    scenario = scenario_of(EVIDENCE, OLD)
+    server = scenario.servers["server"]
+
+    assert isinstance(server.latency, Empirical)
+    assert quantile(EVIDENCE.healthy, 0.99) == pytest.approx(
+        quantile(server.latency.values, 0.99), rel=0.02
+    )
+    assert 10 == pytest.approx(scenario.clients.rate, rel=0.05)
+    assert 0.05 == pytest.approx(server.failure_rate, rel=0.2)
+    times = [time for one in server.failures for time in (one.start, one.end)]
+    assert [60, 80, 200, 240] == pytest.approx(times, abs=2)
+    assert EVIDENCE.span == scenario.duration
+
+
+def test_the_old_policy_does_what_the_log_has_seen() -> None:
+    """Simulated with the client's own policy, attempts and successes are as they were recorded."""
+    pauses = Policy(max_attempts=4, initial_delay=0.2, multiplier=1.0)
+    summary = simulate(scenario_of(EVIDENCE, Defence(pauses)), seed=3)
+
+    assert EVIDENCE.attempts / EVIDENCE.calls == pytest.approx(summary.amplification, rel=0.05)
+    assert len(EVIDENCE.call_times) / EVIDENCE.calls == pytest.approx(
+        summary.success_rate, rel=0.02
+    )
+    assert quantile(EVIDENCE.call_times, 0.99) == pytest.approx(summary.p99, rel=0.15)
+
+
+def test_both_run_from_one_seed() -> None:
+    """The same seed gives the same numbers, and the same calls to both."""
+    first, second = (replay(EVIDENCE, OLD, NEW, seed=5) for _ in range(2))
+
+    assert first is not None
+    assert first == second
+    assert first != replay(EVIDENCE, OLD, NEW, seed=6)
+    assert 2 == first.outages
+
+
+def test_the_proposal_takes_load_off_an_outage() -> None:
+    """With the proposed budget, retries no longer multiply the requests of an outage."""
+    proposal = propose(EVIDENCE)
+    runs = replay(EVIDENCE, proposal.current, proposal.defence)
+
+    assert runs is not None
+    assert runs.new.amplification < 1.2 < runs.old.amplification
+    assert runs.old.success_rate - 0.03 < runs.new.success_rate
+
+
+def test_a_small_log_is_not_simulated() -> None:
+    """Fewer than a hundred latencies are no distribution."""
+    assert None is replay(gather(Truth(calls=ENOUGH - 1, odds=(1.0,)).log()), OLD, NEW)
+    assert None is not replay(gather(Truth(calls=ENOUGH, odds=(1.0,)).log()), OLD, NEW)
+
+
+def test_a_busy_log_is_thinned() -> None:
+    """Of two thousand calls a second, as many are simulated as a run may have."""
+    scenario = scenario_of(replace(EVIDENCE, calls=2_000 * 300), OLD)
+
+    assert MOST_CALLS == pytest.approx(scenario.clients.rate * scenario.duration)
+    assert EVIDENCE.span == scenario.duration
+
+
+def test_a_long_log_is_cut_to_the_time_around_its_longest_outage() -> None:
+    """Of a day, it is the stretch in which the most can be learned."""
+    (first, longest) = EVIDENCE.outages
+    day = replace(EVIDENCE, span=86_400.0, calls=20 * 86_400)
+    late = longest._replace(start=longest.start + 40_000, end=longest.end + 40_000)
+    scenario = scenario_of(replace(day, outages=(first, late)), OLD)
+    (failure,) = scenario.servers["server"].failures
+
+    assert 600.0 == scenario.duration
+    assert (60.0, 60.0 + longest.length) == pytest.approx((failure.start, failure.end))
+
+
+def test_an_outage_leaves_time_to_recover() -> None:
+    """One that fills the run is cut to half of it."""
+    endless = EVIDENCE.outages[0]._replace(end=EVIDENCE.start + EVIDENCE.span)
+    scenario = scenario_of(replace(EVIDENCE, outages=(endless,)), OLD)
+    (failure,) = scenario.servers["server"].failures
+
+    assert scenario.duration / 2 == pytest.approx(failure.end - failure.start)
+
+
+def test_the_many_outages_of_a_log_are_bounded() -> None:
+    """A log that flaps for days makes no scenario that takes days."""
+    (one, _) = EVIDENCE.outages
+    many = tuple(one._replace(start=one.start + k, end=one.start + k + 0.5) for k in range(100))
+
+    assert 20 == len(scenario_of(replace(EVIDENCE, outages=many), OLD).servers["server"].failures)
+
+
+@pytest.mark.parametrize(
+    ("old", "failing", "kind"),
+    [
+        (NEW, 30.0, "hang"),
+        (NEW, 0.05, "error"),
+        (OLD, 30.0, "error"),
+        (Defence(hedging=Hedging(after="p95")), 30.0, "error"),
+    ],
+)
+def test_a_dependency_hangs_only_where_somebody_stops_waiting(
+    old: Defence, failing: float, kind: str
+) -> None:
+    """Failures that took long are hanging ones, unless a policy would then wait for ever."""
+    outage = EVIDENCE.outages[0]._replace(failing=failing)
+    evidence = replace(EVIDENCE, outages=(outage,))
+    hangs = all(one.hedging is None and one.policy.attempt_timeout for one in (old, NEW))
+    scenario = scenario_of(evidence, old, may_hang=bool(hangs))
+
+    assert [kind] == [one.kind for one in scenario.servers["server"].failures]
+    runs = replay(evidence, old, NEW)
+    assert runs is not None
+    assert runs.old.unfinished < 100
+
+
+def test_a_log_of_one_moment_is_simulated() -> None:
+    """A span of nothing is no division by nothing."""
+    runs = replay(replace(EVIDENCE, span=0.0, outages=()), OLD, NEW)
+
+    assert runs is not None
+    assert 1.0 == runs.duration
