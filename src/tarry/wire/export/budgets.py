@@ -1,0 +1,82 @@
+"""A retry budget for targets that count in another way: the nearest one that they have."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tarry.core.budget import TokenBudget
+from tarry.core.outcome import SUCCESS, TRANSIENT
+from tarry.wire.defence import BUDGETS
+from tarry.wire.export.common import filled
+from tarry.wire.losses import Loss
+
+if TYPE_CHECKING:
+    from tarry.wire.defence import Defence
+
+DEFAULT_SHARE = 0.2
+DEFAULT_IN_FLIGHT = 3
+"""What Envoy and Istio allow by default, and the Gateway API (the share)."""
+
+
+class Allowance(NamedTuple):
+    """What a budget comes to, whichever kind it is of."""
+
+    kind: str
+    arguments: dict[str, Any]
+    earned: float
+    """Retries that a success pays for."""
+    burst: float
+    """Retries that can be made with no success at all."""
+
+    @property
+    def share(self) -> float:
+        """Retries as a share of all calls, for targets that know nothing but that.
+
+        A bucket may allow a retry for each success and still end them all in an outage. A share
+        does not end them, so it is held to what the targets have by default.
+        """
+        return self.earned if self.kind == "ratio" else min(self.earned, DEFAULT_SHARE)
+
+
+def allowance(defence: Defence) -> Allowance | None:
+    """Read the budget of a defence."""
+    if defence.budget is None:
+        return None
+    kind = defence.budget["kind"]
+    rest = {name: value for name, value in defence.budget.items() if name != "kind"}
+    given = filled(BUDGETS[kind], rest)
+    if kind == "ratio":
+        earned, burst = given["ratio"], given["min_per_second"] * given["window"]
+    elif kind == "throttle":
+        earned, burst = given["token_ratio"], given["max_tokens"] / 2
+    else:
+        price, gain = _prices(given["preset"])
+        earned, burst = gain / price, given["capacity"] / price
+    return Allowance(kind, given, earned, burst)
+
+
+def in_flight(defence: Defence, target: str, losses: list[Loss]) -> tuple[float, int] | None:
+    """Return the percentage and the least number of retries in flight, for Envoy and Istio."""
+    budget = allowance(defence)
+    if budget is None:
+        return None
+    percent, least = round(100 * budget.share, 6), DEFAULT_IN_FLIGHT
+    if budget.kind == "ratio":
+        least = max(1, ceil(budget.arguments["min_per_second"]))
+    instead = (
+        f"{target} counts what is in flight: retries are at most {percent:g} % of all requests, "
+        f"and {least} in any case"
+    )
+    losses.append(Loss("budget.kind", budget.kind, instead))
+    return percent, least
+
+
+def _prices(preset: str) -> tuple[float, float]:
+    """Ask a bucket what a retry costs and what a success gives."""
+    bucket = TokenBudget(preset)
+    price = bucket.cost(TRANSIENT)
+    bucket.withdraw(price, 0.0)
+    before = bucket.balance(0.0)
+    bucket.settle(SUCCESS, 0.0, 0.0)
+    return price, bucket.balance(0.0) - before

@@ -1,0 +1,146 @@
+"""Envoy: a VirtualHost with its retry policy, and what belongs into the Cluster.
+
+The names are those of the protobufs in envoy.config.route.v3 and envoy.config.cluster.v3. Retry n
+is drawn from 0 to base_interval x 2**(n - 1), which is full jitter. Envoy's documentation, and
+versions of 2018, have base_interval x (2**n - 1) instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tarry.core.policy import Policy
+from tarry.errors import ConfigurationError
+from tarry.wire.durations import milliseconds, proto
+from tarry.wire.export.cluster import cluster_settings
+from tarry.wire.export.common import (
+    bounds,
+    call_timeout,
+    ceilings,
+    delay_losses,
+    other_codes,
+    proxy_losses,
+    rounded,
+)
+from tarry.wire.losses import Exported, Loss
+
+if TYPE_CHECKING:
+    from tarry.core.hedging import Hedging
+    from tarry.wire.defence import Defence
+
+_ENVOY = "Envoy"
+_GRPC_CODES = frozenset(
+    {"CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
+)
+_NO_ANSWER = ("connect-failure", "refused-stream", "reset")
+"""`reset` is what covers an attempt that timed out, too."""
+
+
+def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exported:
+    """Export to a VirtualHost for the domain `host` and to the Cluster behind it."""
+    if not host:
+        msg = "host must name the domain that clients call, got nothing"
+        raise ConfigurationError(msg)
+    cluster = name or host.partition(".")[0]
+    losses: list[Loss] = []
+    action: dict[str, Any] = {"cluster": cluster, "timeout": "0s"}  # without it there are 15 s
+    if defence.hedging is not None:
+        _add_hedging(action, defence.hedging, losses)
+    else:
+        _add_policy(action, defence.policy, losses)
+    route = {"match": {"prefix": "/"}, "route": action}
+    virtual_host = {"name": cluster, "domains": [host], "routes": [route]}
+    settings = cluster_settings(defence, losses, retries="retry_policy" in action)
+    documents: list[dict[str, Any]] = [virtual_host]
+    if settings:
+        documents.append({"name": cluster, **settings})
+    return Exported(tuple(documents), tuple(losses))
+
+
+def retry_on(policy: Policy, target: str, losses: list[Loss]) -> list[str]:
+    """Return the conditions of a retry other than statuses."""
+    losses += other_codes(policy, _GRPC_CODES, target)
+    known = sorted(policy.retryable_codes & _GRPC_CODES)
+    return [*_NO_ANSWER, *(code.lower().replace("_", "-") for code in known)]
+
+
+def full_jitter(policy: Policy, target: str) -> list[Loss]:
+    """Say that there is but one jitter."""
+    if policy.jitter == "full":
+        return []
+    instead = f"{target} draws every delay from 0 to the ceiling (full)"
+    return [Loss("jitter", policy.jitter, instead)]
+
+
+def _add_policy(action: dict[str, Any], policy: Policy, losses: list[Loss]) -> None:
+    timeout = call_timeout(policy, _ENVOY, losses)
+    if timeout is not None:
+        action["timeout"] = proto("total_budget", rounded(losses, "total_budget", timeout))
+    if policy.max_attempts == 1:
+        return
+    first, longest = bounds(policy)
+    base, cap = milliseconds(first), milliseconds(longest)
+    retry = _conditions(policy, losses)
+    retry["num_retries"] = policy.max_attempts - 1
+    if policy.attempt_timeout is not None:
+        seconds = rounded(losses, "attempt_timeout", policy.attempt_timeout)
+        retry["per_try_timeout"] = proto("attempt_timeout", seconds)
+    retry["retry_back_off"] = {
+        "base_interval": proto("initial_delay", base),
+        "max_interval": proto("max_delay", cap),
+    }
+    action["retry_policy"] = retry
+    theirs = [min(cap, base * 2**k) for k in range(len(ceilings(policy)))]
+    losses += delay_losses(policy, _ENVOY, theirs)
+    losses += full_jitter(policy, _ENVOY)
+    if policy.max_hint:
+        retry["rate_limited_retry_back_off"] = _hinted(policy.max_hint, losses)
+    else:
+        instead = "Envoy ignores Retry-After, where tarry would give up"
+        losses.append(Loss("max_hint", policy.max_hint, instead))
+    losses += proxy_losses(policy, _ENVOY)
+
+
+def _conditions(policy: Policy, losses: list[Loss]) -> dict[str, Any]:
+    conditions = retry_on(policy, _ENVOY, losses)
+    if not policy.retryable_statuses:
+        return {"retry_on": ",".join(conditions)}
+    return {
+        "retry_on": ",".join([*conditions, "retriable-status-codes"]),
+        "retriable_status_codes": sorted(policy.retryable_statuses),
+    }
+
+
+def _hinted(max_hint: float, losses: list[Loss]) -> dict[str, Any]:
+    instead = (
+        "Envoy reads Retry-After in whole seconds only, adds up to half, and ignores a longer one "
+        "instead of giving up"
+    )
+    losses.append(Loss("max_hint", max_hint, instead))
+    return {
+        "reset_headers": [{"name": "Retry-After", "format": "SECONDS"}],
+        "max_interval": proto("max_hint", rounded(losses, "max_hint", max_hint)),
+    }
+
+
+def _add_hedging(action: dict[str, Any], hedging: Hedging, losses: list[Loss]) -> None:
+    """A try that takes too long is not cut off, and another one starts beside it."""
+    if not isinstance(hedging.after, float):
+        wish = "max_extra_load alone" if hedging.after is None else repr(hedging.after)
+        msg = (
+            f"hedging.after must be seconds to be exported to envoy, got {wish}: Envoy knows no "
+            "live percentile, so write down the one that you measure"
+        )
+        raise ConfigurationError(msg)
+    retry = _conditions(Policy(), losses)
+    retry["num_retries"] = hedging.max_attempts - 1
+    seconds = rounded(losses, "hedging.after", hedging.after)
+    retry["per_try_timeout"] = proto("hedging.after", seconds)
+    action["retry_policy"] = retry
+    action["hedge_policy"] = {"hedge_on_per_try_timeout": True}
+    instead = "Envoy sends a copy when per_try_timeout is over, and repeats a POST like a GET"
+    losses.append(Loss("hedging.after", hedging.after, instead))
+    if hedging.max_extra_load is not None:
+        instead = "Envoy bounds copies by its retry budget only"
+        losses.append(Loss("hedging.max_extra_load", hedging.max_extra_load, instead))
+    losses.append(Loss("hedging.max_hint", hedging.max_hint, "Envoy ignores Retry-After here"))

@@ -1,0 +1,159 @@
+"""From a gRPC service config (gRFC A6): retries or hedging, the deadline and the throttle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tarry.core.hedging import Hedging
+from tarry.core.outcome import GRPC_CODES, RETRYABLE_CODES
+from tarry.core.policy import Policy
+from tarry.errors import ConfigurationError
+from tarry.wire.defence import Defence
+from tarry.wire.imports.reading import Table
+from tarry.wire.losses import Imported, Loss
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MOST_ATTEMPTS = 5
+_LEAST_MULTIPLIER = 1.0
+
+
+def from_grpc(
+    document: Mapping[str, Any], *, service: str | None = None, method: str | None = None
+) -> Imported:
+    """Import what a service config says of a method, of a service, or of all calls."""
+    root = Table("", document)
+    losses: list[Loss] = []
+    config = _chosen(root.tables("methodConfig"), service, method, losses)
+    budget = _throttle(root)
+    policy: Policy | None = Policy(max_attempts=1)
+    hedging: Hedging | None = None
+    if config is not None:
+        config.get("name")
+        timeout = config.seconds("timeout")
+        retry, hedge = config.table("retryPolicy"), config.table("hedgingPolicy")
+        if retry is not None and hedge is not None:
+            msg = f"{config.path} must have a retryPolicy or a hedgingPolicy, not both"
+            raise ConfigurationError(msg)
+        if hedge is not None:
+            policy, hedging = None, _hedging(hedge, losses)
+            if timeout is not None:
+                instead = "give the call a deadline: a hedging has none of its own"
+                losses.append(Loss(config.at("timeout"), timeout, instead))
+        else:
+            policy = Policy(max_attempts=1) if retry is None else _policy(retry, losses)
+            policy = policy.replace(total_budget=timeout)
+        losses += config.unread()
+    losses += root.unread()
+    return Imported(Defence(policy, hedging=hedging, budget=budget), tuple(losses))
+
+
+def _chosen(
+    configs: list[Table], service: str | None, method: str | None, losses: list[Loss]
+) -> Table | None:
+    """Return the entry that a channel would use: the most special of those that match."""
+    names: dict[tuple[str, str], Table] = {}
+    for config in configs:
+        for name in config.tables("name"):
+            key = name.text("service", ""), name.text("method", "")
+            if key in names:
+                msg = f"{name.path} names what {names[key].path} names already"
+                raise ConfigurationError(msg)
+            names[key] = config
+    if service is None and len(configs) == 1:
+        return configs[0]
+    for key in ((service or "", method or ""), (service or "", ""), ("", "")):
+        if key in names:
+            chosen = names[key]
+            losses += [
+                Loss(config.path, "not read", "import it by its --service and --method")
+                for config in configs
+                if config is not chosen and service is None
+            ]
+            return chosen
+    if service is None and not configs:
+        return None
+    known = ", ".join(sorted("/".join(filter(None, key)) for key in names))
+    msg = f"methodConfig has no entry for {service or 'all calls'}: name one of {known or 'none'}"
+    raise ConfigurationError(msg)
+
+
+def _policy(retry: Table, losses: list[Loss]) -> Policy:
+    attempts = _attempts(retry, losses)
+    first = _required(retry, "initialBackoff")
+    longest = _required(retry, "maxBackoff")
+    multiplier = retry.number("backoffMultiplier")
+    if multiplier <= 0:
+        msg = f"{retry.at('backoffMultiplier')} must be greater than 0, got {multiplier!r}"
+        raise ConfigurationError(msg)
+    if multiplier < _LEAST_MULTIPLIER:
+        instead = "imported as 1: a ceiling of tarry does not shrink"
+        losses.append(Loss(retry.at("backoffMultiplier"), multiplier, instead))
+    codes = _codes(retry, "retryableStatusCodes")
+    if not codes:
+        msg = f"{retry.at('retryableStatusCodes')} must name at least one code, got none"
+        raise ConfigurationError(msg)
+    instead = "gRPC draws from 0.8 to 1.2 of the ceiling; imported as equal jitter, 0.5 to 1"
+    losses += [Loss(retry.path, "jitter", instead), *retry.unread()]
+    return Policy(
+        max_attempts=attempts,
+        initial_delay=min(first, longest),
+        multiplier=max(_LEAST_MULTIPLIER, multiplier),
+        max_delay=longest,
+        jitter="equal",
+        retryable_codes=codes,
+        throttled_delay=min(first, longest),
+    )
+
+
+def _hedging(hedge: Table, losses: list[Loss]) -> Hedging:
+    attempts = _attempts(hedge, losses)
+    codes = _codes(hedge, "nonFatalStatusCodes")
+    if codes != RETRYABLE_CODES:
+        instead = "which errors call for the next copy is an argument of the call"
+        losses.append(Loss(hedge.at("nonFatalStatusCodes"), codes, instead))
+    delay = hedge.seconds("hedgingDelay", above=-1.0) or 0.0
+    losses += hedge.unread()
+    return Hedging(after=delay, max_attempts=attempts)
+
+
+def _attempts(table: Table, losses: list[Loss]) -> int:
+    attempts = table.count("maxAttempts", least=2)
+    if attempts > _MOST_ATTEMPTS:
+        losses.append(Loss(table.at("maxAttempts"), attempts, "imported as 5, as gRPC uses it"))
+    return min(attempts, _MOST_ATTEMPTS)
+
+
+def _required(table: Table, key: str) -> float:
+    seconds = table.seconds(key)
+    if seconds is None:
+        msg = f'{table.at(key)} must be given, such as "0.1s"'
+        raise ConfigurationError(msg)
+    return seconds
+
+
+def _codes(table: Table, key: str) -> frozenset[str]:
+    """Return codes by their names; they come as names in any case, or as numbers."""
+    codes: set[str] = set()
+    for i, code in enumerate(table.items(key)):
+        name = code.upper() if isinstance(code, str) else code
+        if isinstance(code, int) and not isinstance(code, bool) and 0 <= code < len(GRPC_CODES):
+            name = GRPC_CODES[code]
+        if name not in GRPC_CODES:
+            msg = f"{table.at(key)}[{i}] must be a gRPC status code, got {code!r:.60}"
+            raise ConfigurationError(msg)
+        codes.add(name)
+    return frozenset(codes)
+
+
+def _throttle(root: Table) -> dict[str, Any] | None:
+    throttling = root.table("retryThrottling")
+    if throttling is None:
+        return None
+    tokens = throttling.count("maxTokens", least=1)
+    if tokens > 1000:  # noqa: PLR2004 - by gRFC A6
+        msg = f"{throttling.at('maxTokens')} must be at most 1000, got {tokens}"
+        raise ConfigurationError(msg)
+    ratio = throttling.number("tokenRatio", least=0.001)
+    return {"kind": "throttle", "max_tokens": tokens, "token_ratio": float(ratio)}

@@ -1,0 +1,193 @@
+"""Import of a VirtualService and a DestinationRule of Istio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tarry.core.policy import PRESETS
+from tarry.errors import ConfigurationError
+from tarry.wire.defence import Defence
+from tarry.wire.export import to_istio
+from tarry.wire.imports import from_istio
+from tests.wire.export.said import fields
+
+
+def virtual_service(*routes: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts that matter."""
+    return {"kind": "VirtualService", "metadata": {}, "spec": {"hosts": ["a"], "http": [*routes]}}
+
+
+def destination_rule(**traffic: Any) -> dict[str, Any]:
+    """Return the parts that matter."""
+    return {"kind": "DestinationRule", "spec": {"host": "a", "trafficPolicy": traffic}}
+
+
+@pytest.mark.parametrize("preset", ["default", "interactive"])
+def test_policy_survives_the_way_there_and_back(preset: str) -> None:
+    """What Istio can say comes back as it was."""
+    policy = PRESETS[preset].replace(attempt_timeout=0.25)
+    budget = {"kind": "ratio", "ratio": 0.25, "min_per_second": 2.0}
+    limiter = {"kind": "in-flight", "limit": 7}
+
+    made = from_istio(
+        to_istio(Defence(policy, budget=budget, limiter=limiter), host="payments").documents
+    )
+
+    lost = {"max_delay": 10 * policy.initial_delay, "throttled_delay": policy.initial_delay}
+    assert policy.replace(**lost) == made.defence.policy
+    assert budget == made.defence.budget
+    assert limiter == made.defence.limiter
+    assert ["[1].spec.trafficPolicy.retryBudget"] == fields(made)
+
+
+def test_breaker_is_imported() -> None:
+    """Errors in a row are the only way for it to open."""
+    made = from_istio([destination_rule(outlierDetection={"consecutive5xxErrors": 7})])
+
+    expected = {
+        "failure_rate": 1.0,
+        "min_calls": 20,
+        "consecutive": 7,
+        "open_for": 30.0,
+        "max_open": 300.0,
+        "spread": 0.0,
+    }
+    assert expected == made.defence.breaker
+    assert ["kind", "spec.trafficPolicy.outlierDetection"] == fields(made)
+
+
+@pytest.mark.parametrize(
+    ("detection", "expected"),
+    [
+        ({}, 5),
+        ({"consecutiveGatewayErrors": 3}, 3),
+        ({"consecutive5xxErrors": 0, "consecutiveGatewayErrors": 9}, 9),
+        ({"consecutive5xxErrors": 0}, None),
+    ],
+    ids=repr,
+)
+def test_the_smaller_row_counts(detection: dict[str, int], expected: int | None) -> None:
+    """Both kinds of errors in a row eject; zero is off, and five is the default."""
+    breaker = from_istio([destination_rule(outlierDetection=detection)]).defence.breaker
+
+    assert expected == (breaker and breaker["consecutive"])
+
+
+def test_retries_left_out_are_those_of_istio() -> None:
+    """Istio retries twice by default, and the import says so."""
+    made = from_istio([virtual_service({"timeout": "0s"})])
+
+    policy = made.defence.policy
+    assert (3, 0.025, 0.25, None) == (
+        policy.max_attempts,
+        policy.initial_delay,
+        policy.max_delay,
+        policy.total_budget,
+    )
+    assert {"UNAVAILABLE", "CANCELLED"} == policy.retryable_codes
+    assert ["spec.http[0].retries"] == fields(made)
+
+
+@pytest.mark.parametrize(
+    ("retry_on", "statuses", "codes"),
+    [
+        ("gateway-error, 429", {429, 502, 503, 504}, set()),
+        ("5xx", set(range(500, 512)), set()),
+        ("retriable-4xx,reset", {409}, set()),
+        ("retriable-status-codes,503,deadline-exceeded", {503}, {"DEADLINE_EXCEEDED"}),
+        ("retriable-headers,internal", set(), {"INTERNAL"}),
+    ],
+)
+def test_conditions_are_imported(retry_on: str, statuses: set[int], codes: set[str]) -> None:
+    """Envoy's names stand for statuses and codes."""
+    route = {"retries": {"attempts": 1, "retryOn": retry_on}}
+
+    policy = from_istio([virtual_service(route)]).defence.policy
+
+    assert statuses == policy.retryable_statuses
+    assert codes == policy.retryable_codes
+
+
+def test_what_is_not_read_is_told() -> None:
+    """Other routes and unknown settings are named by their path."""
+    made = from_istio(
+        [
+            virtual_service(
+                {"retries": {"attempts": 1, "retryOn": "5xx", "retryRemoteLocalities": True}},
+                {"timeout": "3s"},
+                {"route": []},
+            ),
+            destination_rule(loadBalancer={"simple": "RANDOM"}, connectionPool={"tcp": {}}),
+            destination_rule(),
+        ]
+    )
+
+    expected = [
+        "[2].kind",
+        "[0].spec.http[1]",
+        "[0].spec.http[0].retries.retryOn",
+        "[0].spec.http[0].retries.retryRemoteLocalities",
+        "[1].spec.trafficPolicy.connectionPool.tcp",
+        "[1].spec.trafficPolicy.loadBalancer",
+    ]
+    assert expected == fields(made)
+
+
+def test_a_list_of_resources_is_opened() -> None:
+    """What `kubectl get` prints is a List with the resources in it."""
+    route = {"retries": {"attempts": 4, "backoff": "1s"}}
+
+    made = from_istio([{"kind": "List", "items": [virtual_service(route)]}])
+
+    assert 5 == made.defence.policy.max_attempts
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ([], "^there is nothing to import"),
+        ([{"kind": "Gateway"}], "^kind must be one of VirtualService, DestinationRule, got 'Gat"),
+        ([{"kind": "VirtualService"}], "^spec must be given"),
+        ([3], "^the document must be an object, got 3"),
+        ([virtual_service()], r"^spec\.http must have at least one route"),
+        (
+            [virtual_service({"retries": {"attempts": "3"}})],
+            r"^spec\.http\[0\]\.retries\.attempts must be a number, got '3'",
+        ),
+        (
+            [virtual_service({"retries": {"attempts": -1}})],
+            r"^spec\.http\[0\]\.retries\.attempts must be at least 0, got -1",
+        ),
+        (
+            [virtual_service({"retries": {"attempts": 1.5}})],
+            r"^spec\.http\[0\]\.retries\.attempts must be a whole number, got 1\.5",
+        ),
+        (
+            [virtual_service({"retries": {"retryOn": "sometimes"}})],
+            r"^spec\.http\[0\]\.retries\.retryOn must list conditions of Envoy .* 'sometimes'",
+        ),
+        (
+            [virtual_service({"retries": {"retryOn": 503}})],
+            r"^spec\.http\[0\]\.retries\.retryOn must be a text, got 503",
+        ),
+        (
+            [virtual_service({"retries": {"backoff": "0s"}})],
+            r"^spec\.http\[0\]\.retries\.backoff must be longer than 0 s, got '0s'",
+        ),
+        (
+            [virtual_service({"timeout": 2})],
+            r"^spec\.http\[0\]\.timeout must be a duration such as",
+        ),
+        (
+            [{"kind": "VirtualService", "spec": {"http": {}}}],
+            r"^spec\.http must be a list, got \{\}",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_mistakes_are_refused_by_their_path(documents: Any, message: str) -> None:
+    """A document that Istio would not take is refused with the place of the mistake."""
+    with pytest.raises(ConfigurationError, match=message):
+        from_istio(documents)
