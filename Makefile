@@ -53,10 +53,23 @@ bare: $(READY) ## Install the built wheel where nothing else is, and load every 
 	  --disable-pip-version-check $(BARE)/dist/*.whl)
 	$(call step,and needs no third party,$(BARE)/venv/bin/python -I .ci/bare.py)
 
+# The library's tests are measured; the others run beside them, on the second core.
+MEASURED := tests/core tests/runtime tests/telemetry tests/testing
+BESIDE   := $(filter-out $(MEASURED) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+
 .PHONY: pytest
-pytest: $(READY) ## Run the tests with coverage; ARGS are for pytest
-	$(call step,tests ($(VENV)),$(COVERAGE) run -m pytest -q $(ARGS),tail -n 1)
+pytest: $(READY) ## Run the tests; ARGS are for pytest
+	$(call step,browser,.ci/browser)
+	@$(MAKE) -j 2 --output-sync=target measured beside
+
+.PHONY: measured
+measured: $(READY)
+	$(call step,tests of the library ($(VENV)),$(COVERAGE) run -m pytest -q $(ARGS) $(MEASURED) tests/test_*.py,tail -n 1)
 	$(call step,coverage of the core is 100 %,$(COVERAGE) report --include='*/tarry/core/*' --fail-under=100)
+
+.PHONY: beside
+beside: $(READY)
+	$(call step,tests of all else ($(VENV)),$(PY) -m pytest -q $(ARGS) $(BESIDE),tail -n 1)
 
 .PHONY: test-all
 test-all: ## Run the tests with every Python from 3.11 on that this machine has
@@ -74,6 +87,10 @@ format: $(READY) ## Format the code and apply safe fixes
 api: $(READY) ## Rewrite docs/public-api.txt from the code
 	@mkdir -p docs
 	@$(PY) -m tests.public_api > docs/public-api.txt.new && mv docs/public-api.txt.new docs/public-api.txt
+
+.PHONY: tables
+tables: $(READY) ## Rewrite the tables of docs/ that the simulator makes
+	@$(PY) -m tests.contention_table
 
 .PHONY: bench
 bench: $(BENCH)/.ready ## Run the benchmarks beside the peers; ARGS are for them

@@ -1,7 +1,9 @@
 """Run in an environment that holds tarry and nothing else: every public name must load there."""
 
-import importlib.util
+import importlib
 import pkgutil
+import subprocess
+import sys
 from importlib.metadata import distributions
 
 import tarry
@@ -13,11 +15,15 @@ if installed != {"tarry"}:
 for name in tarry.__all__:
     getattr(tarry, name)
 
-# The pure layers keep to the standard library in every module, exported or not.
+# These keep to the standard library in every module, exported or not.
 importlib.import_module("tarry.errors")
-for layer in ("core", "wire"):
-    if importlib.util.find_spec(f"tarry.{layer}") is None:
-        continue
+for layer in ("core", "wire", "simulator", "tuning"):
     package = importlib.import_module(f"tarry.{layer}")
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
+
+# The command says what it needs.
+command = [sys.executable, "-I", "-m", "tarry", "simulate"]
+done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+if done.returncode != 1 or "pip install 'tarry[" not in done.stderr or done.stdout:
+    raise SystemExit(f"a command without its extra: {done}")

@@ -1,0 +1,5 @@
+"""`python -m tarry` is `tarry`."""
+
+from tarry.cli import main
+
+main()

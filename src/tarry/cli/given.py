@@ -1,0 +1,84 @@
+"""What users write on the command line as `name=value`, `name=1,10,100` and `name=10..200:10`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any
+
+from tarry.errors import ConfigurationError
+from tarry.simulator.schema import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+MOST_SWEPT = 2
+MOST_VALUES = 1_000
+_RANGE = re.compile(r"(?P<first>[^.]+(?:\.\d+)?)\.\.(?P<last>[^:]+?)(?::(?P<step>.+))?")
+
+
+def settings(texts: Iterable[str], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Read each `--set`."""
+    return {name: value_of(text) for name, text in _pairs("--set", texts, known)}
+
+
+def sweeps(texts: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Read each `--sweep`."""
+    if len(texts) > MOST_SWEPT:
+        msg = f"--sweep can be given {MOST_SWEPT} times at most, got {len(texts)}"
+        raise ConfigurationError(msg)
+    return {name: values_of(text) for name, text in _pairs("--sweep", texts, known)}
+
+
+def value_of(text: str) -> Any:
+    """Read a value as TOML would, and anything else as text."""
+    try:
+        parsed: dict[str, Any] = tomllib.loads(f"value = {text}")
+    except ValueError:
+        return text
+    return parsed["value"] if set(parsed) == {"value"} else text
+
+
+def values_of(text: str) -> list[Any]:
+    """Read a list of values, or a range with both ends and a step."""
+    found = _RANGE.fullmatch(text.strip())
+    values = _range(text, found) if found else [value_of(part.strip()) for part in text.split(",")]
+    if len(values) > MOST_VALUES:
+        msg = f"a sweep has at most {MOST_VALUES} values; {text!r} has more"
+        raise ConfigurationError(msg)
+    return values
+
+
+def _range(text: str, found: re.Match[str]) -> list[Any]:
+    try:
+        first, last = Decimal(found["first"]), Decimal(found["last"])
+        step = Decimal(found["step"] or 1)
+        size = int((last - first) / step) + 1
+    except (InvalidOperation, ZeroDivisionError, ValueError, OverflowError):
+        size, first, step = 0, Decimal(0), Decimal(0)
+    if size < 1 or step <= 0:
+        msg = f"a range is written first..last:step, such as 10..200:10, got {text!r}"
+        raise ConfigurationError(msg)
+    exact = (first + step * index for index in range(min(size, MOST_VALUES + 1)))
+    whole = first == first.to_integral_value() and step == step.to_integral_value()
+    return [int(value) if whole else float(value) for value in exact]
+
+
+def _pairs(
+    option: str, texts: Iterable[str], known: Mapping[str, Any]
+) -> Iterable[tuple[str, str]]:
+    seen: set[str] = set()
+    for text in texts:
+        name, sign, value = (part.strip() for part in text.partition("="))
+        if not sign or not value:
+            msg = f"{option} is written name=value, got {text!r}"
+            raise ConfigurationError(msg)
+        if name not in known:
+            msg = f"{option}: no parameter {name!r}; {suggestion(name, known)}"
+            raise ConfigurationError(msg)
+        if name in seen:
+            msg = f"{option}: {name} is given twice"
+            raise ConfigurationError(msg)
+        seen.add(name)
+        yield name, value

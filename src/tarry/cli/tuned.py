@@ -1,0 +1,107 @@
+"""A proposal, and the old policy against the new one, as tables in the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from tarry.cli.words import plain
+from tarry.core.explain import duration
+from tarry.simulator.report.numbers import shown
+from tarry.tuning.estimates import needed
+from tarry.tuning.evidence import TAIL
+from tarry.tuning.replay import ENOUGH
+from tarry.tuning.words import counted, percent, setting
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tarry.tuning.evidence import Evidence
+    from tarry.tuning.line import Line
+    from tarry.tuning.proposal import Proposal
+    from tarry.tuning.replay import Replay
+
+_METRICS = (
+    ("success_rate", "calls that succeeded", "%"),
+    ("amplification", "requests for each call", "x"),
+    ("p50", "p50 of calls", "ms"),
+    ("p99", "p99 of calls", "ms"),
+    ("p999", "p99.9 of calls", "ms"),
+    ("unfinished", "calls still running at the end", ""),
+)
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print a line; what it names may come from outside."""
+    console.print(Text(plain(text), style=style), soft_wrap=True)
+
+
+def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> None:
+    """Print each number with its reason and the evidence, and what hedges would do."""
+    say(
+        console,
+        f"{counted(evidence.attempts, 'attempt')} of {counted(evidence.calls, 'call')} "
+        f"in {duration(evidence.span)}, {counted(len(evidence.outages), 'outage')}",
+        "bold",
+    )
+    table = _table("field", "now", "proposed", "why")
+    for line in proposal.lines:
+        why = Text(plain(line.reason))
+        if line.evidence:
+            why.append(f"\n{plain(line.evidence)}", style="dim")
+        table.add_row(
+            Text(line.field),
+            Text(plain(setting(line.field, line.current))),
+            Text(plain(setting(line.field, line.proposed)), style=_style(line)),
+            why,
+        )
+    console.print(table)
+    console.print()
+    if len(evidence.healthy) >= needed(TAIL):
+        table = _table("a second copy at", "after", "p99.9", "saves", "adds")
+        for hedge in evidence.hedges:
+            times = (duration(hedge.delay), duration(hedge.tail))
+            table.add_row(hedge.percentile, *times, percent(hedge.saving), percent(hedge.load))
+        console.print(table)
+        console.print()
+
+
+def show_replay(
+    console: Console, evidence: Evidence, proposal: Proposal, runs: Replay | None
+) -> None:
+    """Print what both policies did to the same calls."""
+    if proposal.defence == proposal.current:
+        say(console, "nothing changes, so nothing is simulated")
+        return
+    if runs is None:
+        there = counted(len(evidence.healthy), "healthy attempt")
+        say(console, f"not simulated: too little data: {there}, {ENOUGH} needed")
+        return
+    say(
+        console,
+        f"simulated: {duration(runs.duration)} at {runs.rate:.3g} calls a second "
+        f"with {counted(runs.outages, 'outage')}",
+        "bold",
+    )
+    table = _table("", "now", "proposed")
+    old, new = runs.old.metrics(), runs.new.metrics()
+    for name, title, unit in _METRICS:
+        if old[name] or new[name]:
+            table.add_row(title, shown(old[name], unit), shown(new[name], unit))
+    console.print(table)
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold", no_wrap=title == "field")
+    return table
+
+
+def _style(line: Line) -> str:
+    if not line.enough:
+        return "yellow"
+    return "green" if line.proposed != line.current and not line.advice else ""

@@ -1,0 +1,158 @@
+"""The ground of the command line: help, version, exit codes, and what is not imported."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+from typer.testing import CliRunner
+
+from tarry import cli
+from tarry.cli.app import app
+from tarry.cli.words import plain
+from tarry.errors import ConfigurationError
+from tests.cli.running import ROOT, tarry
+
+SHORT = ("--set", "duration=5", "--jobs", "1")
+HEAVY = ("tarry.simulator", "tarry.tuning", "tarry.wire", "yaml", "vl_convert", "multiprocessing")
+
+
+def test_help_says_what_it_is_and_shows_examples() -> None:
+    """A newcomer learns what tarry is, which commands there are, and what to type first."""
+    done = tarry("--help")
+
+    assert 0 == done.returncode
+    for words in [
+        "To tarry: to wait before going on.",
+        "simulate",
+        "tune",
+        "policy",
+        "tarry simulate storm",
+        'tarry simulate checkout.toml --assert "amplification < 1.2"',
+    ]:
+        assert words in done.stdout
+
+
+def test_help_loads_no_simulator() -> None:
+    """Help is quick: a command imports what it needs when it runs."""
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from tarry.cli.app import app\n"
+        "CliRunner().invoke(app, ['--help'])\n"
+        "CliRunner().invoke(app, ['simulate', '--help'])\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "[]\n" == done.stdout
+
+
+def test_version_is_that_of_the_package() -> None:
+    """What a bug report needs."""
+    assert f"tarry {version('tarry')}\n" == CliRunner().invoke(app, ["--version"]).stdout
+
+
+def test_unknown_command_is_refused() -> None:
+    """With 2, as every mistake."""
+    done = tarry("simulat")
+
+    assert (2, "") == (done.returncode, done.stdout)
+    assert "No such command 'simulat'" in done.stderr
+
+
+def test_mistake_is_one_line_without_traceback() -> None:
+    """It goes to the error stream; the exit code is 2."""
+    done = tarry("simulate", "no\x1b[31mne.toml")
+
+    assert (2, "", "error: no\\x1b[31mne.toml: there is no such file\n") == (
+        done.returncode,
+        done.stdout,
+        done.stderr,
+    )
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_missing_packages_are_named(missing: str) -> None:
+    """The bare library has a `tarry` command, too; it says what to install."""
+    code = f"import sys; sys.modules[{missing!r}] = None; from tarry.cli import main; main()"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert 1 == done.returncode
+    assert "tarry's command line needs typer and rich: pip install 'tarry[sim]'\n" == done.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (ConfigurationError("rate [bold]must\x07"), 2, "error: rate [bold]must\\x07\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(), 1, ""),
+    ],
+    ids=["mistake", "Ctrl-C", "reader left"],
+)
+def test_main_ends_with_a_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    raised: BaseException,
+    code: int,
+    said: str,
+) -> None:
+    """What a command raises is said in one line, or not at all."""
+
+    def fail(**_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr("tarry.cli.app.app", fail)
+    monkeypatch.setattr("sys.stdout", sys.stdout)  # restored afterwards
+
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+
+    assert code == caught.value.code
+    assert said == capsys.readouterr().err
+
+
+def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what tarry itself refuses is a mistake of the user."""
+    monkeypatch.setattr("tarry.cli.app.app", lambda **_: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_reader_that_leaves_is_no_fault() -> None:
+    """`tarry simulate --json | head -1` prints no traceback."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tarry", "simulate", "examples/checkout.toml", "--json", *SHORT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+
+        assert b"" == running.stderr.read()
+    assert running.returncode in {1, -signal.SIGPIPE}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain é text", "plain é text"),
+        ("two\n  lines\t", "two lines"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("\x9b31m\x7f", "\\x9b31m\\x7f"),
+        ("\u202eevil\u2066", "\\u202eevil\\u2066"),
+        ("\udcff", "\\udcff"),
+    ],
+)
+def test_text_from_outside_moves_no_cursor(text: str, expected: str) -> None:
+    """Control characters are written out, line ends are spaces."""
+    assert expected == plain(text)

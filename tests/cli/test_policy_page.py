@@ -1,0 +1,50 @@
+"""docs/export.md: the commands on the page print what it shows, and its table names the targets."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tarry.cli.policy import TARGETS, app
+from tarry.wire.defence import Defence
+from tarry.wire.export import to_grpc
+
+PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+POLICY = next(
+    iter(re.findall(r"^```\n(# checkout\.toml\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+)
+COMMANDS = re.findall(
+    r"^```console\n\$ tarry policy ([^\n]*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
+)
+
+
+@pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=[command for command, _ in COMMANDS])
+def test_command_prints_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, shown: str
+) -> None:
+    """Each command runs on the file of the page; what it writes to standard output is there."""
+    monkeypatch.chdir(tmp_path)
+    Path("checkout.toml").write_text(POLICY, encoding="utf-8")
+    Path("config.json").write_text(config(), encoding="utf-8")
+
+    result = CliRunner().invoke(app, shlex.split(command.removesuffix("2>/dev/null")))
+
+    assert 0 == result.exit_code, result.output
+    assert shown == result.stdout
+
+
+def config() -> str:
+    """Return the service config that the page imports."""
+    return json.dumps(to_grpc(Defence(), service="shop.Payments").documents[0])
+
+
+def test_table_has_every_target() -> None:
+    """No target is forgotten, and none is promised that is not there."""
+    header = next(line for line in PAGE.splitlines() if line.startswith("| | "))
+
+    assert sorted(TARGETS) == sorted(re.findall(r"`([a-z-]+)`", header))

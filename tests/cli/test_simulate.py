@@ -1,0 +1,242 @@
+"""`tarry simulate`: what it prints and writes, and with which code it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tarry.cli.app import app
+from tarry.errors import ConfigurationError
+from tarry.simulator.scenarios import STUDIES
+from tests.cli.running import tarry
+from tests.simulator.written import CHECKOUT, SMALL, written
+from tests.test_docs import DOCS, blocks_of
+
+SHORT = ("--set", "duration=20", "--jobs", "1")
+PAGE = DOCS / "scenario-files.md"
+
+
+def run(*arguments: object, width: int = 80) -> Result:
+    """Run the command in this process; a mistake is raised."""
+    result = CliRunner(env={"COLUMNS": str(width), "TERM": "dumb"}).invoke(
+        app, ["simulate", *map(str, arguments)]
+    )
+    if isinstance(result.exception, ConfigurationError):
+        raise result.exception
+    return result
+
+
+def test_no_argument_lists_the_scenarios() -> None:
+    """Each with its question, in one line that fits."""
+    result = run(width=200)
+
+    assert 0 == result.exit_code
+    for study in STUDIES.values():
+        assert re.search(
+            rf"^{study.name} +{re.escape(study.question)}", result.stdout, re.MULTILINE
+        )
+
+
+def test_scenarios_are_listed_as_json() -> None:
+    """A program learns what can be run and set."""
+    listed = json.loads(run("--json").stdout)
+
+    assert list(STUDIES) == [study["name"] for study in listed]
+    assert {"attempts": 4} == listed[2]["parameters"]
+
+
+def test_page_shows_a_file_that_runs_and_what_it_prints() -> None:
+    """docs/scenario-files.md shows the example word for word, and its table."""
+    shown = [block.text for block in blocks_of(PAGE)]
+
+    done = tarry("simulate", "examples/checkout.toml")
+
+    command = "$ tarry simulate examples/checkout.toml\n"
+    printed = "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+    assert CHECKOUT.read_text(encoding="utf-8") == shown[0]
+    assert command + printed == shown[1]
+
+
+def test_page_shows_the_mistake_that_a_user_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line that is named on the page is the right one."""
+    command = "$ tarry simulate checkout.toml\nerror: "
+    (shown,) = (block.text for block in blocks_of(PAGE) if block.text.startswith(command))
+    written(
+        tmp_path, "checkout.toml", CHECKOUT.read_text("utf-8").replace("instances", "instanses")
+    )
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ConfigurationError) as caught:
+        run("checkout.toml")
+
+    assert shown == f"{command}{caught.value}\n"
+
+
+def test_claims_on_the_page_hold() -> None:
+    """The command that the page recommends for builds passes."""
+    result = run(CHECKOUT, "--assert", "careful: amplification < 1.2", "--assert", "crashes == 0")
+
+    assert (0, "every claim holds") == (result.exit_code, result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_table_is_whole_at_any_width(width: int) -> None:
+    """What does not fit side by side stands below, with the names of the rows again."""
+    result = run(CHECKOUT, *SHORT, "--sweep", "clients.rate=80,90", width=width)
+
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in result.stdout
+    tables = len(re.findall(r"^careful +90 ", result.stdout, re.MULTILINE))
+    assert {40: 3, 80: 1, 200: 1}[width] == tables
+
+
+def test_same_seed_gives_the_same_bytes() -> None:
+    """In one process or several, today or tomorrow."""
+    arguments = ("simulate", str(CHECKOUT), "--json", "--set", "duration=20", "--seed", "3")
+
+    one = tarry(*arguments, "--jobs", "1", PYTHONHASHSEED="1")
+    two = tarry(*arguments, "--jobs", "2", PYTHONHASHSEED="2")
+
+    assert 0 == one.returncode
+    assert one.stdout == two.stdout
+    assert one.stdout != run(*arguments[1:-1], "4", "--jobs", "1").stdout
+
+
+def test_json_has_the_rows_and_the_claims() -> None:
+    """Null is a time that never came, and what was set is in force."""
+    arguments = ("--json", "--variants", "eager", "--assert", "recovered_after < inf")
+
+    result = run(CHECKOUT, *arguments, "--set", "clients.instances=2")
+
+    findings = json.loads(result.stdout)
+    (row,) = findings["rows"]
+    assert 1 == result.exit_code
+    assert ("eager", None) == (row["variant"], row["metrics"]["recovered_after"])
+    assert 2 == findings["parameters"]["clients.instances"]
+    assert [
+        {
+            "claim": "recovered_after < inf",
+            "holds": False,
+            "parameters": {},
+            "variant": "eager",
+        }
+    ] == findings["claims"]
+
+
+def test_claim_that_fails_ends_with_1_and_names_the_row() -> None:
+    """The error stream has the row, the claim and the value that was seen."""
+    arguments = ("--quiet", "--sweep", "clients.rate=80,110", "--assert", "recovered_after < 60s")
+
+    result = run(CHECKOUT, *arguments)
+
+    assert (1, "") == (result.exit_code, result.stdout)
+    assert "failed: eager, rate=110: recovered_after < 60s, but recovered_after is inf\n" == (
+        result.stderr
+    )
+
+
+def test_misspelt_claim_is_refused_before_anything_runs() -> None:
+    """Nobody waits an hour for that."""
+    with pytest.raises(ConfigurationError, match="no variant 'carefull' is run"):
+        run(CHECKOUT, "--set", "duration=1e9", "--assert", "carefull: amplification < 2")
+
+
+def test_builtin_scenario_runs_with_a_value_of_the_user() -> None:
+    """Also by its short name, with a parameter and without processes."""
+    result = run("retry-after", "--set", "clients=50", "--variants", "full", "--jobs", "1")
+
+    assert 0 == result.exit_code
+    assert STUDIES["retry-after"].question in " ".join(result.stdout.split())
+
+
+def test_show_runs_nothing() -> None:
+    """It says which variants there are, and what can be set, with the values in force."""
+    result = run(CHECKOUT, "--show", "--set", "duration=1e9")
+
+    assert "--variants (variant): eager, careful" in result.stdout
+    assert re.search(r"clients\.defence\.breaker\.open_for +2\.0", result.stdout)
+    assert re.search(r"duration +1000000000\.0", result.stdout)
+    assert {"eager", "careful"} == set(
+        json.loads(run(CHECKOUT, "--show", "--json").stdout)["variants"]
+    )
+
+
+def test_reports_are_written(tmp_path: Path) -> None:
+    """Each form lands in its file, and the page says by which command it was made."""
+    html, png, svg = tmp_path / "a.html", tmp_path / "b.png", tmp_path / "c.svg"
+
+    result = run(CHECKOUT, *SHORT, "-q", "--html", str(html), "--png", str(png), "--svg", str(svg))
+
+    assert (0, "") == (result.exit_code, result.output)
+    assert f"tarry simulate {CHECKOUT} --set" in html.read_text("utf-8")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert svg.read_text("utf-8").startswith("<svg")
+
+
+def test_scenario_files_are_compared(tmp_path: Path) -> None:
+    """One table with a row for each."""
+    before = written(tmp_path, "before.toml", SMALL)
+    after = written(tmp_path, "after.toml", SMALL.replace("0.01", "0.02"))
+
+    result = run("--compare", before, after)
+
+    assert re.search(r"^before .*\nafter ", result.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("scenario", ["storm", CHECKOUT])
+def test_policy_files_are_compared_in_a_scenario(tmp_path: Path, scenario: object) -> None:
+    """They take the place of its variants."""
+    once = written(tmp_path, "once.toml", "max_attempts = 1")
+    twice = written(tmp_path, "twice.toml", "max_attempts = 2")
+    less = ("--set", "clients=50") if scenario == "storm" else SHORT
+
+    result = run(scenario, "--compare", once, twice, *less)
+
+    assert 0 == result.exit_code
+    assert re.search(r"^once .*\ntwice ", result.stdout, re.MULTILINE)
+
+
+MISTAKES = [
+    (["strom"], "no scenario and no file 'strom'; did you mean 'storm'?"),
+    (["storm", "hedging"], "got 2 scenarios; put files side by side with --compare"),
+    (["storm", "--compare"], "--compare needs policy files to run in storm"),
+    (["contention", "--compare", str(CHECKOUT)], "contention compares something else than polic"),
+    (["storm", "--compare", str(CHECKOUT)], f"{CHECKOUT}:3: the file has no key 'question'; it "),
+    (["storm", "--set", "client=3"], "--set: no parameter 'client'; did you mean 'clients'?"),
+    (["storm", "--set", "clients=few"], "clients must be a whole number, got 'few'"),
+    (["storm", "--set", "clients=0"], "clients must be at least 1, got 0"),
+    (["storm", "--variants", "ful"], "defence must be one of "),
+    (["storm", "--trials", "0"], "trials must be at least 1, got 0"),
+    (["storm", "--jobs", "0"], "jobs must be at least 1, got 0"),
+    (["storm", "--assert", "p99 ~ 3"], "cannot read the claim 'p99 ~ 3'; write "),
+    ([str(CHECKOUT), "--sweep", "bucket=0,1"], "bucket = 0: bucket must be greater than 0, got 0"),
+    (["storm", "--html", "/no/such/x.html"], "--html: there is no folder /no/such to write into"),
+    (["storm", "--png", "/no/such/x.png"], "--png: there is no folder /no/such to write into"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), MISTAKES, ids=[case[1] for case in MISTAKES])
+def test_mistakes_are_refused(arguments: list[str], expected: str) -> None:
+    """Each says what to change."""
+    with pytest.raises(ConfigurationError) as caught:
+        run(*arguments)
+
+    assert expected == str(caught.value)[: len(expected)]
+
+
+def test_text_of_a_file_is_shown_as_text(tmp_path: Path) -> None:
+    """Neither markup nor control characters of a file do anything in the terminal."""
+    text = 'question = "[red]why[/red]\\u001b[2J"\n' + SMALL + '[variants."[b]x\\u009b"]\n'
+
+    result = run(written(tmp_path, "s.toml", text), "--set", "duration=1")
+
+    assert "[red]why[/red]\\x1b[2J" in result.stdout
+    assert "[b]x\\x9b" in result.stdout
+    assert set() == set("\x1b\x9b") & set(result.stdout)

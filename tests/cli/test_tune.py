@@ -1,0 +1,185 @@
+"""`tarry tune`: what a user sees, writes and is refused."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tarry.cli.tune import tune
+from tarry.errors import ConfigurationError
+from tarry.simulator.files import read_defence
+from tests.tuning.logs import Truth, write_csv, write_jsonl
+
+if TYPE_CHECKING:
+    from typer.testing import Result
+
+TRUTH = Truth(
+    calls=8_000,
+    rate=30.0,
+    sigma=0.8,
+    odds=(0.97, 0.9, 0.9, 0.001),
+    outages=((50, 70), (120, 140), (200, 220)),
+)
+FIELDS = [
+    "attempt_timeout",
+    "initial_delay",
+    "max_delay",
+    "max_attempts",
+    "budget",
+    "hedging.after",
+]
+
+PAGE = Path(__file__).parents[2] / "docs" / "tuning.md"
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(tune)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a log with enough of everything."""
+    return write_csv(tmp_path_factory.mktemp("logs") / "log.csv", TRUTH.attempts())
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Return a log that is too small for anything."""
+    return write_jsonl(tmp_path / "small.jsonl", Truth(calls=37, odds=(1.0,)).attempts())
+
+
+def run(*arguments: object, width: int = 140) -> Result:
+    """Run the command as a user would."""
+    return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": str(width)})
+
+
+def refused(*arguments: object) -> str:
+    """Return why the command was refused."""
+    error = run(*arguments).exception
+
+    assert isinstance(error, ConfigurationError)
+    return str(error)
+
+
+def test_the_tables(log: Path) -> None:
+    """Each field has a row with its reason; then come the hedges, and old against new."""
+    result = run(log, "--seed", 3)
+
+    assert 0 == result.exit_code
+    assert "8,000 calls in " in result.stdout
+    assert ", 3 outages" in result.stdout
+    assert [] == [field for field in FIELDS if field not in result.stdout]
+    assert "p99.5 of healthy attempts" in result.stdout
+    assert "of the time: drop it" in result.stdout
+    assert "a quarter of a usual outage" in result.stdout
+    assert "a second copy at" in result.stdout
+    assert "simulated: " in result.stdout
+    assert "requests for each call" in result.stdout
+    assert result.stdout == run(log, "--seed", 3).stdout
+
+
+def test_a_narrow_terminal_loses_nothing(log: Path) -> None:
+    """At 80 columns, reasons are wrapped and names are whole."""
+    result = run(log, "--no-simulate", width=80)
+
+    assert [] == [field for field in FIELDS if field not in result.stdout]
+    assert 80 >= max(map(len, result.stdout.splitlines()))
+    assert "simulated" not in result.stdout
+
+
+@pytest.mark.parametrize("name", ["policy.toml", "policy.json", "POLICY.TOML"])
+def test_the_written_policy_can_be_read_again(log: Path, tmp_path: Path, name: str) -> None:
+    """What is written is a policy file, and tuning it again proposes the same."""
+    out = tmp_path / name
+    first = run(log, "--out", out, "--no-simulate")
+    again = run(log, "--policy", out, "--json", "--no-simulate")
+
+    assert f"written to {out}" in first.stdout
+    assert read_defence(out).to_dict() == json.loads(again.stdout)["policy"]
+    if out.suffix == ".toml":
+        assert 3 == tomllib.loads(out.read_text())["max_attempts"]
+
+
+def test_json(log: Path) -> None:
+    """Everything that the tables say, and the numbers behind it, as one JSON object."""
+    plain = json.loads(run(log, "--json", "--latency-budget", "600ms").stdout)
+
+    assert ["log", "lines", "policy", "simulated"] == list(plain)
+    assert {*FIELDS, "total_budget"} == {line["field"] for line in plain["lines"]}
+    assert 0.6 == plain["policy"]["total_budget"]
+    assert 3 == len(plain["log"]["outages"])
+    assert plain["simulated"]["new"]["requests"] < plain["simulated"]["old"]["requests"]
+
+
+def test_too_little_is_said(small: Path) -> None:
+    """A small log changes nothing, and says for each number what is missing."""
+    result = run(small)
+
+    assert 0 == result.exit_code
+    assert 6 == result.stdout.count("too little data: ")
+    assert "nothing changes, so nothing is simulated" in result.stdout
+    assert "a second copy at" not in result.stdout
+    assert "simulated" not in json.loads(run(small, "--json").stdout)
+
+
+def test_too_little_to_simulate_is_said(small: Path) -> None:
+    """A latency budget changes the policy, but 37 latencies are not simulated."""
+    result = run(small, "--latency-budget", "2s")
+
+    assert "not simulated: too little data: 37 healthy attempts, 100 needed" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "log.csv: there are no attempts in it: the file is empty"),
+        ("taskId\n", "log.csv:1: column attemptNumber is missing; there are 'taskId'"),
+    ],
+)
+def test_bad_logs(tmp_path: Path, text: str, words: str) -> None:
+    """A log that cannot be read is an error with its file and line."""
+    path = tmp_path / "log.csv"
+    path.write_text(text)
+
+    assert words in refused(path)
+
+
+def test_bad_arguments(log: Path, tmp_path: Path) -> None:
+    """What makes no sense is refused before the log is read."""
+    missing = tmp_path / "missing"
+
+    assert "--out: the name must end in .json or .toml" in refused(missing, "--out", "p.yaml")
+    assert "--latency-budget must be a time" in refused(missing, "--latency-budget", "soon")
+    assert "missing.toml: there is no such file" in refused(log, "--policy", f"{missing}.toml")
+    assert "missing: there is no such file" in refused(missing)
+
+
+def test_a_policy_that_cannot_be_written(small: Path, tmp_path: Path) -> None:
+    """A folder that is not there is an error, and no trace of Python."""
+    out = tmp_path / "nowhere" / "policy.toml"
+
+    assert f"--out: {out} cannot be written: " in refused(small, "--out", out)
+
+
+def test_names_from_outside_move_no_cursor(small: Path, tmp_path: Path) -> None:
+    """Markup and control characters in a path are shown as they are written."""
+    out = tmp_path / "[red]\x1b[2J.toml"
+    result = run(small, "--out", out)
+
+    assert "[red]\\x1b[2J.toml" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_the_page_names_every_field_and_every_option() -> None:
+    """docs/tuning.md has a row for each field that is proposed, and each option of the command."""
+    page = PAGE.read_text(encoding="utf-8")
+    options = [option for option in typer.main.get_command(app).params if option.name != "log"]
+    names = [option.opts[0] for option in options]
+
+    assert [] == [field for field in [*FIELDS, "total_budget"] if f"| `{field}` |" not in page]
+    assert [] == [name for name in names if name not in page]
