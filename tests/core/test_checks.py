@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.core.checks import at_least, count, number, one_of, positive, share
+from tarry.core.checks import at_least, count, number, one_of, positive, share, short
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 HUGE = 10**400
@@ -165,3 +165,17 @@ def test_not_one_of(value: object) -> None:
     with pytest.raises(ConfigurationError) as caught:
         one_of("field", value, ["b", "a"])
     assert f"field must be one of a, b, got {value!r}" == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("x" * 58, f"'{'x' * 58}'"),
+        ("x" * 59, f"'{'x' * 59}..."),
+        (UNPRINTABLE, "a number of thousands of digits"),
+    ],
+    ids=["fits", "cut", "unprintable"],
+)
+def test_value_from_outside_fits_into_a_message(value: object, expected: str) -> None:
+    """Sixty characters tell which one was meant."""
+    assert expected == short(value)

@@ -53,6 +53,7 @@ class Breaker:
     """
 
     __slots__ = (
+        "_calm",
         "_consecutive",
         "_failures_in_a_row",
         "_growth",
@@ -71,7 +72,6 @@ class Breaker:
         "_succeeded",
         "_until",
         "_window",
-        "calm",
         "generation",
         "state",
     )
@@ -108,8 +108,7 @@ class Breaker:
 
         self.state: BreakerState = _CLOSED
         self.generation: int = 0
-        self.calm: bool = self._slow_after is None
-        """Whether nothing failed lately, so that one success more changes nothing."""
+        self._calm = self._slow_after is None
         self._looks_further = consecutive is not None or slow_after is not None
         self._failures_in_a_row = 0
         self._opened = 0
@@ -141,7 +140,7 @@ class Breaker:
 
         This is what nearly every call of a healthy dependency comes to.
         """
-        if not self.calm or permit != self.generation:
+        if not self._calm or permit != self.generation:
             return False
         window = self._window
         if now >= window.ends:
@@ -174,8 +173,8 @@ class Breaker:
         current[_FAILURES] += failed
         self._failures_in_a_row = self._failures_in_a_row + 1 if failed else 0
         failures = window.past[_FAILURES] + current[_FAILURES]
-        self.calm = self._slow_after is None and not failures
-        if not self.calm and self.state is _CLOSED:
+        self._calm = self._slow_after is None and not failures
+        if not self._calm and self.state is _CLOSED:
             calls = window.past[_CALLS] + current[_CALLS]
             if (failures >= self._rate * calls and calls >= self._min_calls) or (
                 self._looks_further and self._is_broken(calls)
@@ -253,5 +252,5 @@ class Breaker:
         self._probes.clear()
         self._succeeded = 0
         self._window.clear()
-        self.calm = state is _CLOSED and self._slow_after is None
+        self._calm = state is _CLOSED and self._slow_after is None
         return state

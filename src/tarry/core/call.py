@@ -119,8 +119,8 @@ class Call:
             self._begun = now + delay
         self.attempts = number = self.attempts + 1
         policy = self.policy
-        if deadline is None and not delay and number < len(policy.attempts):
-            return policy.attempts[number]
+        if deadline is None and not delay and number < len(policy.commands):
+            return policy.commands[number]
         timeout = policy.attempt_timeout
         if deadline is not None:
             left = deadline - now - delay

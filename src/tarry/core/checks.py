@@ -19,6 +19,12 @@ def shown(value: object) -> str:
         return "a number of thousands of digits"
 
 
+def short(value: object, most: int = 60) -> str:
+    """Return a value from outside as text that fits into a message."""
+    text = shown(value)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def number(field: str, value: object) -> float:
     """Any finite number, as a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

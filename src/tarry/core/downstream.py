@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.breaker import BreakerState
 from tarry.core.checks import count
 from tarry.core.latency import Latency
 from tarry.core.limiter import InFlight
@@ -16,13 +15,12 @@ from tarry.core.outcome import SUCCESS, Kind
 from tarry.core.verdict import Delayed, Reason, Stop
 
 if TYPE_CHECKING:
-    from tarry.core.breaker import Breaker
+    from tarry.core.breaker import Breaker, BreakerState
     from tarry.core.budget import Budget
     from tarry.core.limiter import Limiter
     from tarry.core.outcome import Outcome
 
 _SUCCESS, _PERMANENT = Kind.SUCCESS, Kind.PERMANENT
-_CLOSED = BreakerState.CLOSED
 _MOST_MOVES = 100
 _MOST_CREDIT = 10.0
 
@@ -68,15 +66,12 @@ class Downstream:
         breaker = self.breaker
         if breaker is not None:
             before = breaker.state
-            if before is _CLOSED:  # as nearly always, and it costs half as much to see it here
-                permit = breaker.generation
-            else:
-                answer = breaker.admit(now)
-                if breaker.state is not before:
-                    self._moved(before, now)
-                if answer is None:
-                    return Stop(Reason.BREAKER_OPEN, breaker.retry_after(now))
-                permit = answer
+            answer = breaker.admit(now)
+            if breaker.state is not before:
+                self._moved(before, now)
+            if answer is None:
+                return Stop(Reason.BREAKER_OPEN, breaker.retry_after(now))
+            permit = answer
         return self._limited(permit, now) if self._limiters else permit
 
     def passed(self, permit: int, duration: float, now: float) -> bool:
@@ -101,12 +96,7 @@ class Downstream:
         """Learn from an attempt that ended; `paid` is what the retry budget took for it."""
         kind = outcome.kind
         breaker = self.breaker
-        if (
-            kind is _SUCCESS
-            and not paid
-            and (breaker is None or breaker.calm)
-            and self.passed(permit, duration, now)
-        ):
+        if kind is _SUCCESS and not paid and self.passed(permit, duration, now):
             return
         for limiter in self._limiters:  # first: whatever happens next, the place is free
             limiter.release(outcome, duration, now)
@@ -133,7 +123,7 @@ class Downstream:
     def refusal(self, outcome: Outcome, now: float) -> Stop | None:
         """Say why a retry after `outcome` may not go, and change nothing."""
         breaker, budget = self.breaker, self.budget
-        if breaker is not None and breaker.state is not _CLOSED and not breaker.would_admit(now):
+        if breaker is not None and not breaker.would_admit(now):
             return Stop(Reason.BREAKER_OPEN, breaker.retry_after(now))
         if budget is not None and budget.balance(now) < budget.cost(outcome):
             return Stop(Reason.BUDGET_EMPTY)
@@ -153,7 +143,7 @@ class Downstream:
 
     def standing(self, now: float) -> tuple[str | None, float | None]:
         """Return the breaker's state and the budget's balance, for the decision record."""
-        breaker = None if self.breaker is None else self.breaker.state
+        breaker = None if self.breaker is None else self.breaker.state.value
         balance = None if self.budget is None else self.budget.balance(now)
         return breaker, balance
 

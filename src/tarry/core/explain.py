@@ -10,6 +10,8 @@ _ALMOST_ONE = 0.9995
 """From here on three digits of milliseconds would read 1e+03."""
 _EDGE = 1.0 - 2.0**-53
 """The largest number below 1: as good as the worst draw."""
+_THREE_DIGITS, _READABLE = 100, 1_000_000
+"""Between them three digits or more are those of a whole number, which needs no exponent."""
 
 
 class Explainable(Protocol):
@@ -64,7 +66,7 @@ def explain(policy: Explainable) -> str:
     for k, ceiling in enumerate(ceilings[:_ROWS], 1):
         low = previous_low = policy.delay(ceiling, previous_low, 0.0)
         high = previous_high = policy.delay(ceiling, previous_high, _EDGE)
-        lines.append(f"{k:>5}  {duration(ceiling):>8}   {duration(low)} .. {duration(high)}")
+        lines.append(f"{k:>5}  {duration(ceiling):>8}   {duration(low):>10} .. {duration(high)}")
     if retries > _ROWS:
         lines.append(f"  ...  {retries - _ROWS} more, the last {duration(ceilings[-1])}")
     lines.append("")
@@ -77,10 +79,9 @@ def explain(policy: Explainable) -> str:
         lines.append(f"worst case time: {duration(longest)}, attempts included")
     if policy.total_budget is not None:
         lines.append(f"total budget: {duration(policy.total_budget)}; no attempt starts beyond it")
-    lines.append(
-        f"worst case load: {retries + 1} x the calls while every attempt fails "
-        "(a retry budget bounds it near 1.1 x)"
-    )
+    # By how much a budget lowers it is for those to say who know the budget.
+    unless = ", unless a retry budget bounds it" if retries else ""
+    lines.append(f"worst case load: {retries + 1} x the calls while every attempt fails{unless}")
     return "\n".join(lines)
 
 
@@ -88,10 +89,15 @@ def duration(seconds: float) -> str:
     """Return seconds as a person would write them: 100 ms, 2.5 s, 3 min, 75 h."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 2 * size:
-            return f"{seconds / size:.4g} {unit}"
+            return f"{_digits(seconds / size)} {unit}"
     if seconds >= _ALMOST_ONE:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1000:.3g} ms"
+        return f"{_digits(seconds)} s"
+    return f"{_digits(seconds * 1000)} ms"
+
+
+def _digits(number: float) -> str:
+    """Round to three digits, and keep all of those before the point."""
+    return f"{number:.0f}" if _THREE_DIGITS <= number < _READABLE else f"{number:.3g}"
 
 
 def _schedule(policy: Explainable) -> tuple[list[float], int, float]:

@@ -61,7 +61,7 @@ class Policy(Value):
         "max_hint",
         "retry_marked",
     )
-    __slots__ = (*_fields, "_jitter", "_throttled", "attempts", "table")
+    __slots__ = (*_fields, "_jitter", "_throttled", "commands", "table")
 
     max_attempts: int
     initial_delay: float
@@ -81,7 +81,7 @@ class Policy(Value):
 
     Empty for what cannot be known before: a callable, or a jitter that looks at the last delay.
     """
-    attempts: tuple[Attempt, ...]
+    commands: tuple[Attempt, ...]
     """The commands for the first attempts, each at its number, for a call without a deadline."""
     _jitter: Callable[[float, float, float, float, float], float]
     _throttled: float
@@ -136,7 +136,7 @@ class Policy(Value):
             table=(),
         )
         first = range(min(self.max_attempts + 1, _TABLE))
-        self._set(attempts=tuple(Attempt(number, self.attempt_timeout) for number in first))
+        self._set(commands=tuple(Attempt(number, self.attempt_timeout) for number in first))
         if isinstance(backoff, str) and jitter in _MEMORYLESS:
             self._set(table=tuple(map(self._row, range(min(self.max_attempts, _TABLE)))))
 

@@ -69,6 +69,14 @@ class Stop(NamedTuple):
     hint: Hint | None = None
 
 
+def is_final(stop: Stop, attempts: int, max_attempts: int) -> bool:
+    """Say whether layers above shall pass the error on that ended a call, and not retry it.
+
+    They shall where it was retried or not let through; not where it was tried once and no more.
+    """
+    return not attempts or (max_attempts > 1 and stop.reason is not Reason.PERMANENT)
+
+
 class Attempt(Value):
     """Run the operation now, or after `delay` seconds when a rate limit asks for that."""
 

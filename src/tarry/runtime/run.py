@@ -18,7 +18,7 @@ from tarry.core.decide import decide
 from tarry.core.explain import duration
 from tarry.core.outcome import TRANSIENT
 from tarry.core.record import CallRecord
-from tarry.core.verdict import Reason, Stop, Wait
+from tarry.core.verdict import Reason, Stop, Wait, is_final
 from tarry.errors import (
     AttemptTimeout,
     BlockingWait,
@@ -204,8 +204,8 @@ class Run(Call):
             self.steps,
         )
         if not marked_since(error, self._serial):  # else the inner record says more
-            final = stop.reason is not Reason.PERMANENT and self.policy.max_attempts > 1
-            mark(error, record, final=final or not self.attempts, block=self._block)
+            final = is_final(stop, self.attempts, self.policy.max_attempts)
+            mark(error, record, final=final, block=self._block)
         note(error, record)
         if self._watched or bus.watched():
             _story().tell_gave_up(self.spec.operation, self, stop, error)
