@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tarry.simulator.report import write_html
+from tarry.simulator.report.theme import DARK, LIGHT
 from tarry.simulator.scenarios import STUDIES
 from tarry.simulator.study import Findings, Plot, conduct
 from tests.simulator.report.made_up import BARS, LINES, VARIANTS, findings, swept
@@ -149,6 +150,23 @@ def test_tooltip(browser: Browser, reports: Path) -> None:
     tip.wait_for()
     assert ["variant", "time", "requests a second"] == tip.locator(".key").all_inner_texts()
     assert "none" == tip.locator(".value").first.inner_text()
+    assert [] == troubles
+    page.close()
+
+
+@pytest.mark.parametrize(("scheme", "ground"), [("light", LIGHT.span), ("dark", DARK.span)])
+def test_times_of_trouble(browser: Browser, reports: Path, scheme: Scheme, ground: str) -> None:
+    """They are shaded and named in each row, and a pointer there still learns the value."""
+    page, troubles = opened(browser, reports / "made up.html", 390, scheme)
+    row = page.locator("#view-0-0 svg")
+    shade = row.locator(f'path[fill="{ground}"]')
+    assert 2 == shade.count()
+    for label in ("frozen", "maintenance"):
+        assert 1 == row.get_by_text(label, exact=True).count()
+    shade.first.hover(force=True)
+    page.locator("#vg-tooltip-element.visible").wait_for()
+    seconds = page.locator("#vg-tooltip-element .value").nth(1).inner_text()
+    assert 28 <= float(seconds.removesuffix(" s")) <= 32
     assert [] == troubles
     page.close()
 

@@ -1,16 +1,21 @@
-"""Stand-ins for the parts of the engine, so that each can be tested without the others."""
+"""Stand-ins for the parts of the engine, and what several of its tests ask."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from math import inf, isnan
 from typing import NamedTuple
 
-from tarry.core.outcome import Outcome
+from tarry.core.outcome import SUCCESS, Outcome
 from tarry.core.verdict import Stop
 from tarry.simulator.distributions import Dice, Sampler
-from tarry.simulator.node import Ended, Node, Requester
+from tarry.simulator.node import Ended, Node, Requester, Worker
 from tarry.simulator.scenario import Server
+from tarry.simulator.summary import Summary
 from tarry.simulator.world import World
+
+HELD = 1_000_000
+"""Added to the number of a request that is held."""
 
 
 class Script:
@@ -48,6 +53,10 @@ class Asker:
         """Write it down."""
         self.answers.append(Answer(now, number, outcome))
 
+    def hold(self, number: int) -> int:
+        """Call what is to come by another number, as callers do."""
+        return number + HELD
+
 
 class Replies(Node):
     """A server that answers request after request as it is told to, and then no more.
@@ -56,7 +65,7 @@ class Replies(Node):
     """
 
     def __init__(self, world: World, *replies: tuple[float, Outcome] | None) -> None:
-        super().__init__(Server(), world, None)
+        super().__init__("server", Server(), world)
         self.replies = list(replies)
         self.seen: list[tuple[float, int]] = []
         """When each request arrived, and its number."""
@@ -103,10 +112,12 @@ class Ends:
 
     def __init__(self) -> None:
         self.told: list[End] = []
+        self.attempts: list[int] = []
 
-    def __call__(self, begun: float, now: float, stop: Stop | None) -> None:
+    def __call__(self, begun: float, now: float, stop: Stop | None, attempts: int) -> None:
         """Write it down."""
         self.told.append(End(begun, now, stop))
+        self.attempts.append(attempts)
 
 
 class Begun(NamedTuple):
@@ -128,13 +139,50 @@ class Begins:
         """Write a call down, or refuse it as a caller does."""
         stop = self.refuse(now)
         if stop is not None:
-            ended(now, now, stop)
+            ended(now, now, stop, 0)
             return stop
         self.begun.append(Begun(now, client, ended))
         return None
 
 
-def at_times(world: World, times: Iterable[float], act: Callable[[float], None]) -> None:
-    """Have something done at each of these times."""
-    for when in times:
-        world.at(when, lambda now, _: act(now))
+def worker_of(server: Server, seed: int = 0) -> tuple[World, Worker]:
+    """Return a server at work, and its world."""
+    world = World(seed)
+    return world, Worker("server", server, world)
+
+
+def taken(node: Node, now: float, asker: Asker | None = None, number: int = 1) -> Answer | None:
+    """Return the answer that a request gets at once, if any."""
+    answer = node.take(now, Asker() if asker is None else asker, number)
+    return None if answer is None else Answer(answer[0], number, answer[1])
+
+
+def ends(node: Node, times: list[float]) -> list[float | str]:
+    """Return when each of the requests is answered; what is not a success has its detail."""
+    answers = [taken(node, now) for now in times]
+    return [
+        "never"
+        if answer is None
+        else answer.when
+        if answer.outcome is SUCCESS
+        else answer.outcome.detail
+        for answer in answers
+    ]
+
+
+def conserves(summary: Summary) -> None:
+    """Check that calls, attempts and series add up."""
+    assert summary.calls == summary.succeeded + summary.failed + summary.unfinished
+    assert summary.unfinished >= 0
+    assert summary.failed == sum(summary.reasons.values())
+    assert summary.failures + summary.succeeded <= summary.attempts
+    for name in ("calls", "requests", "succeeded", "failed"):
+        assert getattr(summary, name) == sum(summary.series[name])
+    assert 1 == len({len(values) for values in summary.series.values()})
+    assert not any(value < 0 for value in summary.metrics().values())
+    assert not summary.calls or 0 <= summary.success_rate <= 1
+    assert not summary.succeeded or 0 <= summary.p50 <= summary.p99 <= summary.p999 < inf
+    if isnan(summary.recovered_after):
+        assert isnan(summary.recovered)
+    else:
+        assert float(summary.recovered_after < inf) == summary.recovered

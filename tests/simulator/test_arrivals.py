@@ -15,11 +15,12 @@ from tarry import Policy
 from tarry.core.hedging import Hedging
 from tarry.core.verdict import Reason, Stop
 from tarry.simulator.arrivals import Arrivals
-from tarry.simulator.distributions import Exponential, Fixed, Uniform
+from tarry.simulator.distributions import Empirical, Exponential, Fixed, Uniform
 from tarry.simulator.meter import Meter
 from tarry.simulator.node import Ended
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 from tarry.simulator.simulate import simulate
+from tarry.simulator.summary import Summary
 from tarry.simulator.world import World
 from tarry.wire.defence import Defence
 from tests.simulator.engine import Begins
@@ -44,7 +45,7 @@ class Takes:
         if self.room is not None and self.running >= self.room:
             self.refusals += 1
             stop = Stop(Reason.LIMIT)
-            ended(now, now, stop)
+            ended(now, now, stop, 0)
             return stop
         self.running += 1
         self.most = max(self.most, self.running)
@@ -55,7 +56,7 @@ class Takes:
     def end(self, begun: float, now: float, ended: Ended) -> None:
         """End a call well."""
         self.running -= 1
-        ended(begun, now, None)
+        ended(begun, now, None, 1)
 
 
 def began(clients: Clients, seed: int = 0, span: float = SPAN) -> list[tuple[float, int]]:
@@ -93,7 +94,7 @@ def test_an_end_is_counted_with_its_reason(stop: Stop | None) -> None:
     Arrivals(Clients(arrivals="at-once"), world, meter, begins).start()
     world.run(1.0)
 
-    begins.begun[0].ended(0.0, 2.5, stop)
+    begins.begun[0].ended(0.0, 2.5, stop, 1)
 
     if stop is None:
         assert (1, [2.5], {}) == (meter._succeeded[2], list(meter._took), meter._reasons)
@@ -162,20 +163,6 @@ def test_a_surge_from_the_start() -> None:
     assert 0 == in_window(times, 0, 50)
     assert about(5_000) == in_window(times, 50, 100)
     assert about(1_000) == in_window(times, 100, 200)
-
-
-@pytest.mark.parametrize("inner_last", [True, False])
-def test_of_two_surges_the_one_named_last_holds(inner_last: bool) -> None:
-    """Where surges meet, the later one in the list says the rate."""
-    inner = Surge(start=60.0, end=100.0, rate=100.0)
-    outer = Surge(start=20.0, end=140.0, rate=20.0)
-    surges = (outer, inner) if inner_last else (inner, outer)
-    times = [now for now, _ in began(Clients(rate=5.0, surges=surges))]
-
-    assert about(20 * 40) == in_window(times, 20, 60)
-    assert about((100 if inner_last else 20) * 40) == in_window(times, 60, 100)
-    assert about(20 * 40) == in_window(times, 100, 140)
-    assert about(5 * 60) == in_window(times, 140, 200)
 
 
 def test_poisson_does_not_wait_for_answers() -> None:
@@ -248,6 +235,14 @@ def test_closed_begins_anywhere_in_its_pause() -> None:
     assert 1_000 == in_window([now for now, _ in first], 0, 10)
 
 
+def test_closed_begins_soon_where_hardly_any_pause_is_long() -> None:
+    """A mean far above what is usual does not keep the clients from their first call."""
+    think = Empirical((0.001,) * 9_999 + (1e9,))
+    first = began(Clients(arrivals="closed", count=20, think=think))
+
+    assert 10 < in_window([now for now, _ in first], 0, 0.001)
+
+
 def test_who_never_thinks_goes_on_at_once() -> None:
     """Without a pause the next call begins with the end of the last."""
     world, meter = World(0), Meter(10.0, 1.0)
@@ -276,7 +271,7 @@ def test_a_backlog_begins_all_it_may() -> None:
     """Where nothing holds it back, all calls begin at the start."""
     calls = began(Clients(arrivals="backlog", count=5))
 
-    assert [(0.0, 4), (0.0, 3), (0.0, 2), (0.0, 1), (0.0, 0)] == calls
+    assert [(0.0, client) for client in range(1, 6)] == calls
 
 
 def test_a_backlog_refills_as_calls_end() -> None:
@@ -297,7 +292,7 @@ def test_the_time_of_a_call_in_a_backlog_counts_from_the_start() -> None:
     assert [3, 0] == meter._calls[:2]
     world.run(5.0)
 
-    begins.begun[0].ended(4.0, 7.0, None)
+    begins.begun[0].ended(4.0, 7.0, None, 1)
 
     assert [7.0] == list(meter._took)
 
@@ -323,6 +318,25 @@ def test_a_backlog_looks_again_when_it_is_told_to(
     assert [0.0, expected, expected] == asked
 
 
+def test_a_backlog_asks_every_instance_and_comes_back_for_the_first_that_may() -> None:
+    """One process that is held back does not hold back the others."""
+    world, asked = World(0), []
+    waits = {0: 5.0, 1: 2.0, 2: 3.0}
+
+    def begin(now: float, client: int, ended: Ended) -> Stop | None:
+        asked.append((now, client % 3))
+        stop = Stop(Reason.BREAKER_OPEN, waits[client % 3])
+        ended(now, now, stop, 0)
+        return stop
+
+    clients = Clients(arrivals="backlog", count=9, instances=3)
+    Arrivals(clients, world, Meter(9.0, 1.0), begin).start()
+    world.run(3.0)
+
+    assert [0, 1, 2] == sorted(instance for now, instance in asked if now == 0.0)
+    assert [0.0] * 3 + [2.0] * 3 == [now for now, _ in asked]
+
+
 @pytest.mark.parametrize("reason", [Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY])
 def test_a_call_that_is_held_back_on_its_way_goes_back_into_the_backlog(reason: Reason) -> None:
     """It has not failed: it is begun again, also when no other call runs that would wake it."""
@@ -330,7 +344,7 @@ def test_a_call_that_is_held_back_on_its_way_goes_back_into_the_backlog(reason: 
     Arrivals(Clients(arrivals="backlog", count=2), world, meter, begins).start()
     world.run(1.0)
     for begun in tuple(begins.begun):
-        begun.ended(0.0, 2.0, Stop(reason, 3.0))
+        begun.ended(0.0, 2.0, Stop(reason, 3.0), 1)
     world.run(50.0)
 
     assert [0.0, 0.0, 5.0, 5.0] == [begun.now for begun in begins.begun]
@@ -344,7 +358,7 @@ def test_a_call_that_fails_leaves_the_backlog(reason: Reason) -> None:
     Arrivals(Clients(arrivals="backlog", count=2), world, meter, begins).start()
     world.run(1.0)
     for begun in tuple(begins.begun):
-        begun.ended(0.0, 2.0, Stop(reason))
+        begun.ended(0.0, 2.0, Stop(reason), 1)
     world.run(50.0)
 
     assert 2 == len(begins.begun)
@@ -368,7 +382,7 @@ def test_no_call_of_a_backlog_is_lost_or_made_twice(
         nonlocal running
         if running >= room:
             stop = Stop(Reason.LIMIT)
-            ended(now, now, stop)
+            ended(now, now, stop, 0)
             return stop
         running += 1
         world.at(now + 1.0, end, ended)
@@ -380,7 +394,7 @@ def test_no_call_of_a_backlog_is_lost_or_made_twice(
         fate = next(ends, "ok")
         tally[fate] += 1
         stops = {"failed": Stop(Reason.ATTEMPTS), "held": Stop(Reason.BREAKER_OPEN, 2.0)}
-        ended(now - 1.0, now, stops.get(fate))
+        ended(now - 1.0, now, stops.get(fate), 1)
 
     Arrivals(Clients(arrivals="backlog", count=count), world, meter, begin).start()
     world.run(1_000.0)
@@ -388,6 +402,43 @@ def test_no_call_of_a_backlog_is_lost_or_made_twice(
     assert (count, 0) == (tally["ok"] + tally["failed"], running)
     assert (tally["ok"], tally["failed"]) == (sum(meter._succeeded), sum(meter._failed))
     assert count == sum(meter._calls)
+
+
+def test_instances_share_a_backlog() -> None:
+    """Ten processes that each have room for one drain it as one does that has room for ten."""
+
+    def drained(instances: int, limit: int) -> Summary:
+        defence = Defence(Policy(), limiter={"kind": "in-flight", "limit": limit})
+        clients = Clients(arrivals="backlog", count=200, instances=instances, defence=defence)
+        return simulate(
+            Scenario(
+                duration=60.0, clients=clients, servers={"server": Server(latency=Exponential(0.5))}
+            )
+        )
+
+    many, one = drained(10, 1), drained(1, 10)
+
+    assert one == many
+    assert 200 == many.succeeded
+
+
+def test_one_full_instance_does_not_hold_a_backlog_back() -> None:
+    """Calls begin at every instance that has room, also while another has none."""
+    world, begun = World(0), []
+
+    def begin(now: float, client: int, ended: Ended) -> Stop | None:
+        if client % 3 == 0:
+            stop = Stop(Reason.LIMIT)
+            ended(now, now, stop, 0)
+            return stop
+        begun.append((now, client % 3))
+        return None
+
+    clients = Clients(arrivals="backlog", count=6, instances=3)
+    Arrivals(clients, world, Meter(9.0, 1.0), begin).start()
+    world.run(9.0)
+
+    assert [(0.0, 1), (0.0, 2)] * 3 == begun
 
 
 DEFENCES = {

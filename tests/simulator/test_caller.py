@@ -147,6 +147,62 @@ def test_a_dropped_request_is_not_answered_again() -> None:
     assert (2, 1) == (made.meter.attempts, sum(made.meter._failures))
 
 
+def test_a_drop_counts_also_when_it_is_slower_than_the_planned_answer() -> None:
+    """A server that is dead has not answered, whatever the ways of the network take."""
+    ways = iter([0.0, 0.0, 5.0, 0.0, 0.0])
+    made = call((3.0, SUCCESS), WORKS, hop=lambda: next(ways))
+    made.world.at(2.5, lambda now, _: made.caller.answer(now, 1, DROPPED))
+
+    assert [(0.0, 2.5 + 5.0 + 1.0, None)] == made.run()
+
+
+def test_an_answer_that_is_held_is_waited_for() -> None:
+    """The planned one never comes; the other has a number of its own."""
+    made = call((3.0, SUCCESS))
+    numbers: list[int] = []
+    made.world.at(2.0, lambda _now, _about: numbers.append(made.caller.hold(1)))
+    assert [] == made.run(100.0)
+
+    made.world.at(100.0, lambda now, _: made.caller.answer(now, 1, DROPPED))
+    made.world.at(101.0, lambda now, _: made.caller.answer(now, numbers[0], SUCCESS))
+
+    assert [(0.0, 101.0 + HOP, None)] == made.run()
+
+
+def test_what_is_held_may_time_out() -> None:
+    """A server that holds its answer back does not move the deadline, nor the next attempt."""
+    made = call((0.25, SUCCESS), WORKS, policy=steady(timeout=1.0))
+    numbers: list[int] = []
+    made.world.at(0.375, lambda _now, _about: numbers.append(made.caller.hold(1)))
+    made.world.at(2.0, lambda now, _: made.caller.answer(now, numbers[0], DROPPED))
+
+    assert [(0.0, 1.0 + 1.0 + TWO_HOPS, None)] == made.run()
+    assert (2, 1) == (made.meter.attempts, sum(made.meter._failures))
+
+
+def test_nobody_waits_for_an_attempt_that_is_over() -> None:
+    """To hold back what is not waited for changes nothing."""
+    made = call((3.0, SUCCESS), (0.5, SUCCESS), policy=steady(timeout=1.0))
+    made.world.at(2.5, lambda _now, _about: made.caller.hold(1))
+
+    assert [(0.0, 2.0 + 0.5 + TWO_HOPS, None)] == made.run()
+    assert 1 == made.caller.hold(1)
+
+
+@pytest.mark.parametrize(
+    ("replies", "expected"),
+    [([WORKS], 1), ([FAILS, WORKS], 2), ([FAILS, FAILS, FAILS], 3), ([(0.0, PERMANENT)], 1)],
+)
+def test_the_end_tells_how_many_attempts_were_made(
+    replies: list[tuple[float, Outcome]], expected: int
+) -> None:
+    """Whoever began the call learns its attempts, whether it ended well or not."""
+    made = call(*replies)
+    made.run()
+
+    assert [expected] == made.ends.attempts
+
+
 # --- timeouts ------------------------------------------------------------------------------------
 
 
@@ -183,6 +239,17 @@ def test_an_answer_at_the_deadline_is_in_time(takes: float, attempts: int) -> No
     made.run()
 
     assert attempts == made.meter.attempts
+
+
+@pytest.mark.parametrize(("takes", "expected"), [(0.5, "connection refused"), (0.5625, "timeout")])
+def test_a_failure_at_the_deadline_is_in_time_too(takes: float, expected: str) -> None:
+    """It counts as what it is, and one after the deadline as a timeout."""
+    limits = Limits(0.0)
+    downstream = Downstream("there", limiter=limits)
+    made = call((takes, REFUSED), policy=steady(timeout=1.0, most=1), downstream=downstream)
+    made.run()
+
+    assert [expected] == limits.released
 
 
 @pytest.mark.parametrize("outcome", [SUCCESS, TRANSIENT])
@@ -247,6 +314,18 @@ def test_an_open_breaker_ends_the_call_before_it_is_sent() -> None:
     assert Reason.BREAKER_OPEN is stop.reason
     assert [(0.0, 0.0, stop)] == made.ends.told
     assert (0, []) == (made.meter.attempts, made.node.seen)
+
+
+def test_a_call_that_was_not_let_through_made_no_attempt() -> None:
+    """An open breaker ends a call after none, and one that opens later after those it made."""
+    refused = call(WORKS, downstream=opened())
+    refused.run()
+    downstream = Downstream("there", breaker=Breaker())
+    tried = call(FAILS, WORKS, downstream=downstream)
+    tried.world.at(1.0, lambda _now, _about: downstream.force("open"))
+    tried.run()
+
+    assert ([0], [1]) == (refused.ends.attempts, tried.ends.attempts)
 
 
 def test_a_call_that_is_let_through_has_nothing_to_tell_at_once() -> None:

@@ -194,6 +194,48 @@ def test_a_dropped_copy_is_not_answered_again() -> None:
     assert [(0.0, 0.5 + HOP + 9.0 + TWO_HOPS, None)] == made.run()
 
 
+def test_a_drop_counts_also_when_it_is_slower_than_the_planned_answer() -> None:
+    """A server that is dead has not answered, whatever the ways of the network take."""
+    ways = iter([0.0, 0.0, 5.0, 0.0, 0.0])
+    made = call((0.75, SUCCESS), (9.0, SUCCESS), hop=lambda: next(ways))
+    made.world.at(0.5, lambda now, _: made.caller.answer(now, 1, DROPPED))
+
+    assert [(0.0, 1.0 + 9.0, None)] == made.run()
+
+
+def test_an_answer_that_is_held_is_waited_for() -> None:
+    """The planned one never comes, and a copy that is over is not held."""
+    made = call((0.25, SUCCESS), (2.0, SUCCESS))
+    made.world.at(0.375, lambda _now, _about: made.caller.hold(1))
+
+    assert [(0.0, 1.0 + 2.0 + TWO_HOPS, None)] == made.run()
+    assert 1 == made.caller.hold(1)
+
+
+def test_a_held_answer_may_win() -> None:
+    """What a server says at last counts as any answer does."""
+    made = call((0.25, SUCCESS), None)
+    made.world.at(0.375, lambda _now, _about: made.caller.hold(1))
+    made.world.at(5.0, lambda now, _: made.caller.answer(now, 1, SUCCESS))
+    made.world.at(6.0, lambda now, _: made.caller.answer(now, 2, SUCCESS))
+
+    assert [(0.0, 5.0 + HOP, None)] == made.run()
+
+
+@pytest.mark.parametrize(
+    ("replies", "expected"),
+    [([WORKS], 1), ([(9.0, SUCCESS), WORKS], 2), ([FAILS, FAILS], 2), ([(0.0, PERMANENT)], 1)],
+)
+def test_the_end_tells_how_many_copies_were_sent(
+    replies: list[tuple[float, Outcome]], expected: int
+) -> None:
+    """Whoever began the call learns its copies, whether it ended well or not."""
+    made = call(*replies)
+    made.run()
+
+    assert [expected] == made.ends.attempts
+
+
 # --- what stands around a call -------------------------------------------------------------------
 
 
@@ -209,6 +251,16 @@ def test_an_open_breaker_ends_the_call_before_it_is_sent() -> None:
     assert Reason.BREAKER_OPEN is stop.reason
     assert [(0.0, 0.0, stop)] == made.ends.told
     assert (0, []) == (made.meter.attempts, made.node.seen)
+
+
+def test_a_call_that_was_not_let_through_sent_no_copy() -> None:
+    """An open breaker ends a hedged call after none."""
+    downstream = Downstream("there", breaker=Breaker())
+    downstream.force("open")
+    made = call(WORKS, downstream=downstream)
+    made.run()
+
+    assert [0] == made.ends.attempts
 
 
 def test_a_call_that_is_let_through_has_nothing_to_tell_at_once() -> None:

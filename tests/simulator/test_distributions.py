@@ -245,6 +245,7 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(
         (lambda: HeavyTail(1.0, -2.0), "^shape must be greater than 1"),
         (lambda: HeavyTail(1.0, nan), "^shape must be finite"),
         (lambda: HeavyTail(1.0, inf), "^shape must be finite, got inf"),
+        (lambda: Lognormal(1.0, 10.5), "^sigma must be at most 10, or there is hardly a mean"),
         (lambda: Empirical(()), "^values must hold at least one duration, got none$"),
         (lambda: Empirical((1.0, -0.1)), "^values must be at least 0, got -0.1$"),
         (lambda: Empirical((1.0, nan)), "^values must be finite"),

@@ -90,11 +90,33 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(
         ),
         (lambda: Server(concurrency=1, queue=-1), "^queue must be at least 0, got -1$"),
         (lambda: Server(queue=5), "^queue needs concurrency"),
-        (lambda: Server(failure_rate=1.5), "^failure_rate must be greater than 0 and at most 1"),
-        (lambda: Server(failure_rate=-0.5), "^failure_rate must be greater than 0"),
+        (lambda: Server(failure_rate=1.5), "^failure_rate must be from 0 to 1, got 1"),
+        (lambda: Server(failure_rate=-0.5), "^failure_rate must be from 0 to 1, got -"),
         (
-            lambda: Server(calls="next", concurrency=1, queue=1),
-            "^queue is for a server that works by itself: leave out queue or calls$",
+            lambda: Server(concurrency=2, queue=3, crash_above=5),
+            r"^crash_above must be below concurrency \+ queue \(5\), or it never crashes$",
+        ),
+        (
+            lambda: Server(calls="next", warmup=1.0),
+            "^warmup is for a server that works by itself: leave out warmup or calls$",
+        ),
+        (
+            lambda: Server(calls="next", slowdown=1.0),
+            "^slowdown is for a server that works by itself: leave out slowdown or calls$",
+        ),
+        (
+            lambda: Server(calls="next", **settings_with("defence", "careful")),
+            r"^defence must be a Defence\(policy\), got 'careful'$",
+        ),
+        (lambda: Server(**settings_with("latency", 0.1)), "^latency must be a distribution such"),
+        (lambda: Clients(**settings_with("think", 1)), "^think must be a distribution such as"),
+        (
+            lambda: Scenario(servers={"server": Server()}, **settings_with("network", None)),
+            "^network must be a distribution such as",
+        ),
+        (
+            lambda: Clients(**settings_with("defence", Policy())),
+            r"^defence must be a Defence\(policy\), got Policy",
         ),
         (lambda: Server(defence=Defence()), "^defence needs calls"),
         (
@@ -112,8 +134,22 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(
         ),
         (
             lambda: Scenario(servers={"server": Server()}, clients=Clients(rate=1e9)),
-            "^clients.rate . duration must be at most 100,000,000 calls, got 60,000,000,000$",
+            "^clients.rate and surges must make 100,000,000 calls at most, got 60,000,000,000$",
         ),
+        (
+            lambda: Scenario(
+                servers={"server": Server()},
+                clients=Clients(surges=(Surge(start=0.0, end=1.0, rate=1e9),)),
+            ),
+            "^clients.rate and surges must make 100,000,000 calls at most, got 1,000,000,600$",
+        ),
+        (
+            lambda: Clients(
+                surges=(Surge(start=2.0, end=4.0, rate=1.0), Surge(start=1.0, end=3.0, rate=1.0))
+            ),
+            "^surges must not overlap: one ends at 3, after 2$",
+        ),
+        (lambda: Clients(instances=100_001), "^instances must be at most 100,000, got 100,001$"),
         (lambda: Scenario(servers={}), "^servers must have at least one server$"),
         (
             lambda: Scenario(servers={"api": Server(), "db": Server()}),
@@ -182,7 +218,10 @@ def test_the_edges_are_allowed() -> None:
     """The least values that make sense are accepted."""
     Surge(start=0, end=1e-9, rate=0)
     Failure(end=1e-9, rate=1, retry_after=0)
-    Server(concurrency=1, queue=0, slowdown=0, failure_rate=1, crash_above=1, warmup=0, cold=1)
+    Server(concurrency=1, queue=0, slowdown=0, failure_rate=1, warmup=0, cold=1)
+    Server(concurrency=1, queue=1, crash_above=1)
+    Server(calls="next", concurrency=1, queue=0)
+    Clients(surges=(Surge(start=1, end=2, rate=1), Surge(start=0, end=1, rate=1)))
     one(failure_rate=0.0)
 
 
@@ -225,22 +264,31 @@ def test_a_circle_that_nobody_enters_is_no_matter() -> None:
     assert ["server"] == Scenario(servers=servers).path()
 
 
-def test_without_trouble_it_is_over_before_it_begins() -> None:
-    """A scenario that asks for no failure and no surge has nothing to recover from."""
-    assert 0.0 == one().trouble_ends()
+def test_without_failures_and_surges_there_is_no_trouble() -> None:
+    """A scenario that asks for none has nothing to recover from."""
+    assert one().trouble() is None
 
 
-def test_trouble_ends_with_the_last_failure_or_surge() -> None:
-    """Failures of all servers on the path count, and surges too."""
-    failures = (Failure(end=7.0), Failure(start=1.0, end=3.0))
+def test_trouble_goes_from_the_first_failure_or_surge_to_the_last() -> None:
+    """Failures of all servers on the path count, and surges too; those of others do not."""
     servers = {
-        "server": Server(calls="leaf", failures=(Failure(end=2.0),)),
-        "leaf": Server(failures=failures),
+        "server": Server(calls="leaf", failures=(Failure(start=2.0, end=3.0),)),
+        "leaf": Server(failures=(Failure(start=4.0, end=7.0), Failure(start=3.0, end=5.0))),
+        "aside": Server(failures=(Failure(end=50.0),)),
     }
-    surge = Surge(start=5.0, end=9.0, rate=50.0)
+    surges = (Surge(start=1.0, end=2.0, rate=5.0), Surge(start=5.0, end=9.0, rate=50.0))
 
-    assert 7.0 == Scenario(servers=servers).trouble_ends()
-    assert 9.0 == Scenario(servers=servers, clients=Clients(surges=(surge,))).trouble_ends()
+    assert (2.0, 7.0) == Scenario(servers=servers).trouble()
+    assert (1.0, 9.0) == Scenario(servers=servers, clients=Clients(surges=surges)).trouble()
+
+
+def test_trouble_that_the_run_never_meets_is_none() -> None:
+    """What begins after the end does not count; what only ends after it does."""
+    late = Server(failures=(Failure(start=60.0, end=70.0),))
+    long = Server(failures=(Failure(start=50.0, end=70.0),))
+
+    assert Scenario(servers={"server": late}).trouble() is None
+    assert (50.0, 70.0) == Scenario(servers={"server": long}).trouble()
 
 
 @pytest.mark.parametrize(
@@ -253,7 +301,8 @@ def test_trouble_ends_with_the_last_failure_or_surge() -> None:
         (Server(latency=Exponential(0.5), concurrency=1, queue=3), 2.0),
         (Server(slowdown=0.01), 100.0),
         (Server(latency=Fixed(0.1), slowdown=0.01), 100.0),
-        (Server(concurrency=5, slowdown=0.01), 100.0),
+        (Server(concurrency=5, slowdown=0.01), 125.0),
+        (Server(latency=Fixed(0.1), concurrency=5, slowdown=0.025), 25.0),
     ],
 )
 def test_capacity_is_what_a_server_can_answer_in_a_second(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from dataclasses import replace
+from math import inf, nan
+from multiprocessing import active_children
 from typing import Any
 
 import pytest
 
-from tarry.errors import ConfigurationError
-from tarry.simulator.study import Study, conduct
+from tarry.errors import ConfigurationError, TarryError
+from tarry.simulator.study import Row, Study, _die_quietly, conduct
 
 
 class Trial:
@@ -26,6 +31,11 @@ def run(*, size: str, trials: int, seed: int, width: int = 1, depth: int = 1) ->
     return [
         Trial(size=len(size), seed=seed, trial=trial, area=width * depth) for trial in range(trials)
     ]
+
+
+def dies(**_: object) -> list[Trial]:
+    """Stand in for a simulation that takes all memory."""
+    os._exit(1)
 
 
 STUDY = Study(
@@ -87,12 +97,73 @@ def test_processes_change_nothing() -> None:
     assert [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)] == told
 
 
+def test_findings_say_which_parameters_were_in_force() -> None:
+    """What the user has set is recorded, beside what the study says; the study is as it was."""
+    findings = conduct(STUDY, parameters={"width": 5})
+
+    assert {"width": 5, "depth": 1} == findings.study.parameters
+    assert {"width": 1, "depth": 1} == STUDY.parameters
+    assert {5.0} == {row.metrics["area"] for row in findings.rows}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        pytest.param([1.0, 2.0, 6.0], 3.0, id="the mean"),
+        pytest.param([1.0, nan, 3.0], 2.0, id="of those that are known"),
+        pytest.param([nan, nan], nan, id="none is known"),
+        pytest.param([1.0, 7.0, inf], 7.0, id="the median where one is infinite"),
+        pytest.param([1.0, inf], inf, id="the higher of two"),
+        pytest.param([nan, 1.0, 7.0, inf], 7.0, id="the median of those that are known"),
+    ],
+)
+def test_a_row_sums_up_its_trials(values: list[float], expected: float) -> None:
+    """A number that a trial does not have is left out, unless none has it."""
+    row = Row("s", {}, [Trial(number=value) for value in values])
+
+    assert pytest.approx({"number": expected}, nan_ok=True) == row.metrics
+
+
+def test_a_process_that_dies_is_told() -> None:
+    """Whoever waits for its numbers learns what happened, and what to try."""
+    with pytest.raises(TarryError, match=r"^a process of the simulation died, .* try jobs = 1$"):
+        conduct(replace(STUDY, run=dies), jobs=2)
+
+
+def test_an_error_on_the_way_ends_the_processes() -> None:
+    """It comes out as it is, and no process is left that would finish its run first."""
+    before = active_children()
+
+    def told(done: int, _of: int) -> None:
+        if done:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        conduct(STUDY, jobs=2, progress=told)
+
+    assert before == active_children()
+
+
+def test_an_interrupt_ends_a_process_at_once() -> None:
+    """A worker leaves Ctrl-C to its parent, and does not show where it was."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        _die_quietly()
+        assert signal.SIG_DFL == signal.getsignal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"variants": ["m"]}, "^size must be one of s, xxl, got 'm'"),
         ({"parameters": {"hight": 1}}, "^parameter must be one of depth, width, got 'hight'"),
         ({"sweep": {"hight": [1]}}, "^parameter must be one of depth, width, got 'hight'"),
+        (
+            {"sweep": {"width": [1]}, "parameters": {"width": 2}},
+            "^width is both set and swept; leave one out",
+        ),
         ({"sweep": {"width": []}}, "^sweep over width needs at least one value"),
         ({"trials": 0}, "^trials must be at least 1, got 0"),
         ({"jobs": 0}, "^jobs must be at least 1, got 0"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import nullcontext
 from itertools import product
 from math import inf
 
@@ -106,8 +108,8 @@ def test_one_seed_is_one_run(seed: int | str) -> None:
     """Two worlds of one seed draw the same numbers, by dice and by sampler."""
     draws = []
     for world in (World(seed), World(seed)):
-        draw = world.sampler(Uniform(1.0, 2.0))
-        draws.append([draw(), world.dice.random(), draw(), world.dice.gauss(0, 1)])
+        draw, dice = world.sampler(Uniform(1.0, 2.0), "these"), world.dice("those")
+        draws.append([draw(), dice.random(), draw(), dice.gauss(0, 1)])
 
     first, second = draws
     assert first == second
@@ -118,7 +120,39 @@ def test_trials_have_nothing_in_common() -> None:
     seeds = [seed_of(seed, trial) for seed, trial in product(range(30), range(30))]
 
     assert 900 == len(set(seeds))
-    assert 900 == len({World(seed).dice.random() for seed in seeds})
+    assert 900 == len({World(seed).dice("them").random() for seed in seeds})
+
+
+def test_each_source_of_chance_has_dice_of_its_own() -> None:
+    """What one source draws says nothing about another, and does not change what it draws."""
+    world = World(0)
+    one, other, again = world.dice("one"), world.dice("other"), world.dice("one")
+
+    assert one.random() != other.random()
+    other.random()
+    assert [one.random() for _ in range(3)] == [again.random() for _ in range(4)][1:]
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+@pytest.mark.parametrize("breaks", [True, False])
+def test_a_run_leaves_the_garbage_collector_as_it_was(collecting: bool, breaks: bool) -> None:
+    """It rests while a world runs, and goes on afterwards if it was on, error or not."""
+    world, during = World(0), []
+
+    def look(_now: float, _about: object) -> None:
+        during.append(gc.isenabled())
+        if breaks:
+            raise LookupError
+
+    world.at(0.0, look)
+    before = gc.isenabled()
+    (gc.enable if collecting else gc.disable)()
+    try:
+        with pytest.raises(LookupError) if breaks else nullcontext():
+            world.run(1.0)
+        assert ([False], collecting) == (during, gc.isenabled())
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 @given(st.tuples(st.integers(), st.integers(0)), st.tuples(st.integers(), st.integers(0)))

@@ -24,6 +24,7 @@ Begin: TypeAlias = "Callable[[float, int, Ended], Stop | None]"
 _DEFERRED = frozenset({Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY})
 _LONG = 10.0
 """So many pauses before the run its clients began, by when their calls are spread out."""
+_MOST_PAUSES = 1000
 _POLL = 0.1
 """How often a backlog looks whether it is let through, in seconds, when nobody told it."""
 
@@ -31,15 +32,27 @@ _POLL = 0.1
 class Arrivals:
     """Begins the calls of a scenario's clients, and has them counted."""
 
-    __slots__ = ("_begin", "_clients", "_meter", "_pause", "_polling", "_waiting", "_world")
+    __slots__ = (
+        "_begin",
+        "_clients",
+        "_dice",
+        "_meter",
+        "_pause",
+        "_polling",
+        "_turn",
+        "_waiting",
+        "_world",
+    )
 
     def __init__(self, clients: Clients, world: World, meter: Meter, begin: Begin) -> None:
         self._clients = clients
         self._world = world
         self._meter = meter
         self._begin = begin
-        self._pause = world.sampler(Exponential(1.0))
+        self._dice = world.dice("arrivals")
+        self._pause = Exponential(1.0).sampler(self._dice)
         self._waiting = 0
+        self._turn = 0
         self._polling = False
 
     def start(self) -> None:
@@ -51,28 +64,20 @@ class Arrivals:
             self._waiting = clients.count
             for _ in range(clients.count):
                 self._meter.began(0.0)
-            world.at(0.0, self._pump)
+            world.at(0.0, self._polls)
         elif clients.arrivals == "closed":
-            think = self._world.sampler(clients.think)
+            think = clients.think.sampler(self._dice)
             for client in range(clients.count):
                 world.at(self._first(think), self._next, (client, think))
         else:
             for client in range(clients.count):
                 world.at(0.0, self._once, client)
 
-    def _first(self, think: Sampler) -> float:
-        """Return when a client makes its first call, as if it had been going on for long."""
-        mean = self._clients.think.mean
-        when = -mean * (_LONG + self._world.dice.random())
-        while when < 0:
-            when += think()
-        return when
-
-    def _count(self, begun: float, now: float, stop: Stop | None) -> None:
+    def _count(self, begun: float, now: float, stop: Stop | None, attempts: int) -> None:
         if stop is None:
             self._meter.succeeded(now, now - begun)
         else:
-            self._meter.failed(now, stop.reason)
+            self._meter.failed(now, stop.reason, attempts)
 
     def _once(self, begun: float, client: int) -> None:
         self._meter.began(begun)
@@ -99,9 +104,18 @@ class Arrivals:
         self._once(now, client)
         self._plan(now, client + 1)
 
-    def _next(self, begun: float, about: tuple[int, Callable[[], float]]) -> None:
-        def ended(begun: float, now: float, stop: Stop | None) -> None:
-            self._count(begun, now, stop)
+    def _first(self, think: Sampler) -> float:
+        """Return when a client makes its first call, as if it had been going on for long."""
+        when = -self._clients.think.mean * (_LONG + self._dice.random())
+        for _ in range(_MOST_PAUSES):
+            if when >= 0:
+                return when
+            when += think()
+        return think() * self._dice.random()  # its mean is far above what it mostly is
+
+    def _next(self, begun: float, about: tuple[int, Sampler]) -> None:
+        def ended(begun: float, now: float, stop: Stop | None, attempts: int) -> None:
+            self._count(begun, now, stop, attempts)
             later = now + think()
             # Who is refused at once and does not think would ask for ever in the same moment.
             self._world.at(later if later > begun else now + _POLL, self._next, about)
@@ -110,26 +124,35 @@ class Arrivals:
         self._meter.began(begun)
         self._begin(begun, client, ended)
 
-    def _pump(self, now: float, _: object = None) -> None:
-        """Begin calls of the backlog until one is not let through."""
+    def _polls(self, now: float, _: object) -> None:
         self._polling = False
         self._fill(now)
 
-    def _fill(self, now: float) -> None:
-        while self._waiting:
+    def _fill(self, now: float, _: object = None) -> None:
+        """Begin calls of the backlog until no instance lets one through."""
+        refusals, soonest = 0, inf
+        while self._waiting and refusals < self._clients.instances:
             self._waiting -= 1
-            if self._begin(now, self._waiting, self._of_backlog) is not None:
-                return
+            self._turn += 1
+            refused = self._begin(now, self._turn, self._of_backlog)
+            if refused is None:
+                refusals, soonest = 0, inf
+            else:
+                refusals += 1
+                soonest = min(soonest, refused.retry_after or _POLL)
+        if self._waiting:
+            self._poll(now + max(_POLL, soonest))
 
-    def _of_backlog(self, _begun: float, now: float, stop: Stop | None) -> None:
-        if stop is not None and stop.reason in _DEFERRED:
+    def _poll(self, when: float) -> None:
+        if not self._polling:
+            self._polling = True
+            self._world.at(when, self._polls)
+
+    def _of_backlog(self, _begun: float, now: float, stop: Stop | None, attempts: int) -> None:
+        if stop is not None and stop.reason in _DEFERRED:  # as the service does: it costs nothing
             self._waiting += 1
-            if not self._polling:
-                self._polling = True
-                self._world.at(now + max(_POLL, stop.retry_after or 0.0), self._pump)
-            return
-        self._count(0.0, now, stop)
-        self._world.at(now, self._refill)
-
-    def _refill(self, now: float, _: object) -> None:
-        self._fill(now)
+            if attempts:  # of one that was not let through at all, `_fill` takes care
+                self._poll(now + max(_POLL, stop.retry_after or 0.0))
+        else:
+            self._count(0.0, now, stop, attempts)
+            self._world.at(now, self._fill)

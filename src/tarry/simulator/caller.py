@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from tarry.core.call import Call
-from tarry.core.outcome import SUCCESS
+from tarry.core.outcome import SUCCESS, Kind
 from tarry.core.verdict import Attempt, Stop, Wait
 from tarry.simulator.node import TIMEOUT
 
@@ -27,17 +27,23 @@ if TYPE_CHECKING:
     from tarry.simulator.world import World
 
 
+_ANOTHER = 1 << 32
+"""Far enough from the number of any attempt."""
+
+
 class Line:
     """What the callers of one node share: the way there, and who counts."""
 
-    __slots__ = ("at", "draw", "hop", "meter", "node")
+    __slots__ = ("at", "draw", "hop", "meter", "node", "permanent")
 
     def __init__(self, world: World, node: Node, hop: Sampler, meter: Meter | None) -> None:
         self.at: Callable[..., None] = world.at
-        self.draw: Callable[[], float] = world.dice.random
+        self.draw: Callable[[], float] = world.dice(f"jitter before {node.name}").random
         self.hop: Sampler = hop
         self.node: Node = node
         self.meter: Meter | None = meter
+        self.permanent: frozenset[str] = frozenset()
+        """The statuses that the callers' policy does not retry."""
 
 
 class Caller:
@@ -57,14 +63,15 @@ class Caller:
         self._call = Call(policy, downstream, now)
         self._ended = ended
         self._running = 0
-        """The number of the attempt that runs; an answer to another comes too late."""
+        """What the attempt that runs waits for: its number, or a later `hold` of it. Whatever
+        was planned for something else comes too late."""
         self._deadline = inf
 
     def start(self, now: float, _: object = None) -> Stop | None:
         """Make the next attempt, or end."""
         attempt = self._call.start(now)
         if isinstance(attempt, Stop):
-            self._ended(self._call.started, now, attempt)
+            self._ended(self._call.started, now, attempt, self._call.attempts)
             return attempt
         line = self._line
         self._running = number = attempt.number
@@ -79,10 +86,20 @@ class Caller:
         line.at(arrival, self._arrives, number)
         return None
 
+    def hold(self, number: int) -> int:
+        """Wait for another answer than the one that was planned; return what it is called."""
+        if number != self._running:
+            return number
+        self._running = another = number + _ANOTHER
+        if self._deadline < inf:
+            self._line.at(self._deadline, self._times_out, another)
+        return another
+
     def answer(self, now: float, number: int, outcome: Outcome) -> None:
-        """Take an answer that leaves the server now."""
+        """Take an answer that leaves the server now, in place of any that was planned."""
         if number == self._running:
-            self._answered(now + self._line.hop(), number, outcome)
+            self._running = another = number + _ANOTHER
+            self._answered(now + self._line.hop(), another, outcome)
 
     def _arrives(self, now: float, number: int) -> None:
         line = self._line
@@ -113,7 +130,7 @@ class Caller:
             self._running = 0
             call = self._call
             call.succeeded(now, self._line.draw())
-            self._ended(call.started, now, None)
+            self._ended(call.started, now, None, call.attempts)
 
     def _times_out(self, now: float, number: int) -> None:
         self._fails(now, (number, TIMEOUT))
@@ -126,11 +143,13 @@ class Caller:
         line = self._line
         if line.meter is not None:
             line.meter.failure(now)
+        if outcome.detail in line.permanent:
+            outcome = outcome.replace(kind=Kind.PERMANENT)
         verdict = self._call.failed(outcome, now, line.draw())
         if isinstance(verdict, Wait):
             line.at(now + verdict.delay, self.start)
         else:
-            self._ended(self._call.started, now, verdict)
+            self._ended(self._call.started, now, verdict, self._call.attempts)
 
 
 class HedgedCaller:
@@ -143,7 +162,8 @@ class HedgedCaller:
         self._call = call
         self._begun = now
         self._ended = ended
-        self._running: set[int] = set()
+        self._running: dict[int, int] = {}
+        """The copies that run, and how often another answer took the place of a planned one."""
 
     def start(self, now: float, _: object = None) -> Stop | None:
         """Send the first copy, or end."""
@@ -151,19 +171,31 @@ class HedgedCaller:
         self._obey(now, attempt)
         return attempt if isinstance(attempt, Stop) else None
 
+    def hold(self, number: int) -> int:
+        """Wait for another answer than the one that was planned."""
+        if number in self._running:
+            self._running[number] += 1
+        return number
+
     def answer(self, now: float, number: int, outcome: Outcome) -> None:
-        """Take an answer that leaves the server now."""
-        self._line.at(now + self._line.hop(), self._ends, (number, outcome))
+        """Take an answer that leaves the server now, in place of any that was planned."""
+        if number in self._running:
+            self._running[number] += 1
+            self._answered(now, number, outcome)
+
+    def _answered(self, leaves: float, number: int, outcome: Outcome) -> None:
+        about = (number, self._running[number], outcome)
+        self._line.at(leaves + self._line.hop(), self._ends, about)
 
     def _obey(self, now: float, step: Attempt | Stop | None) -> None:
         line = self._line
         if isinstance(step, Stop):
             self._running.clear()
             self._call.hedge_at = None
-            self._ended(self._begun, now, step)
+            self._ended(self._begun, now, step, self._call.launched)
             return
         if step is not None:
-            self._running.add(step.number)
+            self._running[step.number] = 0
             if step.delay:
                 line.at(now + step.delay, self._sends, step.number)
             else:
@@ -180,23 +212,23 @@ class HedgedCaller:
 
     def _arrives(self, now: float, number: int) -> None:
         answer = self._line.node.take(now, self, number)
-        if answer is not None:
-            self.answer(answer[0], number, answer[1])
+        if answer is not None and number in self._running:
+            self._answered(answer[0], number, answer[1])
 
     def _hedges(self, now: float, _: object) -> None:
         if self._call.hedge_at == now:
             self._obey(now, self._call.hedge(now))
 
-    def _ends(self, now: float, about: tuple[int, Outcome]) -> None:
-        number, outcome = about
-        if number not in self._running:
+    def _ends(self, now: float, about: tuple[int, int, Outcome]) -> None:
+        number, planned, outcome = about
+        if self._running.get(number) != planned:
             return
-        self._running.remove(number)
+        del self._running[number]
         if outcome is SUCCESS:
             self._running.clear()
             self._call.succeeded(number, now, self._line.draw())
             self._call.hedge_at = None
-            self._ended(self._begun, now, None)
+            self._ended(self._begun, now, None, self._call.launched)
             return
         if self._line.meter is not None:
             self._line.meter.failure(now)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Sampler: TypeAlias = "Callable[[], float]"
 
+_WIDEST = 10.0
+
 
 class Dice(Protocol):
     """Where chance comes from; a `random.Random` with a seed."""
@@ -124,7 +126,11 @@ class Lognormal:
 
     def __post_init__(self) -> None:
         positive("median", self.median)
-        at_least("sigma", self.sigma, 0)
+        if at_least("sigma", self.sigma, 0) > _WIDEST:
+            msg = (
+                f"sigma must be at most {_WIDEST:g}, or there is hardly a mean, got {self.sigma:g}"
+            )
+            raise ConfigurationError(msg)
 
     @property
     def mean(self) -> float:

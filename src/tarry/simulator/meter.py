@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from array import array
-from math import ceil, inf
+from itertools import accumulate
+from math import ceil, inf, isnan, nan, prod, sqrt
 from typing import TYPE_CHECKING
 
 from tarry.simulator.summary import Summary
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tarry.core.verdict import Reason
     from tarry.simulator.scenario import Scenario
 
 _TOLERATED = 0.05
 """The share of failures, above the scenario's own, with which a bucket still counts as well."""
+_CHANCE = 4.0
+"""So many standard deviations above that may be chance: a bucket can be small."""
+_FEW = 10
+"""So many calls may wait, besides twice those that did before the trouble."""
 _TAIL = 0.9
 """Trouble after this part of the run counts as never over."""
 
@@ -29,6 +36,7 @@ class Meter:
         "_in_progress",
         "_rate",
         "_reasons",
+        "_refused",
         "_requests",
         "_succeeded",
         "_took",
@@ -37,7 +45,7 @@ class Meter:
     )
 
     def __init__(self, duration: float, bucket: float) -> None:
-        self.buckets: int = ceil(duration / bucket - 1e-9)
+        self.buckets: int = max(1, ceil(duration / bucket - 1e-9))
         size = self.buckets + 1  # a sum of floats may fall on the end itself
         self._bucket = bucket
         self._rate = 1 / bucket
@@ -46,6 +54,7 @@ class Meter:
         self._succeeded = [0] * size
         self._failed = [0] * size
         self._failures = [0] * size
+        self._refused = [0] * size
         self._in_progress = [0] * size
         self._took = array("d")
         self._reasons: dict[str, int] = {}
@@ -68,9 +77,11 @@ class Meter:
         self._succeeded[int(now * self._rate)] += 1
         self._took.append(took)
 
-    def failed(self, now: float, reason: Reason) -> None:
-        """Count a call that failed."""
-        self._failed[int(now * self._rate)] += 1
+    def failed(self, now: float, reason: Reason, attempts: int) -> None:
+        """Count a call that failed after so many attempts."""
+        index = int(now * self._rate)
+        self._failed[index] += 1
+        self._refused[index] += not attempts
         self._reasons[reason.value] = self._reasons.get(reason.value, 0) + 1
 
     def in_progress(self, index: int, load: int) -> None:
@@ -79,10 +90,9 @@ class Meter:
 
     def summary(self, scenario: Scenario, crashes: int) -> Summary:
         """Return what it all came to."""
-        leaf = scenario.servers[scenario.path()[-1]]
         calls, requests = sum(self._calls), sum(self._requests)
         succeeded, failed = sum(self._succeeded), sum(self._failed)
-        capacity = leaf.capacity
+        capacity = scenario.servers[scenario.path()[-1]].capacity
         took = sorted(self._took)
         recovered_after = self._recovered_after(scenario)
         return Summary(
@@ -94,10 +104,11 @@ class Meter:
             requests=requests,
             failures=sum(self._failures),
             crashes=crashes,
-            success_rate=succeeded / max(1, calls),
-            amplification=requests / max(1, calls),
-            peak_load=self._peak(scenario) / capacity if capacity else 0.0,
-            recovered=float(recovered_after < inf),
+            success_rate=succeeded / calls if calls else nan,
+            attempts_per_call=self.attempts / calls if calls else nan,
+            amplification=requests / calls if calls else nan,
+            peak_load=self._peak(scenario) / capacity if capacity else nan,
+            recovered=nan if isnan(recovered_after) else float(recovered_after < inf),
             recovered_after=recovered_after,
             p50=quantile(took, 0.5),
             p99=quantile(took, 0.99),
@@ -115,31 +126,53 @@ class Meter:
 
     def _series(self, counts: list[int]) -> list[float]:
         series = [float(count) for count in counts[: self.buckets]]
-        series[-1:] = [float(sum(counts[self.buckets - 1 :]))]  # see `size`
+        series[-1:] = [float(sum(counts[self.buckets - 1 :]))]  # what rounding put beyond the end
         return series
 
     def _peak(self, scenario: Scenario) -> float:
         """Return the highest rate of requests after the trouble, or of all if it never ends."""
-        after = self._requests[int(scenario.trouble_ends() * self._rate) : self.buckets]
+        trouble = scenario.trouble()
+        after = self._requests[int(trouble[1] * self._rate) if trouble else 0 : self.buckets]
         return max(after or self._requests) * self._rate
 
     def _recovered_after(self, scenario: Scenario) -> float:
         """Return the time from the end of the trouble to the end of the last bad bucket."""
-        end = scenario.trouble_ends()
-        tolerated = _TOLERATED + max(
-            scenario.servers[name].failure_rate for name in scenario.path()
-        )
-        bad = [index for index in range(self.buckets) if not self._well(index, tolerated)]
-        if not bad:
-            return 0.0
-        over = (bad[-1] + 1) * self._bucket
-        return inf if over > _TAIL * scenario.duration else max(0.0, over - end)
+        trouble = scenario.trouble()
+        if trouble is None:
+            return nan
+        start, end = trouble
+        path = [scenario.servers[name] for name in scenario.path()]
+        usual = 1 - prod(1 - server.failure_rate for server in path)
+        waiting = self._waiting()
+        tail = slice(int(_TAIL * self.buckets), self.buckets)
+        if waiting[-1] > 0 and not sum(self._succeeded[tail]):
+            return inf
+        usually = waiting[: int(start * self._rate)] or waiting[tail]
+        if waiting[-1] > 2 * waiting[min(self.buckets, int(end * self._rate))] + _FEW:
+            return inf  # they pile up, whatever is usual
+        most = 2 * sum(usually) / len(usually) + _FEW
+        bad = [
+            index
+            for index in range(self.buckets)
+            if waiting[index] > most or not self._well(index, usual + _TOLERATED)
+        ]
+        over = (bad[-1] + 1) * self._bucket if bad else 0.0
+        if max(over, end) > _TAIL * scenario.duration:
+            return inf
+        return max(0.0, over - end)
+
+    def _waiting(self) -> list[int]:
+        """Return how many calls had begun and not ended at the end of each bucket."""
+        changes = zip(self._calls, self._succeeded, self._failed, strict=True)
+        return list(accumulate(begun - well - badly for begun, well, badly in changes))
 
     def _well(self, index: int, tolerated: float) -> bool:
-        trouble = self._failures[index] + self._failed[index]
-        return trouble <= tolerated * (self._succeeded[index] + trouble)
+        trouble = self._failures[index] + self._refused[index]
+        total = self._succeeded[index] + trouble
+        chance = _CHANCE * sqrt(total * tolerated * max(0.0, 1 - tolerated))
+        return trouble <= tolerated * total + chance
 
 
-def quantile(ordered: list[float], q: float) -> float:
-    """Return the value that the share `q` does not exceed; 0 of nothing."""
-    return ordered[min(int(q * len(ordered)), len(ordered) - 1)] if ordered else 0.0
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """Return the value that the share `q` does not exceed; of nothing there is none."""
+    return ordered[min(int(q * len(ordered)), len(ordered) - 1)] if ordered else nan

@@ -6,18 +6,22 @@ Every check that needs more than one field stands here, so that a scenario that 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from tarry.core.checks import at_least, count, one_of, positive, share
-from tarry.errors import ConfigurationError
+from tarry.core.checks import at_least, count, number, one_of, positive, share
+from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.simulator.distributions import Distribution, Fixed
 from tarry.wire.defence import Defence
 
 ARRIVALS = ("at-once", "poisson", "closed", "backlog")
 FAILURES = ("error", "refuse", "hang", "freeze")
 
+ERROR_STATUSES = frozenset(range(400, 600))
+
 _MOST_BUCKETS = 1_000_000
 _MOST_CLIENTS = 10_000_000
 _MOST_CALLS = 100_000_000
+_MOST_INSTANCES = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +41,23 @@ class Surge:
 class Failure:
     """A time in which a server fails requests, or the share `rate` of them.
 
-    error: it answers with a failure. refuse: no connection is made. hang: it never answers.
-    freeze: it holds its requests and drops them all when the time is over.
+    error: it answers with a failure. refuse: it is dead, and no connection is made. hang: it
+    never answers. freeze: nothing leaves it any more; when the time is over it starts anew and
+    drops all that it holds.
     """
 
     start: float = 0.0
     end: float
     kind: str = "refuse"
     rate: float = 1.0
+    status: int = 503
+    """What an `error` is answered with."""
     retry_after: float | None = None
     """What an `error` tells its clients to wait, in seconds."""
 
     def __post_init__(self) -> None:
         _window(self.start, self.end)
+        _error_status("status", self.status)
         one_of("kind", self.kind, FAILURES)
         share("rate", self.rate)
         if self.retry_after is not None:
@@ -60,8 +68,10 @@ class Failure:
 class Server:
     """One node. It answers by itself, or by a call of its own to the node named in `calls`.
 
-    concurrency: requests it works on at a time; more wait in `queue`, and what finds that full
-        is rejected with a 503 that says `retry_after`. Without one it takes all at once.
+    concurrency: requests it works on at a time, those whose call it waits for included; more
+        wait in `queue`, and what finds that full is rejected with `reject_status` (429 says
+        that the client is too fast) and `retry_after`. Without concurrency it takes all at
+        once, without queue all may wait.
     slowdown: seconds added to a request for each other one in progress when it arrives.
     crash_above: with more than so many requests in progress it dies, drops them all, and is
         back after `restart_after` seconds, cold: at first `cold` times as slow, and less so
@@ -74,6 +84,7 @@ class Server:
     queue: int | None = None
     slowdown: float = 0.0
     failure_rate: float = 0.0
+    reject_status: int = 503
     retry_after: float | None = None
     crash_above: int | None = None
     restart_after: float = 5.0
@@ -91,9 +102,12 @@ class Server:
             if self.concurrency is None:
                 msg = "queue needs concurrency: without it nothing ever waits"
                 raise ConfigurationError(msg)
+        _distribution("latency", self.latency)
+        _error_status("reject_status", self.reject_status)
         at_least("slowdown", self.slowdown, 0)
-        if self.failure_rate:
-            share("failure_rate", self.failure_rate)
+        if not 0 <= number("failure_rate", self.failure_rate) <= 1:
+            msg = f"failure_rate must be from 0 to 1, got {self.failure_rate!r}"
+            raise ConfigurationError(msg)
         if self.retry_after is not None:
             at_least("retry_after", self.retry_after, 0)
         if self.crash_above is not None:
@@ -101,9 +115,16 @@ class Server:
         positive("restart_after", self.restart_after)
         at_least("warmup", self.warmup, 0)
         at_least("cold", self.cold, 1)
-        if self.calls is not None and self.queue is not None:
-            msg = "queue is for a server that works by itself: leave out queue or calls"
+        if self.crash_above is not None and self.queue is not None and self.concurrency is not None:
+            most = self.concurrency + self.queue
+            if self.crash_above >= most:
+                msg = f"crash_above must be below concurrency + queue ({most}), or it never crashes"
+                raise ConfigurationError(msg)
+        if self.calls is not None and (self.warmup or self.slowdown):
+            name = "warmup" if self.warmup else "slowdown"
+            msg = f"{name} is for a server that works by itself: leave out {name} or calls"
             raise ConfigurationError(msg)
+        _defence(self.defence or Defence())
         if self.defence is not None and self.calls is None:
             msg = "defence needs calls: it stands around the calls that this server makes"
             raise ConfigurationError(msg)
@@ -111,10 +132,10 @@ class Server:
     @property
     def capacity(self) -> float | None:
         """Requests a second that it can answer, or None: without a bound."""
-        mean = self.latency.mean
-        if self.concurrency is not None and mean:
-            return self.concurrency / mean
-        return 1 / self.slowdown if self.slowdown else None
+        if self.concurrency is None:
+            return 1 / self.slowdown if self.slowdown else None
+        takes = self.latency.mean + self.slowdown * (self.concurrency - 1)
+        return self.concurrency / takes if takes else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,14 +160,22 @@ class Clients:
 
     def __post_init__(self) -> None:
         one_of("arrivals", self.arrivals, ARRIVALS)
+        _distribution("think", self.think)
+        _defence(self.defence)
         if count("count", self.count) > _MOST_CLIENTS:
             msg = f"count must be at most {_MOST_CLIENTS:,}, got {self.count:,}"
             raise ConfigurationError(msg)
         positive("rate", self.rate)
-        count("instances", self.instances)
+        if count("instances", self.instances) > _MOST_INSTANCES:
+            msg = f"instances must be at most {_MOST_INSTANCES:,}, got {self.instances:,}"
+            raise ConfigurationError(msg)
         if self.surges and self.arrivals != "poisson":
             msg = f"surges need arrivals = 'poisson', got {self.arrivals!r}"
             raise ConfigurationError(msg)
+        for before, after in pairwise(sorted(self.surges, key=_start)):
+            if after.start < before.end:
+                msg = f"surges must not overlap: one ends at {before.end:g}, after {after.start:g}"
+                raise ConfigurationError(msg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,12 +192,18 @@ class Scenario:
 
     def __post_init__(self) -> None:
         positive("duration", self.duration)
+        _distribution("network", self.network)
         if self.duration / positive("bucket", self.bucket) > _MOST_BUCKETS:
             msg = f"bucket must be at least duration / {_MOST_BUCKETS:,}, got {self.bucket:g}"
             raise ConfigurationError(msg)
-        calls = self.clients.rate * self.duration
+        calls = self.clients.rate * self.duration + sum(
+            surge.rate * max(0.0, min(surge.end, self.duration) - surge.start)
+            for surge in self.clients.surges
+        )
         if self.clients.arrivals == "poisson" and calls > _MOST_CALLS:
-            msg = f"clients.rate * duration must be at most {_MOST_CALLS:,} calls, got {calls:,.0f}"
+            msg = (
+                f"clients.rate and surges must make {_MOST_CALLS:,} calls at most, got {calls:,.0f}"
+            )
             raise ConfigurationError(msg)
         if not self.servers:
             msg = "servers must have at least one server"
@@ -191,12 +226,37 @@ class Scenario:
             name = self.servers[name].calls
         return path
 
-    def trouble_ends(self) -> float:
-        """Return when the last failure or surge that the scenario asks for is over."""
-        ends = [surge.end for surge in self.clients.surges]
-        for server in self.servers.values():
-            ends.extend(failure.end for failure in server.failures)
-        return max(ends, default=0.0)
+    def trouble(self) -> tuple[float, float] | None:
+        """Return when the first failure or surge that calls can meet begins and the last ends."""
+        windows: list[Failure | Surge] = [*self.clients.surges]
+        for name in self.path():
+            windows.extend(self.servers[name].failures)
+        windows = [window for window in windows if window.start < self.duration]
+        if not windows:
+            return None
+        return min(window.start for window in windows), max(window.end for window in windows)
+
+
+def _error_status(field: str, value: object) -> None:
+    if count(field, value) not in ERROR_STATUSES:
+        msg = f"{field} must be from 400 to 599, got {value}"
+        raise ConfigurationError(msg)
+
+
+def _distribution(field: str, value: object) -> None:
+    if not hasattr(value, "sampler"):
+        msg = f"{field} must be a distribution such as Fixed(0.1), got {value!r}"
+        raise ConfigurationTypeError(msg)
+
+
+def _defence(value: object) -> None:
+    if not isinstance(value, Defence):
+        msg = f"defence must be a Defence(policy), got {value!r}"
+        raise ConfigurationTypeError(msg)
+
+
+def _start(surge: Surge) -> float:
+    return surge.start
 
 
 def _window(start: float, end: float) -> None:

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from tarry.core.checks import count
 from tarry.core.hedging import HedgedCall
+from tarry.errors import ConfigurationTypeError
 from tarry.simulator.arrivals import Arrivals
 from tarry.simulator.caller import Caller, HedgedCaller, Line
 from tarry.simulator.meter import Meter
 from tarry.simulator.node import Relay, Worker
+from tarry.simulator.scenario import ERROR_STATUSES, Scenario
 from tarry.simulator.world import World, seed_of
 from tarry.wire.defence import Defence
 
@@ -18,24 +20,28 @@ if TYPE_CHECKING:
 
     from tarry.core.verdict import Stop
     from tarry.simulator.node import Ended, Node
-    from tarry.simulator.scenario import Scenario
     from tarry.simulator.summary import Summary
 
 
 def simulate(scenario: Scenario, *, seed: int | str = 0) -> Summary:
     """Run a scenario from a seed; the same seed gives the same summary."""
+    if not isinstance(scenario, Scenario):
+        msg = f"simulate takes a Scenario, got {scenario!r}"
+        raise ConfigurationTypeError(msg)
     world = World(seed)
     meter = Meter(scenario.duration, scenario.bucket)
-    hop = world.sampler(scenario.network)
+    hop = world.sampler(scenario.network, "network")
     nodes: list[Node] = []
     for name in reversed(scenario.path()):
         server = scenario.servers[name]
         if server.calls is None:
-            nodes.append(Worker(server, world))
+            nodes.append(Worker(name, server, world))
             nodes[-1].meter = meter
         else:
             line = Line(world, nodes[-1], hop, None)
-            nodes.append(Relay(server, world, _begin_of(line, server.defence or Defence(), 1)))
+            nodes.append(
+                Relay(name, server, world, _begin_of(line, server.defence or Defence(), 1))
+            )
     line = Line(world, nodes[-1], hop, meter)
     begin = _begin_of(line, scenario.clients.defence, scenario.clients.instances)
     Arrivals(scenario.clients, world, meter, begin).start()
@@ -54,7 +60,7 @@ def trials_of(scenario: Scenario, trials: int, seed: int) -> list[Summary]:
 
 def _look(now: float, about: tuple[Meter, Node, int]) -> None:
     meter, node, index = about
-    meter.in_progress(index, node.load(now))
+    meter.in_progress(index, node.in_progress(now))
 
 
 def _begin_of(
@@ -66,6 +72,10 @@ def _begin_of(
         defence.breaker is None and defence.budget is None and defence.limiter is None
     )
     downstreams = [defence.downstream(f"instance {number}") for number in range(instances)]
+
+    line.permanent = frozenset(
+        str(status) for status in ERROR_STATUSES if status not in policy.retryable_statuses
+    )
 
     def retried(now: float, client: int, ended: Ended) -> Stop | None:
         downstream = None if alone else downstreams[client % instances]

@@ -7,8 +7,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import isfinite
-from multiprocessing import get_context
+from math import isfinite, isnan, nan
+from multiprocessing import active_children, get_context
 from statistics import fmean, median_high
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from tarry.errors import ConfigurationError, TarryError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from tarry.simulator.scenario import Scenario
     from tarry.wire.defence import Defence
 
 
@@ -52,6 +53,8 @@ class Plot(NamedTuple):
     x: str = ""
     y_title: str = ""
     log: bool = False
+    spans: tuple[tuple[float, float, str], ...] = ()
+    """Times of trouble to shade behind a series: from, to, and what it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,8 @@ class Study:
     """What can be changed or swept, with the values in force."""
     with_defence: Callable[[Mapping[str, Defence]], Study] | None = None
     """Makes the same study with other defences as its variants, where that makes sense."""
+    world: Callable[..., Scenario] | None = None
+    """Takes a defence and the parameters; gives the scenario, where one holds for all variants."""
     trials: int = 1
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, "Sequence[Any]"])
     """What is swept unless the user asks for something else."""
@@ -125,6 +130,10 @@ def conduct(
     swept = dict(study.sweep if sweep is None else sweep)
     for name in (*fixed, *swept):
         one_of("parameter", name, study.parameters)
+    for name in sweep or {}:
+        if name in fixed:
+            msg = f"{name} is both set and swept; leave one out"
+            raise ConfigurationError(msg)
     swept = {name: values for name, values in swept.items() if name not in fixed}
     for name, values in swept.items():
         if not values:
@@ -141,12 +150,21 @@ def conduct(
         Row(variant, point, list(result))
         for (variant, point), result in zip(tasks, results, strict=True)
     ]
-    in_force = replace(study, parameters={**study.parameters, **fixed})
-    return Findings(in_force, seed, trials, rows)
+    return Findings(with_values(study, fixed), seed, trials, rows)
+
+
+def with_values(study: Study, changes: Mapping[str, Any]) -> Study:
+    """Return the study with these values in force; one that replaces a table hides its keys."""
+    gone = tuple(f"{name}." for name in changes)
+    kept = {name: old for name, old in study.parameters.items() if not name.startswith(gone)}
+    return replace(study, parameters={**kept, **changes})
 
 
 def _middle(values: list[float]) -> float:
-    return fmean(values) if all(map(isfinite, values)) else median_high(values)
+    known = [value for value in values if not isnan(value)]
+    if not known:
+        return nan
+    return fmean(known) if all(map(isfinite, known)) else median_high(known)
 
 
 def _run_all(
@@ -163,6 +181,7 @@ def _run_all(
             results[index] = run(**one)
             progress(index + 1, total)
         return results
+    others = set(active_children())
     pool = ProcessPoolExecutor(
         min(jobs, total), mp_context=get_context("spawn"), initializer=_die_quietly
     )
@@ -174,6 +193,10 @@ def _run_all(
     except BrokenProcessPool as error:
         msg = "a process of the simulation died, perhaps for want of memory; try jobs = 1"
         raise TarryError(msg) from error
+    except BaseException:
+        for worker in set(active_children()) - others:  # which would finish its run first
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
     return results

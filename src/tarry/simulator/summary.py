@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class Summary:
     crashes: int
     success_rate: float
     """The share of the calls begun that ended well before the run was over."""
+    attempts_per_call: float
+    """What the clients send for each call."""
     amplification: float
     """Requests at the last server for each call."""
     peak_load: float
@@ -46,21 +49,31 @@ class Summary:
         return {name: float(getattr(self, name)) for name in METRICS}
 
 
-METRICS = (
-    "calls",
-    "succeeded",
-    "failed",
-    "unfinished",
-    "attempts",
-    "requests",
-    "failures",
-    "crashes",
-    "success_rate",
-    "amplification",
-    "peak_load",
-    "recovered",
-    "recovered_after",
-    "p50",
-    "p99",
-    "p999",
-)
+class Metric(NamedTuple):
+    """A number for people: how it is written, and what it means."""
+
+    unit: str
+    """One of "", "s", "%" and "x"."""
+    meaning: str
+
+
+MEANINGS: dict[str, Metric] = {
+    "calls": Metric("", "calls that were begun"),
+    "succeeded": Metric("", "calls that ended well before the run was over"),
+    "failed": Metric("", "calls that were given up"),
+    "unfinished": Metric("", "calls that still ran or waited at the end of the run"),
+    "attempts": Metric("", "attempts that the clients made"),
+    "requests": Metric("", "what reached the last server"),
+    "failures": Metric("", "attempts of the clients that failed"),
+    "crashes": Metric("", "how often servers died of their load"),
+    "success_rate": Metric("%", "calls that succeeded, of those begun"),
+    "attempts_per_call": Metric("x", "what the clients sent for each call"),
+    "amplification": Metric("x", "requests at the last server for each call"),
+    "peak_load": Metric("x", "busiest second after the trouble, over what the last server can do"),
+    "recovered": Metric("%", "the share of runs in which all was well again"),
+    "recovered_after": Metric("s", "from the end of the trouble until all is well and stays so"),
+    "p50": Metric("s", "half of the calls that succeeded were quicker, waits included"),
+    "p99": Metric("s", "99 of 100 calls that succeeded were quicker"),
+    "p999": Metric("s", "999 of 1,000 calls that succeeded were quicker"),
+}
+METRICS = tuple(MEANINGS)

@@ -23,7 +23,13 @@ COLUMNS = (
     Column("p99", "p99 of a call", "ms"),
     Column("requests", "requests"),
 )
-SERIES = Plot("series", "requests", "Requests at the server", y_title="requests a second")
+SERIES = Plot(
+    "series",
+    "requests",
+    "Requests at the server",
+    y_title="requests a second",
+    spans=((20.0, 40.0, "frozen"), (110.0, 125.0, "maintenance"), (200.0, 210.0, "too late")),
+)
 BARS = Plot("bars", "recovered_after", "Time until all was well again")
 LINES = Plot(
     "lines", "amplification", "Load for each call", x="clients", y_title="requests per call"

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import vl_convert
 
-from tarry.simulator.report.axes import extent, ticks
-from tarry.simulator.report.channels import across
 from tarry.simulator.report.charts import Chart, charts
 from tarry.simulator.report.images import picture
 from tarry.simulator.study import Findings, Plot, Row
@@ -152,6 +150,20 @@ def test_long_series_keep_their_peaks() -> None:
     )
 
 
+def test_times_of_trouble_are_shaded_behind_a_series() -> None:
+    """First of all layers, and no further than the run; the words below the title say when."""
+    chart = only(findings(plots=(SERIES,)))
+    layers = [layer for layer in chart.panels[0].view["layer"] if "data" in layer]
+    assert layers == chart.panels[0].view["layer"][: len(layers)]
+    spans = [
+        tuple(layer["data"]["values"][0].values())
+        for layer in layers
+        if layer["mark"]["type"] == "rect"
+    ]
+    assert [(20.0, 40.0, "frozen"), (110.0, 119.0, "maintenance")] == spans
+    assert "Shaded: frozen, 20 s to 40 s; maintenance, 110 s to 125 s." in chart.reading
+
+
 def test_no_series() -> None:
     """Trials without a time series make an empty chart, not an error."""
     assert [] == only(with_values(1.0, plot=SERIES)).panels
@@ -172,18 +184,3 @@ def test_words_have_an_end() -> None:
     """A sweep of many points is not read aloud to the last."""
     alt = only(swept({"clients": tuple(range(1, 40))}, plots=(LINES,))).alt
     assert alt.endswith("; and more, all in the table.")
-
-
-def test_log_axis_has_few_ticks() -> None:
-    """A log axis has ticks at powers of ten, or between them when there are few."""
-    wide = ticks(extent([1.0, 1e5], log=True))
-    narrow = ticks(extent([1.0, 30.0], log=True))
-    assert ([1.0, 10.0, 100.0, 1e3, 1e4, 1e5], [1.0, 2.0, 5.0, 10.0, 20.0]) == (wide, narrow)
-
-
-def test_swept_decades_get_a_log_axis() -> None:
-    """Values over decades are not crowded at the left."""
-    kinds = [
-        across(values, "x", "", swept=True)["scale"]["type"] for values in ([1, 10, 100], [1, 2, 3])
-    ]
-    assert ["log", "linear"] == kinds

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.simulator.report import library, to_json, write_html
+from tarry.simulator.report import images, write_html
 from tarry.simulator.report.page import page
-from tarry.simulator.report.theme import DARK, LIGHT, Theme
 from tarry.simulator.study import Findings
 from tests.simulator.report.made_up import BARS, COLUMNS, LINES, findings, study, swept
 
@@ -27,7 +26,7 @@ def embedded(text: str) -> str:
 
 def without_library(text: str) -> str:
     """Return what we wrote, without the code that draws."""
-    return text.replace(library.bundle(), "")
+    return text.replace(images.bundle(), "")
 
 
 def test_same_findings_same_bytes(tmp_path: Path) -> None:
@@ -62,6 +61,23 @@ def test_swept_parameters_stand_in_the_table() -> None:
     text = page(swept({"servers.db.clients": (10, 1000)}, plots=(LINES,)))
     assert "<td>1,000</td>" in text
     assert '<th scope="col">clients</th>' in text
+
+
+def test_parameters_have_their_whole_names() -> None:
+    """Two that end alike are told apart, as in `--show`."""
+    both = {"network.median": 0.002, "servers.db.latency.median": 0.07}
+
+    text = page(swept({"clients.rate": (1, 2)}, parameters=both))
+
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
+    assert {"0.002", "0.07"} == {facts[name] for name in both}
+    assert "1, 2" == facts["clients.rate (swept)"]
+
+
+def test_gap_between_the_points_of_a_sweep() -> None:
+    """Each point but the first begins with one, where it has several rows."""
+    assert 2 == page(swept({"rate": (1, 2, 3)})).count('<tr data-variant="0" class="point">')
+    assert 0 == page(swept({"rate": (1, 2, 3)}, variants=("full",))).count('class="point"')
 
 
 def test_command_of_the_caller() -> None:
@@ -125,7 +141,7 @@ def test_no_rows() -> None:
 
 def test_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without the extra, the error has the line that installs it."""
-    monkeypatch.setattr("tarry.simulator.report.page.bundle", library.bundle.__wrapped__)
+    monkeypatch.setattr("tarry.simulator.report.page.bundle", images.bundle.__wrapped__)
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingExtra, match=r"pip install 'tarry\[sim\]'"):
         write_html(findings(), tmp_path / "report.html")
@@ -148,48 +164,8 @@ def test_unwritable_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(ConfigurationError, match=r"report\.html: No space left on device"):
+    with pytest.raises(
+        ConfigurationError, match=r"report\.html cannot be written: No space left on device"
+    ):
         write_html(findings(), path)
     assert ["old"] == [one.read_text() for one in tmp_path.iterdir()]
-
-
-def test_to_json() -> None:
-    """Plain data has everything, and null where a number would not be JSON."""
-    of = to_json(findings())
-    assert json.loads(json.dumps(of, allow_nan=False)) == of
-    first = of["rows"][0]
-    assert ("storm", 7, 1, "none") == (of["study"], of["seed"], of["trials"], first["variant"])
-    assert (None, 0.4) == (first["metrics"]["recovered_after"], first["metrics"]["success_rate"])
-    assert 120 == len(first["trials"][0]["series"]["requests"])
-
-
-def test_to_json_of_odd_parameters() -> None:
-    """A parameter that JSON has no word for is said as text."""
-    of = findings(parameters={"path": Path("a"), "waits": (1.0, float("inf")), "more": {1: None}})
-    parameters = to_json(of)["parameters"]
-    assert {"path": "a", "waits": [1.0, None], "more": {"1": None}} == parameters
-
-
-@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_contrast(theme: Theme) -> None:
-    """Text has a contrast of 4.5 and a mark one of 3 on everything they stand on."""
-    for ground in (theme.page, theme.surface, theme.wash, *theme.ramp):
-        assert 4.5 <= contrast(theme.ink, ground)
-    for ground in (theme.page, theme.surface, theme.wash):
-        assert 4.5 <= min(contrast(theme.muted, ground), contrast(theme.accent, ground))
-        assert 3 <= min(contrast(colour, ground) for colour in theme.variants)
-
-
-def contrast(one: str, other: str) -> float:
-    """Return the ratio of WCAG 2, section 1.4.3."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def luminance(colour: str) -> float:
-    """Return the relative luminance of #rrggbb."""
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    ]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

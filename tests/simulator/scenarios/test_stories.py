@@ -38,7 +38,7 @@ def test_a_storm_is_what_clients_make_of_it(seed: int) -> None:
 
     assert not fixed.recovered
     assert 40 < exponential.recovered_after
-    assert full.recovered_after < exponential.recovered_after / 2
+    assert full.recovered_after < exponential.recovered_after * 0.7
     assert budget.recovered_after < full.recovered_after
     assert breaker.recovered_after < 10
     assert fixed.crashes > exponential.crashes > full.crashes > 0
@@ -111,21 +111,21 @@ def test_a_ramp_loses_less_and_is_done_sooner(seed: int) -> None:
     wall, ramp, aimd = _all(STUDIES["recovery"], seed).values()
 
     assert 5000 == wall.succeeded == ramp.succeeded == aimd.succeeded
-    assert wall.recovered_after > 5
-    assert 0 == ramp.recovered_after
     assert ramp.failures < wall.failures / 2
+    assert aimd.failures < ramp.failures / 2
     assert ramp.p999 < wall.p999
+    assert ramp.recovered_after < wall.recovered_after
 
 
 def test_metastable_failures_need_more_than_backoff() -> None:
     """Backoff delays the load, it does not bound it; budget, breaker and no retries do."""
     recovered = {
-        name: sum(run.recovered for run in metastable(defence=name, trials=10, seed=1))
+        name: sum(run.recovered for run in metastable(defence=name, trials=20, seed=1))
         for name in STUDIES["metastable"].variants
     }
 
-    assert recovered["backoff"] < 10
-    assert 10 == recovered["budget"] == recovered["breaker"] == recovered["no-retries"]
+    assert recovered["backoff"] <= 15
+    assert 20 == recovered["budget"] == recovered["breaker"] == recovered["no-retries"]
 
 
 @pytest.mark.parametrize("name", ["storm", "metastable"])

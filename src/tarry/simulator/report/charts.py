@@ -5,25 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarry.simulator.report import drawings
-from tarry.simulator.report.axes import extent
-from tarry.simulator.report.channels import across
+from tarry.simulator.report.encodings import across, extent
 from tarry.simulator.report.numbers import SUFFIXES, scaled, shown
 from tarry.simulator.report.reading import (
     drawn,
+    in_words,
+    mean,
     numeric,
     point,
     said,
+    sentences,
     series,
     swept,
     title,
     unit,
+    values,
     variants,
 )
-from tarry.simulator.report.words import in_words, mean, sentences, values
 
 if TYPE_CHECKING:
-    from tarry.simulator.report.axes import Extent
-    from tarry.simulator.report.encodings import Spec
+    from tarry.simulator.report.encodings import Extent, Spec
     from tarry.simulator.report.reading import Records
     from tarry.simulator.study import Findings, Plot
 
@@ -79,7 +80,7 @@ def _series(findings: Findings, plot: Plot) -> Chart:
     taken = {number: one for number, one in taken.items() if one[1]}
     known = [value for _, points in taken.values() for value in points]
     reach = extent(known, log=plot.log, room=1.02)
-    records = [
+    records: Records = [
         {
             "i": number,
             "v": names[number],
@@ -92,12 +93,16 @@ def _series(findings: Findings, plot: Plot) -> Chart:
         for index, value in enumerate(points)
     ]
     y_title = _label(findings, plot)
+    ends = max((one["x"] for one in records), default=0.0)
+    spans = [span for span in plot.spans if span[0] < ends]
+    told = [f"{label}, {shown(start, 's')} to {shown(end, 's')}" for start, end, label in spans]
+    behind = [layer for span in spans for layer in drawings.shaded(span, ends)]
     panels = [
         Panel(
             names[number],
             number,
             records,
-            drawings.series(names, number, len(points), reach, y_title),
+            drawings.series(names, number, len(points), reach, y_title, behind),
         )
         for number, (_, points) in taken.items()
     ]
@@ -108,6 +113,7 @@ def _series(findings: Findings, plot: Plot) -> Chart:
         sentences(
             f"One row for each variant, {y_title} over time, all on one "
             f"{'log ' if plot.log else ''}scale; the others stand in grey behind it.",
+            f"Shaded: {'; '.join(told)}." if told else "",
             f"Drawn for {point(last)}." if last else "",
             f"The first of {findings.trials} trials." if findings.trials > 1 else "",
         ),

@@ -8,32 +8,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.simulator.report.axes import axis
-from tarry.simulator.report.encodings import LEVEL_TITLE, colour, opacity, tooltip
+from tarry.simulator.report.encodings import LEVEL_TITLE, axis, colour, opacity, tooltip
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.simulator.report.axes import Extent
-    from tarry.simulator.report.encodings import Spec
+    from tarry.simulator.report.encodings import Extent, Spec
 
 _ROW = 48
 _CELL = 34
 _COLUMNS_WITH_TEXT = 6
 
 
-def series(names: Sequence[str], variant: int, points: int, reach: Extent, y_title: str) -> Spec:
-    """One variant over time, filled, in front of the lines of all others."""
-    time = {
-        "title": None,
-        "ticks": False,
-        "grid": False,
-        "tickCount": {"expr": "max(3, round(width / 150))"},
-        "labelExpr": "format(datum.value, ',~g') + ' s'",
-        "labelFlush": True,
-    }
-    scale = {"nice": False, "zero": False}
-    x = {"field": "x", "type": "quantitative", "scale": scale, "axis": time}
+def series(
+    names: Sequence[str],
+    variant: int,
+    points: int,
+    reach: Extent,
+    y_title: str,
+    behind: Sequence[Spec] = (),
+) -> Spec:
+    """One variant over time, filled, in front of the lines of all others, and what is `behind`."""
     y_axis = axis(reach, "", None, 3)
     y = {"field": "y", "type": "quantitative", "scale": reach.scale(), "axis": y_axis}
     mine: Spec = {"transform": [{"filter": {"field": "i", "equal": variant}}]}
@@ -42,8 +37,9 @@ def series(names: Sequence[str], variant: int, points: int, reach: Extent, y_tit
     seen = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
     return {
         "height": 104,
-        "encoding": {"x": x, "y": y},
+        "encoding": {"x": _time("x"), "y": y},
         "layer": [
+            *behind,
             {
                 "transform": [{"filter": {"not": {"field": "i", "equal": variant}}}],
                 "mark": {"type": "line", "style": "context"},
@@ -77,6 +73,44 @@ def series(names: Sequence[str], variant: int, points: int, reach: Extent, y_tit
             },
         ],
     }
+
+
+def shaded(span: tuple[float, float, str], ends: float) -> list[Spec]:
+    """A time of trouble: its ground is shaded, its label stands above, where no line crosses it."""
+    start, end, label = span
+    data = {"values": [{"start": start, "end": min(end, ends), "label": label}]}
+    late = start > ends / 2  # a long label must not leave the picture
+    text = {"type": "text", "style": "note", "align": "right" if late else "left"}
+    height = {"y": {"value": 0}, "y2": {"value": "height"}}
+    return [
+        {
+            "data": data,
+            "mark": {"type": "rect", "style": "span"},
+            "encoding": {"x": _time("start"), "x2": {"field": "end"}, **height},
+        },
+        {
+            "data": data,
+            "mark": {**text, "baseline": "bottom"},
+            "encoding": {
+                "x": _time("end" if late else "start"),
+                "y": {"value": -3},
+                "text": {"field": "label"},
+            },
+        },
+    ]
+
+
+def _time(field: str) -> Spec:
+    ticks = {
+        "title": None,
+        "ticks": False,
+        "grid": False,
+        "tickCount": {"expr": "max(3, round(width / 150))"},
+        "labelExpr": "format(datum.value, ',~g') + ' s'",
+        "labelFlush": True,
+    }
+    scale = {"nice": False, "zero": False}
+    return {"field": field, "type": "quantitative", "scale": scale, "axis": ticks}
 
 
 def bars(names: Sequence[str], reach: Extent, unit: str, title: str) -> Spec:

@@ -1,18 +1,20 @@
-"""All charts of a study in one picture, for a document or a chat."""
+"""The library that draws, and all charts of a study in one picture, for a document or a chat."""
 
 from __future__ import annotations
 
+from functools import cache
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from tarry.errors import MissingExtra
+from tarry.simulator.files.disk import check_place, write_atomically
 from tarry.simulator.report.charts import charts
 from tarry.simulator.report.encodings import PICKED
-from tarry.simulator.report.files import check_place, write_atomically
-from tarry.simulator.report.library import drawing_library
 from tarry.simulator.report.theme import LIGHT, config
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
     from tarry.simulator.report.charts import Chart, Panel
     from tarry.simulator.study import Findings
@@ -76,3 +78,21 @@ def _view(panel: Panel) -> dict[str, Any]:
     label = {"text": panel.label, "fontSize": _LABEL, "limit": _WIDTH}
     titled = {"title": label} if panel.label else {}
     return {**titled, "width": _WIDTH, "data": {"values": panel.records}, **panel.view}
+
+
+def drawing_library() -> ModuleType:
+    """Return vl_convert, which carries Vega, Vega-Lite and Vega-Embed."""
+    try:
+        import vl_convert
+    except ImportError as exc:
+        msg = "reports need vl-convert-python: pip install 'tarry[sim]'"
+        raise MissingExtra(msg) from exc
+    return vl_convert
+
+
+@cache
+def bundle() -> str:
+    """Return the script that draws, whole; it takes seconds to make."""
+    code: str = drawing_library().javascript_bundle()
+    # Inside a page the script ends at the first such tag, even in a string.
+    return code.replace("</script", "<\\/script").replace("<!--", "<\\!--").replace("\r\n", "\n")

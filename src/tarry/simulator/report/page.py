@@ -15,15 +15,13 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+from tarry.simulator.files.disk import check_place, write_atomically
 from tarry.simulator.report.charts import charts
 from tarry.simulator.report.encodings import PICKED
-from tarry.simulator.report.files import check_place, write_atomically
-from tarry.simulator.report.library import bundle
+from tarry.simulator.report.images import bundle
 from tarry.simulator.report.numbers import shown
-from tarry.simulator.report.reading import said, swept, title, variants
-from tarry.simulator.report.record import in_force
+from tarry.simulator.report.reading import in_force, mean, said, sentences, swept, title, variants
 from tarry.simulator.report.theme import DARK, LIGHT, SHAPES, config, css
-from tarry.simulator.report.words import mean, sentences
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,6 +95,7 @@ def _table(findings: Findings) -> str:
     titles = [title(findings, name) for name in parameters] + [one.title for one in columns]
     heads = "".join(f'<th scope="col">{escape(one)}</th>' for one in titles)
     rows: list[str] = []
+    before = findings.rows[0].parameters if findings.rows else {}
     for row in findings.rows:
         metrics = row.metrics
         texts = [said(value) for value in row.parameters.values()]
@@ -104,7 +103,9 @@ def _table(findings: Findings) -> str:
         cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
         number = names.index(row.variant)
         name = f'<th scope="row" class="variant">{_mark(number)}{escape(row.variant)}</th>'
-        rows.append(f'<tr data-variant="{number}">{name}{cells}</tr>')
+        begins = ' class="point"' if len(names) > 1 and row.parameters != before else ""
+        before = row.parameters
+        rows.append(f'<tr data-variant="{number}"{begins}>{name}{cells}</tr>')
     knob = f'<th scope="col" class="variant">{escape(findings.study.knob)}</th>'
     body = "\n".join(rows)
     return f"<table>\n<thead><tr>{knob}{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
@@ -179,11 +180,11 @@ def _facts(findings: Findings) -> str:
         "version of tarry": version("tarry"),
         "seed": str(findings.seed),
         "trials": str(findings.trials),
-        **{title(findings, name): said(value) for name, value in in_force(findings).items()},
+        **{name: said(value) for name, value in in_force(findings).items()},
     }
     for name in swept(findings):
         values = dict.fromkeys(said(row.parameters[name]) for row in findings.rows)
-        facts[f"{title(findings, name)} (swept)"] = ", ".join(values)
+        facts[f"{name} (swept)"] = ", ".join(values)
     return "\n".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts.items()
     )

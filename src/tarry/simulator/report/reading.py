@@ -1,11 +1,12 @@
-"""What the findings say, in the shape that charts and tables need: names, units, points."""
+"""What the findings say: names, units and points for charts and tables, and sentences on them."""
 
 from __future__ import annotations
 
-from math import ceil, inf, isfinite, isnan
+from math import ceil, inf, isfinite, isinf
 from typing import TYPE_CHECKING, Any
 
 from tarry.simulator.report.numbers import scaled, shown
+from tarry.simulator.summary import MEANINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -14,16 +15,8 @@ if TYPE_CHECKING:
 
 Records = list[dict[str, Any]]
 
-_UNITS = {
-    "success_rate": "%",
-    "amplification": "x",
-    "peak_load": "x",
-    "recovered_after": "s",
-    "p50": "s",
-    "p99": "s",
-    "p999": "s",
-}
 _MOST_POINTS = 600
+_MOST_VALUES = 24
 
 
 def variants(findings: Findings) -> list[str]:
@@ -36,12 +29,18 @@ def swept(findings: Findings) -> list[str]:
     return list(findings.rows[0].parameters) if findings.rows else []
 
 
+def in_force(findings: Findings) -> dict[str, Any]:
+    """Return the parameters that are the same in all rows."""
+    moved = swept(findings)
+    return {name: value for name, value in findings.study.parameters.items() if name not in moved}
+
+
 def unit(findings: Findings, metric: str) -> str:
     """Return the unit that the table gives a metric, or the one it has by nature."""
     for column in findings.study.columns:
         if column.metric == metric:
             return column.unit
-    return _UNITS.get(metric, "")
+    return MEANINGS[metric].unit if metric in MEANINGS else ""
 
 
 def title(findings: Findings, name: str) -> str:
@@ -95,9 +94,36 @@ def series(row: Row, name: str) -> tuple[float, list[float]]:
 def numeric(values: Iterable[object]) -> bool:
     """Say whether all are numbers, so that they have a place on an axis."""
     return all(
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and not isnan(value)
-        and isfinite(value)
+        isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
         for value in values
     )
+
+
+def sentences(*parts: str) -> str:
+    """Join what there is to say, each part with a capital."""
+    return " ".join(f"{part[0].upper()}{part[1:]}" for part in parts if part)
+
+
+def mean(findings: Findings, *metrics: str) -> str:
+    """Say what a number stands for: `Row.metrics` takes the median where a mean has no value."""
+    if findings.trials == 1:
+        return ""
+    every = (trial.metrics() for row in findings.rows for trial in row.trials)
+    endless = any(isinf(one.get(name, 0.0)) for one in every for name in metrics)
+    median = ", or their median where not all came to an end" if endless else ""
+    return f"The mean of {findings.trials} trials{median}."
+
+
+def values(findings: Findings, records: Records) -> list[tuple[str, str]]:
+    """Name each row and its value."""
+    return [
+        (" at ".join(filter(None, (row.variant, point(row.parameters)))), one["text"])
+        for row, one in zip(findings.rows, records, strict=True)
+    ]
+
+
+def in_words(title: str, pairs: Sequence[tuple[str, str]]) -> str:
+    """Return what a chart shows as text, as long as anybody would listen."""
+    listed = "; ".join(f"{name}: {text}" for name, text in pairs[:_MOST_VALUES])
+    more = "; and more, all in the table" if len(pairs) > _MOST_VALUES else ""
+    return f"{title}. {listed}{more}."

@@ -6,6 +6,8 @@ from importlib.metadata import version
 from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
+from tarry.simulator.report.reading import in_force
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -27,12 +29,6 @@ def to_json(findings: Findings) -> dict[str, Any]:
         "columns": [column._asdict() for column in study.columns],
         "rows": [_row(row) for row in findings.rows],
     }
-
-
-def in_force(findings: Findings) -> dict[str, Any]:
-    """Return the parameters that are the same in all rows."""
-    swept = {name for row in findings.rows for name in row.parameters}
-    return {name: value for name, value in findings.study.parameters.items() if name not in swept}
 
 
 def plain(value: Any) -> Any:

@@ -24,6 +24,8 @@ class Theme(NamedTuple):
     accent: str
     wash: str
     """The background of the lesson and of what is singled out."""
+    span: str
+    """The ground of a time to know of, behind a time series."""
     variants: tuple[str, ...]
     ramp: tuple[str, str]
     """Ends of the heat map; `ink` is readable on both."""
@@ -38,6 +40,7 @@ LIGHT = Theme(
     context="#c2c6ce",
     accent="#2559b8",
     wash="#eef3fc",
+    span="#f3efe4",
     variants=(
         "#c8431c",
         "#2a63c9",
@@ -59,6 +62,7 @@ DARK = Theme(
     context="#4d5666",
     accent="#8fb4ff",
     wash="#1c2739",
+    span="#262b35",
     variants=(
         "#ff8f66",
         "#7aa7ff",
@@ -132,6 +136,7 @@ def config(theme: Theme, *, legend: bool) -> dict[str, Any]:
         "style": {
             "context": {"color": theme.context, "strokeWidth": 1},
             "rule": {"color": theme.muted},
+            "span": {"color": theme.span},
             "note": {"color": theme.muted},
             "hollow": {"fill": theme.surface},
             "cell": {"stroke": theme.surface, "strokeWidth": 2},

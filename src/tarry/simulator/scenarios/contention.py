@@ -79,8 +79,8 @@ class _Row:
 
     def __init__(self, world: World) -> None:
         self.at: Callable[..., None] = world.at
-        self.hop: Callable[[], float] = world.sampler(_HOP)
-        self.draw: Callable[[], float] = world.dice.random
+        self.hop: Callable[[], float] = world.sampler(_HOP, "network")
+        self.draw: Callable[[], float] = world.dice("jitter").random
         self.version = 0
         self.calls = 0
         self.last = 0.0
@@ -129,8 +129,9 @@ STUDY = Study(
     question="Many clients write to one row. Which backoff gets all done with the fewest calls?",
     lesson=(
         "Without backoff, calls grow with the square of the clients. Backoff without jitter only "
-        "moves the crowd; it is jitter that breaks it up. Full jitter makes the fewest calls; "
-        "equal makes as many and is slower; decorrelated is the quickest, for more calls."
+        "moves the crowd; it is jitter that breaks it up. Full and equal jitter make the fewest "
+        "calls, and full is done sooner; of the jitters, decorrelated is the quickest, for more "
+        "calls."
     ),
     run=contention,
     knob="jitter",

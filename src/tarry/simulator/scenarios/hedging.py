@@ -40,26 +40,27 @@ def hedging(
 STUDY = Study(
     name="hedging",
     question=(
-        "One call in a thousand takes seconds. How much of that does a second copy take away, "
+        "One call in a thousand takes a second. How much of that does a second copy take away, "
         "and for how much load?"
     ),
     lesson=(
         "The earlier the copy, the shorter the tail and the dearer. At p95 one call in twenty "
         "is sent twice, and the tail is a fraction of what it was; p50 sends half of them twice "
-        "for little more."
+        "for little more. The server here bears all of it: where copies make it slower, hedge "
+        "later."
     ),
     run=hedging,
     knob="after",
     variants=DELAYS,
     columns=(
-        Column("p50", "p50", "s"),
-        Column("p99", "p99", "s"),
-        Column("p999", "p99.9", "s"),
+        Column("p50", "p50", "ms"),
+        Column("p99", "p99", "ms"),
+        Column("p999", "p99.9", "ms"),
         Column("amplification", "load per call", "x"),
     ),
     plots=(
-        Plot("bars", "p999", "The slowest call in a thousand", y_title="s", log=True),
-        Plot("lines", "p999", "Tail against load", x="amplification", y_title="p99.9, s", log=True),
+        Plot("bars", "p999", "The slowest call in a thousand", y_title="p99.9", log=True),
+        Plot("lines", "p999", "Tail against load", x="amplification", y_title="p99.9", log=True),
     ),
     parameters={"shape": 1.5},
 )

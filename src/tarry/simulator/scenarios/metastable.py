@@ -7,15 +7,12 @@ try three times: 3 x 40 is more than the 100 a second that it can bear.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-from tarry.core.checks import one_of
 from tarry.core.policy import Policy
 from tarry.simulator.distributions import Exponential, Fixed
 from tarry.simulator.scenario import Clients, Scenario, Server, Surge
-from tarry.simulator.simulate import trials_of
+from tarry.simulator.scenarios.defended import run, with_defences
 from tarry.simulator.study import Column, Plot, Study
 from tarry.wire.defence import Defence
 
@@ -23,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tarry.simulator.summary import Summary
+
+
+_SURGE = (20.0, 25.0)
 
 
 def _at_once(_k: int) -> float:
@@ -43,35 +43,27 @@ def metastable(
     *, defence: str = "retries", surge: float = 80.0, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
     """Run the model behind one of the built-in defences; `surge` is the rate of the trigger."""
-    return _metastable(DEFENCES, defence=defence, surge=surge, trials=trials, seed=seed)
+    return run(_world, DEFENCES, defence=defence, trials=trials, seed=seed, surge=surge)
 
 
-def _metastable(
-    defences: Mapping[str, Defence],
-    *,
-    defence: str,
-    surge: float = 80.0,
-    trials: int = 1,
-    seed: int = 0,
-) -> list[Summary]:
-    one_of("defence", defence, defences)
-    scenario = Scenario(
+def _world(defence: Defence, *, surge: float = 80.0) -> Scenario:
+    return Scenario(
         servers={"server": Server(latency=Fixed(1.0), slowdown=0.01)},
         clients=Clients(
             rate=40.0,
-            surges=(Surge(start=20.0, end=25.0, rate=surge),),
-            defence=defences[defence],
+            surges=(Surge(start=_SURGE[0], end=_SURGE[1], rate=surge),),
+            defence=defence,
         ),
         network=Exponential(0.1),
         duration=120.0,
     )
-    return trials_of(scenario, trials, seed)
 
 
 def _with_defence(defences: Mapping[str, Defence]) -> Study:
-    return replace(STUDY, run=partial(_metastable, defences), variants=tuple(defences))
+    return with_defences(STUDY, _world, defences)
 
 
+_SPANS = ((*_SURGE, "surge"),)
 STUDY = Study(
     name="metastable",
     question=(
@@ -80,9 +72,9 @@ STUDY = Study(
     ),
     lesson=(
         "The trigger is gone, but the retries of timed-out calls keep the load above what the "
-        "service can bear, and that keeps calls timing out. Backoff only postpones the same "
-        "load, so most runs still collapse or take long. A budget bounds it and ends the outage; "
-        "so does a breaker, which fails more calls on the way; so do no retries at all."
+        "service can bear, and that keeps calls timing out. Backoff postpones the same load, and "
+        "saves a run only here and there. A budget bounds it and ends the outage; so does a "
+        "breaker, which fails more calls on the way; so do no retries at all."
     ),
     run=metastable,
     knob="defence",
@@ -92,14 +84,22 @@ STUDY = Study(
         Column("recovered_after", "well after", "s"),
         Column("success_rate", "calls that succeed", "%"),
         Column("amplification", "load per call", "x"),
-        Column("p99", "p99", "s"),
+        Column("p99", "p99 of those", "s"),
     ),
     plots=(
-        Plot("series", "in_progress", "Requests in progress", y_title="requests", log=True),
-        Plot("series", "succeeded", "Calls that end well", y_title="per second"),
+        Plot(
+            "series",
+            "in_progress",
+            "Requests in progress",
+            y_title="requests",
+            log=True,
+            spans=_SPANS,
+        ),
+        Plot("series", "succeeded", "Calls that end well", y_title="per second", spans=_SPANS),
         Plot("bars", "recovered", "Share of runs that recover", y_title="share"),
     ),
     parameters={"surge": 80.0},
     with_defence=_with_defence,
+    world=_world,
     trials=20,
 )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tarry.simulator.summary import Summary
 
 _AT_A_TIME = 200
+_DOWN = (0.0, 20.0)
 _LIMITERS: dict[str, dict[str, Any]] = {
     "wall": {"kind": "in-flight", "limit": _AT_A_TIME, "ramp": 0.001},
     "ramp": {"kind": "in-flight", "limit": _AT_A_TIME, "ramp": 20.0},
@@ -38,7 +39,7 @@ def recovery(
                 queue=1000,
                 warmup=20.0,
                 cold=8.0,
-                failures=(Failure(end=20.0, kind="refuse"),),
+                failures=(Failure(start=_DOWN[0], end=_DOWN[1], kind="refuse"),),
             )
         },
         clients=Clients(
@@ -46,7 +47,7 @@ def recovery(
             count=backlog,
             defence=Defence(_POLICY, breaker=_BREAKER, limiter=_LIMITERS[limit]),
         ),
-        duration=120.0,
+        duration=90.0,
     )
     return trials_of(scenario, trials, seed)
 
@@ -59,15 +60,15 @@ STUDY = Study(
     ),
     lesson=(
         "All that is allowed at once meets caches that are cold: attempts time out, the breaker "
-        "opens again, and warm-up time is lost in silence. Along the ramp hardly an attempt "
-        "fails, and the backlog is done sooner, although it began more slowly."
+        "opens again, and warm-up time is lost in silence. Along the ramp nearly all that fails "
+        "has failed before the service came back, and the backlog is done sooner, although it "
+        "began more slowly. A limit that finds itself wastes the fewest attempts of all."
     ),
     run=recovery,
     knob="limit",
     variants=tuple(_LIMITERS),
     columns=(
         Column("failures", "failed attempts"),
-        Column("recovered_after", "well after", "s"),
         Column("p50", "half done after", "s"),
         Column("p999", "all done after", "s"),
     ),

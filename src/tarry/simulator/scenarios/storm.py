@@ -6,16 +6,14 @@ same moment. With more than two seconds of work in progress it dies again for 3 
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
 
-from tarry.core.checks import count, one_of
+from tarry.core.checks import count
 from tarry.core.policy import Policy
 from tarry.simulator.distributions import Exponential, Lognormal
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
-from tarry.simulator.simulate import trials_of
+from tarry.simulator.scenarios.defended import run, with_defences
 from tarry.simulator.study import Column, Plot, Study
 from tarry.wire.defence import Defence
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from tarry.simulator.summary import Summary
 
 _THINK = 30.0
+_FROZEN = (20.0, 40.0)
 _LATENCY = Lognormal(0.08, 0.5)
 _HEADROOM = 2.0
 """Capacity over the usual load."""
@@ -33,7 +32,7 @@ _EXPONENTIAL = Policy(max_attempts=10, jitter="none")
 _FULL = _EXPONENTIAL.replace(jitter="full")
 _RATIO = {"kind": "ratio"}
 DEFENCES: dict[str, Defence] = {
-    "fixed": Defence(Policy(max_attempts=30, initial_delay=3.0, backoff="fixed", jitter="none")),
+    "fixed": Defence(Policy(max_attempts=30, initial_delay=5.0, backoff="fixed", jitter="none")),
     "exponential": Defence(_EXPONENTIAL),
     "full": Defence(_FULL),
     "full+budget": Defence(_FULL, budget=_RATIO),
@@ -44,30 +43,22 @@ DEFENCES: dict[str, Defence] = {
 def storm(
     *, defence: str = "full", clients: int = 1000, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
-    """Run the storm behind one of the built-in defences."""
-    return _storm(DEFENCES, defence=defence, clients=clients, trials=trials, seed=seed)
+    """Run the storm behind one of the built-in defences; the service grows with its clients."""
+    return run(_world, DEFENCES, defence=defence, trials=trials, seed=seed, clients=clients)
 
 
-def _storm(
-    defences: Mapping[str, Defence],
-    *,
-    defence: str,
-    clients: int = 1000,
-    trials: int = 1,
-    seed: int = 0,
-) -> list[Summary]:
-    one_of("defence", defence, defences)
+def _world(defence: Defence, *, clients: int = 1000) -> Scenario:
     load = count("clients", clients) / _THINK
     workers = max(1, ceil(_HEADROOM * load * _LATENCY.mean))
     two_seconds = ceil(2 * workers / _LATENCY.mean)
-    scenario = Scenario(
+    return Scenario(
         servers={
             "server": Server(
                 latency=_LATENCY,
                 concurrency=workers,
                 crash_above=two_seconds,
                 restart_after=3.0,
-                failures=(Failure(start=20.0, end=40.0, kind="freeze"),),
+                failures=(Failure(start=_FROZEN[0], end=_FROZEN[1], kind="freeze"),),
             )
         },
         clients=Clients(
@@ -75,17 +66,17 @@ def _storm(
             count=clients,
             think=Exponential(_THINK),
             instances=min(10, clients),
-            defence=defences[defence],
+            defence=defence,
         ),
         duration=120.0,
     )
-    return trials_of(scenario, trials, seed)
 
 
 def _with_defence(defences: Mapping[str, Defence]) -> Study:
-    return replace(STUDY, run=partial(_storm, defences), variants=tuple(defences))
+    return with_defences(STUDY, _world, defences)
 
 
+_SPANS = ((*_FROZEN, "frozen"),)
 STUDY = Study(
     name="storm",
     question=(
@@ -95,8 +86,9 @@ STUDY = Study(
     lesson=(
         "Clients that failed together return together. Fixed and bare exponential delays keep "
         "the crowd in step, and each wave kills the service again until attempts run out. Full "
-        "jitter spreads the crowd; a retry budget never lets it form, at the price of calls that "
-        "fail early; a breaker gives the service silence first, and fails more of them."
+        "jitter spreads the crowd, once its ceilings are wide enough: the first, of 100 ms, is "
+        "the highest wave of all. A retry budget never lets a crowd form, at the price of calls "
+        "that fail early; a breaker gives the service silence first, and fails more of them."
     ),
     run=storm,
     knob="defence",
@@ -107,14 +99,21 @@ STUDY = Study(
         Column("peak_load", "peak load", "x"),
         Column("amplification", "load per call", "x"),
         Column("success_rate", "calls that succeed", "%"),
-        Column("p99", "p99", "s"),
+        Column("unfinished", "still waiting"),
     ),
     plots=(
-        Plot("series", "requests", "Requests that reach the service", y_title="per second"),
-        Plot("series", "succeeded", "Calls that end well", y_title="per second"),
+        Plot(
+            "series",
+            "requests",
+            "Requests that reach the service",
+            y_title="per second",
+            spans=_SPANS,
+        ),
+        Plot("series", "succeeded", "Calls that end well", y_title="per second", spans=_SPANS),
         Plot("bars", "recovered_after", "Seconds from the restart until all is well", y_title="s"),
         Plot("bars", "crashes", "Times that the clients killed it again", y_title="crashes"),
     ),
     parameters={"clients": 1000},
     with_defence=_with_defence,
+    world=_world,
 )

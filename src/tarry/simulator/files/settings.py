@@ -7,18 +7,21 @@ from dataclasses import fields, is_dataclass, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, cast
 
+from tarry.core.checks import short
 from tarry.core.policy import Policy
-from tarry.simulator.distributions import Empirical, Fixed
-from tarry.simulator.documents import Spot, short
-from tarry.simulator.schema import parts_of
+from tarry.simulator.distributions import DISTRIBUTIONS, Empirical, Fixed
+from tarry.simulator.files.documents import Spot
+from tarry.simulator.files.schema import parts_of
 from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tarry.simulator.documents import Document
-    from tarry.simulator.lines import Place
+    from tarry.simulator.files.documents import Document
+    from tarry.simulator.files.lines import Place
     from tarry.simulator.scenario import Scenario
+
+_KINDS: dict[type, str] = {make: kind for kind, make in DISTRIBUTIONS.items()}
 
 
 def settings_of(scenario: Scenario) -> dict[str, Any]:
@@ -59,8 +62,11 @@ def _settings(name: str, value: object) -> Iterator[tuple[str, Any]]:
         value = value.value  # in a file just the number
     elif isinstance(value, Empirical):
         value = value.mean
+    elif type(value) in _KINDS:
+        yield name.removeprefix("."), _KINDS[type(value)]  # so that it can become just a number
+        parts = _fields(value)
     elif is_dataclass(value):
-        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        parts = _fields(value)
     elif isinstance(value, tuple):
         items = cast("tuple[object, ...]", value)
         parts = {str(index): item for index, item in enumerate(items)}
@@ -71,6 +77,10 @@ def _settings(name: str, value: object) -> Iterator[tuple[str, Any]]:
         return
     for part, inner in parts.items():
         yield from _settings(f"{name}.{part}", inner)
+
+
+def _fields(value: Any) -> dict[str, object]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _of_defence(defence: Defence) -> dict[str, Any]:

@@ -6,16 +6,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
-from inspect import signature
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tarry.core.breaker import Breaker
-from tarry.core.checks import at_least, number
+from tarry.core.checks import at_least, number, short
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
 from tarry.simulator.distributions import DISTRIBUTIONS, Fixed
-from tarry.simulator.documents import short
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 from tarry.wire.defence import BUDGETS, LIMITERS, Defence
 
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tarry.simulator.distributions import Distribution
-    from tarry.simulator.documents import Document
-    from tarry.simulator.lines import Place
+    from tarry.simulator.files.documents import Document
+    from tarry.simulator.files.lines import Place
 
 T = TypeVar("T")
 
@@ -55,6 +54,7 @@ def distribution_of(document: Document, place: Place, data: object) -> Distribut
         return Fixed(_checked(document, place, lambda name: at_least(name, data, 0)))
     if not isinstance(data, Mapping):
         msg = f"{_name(place)} must be seconds or a table with a kind, got {short(data)}"
+        msg += _hint(data)
         raise document.refusal(place, msg)
     table = cast("Mapping[str, Any]", data)
     kind = _kind(document, place, table, DISTRIBUTIONS)
@@ -75,7 +75,11 @@ def _check_part(document: Document, place: Place, name: str, data: object) -> No
         _kind(document, place, table, _KINDS[name])
     make = parts_of({name: table})[name]
     kind = ["kind"] if name in _KINDS else []
-    check_keys(document, place, table, [*kind, *signature(make).parameters])
+    known = signature(make).parameters
+    check_keys(document, place, table, [*kind, *known])
+    for key, one in known.items():
+        if one.default is Parameter.empty and key not in table:
+            raise document.refusal(place, f"{_name(place)} needs the key {key!r}")
     _guarded(document, place, table, lambda: Defence.from_dict({name: table}))
 
 
@@ -121,7 +125,7 @@ def _value(kind: str, document: Document, place: Place, data: object) -> Any:
                 raise document.refusal(place, f"{_name(place)} must be a list, got {short(data)}")
             return tuple(cast("list[float]", data))
         case "float":
-            return _checked(document, place, lambda name: number(name, data))
+            return _checked(document, place, lambda name: number(name, data), _hint(data))
         case "str" if not isinstance(data, str):
             raise document.refusal(place, f"{_name(place)} must be a text, got {short(data)}")
         case _:
@@ -180,20 +184,29 @@ def _guarded(
     try:
         return make()
     except ConfigurationError as error:
-        words = [tuple(word.split(".")) for word in _WORD.findall(str(error))]
+        words = (tuple(word.split(".")) for word in _WORD.findall(str(error)))
         at = next((word for word in words if word[0] in table), ())
-        if not at:  # of the whole scenario: "servers.payments.calls must be one of ..."
-            at = next((word for word in words if word in document.spots), ())
         about = f"{_name(place)}: " if place else ""
         raise document.refusal((*place, *at), f"{about}{error}") from None
 
 
-def _checked(document: Document, place: Place, check: Callable[[str], T]) -> T:
+def _checked(document: Document, place: Place, check: Callable[[str], T], hint: str = "") -> T:
     """Check one value under its full name."""
     try:
         return check(_name(place))
     except ConfigurationError as error:
-        raise document.refusal(place, str(error)) from None
+        raise document.refusal(place, f"{error}{hint}") from None
+
+
+def _hint(data: object) -> str:
+    """Say how a number is written that YAML, or a pair of quotes, made a text of."""
+    if not isinstance(data, str):
+        return ""
+    try:
+        float(data)
+    except ValueError:
+        return ""
+    return "; write it without quotes, and in YAML as 1.0e+1, not 1e1"
 
 
 def _name(place: Place) -> str:

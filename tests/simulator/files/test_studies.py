@@ -9,12 +9,12 @@ import pytest
 
 from tarry import Breaker, Policy
 from tarry.simulator.distributions import Empirical, Fixed, Lognormal
-from tarry.simulator.files import compare_files, is_scenario, read_defence, read_study, run_worlds
+from tarry.simulator.files import compare_files, is_scenario, read_defence, read_study, studies
+from tarry.simulator.files.schema import scenario_of
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
-from tarry.simulator.schema import scenario_of
-from tarry.simulator.study import Study, conduct
+from tarry.simulator.study import conduct
 from tarry.wire.defence import Defence
-from tests.simulator.written import CHECKOUT, SMALL, YAML, written
+from tests.simulator.files.written import CHECKOUT, SMALL, YAML, written
 
 JSON = """\
 {"duration": 5, "clients": {"calls": "api", "rate": 20},
@@ -22,10 +22,9 @@ JSON = """\
 """
 
 
-def scenarios_of(study: Study) -> dict[str, Scenario]:
+def scenarios_of(path: Path) -> dict[str, Scenario]:
     """The scenario of each variant."""
-    worlds = study.run.args[0]  # type: ignore[attr-defined]
-    return {name: scenario_of(document) for name, document in worlds.items()}
+    return {name: scenario_of(document) for name, document in studies._read(path).worlds.items()}
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", SMALL), ("a.yaml", YAML), ("a.json", JSON)])
@@ -37,18 +36,17 @@ def test_every_language_says_the_same(tmp_path: Path, name: str, text: str) -> N
         servers={"api": Server(latency=Fixed(0.01))},
     )
 
-    study = read_study(written(tmp_path, name, text))
+    path = written(tmp_path, name, text)
 
-    assert ("a", ("a",)) == (study.name, study.variants)
-    assert {"a": expected} == scenarios_of(study)
+    assert ("a", ("a",)) == (read_study(path).name, read_study(path).variants)
+    assert {"a": expected} == scenarios_of(path)
 
 
 def test_example_has_two_variants_that_differ_in_their_defence() -> None:
     """A variant is the scenario with its changes; what it does not name stays."""
-    study = read_study(CHECKOUT)
+    eager, careful = scenarios_of(CHECKOUT).values()
 
-    eager, careful = scenarios_of(study).values()
-    assert ("eager", "careful") == study.variants
+    assert ("eager", "careful") == read_study(CHECKOUT).variants
     assert eager.servers == careful.servers
     assert Lognormal(0.07, 0.5) == eager.servers["payments"].latency
     assert (Failure(kind="refuse", start=10.0, end=15.0),) == eager.servers["payments"].failures
@@ -77,7 +75,7 @@ def test_variant_replaces_kinds_and_takes_tables_away(tmp_path: Path) -> None:
         """,
     )
 
-    base, other = scenarios_of(read_study(path)).values()
+    base, other = scenarios_of(path).values()
 
     assert {"open_for": 3} == base.clients.defence.breaker
     assert (None, 2) == (other.clients.defence.breaker, other.clients.defence.policy.max_attempts)
@@ -106,8 +104,9 @@ def test_defence_and_latencies_can_come_from_other_files(tmp_path: Path) -> None
         """,
     )
 
-    (scenario,) = scenarios_of(read_study(path)).values()
+    (scenario,) = scenarios_of(path).values()
 
+    assert 1.0 == read_study(path).parameters["network"]
     assert Empirical((0.5, 1.5)) == scenario.network
     assert pytest.approx(0.2) == scenario.servers["api"].latency.mean
     assert Defence(Policy.preset("interactive"), breaker={"open_for": 4}) == (
@@ -149,6 +148,29 @@ def test_parameters_are_the_ways_through_the_file() -> None:
     assert expected == {name: parameters[name] for name in expected}
 
 
+@pytest.mark.parametrize(("more", "crashes"), [("", False), ("crash_above = 9\n", True)])
+def test_crashes_are_shown_where_a_server_can_crash(
+    tmp_path: Path, more: str, crashes: bool
+) -> None:
+    """A column of noughts is in the way."""
+    study = read_study(written(tmp_path, "a.toml", SMALL + more))
+
+    assert crashes == ("crashes" in {column.metric for column in study.columns})
+
+
+def test_latency_can_become_a_number() -> None:
+    """As in the file, where a bare number is a time that does not vary."""
+    study = read_study(CHECKOUT)
+    name = "servers.payments.latency"
+
+    findings = conduct(study, parameters={name: 0.05, "network": 0, "duration": 5})
+
+    assert "lognormal" == study.parameters[name]
+    assert pytest.approx(0.05) == findings.rows[0].metrics["p50"]
+    shown = {one: value for one, value in findings.study.parameters.items() if name in one}
+    assert {name: 0.05} == shown
+
+
 def test_study_runs_in_other_processes() -> None:
     """What is run can be pickled, and its numbers are the same there."""
     study = read_study(CHECKOUT)
@@ -183,6 +205,7 @@ def test_other_defences_run_in_the_same_scenario(tmp_path: Path) -> None:
     other = study.with_defence({"once": Defence(Policy(max_attempts=1))})
 
     (row,) = conduct(other, parameters={"duration": 20}).rows
+    assert "" == other.lesson  # which is about the variants of the file
     assert ("once", 1.0) == (row.variant, row.metrics["amplification"])
 
 
@@ -203,10 +226,22 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert tuple(map(str, paths)) == compare_files(paths).variants
 
 
-def test_run_of_worlds_is_what_simulate_says() -> None:
-    """Trial k has the seed plus k, so that one more trial changes none of those before."""
-    worlds = read_study(CHECKOUT).run.args[0]  # type: ignore[attr-defined]
+def test_one_more_trial_changes_none_before() -> None:
+    """More trials add runs to the ones that there were."""
+    run = read_study(CHECKOUT).run
 
-    several = run_worlds(worlds, variant="eager", trials=2, seed=4, duration=5)
+    assert run(variant="eager", trials=2, seed=4, duration=5)[:1] == (
+        run(variant="eager", trials=1, seed=4, duration=5)
+    )
 
-    assert several[1:] == run_worlds(worlds, variant="eager", trials=1, seed=5, duration=5)
+
+def test_seeds_share_no_run() -> None:
+    """Trials of seeds in a row are other runs, so that their spread is what it seems."""
+    run = read_study(CHECKOUT).run
+    runs = [
+        trial
+        for seed in range(3)
+        for trial in run(variant="eager", trials=3, seed=seed, duration=5)
+    ]
+
+    assert [] == [one for number, one in enumerate(runs) if one in runs[:number]]

@@ -1,4 +1,4 @@
-"""Scenarios and policies that users write into files; docs/scenario-files.md shows one.
+"""Make studies of scenario files, and defences of policy files.
 
 What `tarry simulate` can set or sweep is named by its way through the file, such as
 `clients.defence.max_attempts`. Each run makes its scenario anew from the plain data, so that a
@@ -10,23 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from tarry.core.checks import count
+from tarry.core.checks import count, short
 from tarry.errors import ConfigurationError
-from tarry.simulator.documents import Document, read_document, short
-from tarry.simulator.measured import measured
+from tarry.simulator.files.documents import Document, read_document
+from tarry.simulator.files.idle import check_arrivals, check_calls, check_windows
+from tarry.simulator.files.measured import measured
+from tarry.simulator.files.schema import check_keys, defence_of, scenario_of
+from tarry.simulator.files.settings import changed, merged, settings_of
 from tarry.simulator.scenario import Scenario
-from tarry.simulator.schema import check_keys, defence_of, scenario_of
-from tarry.simulator.settings import changed, merged, settings_of
-from tarry.simulator.simulate import simulate
+from tarry.simulator.simulate import trials_of
 from tarry.simulator.study import Column, Plot, Study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tarry.simulator.lines import Place
+    from tarry.simulator.files.lines import Place
     from tarry.simulator.summary import Summary
     from tarry.wire.defence import Defence
 
@@ -36,10 +37,10 @@ DIFFERS = "(differs)"
 """Stands for the value of a parameter that is not the same in all variants."""
 COLUMNS = (
     Column("success_rate", "succeeded", "%"),
-    Column("amplification", "requests per call", "x"),
-    Column("peak_load", "peak load", "x"),
+    Column("attempts_per_call", "attempts per call"),
+    Column("amplification", "load at last server", "x"),
     Column("recovered_after", "recovered after", "s"),
-    Column("p50", "p50", "ms"),
+    Column("crashes", "crashes"),
     Column("p99", "p99", "ms"),
 )
 PLOTS = (
@@ -57,27 +58,25 @@ def read_defence(path: Path) -> Defence:
 
 def read_study(path: Path) -> Study:
     """Read a scenario file and make a study of it, with the variants that it names."""
-    document = _resolved(read_document(path))
-    check_keys(document, (), document.data, (*ABOUT, *(field.name for field in fields(Scenario))))
-    question, lesson = (_text(document, key) for key in ("question", "lesson"))
-    trials = document.data.get("trials", 1)
-    try:
-        count("trials", trials)
-    except ConfigurationError as error:
-        raise document.refusal(("trials",), str(error)) from None
-    return _study(path.stem, _variants(document), question, lesson, trials)
+    written = _read(path)
+    return _study(path.stem, written.worlds, written.question, written.lesson, written.trials)
 
 
 def compare_files(paths: Sequence[Path]) -> Study:
     """Read several scenario files and make one study of them; each file is a variant of it."""
-    stems = [path.stem for path in paths]
     worlds: dict[str, Document] = {}
-    for path in paths:
-        name = path.stem if stems.count(path.stem) == 1 else str(path)
-        study = read_study(path)
-        for variant, document in _worlds_of(study).items():
-            worlds[name if len(study.variants) == 1 else f"{name}/{variant}"] = document
+    for path, name in zip(paths, names_of(paths), strict=True):
+        own = _read(path).worlds
+        for variant, document in own.items():
+            worlds[name if len(own) == 1 else f"{name}/{variant}"] = document
+    stems = [path.stem for path in paths]
     return _study(" and ".join(stems), worlds, f"How do {', '.join(stems)} compare?")
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Return the short name of each file, or its path where another file has the same name."""
+    stems = [path.stem for path in paths]
+    return [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
 
 
 def is_scenario(path: Path) -> bool:
@@ -94,8 +93,28 @@ def run_worlds(
     for name, value in parameters.items():
         if name in known:
             document = changed(document, name, value)
-    scenario = scenario_of(document)
-    return [simulate(scenario, seed=seed + trial) for trial in range(trials)]
+    return trials_of(scenario_of(document), trials, seed)
+
+
+class _Written(NamedTuple):
+    """What a scenario file says: the scenario of each variant, and about them all."""
+
+    worlds: dict[str, Document]
+    question: str
+    lesson: str
+    trials: int
+
+
+def _read(path: Path) -> _Written:
+    document = _resolved(read_document(path))
+    check_keys(document, (), document.data, (*ABOUT, *(field.name for field in fields(Scenario))))
+    question, lesson = (_text(document, key) for key in ("question", "lesson"))
+    trials = document.data.get("trials", 1)
+    try:
+        count("trials", trials)
+    except ConfigurationError as error:
+        raise document.refusal(("trials",), str(error)) from None
+    return _Written(_variants(document), question, lesson, trials)
 
 
 def _study(
@@ -106,10 +125,13 @@ def _study(
     trials: int = 1,
 ) -> Study:
     parameters: dict[str, Any] = {}
-    for document in worlds.values():
-        for setting, value in settings_of(scenario_of(document)).items():
+    scenarios = [scenario_of(document) for document in worlds.values()]
+    for scenario in scenarios:
+        for setting, value in settings_of(scenario).items():
             same = parameters.setdefault(setting, value) == value
             parameters[setting] = value if same else DIFFERS
+    servers = [server for scenario in scenarios for server in scenario.servers.values()]
+    mortal = any(server.crash_above is not None for server in servers)
     return Study(
         name=name,
         question=question,
@@ -117,7 +139,7 @@ def _study(
         run=partial(run_worlds, worlds),
         knob="variant",
         variants=tuple(worlds),
-        columns=COLUMNS,
+        columns=tuple(one for one in COLUMNS if one.metric != "crashes" or mortal),
         plots=PLOTS,
         parameters=parameters,
         with_defence=partial(_with_defence, name, worlds, question, trials),
@@ -141,19 +163,16 @@ def _with_defence(
     return _study(name, others, question, trials=trials)
 
 
-def _worlds_of(study: Study) -> Mapping[str, Document]:
-    run = cast("partial[list[Summary]]", study.run)
-    return cast("Mapping[str, Document]", run.args[0])
-
-
 def _variants(document: Document) -> dict[str, Document]:
     """Return the scenario of each variant as a document of its own, checked."""
     base = {key: value for key, value in document.data.items() if key not in ABOUT}
-    variants: Any = document.data.get("variants", {document.path.stem: {}})
-    if not isinstance(variants, dict) or not variants:
+    given: object = document.data.get("variants", {document.path.stem: {}})
+    if not isinstance(given, dict) or not given:
         raise document.refusal(("variants",), "variants must be a table with a table for each")
+    variants = cast("dict[str, Any]", given)
     worlds: dict[str, Document] = {}
-    for name, changes in cast("dict[str, object]", variants).items():
+    scenarios: dict[str, Scenario] = {}
+    for name, changes in variants.items():
         here: Place = ("variants", name)
         if not isinstance(changes, Mapping):
             msg = f"variants.{name} must be a table, got {short(changes)}"
@@ -162,7 +181,10 @@ def _variants(document: Document) -> dict[str, Document]:
         own.pop((), None)
         data = merged(base, cast("Mapping[str, Any]", changes))
         worlds[name] = replace(document, data=data, spots=document.spots | own)
-        scenario_of(worlds[name])
+        scenarios[name] = scenario_of(worlds[name])
+        check_windows(worlds[name], scenarios[name])
+    check_arrivals(document, variants, scenarios)
+    check_calls(worlds, scenarios)
     return worlds
 
 

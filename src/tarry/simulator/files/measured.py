@@ -7,18 +7,18 @@ from io import StringIO
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import positive
+from tarry.core.checks import positive, short
 from tarry.errors import ConfigurationError
-from tarry.simulator.documents import read_text, short
-from tarry.simulator.schema import check_keys
+from tarry.simulator.files.disk import read_text
+from tarry.simulator.files.schema import check_keys
 
 if TYPE_CHECKING:
     from _csv import Reader
     from collections.abc import Mapping
     from pathlib import Path
 
-    from tarry.simulator.documents import Document
-    from tarry.simulator.lines import Place
+    from tarry.simulator.files.documents import Document
+    from tarry.simulator.files.lines import Place
 
 LARGEST = 50_000_000
 """Bytes of a file of measurements."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.simulator.documents import LARGEST
 from tarry.simulator.files import read_defence, read_study
+from tarry.simulator.files.documents import LARGEST
 from tarry.simulator.study import conduct
-from tests.simulator.written import CHECKOUT, SMALL, YAML, written
+from tests.simulator.files.written import CHECKOUT, SMALL, YAML, written
 
 SCENARIO_MISTAKES = [
     ("b.yaml", "buckt: 5", "b.yaml:7: the file has no key 'buckt'; did you mean 'bucket'?"),
@@ -61,6 +61,16 @@ SCENARIO_MISTAKES = [
     ),
     (
         "a.toml",
+        "[servers.x.latency]\nkind = 'empirical'\nfile = 3",
+        "a.toml:9: file must be a text, got 3",
+    ),
+    (
+        "a.toml",
+        "[[clients.surges]]\nstart = 3\nend = 2\nrate = 1",
+        "a.toml:9: clients.surges[0]: end must be ",
+    ),
+    (
+        "a.toml",
         "[servers.x.latency]\nkind = 'empirical'\nfile = 'x'\nscale = 0",
         "a.toml:10: scale must be greater than 0, got 0",
     ),
@@ -76,6 +86,21 @@ SCENARIO_MISTAKES = [
         "[variants.x.clients.defence.breaker]\nopen_for = 0\n",
         "a.toml:8: clients.defence.breaker: open_for must be greater than 0, got 0",
     ),
+    (
+        "b.yaml",
+        "bucket: 1e1",
+        "b.yaml:7: bucket must be a number, got '1e1'; write it without quotes, and in YAML as 1",
+    ),
+    (
+        "b.yaml",
+        "network: 1e-3",
+        "b.yaml:7: network must be seconds or a table with a kind, got '1e-3'; write it without ",
+    ),
+    (
+        "a.toml",
+        "failure_rate = 5",
+        "a.toml:7: servers.api: failure_rate must be from 0 to 1, got 5",
+    ),
     ("b.yaml", "bucket: 0", "b.yaml:7: bucket must be greater than 0, got 0"),
     ("b.yaml", "trials: 0", "b.yaml:7: trials must be at least 1, got 0"),
     ("b.yaml", "question: 7", "b.yaml:7: question must be a text, got 7"),
@@ -89,7 +114,12 @@ SCENARIO_MISTAKES = [
     ("b.yaml", "7: 8", "b.yaml:7: a key must be a plain name"),
     ("b.yaml", "bucket: [", "b.yaml:8: not YAML: expected the node content"),
     ("b.yaml", "bucket: !!python/name:os.system", "b.yaml:7: not YAML: could not determine"),
-    ("b.yaml", "---\nmore: 1", "b.yaml:7: not YAML: but found another document"),
+    ("b.yaml", "---\nmore: 1", "b.yaml:7: must hold one document, but a second one"),
+    (
+        "a.toml",
+        f"defence = 0x{'f' * 5000}",
+        "a.toml:7: servers.api.defence must be a table, got a ",
+    ),
     ("a.toml", "x = ", "a.toml:7: not TOML: Invalid value"),
     ("a.toml", "duration", "a.toml:7: not TOML: Expected '='"),
     ("a.toml", "calls = [", "a.toml:8: not TOML: "),
@@ -120,6 +150,7 @@ POLICY_MISTAKES = [
     ("p.toml", "[breaker]\nopenfor = 3", "p.toml:2: breaker has no key 'openfor'; did you mean "),
     ("p.toml", "[budget]\nkind = 'tokn'", "p.toml:2: budget needs a kind, one of ratio, throttle"),
     ("p.toml", "[budget]\n", "p.toml:1: budget needs a kind, one of ratio, throttle, token"),
+    ("p.toml", "[limiter]\nkind = 'in-flight'", "p.toml:1: limiter needs the key 'limit'"),
     ("p.toml", "jitter = 'none'\n[hedging]\nafter = 1", "p.toml:2: a call has a policy or a hed"),
     ("p.toml", "[hedging]\nafter = 'p0'", "p.toml:2: hedging: after must be seconds or a perce"),
     ("p.toml", "preset = 'x'", "p.toml:1: preset must be one of default, interactive, patient, "),
@@ -178,36 +209,6 @@ def test_mistake_in_swept_value_names_the_parameter() -> None:
         "clients.defence.max_attempts = 0: clients.defence: max_attempts must be at least 1, got 0"
     )
     assert expected == str(caught.value)
-
-
-MEASURED_MISTAKES = [
-    ("0.1\nx\n", "", "t.csv:2: must be a number of at least 0, got 'x'"),
-    ("0.1\n-1\n", "", "t.csv:2: must be a number of at least 0, got '-1'"),
-    ("0.1\nnan\n", "", "t.csv:2: must be a number of at least 0, got 'nan'"),
-    ("\n\n", "", "t.csv: there is no value in it"),
-    ("a,b\n1,2\n", "column = 'c'", "t.csv:1: there is no column 'c'; there are a, b"),
-    ("a,b\n1\n", "column = 'b'", "t.csv:2: must be a number of at least 0, got ''"),
-    ("1\n" * 1_000_001, "", "t.csv:1000001: at most 1,000,000 values are read"),
-    ('"' + "1" * 200_000, "", "t.csv:1: not CSV: field larger than field limit"),
-]
-
-
-@pytest.mark.parametrize(
-    ("text", "more", "expected"), MEASURED_MISTAKES, ids=[case[2] for case in MEASURED_MISTAKES]
-)
-def test_mistake_in_measurements_names_both_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, more: str, expected: str
-) -> None:
-    """The line that names the file, and the line in it."""
-    monkeypatch.chdir(tmp_path)
-    Path("t.csv").write_text(text, encoding="utf-8")
-    latency = f"[servers.x.latency]\nkind = 'empirical'\nfile = 't.csv'\n{more}\n"
-    Path("s.toml").write_text(SMALL + latency, encoding="utf-8")
-
-    with pytest.raises(ConfigurationError) as caught:
-        read_study(Path("s.toml"))
-
-    assert f"s.toml:9: file: {expected}" in str(caught.value)
 
 
 def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

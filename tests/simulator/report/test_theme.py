@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from tarry.simulator.report.theme import DARK, LIGHT, Theme
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_contrast(theme: Theme) -> None:
+    """Text has a contrast of 4.5 and a mark one of 3 on everything they stand on."""
+    for ground in (theme.page, theme.surface, theme.wash, theme.span, *theme.ramp):
+        assert 4.5 <= contrast(theme.ink, ground)
+    for ground in (theme.page, theme.surface, theme.wash):
+        assert 4.5 <= min(contrast(theme.muted, ground), contrast(theme.accent, ground))
+    for ground in (theme.page, theme.surface, theme.wash, theme.span):
+        assert 3 <= min(contrast(colour, ground) for colour in theme.variants)
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the ratio of WCAG 2, section 1.4.3."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of #rrggbb."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
