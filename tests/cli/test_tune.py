@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
+from dataclasses import replace
+from io import StringIO
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tarry.cli.tune import tune
+from tarry.cli.tuned import show_replay
 from tarry.errors import ConfigurationError
 from tarry.simulator.files import read_defence
+from tarry.tuning.evidence import gather
+from tarry.tuning.proposal import propose
+from tarry.tuning.record import record
+from tarry.tuning.replay import replay
 from tests.tuning.logs import Truth, write_csv, write_jsonl
 
 if TYPE_CHECKING:
@@ -35,6 +45,14 @@ FIELDS = [
     "hedging.after",
 ]
 
+PAYMENTS = Truth(
+    calls=30_000,
+    rate=20.0,
+    sigma=0.8,
+    odds=(0.985, 0.9, 0.9, 0.001),
+    outages=((300, 325), (700, 742), (1100, 1160)),
+)
+"""The log of the page."""
 PAGE = Path(__file__).parents[2] / "docs" / "tuning.md"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -79,7 +97,10 @@ def test_the_tables(log: Path) -> None:
     assert "a quarter of a usual outage" in result.stdout
     assert "a second copy at" in result.stdout
     assert "simulated: " in result.stdout
+    assert " requests at a time, about twice what the log has seen" in result.stdout
     assert "requests for each call" in result.stdout
+    assert re.search(r" +in the log +now +proposed\n", result.stdout)
+    assert re.search(r"Better: .*fewer\s+requests\s+for each", result.stdout, re.DOTALL)
     assert result.stdout == run(log, "--seed", 3).stdout
 
 
@@ -109,10 +130,11 @@ def test_json(log: Path) -> None:
     """Everything that the tables say, and the numbers behind it, as one JSON object."""
     plain = json.loads(run(log, "--json", "--latency-budget", "600ms").stdout)
 
-    assert ["log", "lines", "policy", "simulated"] == list(plain)
+    assert ["log", "remarks", "lines", "policy", "simulated"] == list(plain)
     assert {*FIELDS, "total_budget"} == {line["field"] for line in plain["lines"]}
     assert 0.6 == plain["policy"]["total_budget"]
     assert 3 == len(plain["log"]["outages"])
+    assert plain["log"]["most_at_once"] * 2 == plain["simulated"]["concurrency"]
     assert plain["simulated"]["new"]["requests"] < plain["simulated"]["old"]["requests"]
 
 
@@ -159,11 +181,37 @@ def test_bad_arguments(log: Path, tmp_path: Path) -> None:
     assert "missing: there is no such file" in refused(missing)
 
 
-def test_a_policy_that_cannot_be_written(small: Path, tmp_path: Path) -> None:
-    """A folder that is not there is an error, and no trace of Python."""
+def test_a_policy_that_cannot_be_written(tmp_path: Path) -> None:
+    """A folder that is not there is an error before the log is read, and no trace of Python."""
     out = tmp_path / "nowhere" / "policy.toml"
 
-    assert f"--out: {out} cannot be written: " in refused(small, "--out", out)
+    assert f"--out: {out} cannot be written: " in refused(tmp_path / "missing", "--out", out)
+
+
+def test_a_policy_is_written_whole(small: Path, tmp_path: Path) -> None:
+    """The old file is replaced in one step, and nothing is left beside it."""
+    out = tmp_path / "policy.json"
+    out.write_text("old")
+    before = out.stat().st_ino
+    run(small, "--out", out, "--latency-budget", "2s")
+
+    assert 2.0 == json.loads(out.read_text())["total_budget"]
+    assert before != out.stat().st_ino
+    assert {small, out} == set(tmp_path.iterdir())
+
+
+def test_what_was_never_measured_is_a_dash() -> None:
+    """A run in which no call succeeded has no quantiles: "-" in the table, null in JSON."""
+    evidence = gather(TRUTH.log())
+    proposal = propose(evidence)
+    runs = replay(evidence, proposal.current, proposal.defence)
+    assert runs is not None
+    runs = runs._replace(old=replace(runs.old, p50=nan, p99=nan, p999=nan))
+    console = Console(width=80, record=True, file=StringIO())
+    show_replay(console, evidence, proposal, runs)
+
+    assert 3 == len(re.findall(r"p\S+ of calls +\d\S* ms +- +\d", console.export_text()))
+    assert None is json.loads(record(evidence, proposal, runs))["simulated"]["old"]["p99"]
 
 
 def test_names_from_outside_move_no_cursor(small: Path, tmp_path: Path) -> None:
@@ -183,3 +231,12 @@ def test_the_page_names_every_field_and_every_option() -> None:
 
     assert [] == [field for field in [*FIELDS, "total_budget"] if f"| `{field}` |" not in page]
     assert [] == [name for name in names if name not in page]
+
+
+def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
+    """The proposal of docs/tuning.md is the output for its log, line by line."""
+    log = write_csv(tmp_path / "payments.csv", PAYMENTS.attempts())
+    result = run(log, "--latency-budget", "2s", "--no-simulate", width=100)
+    lines = [line.rstrip() for line in result.stdout.splitlines()]
+
+    assert "\n".join(lines) in PAGE.read_text(encoding="utf-8")

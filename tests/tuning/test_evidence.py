@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationError
-from tarry.tuning.estimates import quantile
+from tarry.simulator.meter import quantile
 from tarry.tuning.evidence import HEDGES, gather, hedge
 from tarry.tuning.log import Attempt, AttemptLog
 from tests.tuning.logs import Truth
@@ -73,7 +73,25 @@ def test_calls_are_the_attempts_of_a_task() -> None:
     assert (7, 4, 2) == (evidence.attempts, evidence.calls, evidence.retries)
     assert [1.0, 1.0, 7.0] == list(evidence.call_times)
     assert 31.0 == evidence.span
+    assert (3 / 4, 6 / 4) == (evidence.success_rate, evidence.attempts_per_call)
     assert [(1, 4, 2), (2, 1, 0), (3, 2, 2)] == [one[:3] for one in evidence.odds]
+
+
+@pytest.mark.parametrize(
+    ("spans", "most"),
+    [
+        ([], 0),
+        ([(0, 1)], 1),
+        ([(0, 1), (1, 1), (2, 0), (2, 0)], 1),
+        ([(0, 5), (1, 1), (3, 5), (4, 9), (4.5, 1), (6, 1)], 4),
+    ],
+)
+def test_the_most_at_once_is_what_overlaps(spans: list[tuple[float, float]], most: int) -> None:
+    """Of attempts that succeeded; one that begins as another ends does not meet it."""
+    attempts = [Attempt(f"{start}", 1, start, took, OK) for start, took in spans]
+    failed = [Attempt(f"bad {number}", 1, 4.0, 1.0, BAD) for number in range(5)]
+
+    assert most == gather(AttemptLog([*attempts, *failed])).most_at_once
 
 
 def test_what_failed_for_good_is_no_sample() -> None:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.simulator.distributions import Empirical
+from tarry.simulator.meter import quantile
 from tarry.simulator.simulate import simulate
-from tarry.tuning.estimates import quantile
 from tarry.tuning.evidence import gather
 from tarry.tuning.proposal import propose
 from tarry.tuning.replay import ENOUGH, MOST_CALLS, replay, scenario_of
 from tarry.wire.defence import Defence
 from tests.tuning.logs import Truth
 
+if TYPE_CHECKING:
+    from tarry.tuning.evidence import Evidence
+
 TRUTH = Truth(calls=3_000, rate=10.0, odds=(0.95,) * 4, outages=((60, 80), (200, 240)))
 EVIDENCE = gather(TRUTH.log())
 OLD, NEW = Defence(Policy()), Defence(Policy(max_attempts=2, attempt_timeout=0.2))
+
+
+def slow_to_fail(seconds: float) -> Evidence:
+    """Return a log with one outage, of failures that took so long."""
+    return replace(EVIDENCE, outages=(EVIDENCE.outages[0]._replace(failing=seconds),))
 
 
 def test_the_scenario_is_the_recorded_world() -> None:
@@ -76,6 +86,11 @@ def test_a_small_log_is_not_simulated() -> None:
     assert None is not replay(gather(Truth(calls=ENOUGH, odds=(1.0,)).log()), OLD, NEW)
 
 
+def test_a_log_without_calls_is_not_simulated() -> None:
+    """Where no call begins, nobody knows how many there are in a second."""
+    assert None is replay(replace(EVIDENCE, calls=0), OLD, NEW)
+
+
 def test_a_busy_log_is_thinned() -> None:
     """Of two thousand calls a second, as many are simulated as a run may have."""
     scenario = scenario_of(replace(EVIDENCE, calls=2_000 * 300), OLD)
@@ -118,23 +133,70 @@ def test_the_many_outages_of_a_log_are_bounded() -> None:
     [
         (NEW, 30.0, "hang"),
         (NEW, 0.05, "error"),
-        (OLD, 30.0, "error"),
+        (OLD, 30.0, "hang"),
         (Defence(hedging=Hedging(after="p95")), 30.0, "error"),
     ],
 )
 def test_a_dependency_hangs_only_where_somebody_stops_waiting(
     old: Defence, failing: float, kind: str
 ) -> None:
-    """Failures that took long are hanging ones, unless a policy would then wait for ever."""
-    outage = EVIDENCE.outages[0]._replace(failing=failing)
-    evidence = replace(EVIDENCE, outages=(outage,))
-    hangs = all(one.hedging is None and one.policy.attempt_timeout for one in (old, NEW))
-    scenario = scenario_of(evidence, old, may_hang=bool(hangs))
+    """Failures that took long are hanging ones, unless a call would then wait for ever."""
+    scenario = scenario_of(slow_to_fail(failing), old, may_hang=old.hedging is None)
 
     assert [kind] == [one.kind for one in scenario.servers["server"].failures]
-    runs = replay(evidence, old, NEW)
+    runs = replay(slow_to_fail(failing), old, NEW)
     assert runs is not None
     assert runs.old.unfinished < 100
+
+
+@pytest.mark.parametrize(
+    ("timeout", "failing", "takes"), [(None, 5.0, 5.0), (1.0, 5.0, 1.0), (30.0, 5.0, 5.0)]
+)
+def test_slow_failures_take_as_long_as_recorded(
+    timeout: float | None, failing: float, takes: float
+) -> None:
+    """A call that does not give up earlier has its answer after what a recorded failure took."""
+    policy = Policy(max_attempts=1, attempt_timeout=timeout)
+    defence = Defence(policy, breaker={"consecutive": 9}, budget={"kind": "ratio", "ratio": 0.5})
+    simulated = scenario_of(slow_to_fail(failing), defence).clients.defence
+
+    assert takes == simulated.policy.attempt_timeout
+    assert (defence.breaker, defence.budget) == (simulated.breaker, simulated.budget)
+
+
+def test_retries_that_keep_a_server_down_are_seen() -> None:
+    """Calls that give up early and come back at once bury it after an outage; patient ones do not.
+
+    A server that bears any load would let both come off well.
+    """
+    eager = Policy(max_attempts=100, attempt_timeout=0.2, max_delay=1.0)
+    evidence = gather(Truth(calls=1_800, rate=30.0, outages=((10, 25),)).log())
+    runs = replay(evidence, Defence(eager), Defence(eager.replace(max_attempts=4)))
+
+    assert runs is not None
+    assert runs.old.success_rate < 0.5 < runs.new.success_rate
+    assert runs.new.recovered_after < 5 < inf == runs.old.recovered_after
+    assert runs.new.amplification < 3 < runs.old.amplification / 10
+
+
+def test_a_usual_day_does_not_wait_for_the_server() -> None:
+    """What it is taken to bear leaves healthy calls as quick as they were recorded."""
+    free = scenario_of(EVIDENCE, OLD)
+    server = replace(free.servers["server"], concurrency=None, queue=None)
+    unbounded = replace(free, servers={"server": server})
+
+    assert simulate(unbounded, seed=3).p999 == simulate(free, seed=3).p999
+    assert 2 * EVIDENCE.most_at_once == free.servers["server"].concurrency
+
+
+@pytest.mark.parametrize(("times", "least"), [(1, 14), (100, 6), (10_000, 6)])
+def test_of_a_busy_log_the_server_bears_its_share(times: int, least: int) -> None:
+    """Few of many calls meet a server as much smaller, but for chance, which few have more of."""
+    busy = replace(EVIDENCE, calls=EVIDENCE.calls * times, most_at_once=7 * times)
+    concurrency = scenario_of(busy, OLD).servers["server"].concurrency
+
+    assert concurrency is not None
+    assert least <= concurrency <= 70
 
 
 def test_a_log_of_one_moment_is_simulated() -> None:

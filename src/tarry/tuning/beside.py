@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.explain import duration
-from tarry.tuning.estimates import needed, quantile, rounded
+from tarry.simulator.meter import quantile
+from tarry.tuning.estimates import needed, rounded
 from tarry.tuning.evidence import TAIL
 from tarry.tuning.line import Line, kept, too_little
 from tarry.tuning.words import counted, percent
@@ -21,8 +22,8 @@ LEAST_SAVING = 0.1
 
 
 def budget(evidence: Evidence, current: Defence) -> Line:
-    """It stops no retry on a usual day, and bounds those of an outage."""
-    now = current.budget
+    """It stops no retry outside outages, and bounds those of an outage."""
+    now = None if current.budget is None else dict(current.budget)
     if evidence.healthy_calls < CALLS:
         there = counted(evidence.healthy_calls, "call") + " outside outages"
         return too_little("budget", now, there, f"{CALLS:,} needed for the retry ratio")
@@ -32,7 +33,7 @@ def budget(evidence: Evidence, current: Defence) -> Line:
     if now is not None and now.get("kind") == "ratio":
         proposed |= now
     proposed["ratio"] = ratio
-    why = "twice the retries of a usual day"
+    why = "twice the retries of the time outside outages"
     if ratio in {LEAST_RATIO, MOST_RATIO}:
         why += f", and {'no less' if ratio == LEAST_RATIO else 'no more'} than {percent(ratio)}"
     found = (

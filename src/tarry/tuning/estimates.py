@@ -12,14 +12,9 @@ if TYPE_CHECKING:
 Z = 1.96
 """Intervals hold the truth 95 times in 100."""
 BEYOND = 5
-"""So many samples must lie beyond a quantile: then its interval ends within the sample."""
+"""So many samples must lie at a quantile or beyond: then its interval ends within the sample."""
 _ROUNDING = 1e-12
 _DIGITS = 2
-
-
-def quantile(ordered: Sequence[float], q: float) -> float:
-    """Return the least value that at least the share `q` of the sample does not exceed."""
-    return ordered[max(0, ceil(q * len(ordered) - _ROUNDING * len(ordered)) - 1)]
 
 
 def quantile_interval(ordered: Sequence[float], q: float) -> tuple[float, float]:
@@ -62,8 +57,8 @@ def hedged_quantile(ordered: Sequence[float], q: float, delay: float) -> float:
     S(t) * S(t - delay), and S(t) alone before the delay. This falls in steps, at the samples and
     at the samples moved by the delay, so the answer is one of these, and bisection finds it.
     """
-    missed = 1 - q + _ROUNDING
-    size = len(ordered)
+    missed = 1 - q - _ROUNDING  # as with any quantile, less than 1 - q lies beyond it
+    last = len(ordered) - 1
 
     def first_ends(t: float) -> bool:
         second = beyond(ordered, t - delay) if t >= delay else 1.0
@@ -72,10 +67,9 @@ def hedged_quantile(ordered: Sequence[float], q: float, delay: float) -> float:
     def second_ends(t: float) -> bool:  # t + delay - delay need not be t
         return beyond(ordered, t + delay) * beyond(ordered, t) <= missed
 
-    first = bisect_left(ordered, 1, key=first_ends)
-    second = bisect_left(ordered, 1, key=second_ends)
-    ends = [ordered[first]] if first < size else []
-    return min([*ends, ordered[second] + delay] if second < size else ends)
+    first = bisect_left(ordered, 1, hi=last, key=first_ends)
+    second = bisect_left(ordered, 1, hi=last, key=second_ends)
+    return min(ordered[first], ordered[second] + delay)
 
 
 def rounded(value: float, *, up: bool = False) -> float:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.errors import ConfigurationError
-from tarry.tuning.estimates import beyond, hedged_quantile, quantile, wilson
+from tarry.simulator.meter import quantile
+from tarry.tuning.estimates import beyond, hedged_quantile, wilson
 from tarry.tuning.outages import PERMANENT, SUCCESS, Outage, outages_of
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Evidence:
     healthy_retries: int
     """The retries of these."""
     retries: int
+    most_at_once: int
+    """Of healthy attempts that succeeded, so many were in progress together: it can bear these."""
     outages: tuple[Outage, ...]
     hedges: tuple[Hedge, ...]
 
@@ -88,6 +91,16 @@ class Evidence:
     def rate(self) -> float:
         """Calls a second."""
         return max(1, self.calls) / max(self.span, 0.001)
+
+    @property
+    def success_rate(self) -> float:
+        """The share of calls that succeeded."""
+        return len(self.call_times) / max(1, self.calls)
+
+    @property
+    def attempts_per_call(self) -> float:
+        """Attempts for each call whose beginning is in the log."""
+        return 1 + self.retries / max(1, self.calls)
 
     @property
     def fault_share(self) -> float:
@@ -140,6 +153,7 @@ def gather(log: AttemptLog) -> Evidence:
         healthy_calls=healthy_calls,
         healthy_retries=healthy_retries,
         retries=retries,
+        most_at_once=_most_at_once(log, ill),
         outages=outages,
         hedges=tuple(hedge(healthy, percentile) for percentile in HEDGES) if healthy else (),
     )
@@ -159,6 +173,22 @@ def _durations(log: AttemptLog, ill: Sequence[int], *, failed: bool) -> array[fl
         if not sick and kind != PERMANENT and (kind != SUCCESS) is failed:
             durations.append(duration)
     return _sorted(durations)
+
+
+def _most_at_once(log: AttemptLog, ill: Sequence[int]) -> int:
+    starts: array[float] = array("d")
+    ends: array[float] = array("d")
+    for kind, sick, start, took in zip(log.kinds, ill, log.starts, log.durations, strict=True):
+        if kind == SUCCESS and not sick:
+            starts.append(start)
+            ends.append(start + took)
+    ends = _sorted(ends)
+    most = done = 0
+    for earlier, start in enumerate(starts):
+        while done < earlier and ends[done] <= start:
+            done += 1
+        most = max(most, earlier + 1 - done)
+    return most
 
 
 def _sorted(values: array[float]) -> array[float]:

@@ -16,10 +16,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.checks import number
+from tarry.core.checks import number, short
 from tarry.core.outcome import Kind, outcome_of_status
 from tarry.errors import ConfigurationError
-from tarry.tuning.rows import Lines, rows_of, short
+from tarry.tuning.rows import Lines, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

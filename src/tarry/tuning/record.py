@@ -6,7 +6,8 @@ import json
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from tarry.tuning.estimates import quantile
+from tarry.simulator.meter import quantile
+from tarry.tuning.verdict import verdict
 
 if TYPE_CHECKING:
     from tarry.simulator.summary import Summary
@@ -24,16 +25,20 @@ def record(evidence: Evidence, proposal: Proposal, runs: Replay | None = None) -
             "attempts": evidence.attempts,
             "calls": evidence.calls,
             "span": evidence.span,
+            "success_rate": evidence.success_rate,
+            "attempts_per_call": evidence.attempts_per_call,
             "healthy": _quantiles(evidence.healthy),
             "calls_that_succeeded": _quantiles(evidence.call_times),
             "failure_rate": evidence.fault_share,
             "retry_ratio": evidence.healthy_retry_ratio,
+            "most_at_once": evidence.most_at_once,
             "odds": [one._asdict() for one in evidence.odds],
             "outages": [
                 {"start": one.start, "end": one.end, "share": one.share} for one in evidence.outages
             ],
             "hedges": [one._asdict() for one in evidence.hedges],
         },
+        "remarks": list(proposal.remarks),
         "lines": [line._asdict() for line in proposal.lines],
         "policy": proposal.defence.to_dict(),
     }
@@ -42,8 +47,10 @@ def record(evidence: Evidence, proposal: Proposal, runs: Replay | None = None) -
             "duration": runs.duration,
             "rate": runs.rate,
             "outages": runs.outages,
+            "concurrency": runs.concurrency,
             "old": _metrics(runs.old),
             "new": _metrics(runs.new),
+            "verdict": verdict(runs.old, runs.new),
         }
     return json.dumps(plain, indent=2, allow_nan=False)
 

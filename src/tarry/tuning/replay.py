@@ -4,26 +4,36 @@ The simulated dependency takes as long as the recorded one took when it was heal
 and has the recorded outages at their recorded lengths. A run is bounded: of a long log it is the
 stretch around its longest outage, with an outage cut to half of the run so that the recovery is
 seen, and of a busy one every so many-th call. Both runs have the same seed.
+
+How much the dependency can bear, no log says before it breaks; without a bound, retries would cost
+nothing. So it is taken to work on twice as many requests at a time as it was seen to; a hundred
+times as many may wait. In an outage, failures that took longer than nearly all successes take as
+long as recorded, and others are answered at once. Outside outages they take as long as successes.
 """
 
 from __future__ import annotations
 
+from math import ceil, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.simulator.distributions import Empirical, Fixed
+from tarry.simulator.meter import quantile
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
 from tarry.simulator.simulate import simulate
-from tarry.tuning.estimates import quantile
-from tarry.tuning.rules import SLOW
+from tarry.tuning.evidence import TAIL
+from tarry.tuning.timeouts import SLOW
+from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from tarry.simulator.summary import Summary
     from tarry.tuning.evidence import Evidence
-    from tarry.wire.defence import Defence
 
 ENOUGH = 100
 """Healthy attempts below which nothing is simulated."""
 MOST_CALLS = 10_000
+HEADROOM = 2
+QUEUE = 100
+"""Requests that wait for each one that is worked on; what comes then is rejected."""
 _SHORTEST = 600.0
 """Seconds: a stretch is not made shorter than this for the sake of fewer calls."""
 _MOST_SAMPLES = 10_000
@@ -40,39 +50,73 @@ class Replay(NamedTuple):
     duration: float
     rate: float
     outages: int
+    concurrency: int
+    """Requests that the simulated server works on at a time."""
 
 
 def replay(evidence: Evidence, old: Defence, new: Defence, *, seed: int = 0) -> Replay | None:
     """Run both on the same days; None when the log is too small for that."""
-    if len(evidence.healthy) < ENOUGH:
+    if len(evidence.healthy) < ENOUGH or not evidence.calls:
         return None
-    # Without a timeout a call to a server that hangs would never end, as no recorded one did.
-    hangs = all(one.hedging is None and one.policy.attempt_timeout for one in (old, new))
+    hangs = old.hedging is None and new.hedging is None  # a hedge has no timeout to end it
     before, after = (scenario_of(evidence, one, may_hang=hangs) for one in (old, new))
+    server = before.servers["server"]
     return Replay(
         simulate(before, seed=seed),
         simulate(after, seed=seed),
         before.duration,
         before.clients.rate,
-        len(before.servers["server"].failures),
+        len(server.failures),
+        server.concurrency or 0,
     )
 
 
-def scenario_of(evidence: Evidence, defence: Defence, *, may_hang: bool = False) -> Scenario:
+def scenario_of(evidence: Evidence, defence: Defence, *, may_hang: bool = True) -> Scenario:
     """Build the recorded world around a defence."""
-    rate = evidence.rate
-    duration = max(1.0, min(evidence.span, max(_SHORTEST, MOST_CALLS / rate)))
+    duration = max(1.0, min(evidence.span, max(_SHORTEST, MOST_CALLS / evidence.rate)))
+    rate = min(evidence.rate, MOST_CALLS / duration)
+    latency = Empirical(_thinned(evidence))
+    concurrency = _concurrency(evidence, rate, latency.mean)
     server = Server(
-        latency=Empirical(_thinned(evidence)),
+        latency=latency,
+        concurrency=concurrency,
+        queue=QUEUE * concurrency,
         failure_rate=evidence.fault_share,
         failures=_failures(evidence, duration, may_hang=may_hang),
     )
+    if any(failure.kind == "hang" for failure in server.failures):
+        defence = _patient(evidence, defence)
     return Scenario(
         servers={"server": server},
-        clients=Clients(rate=min(rate, MOST_CALLS / duration), defence=defence),
+        clients=Clients(rate=rate, defence=defence),
         network=Fixed(0.0),  # the recorded durations have it in them
         duration=duration,
         bucket=duration / _POINTS,
+    )
+
+
+def _concurrency(evidence: Evidence, rate: float, mean: float) -> int:
+    """Return what the server is taken to bear: twice what it was seen to, for the calls simulated.
+
+    And no less than independent calls need, which is a Poisson number: few calls make for larger
+    peaks, by their size, than the many of a busy log that they stand for.
+    """
+    usual = rate * mean
+    peak = HEADROOM * evidence.most_at_once * rate / evidence.rate
+    return ceil(max(peak, usual + 4 * sqrt(usual) + 1))
+
+
+def _patient(evidence: Evidence, defence: Defence) -> Defence:
+    """Wait for an answer no longer than recorded failures took: what hangs there never ends."""
+    longest = max(outage.failing for outage in evidence.outages)
+    longest = max(longest, quantile(evidence.healthy, TAIL))
+    policy = defence.policy
+    timeout = min(policy.attempt_timeout or longest, longest)
+    return Defence(
+        policy.replace(attempt_timeout=timeout),
+        breaker=defence.breaker,
+        budget=defence.budget,
+        limiter=defence.limiter,
     )
 
 

@@ -10,7 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
-from tarry.core.checks import shown
+from tarry.core.checks import short
 from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ _SPELLINGS = {name: name for name in _COLUMNS} | {
 }
 _TEXTS = ("taskId", "outcome")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
-_MOST_SHOWN = 60
 
 Row: TypeAlias = "Mapping[str, object]"
 
@@ -64,12 +63,6 @@ def rows_of(lines: Iterable[str], suffix: str) -> Iterator[Row]:
     first = next(filled, "")
     guessed = _json_rows if first.lstrip().startswith(("{", "[")) else _csv_rows
     return guessed(_chained(first, filled))
-
-
-def short(value: object, most: int = _MOST_SHOWN) -> str:
-    """Return a value from outside as a text that fits into a message."""
-    text = shown(value)
-    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _chained(first: str, rest: Iterator[str]) -> Iterator[str]:

@@ -10,6 +10,8 @@ from tarry.core.checks import positive
 from tarry.core.explain import duration
 from tarry.errors import ConfigurationError
 
+INTERVAL = "95 % interval"
+"""How surely the truth lies between two bounds: see `tarry.tuning.estimates.Z`."""
 _SECONDS = ("attempt_timeout", "initial_delay", "max_delay", "total_budget")
 _TIME = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|min|h|)\s*", re.ASCII)
 _UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
