@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tarry.core.breaker import Breaker
 from tarry.core.budget import RatioBudget, ThrottleBudget, TokenBudget
 from tarry.core.hedging import Hedging
 from tarry.core.limiter import AIMD, AdaptiveRate, InFlight
-from tarry.core.policy import Policy
+from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.wire.defence import Defence
 
@@ -58,6 +59,14 @@ def test_preset_is_where_the_fields_start() -> None:
     assert Policy.preset("interactive").replace(max_attempts=2) == defence.policy
 
 
+def test_every_preset_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The presets are those of the policy: one that is added there is known here."""
+    monkeypatch.setitem(PRESETS, "mine", Policy(max_attempts=2))
+
+    for name, policy in PRESETS.items():
+        assert policy == Defence.from_dict({"preset": name}).policy
+
+
 @pytest.mark.parametrize(
     ("table", "arguments", "kind"),
     [
@@ -87,6 +96,50 @@ def test_downstream_has_what_was_asked_for(
     assert made is not again
 
 
+PARTS: dict[str, Any] = {
+    "breaker": {"consecutive": 3},
+    "budget": {"kind": "ratio", "ratio": 0.2},
+    "limiter": {"kind": "in-flight", "limit": 7},
+}
+
+
+@pytest.mark.parametrize("table", PARTS)
+def test_defence_does_not_change_with_the_dict_it_was_made_of(table: str) -> None:
+    """The arguments are copied, and neither they nor what `to_dict` gives lead back to them."""
+    given = dict(PARTS[table])
+    defence = Defence.from_dict({table: given})
+
+    given.clear()
+    defence.to_dict()[table].clear()
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        getattr(defence, table)["consecutive"] = 0
+
+    assert PARTS[table] == getattr(defence, table)
+
+
+@pytest.mark.parametrize(
+    "defence",
+    [Defence(), Defence(Policy(max_attempts=2), **PARTS), Defence(hedging=Hedging(after=0.1))],
+    ids=["default", "parts", "hedging"],
+)
+def test_defence_is_a_value(defence: Defence) -> None:
+    """It goes to other processes, into sets and into a text that makes it again."""
+    sent = pickle.loads(pickle.dumps(defence))  # noqa: S301 - our own
+    known = {kind.__name__: kind for kind in (Defence, Policy, Hedging)}
+
+    assert defence == sent == eval(repr(defence), known)  # noqa: S307 - a text of our own
+    assert {defence} == {sent}
+
+
+def test_other_arguments_are_another_defence() -> None:
+    """Equality and hash go by the arguments, whatever their order."""
+    one = Defence(breaker={"consecutive": 3, "open_for": 1})
+    same = Defence(breaker={"open_for": 1.0, "consecutive": 3})
+
+    assert 1 == len({one, same})
+    assert one != Defence(breaker={"consecutive": 4, "open_for": 1})
+
+
 def test_retries_and_hedging_are_refused() -> None:
     """A call has a policy or a hedging (gRFC A6)."""
     with pytest.raises(ConfigurationError, match="a policy or a hedging, never both"):
@@ -104,6 +157,7 @@ def test_retries_and_hedging_are_refused() -> None:
         ({"budget": {}}, r"^budget\.kind must be one of ratio, throttle, token, got None"),
         ({"budget": {"kind": "token", "x": 1}}, "^budget has no field 'x'; it has preset"),
         ({"limiter": {"kind": "none"}}, r"^limiter\.kind must be one of adaptive, aimd"),
+        ({"limiter": {"kind": "in-flight"}}, "^limiter needs the field 'limit'"),
         ({"hedging": {"before": 1}}, "^hedging has no field 'before'; it has after"),
     ],
     ids=repr,
@@ -118,3 +172,5 @@ def test_tables_must_be_tables() -> None:
     """A table that is something else is refused by its name."""
     with pytest.raises(ConfigurationTypeError, match=r"^breaker must be a table of its arguments"):
         Defence.from_dict({"breaker": True})
+    with pytest.raises(ConfigurationTypeError, match=r"^budget must be a table of its arguments"):
+        Defence(budget="token")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarry.errors import ConfigurationError
-from tarry.wire.durations import gateway, milliseconds, parse, proto
+from tarry.wire.durations import gateway, milliseconds, parse, parse_proto, proto
 
 GATEWAY = re.compile(r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")
 
@@ -45,7 +45,21 @@ def test_gateway_form_is_valid_and_reads_back(ms: int) -> None:
 @given(st.floats(1e-9, 1e9))
 def test_proto_form_reads_back(seconds: float) -> None:
     """A duration comes back to the nanosecond."""
-    assert pytest.approx(seconds, rel=1e-11, abs=1e-9) == parse("field", proto("field", seconds))
+    text = proto("field", seconds)
+
+    assert pytest.approx(seconds, rel=1e-11, abs=1e-9) == parse_proto("field", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [("50ms", "0.05s"), ("1m", "60s"), ("1h30m", "5400s"), (".5s", "0.5s"), ("3us", "0.000003s")],
+)
+def test_proto_has_seconds_only(text: str, right: str) -> None:
+    """What Go reads and proto3 JSON does not is refused, with the form that is right."""
+    with pytest.raises(
+        ConfigurationError, match=rf'^a\.b must be .* got {text!r}: write "{right}"'
+    ):
+        parse_proto("a.b", text)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.wire.losses import Loss
+from tarry.wire.losses import Loss, Rank, ranked
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,11 @@ from tarry.wire.losses import Loss
 def test_value_is_shown_as_a_person_would(value: object, expected: str) -> None:
     """A loss is one short line: the field, its value and what happens instead."""
     assert f"field = {expected}: it differs" == str(Loss("field", value, "it differs"))
+
+
+def test_what_matters_most_is_first() -> None:
+    """Losses are sorted by their rank, and equals stay in their order."""
+    ranks = [Rank.DETAIL, Rank.TIMED, Rank.SENT, Rank.TIMED, Rank.ALARM]
+    losses = [Loss(str(i), None, "", rank) for i, rank in enumerate(ranks)]
+
+    assert ["4", "2", "1", "3", "0"] == [loss.field for loss in ranked(losses)]

@@ -12,7 +12,8 @@ A breaker or a budget has a state, so this holds their arguments and makes new o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from inspect import signature
+from inspect import Parameter, signature
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.breaker import Breaker
@@ -21,7 +22,7 @@ from tarry.core.checks import one_of
 from tarry.core.downstream import Downstream
 from tarry.core.hedging import Hedging
 from tarry.core.limiter import AIMD, AdaptiveRate, InFlight
-from tarry.core.policy import Policy
+from tarry.core.policy import PRESETS, Policy
 from tarry.core.value import Value
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
@@ -38,7 +39,8 @@ LIMITERS: dict[str, Callable[..., Any]] = {
     "aimd": AIMD,
     "adaptive": AdaptiveRate,
 }
-_TABLES = ("breaker", "budget", "limiter", "hedging")
+_PARTS = ("breaker", "budget", "limiter")
+_TABLES = (*_PARTS, "hedging")
 
 
 class Defence(Value):
@@ -67,9 +69,9 @@ class Defence(Value):
         self._set(
             policy=Policy() if policy is None else policy,
             hedging=hedging,
-            breaker=breaker,
-            budget=budget,
-            limiter=limiter,
+            breaker=_kept("breaker", breaker),
+            budget=_kept("budget", budget),
+            limiter=_kept("limiter", limiter),
         )
         self.downstream("check")  # so that a bad argument is refused here and not in the run
 
@@ -85,10 +87,8 @@ class Defence(Value):
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that JSON and TOML can hold."""
         plain: dict[str, Any] = {} if self.hedging is not None else self.policy.to_dict()
-        for name in ("breaker", "budget", "limiter"):
-            arguments = getattr(self, name)
-            if arguments is not None:
-                plain[name] = dict(arguments)
+        given = self._asdict()
+        plain |= {name: given[name] for name in _PARTS if given[name] is not None}
         if self.hedging is not None:
             hedging = self.hedging
             values = {field: getattr(hedging, field) for field in signature(Hedging).parameters}
@@ -103,9 +103,8 @@ class Defence(Value):
         policy: Policy | None = None
         if fields:
             preset = fields.pop("preset", "default")
-            base = Policy.preset(preset).to_dict() if isinstance(preset, str) else {}
-            one_of("preset", preset, ("default", "interactive", "webhook", "patient"))
-            policy = Policy.from_dict(base | fields)
+            one_of("preset", preset, PRESETS)
+            policy = Policy.from_dict(Policy.preset(preset).to_dict() | fields)
         hedging = tables.get("hedging")
         return cls(
             policy,
@@ -115,6 +114,22 @@ class Defence(Value):
             limiter=tables.get("limiter"),
         )
 
+    def _asdict(self) -> dict[str, Any]:
+        """Return the arguments that make an equal one, tables as plain dicts.
+
+        Equality, the text form and pickling go by these. A view of a dict cannot be pickled, and
+        the policy beside a hedging is none that was given.
+        """
+        given = super()._asdict()
+        if self.hedging is not None:
+            given["policy"] = None
+        return given | {name: dict(given[name]) for name in _PARTS if given[name] is not None}
+
+    def __hash__(self) -> int:
+        tables = (getattr(self, name) for name in _PARTS)
+        parts = (None if table is None else frozenset(table.items()) for table in tables)
+        return hash((type(self), self.policy, self.hedging, *parts))
+
 
 def made(table: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """Call a class with the arguments of a table, and refuse what it does not know."""
@@ -122,6 +137,10 @@ def made(table: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> 
     for name in arguments:
         if name not in known:
             msg = f"{table} has no field {name!r}; it has {', '.join(known)}"
+            raise ConfigurationError(msg)
+    for name, one in signature(make).parameters.items():
+        if one.default is Parameter.empty and name not in arguments:
+            msg = f"{table} needs the field {name!r}"
             raise ConfigurationError(msg)
     return make(**arguments)
 
@@ -133,6 +152,14 @@ def _of_kind(
     one_of(f"{table}.kind", kind, kinds)
     rest = {name: value for name, value in arguments.items() if name != "kind"}
     return made(table, kinds[cast("str", kind)], rest)
+
+
+def _kept(name: str, arguments: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Copy the arguments: what the caller does to its dict later is no change of a defence.
+
+    One level is enough, because each argument is a number or a name: no class takes a list.
+    """
+    return None if arguments is None else MappingProxyType(dict(_table(name, arguments)))
 
 
 def _table(name: str, value: object) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6,
 _PART = r"(\d+(?:\.\d*)?|\.\d+)(h|ms|us|µs|ns|m|s)"
 _PARTS = re.compile(_PART)
 _DURATION = re.compile(rf"(?:{_PART})+")
+_PROTO = re.compile(r"\d+(?:\.\d{1,9})?s")
 
 
 def proto(field: str, seconds: float) -> str:
@@ -47,6 +48,16 @@ def milliseconds(seconds: float) -> float:
     """Round to whole milliseconds, at least one: what proxies count in."""
     rounded = max(1, round(seconds * 1000)) / 1000
     return seconds if isclose(rounded, seconds, rel_tol=1e-9) else rounded
+
+
+def parse_proto(path: str, text: object) -> float:
+    """Return the seconds that a duration of proto3 JSON stands for, which has no other unit."""
+    seconds = parse(path, text)
+    if not _PROTO.fullmatch(str(text)):
+        right = proto(path, seconds)
+        msg = f'{path} must be a duration such as "0.1s", got {text!r}: write "{right}"'
+        raise ConfigurationError(msg)
+    return seconds
 
 
 def parse(path: str, text: object) -> float:

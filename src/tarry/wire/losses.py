@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from tarry.core.policy import Policy
 
 if TYPE_CHECKING:
     from tarry.wire.defence import Defence
 
 _MOST_SHOWN = 8
+
+
+class Rank(IntEnum):
+    """How much a loss matters; those that matter most are told first."""
+
+    ALARM = 0
+    """What arrives is another policy."""
+    SENT = 1
+    """Whether and how often something is sent."""
+    TIMED = 2
+    """When it is sent, and for how long it may take."""
+    DETAIL = 3
+    """What few would notice: roundings, and what comes from a default."""
 
 
 class Loss(NamedTuple):
@@ -17,13 +33,14 @@ class Loss(NamedTuple):
     field: str
     value: object
     instead: str
+    rank: Rank = Rank.TIMED
 
     def __str__(self) -> str:
         return f"{self.field} = {shown(self.value)}: {self.instead}"
 
 
 class Exported(NamedTuple):
-    """The documents of another system, as plain values, and what they do not say."""
+    """The documents of another system, as plain values, and what they do not say, by rank."""
 
     documents: tuple[dict[str, Any], ...]
     losses: tuple[Loss, ...]
@@ -34,6 +51,22 @@ class Imported(NamedTuple):
 
     defence: Defence
     losses: tuple[Loss, ...]
+    read: tuple[str, ...] = ()
+    """The fields of the policy that the document speaks about."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plain form of the defence, without defaults that nobody has spoken about."""
+        defaults = Policy().to_dict()
+        return {
+            name: value
+            for name, value in self.defence.to_dict().items()
+            if name in self.read or value != defaults.get(name)
+        }
+
+
+def ranked(losses: Iterable[Loss]) -> tuple[Loss, ...]:
+    """Return what matters most first; equals stay in their order."""
+    return tuple(sorted(losses, key=lambda loss: loss.rank))
 
 
 def shown(value: object) -> str:

@@ -16,7 +16,7 @@ from tarry.wire.export import to_envoy
 from tests.wire.export.protos import clusters, parsed, routes
 from tests.wire.export.said import defence, fields, plain_policy, words
 
-ALWAYS = ["max_hint", "safe", "budget"]
+ALWAYS = ["safe", "budget", "max_hint"]
 """What no policy can say to Envoy."""
 
 
@@ -126,14 +126,11 @@ def test_other_backoffs_that_come_to_the_same(
             ),
         ),
         (
-            {"backoff": Schedule((5.0, 300.0))},
-            (
-                "backoff = 5, 300: Envoy waits up to 5 s, 10 s, 20 s, where tarry has "
-                "5 s, 5 min, 5 min"
-            ),
+            {"backoff": Schedule((5.0, 30.0))},
+            ("backoff = 5, 30: Envoy waits up to 5 s, 10 s, 20 s, where tarry has 5 s, 30 s, 30 s"),
         ),
         (
-            {"backoff": lambda k: 0.0 * k},
+            {"backoff": lambda k: 0.0 * k, "retryable_statuses": [503]},
             (
                 "backoff = a function: Envoy waits up to 1 ms, 1 ms, 1 ms, where tarry has "
                 "0 ms, 0 ms, 0 ms"
@@ -175,6 +172,28 @@ def test_slower_delay_after_throttling_matters_only_where_that_is_retried() -> N
     )
 
     assert ALWAYS == fields(exported(policy))
+
+
+@pytest.mark.parametrize(
+    ("delays", "slower"), [((0.2, 0.2), True), ((2.0, 0.2), True), ((2.0, 4.0), False)]
+)
+def test_slower_delay_is_that_of_the_policy(
+    delays: tuple[float, ...],
+    slower: bool,
+) -> None:
+    """A schedule that waits for longer than `throttled_delay` anyway is no slower after it."""
+    policy = plain_policy(max_attempts=3, backoff=Schedule(delays), throttled_delay=1.0)
+
+    assert slower == ("throttled_delay" in fields(exported(policy)))
+
+
+def test_too_early_is_retried_without_delay() -> None:
+    """Envoy does not back off from a 425; where nobody has chosen that, no line says so."""
+    line = "retryable_statuses = 425: Envoy retries it at once, without delay"
+
+    assert line == words(exported(Policy(retryable_statuses=[425])), "retryable_statuses")
+    for policy in (Policy(), Policy(retryable_statuses=[503])):
+        assert "retryable_statuses" not in fields(exported(policy))
 
 
 def test_no_status_is_no_condition() -> None:

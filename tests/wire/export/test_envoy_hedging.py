@@ -11,12 +11,12 @@ from tarry.errors import ConfigurationError
 from tarry.wire.defence import Defence
 from tarry.wire.export import to_envoy
 from tests.wire.export.protos import parsed, routes
-from tests.wire.export.said import fields
+from tests.wire.export.said import fields, words
 
 
-def exported(hedging: Hedging) -> Any:
+def exported(hedging: Hedging, **parts: Any) -> Any:
     """Export for a host."""
-    return to_envoy(Defence(hedging=hedging), host="payments.example")
+    return to_envoy(Defence(hedging=hedging, **parts), host="payments.example")
 
 
 def test_hedging_is_a_retry_that_does_not_end_the_first() -> None:
@@ -32,11 +32,30 @@ def test_hedging_is_a_retry_that_does_not_end_the_first() -> None:
     )
 
 
+def test_copy_leaves_at_once() -> None:
+    """A copy is a retry to Envoy, which draws whole milliseconds below the interval: none."""
+    document = exported(Hedging(after=0.2)).documents[0]
+
+    back_off = parsed(routes.VirtualHost, document).routes[0].route.retry_policy.retry_back_off
+    assert (1, 1) == (
+        back_off.base_interval.ToMilliseconds(),
+        back_off.max_interval.ToMilliseconds(),
+    )
+
+
+def test_hedged_attempt_is_a_failure_of_its_host() -> None:
+    """Hedging beside a breaker ejects hosts for being slow, which neither does alone."""
+    line = words(exported(Hedging(after=0.2), breaker={}), "breaker.failure_rate")
+
+    assert line.startswith("breaker.failure_rate = 0.5: Envoy takes an attempt that gets a copy")
+    assert "breaker.failure_rate" not in fields(to_envoy(Defence(breaker={}), host="payments"))
+
+
 def test_losses_of_hedging() -> None:
     """What Envoy's hedging is not stands in one line each."""
     made = exported(Hedging(after=0.2, max_extra_load=0.05))
 
-    expected = ["hedging.after", "hedging.max_extra_load", "hedging.max_hint", "budget"]
+    expected = ["hedging.after", "hedging.max_extra_load", "budget", "hedging.max_hint"]
     assert expected == fields(made)
 
 

@@ -83,6 +83,14 @@ def test_one_attempt_has_no_retry_policy() -> None:
     assert () == made.losses
 
 
+@pytest.mark.parametrize(("timeout", "lost"), [(0.5, True), (2.0, False), (9.0, False)])
+def test_attempt_as_long_as_the_call_is_no_loss(timeout: float, lost: bool) -> None:
+    """Where the deadline of the call comes first, no timeout of an attempt is missed."""
+    made = exported(plain_policy(total_budget=2.0, attempt_timeout=timeout))
+
+    assert lost == ("attempt_timeout" in fields(made))
+
+
 def test_no_code_is_no_retry_policy() -> None:
     """Without codes gRPC takes no retry policy, so there is none, and the line says so."""
     made = exported(Policy(retryable_codes=["OK"]))
@@ -170,7 +178,8 @@ def test_breaker_and_limiter_are_left_out() -> None:
     """A service config has nothing like them."""
     made = to_grpc(defence(breaker={}, limiter={"kind": "aimd"}))
 
-    assert [*ALWAYS, "breaker", "limiter.kind"] == fields(made)
+    assert ["breaker", "limiter.kind", *ALWAYS] == fields(made)
+    assert "breaker = its defaults: left out: a service config has none" == words(made, "breaker")
 
 
 def test_hedging_becomes_a_hedging_policy() -> None:
@@ -183,7 +192,7 @@ def test_hedging_becomes_a_hedging_policy() -> None:
         "nonFatalStatusCodes": ["RESOURCE_EXHAUSTED", "UNAVAILABLE"],
     }
     assert expected == made.documents[0]["methodConfig"][0]["hedgingPolicy"]
-    parts = ["max_extra_load", "max_hint", "", "max_attempts"]
+    parts = ["", "max_extra_load", "max_attempts", "max_hint"]
     assert [".".join(filter(None, ("hedging", part))) for part in parts] == fields(made)
 
 

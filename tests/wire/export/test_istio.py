@@ -15,7 +15,7 @@ from tarry.wire.export import to_istio
 from tests.wire.export.said import defence, fields, plain_policy, words
 
 HOST = "payments.prod.svc.cluster.local"
-ALWAYS = ["max_hint", "safe"]
+ALWAYS = ["safe", "max_hint"]
 ROUTE_FIELDS = {"route", "timeout", "retries"}
 RETRY_FIELDS = {"attempts", "perTryTimeout", "retryOn", "backoff"}
 
@@ -129,6 +129,15 @@ def test_loss_is_told(changes: dict[str, Any], line: str) -> None:
     assert 1 == len(set(fields(made)) - {*ALWAYS})
 
 
+def test_too_early_is_retried_without_delay() -> None:
+    """The Envoys of Istio do not back off from a 425 either."""
+    made = exported(Policy(retryable_statuses=[425, 503]))
+
+    assert "retryable_statuses = 425: Istio retries it at once, without delay" == words(
+        made, "retryable_statuses"
+    )
+
+
 def test_breaker_by_rate_is_left_out() -> None:
     """No number is made up: without errors in a row there is no outlier detection."""
     made = to_istio(defence(breaker={}), host=HOST)
@@ -143,7 +152,8 @@ def test_losses_of_a_breaker() -> None:
         defence(breaker={"consecutive": 3, "open_for": 400, "max_open": 400}), host=HOST
     )
 
-    assert [*ALWAYS, "breaker.failure_rate", "breaker.probes", "breaker.growth"] == fields(made)
+    sent, detail = ["breaker.failure_rate", "breaker.probes"], "breaker.growth"
+    assert ["safe", *sent, "max_hint", detail] == fields(made)
     assert "n x 400 s in Istio, 400 s at most" in words(made, "breaker.growth")
 
 

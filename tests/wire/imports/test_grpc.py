@@ -36,10 +36,11 @@ def test_policy_survives_the_way_there_and_back(preset: str) -> None:
 
     made = from_grpc(to_grpc(Defence(policy, budget=budget)).documents[0])
 
-    expected = policy.replace(jitter="equal", throttled_delay=policy.initial_delay)
-    assert expected == made.defence.policy
+    lost = {"throttled_delay": policy.initial_delay, "attempt_timeout": policy.total_budget}
+    assert policy.replace(jitter="equal", **lost) == made.defence.policy
     assert budget == made.defence.budget
-    assert ["methodConfig[0].retryPolicy"] == fields(made)
+    told = ["methodConfig[0].retryPolicy"] * 2
+    assert told + ["methodConfig[0].timeout"] * (policy.total_budget is not None) == fields(made)
 
 
 def test_hedging_survives_the_way_there_and_back() -> None:
@@ -48,7 +49,19 @@ def test_hedging_survives_the_way_there_and_back() -> None:
 
     made = from_grpc(to_grpc(Defence(hedging=hedging)).documents[0])
 
-    assert (Defence(hedging=hedging), ()) == made
+    assert hedging == made.defence.hedging
+    assert ["methodConfig[0].hedgingPolicy"] == fields(made)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"), [("retryPolicy", RETRY), ("hedgingPolicy", {"maxAttempts": 2})]
+)
+def test_pushback_has_a_bound_here(name: str, policy: dict[str, Any]) -> None:
+    """The longest wait that tarry obeys is told, because gRPC has none."""
+    told = [str(loss) for loss in from_grpc(config(**{name: policy})).losses]
+
+    line = "pushback: gRPC obeys one of any length; tarry waits for up to 2 min, or gives up"
+    assert f"methodConfig[0].{name} = {line}" in told
 
 
 def test_codes_come_as_names_and_numbers() -> None:
@@ -66,10 +79,17 @@ def test_codes_come_as_names_and_numbers() -> None:
     )
 
 
-@pytest.mark.parametrize("document", [{}, config(), config(waitForReady=None)], ids=repr)
+@pytest.mark.parametrize(
+    "document",
+    [config(), config(waitForReady=None), {"methodConfig": []}, {"retryThrottling": None}],
+    ids=repr,
+)
 def test_no_retry_policy_is_one_attempt(document: dict[str, Any]) -> None:
     """Unless it is told to, gRPC does not retry."""
-    assert (Defence(Policy(max_attempts=1)), ()) == from_grpc({**document})
+    made = from_grpc(document)
+
+    assert (Defence(Policy(max_attempts=1)), ()) == (made.defence, made.losses)
+    assert {"max_attempts": 1} == made.to_dict()
 
 
 def test_limits_are_those_of_grpc() -> None:
@@ -86,7 +106,7 @@ def test_limits_are_those_of_grpc() -> None:
         policy.multiplier,
     )
     path = "methodConfig[0].retryPolicy"
-    assert [f"{path}.maxAttempts", f"{path}.backoffMultiplier", path] == fields(made)
+    assert [f"{path}.maxAttempts", f"{path}.backoffMultiplier", path, path] == fields(made)
 
 
 def test_what_is_not_read_is_told() -> None:
@@ -104,46 +124,37 @@ def test_what_is_not_read_is_told() -> None:
     assert [
         f"{hedging}.nonFatalStatusCodes",
         f"{hedging}.odd",
+        hedging,
         "methodConfig[0].timeout",
         "methodConfig[0].waitForReady",
         "loadBalancingConfig",
     ] == fields(made)
 
 
-ENTRIES = {
-    "methodConfig": [
-        {"name": [{"service": "a.A"}], "timeout": "1s"},
-        {"name": [{"service": "a.A", "method": "M"}, {"service": "b.B"}], "timeout": "2s"},
-        {"name": [{}], "timeout": "3s"},
-    ]
-}
-
-
-@pytest.mark.parametrize(
-    ("service", "method", "seconds"),
-    [
-        ("a.A", None, 1),
-        ("a.A", "M", 2),
-        ("a.A", "N", 1),
-        ("b.B", "M", 2),
-        ("c.C", "M", 3),
-        (None, None, 3),
-    ],
-)
-def test_entry_is_the_one_that_a_channel_would_use(
-    service: str | None, method: str | None, seconds: float
-) -> None:
-    """The method counts before the service, and the service before the default."""
-    made = from_grpc(ENTRIES, service=service, method=method)
-
-    assert seconds == made.defence.policy.total_budget
-    assert (2 if service is None else 0) == len(made.losses)
-
-
 @pytest.mark.parametrize(
     ("document", "message"),
     [
         ([], "^the document must be an object"),
+        ({}, "^this is no gRPC service config: it has nothing, and no methodConfig$"),
+        (
+            {"apiVersion": "v1", "kind": "VirtualService", "spec": {}},
+            r"^this is no gRPC .* has apiVersion, kind, spec, and no methodConfig: --from istio\?$",
+        ),
+        ({"methodConfigs": []}, "^methodConfigs is no key .* did you mean 'methodConfig'"),
+        (
+            {"methodConfig": [{"name": [{"servce": "a.A"}]}]},
+            r"^methodConfig\[0\]\.name\[0\]\.servce is no key .* did you mean 'service'",
+        ),
+        (config(timeOut="1s"), r"^methodConfig\[0\]\.timeOut is no key .* mean 'timeout'"),
+        (
+            config(hedgingPolicy={"maxAttempts": 2, "hedgeDelay": "1s"}),
+            r"^methodConfig\[0\]\.hedgingPolicy\.hedgeDelay is no key .* mean 'hedgingDelay'",
+        ),
+        (
+            {"retryThrottling": {"maxToken": 1}},
+            r"^retryThrottling\.maxToken is no key that is known: did you mean 'maxTokens'",
+        ),
+        (config(timeout="1500ms"), r"^methodConfig\[0\]\.timeout .* '1500ms': write \"1\.5s\""),
         ({"methodConfig": {}}, "^methodConfig must be a list"),
         ({"methodConfig": [1]}, r"^methodConfig\[0\] must be an object, got 1"),
         (config(retryPolicy=[]), r"^methodConfig\[0\]\.retryPolicy must be an object"),
@@ -177,6 +188,12 @@ def test_mistakes_are_refused_by_their_path(document: Any, message: str) -> None
     ("changes", "message"),
     [
         ({"maxAttempts": 1}, "maxAttempts must be at least 2, got 1"),
+        ({"maxAtempts": 4}, "maxAtempts is no key that is known: did you mean 'maxAttempts'"),
+        ({"max_attempts": 4}, "max_attempts is no key that is known: did you mean 'maxAttempts'"),
+        (
+            {"initialBackoff": "50ms"},
+            "initialBackoff must be a duration .* '50ms': write \"0.05s\"",
+        ),
         ({"maxAttempts": "3"}, "maxAttempts must be a number, got '3'"),
         ({"maxAttempts": True}, "maxAttempts must be a number, got True"),
         ({"maxAttempts": 2.5}, "maxAttempts must be a whole number, got 2.5"),
@@ -205,13 +222,20 @@ def test_mistakes_in_a_retry_policy(changes: dict[str, Any], message: str) -> No
         from_grpc(config(retryPolicy=RETRY | changes))
 
 
-def test_service_that_is_not_there_is_refused() -> None:
-    """The message has the names that could have been meant."""
-    document = {"methodConfig": ENTRIES["methodConfig"][:2]}
+def test_what_the_config_does_not_speak_about_is_left_out() -> None:
+    """Read fields are written, defaults too; HTTP statuses and the like are not."""
+    retry = RETRY | {"maxAttempts": 4, "retryableStatusCodes": ["UNAVAILABLE"]}
 
-    with pytest.raises(
-        ConfigurationError, match=r"has no entry for c\.C: name one of a\.A, a\.A/M"
-    ):
-        from_grpc(document, service="c.C")
-    with pytest.raises(ConfigurationError, match="has no entry for all calls"):
-        from_grpc(document)
+    made = from_grpc(config(retryPolicy=retry))
+
+    expected = {
+        "max_attempts": 4,
+        "initial_delay": 0.5,
+        "multiplier": 1.5,
+        "max_delay": 2.0,
+        "jitter": "equal",
+        "retryable_codes": ["UNAVAILABLE"],
+        "throttled_delay": 0.5,
+    }
+    assert expected == made.to_dict()
+    assert made.defence == Defence.from_dict(made.to_dict())

@@ -11,17 +11,8 @@ from tarry.errors import ConfigurationError
 from tarry.wire.defence import Defence
 from tarry.wire.export import to_istio
 from tarry.wire.imports import from_istio
-from tests.wire.export.said import fields
-
-
-def virtual_service(*routes: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts that matter."""
-    return {"kind": "VirtualService", "metadata": {}, "spec": {"hosts": ["a"], "http": [*routes]}}
-
-
-def destination_rule(**traffic: Any) -> dict[str, Any]:
-    """Return the parts that matter."""
-    return {"kind": "DestinationRule", "spec": {"host": "a", "trafficPolicy": traffic}}
+from tests.wire.export.said import fields, words
+from tests.wire.imports.resources import destination_rule, virtual_service
 
 
 @pytest.mark.parametrize("preset", ["default", "interactive"])
@@ -39,40 +30,14 @@ def test_policy_survives_the_way_there_and_back(preset: str) -> None:
     assert policy.replace(**lost) == made.defence.policy
     assert budget == made.defence.budget
     assert limiter == made.defence.limiter
-    assert ["[1].spec.trafficPolicy.retryBudget"] == fields(made)
-
-
-def test_breaker_is_imported() -> None:
-    """Errors in a row are the only way for it to open."""
-    made = from_istio([destination_rule(outlierDetection={"consecutive5xxErrors": 7})])
-
-    expected = {
-        "failure_rate": 1.0,
-        "min_calls": 20,
-        "consecutive": 7,
-        "open_for": 30.0,
-        "max_open": 300.0,
-        "spread": 0.0,
-    }
-    assert expected == made.defence.breaker
-    assert ["kind", "spec.trafficPolicy.outlierDetection"] == fields(made)
-
-
-@pytest.mark.parametrize(
-    ("detection", "expected"),
-    [
-        ({}, 5),
-        ({"consecutiveGatewayErrors": 3}, 3),
-        ({"consecutive5xxErrors": 0, "consecutiveGatewayErrors": 9}, 9),
-        ({"consecutive5xxErrors": 0}, None),
-    ],
-    ids=repr,
-)
-def test_the_smaller_row_counts(detection: dict[str, int], expected: int | None) -> None:
-    """Both kinds of errors in a row eject; zero is off, and five is the default."""
-    breaker = from_istio([destination_rule(outlierDetection=detection)]).defence.breaker
-
-    assert expected == (breaker and breaker["consecutive"])
+    route = "[0].spec.http[0]"
+    timeout = [f"{route}.timeout"] * (policy.total_budget is not None)
+    assert [
+        f"{route}.retries.retryOn",
+        f"{route}.retries",
+        *timeout,
+        "[1].spec.trafficPolicy.retryBudget",
+    ] == fields(made)
 
 
 def test_retries_left_out_are_those_of_istio() -> None:
@@ -87,7 +52,31 @@ def test_retries_left_out_are_those_of_istio() -> None:
         policy.total_budget,
     )
     assert {"UNAVAILABLE", "CANCELLED"} == policy.retryable_codes
-    assert ["spec.http[0].retries"] == fields(made)
+    assert ["spec.http[0].retries"] * 2 == fields(made)
+
+
+def test_retries_without_attempts_are_none() -> None:
+    """Istio reads a table that names no number as the number 0."""
+    assert 1 == from_istio([virtual_service({"retries": {}})]).defence.policy.max_attempts
+
+
+def test_retry_after_is_read_here_alone() -> None:
+    """What a server asks for holds in tarry and not in Istio; without a retry, in neither."""
+    made, once = (
+        from_istio([virtual_service({"retries": {"attempts": attempts}})]) for attempts in (2, 0)
+    )
+
+    line = "Retry-After: Istio does not read it; tarry waits for up to 2 min, or gives up"
+    assert f"spec.http[0].retries = {line}" == words(made, "spec.http[0].retries")
+    assert () == once.losses
+
+
+def test_too_early_waits_here_alone() -> None:
+    """The Envoys of Istio do not back off from a 425."""
+    made = from_istio([virtual_service({"retries": {"attempts": 1, "retryOn": "425,503"}})])
+
+    line = "spec.http[0].retries.retryOn = 425: Istio retries it at once, tarry after a delay"
+    assert words(made, "spec.http[0].retries.retryOn").startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -128,11 +117,48 @@ def test_what_is_not_read_is_told() -> None:
         "[2].kind",
         "[0].spec.http[1]",
         "[0].spec.http[0].retries.retryOn",
+        "[0].spec.http[0].retries",
         "[0].spec.http[0].retries.retryRemoteLocalities",
         "[1].spec.trafficPolicy.connectionPool.tcp",
         "[1].spec.trafficPolicy.loadBalancer",
     ]
     assert expected == fields(made)
+
+
+def test_other_parts_of_a_route_are_told() -> None:
+    """What the route and its resource say besides retries is named; who is called is not."""
+    route = {"name": "main", "route": [], "match": [{}], "fault": {}, "retries": {"attempts": 0}}
+    resource = virtual_service(route)
+    resource["spec"] |= {"gateways": ["mesh"], "tls": []}
+
+    made = from_istio([resource])
+
+    assert ["spec.http[0].match", "spec.http[0].fault", "spec.tls"] == fields(made)
+
+
+def test_what_istio_does_not_speak_about_is_left_out() -> None:
+    """Conditions and delays are written; jitter, hints and the like are not."""
+    route = {"retries": {"attempts": 3, "retryOn": "503", "backoff": "100ms"}}
+
+    made = from_istio([virtual_service(route)])
+
+    expected = {
+        "max_attempts": 4,
+        "initial_delay": 0.1,
+        "max_delay": 1.0,
+        "retryable_statuses": [503],
+        "retryable_codes": [],
+        "throttled_delay": 0.1,
+    }
+    assert expected == made.to_dict()
+    assert made.defence == Defence.from_dict(made.to_dict())
+
+
+def test_rule_alone_says_nothing_of_the_policy() -> None:
+    """Without a VirtualService there is no field of a policy to write."""
+    made = from_istio([destination_rule(connectionPool={"http": {"http2MaxRequests": 7}})])
+
+    assert {"limiter": {"kind": "in-flight", "limit": 7}} == made.to_dict()
 
 
 def test_a_list_of_resources_is_opened() -> None:
@@ -149,7 +175,12 @@ def test_a_list_of_resources_is_opened() -> None:
     [
         ([], "^there is nothing to import"),
         ([{"kind": "Gateway"}], "^kind must be one of VirtualService, DestinationRule, got 'Gat"),
+        ([{"methodConfig": []}], r"^kind must be one of .*, got '': --from grpc\?$"),
         ([{"kind": "VirtualService"}], "^spec must be given"),
+        (
+            [virtual_service({"retries": {"attempts": 1, "perTryTimeot": "1s"}})],
+            r"^spec\.http\[0\]\.retries\.perTryTimeot is no key .* mean 'perTryTimeout'",
+        ),
         ([3], "^the document must be an object, got 3"),
         ([virtual_service()], r"^spec\.http must have at least one route"),
         (

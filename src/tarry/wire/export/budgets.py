@@ -9,7 +9,7 @@ from tarry.core.budget import TokenBudget
 from tarry.core.outcome import SUCCESS, TRANSIENT
 from tarry.wire.defence import BUDGETS
 from tarry.wire.export.common import filled
-from tarry.wire.losses import Loss
+from tarry.wire.losses import Loss, Rank
 
 if TYPE_CHECKING:
     from tarry.wire.defence import Defence
@@ -40,20 +40,18 @@ class Allowance(NamedTuple):
 
 
 def allowance(defence: Defence) -> Allowance | None:
-    """Read the budget of a defence."""
-    if defence.budget is None:
+    """Read the budget of a defence: its arguments, and what a fresh one has to spend."""
+    budget = defence.downstream("export").budget
+    if budget is None or defence.budget is None:
         return None
     kind = defence.budget["kind"]
     rest = {name: value for name, value in defence.budget.items() if name != "kind"}
     given = filled(BUDGETS[kind], rest)
-    if kind == "ratio":
-        earned, burst = given["ratio"], given["min_per_second"] * given["window"]
-    elif kind == "throttle":
-        earned, burst = given["token_ratio"], given["max_tokens"] / 2
-    else:
-        price, gain = _prices(given["preset"])
-        earned, burst = gain / price, given["capacity"] / price
-    return Allowance(kind, given, earned, burst)
+    if kind == "token":
+        price, gain = prices(given["preset"])
+        return Allowance(kind, given, gain / price, budget.balance(0.0) / price)
+    earned = given["ratio" if kind == "ratio" else "token_ratio"]
+    return Allowance(kind, given, earned, budget.balance(0.0))
 
 
 def in_flight(defence: Defence, target: str, losses: list[Loss]) -> tuple[float, int] | None:
@@ -68,11 +66,11 @@ def in_flight(defence: Defence, target: str, losses: list[Loss]) -> tuple[float,
         f"{target} counts what is in flight: retries are at most {percent:g} % of all requests, "
         f"and {least} in any case"
     )
-    losses.append(Loss("budget.kind", budget.kind, instead))
+    losses.append(Loss("budget.kind", budget.kind, instead, Rank.SENT))
     return percent, least
 
 
-def _prices(preset: str) -> tuple[float, float]:
+def prices(preset: str) -> tuple[float, float]:
     """Ask a bucket what a retry costs and what a success gives."""
     bucket = TokenBudget(preset)
     price = bucket.cost(TRANSIENT)

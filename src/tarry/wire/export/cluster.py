@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tarry.wire.durations import proto
 from tarry.wire.export.budgets import DEFAULT_IN_FLIGHT, in_flight
 from tarry.wire.export.common import breaker_of, no_limiter, rounded
-from tarry.wire.losses import Loss
+from tarry.wire.losses import Loss, Rank
 
 if TYPE_CHECKING:
     from tarry.wire.defence import Defence
@@ -39,12 +39,18 @@ def cluster_settings(defence: Defence, losses: list[Loss], *, retries: bool) -> 
         }
     elif retries:
         instead = f"Envoy makes {DEFAULT_IN_FLIGHT} retries at a time, unless the cluster says more"
-        losses.append(Loss("budget", None, instead))
+        losses.append(Loss("budget", None, instead, Rank.SENT))
     if threshold:
         settings["circuit_breakers"] = {"thresholds": [threshold]}
     breaker = breaker_of(defence)
     if breaker is not None:
         settings["outlier_detection"] = _outlier_detection(breaker, losses)
+        if defence.hedging is not None:
+            instead = (
+                "Envoy takes an attempt that gets a copy for a failure of its host, so the hosts "
+                "that are slow now and then are ejected while they are healthy"
+            )
+            losses.append(Loss("breaker.failure_rate", breaker["failure_rate"], instead, Rank.SENT))
         # Below 50 % of healthy hosts Envoy would use the ejected ones again.
         settings["common_lb_config"] = {"healthy_panic_threshold": {"value": 0}}
     return settings
@@ -55,7 +61,10 @@ def _outlier_detection(breaker: dict[str, Any], losses: list[Loss]) -> dict[str,
     percent = 100 * breaker["failure_rate"]
     whole = max(1, ceil(percent - 1e-9))
     if abs(whole - percent) > 1e-9:  # noqa: PLR2004 - a hair
-        losses.append(Loss("breaker.failure_rate", breaker["failure_rate"], f"{whole} % in Envoy"))
+        rounding = Loss(
+            "breaker.failure_rate", breaker["failure_rate"], f"{whole} % in Envoy", Rank.DETAIL
+        )
+        losses.append(rounding)
     consecutive = breaker["consecutive"]
     # Ejections grow by their number, which a bound of one base undoes.
     longest = breaker["open_for"] if breaker["growth"] == 1 else breaker["max_open"]
@@ -79,7 +88,7 @@ def _outlier_detection(breaker: dict[str, Any], losses: list[Loss]) -> dict[str,
     losses += breaker_losses(breaker, _ENVOY)
     if longest > breaker["open_for"]:
         instead = "ejection n lasts n x open_for in Envoy, up to max_open, and spread does not grow"
-        losses.append(Loss("breaker.growth", breaker["growth"], instead))
+        losses.append(Loss("breaker.growth", breaker["growth"], instead, Rank.DETAIL))
     return detection
 
 
@@ -95,9 +104,10 @@ def breaker_losses(breaker: dict[str, Any], target: str) -> list[Loss]:
             breaker["probes"],
             f"{target} ejects single hosts, for 5xx and lost connections only, and gives them "
             "their full load back when the time is over",
+            Rank.SENT,
         )
     ]
     if breaker["slow_after"] is not None:
         instead = f"{target} does not eject a host for being slow"
-        losses.append(Loss("breaker.slow_after", breaker["slow_after"], instead))
+        losses.append(Loss("breaker.slow_after", breaker["slow_after"], instead, Rank.SENT))
     return losses

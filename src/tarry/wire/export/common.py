@@ -12,18 +12,22 @@ from tarry.core.explain import duration
 from tarry.core.outcome import RETRYABLE_CODES, RETRYABLE_STATUSES
 from tarry.errors import ConfigurationError
 from tarry.wire.durations import milliseconds
-from tarry.wire.losses import Loss
+from tarry.wire.losses import Loss, Rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
     from tarry.wire.defence import Defence
 
+NO_SCHEDULE = "THE SCHEDULE CANNOT BE SAID"
 _FIRST_DELAYS = 32
 """No exponential ceiling that matters grows for longer."""
 _SHOWN_DELAYS = 4
 _EVERYBODYS_FACTOR = 2
+_ANOTHER_SCHEDULE, _NOTICED = 10, 60.0
+"""Times as long in all, and seconds: what then arrives is not what was meant."""
 _THROTTLED_STATUS, _THROTTLED_CODE = 429, "RESOURCE_EXHAUSTED"
 
 
@@ -41,9 +45,15 @@ def breaker_of(defence: Defence) -> dict[str, Any] | None:
 # --- delays --------------------------------------------------------------------------------------
 
 
-def ceilings(policy: Policy) -> list[float]:
+def ceilings(policy: Policy, *, throttled: bool = False) -> list[float]:
     """Return the ceilings of the first retries."""
-    return [policy.ceiling(k) for k in range(1, min(policy.max_attempts - 1, _FIRST_DELAYS) + 1)]
+    last = min(policy.max_attempts - 1, _FIRST_DELAYS)
+    return [policy.ceiling(k, throttled) for k in range(1, last + 1)]
+
+
+def slower_throttled(policy: Policy) -> bool:
+    """Say whether the policy waits longer after throttling than after another failure."""
+    return ceilings(policy, throttled=True) != ceilings(policy)
 
 
 def bounds(policy: Policy) -> tuple[float, float]:
@@ -57,14 +67,30 @@ def bounds(policy: Policy) -> tuple[float, float]:
     return first, max(*delays, first)
 
 
-def delay_losses(policy: Policy, target: str, theirs: list[float]) -> list[Loss]:
-    """Say where the ceilings of the target are other ones."""
-    ours = ceilings(policy)
-    if policy.jitter == "decorrelated" or all(map(_same, ours, theirs)):
+def delay_losses(policy: Policy, target: str, theirs: list[float], retries: int) -> list[Loss]:
+    """Say where the ceilings of the target are other ones; `retries` is how many it makes."""
+    if policy.jitter == "decorrelated":
+        return []
+    ours, most = ceilings(policy), policy.max_attempts - 1
+    here, there = _in_all(policy, ours, most), _in_all(policy, theirs, retries)
+    if max(here, there) >= max(_NOTICED, _ANOTHER_SCHEDULE * min(here, there)):
+        meant = f"{most} retries within {duration(here)}, {duration(max(ours))} apart at most"
+        instead = (
+            f"{NO_SCHEDULE}: {target} makes {retries} within {duration(there)}, "
+            f"{duration(max(theirs))} apart at most, and gives up"
+        )
+        return [Loss("schedule", meant, instead, Rank.ALARM)]
+    if all(map(_same, ours, theirs)):
         return []
     field, value = _culprit(policy)
     instead = f"{target} waits up to {_spelled(theirs)}, where tarry has {_spelled(ours)}"
     return [Loss(field, value, instead)]
+
+
+def _in_all(policy: Policy, delays: list[float], retries: int) -> float:
+    """Return the longest that all retries wait; those past the known ones wait like the last."""
+    waits = sum(delays) + (retries - len(delays)) * delays[-1]
+    return waits if policy.total_budget is None else min(waits, policy.total_budget)
 
 
 def _culprit(policy: Policy) -> tuple[str, object]:
@@ -90,7 +116,8 @@ def rounded(losses: list[Loss], field: str, seconds: float) -> float:
     """Round to whole milliseconds, and say so where that changes something."""
     result = milliseconds(seconds)
     if result != seconds:
-        losses.append(Loss(field, seconds, f"rounded to whole milliseconds: {result:g} s"))
+        instead = f"rounded to whole milliseconds: {result:g} s"
+        losses.append(Loss(field, seconds, instead, Rank.DETAIL))
     return result
 
 
@@ -99,20 +126,18 @@ def rounded(losses: list[Loss], field: str, seconds: float) -> float:
 
 def proxy_losses(policy: Policy, target: str) -> list[Loss]:
     """Say what neither Envoy nor a gateway knows of a call."""
-    losses = [
-        Loss("safe", "per call", f"{target} repeats a POST like a GET: match methods in the route")
-    ]
-    throttled = max(policy.initial_delay, min(policy.throttled_delay, policy.max_delay))
+    instead = f"{target} repeats a POST like a GET: match methods in the route"
+    losses = [Loss("safe", "per call", instead, Rank.SENT)]
     chosen = policy.retryable_codes != RETRYABLE_CODES  # the defaults are nobody's wish
     retries_throttled = _THROTTLED_STATUS in policy.retryable_statuses or (
         chosen and _THROTTLED_CODE in policy.retryable_codes
     )
-    if retries_throttled and throttled != policy.initial_delay:
+    if retries_throttled and slower_throttled(policy):
         instead = f"{target} does not wait longer after throttling than after any other failure"
         losses.append(Loss("throttled_delay", policy.throttled_delay, instead))
     if not policy.retry_marked:
         instead = f"{target} retries what a layer below has retried already"
-        losses.append(Loss("retry_marked", policy.retry_marked, instead))
+        losses.append(Loss("retry_marked", policy.retry_marked, instead, Rank.DETAIL))
     return losses
 
 
@@ -121,14 +146,15 @@ def other_codes(policy: Policy, known: frozenset[str], target: str) -> list[Loss
     lost = policy.retryable_codes - known - {"OK"}
     if not lost or policy.retryable_codes == RETRYABLE_CODES:
         return []
-    return [Loss("retryable_codes", lost, f"{target} cannot retry on these")]
+    return [Loss("retryable_codes", lost, f"{target} cannot retry on these", Rank.SENT)]
 
 
 def other_statuses(policy: Policy, target: str) -> list[Loss]:
     """Say that HTTP statuses are lost, if they were chosen."""
     if policy.retryable_statuses == RETRYABLE_STATUSES:
         return []
-    return [Loss("retryable_statuses", policy.retryable_statuses, f"{target} knows no HTTP status")]
+    instead = f"{target} knows no HTTP status"
+    return [Loss("retryable_statuses", policy.retryable_statuses, instead, Rank.SENT)]
 
 
 def call_timeout(policy: Policy, target: str, losses: list[Loss]) -> float | None:
@@ -142,11 +168,32 @@ def call_timeout(policy: Policy, target: str, losses: list[Loss]) -> float | Non
     return total
 
 
+def no_breaker(breaker: Mapping[str, Any], why: str) -> Loss:
+    """Say that a breaker is left out."""
+    return Loss("breaker", breaker or "its defaults", f"left out: {why}", Rank.SENT)
+
+
 def no_limiter(defence: Defence, target: str) -> list[Loss]:
     """Say that a limiter is left out."""
     if defence.limiter is None:
         return []
-    return [Loss("limiter.kind", defence.limiter["kind"], f"left out: {target} has none like it")]
+    instead = f"left out: {target} has none like it"
+    return [Loss("limiter.kind", defence.limiter["kind"], instead, Rank.SENT)]
+
+
+# --- hedging -------------------------------------------------------------------------------------
+
+
+def hedging_delay(hedging: Hedging, target: str) -> float:
+    """Return the seconds before a copy: a percentile that is measured cannot be written down."""
+    if isinstance(hedging.after, float):
+        return hedging.after
+    wish = "max_extra_load alone" if hedging.after is None else repr(hedging.after)
+    msg = (
+        f"hedging.after must be seconds to be exported to {target}, got {wish}: no live percentile "
+        "is known there, so write down the one that you measure"
+    )
+    raise ConfigurationError(msg)
 
 
 def refuse_hedging(defence: Defence, target: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tarry.core.outcome import RETRYABLE_STATUSES
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
 from tarry.wire.durations import milliseconds, proto
@@ -18,11 +19,12 @@ from tarry.wire.export.common import (
     call_timeout,
     ceilings,
     delay_losses,
+    hedging_delay,
     other_codes,
     proxy_losses,
     rounded,
 )
-from tarry.wire.losses import Exported, Loss
+from tarry.wire.losses import Exported, Loss, Rank, ranked
 
 if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
@@ -34,6 +36,9 @@ _GRPC_CODES = frozenset(
 )
 _NO_ANSWER = ("connect-failure", "refused-stream", "reset")
 """`reset` is what covers an attempt that timed out, too."""
+_TOO_EARLY = 425
+_AT_ONCE = {"base_interval": "0.001s", "max_interval": "0.001s"}
+"""Envoy draws whole milliseconds below the interval, so none."""
 
 
 def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exported:
@@ -54,7 +59,7 @@ def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exporte
     documents: list[dict[str, Any]] = [virtual_host]
     if settings:
         documents.append({"name": cluster, **settings})
-    return Exported(tuple(documents), tuple(losses))
+    return Exported(tuple(documents), ranked(losses))
 
 
 def retry_on(policy: Policy, target: str, losses: list[Loss]) -> list[str]:
@@ -70,6 +75,15 @@ def full_jitter(policy: Policy, target: str) -> list[Loss]:
         return []
     instead = f"{target} draws every delay from 0 to the ceiling (full)"
     return [Loss("jitter", policy.jitter, instead)]
+
+
+def too_early(policy: Policy, target: str) -> list[Loss]:
+    """Say that one status has no delay, if it was chosen: Envoy waits for the early data only."""
+    chosen = policy.retryable_statuses != RETRYABLE_STATUSES
+    if not chosen or _TOO_EARLY not in policy.retryable_statuses:
+        return []
+    instead = f"{target} retries it at once, without delay"
+    return [Loss("retryable_statuses", _TOO_EARLY, instead, Rank.DETAIL)]
 
 
 def _add_policy(action: dict[str, Any], policy: Policy, losses: list[Loss]) -> None:
@@ -91,8 +105,9 @@ def _add_policy(action: dict[str, Any], policy: Policy, losses: list[Loss]) -> N
     }
     action["retry_policy"] = retry
     theirs = [min(cap, base * 2**k) for k in range(len(ceilings(policy)))]
-    losses += delay_losses(policy, _ENVOY, theirs)
+    losses += delay_losses(policy, _ENVOY, theirs, policy.max_attempts - 1)
     losses += full_jitter(policy, _ENVOY)
+    losses += too_early(policy, _ENVOY)
     if policy.max_hint:
         retry["rate_limited_retry_back_off"] = _hinted(policy.max_hint, losses)
     else:
@@ -116,7 +131,7 @@ def _hinted(max_hint: float, losses: list[Loss]) -> dict[str, Any]:
         "Envoy reads Retry-After in whole seconds only, adds up to half, and ignores a longer one "
         "instead of giving up"
     )
-    losses.append(Loss("max_hint", max_hint, instead))
+    losses.append(Loss("max_hint", max_hint, instead, Rank.DETAIL))
     return {
         "reset_headers": [{"name": "Retry-After", "format": "SECONDS"}],
         "max_interval": proto("max_hint", rounded(losses, "max_hint", max_hint)),
@@ -125,22 +140,20 @@ def _hinted(max_hint: float, losses: list[Loss]) -> dict[str, Any]:
 
 def _add_hedging(action: dict[str, Any], hedging: Hedging, losses: list[Loss]) -> None:
     """A try that takes too long is not cut off, and another one starts beside it."""
-    if not isinstance(hedging.after, float):
-        wish = "max_extra_load alone" if hedging.after is None else repr(hedging.after)
-        msg = (
-            f"hedging.after must be seconds to be exported to envoy, got {wish}: Envoy knows no "
-            "live percentile, so write down the one that you measure"
-        )
-        raise ConfigurationError(msg)
+    after = hedging_delay(hedging, "envoy")
     retry = _conditions(Policy(), losses)
     retry["num_retries"] = hedging.max_attempts - 1
-    seconds = rounded(losses, "hedging.after", hedging.after)
+    seconds = rounded(losses, "hedging.after", after)
     retry["per_try_timeout"] = proto("hedging.after", seconds)
+    # A copy is a retry to Envoy: left out, it would leave up to 25 ms after its time.
+    retry["retry_back_off"] = dict(_AT_ONCE)
     action["retry_policy"] = retry
     action["hedge_policy"] = {"hedge_on_per_try_timeout": True}
     instead = "Envoy sends a copy when per_try_timeout is over, and repeats a POST like a GET"
-    losses.append(Loss("hedging.after", hedging.after, instead))
+    losses.append(Loss("hedging.after", after, instead, Rank.SENT))
     if hedging.max_extra_load is not None:
         instead = "Envoy bounds copies by its retry budget only"
-        losses.append(Loss("hedging.max_extra_load", hedging.max_extra_load, instead))
-    losses.append(Loss("hedging.max_hint", hedging.max_hint, "Envoy ignores Retry-After here"))
+        load = Loss("hedging.max_extra_load", hedging.max_extra_load, instead, Rank.SENT)
+        losses.append(load)
+    instead = "Envoy ignores Retry-After here"
+    losses.append(Loss("hedging.max_hint", hedging.max_hint, instead, Rank.DETAIL))

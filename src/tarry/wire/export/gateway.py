@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tarry.core.backoff import Schedule
 from tarry.core.checks import count
+from tarry.core.outcome import RETRYABLE_STATUSES
 from tarry.errors import ConfigurationError
 from tarry.wire.durations import gateway
 from tarry.wire.export.budgets import Allowance, allowance
 from tarry.wire.export.common import (
+    NO_SCHEDULE,
     bounds,
     call_timeout,
+    no_breaker,
     no_limiter,
     other_codes,
     proxy_losses,
@@ -22,7 +26,7 @@ from tarry.wire.export.common import (
     rounded,
 )
 from tarry.wire.export.istio import resource_name
-from tarry.wire.losses import Exported, Loss, shown
+from tarry.wire.losses import Exported, Loss, Rank, ranked, shown
 
 if TYPE_CHECKING:
     from tarry.core.policy import Policy
@@ -73,9 +77,9 @@ def to_gateway_api(
             }
         )
     if defence.breaker is not None:
-        losses.append(Loss("breaker", defence.breaker, f"left out: {_GATEWAY} has none"))
+        losses.append(no_breaker(defence.breaker, f"{_GATEWAY} has none"))
     losses += no_limiter(defence, _GATEWAY)
-    return Exported(tuple(documents), tuple(losses))
+    return Exported(tuple(documents), ranked(losses))
 
 
 def _add_policy(rule: dict[str, Any], policy: Policy, losses: list[Loss]) -> None:
@@ -101,7 +105,11 @@ def _add_policy(rule: dict[str, Any], policy: Policy, losses: list[Loss]) -> Non
         "backoff": gateway("initial_delay", first),
     }
     instead = f"{first:g} s is the least wait: growth, cap and jitter are up to the implementation"
-    losses.append(Loss("backoff", policy.backoff, instead))
+    if isinstance(policy.backoff, Schedule):
+        instead = f"{NO_SCHEDULE}: {instead}"
+        losses.append(Loss("backoff", policy.backoff.delays, instead, Rank.ALARM))
+    else:
+        losses.append(Loss("backoff", policy.backoff, instead))
     losses.append(Loss("max_hint", policy.max_hint, "Retry-After is up to the implementation"))
     losses += proxy_losses(policy, _GATEWAY)
 
@@ -111,10 +119,12 @@ def _code_losses(policy: Policy, losses: list[Loss]) -> None:
     optional = {code for code in statuses - _MUST_SUPPORT if code >= _FIRST_CODE}
     if optional:
         instead = f"an implementation need not support more than {shown(_MUST_SUPPORT)}"
-        losses.append(Loss("retryable_statuses", optional, instead))
+        rank = Rank.DETAIL if statuses == RETRYABLE_STATUSES else Rank.SENT
+        losses.append(Loss("retryable_statuses", optional, instead, rank))
     if statuses and min(statuses) < _FIRST_CODE:
         below = {code for code in statuses if code < _FIRST_CODE}
-        losses.append(Loss("retryable_statuses", below, "the Gateway API has codes from 400 on"))
+        instead = "the Gateway API has codes from 400 on"
+        losses.append(Loss("retryable_statuses", below, instead, Rank.SENT))
     losses += other_codes(policy, frozenset(), "an HTTPRoute")
 
 
@@ -127,14 +137,16 @@ def _constraint(budget: Allowance, losses: list[Loss]) -> dict[str, Any]:
     least = max(1, min(_MOST_RETRIES, round(budget.burst * interval / window)))
     if budget.kind != "ratio":
         instead = f"retries are at most {percent} % of the requests of {interval:g} s"
-        losses.append(Loss("budget.kind", budget.kind, instead))
+        losses.append(Loss("budget.kind", budget.kind, instead, Rank.SENT))
     elif abs(percent - exact) > 1e-9:  # noqa: PLR2004 - a hair
-        losses.append(Loss("budget.ratio", budget.share, f"rounded to {percent} %"))
+        losses.append(Loss("budget.ratio", budget.share, f"rounded to {percent} %", Rank.DETAIL))
     if interval != window:
-        losses.append(Loss("budget.window", window, f"{interval:g} s: it has 1 s to 1 h"))
+        instead = f"{interval:g} s: it has 1 s to 1 h"
+        losses.append(Loss("budget.window", window, instead, Rank.DETAIL))
     if budget.kind == "ratio" and abs(least - budget.burst * interval / window) > 1e-9:  # noqa: PLR2004
         instead = f"rounded to {least} retries in {interval:g} s"
-        losses.append(Loss("budget.min_per_second", budget.arguments["min_per_second"], instead))
+        least_rate = budget.arguments["min_per_second"]
+        losses.append(Loss("budget.min_per_second", least_rate, instead, Rank.DETAIL))
     losses.append(
         Loss("budget", budget.kind, "over it, the client gets a 503 and not the last answer")
     )

@@ -17,10 +17,13 @@ from tarry.wire.export.common import (
     call_timeout,
     ceilings,
     delay_losses,
+    hedging_delay,
+    no_breaker,
     no_limiter,
     other_statuses,
+    slower_throttled,
 )
-from tarry.wire.losses import Exported, Loss
+from tarry.wire.losses import Exported, Loss, Rank, ranked
 
 if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
@@ -57,8 +60,8 @@ def to_grpc(defence: Defence, *, service: str | None = None, method: str | None 
     if throttle is not None:
         document["retryThrottling"] = throttle
     if defence.breaker is not None:
-        losses.append(Loss("breaker", defence.breaker, "left out: a service config has none"))
-    return Exported((document,), (*losses, *no_limiter(defence, _GRPC)))
+        losses.append(no_breaker(defence.breaker, "a service config has none"))
+    return Exported((document,), ranked([*losses, *no_limiter(defence, _GRPC)]))
 
 
 def _add_policy(config: dict[str, Any], policy: Policy, losses: list[Loss]) -> None:
@@ -67,13 +70,14 @@ def _add_policy(config: dict[str, Any], policy: Policy, losses: list[Loss]) -> N
         config["timeout"] = proto("total_budget", timeout)
     if policy.max_attempts == 1:
         return
-    if policy.attempt_timeout is not None:
+    # An attempt that may last as long as the call is cut off where gRPC cuts off the call.
+    if policy.attempt_timeout is not None and (timeout is None or policy.attempt_timeout < timeout):
         instead = "gRPC has no timeout for one attempt"
         losses.append(Loss("attempt_timeout", policy.attempt_timeout, instead))
     codes = sorted(policy.retryable_codes - {"OK"})
     if not codes:
         instead = "gRPC wants at least one code, so there is no retryPolicy and no retry"
-        losses.append(Loss("retryable_codes", codes, instead))
+        losses.append(Loss("retryable_codes", codes, instead, Rank.ALARM))
         return
     first, longest = (max(_SHORTEST_BACKOFF, delay) for delay in bounds(policy))
     multiplier = _multiplier(policy)
@@ -86,7 +90,7 @@ def _add_policy(config: dict[str, Any], policy: Policy, losses: list[Loss]) -> N
     }
     made = min(policy.max_attempts, _MOST_ATTEMPTS) - 1
     theirs = [min(longest, first * multiplier**k) for k in range(made)]
-    losses += delay_losses(policy, _GRPC, theirs)
+    losses += delay_losses(policy, _GRPC, theirs, made)
     jitter = policy.jitter if isinstance(policy.jitter, str) else ""
     losses.append(Loss("jitter", policy.jitter, _JITTERS.get(jitter, _JITTERS["none"])))
     losses += other_statuses(policy, _GRPC)
@@ -106,45 +110,36 @@ def _multiplier(policy: Policy) -> float:
 
 
 def _unheard(policy: Policy) -> list[Loss]:
-    losses = [
-        Loss("max_hint", policy.max_hint, "gRPC obeys a pushback of any length, and no RetryInfo")
-    ]
-    throttled = max(policy.initial_delay, min(policy.throttled_delay, policy.max_delay))
-    if "RESOURCE_EXHAUSTED" in policy.retryable_codes and throttled != policy.initial_delay:
+    instead = "gRPC obeys a pushback of any length, and no RetryInfo"
+    losses = [Loss("max_hint", policy.max_hint, instead, Rank.DETAIL)]
+    if "RESOURCE_EXHAUSTED" in policy.retryable_codes and slower_throttled(policy):
         instead = "gRPC does not wait longer after RESOURCE_EXHAUSTED than after any other code"
         losses.append(Loss("throttled_delay", policy.throttled_delay, instead))
     if not policy.retry_marked:
         instead = "gRPC retries what a layer below has retried already"
-        losses.append(Loss("retry_marked", policy.retry_marked, instead))
+        losses.append(Loss("retry_marked", policy.retry_marked, instead, Rank.DETAIL))
     return losses
 
 
 def _attempts(field: str, attempts: int, losses: list[Loss]) -> int:
     if attempts > _MOST_ATTEMPTS:
-        losses.append(Loss(field, attempts, f"gRPC makes {_MOST_ATTEMPTS} at most"))
+        losses.append(Loss(field, attempts, f"gRPC makes {_MOST_ATTEMPTS} at most", Rank.SENT))
     return min(attempts, _MOST_ATTEMPTS)
 
 
 def _hedging_policy(hedging: Hedging, losses: list[Loss]) -> dict[str, Any]:
-    if not isinstance(hedging.after, float):
-        wish = "max_extra_load alone" if hedging.after is None else repr(hedging.after)
-        msg = (
-            f"hedging.after must be seconds to be exported to grpc, got {wish}: a service config "
-            "knows no live percentile, so write down the one that you measure"
-        )
-        raise ConfigurationError(msg)
+    after = hedging_delay(hedging, "grpc")
     if hedging.max_extra_load is not None:
         instead = "gRPC bounds hedges by retryThrottling only"
-        losses.append(Loss("hedging.max_extra_load", hedging.max_extra_load, instead))
-    losses += [
-        Loss("hedging.max_hint", hedging.max_hint, "gRPC obeys a pushback of any length"),
-        Loss(
-            "hedging", hedging.after, "Java and .NET hedge; grpcio and C++ ignore a hedgingPolicy"
-        ),
-    ]
+        load = Loss("hedging.max_extra_load", hedging.max_extra_load, instead, Rank.SENT)
+        losses.append(load)
+    instead = "gRPC obeys a pushback of any length"
+    losses.append(Loss("hedging.max_hint", hedging.max_hint, instead, Rank.DETAIL))
+    instead = "Java and .NET hedge; grpcio and C++ ignore a hedgingPolicy"
+    losses.append(Loss("hedging", after, instead, Rank.ALARM))
     return {
         "maxAttempts": _attempts("hedging.max_attempts", hedging.max_attempts, losses),
-        "hedgingDelay": proto("hedging.after", hedging.after),
+        "hedgingDelay": proto("hedging.after", after),
         "nonFatalStatusCodes": sorted(RETRYABLE_CODES),
     }
 
@@ -163,5 +158,5 @@ def _throttle(defence: Defence, losses: list[Loss]) -> dict[str, Any] | None:
         f"gRPC has one kind, throttle: {tokens} tokens, a failure takes 1, a success gives "
         f"{ratio:g}, and retries stop at half"
     )
-    losses.append(Loss("budget.kind", budget.kind, instead))
+    losses.append(Loss("budget.kind", budget.kind, instead, Rank.SENT))
     return {"maxTokens": tokens, "tokenRatio": ratio}

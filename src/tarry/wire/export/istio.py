@@ -24,8 +24,8 @@ from tarry.wire.export.common import (
     refuse_hedging,
     rounded,
 )
-from tarry.wire.export.envoy import full_jitter, retry_on
-from tarry.wire.losses import Exported, Loss
+from tarry.wire.export.envoy import full_jitter, retry_on, too_early
+from tarry.wire.losses import Exported, Loss, Rank, ranked
 
 if TYPE_CHECKING:
     from tarry.core.policy import Policy
@@ -55,9 +55,9 @@ def to_istio(defence: Defence, *, host: str, name: str | None = None) -> Exporte
     virtual_service = _resource("VirtualService", name, {"hosts": [host], "http": [route]})
     traffic = _traffic_policy(defence, losses)
     if not traffic:
-        return Exported((virtual_service,), tuple(losses))
+        return Exported((virtual_service,), ranked(losses))
     rule = _resource("DestinationRule", name, {"host": host, "trafficPolicy": traffic})
-    return Exported((virtual_service, rule), tuple(losses))
+    return Exported((virtual_service, rule), ranked(losses))
 
 
 def resource_name(name: str) -> str:
@@ -84,8 +84,9 @@ def _retries(policy: Policy, losses: list[Loss]) -> dict[str, Any]:
     retries["retryOn"] = ",".join(conditions)
     retries["backoff"] = proto("initial_delay", base)
     theirs = [min(_CAP * base, base * 2**k) for k in range(len(ceilings(policy)))]
-    losses += delay_losses(policy, _ISTIO, theirs)
+    losses += delay_losses(policy, _ISTIO, theirs, policy.max_attempts - 1)
     losses += full_jitter(policy, _ISTIO)
+    losses += too_early(policy, _ISTIO)
     losses.append(Loss("max_hint", policy.max_hint, "Istio does not read Retry-After"))
     losses += proxy_losses(policy, _ISTIO)
     return retries
@@ -118,13 +119,14 @@ def _outlier_detection(breaker: dict[str, Any], losses: list[Loss]) -> dict[str,
     )
     if consecutive is None:
         instead = "left out: Istio ejects hosts by errors in a row only, so set breaker.consecutive"
-        losses.append(Loss("breaker.failure_rate", rate, instead))
+        losses.append(Loss("breaker.failure_rate", rate, instead, Rank.SENT))
         return None
-    losses.append(Loss("breaker.failure_rate", rate, "Istio ejects by errors in a row only"))
+    instead = "Istio ejects by errors in a row only"
+    losses.append(Loss("breaker.failure_rate", rate, instead, Rank.SENT))
     losses += breaker_losses(breaker, _ISTIO)
     longest = max(_LONGEST_EJECTION, open_for)
     instead = f"ejection n lasts n x {open_for:g} s in Istio, {longest:g} s at most, without spread"
-    losses.append(Loss("breaker.growth", breaker["growth"], instead))
+    losses.append(Loss("breaker.growth", breaker["growth"], instead, Rank.DETAIL))
     seconds = rounded(losses, "breaker.open_for", open_for)
     return {
         "consecutive5xxErrors": consecutive,

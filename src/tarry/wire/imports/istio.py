@@ -8,6 +8,7 @@ from tarry.core.outcome import GRPC_CODES
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
 from tarry.wire.defence import Defence
+from tarry.wire.imports.common import hinted, within
 from tarry.wire.imports.reading import Table
 from tarry.wire.losses import Imported, Loss
 
@@ -29,6 +30,19 @@ _ERRORS = ("connect-failure", "refused-stream", "reset", "reset-before-request")
 _NOT_HERE = ("retriable-headers", "envoy-ratelimited", "http3-post-connect-failure")
 _CODES = {name.lower().replace("_", "-"): name for name in GRPC_CODES}
 _LOWEST_STATUS, _HIGHEST_STATUS = 100, 599
+_TOO_EARLY = 425
+_RETRIES = (
+    "attempts",
+    "perTryTimeout",
+    "retryOn",
+    "backoff",
+    "retryRemoteLocalities",
+    "retryIgnorePreviousHosts",
+)
+_READ = ("max_attempts", "initial_delay", "max_delay", "retryable_statuses", "retryable_codes")
+"""The fields of a policy that retries speak about."""
+_ADDRESSES = ("host", "hosts", "gateways", "exportTo", "name", "route")
+"""They say who calls whom, and nothing of how."""
 
 
 def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
@@ -38,7 +52,8 @@ def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
     for root in _roots(documents):
         kind = root.text("kind", "")
         if kind not in _KINDS:
-            msg = f"{root.at('kind')} must be one of {', '.join(_KINDS)}, got {kind!r}"
+            hint = ": --from grpc?" if "methodConfig" in root else ""
+            msg = f"{root.at('kind')} must be one of {', '.join(_KINDS)}, got {kind!r}{hint}"
             raise ConfigurationError(msg)
         spec = root.table("spec")
         if spec is None:
@@ -58,9 +73,9 @@ def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
         instead = "there is none, so the policy is tarry's default"
         losses.append(Loss("kind", "VirtualService", instead))
     rule = found.get("DestinationRule")
-    traffic = None if rule is None else rule.table("trafficPolicy")
-    parts: dict[str, Any] = {} if traffic is None else _parts(traffic, losses)
-    return Imported(Defence(policy, **parts), tuple(losses))
+    parts: dict[str, Any] = {} if rule is None else _parts(rule, losses)
+    read = _READ if "VirtualService" in found else ()
+    return Imported(Defence(policy, **parts), tuple(losses), read)
 
 
 def _roots(documents: Sequence[Mapping[str, Any]]) -> list[Table]:
@@ -89,20 +104,27 @@ def _policy(spec: Table, losses: list[Loss]) -> Policy:
         instead = f"Istio's default is imported: {_DEFAULT_ATTEMPTS} retries"
         losses.append(Loss(route.at("retries"), None, instead))
         retries = Table(route.at("retries"), {})
-    attempts = retries.count("attempts", _DEFAULT_ATTEMPTS)
+        attempts = _DEFAULT_ATTEMPTS
+    else:
+        retries.spelled(_RETRIES)
+        attempts = retries.count("attempts", 0)  # in a table that is there, none is no retry
     statuses, codes = _conditions(retries, losses)
     first = retries.seconds("backoff") or _DEFAULT_BACKOFF
     policy = Policy(
         max_attempts=attempts + 1,
         initial_delay=first,
         max_delay=float(f"{_CAP * first:.12g}"),
-        total_budget=timeout,
         attempt_timeout=retries.seconds("perTryTimeout", above=-1.0) or None,
         retryable_statuses=statuses,
         retryable_codes=codes,
         throttled_delay=first,
     )
-    losses += retries.unread()
+    if attempts:
+        source = "Istio does not read it"
+        losses.append(hinted(retries.path, "Retry-After", source, policy.max_hint))
+    policy = within(policy, timeout, route.at("timeout"), losses)
+    for table in (retries, route, spec):
+        losses += table.unread(*_ADDRESSES)
     return policy
 
 
@@ -124,11 +146,15 @@ def _conditions(retries: Table, losses: list[Loss]) -> tuple[set[int], set[str]]
         elif word not in (*_ERRORS, "retriable-status-codes"):
             msg = f"{path} must list conditions of Envoy or statuses, got {word!r}"
             raise ConfigurationError(msg)
+    if _TOO_EARLY in statuses:
+        instead = "Istio retries it at once, tarry after a delay as any other"
+        losses.append(Loss(path, _TOO_EARLY, instead))
     return statuses, codes
 
 
-def _parts(traffic: Table, losses: list[Loss]) -> dict[str, dict[str, Any]]:
+def _parts(rule: Table, losses: list[Loss]) -> dict[str, dict[str, Any]]:
     parts: dict[str, dict[str, Any]] = {}
+    traffic = rule.table("trafficPolicy") or Table(rule.at("trafficPolicy"), {})
     detection = traffic.table("outlierDetection")
     breaker = None if detection is None else _breaker(detection, losses)
     if breaker is not None:
@@ -141,23 +167,25 @@ def _parts(traffic: Table, losses: list[Loss]) -> dict[str, dict[str, Any]]:
     limit = 0 if http is None else http.count("http2MaxRequests", 0)
     if limit:
         parts["limiter"] = {"kind": "in-flight", "limit": limit}
-    for table in (http, pool, traffic):
-        losses += [] if table is None else table.unread()
+    for table in (http, pool, traffic, rule):
+        losses += [] if table is None else table.unread(*_ADDRESSES)
     return parts
 
 
 def _breaker(detection: Table, losses: list[Loss]) -> dict[str, Any] | None:
-    rows = [
-        detection.count("consecutive5xxErrors", 5),
-        detection.count("consecutiveGatewayErrors", 0),
-    ]
+    any_error = detection.count("consecutive5xxErrors", 5)
+    gateway_errors = detection.count("consecutiveGatewayErrors", 0)
     detection.get("interval")  # of the sweep; errors in a row eject at once
     detection.get("maxEjectionPercent")
     open_for = detection.seconds("baseEjectionTime") or 30.0
     losses += detection.unread()
-    if not any(rows):
+    rows = [row for row in (any_error, gateway_errors) if row]
+    if not rows:
         return None
-    consecutive = min(filter(None, rows))
+    consecutive = min(rows)
+    if consecutive != any_error:
+        instead = "imported as failures of any kind in a row, not of 502, 503 and 504 alone"
+        losses.append(Loss(detection.at("consecutiveGatewayErrors"), gateway_errors, instead))
     instead = "the breaker opens for the whole dependency, and twice as long each time"
     losses.append(Loss(detection.path, "per host", instead))
     return {

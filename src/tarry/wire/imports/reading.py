@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +12,10 @@ from tarry.wire.durations import parse
 from tarry.wire.losses import Loss
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+_A_TYPO = 0.8
+"""How alike two keys are, from 0 to 1, if one is taken for the other misspelt."""
 
 
 class Table:
@@ -28,6 +32,19 @@ class Table:
     def __contains__(self, key: str) -> bool:
         self._asked.add(key)
         return self._values.get(key) is not None
+
+    def keys(self) -> list[str]:
+        """Return the keys that are there."""
+        return list(self._values)
+
+    def spelled(self, known: Iterable[str]) -> None:
+        """Refuse a key that is nearly one of these; another one may be somebody else's."""
+        names = list(known)
+        for key in self._values:
+            close = [] if key in names else get_close_matches(str(key), names, 1, _A_TYPO)
+            if close:
+                msg = f"{self.at(key)} is no key that is known: did you mean {close[0]!r}?"
+                raise ConfigurationError(msg)
 
     def at(self, key: str) -> str:
         """Return the path of a key."""
@@ -56,11 +73,17 @@ class Table:
         """Return a list of tables."""
         return [Table(f"{self.at(key)}[{i}]", item) for i, item in enumerate(self.items(key))]
 
-    def seconds(self, key: str, *, above: float = 0.0) -> float | None:
+    def seconds(
+        self,
+        key: str,
+        *,
+        above: float = 0.0,
+        read: Callable[[str, object], float] = parse,
+    ) -> float | None:
         """Return a duration that is longer than `above`, or None."""
         if key not in self:
             return None
-        seconds = parse(self.at(key), self.get(key))
+        seconds = read(self.at(key), self.get(key))
         if seconds <= above:
             msg = f"{self.at(key)} must be longer than {above:g} s, got {self.get(key)!r}"
             raise ConfigurationError(msg)
@@ -97,8 +120,8 @@ class Table:
             raise ConfigurationTypeError(msg)
         return value
 
-    def unread(self) -> Iterator[Loss]:
-        """Say what nobody has asked for."""
+    def unread(self, *beside: str) -> Iterator[Loss]:
+        """Say what nobody has asked for, except what is beside the point."""
         for key, value in self._values.items():
-            if key not in self._asked and value is not None:
+            if key not in self._asked and key not in beside and value is not None:
                 yield Loss(self.at(key), value, "left out: no policy of tarry says this")
