@@ -91,7 +91,7 @@ def test_missing_packages_are_named(missing: str) -> None:
     ("raised", "code", "said"),
     [
         (ConfigurationError("rate [bold]must\x07"), 2, "error: rate [bold]must\\x07\n"),
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
         (BrokenPipeError(), 1, ""),
     ],
     ids=["mistake", "Ctrl-C", "reader left"],

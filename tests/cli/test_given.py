@@ -79,6 +79,9 @@ def test_pairs_are_read_by_name() -> None:
         (["jitter="], "--set is written name=value, got 'jitter='"),
         (["jiter=3"], "--set: no parameter 'jiter'; did you mean 'jitter'?"),
         (["x=3"], "--set: no parameter 'x'; it has clients.rate, jitter"),
+        (["clients.rat=3"], "--set: no parameter 'clients.rat'; did you mean clients.rate?"),
+        (["clients.budget.rate=3"], "--set: no parameter 'clients.budget.rate'; clients has rate"),
+        (["servers.rate=3"], "--set: no parameter 'servers.rate'; it has clients.rate, jitter"),
         (["jitter=3", "jitter=4"], "--set: jitter is given twice"),
     ],
 )

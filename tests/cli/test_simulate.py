@@ -7,27 +7,17 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from tarry.cli.app import app
 from tarry.errors import ConfigurationError
+from tarry.simulator.files import read_study
 from tarry.simulator.scenarios import STUDIES
+from tests.cli.running import simulate as run
 from tests.cli.running import tarry
-from tests.simulator.written import CHECKOUT, SMALL, written
+from tests.simulator.files.written import CHECKOUT, SMALL, written
 from tests.test_docs import DOCS, blocks_of
 
 SHORT = ("--set", "duration=20", "--jobs", "1")
 PAGE = DOCS / "scenario-files.md"
-
-
-def run(*arguments: object, width: int = 80) -> Result:
-    """Run the command in this process; a mistake is raised."""
-    result = CliRunner(env={"COLUMNS": str(width), "TERM": "dumb"}).invoke(
-        app, ["simulate", *map(str, arguments)]
-    )
-    if isinstance(result.exception, ConfigurationError):
-        raise result.exception
-    return result
 
 
 def test_no_argument_lists_the_scenarios() -> None:
@@ -97,6 +87,25 @@ def test_table_is_whole_at_any_width(width: int) -> None:
     assert {40: 3, 80: 1, 200: 1}[width] == tables
 
 
+@pytest.mark.parametrize("width", [40, 60, 79, 80])
+def test_numbers_keep_their_units_in_a_sweep(width: int) -> None:
+    """No cell is cut off at the end of a line."""
+    arguments = ("--sweep", "clients.rate=50..150:50", "--sweep", "clients.instances=1")
+
+    result = run(CHECKOUT, *SHORT, *arguments, width=width)
+
+    assert max(map(len, result.stdout.splitlines())) <= width
+    assert 6 == len(re.findall(r"[\d,.]+ ms$", result.stdout, re.MULTILINE))
+
+
+def test_narrowest_terminal_has_a_number_in_each_table() -> None:
+    """The names give way, and nothing is shown again and again."""
+    result = run(CHECKOUT, *SHORT, width=20)
+
+    assert len(read_study(CHECKOUT).columns) == len(re.findall("─+\n", result.stdout))
+    assert 2 == len(re.findall(r"[\d,.]+ ms$", result.stdout, re.MULTILINE))
+
+
 def test_same_seed_gives_the_same_bytes() -> None:
     """In one process or several, today or tomorrow."""
     arguments = ("simulate", str(CHECKOUT), "--json", "--set", "duration=20", "--seed", "3")
@@ -130,24 +139,6 @@ def test_json_has_the_rows_and_the_claims() -> None:
     ] == findings["claims"]
 
 
-def test_claim_that_fails_ends_with_1_and_names_the_row() -> None:
-    """The error stream has the row, the claim and the value that was seen."""
-    arguments = ("--quiet", "--sweep", "clients.rate=80,110", "--assert", "recovered_after < 60s")
-
-    result = run(CHECKOUT, *arguments)
-
-    assert (1, "") == (result.exit_code, result.stdout)
-    assert "failed: eager, rate=110: recovered_after < 60s, but recovered_after is inf\n" == (
-        result.stderr
-    )
-
-
-def test_misspelt_claim_is_refused_before_anything_runs() -> None:
-    """Nobody waits an hour for that."""
-    with pytest.raises(ConfigurationError, match="no variant 'carefull' is run"):
-        run(CHECKOUT, "--set", "duration=1e9", "--assert", "carefull: amplification < 2")
-
-
 def test_builtin_scenario_runs_with_a_value_of_the_user() -> None:
     """Also by its short name, with a parameter and without processes."""
     result = run("retry-after", "--set", "clients=50", "--variants", "full", "--jobs", "1")
@@ -168,6 +159,24 @@ def test_show_runs_nothing() -> None:
     )
 
 
+def test_show_names_the_numbers_of_the_table() -> None:
+    """A claim needs their names, and a reader their meaning."""
+    result = run(CHECKOUT, "--show", width=200)
+
+    meaning = "calls that succeeded, of those begun"
+    assert re.search(rf"^ +success_rate +succeeded +{meaning}", result.stdout, re.MULTILINE)
+
+
+def test_show_tells_the_world_of_a_scenario() -> None:
+    """Also what cannot be set, at the values in force, but nothing that does not count there."""
+    result = run("storm", "--show", "--set", "clients=100")
+
+    assert re.search(r"servers\.server\.latency\.median +0\.08", result.stdout)
+    assert re.search(r"servers\.server can answer +\S+ a second", result.stdout)
+    assert re.search(r"clients\.count +100", result.stdout)
+    assert "clients.rate" not in result.stdout
+
+
 def test_reports_are_written(tmp_path: Path) -> None:
     """Each form lands in its file, and the page says by which command it was made."""
     html, png, svg = tmp_path / "a.html", tmp_path / "b.png", tmp_path / "c.svg"
@@ -175,6 +184,8 @@ def test_reports_are_written(tmp_path: Path) -> None:
     result = run(CHECKOUT, *SHORT, "-q", "--html", str(html), "--png", str(png), "--svg", str(svg))
 
     assert (0, "") == (result.exit_code, result.output)
+    told = run(CHECKOUT, *SHORT, "--svg", svg)
+    assert f"written to {svg}\n" == told.stderr
     assert f"tarry simulate {CHECKOUT} --set" in html.read_text("utf-8")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert svg.read_text("utf-8").startswith("<svg")
@@ -203,10 +214,25 @@ def test_policy_files_are_compared_in_a_scenario(tmp_path: Path, scenario: objec
     assert re.search(r"^once .*\ntwice ", result.stdout, re.MULTILINE)
 
 
+def test_presets_are_compared_too(tmp_path: Path) -> None:
+    """By their names, beside files; the lesson is about other policies."""
+    once = written(tmp_path, "once.toml", "max_attempts = 1")
+
+    result = run("storm", "--compare", once, "interactive", "--set", "clients=50")
+
+    assert re.search(r"^once .*\ninteractive ", result.stdout, re.MULTILINE)
+    assert result.stdout.rstrip().endswith("seed 0, 1 trial for each row")
+
+
 MISTAKES = [
     (["strom"], "no scenario and no file 'strom'; did you mean 'storm'?"),
     (["storm", "hedging"], "got 2 scenarios; put files side by side with --compare"),
-    (["storm", "--compare"], "--compare needs policy files to run in storm"),
+    (["storm", "--compare"], "--compare needs policies to run in storm"),
+    ([str(CHECKOUT), "--compare"], f"--compare needs two files or more, got {CHECKOUT}"),
+    (["storm", "--compare", "defalt"], "no file and no preset 'defalt'; the presets are default"),
+    (["storm", "--set", "clients=3", "--sweep", "clients=4"], "clients is both set and swept; l"),
+    (["storm", "--png", "x.svg"], "--png: the name must end in .png, got 'x.svg'"),
+    (["storm", "--html", "x.pdf"], "--html: the name must end in .html or .htm, got 'x.pdf'"),
     (["contention", "--compare", str(CHECKOUT)], "contention compares something else than polic"),
     (["storm", "--compare", str(CHECKOUT)], f"{CHECKOUT}:3: the file has no key 'question'; it "),
     (["storm", "--set", "client=3"], "--set: no parameter 'client'; did you mean 'clients'?"),
@@ -217,8 +243,8 @@ MISTAKES = [
     (["storm", "--jobs", "0"], "jobs must be at least 1, got 0"),
     (["storm", "--assert", "p99 ~ 3"], "cannot read the claim 'p99 ~ 3'; write "),
     ([str(CHECKOUT), "--sweep", "bucket=0,1"], "bucket = 0: bucket must be greater than 0, got 0"),
-    (["storm", "--html", "/no/such/x.html"], "--html: there is no folder /no/such to write into"),
-    (["storm", "--png", "/no/such/x.png"], "--png: there is no folder /no/such to write into"),
+    (["storm", "--html", "/no/such/x.html"], "--html: /no/such/x.html cannot be written: No such"),
+    (["storm", "--png", "/no/such/x.png"], "--png: /no/such/x.png cannot be written: No such"),
 ]
 
 

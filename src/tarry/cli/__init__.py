@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 
@@ -21,6 +22,7 @@ def main() -> None:
     from tarry.cli.app import app
     from tarry.cli.words import plain
 
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         app(prog_name="tarry")
         sys.stdout.flush()  # here, where a reader that has left can be told from a fault
@@ -28,7 +30,13 @@ def main() -> None:
         sys.stderr.write(f"error: {plain(str(error))}\n")
         sys.exit(2)
     except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
         sys.exit(130)
     except BrokenPipeError:
         sys.stdout = None
         sys.exit(1)
+
+
+def _terminated(_signal: int, _frame: object) -> None:
+    """Leave as after Ctrl-C, so that no process of a simulation stays behind."""
+    sys.exit(128 + signal.SIGTERM)

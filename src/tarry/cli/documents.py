@@ -1,61 +1,68 @@
-"""Read and write the documents of other systems: JSON, or YAML with several in one file."""
+"""Read and write documents for the commands: their errors name the option or the file."""
 
 from __future__ import annotations
 
-import json
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tarry.errors import ConfigurationError, MissingExtra
-from tarry.simulator.documents import LARGEST, read_text
+from tarry.core.policy import PRESETS
+from tarry.errors import ConfigurationError
+from tarry.simulator.files import read_defence
+from tarry.simulator.files.disk import check_place, write_atomically
+from tarry.simulator.files.documents import read_parsed
+from tarry.simulator.files.parsers import yaml_library
+from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+    from collections.abc import Generator, Iterable, Sequence
+
+
+def check_out(path: Path, formats: Sequence[str] = (), option: str = "--out") -> None:
+    """Refuse a file that cannot be written, before the work whose result it is to hold."""
+    if formats and path.suffix.lower() not in formats:
+        msg = f"{option}: the name must end in {' or '.join(formats)}, got {str(path)!r}"
+        raise ConfigurationError(msg)
+    with _named(option):
+        check_place(path)
+
+
+def write_text(path: Path, text: str, option: str = "--out") -> None:
+    """Write a file whole or not at all; a refusal names the option and the path."""
+    with _named(option):
+        write_atomically(path, text.encode())
 
 
 def read_documents(path: Path) -> list[Any]:
-    """Return what a file holds, one value for each document in it; JSON is taken for YAML, too."""
-    text = read_text(path, LARGEST)
-    try:
-        found = [json.loads(text)] if path.suffix.lower() == ".json" else _from_yaml(path, text)
-    except json.JSONDecodeError as error:
-        msg = f"{path}:{error.lineno}: not JSON: {error.msg}"
-        raise ConfigurationError(msg) from None
-    except RecursionError:
-        msg = f"{path}: nested too deeply"
-        raise ConfigurationError(msg) from None
-    documents = [document for document in found if document is not None]
+    """Return what a file of another system holds, one value for each document in it."""
+    documents = [one.data for one in read_parsed(path) if one.data is not None]
     if not documents:
         msg = f"{path}: there is no document in it"
         raise ConfigurationError(msg)
     return documents
 
 
+def defence_of(name: str) -> Defence:
+    """Read a policy file, or take the preset of that name where there is no such file."""
+    path = Path(name)
+    if not path.suffix and not path.exists():
+        if name in PRESETS:
+            return Defence(PRESETS[name])
+        msg = f"no file and no preset {name!r}; the presets are {', '.join(PRESETS)}"
+        raise ConfigurationError(msg)
+    return read_defence(path)
+
+
 def yaml_text(documents: Iterable[dict[str, Any]]) -> str:
     """Return documents as YAML, in the order of their keys."""
-    return str(_yaml().safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=1000))
+    yaml = yaml_library()
+    return str(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=1000))
 
 
-def _from_yaml(path: Path, text: str) -> list[Any]:
-    yaml = _yaml()
+@contextmanager
+def _named(option: str) -> Generator[None]:
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):  # a few of them can stand for gigabytes
-                line = event.start_mark.line + 1
-                msg = f"{path}:{line}: write the value out instead of an alias"
-                raise ConfigurationError(msg)
-        return list(yaml.safe_load_all(text))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        msg = f"{where}: not YAML: {problem}"
+        yield
+    except ConfigurationError as error:
+        msg = f"{option}: {error}"
         raise ConfigurationError(msg) from None
-
-
-def _yaml() -> Any:
-    try:
-        import yaml
-    except ImportError:
-        raise MissingExtra("YAML needs PyYAML: pip install 'tarry[sim]'") from None
-    return yaml

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import tomllib
 from decimal import Decimal, InvalidOperation
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError
-from tarry.simulator.schema import suggestion
+from tarry.simulator.files.schema import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 MOST_SWEPT = 2
 MOST_VALUES = 1_000
+_CLOSE = 0.7
+"""How alike two keys are of which one may be a slip: a budget is no total_budget."""
 _RANGE = re.compile(r"(?P<first>[^.]+(?:\.\d+)?)\.\.(?P<last>[^:]+?)(?::(?P<step>.+))?")
 
 
@@ -75,10 +78,26 @@ def _pairs(
             msg = f"{option} is written name=value, got {text!r}"
             raise ConfigurationError(msg)
         if name not in known:
-            msg = f"{option}: no parameter {name!r}; {suggestion(name, known)}"
+            msg = f"{option}: no parameter {name!r}; {_meant(name, known)}"
             raise ConfigurationError(msg)
         if name in seen:
             msg = f"{option}: {name} is given twice"
             raise ConfigurationError(msg)
         seen.add(name)
         yield name, value
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """Suggest a key of the table that the name is in, or of the nearest around it that exists."""
+    names = list(known)
+    table, _, key = name.rpartition(".")
+    while table:
+        inside = [one.removeprefix(f"{table}.") for one in names if one.startswith(f"{table}.")]
+        keys = dict.fromkeys(one.partition(".")[0] for one in inside)
+        if keys:
+            close = get_close_matches(key, keys, n=1, cutoff=_CLOSE)
+            return (
+                f"did you mean {table}.{close[0]}?" if close else f"{table} has {', '.join(keys)}"
+            )
+        table, _, key = table.rpartition(".")
+    return suggestion(name, names)

@@ -5,18 +5,19 @@ Only the document goes to standard output, so that it can be piped into another 
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
-    from tarry.wire.defence import Defence
-    from tarry.wire.losses import Exported, Loss
+    from tarry.wire.losses import Loss
 
 TARGETS = ("envoy", "gateway-api", "grpc", "istio")
+DEFAULT_PORT = 80
 SOURCES = ("grpc", "istio")
 FORMATS = (".json", ".toml")
 
@@ -48,30 +49,47 @@ def export(
     ] = None,
     service: Service = None,
     method: Method = None,
-    port: Annotated[int, typer.Option(help="gateway-api: the port of the service.")] = 80,
+    port: Annotated[
+        int | None,
+        typer.Option(help="gateway-api: the port of the service.", show_default=str(DEFAULT_PORT)),
+    ] = None,
     out: Out = None,
 ) -> None:
     """Write a policy as the configuration of a mesh, a proxy, a gateway or a gRPC channel.
 
-    What the target cannot say is listed on standard error and in comments at the top.
+    What it cannot say is in comments at the top, and on standard error if piped.
     """
+    from tarry.cli.documents import defence_of
     from tarry.core.checks import one_of
+    from tarry.wire.export import to_envoy, to_gateway_api, to_grpc, to_istio
 
     one_of("--to", to, TARGETS)
-    made = _exported(
-        _read(file), to, host=host, name=name, service=service, method=method, port=port
-    )
+    _check(out)
     if to == "grpc":
-        import json
+        reason = "a service config names the service that is called by --service and --method"
+        _unused(f"--to {to}", reason, host=host, name=name, port=port)
+        made = to_grpc(defence_of(file), service=service, method=method)
+        _put(_json(made.documents[0]), out)
+        _tell(made.losses, f"{to} cannot say")
+        return
+    reason = "it names the service that is called by --host"
+    _unused(f"--to {to}", reason, service=service, method=method)
+    if to != "gateway-api":
+        _unused(f"--to {to}", "only an HTTPRoute of gateway-api has a port", port=port)
+    if host is None:
+        from tarry.errors import ConfigurationError
 
-        text = json.dumps(made.documents[0], indent=2) + "\n"
+        msg = f"--host must name the service that is called to export to {to}"
+        raise ConfigurationError(msg)
+    defence = defence_of(file)
+    if to == "gateway-api":
+        port = DEFAULT_PORT if port is None else port
+        made = to_gateway_api(defence, host=host, port=port, name=name)
     else:
-        from tarry.cli.documents import yaml_text
+        made = (to_envoy if to == "envoy" else to_istio)(defence, host=host, name=name)
+    from tarry.cli.documents import yaml_text
 
-        title = f"Written by `tarry policy export --to {to}`."
-        text = _comments(title, made.losses) + yaml_text(made.documents)
-    _tell(made.losses, f"{to} cannot say")
-    _put(text, out)
+    _put_commented(yaml_text(made.documents), made.losses, ("export", "to", to), out)
 
 
 @app.command("import")
@@ -86,7 +104,7 @@ def import_(
 ) -> None:
     """Make a policy file from a gRPC service config, or from resources of Istio.
 
-    What tarry cannot say is listed on standard error, and in comments if the file is TOML.
+    What tarry cannot say is in comments at the top, and on standard error if piped.
     """
     from tarry.cli.documents import read_documents
     from tarry.core.checks import one_of
@@ -95,10 +113,14 @@ def import_(
     from tarry.wire.imports import from_grpc, from_istio
 
     one_of("--from", source, SOURCES)
-    if out is not None and out.suffix.lower() not in FORMATS:
-        msg = f"--out: the name must end in {' or '.join(FORMATS)}, got {str(out)!r}"
-        raise ConfigurationError(msg)
+    _check(out, FORMATS)
+    if source == "istio":
+        reason = "the first route is read: put the others into files of their own"
+        _unused(f"--from {source}", reason, service=service, method=method)
     documents = read_documents(file)
+    if source == "grpc" and len(documents) > 1:
+        msg = f"{file}: a service config is one document, got {len(documents)}"
+        raise ConfigurationError(msg)
     try:
         if source == "istio":
             made = from_istio(documents)
@@ -107,94 +129,97 @@ def import_(
     except ConfigurationError as error:
         msg = f"{file}: {error}"
         raise ConfigurationError(msg) from None
-    plain = made.defence.to_dict()
+    plain = made.to_dict()
     if out is not None and out.suffix.lower() == ".json":
-        import json
-
-        text = json.dumps(plain, indent=2) + "\n"
+        _put(_json(plain), out)
+        _tell(made.losses, "tarry cannot say")
     else:
-        title = f"Written by `tarry policy import --from {source}`."
-        text = _comments(title, made.losses) + toml.dumps(plain)
-    _tell(made.losses, "tarry cannot say")
-    _put(text, out)
+        _put_commented(toml.dumps(plain), made.losses, ("import", "from", source), out)
 
 
 @app.command()
 def explain(file: File) -> None:
     """Say in words what a policy does: its delays, its worst case time and its worst case load."""
-    from tarry.wire.losses import shown
+    from tarry.cli.documents import defence_of
+    from tarry.wire.explain import explain as in_words
 
-    defence = _read(file)
-    if defence.hedging is None:
-        typer.echo(defence.policy.explain())
-    for table, arguments in defence.to_dict().items():
-        if table in {"hedging", "breaker", "budget", "limiter"}:
-            said = ", ".join(f"{name} {shown(value)}" for name, value in arguments.items())
-            typer.echo(f"{table}: {said or 'with its defaults'}")
+    typer.echo(in_words(defence_of(file)))
 
 
 @app.command()
 def check(file: File) -> None:
-    """Say whether a policy file is right; the first mistake is named with its line."""
-    defence = _read(file)
+    """Say whether a policy file is right; the first mistake is named with its line.
+
+    What is allowed and looks wrong is told on standard error.
+    """
+    from tarry.cli.documents import defence_of
+    from tarry.wire.defence import Defence
+    from tarry.wire.doubts import doubts
+
+    defence = defence_of(file)
+    for doubt in doubts(defence):
+        typer.echo(f"{file}: warning: {doubt}", err=True)
     attempts = (defence.hedging or defence.policy).max_attempts
     kind = "retries" if defence.hedging is None else "hedging"
     beside = [
         name for name in ("breaker", "budget", "limiter") if getattr(defence, name) is not None
     ]
     plural = "" if attempts == 1 else "s"
-    typer.echo(f"{file}: ok: {', '.join([f'{attempts} attempt{plural} by {kind}', *beside])}")
+    defaults = " (every field is a default)" if defence == Defence() else ""
+    said = ", ".join([f"{attempts} attempt{plural} by {kind}", *beside])
+    typer.echo(f"{file}: ok: {said}{defaults}")
 
 
-def _read(file: str) -> Defence:
-    """Read a file, or take the preset of that name where there is no such file."""
-    from tarry.core.policy import PRESETS
-    from tarry.simulator.files import read_defence
-    from tarry.wire.defence import Defence
-
-    path = Path(file)
-    if file in PRESETS and not path.exists():
-        return Defence(PRESETS[file])
-    return read_defence(path)
-
-
-def _exported(defence: Defence, to: str, *, host: str | None, **given: Any) -> Exported:
+def _unused(by: str, reason: str, **given: object) -> None:
+    """Refuse options that would be ignored."""
     from tarry.errors import ConfigurationError
-    from tarry.wire.export import to_envoy, to_gateway_api, to_grpc, to_istio
 
-    if to == "grpc":
-        return to_grpc(defence, service=given["service"], method=given["method"])
-    if host is None:
-        msg = f"--host must name the service that is called to export to {to}"
-        raise ConfigurationError(msg)
-    if to == "gateway-api":
-        return to_gateway_api(defence, host=host, port=given["port"], name=given["name"])
-    make = to_envoy if to == "envoy" else to_istio
-    return make(defence, host=host, name=given["name"])
+    for name, value in given.items():
+        if value is not None:
+            msg = f"--{name} is not for {by}: {reason}"
+            raise ConfigurationError(msg)
 
 
-def _comments(title: str, losses: Iterable[Loss]) -> str:
+def _json(plain: object) -> str:
+    import json
+
+    return json.dumps(plain, indent=2) + "\n"
+
+
+def _put_commented(
+    text: str, losses: Sequence[Loss], command: tuple[str, str, str], out: Path | None
+) -> None:
+    """Write a document with its losses as comments, and list them for those who see neither."""
     from tarry.cli.words import plain
 
-    lines = [title, *(f"Not said here: {plain(str(loss))}" for loss in losses)]
-    return "".join(f"# {line}\n" for line in lines)
+    verb, preposition, system = command
+    lines = [
+        f"Written by `tarry policy {verb} --{preposition} {system}`.",
+        *(f"Not said here: {plain(str(loss))}" for loss in losses),
+    ]
+    _put("".join(f"# {line}\n" for line in lines) + text, out)
+    if out is not None or not sys.stdout.isatty():
+        _tell(losses, f"{system if verb == 'export' else 'tarry'} cannot say")
 
 
-def _tell(losses: Iterable[Loss], what: str) -> None:
+def _tell(losses: Sequence[Loss], what: str) -> None:
     from tarry.cli.words import plain
 
     for loss in losses:
         typer.echo(f"{what}: {plain(str(loss))}", err=True)
 
 
+def _check(out: Path | None, formats: tuple[str, ...] = ()) -> None:
+    from tarry.cli.documents import check_out
+
+    if out is not None:
+        check_out(out, formats)
+
+
 def _put(text: str, out: Path | None) -> None:
-    from tarry.errors import ConfigurationError
+    from tarry.cli.documents import write_text
 
     if out is None:
         typer.echo(text, nl=False)
-        return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        msg = f"--out: {out} cannot be written: {error.strerror}"
-        raise ConfigurationError(msg) from None
+    else:
+        write_text(out, text)

@@ -15,7 +15,8 @@ from tarry.simulator.report import to_json
 from tarry.simulator.scenarios import STUDIES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
     from types import TracebackType
     from typing import Self
 
@@ -91,6 +92,12 @@ def print_findings(findings: Findings, verdicts: Sequence[Verdict], *, as_json: 
     print_json({**to_json(findings), "claims": claims})
 
 
+def tell_written(paths: Iterable[Path]) -> None:
+    """Say which files were written, where no program reads it."""
+    for path in paths:
+        sys.stderr.write(f"written to {plain(str(path))}\n")
+
+
 def print_json(value: object) -> None:
     """Print JSON that is the same bytes for the same values."""
     text = json.dumps(value, sort_keys=True, indent=2, allow_nan=False, default=str)
@@ -101,7 +108,7 @@ def judge(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
     """Say which rows fail which claim; return whether all is well."""
     failed = [verdict for verdict in verdicts if not verdict.holds]
     for verdict in failed:
-        about = f"{verdict.claim.text}, but {verdict.claim.metric} is {verdict.value:.4g}"
+        about = f"{verdict.claim.text}, but {verdict.seen()}"
         sys.stderr.write(f"failed: {row_name(verdict.row)}: {plain(about)}\n")
     if verdicts and not failed and not quiet:
         sys.stdout.write("every claim holds\n")
@@ -115,5 +122,6 @@ def _described(study: Study) -> dict[str, Any]:
         "variants": study.variants,
         "parameters": dict(study.parameters),
         "sweep": dict(study.sweep),
+        "columns": [column._asdict() for column in study.columns],
         "trials": study.trials,
     }

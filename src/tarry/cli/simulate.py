@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from shlex import join
 from typing import Annotated
@@ -26,7 +25,7 @@ def simulate(
         bool,
         typer.Option(
             "--compare",
-            help="Put files side by side: scenario files, or policy files after a scenario.",
+            help="Put side by side: scenario files, or policies (files, presets) after a scenario.",
         ),
     ] = False,
     show: Annotated[
@@ -74,29 +73,32 @@ def simulate(
     The time is virtual: an hour takes seconds, and the same seed gives the same numbers.
     """
     from tarry.cli import results
+    from tarry.cli.documents import check_out
     from tarry.cli.given import settings, sweeps
     from tarry.cli.studies import study_of
-    from tarry.errors import ConfigurationError
     from tarry.simulator import report
-    from tarry.simulator.gate import check, claim_of
-    from tarry.simulator.study import conduct
+    from tarry.simulator.gate import check, claim_of, units_of
+    from tarry.simulator.study import conduct, with_values
 
     if not what:
         results.list_studies(as_json=as_json)
         return
     study = study_of(what, compare=compare)
     changes = settings(set_ or [], study.parameters)
-    study = replace(study, parameters={**study.parameters, **changes})
+    study = with_values(study, changes)
     if show:
         results.describe(study, as_json=as_json)
         return
     chosen = [name.strip() for name in variants.split(",")] if variants else list(study.variants)
     for claim in claims or []:  # what would be refused after the run is refused before it
-        claim_of(claim, chosen)
-    for option, path in (("--html", html), ("--png", png), ("--svg", svg)):
-        if path is not None and not path.parent.is_dir():
-            msg = f"{option}: there is no folder {path.parent} to write into"
-            raise ConfigurationError(msg)
+        claim_of(claim, chosen, units_of(study.columns))
+    for option, path, endings in (
+        ("--html", html, (".html", ".htm")),
+        ("--png", png, (".png",)),
+        ("--svg", svg, (".svg",)),
+    ):
+        if path is not None:  # a pipe or a device has no ending
+            check_out(path, endings if path.suffix else (), option)
     with results.Bar(hidden=quiet) as bar:
         findings = conduct(
             study,
@@ -118,6 +120,8 @@ def simulate(
         report.write_svg(findings, svg)
     if not quiet or as_json:
         results.print_findings(findings, verdicts, as_json=as_json)
+    if not quiet:
+        results.tell_written(path for path in (html, png, svg) if path is not None)
     if not results.judge(verdicts, quiet=quiet or as_json):
         raise typer.Exit(FAILED)
 

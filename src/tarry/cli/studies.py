@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tarry.cli.documents import defence_of
 from tarry.errors import ConfigurationError
-from tarry.simulator.files import compare_files, is_scenario, read_defence, read_study
+from tarry.simulator.files import compare_files, is_scenario, read_study
+from tarry.simulator.files.schema import suggestion
+from tarry.simulator.files.studies import names_of
 from tarry.simulator.scenarios import STUDIES
-from tarry.simulator.schema import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,16 +26,23 @@ def study_of(what: Sequence[str], *, compare: bool) -> Study:
             msg = f"got {len(what)} scenarios; put files side by side with --compare"
             raise ConfigurationError(msg)
         return _study(first)
-    if first not in STUDIES and all(is_scenario(Path(name)) for name in others):
-        return compare_files([Path(name) for name in what])
     if not others:
-        msg = f"--compare needs policy files to run in {first}"
+        needed = "policies to run in" if first in STUDIES else "two files or more, got"
+        msg = f"--compare needs {needed} {first}"
         raise ConfigurationError(msg)
+    if first not in STUDIES and all(map(_is_scenario, others)):
+        return compare_files([Path(name) for name in what])
     study = _study(first)
     if study.with_defence is None:
         msg = f"{first} compares something else than policies; it takes no --compare"
         raise ConfigurationError(msg)
-    return study.with_defence({_name(name, others): read_defence(Path(name)) for name in others})
+    paths = [Path(name) for name in others]
+    return study.with_defence(dict(zip(names_of(paths), map(defence_of, others), strict=True)))
+
+
+def _is_scenario(name: str) -> bool:
+    path = Path(name)
+    return bool(path.suffix or path.exists()) and is_scenario(path)
 
 
 def _study(name: str) -> Study:
@@ -44,9 +53,3 @@ def _study(name: str) -> Study:
         return read_study(path)
     msg = f"no scenario and no file {name!r}; {suggestion(name, STUDIES)}"
     raise ConfigurationError(msg)
-
-
-def _name(file: str, files: Sequence[str]) -> str:
-    """Return the short name of a file, unless another file has it too."""
-    stem = Path(file).stem
-    return stem if [Path(other).stem for other in files].count(stem) == 1 else file

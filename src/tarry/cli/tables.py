@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -11,17 +12,24 @@ from rich.table import Table
 from rich.text import Text
 
 from tarry.cli.words import plain
+from tarry.simulator.files.idle import FITS
+from tarry.simulator.files.settings import settings_of
 from tarry.simulator.report.numbers import shown
+from tarry.simulator.summary import MEANINGS
+from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rich.console import Console
 
+    from tarry.simulator.scenario import Scenario
     from tarry.simulator.study import Findings, Row, Study
 
 _GAP = 3
 """Columns of the terminal between two columns of the table."""
+_LEAST = 4
+"""What a column of names keeps in a narrow terminal; it goes on below."""
 
 
 class _Column(NamedTuple):
@@ -51,8 +59,12 @@ def show_findings(console: Console, findings: Findings) -> None:
         _Column(column.title, [shown(one[column.metric], column.unit) for one in metrics])
         for column in study.columns
     ]
-    for group in _fitting(keys, numbers, console.width):
-        console.print(_table(keys, group, _ends(rows)))
+    widest = max((number.width for number in numbers), default=0)
+    kept = _squeezed(keys, console.width - widest - _GAP * len(keys))
+    room = console.width - sum(kept) - _GAP * len(keys)
+    for group in _fitting(numbers, room):
+        widths = [*kept, *_spread(group, room)]
+        console.print(_table([*keys, *group], widths, len(keys), _ends(rows)))
         console.print()
     trials = "1 trial" if findings.trials == 1 else f"{findings.trials} trials"
     console.print(Text(f"seed {findings.seed}, {trials} for each row", style="dim"))
@@ -72,23 +84,59 @@ def show_studies(console: Console, studies: Mapping[str, Study]) -> None:
 
 
 def show_study(console: Console, study: Study) -> None:
-    """Print what can be chosen and changed."""
+    """Print what can be chosen, changed and claimed, and the world where it is not all of that."""
     if study.question:
         console.print(Text(plain(study.question), style="bold"))
         console.print()
     variants = ", ".join(plain(name) for name in study.variants)
     console.print(Text(f"--variants ({study.knob}): {variants}"))
     console.print(Text("--set and --sweep, with the values in force:"))
+    _listed(
+        console,
+        (
+            (name, _said(value), f"swept: {', '.join(map(str, swept))}" if swept else "")
+            for name, value in study.parameters.items()
+            for swept in [study.sweep.get(name)]
+        ),
+    )
+    if study.world is not None:
+        console.print(Text("what it runs:"))
+        scenario = study.world(Defence(), **study.parameters)
+        _listed(console, ((name, _said(value), "") for name, value in _facts(scenario)))
+    console.print(Text("--assert, and the columns of the table:"))
+    # A study with a number of its own does not mean the same by the others either.
+    usual = all(column.metric in MEANINGS for column in study.columns)
+    _listed(
+        console,
+        (
+            (one.metric, one.title, MEANINGS[one.metric].meaning if usual else "")
+            for one in study.columns
+        ),
+    )
+
+
+def _listed(console: Console, rows: Iterable[tuple[str, str, str]]) -> None:
     table = Table(box=None, show_header=False, padding=(0, _GAP, 0, 0))
     table.add_column(overflow="fold", no_wrap=True)
-    for name, value in study.parameters.items():
-        swept = study.sweep.get(name)
-        table.add_row(
-            Text(plain(name)),
-            Text("-" if value is None else plain(str(value))),
-            Text(f"swept: {', '.join(map(str, swept))}" if swept else "", style="dim"),
-        )
+    for name, value, note in rows:
+        table.add_row(Text(plain(name)), Text(plain(value)), Text(note, style="dim"))
     console.print(Padding(table, (0, 0, 0, 2)))
+
+
+def _facts(scenario: Scenario) -> Iterable[tuple[str, object]]:
+    """Name what makes the world of a study; its defence is what the variants are about."""
+    arrivals = scenario.clients.arrivals
+    idle = tuple(f"clients.{key}" for key, fits in FITS.items() if arrivals not in fits)
+    for name, value in settings_of(scenario).items():
+        if value is not None and not name.startswith(("clients.defence.", *idle)):
+            yield name, value
+    for name, server in scenario.servers.items():
+        if server.capacity is not None:
+            yield f"servers.{name} can answer", f"{server.capacity:.3g} a second"
+
+
+def _said(value: object) -> str:
+    return "-" if value is None else str(value)
 
 
 def row_name(row: Row) -> str:
@@ -97,18 +145,36 @@ def row_name(row: Row) -> str:
     return plain(", ".join([row.variant, *swept]))
 
 
-def _fitting(keys: list[_Column], numbers: list[_Column], width: int) -> Iterable[list[_Column]]:
+def _squeezed(keys: list[_Column], room: int) -> list[int]:
+    """Return the width of each column of names, so that one number has a place beside them."""
+    widths = [key.width for key in keys]
+    while sum(widths) > room and max(widths) > _LEAST:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+def _fitting(numbers: list[_Column], room: int) -> Iterable[list[_Column]]:
     """Share out the numbers on as many tables as the terminal needs to show them whole."""
-    fixed = sum(key.width + _GAP for key in keys)
     group: list[_Column] = []
-    used = fixed
+    used = 0
     for column in numbers:
-        if group and used + column.width > width:
+        if group and used + column.width > room:
             yield group
-            group, used = [], fixed
+            group, used = [], 0
         group.append(column)
         used += column.width + _GAP
     yield group
+
+
+def _spread(group: list[_Column], room: int) -> list[int]:
+    """Return the width of each number: room that is left makes the highest titles lower."""
+    widths = [column.width for column in group]
+    for _ in range(room - sum(widths) - _GAP * (len(group) - 1)):
+        lines = [len(wrap(one.title, width)) for one, width in zip(group, widths, strict=True)]
+        if max(lines) == 1:
+            break
+        widths[lines.index(max(lines))] += 1
+    return widths
 
 
 def _ends(rows: list[Row]) -> list[bool]:
@@ -118,15 +184,19 @@ def _ends(rows: list[Row]) -> list[bool]:
     return [row.parameters != after.parameters for row, after in pairwise(rows)] + [False]
 
 
-def _table(keys: list[_Column], numbers: list[_Column], ends: list[bool]) -> Table:
+def _table(columns: list[_Column], widths: list[int], keys: int, ends: list[bool]) -> Table:
+    # Each width is given: left to itself, the table takes from columns that cannot spare any.
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
-    for column in keys:
-        table.add_column(Text(column.title), vertical="bottom", no_wrap=True)
-    for column in numbers:
-        table.add_column(Text(column.title), justify="right", min_width=column.width)
-    columns = [*keys, *numbers]
+    for place, (column, width) in enumerate(zip(columns, widths, strict=True)):
+        table.add_column(
+            Text(column.title),
+            justify="left" if place < keys else "right",
+            overflow="fold",
+            vertical="bottom",
+            width=width,
+        )
     for end, *cells in zip(ends, *(column.cells for column in columns), strict=True):
-        table.add_row(*(Text(cell, no_wrap=True) for cell in cells), end_section=end)
+        table.add_row(*map(Text, cells), end_section=end)
     return table
 
 

@@ -44,7 +44,7 @@ def tune(
     What the log is too small for is not guessed: it stays as it is. Then the policy in force
     and the proposed one are simulated on the recorded latencies.
     """
-    from tarry.errors import ConfigurationError
+    from tarry.cli.documents import check_out
     from tarry.simulator.files import read_defence
     from tarry.tuning.evidence import gather
     from tarry.tuning.log import read_attempts
@@ -52,9 +52,8 @@ def tune(
     from tarry.tuning.replay import replay
     from tarry.tuning.words import seconds
 
-    if out is not None and out.suffix.lower() not in FORMATS:
-        msg = f"--out: the name must end in {' or '.join(FORMATS)}, got {str(out)!r}"
-        raise ConfigurationError(msg)
+    if out is not None:
+        check_out(out, FORMATS)
     budget = None if latency_budget is None else seconds("--latency-budget", latency_budget)
     current = None if policy is None else read_defence(policy)
     evidence = gather(read_attempts(log))
@@ -84,14 +83,10 @@ def tune(
 def _write(path: Path, proposal: Proposal) -> None:
     import json
 
-    from tarry.errors import ConfigurationError
+    from tarry.cli.documents import write_text
     from tarry.wire.toml import dumps
 
     plain = proposal.defence.to_dict()
     as_json = path.suffix.lower() == ".json"
     text = json.dumps(plain, indent=2) + "\n" if as_json else dumps(plain)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        msg = f"--out: {path} cannot be written: {error.strerror}"
-        raise ConfigurationError(msg) from None
+    write_text(path, text)

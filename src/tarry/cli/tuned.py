@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import nan
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -10,10 +11,12 @@ from rich.text import Text
 
 from tarry.cli.words import plain
 from tarry.core.explain import duration
+from tarry.simulator.meter import quantile
 from tarry.simulator.report.numbers import shown
 from tarry.tuning.estimates import needed
 from tarry.tuning.evidence import TAIL
 from tarry.tuning.replay import ENOUGH
+from tarry.tuning.verdict import verdict
 from tarry.tuning.words import counted, percent, setting
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ _METRICS = (
     ("p50", "p50 of calls", "ms"),
     ("p99", "p99 of calls", "ms"),
     ("p999", "p99.9 of calls", "ms"),
+    ("recovered_after", "well again after the outages", "s"),
     ("unfinished", "calls still running at the end", ""),
 )
 
@@ -47,6 +51,8 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
         f"in {duration(evidence.span)}, {counted(len(evidence.outages), 'outage')}",
         "bold",
     )
+    for remark in proposal.remarks:
+        say(console, f"warning: {remark}", "yellow")
     table = _table("field", "now", "proposed", "why")
     for line in proposal.lines:
         why = Text(plain(line.reason))
@@ -77,8 +83,10 @@ def show_replay(
         say(console, "nothing changes, so nothing is simulated")
         return
     if runs is None:
-        there = counted(len(evidence.healthy), "healthy attempt")
-        say(console, f"not simulated: too little data: {there}, {ENOUGH} needed")
+        there = f"{counted(len(evidence.healthy), 'healthy attempt')}, {ENOUGH} needed"
+        if not evidence.calls:
+            there = "no call with a first attempt"
+        say(console, f"not simulated: too little data: {there}")
         return
     say(
         console,
@@ -86,12 +94,36 @@ def show_replay(
         f"with {counted(runs.outages, 'outage')}",
         "bold",
     )
-    table = _table("", "now", "proposed")
+    say(
+        console,
+        f"on a server for {counted(runs.concurrency, 'request')} at a time, "
+        "about twice what the log has seen",
+        "dim",
+    )
+    table = _table("", "in the log", "now", "proposed")
+    seen = _seen(evidence)
     old, new = runs.old.metrics(), runs.new.metrics()
     for name, title, unit in _METRICS:
         if old[name] or new[name]:
-            table.add_row(title, shown(old[name], unit), shown(new[name], unit))
+            values = (seen.get(name, nan), old[name], new[name])
+            table.add_row(title, *(shown(value, unit) for value in values))
     console.print(table)
+    if runs.duration < evidence.span:
+        outages = counted(len(evidence.outages), "outage")
+        whole = f"all of its {duration(evidence.span)} with {outages}"
+        say(console, f"in the log: {whole}; simulated: a part of that", "dim")
+    console.print(Text(verdict(runs.old, runs.new)))
+
+
+def _seen(evidence: Evidence) -> dict[str, float]:
+    """Return what the log itself has for the numbers of a simulation."""
+    times = evidence.call_times
+    quantiles = {"p50": 0.5, "p99": 0.99, "p999": TAIL}
+    return {
+        "success_rate": evidence.success_rate,
+        "amplification": evidence.attempts_per_call,
+        **{name: quantile(times, q) for name, q in quantiles.items() if len(times) >= needed(q)},
+    }
 
 
 def _table(*titles: str) -> Table:

@@ -1,0 +1,74 @@
+"""`--out` of `tarry policy`: the file gets what would have been printed, whole."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tarry.cli.policy import app
+from tarry.core.policy import PRESETS
+from tarry.wire.defence import Defence
+from tarry.wire.export import to_grpc
+
+
+def test_out_takes_the_place_of_stdout(tmp_path: Path) -> None:
+    """A file gets the document, comments included, and nothing is printed but the losses."""
+    out = tmp_path / "route.yaml"
+    command = ["export", "default", "--to", "envoy", "--host", "payments"]
+    printed = CliRunner().invoke(app, command, catch_exceptions=False).stdout
+
+    result = CliRunner().invoke(app, [*command, "--out", str(out)], catch_exceptions=False)
+
+    assert "" == result.stdout
+    assert printed == out.read_text(encoding="utf-8")
+    assert result.stderr
+
+
+def test_out_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """The old file is not emptied to be written again, so nobody ever reads half a document."""
+    out, old = tmp_path / "config.json", tmp_path / "old.json"
+    out.write_text("{}")
+    old.hardlink_to(out)
+
+    command = ["export", "default", "--to", "grpc", "--out", str(out)]
+    CliRunner().invoke(app, command, catch_exceptions=False)
+
+    assert "{}" == old.read_text(encoding="utf-8")
+    expected = to_grpc(Defence(PRESETS["default"])).documents[0]
+    assert expected == json.loads(out.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize(
+    ("command", "commented"),
+    [
+        (["export", "default", "--to", "envoy", "--host", "payments"], True),
+        (["export", "default", "--to", "grpc"], False),
+        (["import", "config.json", "--from", "grpc"], True),
+        (["export", "default", "--to", "envoy", "--host", "payments", "--out", "a.yaml"], False),
+    ],
+    ids=["yaml", "json", "toml", "file"],
+)
+def test_terminal_shows_each_loss_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    commented: bool,
+    terminal: bool,
+) -> None:
+    """Where a terminal shows the comments, the same lines do not come again."""
+    monkeypatch.chdir(tmp_path)
+    config = to_grpc(Defence()).documents[0]
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+
+    app(command, standalone_mode=False)
+
+    shown = capsys.readouterr()
+    assert commented == ("# Not said here: " in shown.out)
+    assert (not (commented and terminal)) == (" cannot say: " in shown.err)

@@ -1,0 +1,81 @@
+"""`tarry policy explain` and `tarry policy check`: what they say of a policy, and of which."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tarry.core.hedging import Hedging
+from tarry.core.policy import PRESETS
+from tarry.wire.defence import Defence
+from tarry.wire.explain import explain
+from tests.cli.test_policy import refused, run
+
+
+def written(folder: Path, plain: dict[str, Any]) -> Path:
+    """Write a policy file."""
+    path = folder / "policy.json"
+    path.write_text(json.dumps(plain))
+    return path
+
+
+@pytest.mark.parametrize(
+    "defence",
+    [
+        Defence(),
+        Defence(breaker={"consecutive": 5}, budget={"kind": "ratio", "ratio": 0.5}),
+        Defence(hedging=Hedging(after="p95"), limiter={"kind": "aimd"}),
+    ],
+    ids=repr,
+)
+def test_explain_says_what_the_file_does(tmp_path: Path, defence: Defence) -> None:
+    """The words are about the whole file, and nothing else is printed."""
+    path = written(tmp_path, defence.to_dict())
+
+    assert f"{explain(defence)}\n" == run("explain", path).stdout
+
+
+@pytest.mark.parametrize(
+    ("plain", "said"),
+    [
+        ({}, "4 attempts by retries (every field is a default)"),
+        ({"max_attempts": 1}, "1 attempt by retries"),
+        ({"breaker": {}, "budget": {"kind": "token"}}, "4 attempts by retries, breaker, budget"),
+        ({"hedging": {"after": 0.1}}, "2 attempts by hedging"),
+    ],
+    ids=repr,
+)
+def test_check_says_what_it_found(tmp_path: Path, plain: dict[str, Any], said: str) -> None:
+    """A file that is right is summed up in one line, and nothing is in doubt."""
+    path = written(tmp_path, plain)
+
+    result = run("check", path)
+
+    assert (f"{path}: ok: {said}\n", "") == (result.stdout, result.stderr)
+
+
+def test_check_warns(tmp_path: Path) -> None:
+    """What is allowed and hardly meant is a line on standard error; the file is still right."""
+    path = written(tmp_path, {"retryable_statuses": [200, 404], "total_budget": 0.05})
+
+    result = run("check", path)
+
+    assert f"{path}: ok: 4 attempts by retries\n" == result.stdout
+    assert ["retryable_statuses has 200", "retryable_statuses has 404", "total_budget = 0.05"] == [
+        line.removeprefix(f"{path}: warning: ").partition(":")[0].partition(" is ")[0]
+        for line in result.stderr.splitlines()
+    ]
+
+
+@pytest.mark.parametrize("command", [["check"], ["explain"], ["export", "--to", "grpc"]])
+def test_name_that_is_neither_file_nor_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """The message has the names that could have been meant."""
+    monkeypatch.chdir(tmp_path)
+
+    expected = f"no file and no preset 'webhok'; the presets are {', '.join(PRESETS)}"
+    assert expected == refused(*command, "webhok")
