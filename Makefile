@@ -96,6 +96,10 @@ tables: $(READY) ## Rewrite the tables of docs/ that the simulator makes
 bench: $(BENCH)/.ready ## Run the benchmarks beside the peers; ARGS are for them
 	@$(BENCH)/bin/python -m benchmarks $(ARGS)
 
+.PHONY: bench-sim
+bench-sim: $(READY) ## Measure the simulator; ARGS are for it
+	@$(PY) -m benchmarks.simulation $(ARGS)
+
 .PHONY: clean
 clean: ## Remove environments, caches and build results
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -30,10 +30,11 @@ class BreakerState(StrEnum):
 
 
 _CLOSED, _OPEN, _HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
+_FORCED_OPEN, _DISABLED = BreakerState.FORCED_OPEN, BreakerState.DISABLED
 _MANUAL = {
-    "open": BreakerState.FORCED_OPEN,
-    "closed": BreakerState.CLOSED,
-    "disabled": BreakerState.DISABLED,
+    "open": _FORCED_OPEN,
+    "closed": _CLOSED,
+    "disabled": _DISABLED,
     "metrics-only": BreakerState.METRICS_ONLY,
 }
 _CALLS, _FAILURES, _SLOW = range(3)
@@ -120,20 +121,24 @@ class Breaker:
     def admit(self, now: float) -> int | None:
         """Let a call through with a permit, or answer None."""
         state = self.state
+        if state is _CLOSED:
+            return self.generation
         if state is _OPEN and now >= self._until:
             state = self._move(_HALF_OPEN)
         if state is _HALF_OPEN:
             return self._probe(now)
-        if state is _OPEN or state is BreakerState.FORCED_OPEN:
+        if state is _OPEN or state is _FORCED_OPEN:
             return None
         return self.generation
 
     def would_admit(self, now: float) -> bool:
         """Say what `admit` would answer, and change nothing."""
         state = self.state
+        if state is _CLOSED:
+            return True
         if state is _HALF_OPEN:
             return self._out(now) < self._probe_limit
-        return not (state is BreakerState.FORCED_OPEN or (state is _OPEN and now < self._until))
+        return not (state is _FORCED_OPEN or (state is _OPEN and now < self._until))
 
     def passed(self, permit: int, now: float) -> bool:
         """Count a success where that can change nothing, or answer False: `record` it.
@@ -162,7 +167,7 @@ class Breaker:
             if self._probes.pop(permit, None) is not None:
                 self._record_probe(ok=not failed and not slow, now=now, u=u)
             return
-        if permit != self.generation or self.state is BreakerState.DISABLED:
+        if permit != self.generation or self.state is _DISABLED:
             return
         window = self._window
         if now >= window.ends:
