@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import tarry
 from tarry import BreakerState, Downstream
+from tarry.runtime import downstream
+from tarry.runtime.downstream import live
 from tarry.testing import VirtualClock, captured_events
 from tests.runtime.drivers import DRIVERS, FAIL, FUNCTION_DRIVERS, OK, Dependency, Driver, Step
 
@@ -22,6 +25,33 @@ def test_downstream_with_nothing() -> None:
     assert ("payments", None, None) == (payments.name, payments.state, payments.balance)
     assert None is payments.quantile(0.5)
     assert "Downstream('payments', state=None)" == repr(payments)
+
+
+def test_live_downstreams() -> None:
+    """Those that somebody holds can be listed by name, and are not kept alive by that."""
+    held = [Downstream("live-b"), Downstream("live-a")]
+    assert ["live-a", "live-b"] == [d.name for d in live() if d.name.startswith("live-")]
+
+    del held
+    assert [] == [d.name for d in live() if d.name.startswith("live-")]
+
+
+def test_live_while_another_thread_makes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set that changes while it is read is read again."""
+    held = Downstream("live")
+
+    class Changing:
+        changes = 2
+
+        def __iter__(self) -> Iterator[Downstream]:
+            yield held
+            if self.changes:
+                self.changes -= 1
+                raise RuntimeError("Set changed size during iteration")
+
+    monkeypatch.setattr(downstream, "_known", Changing())
+
+    assert [held] == live()
 
 
 @every_driver

@@ -97,6 +97,8 @@ async def drive(
             else:
                 if run.accepts(result):
                     return result
+                if run.spec.release is not None:
+                    await run.spec.release(result)
             await run.await_()
     except BaseException:
         run.drop()

@@ -24,6 +24,7 @@ On: TypeAlias = (
 """Which errors are worth a retry: types, or a predicate that may also answer with an outcome."""
 
 _TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
+_UNSAFE_TIMEOUT = Outcome(Kind.TRANSIENT, safe=False, timeout=True)
 _NEVER = (Cancelled, BlockingWait)
 """Not retried and not counted, whatever `on` says: somebody ended the call, or misused it."""
 
@@ -31,9 +32,10 @@ _NEVER = (Cancelled, BlockingWait)
 class Classifier:
     """Tells the errors that are worth a retry from those that are not."""
 
-    __slots__ = ("_match", "_predicate", "_types", "_wide")
+    __slots__ = ("_cut_off", "_match", "_predicate", "_types", "_wide")
 
-    def __init__(self, on: On | None) -> None:
+    def __init__(self, on: On | None, *, safe: bool = True) -> None:
+        self._cut_off = _TIMEOUT if safe else _UNSAFE_TIMEOUT
         self._types: tuple[type[Exception], ...] = ()
         self._predicate: Callable[[Exception], bool | Outcome] | None = None
         if on is not None and callable(on) and not isinstance(on, type):
@@ -68,7 +70,7 @@ class Classifier:
         if isinstance(error, _NEVER):
             return PERMANENT
         if isinstance(error, (AttemptTimeout, DeadlineExceeded)) and not hasattr(error, MARK):
-            return _TIMEOUT  # cut off by this very loop, which `on` cannot know
+            return self._cut_off  # by this very loop, which `on` cannot know
         answer: object = self._predicate is not None and self._predicate(error)
         if isinstance(answer, Outcome):
             return answer

@@ -40,10 +40,12 @@ class World:
     Python finds a function in a slot three times faster that way.
     """
 
-    __slots__ = ("asleep", "draw", "max_attempts", "now", "sleep")
+    __slots__ = ("asleep", "draw", "epoch", "max_attempts", "now", "sleep")
 
     now: Callable[[], float]
     """Seconds on a monotonic base."""
+    epoch: Callable[[], float]
+    """Seconds since 1970, for dates that come from outside."""
     draw: Callable[[], float]
     """One number from [0, 1)."""
     sleep: Callable[[float, CancelToken | None], None]
@@ -53,6 +55,7 @@ class World:
 
     def __init__(self) -> None:
         self.now = time.monotonic
+        self.epoch = time.time
         self.draw = _dice.random
         self.sleep = _sleep
         self.asleep = aio.sleep

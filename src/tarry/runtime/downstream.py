@@ -43,6 +43,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+def live() -> list[Downstream]:
+    """Return the downstreams that somebody still holds, by name: for metrics that are read."""
+    while True:
+        try:
+            return sorted(_known, key=lambda downstream: downstream.name)
+        except RuntimeError:  # another thread made one meanwhile
+            continue
+
+
 class Downstream(core.Downstream):
     """One dependency, shared by every call to it: `Downstream("payments", breaker=Breaker())`."""
 

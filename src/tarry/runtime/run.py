@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from tarry.core.call import Call
 from tarry.core.decide import decide
 from tarry.core.explain import duration
-from tarry.core.outcome import TRANSIENT
+from tarry.core.outcome import TRANSIENT, Kind
 from tarry.core.record import CallRecord
 from tarry.core.verdict import Reason, Stop, Wait, is_final
 from tarry.errors import (
@@ -134,21 +134,31 @@ class Run(Call):
 
     def accepts(self, result: object) -> bool:
         """Say whether the call is over with this result."""
+        judge = self.spec.judge
+        if judge is not None:
+            outcome = judge(result)
+            if outcome.kind is Kind.PERMANENT:  # an answer like any other, and no sign of health
+                self.drop()
+            elif outcome.kind is not Kind.SUCCESS:
+                return self._refuses(result, outcome, outcome.detail)
         until = self.spec.until
         if until is not None and not until(result):
-            msg = f"{self.spec.operation}: no result that `until` accepts"
-            error = ResultNotAccepted(msg, result)
-            if self.survives(error, TRANSIENT):
-                return False
-            try:
-                raise error
-            finally:
-                del error
+            return self._refuses(result, TRANSIENT, "no result that `until` accepts")
         if self.downstream is not None:
             self.succeeded(world.now(), (self.spec.draw or world.draw)())
         if bus.listeners or self._watched:
             _story().tell_succeeded(self.spec.operation, self)
         return True
+
+    def _refuses(self, result: object, outcome: Outcome, why: str) -> bool:
+        """Treat a result as a failure: False to go on, or raise it wrapped in an error."""
+        error = ResultNotAccepted(f"{self.spec.operation}: {why}", result)
+        if self.survives(error, outcome):
+            return False
+        try:
+            raise error
+        finally:
+            del error
 
     def drop(self) -> None:
         """Give back what the call still holds; drivers do so whenever they are left early."""

@@ -38,9 +38,11 @@ class Spec:
         "downstream",
         "draw",
         "first",
+        "judge",
         "operation",
         "outcome_of",
         "policy",
+        "release",
         "until",
     )
 
@@ -57,6 +59,9 @@ class Spec:
         name: str | None = None,
         cancel: CancelToken | None = None,
         random: Random | None = None,
+        judge: Callable[[Any], Outcome] | None = None,
+        release: Callable[[Any], Any] | None = None,
+        safe: bool = True,
     ) -> None:
         if on is None and until is None:
             msg = (
@@ -87,8 +92,13 @@ class Spec:
             changes["attempt_timeout"] = positive("timeout", timeout)
         base = policy or _DEFAULT
         self.policy: Policy = base.replace(**changes) if changes else base
-        self.outcome_of: Callable[[Exception, int], Outcome] = Classifier(on).outcome_of
+        classifier = Classifier(on, safe=safe)  # not safe: what was cut off is not done again
+        self.outcome_of: Callable[[Exception, int], Outcome] = classifier.outcome_of
         self.until: Callable[[Any], bool] | None = until
+        self.judge: Callable[[Any], Outcome] | None = judge
+        """Classifies results, for adapters whose dependency answers with its failures."""
+        self.release: Callable[[Any], Any] | None = release
+        """Lets go of a result before the wait that it causes: a wait holds no connection."""
         self.deadline: float | None = None if deadline is None else positive("deadline", deadline)
         self.downstream: Downstream | None = downstream
         self.operation: str = name or ""
@@ -102,6 +112,7 @@ class Spec:
         """Whether even a call that succeeds at once needs more than its function and a permit."""
         return (
             self.until is not None
+            or self.judge is not None
             or self.deadline is not None
             or self.policy.attempt_timeout is not None
             or self.policy.total_budget is not None

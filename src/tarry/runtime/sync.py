@@ -85,6 +85,8 @@ def drive(run: Run, fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping
             else:
                 if run.accepts(result):
                     return result
+                if run.spec.release is not None:
+                    run.spec.release(result)
             run.wait()
     except BaseException:
         run.drop()

@@ -1,0 +1,211 @@
+"""What only aiohttp has: its own second attempt, a total timeout, payloads."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+import tarry
+from tarry import Breaker, Downstream, Policy, Reason
+from tarry.adapters.aiohttp import RetryMiddleware
+from tests.adapters.conftest import Server
+
+pytestmark = pytest.mark.usefixtures("_hurry")
+
+
+@asynccontextmanager
+async def opened(**options: Any) -> AsyncIterator[aiohttp.ClientSession]:
+    """Open a session whose middleware has these options."""
+    async with aiohttp.ClientSession(middlewares=(RetryMiddleware(**options),)) as session:
+        yield session
+
+
+def run(main: Callable[[], Awaitable[Any]]) -> Any:
+    """Run a coroutine function, for its result."""
+
+    async def begin() -> Any:
+        return await main()
+
+    return asyncio.run(begin())
+
+
+# --- aiohttp's own second attempt -----------------------------------------------------------------
+
+
+def test_second_attempt_of_aiohttp_is_no_second_layer(server: Server) -> None:
+    """What the middleware gave up is not sent through it again by aiohttp; what follows is."""
+
+    async def main() -> list[int]:
+        counts: list[int] = []
+        async with opened() as session:
+            for _ in range(2):
+                with pytest.raises(aiohttp.ServerDisconnectedError):
+                    await session.get(server.url("drop"))
+                counts.append(len(server.seen))
+        return counts
+
+    assert [4, 8] == run(main)
+
+
+def test_call_in_another_task_is_another_call(server: Server) -> None:
+    """A task that was started by one which has given up makes its own attempts."""
+
+    async def again(session: aiohttp.ClientSession) -> None:
+        with pytest.raises(aiohttp.ServerDisconnectedError):
+            await session.get(server.url("drop"))
+
+    async def main() -> None:
+        async with opened(policy=Policy(max_attempts=2)) as session:
+            await again(session)
+            await asyncio.gather(*(asyncio.create_task(again(session)) for _ in range(3)))
+
+    run(main)
+
+    assert 8 == len(server.seen)
+
+
+# --- the total timeout ----------------------------------------------------------------------------
+
+
+def test_total_timeout_ends_the_call(server: Server) -> None:
+    """The session's total timeout covers all attempts: none follows, and the breaker counts it."""
+    payments = Downstream("payments", breaker=Breaker(consecutive=2))
+
+    async def main() -> list[tuple[Reason, int]]:
+        ends: list[tuple[Reason, int]] = []
+        async with opened(downstream=payments) as session:
+            for _ in range(2):
+                with pytest.raises(TimeoutError) as caught:
+                    await session.get(server.url("hang"), timeout=aiohttp.ClientTimeout(total=0.2))
+                record = tarry.record_of(caught.value)
+                assert record is not None
+                ends.append((record.reason, record.attempts))
+        return ends
+
+    assert [(Reason.DEADLINE, 1), (Reason.BREAKER_OPEN, 1)] == run(main)
+
+
+def test_read_timeout_is_one_attempt(server: Server) -> None:
+    """A timeout for reading ends an attempt and not the call."""
+
+    async def main() -> int:
+        timeout = aiohttp.ClientTimeout(sock_read=0.2)
+        async with opened() as session, session.get(server.url("hang,200"), timeout=timeout) as got:
+            return got.status
+
+    assert 200 == run(main)
+    assert 2 == len(server.seen)
+
+
+# --- bodies ---------------------------------------------------------------------------------------
+
+
+def test_answer_still_streams(server: Server) -> None:
+    """The first half of an answer is there before the server has sent the second."""
+
+    async def main() -> tuple[bytes, bytes]:
+        async with opened() as session, session.get(server.url("503,stream")) as response:
+            first = await response.content.readany()
+            server.go_on()
+            return first, await response.read()
+
+    assert (b"first", b"later") == run(main)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Any]:
+    """Give a file that cannot go back."""
+    reader, writer = os.pipe()
+    os.write(writer, b"report")
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        yield file
+
+
+def form(file: Any) -> aiohttp.FormData:
+    """Return a form with a file."""
+    data = aiohttp.FormData({"a": "b"})
+    data.add_field("report", file, filename="report.txt")
+    return data
+
+
+@pytest.mark.parametrize(
+    ("make", "arrive"),
+    [
+        (lambda _: "report", 3),
+        (lambda _: io.BytesIO(b"report"), 3),
+        (lambda _: aiohttp.FormData({"a": "report"}), 3),
+        (lambda _: form(io.BytesIO(b"report")), 3),
+        (lambda _: aiohttp.JsonPayload("report"), 3),
+        (lambda pipe: pipe, 1),
+        (form, 1),
+    ],
+    ids=["text", "file", "fields", "form", "json", "pipe", "form with a pipe"],
+)
+def test_payload(server: Server, pipe: Any, make: Callable[[Any], Any], arrive: int) -> None:
+    """A payload is sent again whole, unless it cannot go back."""
+
+    async def main() -> None:
+        async with opened() as session, session.put(server.url("503,503,200"), data=make(pipe)):
+            pass
+
+    run(main)
+
+    assert [True] * arrive == [b"report" in seen.body for seen in server.seen]
+    assert 1 == len({len(seen.body) for seen in server.seen})
+
+
+def test_body_of_a_broken_attempt_is_left_alone(server: Server) -> None:
+    """An attempt that ended early reads no more of a file that the next one sends."""
+    size = 3_000_000
+
+    async def main() -> int:
+        async with opened() as session:
+            data = io.BytesIO(b"x" * size)
+            async with session.put(server.url("early,503,200"), data=data) as response:
+                return response.status
+
+    assert 200 == run(main)
+    assert [0, size, size] == [len(seen.body) for seen in server.seen]
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (aiohttp.ServerFingerprintMismatch(b"", b"", "", 0), Reason.PERMANENT),
+        (aiohttp.InvalidURL("x"), Reason.PERMANENT),
+        (ValueError(), Reason.PERMANENT),
+        (aiohttp.ConnectionTimeoutError(), Reason.ATTEMPTS),
+        (aiohttp.SocketTimeoutError(), Reason.UNSAFE),
+        (aiohttp.ClientConnectionResetError(), Reason.UNSAFE),
+        (ConnectionResetError(), Reason.UNSAFE),
+        (aiohttp.ClientPayloadError(), Reason.UNSAFE),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_how_an_error_ends_a_post(server: Server, error: Exception, reason: Reason) -> None:
+    """What was never sent is sent again, what may have been read is not, the rest is permanent."""
+
+    async def fail(request: aiohttp.ClientRequest, handler: Any) -> aiohttp.ClientResponse:
+        raise error
+
+    async def main() -> None:
+        async with aiohttp.ClientSession(middlewares=(RetryMiddleware(), fail)) as session:
+            await session.post(server.url("200"))
+
+    with pytest.raises((type(error), aiohttp.ClientOSError)) as caught:
+        run(main)
+
+    record = tarry.record_of(caught.value.__cause__ or caught.value)
+    assert record is not None
+    assert reason == record.reason

@@ -1,0 +1,210 @@
+"""What only httpx and httpx2 have: two packages, two transports, forms, extensions."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import httpx2
+import pytest
+import trio
+
+import tarry
+from tarry import Policy, Reason
+from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
+from tests.adapters.conftest import Server
+
+pytestmark = pytest.mark.usefixtures("_hurry")
+
+PACKAGES = pytest.mark.parametrize("package", [httpx, httpx2], ids=lambda package: package.__name__)
+
+
+def test_types_fit_both_clients(server: Server) -> None:
+    """Type checkers take the transports for those of httpx and of httpx2."""
+    with httpx.Client(transport=RetryTransport()) as one:
+        assert 200 == one.get(server.url("503,200")).status_code
+    with httpx2.Client(transport=RetryTransport(httpx2.HTTPTransport())) as two:
+        assert 200 == two.get(server.url("200")).status_code
+
+    async def main() -> None:
+        async with httpx.AsyncClient(transport=AsyncRetryTransport()) as three:
+            assert 200 == (await three.get(server.url("200"))).status_code
+        async with httpx2.AsyncClient(
+            transport=AsyncRetryTransport(httpx2.AsyncHTTPTransport())
+        ) as four:
+            assert 200 == (await four.get(server.url("200"))).status_code
+
+    asyncio.run(main())
+
+
+def test_retries_on_trio(server: Server) -> None:
+    """The asynchronous transport runs wherever its client does."""
+
+    async def main() -> int:
+        async with httpx.AsyncClient(transport=AsyncRetryTransport()) as client:
+            return (await client.get(server.url("503,drop,200"))).status_code
+
+    assert 200 == trio.run(main)
+
+
+# --- bodies ---------------------------------------------------------------------------------------
+
+
+@PACKAGES
+def test_answer_still_streams(server: Server, package: Any) -> None:
+    """The first half of an answer is there before the server has sent the second."""
+    transport = RetryTransport(package.HTTPTransport())
+    with (
+        package.Client(transport=transport) as client,
+        client.stream("GET", server.url("503,stream")) as response,
+    ):
+        pieces = response.iter_bytes()
+        first = next(pieces)
+        server.go_on()
+        rest = b"".join(pieces)
+
+    assert (b"first", b"later") == (first, rest)
+
+
+@PACKAGES
+def test_answer_still_streams_on_a_loop(server: Server, package: Any) -> None:
+    """So it does on an event loop."""
+
+    async def main() -> tuple[bytes, bytes]:
+        transport = AsyncRetryTransport(package.AsyncHTTPTransport())
+        async with (
+            package.AsyncClient(transport=transport) as client,
+            client.stream("GET", server.url("503,stream")) as response,
+        ):
+            pieces = response.aiter_bytes()
+            first = await anext(pieces)
+            server.go_on()
+            return first, b"".join([piece async for piece in pieces])
+
+    assert (b"first", b"later") == asyncio.run(main())
+
+
+class Once:
+    """A file that cannot go back."""
+
+    def __init__(self) -> None:
+        self._rest = [b"report", b""]
+
+    def read(self, _: int = -1) -> bytes:
+        """Return all of it, once."""
+        return self._rest.pop(0)
+
+
+@PACKAGES
+@pytest.mark.parametrize(
+    ("make", "arrive"),
+    [(lambda: b"report", 3), (lambda: io.BytesIO(b"report"), 3), (Once, 1)],
+    ids=["bytes", "file", "file that cannot go back"],
+)
+def test_form_with_a_file(
+    server: Server, package: Any, make: Callable[[], Any], arrive: int
+) -> None:
+    """A form is sent again whole, unless one of its files cannot go back."""
+    transport = RetryTransport(package.HTTPTransport())
+    with package.Client(transport=transport) as client:
+        client.put(server.url("503,503,200"), data={"a": "b"}, files={"report": make()})
+
+    assert [True] * arrive == [b"report\r\n" in seen.body for seen in server.seen]
+
+
+# --- what the transport does to a request ---------------------------------------------------------
+
+
+@PACKAGES
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(None, 2.0), (5.0, 2.0), (1.0, 1.0)],
+    ids=["no timeout", "a longer one", "a shorter one"],
+)
+def test_timeouts_are_bounded(package: Any, given: float | None, expected: float) -> None:
+    """No phase of an attempt may take longer than the attempt; a shorter timeout stays."""
+    seen: list[dict[str, float]] = []
+
+    def answer(request: Any) -> Any:
+        seen.append(request.extensions["timeout"])
+        return package.Response(200)
+
+    transport = RetryTransport(package.MockTransport(answer), policy=Policy(attempt_timeout=2))
+    with package.Client(transport=transport, timeout=given) as client:
+        client.get("http://example.test")
+
+    assert [dict.fromkeys(("connect", "read", "write", "pool"), expected)] == seen
+
+
+@PACKAGES
+def test_redirect_begins_to_count_anew(server: Server, package: Any) -> None:
+    """The client copies the headers of a redirected request, but not the number of its attempt."""
+    there = server.url("200").replace("&", "%26")
+    first = server.url(f"503,307:location={there}", run="-first")
+    transport = RetryTransport(package.HTTPTransport())
+    with package.Client(transport=transport, follow_redirects=True) as client:
+        assert 200 == client.get(first).status_code
+
+    assert [None] == server.received("X-Retry-Attempt")
+
+
+@PACKAGES
+@pytest.mark.parametrize(
+    "name", ["UnsupportedProtocol", "LocalProtocolError", "DecodingError", "TooManyRedirects"]
+)
+def test_mistakes_of_the_caller_are_permanent(package: Any, name: str) -> None:
+    """What is wrong with the request itself is not tried again."""
+
+    def fail(_: object) -> None:
+        raise getattr(package, name)("no")
+
+    with (
+        package.Client(transport=RetryTransport(package.MockTransport(fail))) as client,
+        pytest.raises(getattr(package, name)) as caught,
+    ):
+        client.get("http://example.test")
+
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert (Reason.PERMANENT, 1) == (record.reason, record.attempts)
+
+
+@PACKAGES
+@pytest.mark.parametrize("name", ["ConnectError", "ConnectTimeout", "PoolTimeout"])
+def test_never_sent(package: Any, name: str) -> None:
+    """Without a connection any method is tried again."""
+    attempts = 0
+
+    def fail(_: object) -> None:
+        nonlocal attempts
+        attempts += 1
+        raise getattr(package, name)("no")
+
+    with (
+        package.Client(transport=RetryTransport(package.MockTransport(fail))) as client,
+        pytest.raises(getattr(package, name)),
+    ):
+        client.post("http://example.test")
+
+    assert 4 == attempts
+
+
+def test_answer_that_breaks_while_it_is_let_go(server: Server) -> None:
+    """A connection that cannot be kept does not keep the call from going on."""
+
+    class Broken(httpx.SyncByteStream):
+        def __iter__(self) -> Any:
+            raise httpx.ReadError("gone")
+
+    answers = iter(
+        [
+            httpx.Response(503, headers={"content-length": "5"}, stream=Broken()),
+            httpx.Response(200),
+        ]
+    )
+    inner = httpx.MockTransport(lambda _: next(answers))
+    with httpx.Client(transport=RetryTransport(inner)) as client:
+        assert 200 == client.get("http://example.test").status_code

@@ -1,0 +1,167 @@
+"""What only requests has: urllib3 below it, files as bodies, three forms of a timeout."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+import urllib3
+
+import tarry
+from tarry import Policy, Reason
+from tarry.adapters import requests as adapter
+from tarry.adapters.requests import RetryAdapter
+from tests.adapters.conftest import Server
+
+pytestmark = pytest.mark.usefixtures("_hurry")
+
+
+@pytest.fixture
+def session() -> Iterator[requests.Session]:
+    """Open a session whose adapter has no options."""
+    with mounted(RetryAdapter()) as session:
+        yield session
+
+
+def mounted(adapter: RetryAdapter) -> requests.Session:
+    """Return a session with an adapter."""
+    session = requests.Session()
+    session.trust_env = False
+    session.mount("http://", adapter)
+    return session
+
+
+def record(error: BaseException) -> tuple[Reason, int]:
+    """Return how the call that ended with an error went."""
+    found = tarry.record_of(error)
+    assert found is not None
+    return found.reason, found.attempts
+
+
+@pytest.mark.parametrize("given", [3, urllib3.Retry(3), urllib3.Retry(0)])
+def test_retries_of_urllib3_stay_off(given: Any) -> None:
+    """Two layers of retries multiply, so that the second is refused."""
+    with pytest.raises(tarry.ConfigurationError, match="max_retries must be 0"):
+        RetryAdapter(max_retries=given)
+
+    assert 0 == RetryAdapter(max_retries=0).max_retries.total
+
+
+# --- bodies ---------------------------------------------------------------------------------------
+
+
+def test_answer_still_streams(server: Server, session: requests.Session) -> None:
+    """The first half of an answer is there before the server has sent the second."""
+    with session.get(server.url("503,stream"), stream=True, timeout=10) as response:
+        pieces = response.iter_content(5)
+        first = next(pieces)
+        server.go_on()
+        rest = b"".join(pieces)
+
+    assert (b"first", b"later") == (first, rest)
+
+
+def test_file_goes_back_to_where_it_stood(server: Server, session: requests.Session) -> None:
+    """A file is sent again from the place where the first attempt began."""
+    file = io.BytesIO(b"skipped, the rest")
+    file.seek(9)
+
+    response = session.put(server.url("503,drop,200"), data=file, timeout=10)
+
+    assert 200 == response.status_code
+    assert [b"the rest"] * 3 == [seen.body for seen in server.seen]
+
+
+def test_file_that_cannot_go_back(server: Server, session: requests.Session) -> None:
+    """A pipe is sent once, and the error says why."""
+    reader, writer = os.pipe()
+    os.write(writer, b"once")
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe, pytest.raises(requests.ConnectionError) as caught:
+        session.put(server.url("drop,200"), data=pipe, timeout=10)
+
+    assert (Reason.UNSAFE, 1) == record(caught.value)
+    assert "its body cannot be sent a second time" in caught.value.__notes__[-1]
+
+
+def test_form_with_a_file(server: Server, session: requests.Session) -> None:
+    """A form is made of bytes, so that it is sent again whole."""
+    files = {"report": io.BytesIO(b"report")}
+    session.put(server.url("503,200"), data={"a": "b"}, files=files, timeout=10)
+
+    assert [True] * 2 == [b"report\r\n" in seen.body for seen in server.seen]
+
+
+# --- timeouts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "bounded"),
+    [
+        (None, (2.0, 2.0)),
+        (5, (2.0, 2.0)),
+        (1, (1, 1)),
+        ((1, None), (1, 2.0)),
+        ((None, 1.5), (2.0, 1.5)),
+        ((9, 9), (2.0, 2.0)),
+    ],
+)
+def test_timeouts_are_bounded(given: Any, bounded: tuple[float, float]) -> None:
+    """Neither connecting nor reading may take longer than the attempt; shorter ones stay."""
+    assert bounded == adapter._bounded(given, 2.0)
+
+
+@pytest.mark.parametrize(("total", "bounded"), [(None, 2.0), (5, 2.0), (1, 1)])
+def test_timeouts_of_urllib3_are_bounded(total: float | None, bounded: float) -> None:
+    """A timeout in the words of urllib3 keeps its parts; its total is bounded in a copy."""
+    given = urllib3.Timeout(total=total, connect=0.5)
+
+    actual = adapter._bounded(given, 2.0)
+
+    assert (bounded, 0.5) == (actual.total, actual.connect_timeout)
+    assert total == given.total
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def test_proxy_that_is_not_there(refused: str, session: requests.Session) -> None:
+    """A proxy that was not reached has sent nothing on, so that any method is retried."""
+    with pytest.raises(requests.exceptions.ProxyError) as caught:
+        session.post("http://example.test", proxies={"http": refused}, timeout=10)
+
+    assert (Reason.ATTEMPTS, 4) == record(caught.value)
+
+
+def test_url_without_a_host(session: requests.Session) -> None:
+    """What is wrong with the request itself is not tried again."""
+    request = requests.Request("GET", "http://example.test").prepare()
+    request.url = "http:///nowhere"
+
+    with pytest.raises(requests.exceptions.InvalidURL) as caught:
+        session.send(request)
+
+    assert (Reason.PERMANENT, 1) == record(caught.value)
+
+
+def test_redirect_begins_to_count_anew(server: Server, session: requests.Session) -> None:
+    """The session copies the headers of a redirected request, but not the number of its attempt."""
+    there = server.url("200").replace("&", "%26")
+    session.get(server.url(f"503,307:location={there}", run="-first"), timeout=10)
+
+    assert [None] == server.received("X-Retry-Attempt")
+
+
+def test_request_that_is_sent_twice_keeps_its_key(server: Server) -> None:
+    """The key belongs to the request: who sends the same object again means the same order."""
+    with mounted(RetryAdapter(idempotency_key="auto", policy=Policy(max_attempts=1))) as session:
+        request = requests.Request("POST", server.url("503,200")).prepare()
+        session.send(request)
+        session.send(request)
+
+    first, second = server.received("Idempotency-Key")
+    assert first == second

@@ -1,0 +1,145 @@
+"""A real HTTP server that fails on command, over sockets.
+
+`POST /anything?plan=503,drop,200` answers the first request of a run with 503, closes the
+connection without an answer to the second, and answers 200 to the third and all that follow. A run
+is named by `run=`; its requests are kept. `stream` sends half of an answer, and the other half when
+`go_on` is set; `hang` sends nothing; `early` answers 503 and does not read the body; `long` answers
+503 with a long text.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+LONG = 100_000
+PATIENCE = 30.0
+"""Seconds after which a client that should have gone on is taken for dead."""
+
+
+class Seen(NamedTuple):
+    """One request as it arrived."""
+
+    method: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Flaky:
+    """The server, and what it has seen."""
+
+    def __init__(self) -> None:  # noqa: C901 - the handler inside is what it is about
+        self.seen: dict[str, list[Seen]] = defaultdict(list)
+        self.connections = 0
+        """Those that are open now."""
+        self.opened = 0
+        """Those that were ever opened."""
+        self.go_on = threading.Event()
+        self.lock = threading.Lock()
+        flaky = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # an answer is two packets, and waits 40 ms between
+
+            def setup(self) -> None:
+                with flaky.lock:
+                    flaky.connections += 1
+                    flaky.opened += 1
+                super().setup()
+
+            def finish(self) -> None:
+                super().finish()
+                with flaky.lock:
+                    flaky.connections -= 1
+
+            def handle_one_request(self) -> None:
+                try:
+                    super().handle_one_request()
+                except ConnectionError:
+                    self.close_connection = True
+
+            def body(self) -> bytes:
+                if self.headers.get("transfer-encoding") != "chunked":
+                    return self.rfile.read(int(self.headers.get("content-length", 0)))
+                body = b""
+                while size := int(self.rfile.readline(), 16):
+                    body += self.rfile.read(size)
+                    self.rfile.readline()
+                self.rfile.readline()
+                return body
+
+            def answer(self) -> None:
+                query = parse_qs(urlsplit(self.path).query)
+                with flaky.lock:
+                    seen = flaky.seen[query.get("run", [""])[0]]
+                    seen.append(Seen(self.command, dict(self.headers.items()), b""))
+                    number = len(seen)
+                plan = query.get("plan", ["200"])[0].split(",")
+                step = plan[min(number, len(plan)) - 1]
+                if step == "early":
+                    self.close_connection = True
+                    self.send_error(503)
+                    return
+                seen[number - 1] = seen[number - 1]._replace(body=self.body())
+                if step == "drop":
+                    self.close_connection = True
+                    return
+                if step == "hang":
+                    flaky.go_on.wait(PATIENCE)
+                    self.close_connection = True
+                    return
+                if step == "stream":
+                    self.answer_in_halves()
+                    return
+                status, _, hint = step.replace("long", "503").partition(":")
+                text = b"" if self.command == "HEAD" else f"answer {number}".encode()
+                text *= LONG if step == "long" else 1
+                self.send_response(int(status))
+                self.send_header("content-length", str(len(text)))
+                if hint:
+                    name, _, value = hint.partition("=")
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(text)
+
+            def answer_in_halves(self) -> None:
+                self.send_response(200)
+                self.send_header("content-length", "10")
+                self.end_headers()
+                self.wfile.write(b"first")
+                self.wfile.write(b"later" if flaky.go_on.wait(PATIENCE) else b"never")
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = answer  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def start(self) -> None:
+        """Serve in a thread."""
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Close the port."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextmanager
+def flaky_server() -> Iterator[Flaky]:
+    """Run one for the length of a block."""
+    flaky = Flaky()
+    flaky.start()
+    try:
+        yield flaky
+    finally:
+        flaky.stop()

@@ -1,0 +1,114 @@
+"""One dependency for each server, made when it is first called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tarry
+from tarry import Downstream, Kind, Outcome, Policy
+from tarry.errors import AttemptTimeout
+from tarry.runtime.origins import Origins, protected
+
+
+def origins(downstream: Any = None, policy: Policy | None = None) -> Origins:
+    """Return the origins of an adapter whose every failure is transient."""
+    return Origins(
+        policy,
+        downstream,
+        lambda _, repeatable: Outcome(Kind.TRANSIENT, safe=repeatable),
+        lambda _, policy, repeatable: Outcome(Kind.SUCCESS, detail=f"{policy.max_attempts}"),
+        lambda _: None,
+    )
+
+
+def test_each_origin_has_its_own_dependency() -> None:
+    """Two requests to one server share a dependency, those to another have another."""
+    made = origins()
+
+    one, again, other = (made.downstream(name) for name in ("http://a", "http://a", "http://b"))
+
+    assert one is again is not other
+    assert ("http://a", "http://b") == (one.name, other.name)
+
+
+def test_default_dependency_is_protected() -> None:
+    """Where nothing is said, an origin has a breaker and a budget."""
+    made = protected("http://a")
+
+    assert (tarry.BreakerState.CLOSED, 500.0) == (made.state, made.balance)
+
+
+def test_dependency_by_function() -> None:
+    """A function makes the dependency of an origin, once."""
+    calls: list[str] = []
+
+    def make(origin: str) -> Downstream:
+        calls.append(origin)
+        return Downstream("payments")
+
+    made = origins(make)
+
+    assert made.downstream("http://a") is made.downstream("http://a")
+    assert ["http://a"] == calls
+
+
+def test_one_dependency_for_all() -> None:
+    """A dependency that was given is that of every origin."""
+    payments = Downstream("payments")
+    made = origins(payments)
+
+    assert {payments} == {made.downstream("http://a"), made.downstream("http://b")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(("payments", None), "downstream must be a tarry.Downstream"), ((None, 4), "policy must be")],
+)
+def test_wrong_arguments(arguments: tuple[Any, Any], says: str) -> None:
+    """A mistake is named at once."""
+    with pytest.raises(tarry.ConfigurationError, match=says):
+        origins(*arguments)
+
+
+def test_loop_is_made_once() -> None:
+    """Requests of one method to one server share a loop, if they are alike in safety too."""
+    made = origins()
+
+    loop = made.spec("GET", "http://a", repeatable=True)
+
+    assert loop is made.spec("GET", "http://a", repeatable=True)
+    assert loop is not made.spec("GET", "http://a", repeatable=False)
+    assert loop is not made.spec("PUT", "http://a", repeatable=True)
+    assert "GET http://a" == loop.operation
+
+
+def test_oldest_origins_are_forgotten() -> None:
+    """A client that follows links to everywhere does not keep all of them."""
+    made = origins()
+    first = made.downstream("http://0")
+
+    for number in range(1, 1001):
+        made.spec("GET", f"http://{number}", repeatable=True)
+
+    assert first is not made.downstream("http://0")
+    assert len(made._downstreams) == len(made._specs) == 1000
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_safety_reaches_every_failure(repeatable: bool) -> None:
+    """What may not be repeated is not after an error, nor after a timeout of the loop itself."""
+    loop = origins().spec("POST", "http://a", repeatable=repeatable)
+
+    safe = [loop.outcome_of(error, 0).safe for error in (OSError(), AttemptTimeout())]
+
+    assert [repeatable] * 2 == safe
+
+
+def test_judge_knows_the_policy() -> None:
+    """An answer is judged by the policy of the adapter."""
+    loop = origins(policy=Policy(max_attempts=7)).spec("GET", "http://a", repeatable=True)
+
+    assert loop.judge is not None
+    assert "7" == loop.judge(None).detail

@@ -1,0 +1,187 @@
+"""What the HTTP adapters share, without any client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tarry
+from tarry import Kind, Policy, Reason
+from tarry.runtime import outgoing
+from tarry.testing import VirtualClock
+
+# --- the key --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [None, "auto", lambda _: "8e03"])
+def test_good_keys(key: Any) -> None:
+    """None, "auto" and a function are taken as they are."""
+    assert key is outgoing.checked_key(key)
+
+
+@pytest.mark.parametrize("key", ["8e03", "", 7, b"auto"])
+def test_bad_keys(key: Any) -> None:
+    """Anything else is refused: one key for all requests above all."""
+    with pytest.raises(tarry.ConfigurationError, match=r"^idempotency_key must be \"auto\""):
+        outgoing.checked_key(key)
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "headers", "keyed", "sent"),
+    [
+        ("POST", None, {}, False, None),
+        ("POST", lambda request: request, {}, True, '"the request"'),
+        ("POST", lambda _: None, {}, False, None),
+        ("POST", "auto", {"Idempotency-Key": "mine"}, True, "mine"),
+        ("GET", "auto", {}, False, None),
+        ("PUT", None, {"Idempotency-Key": "mine"}, True, "mine"),
+    ],
+)
+def test_key_is_put_where_it_is_needed(
+    method: str, key: Any, headers: dict[str, str], keyed: bool, sent: str | None
+) -> None:
+    """A request that is not idempotent gets a key, unless it has one or nobody wants that."""
+    assert keyed == outgoing.put_key(headers, method, key, "the request")
+    assert sent == headers.get("Idempotency-Key")
+
+
+def test_automatic_keys_differ() -> None:
+    """No two calls have the same key."""
+    all_headers: list[dict[str, str]] = [{}, {}]
+    for headers in all_headers:
+        outgoing.put_key(headers, "POST", "auto", None)
+
+    first, second = (headers["Idempotency-Key"] for headers in all_headers)
+    assert first != second
+
+
+# --- what the server is told ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "left", "expected"),
+    [(None, None, None), (2.0, None, 2.0), (None, 3.0, 3.0), (2.0, 3.0, 2.0), (4.0, 3.0, 3.0)],
+)
+def test_limit_of_an_attempt(
+    limit: float | None, left: float | None, expected: float | None
+) -> None:
+    """An attempt may take what the policy gives it, or what is left, whichever is less."""
+    headers: dict[str, str] = {}
+    with VirtualClock():
+        if left is None:
+            actual = outgoing.announce(headers, 1, limit)
+        else:
+            with tarry.deadline(left):
+                actual = outgoing.announce(headers, 1, limit)
+
+    assert expected == actual
+    sent = {} if expected is None else {"X-Deadline-Ms": f"{expected * 1000:.0f}"}
+    assert sent == headers
+
+
+def test_time_that_is_over_is_still_a_timeout() -> None:
+    """The server is told the truth, the client gets a timeout that it can take."""
+    headers: dict[str, str] = {}
+    with VirtualClock(), tarry.deadline(0):
+        actual = outgoing.announce(headers, 1, None)
+
+    assert (0.001, {"X-Deadline-Ms": "0"}) == (actual, headers)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "expected"),
+    [(1, {}), (2, {"X-Retry-Attempt": "2"}), (11, {"X-Retry-Attempt": "11"})],
+)
+def test_number_of_the_attempt(attempt: int, expected: dict[str, str]) -> None:
+    """The first attempt has no number, and loses one that was left on the request."""
+    headers = {"X-Retry-Attempt": "3"}
+
+    outgoing.announce(headers, attempt, None)
+
+    assert expected == headers
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (200, Kind.SUCCESS),
+        (202, Kind.TRANSIENT),
+        (304, Kind.SUCCESS),
+        (404, Kind.PERMANENT),
+        (503, Kind.TRANSIENT),
+    ],
+)
+def test_answers_are_judged_by_the_policy(status: int, kind: Kind) -> None:
+    """The policy's statuses are worth a retry, also where they are no errors."""
+    policy = Policy(retryable_statuses={202, 503})
+
+    assert kind is outgoing.judge(status, {}, policy, repeatable=True).kind
+
+
+@pytest.mark.parametrize(
+    ("length", "short"),
+    [
+        (None, False),
+        ("0", True),
+        ("65536", True),
+        ("65537", False),
+        ("9" * 5000, False),
+        ("-1", False),
+        ("many", False),
+        ("", False),
+        ("²", False),
+    ],
+)
+def test_short_answers(length: str | None, short: bool) -> None:
+    """An answer is short if it says so in a number that is small enough."""
+    headers = {} if length is None else {"Content-Length": length}
+
+    assert short == outgoing.is_short(headers)
+
+
+# --- notes ----------------------------------------------------------------------------------------
+
+
+def ended(*, safe: bool) -> ConnectionError:
+    """Return the error of a call that ended, for want of safety or of attempts."""
+
+    def fail() -> None:
+        raise ConnectionError
+
+    def outcome(_: Exception) -> tarry.Outcome:
+        return tarry.Outcome(Kind.TRANSIENT, safe=safe)
+
+    with pytest.raises(ConnectionError) as caught:
+        tarry.call(fail, on=outcome, attempts=1, name="op")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("replayable", "says"),
+    [(True, "its method is not idempotent"), (False, "its body cannot be sent a second time")],
+)
+def test_error_says_why(replayable: bool, says: str) -> None:
+    """One note more says what was missing, however often the object is raised."""
+    error = ended(safe=False)
+
+    for _ in range(2):
+        outgoing.explain(error, replayable=replayable)
+
+    assert 2 == len(error.__notes__)
+    assert says in error.__notes__[-1]
+
+
+@pytest.mark.parametrize("error", [ValueError(), ended(safe=True)], ids=["strange", "exhausted"])
+def test_other_errors_say_nothing_about_safety(error: Exception) -> None:
+    """An error that was not about safety, or not of a call, stays as it is."""
+    before = list(getattr(error, "__notes__", []))
+
+    outgoing.explain(error, replayable=True)
+
+    assert before == getattr(error, "__notes__", [])
+    record = tarry.record_of(error)
+    assert record is None or Reason.UNSAFE != record.reason

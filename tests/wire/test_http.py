@@ -1,0 +1,90 @@
+"""HTTP as retries see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarry.errors import ConfigurationError
+from tarry.wire import http
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE"])
+def test_idempotent_methods(method: str) -> None:
+    """These may be sent again without a key, however they are spelt."""
+    assert http.repeatable(method, keyed=False)
+    assert http.repeatable(method.lower(), keyed=False)
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH", "CONNECT", "BREW"])
+def test_other_methods_need_a_key(method: str) -> None:
+    """Everything else may be sent again with a key only."""
+    assert (False, True) == tuple(http.repeatable(method, keyed=keyed) for keyed in (False, True))
+
+
+def test_what_deletes_is_not_safe() -> None:
+    """A copy of a safe request does no harm; deleting and putting are idempotent, not safe."""
+    assert {"PUT", "DELETE"} == http.IDEMPOTENT_METHODS - http.SAFE_METHODS
+
+
+@pytest.mark.parametrize(
+    ("parts", "origin"),
+    [
+        (("http", "example.test", None), "http://example.test"),
+        (("http", "example.test", 80), "http://example.test"),
+        (("https", "example.test", 443), "https://example.test"),
+        (("http", "example.test", 443), "http://example.test:443"),
+        (("https", "example.test", 8443), "https://example.test:8443"),
+        (("http", "::1", 8080), "http://[::1]:8080"),
+        (("unix", "socket", None), "unix://socket"),
+    ],
+)
+def test_origin(parts: tuple[str, str, int | None], origin: str) -> None:
+    """A server is its scheme, host and port; the usual port is not told apart from none."""
+    assert origin == http.origin_of(*parts)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"), [("8e03", '"8e03"'), ('a"b', '"a\\"b"'), ("a\\b", '"a\\\\b"'), (" ", '" "')]
+)
+def test_key(key: str, text: str) -> None:
+    """A key is a structured-field string: in quotes, with what ends it escaped."""
+    assert text == http.key_text(key)
+
+
+@pytest.mark.parametrize("key", ["", "für", "a\nb", "\x7f", 7, None, b"8e03"])
+def test_what_no_header_can_carry(key: Any) -> None:
+    """A key is visible ASCII, or it is refused."""
+    with pytest.raises(ConfigurationError, match=r"^an idempotency key must be .*, got "):
+        http.key_text(key)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.0, "2000"), (0.0019, "1"), (0.0, "0"), (-1.0, "0"), (3600, "3600000")]
+)
+def test_deadline_is_never_longer_than_it_is(seconds: float, text: str) -> None:
+    """What is left is told in whole milliseconds, rounded down."""
+    assert text == http.deadline_text(seconds)
+
+
+@given(st.floats(0, 1e9))
+def test_deadline_comes_back(seconds: float) -> None:
+    """The other side reads what was written, to the millisecond."""
+    assert pytest.approx(seconds, abs=1e-3) == http.deadline_from(http.deadline_text(seconds))
+
+
+@pytest.mark.parametrize("text", [" 250 ", "250\t"])
+def test_deadline_with_space_around_it(text: str) -> None:
+    """Space around the number means nothing."""
+    assert 0.25 == http.deadline_from(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "-1", "1.5", "1e3", "+5", "0x10", "٣", "9" * 16, "1_0"]
+)
+def test_odd_deadline_is_ignored(text: str) -> None:
+    """Anything but a number of milliseconds is no deadline, and no exception."""
+    assert None is http.deadline_from(text)
