@@ -1,0 +1,17 @@
+"""Retries for gRPC clients, plain and asyncio: unary calls, and streams until their first message.
+
+    channel = grpc.intercept_channel(
+        grpc.insecure_channel(target, options=channel_options()), RetryInterceptor(target=target)
+    )
+    channel = grpc.aio.insecure_channel(
+        target, options=channel_options(), interceptors=async_retry_interceptors(target=target)
+    )
+
+Calls whose requests are streams pass untouched: what was sent is not there to be sent again.
+"""
+
+from tarry.adapters.grpc.blocking import RetryInterceptor
+from tarry.adapters.grpc.coroutines import async_retry_interceptors
+from tarry.adapters.grpc.options import channel_options
+
+__all__ = ["RetryInterceptor", "async_retry_interceptors", "channel_options"]

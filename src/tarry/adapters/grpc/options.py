@@ -1,0 +1,59 @@
+"""One layer that retries: the channel's own retries are refused, and turned off.
+
+An interceptor sees neither the options of its channel nor the service config that a resolver may
+bring. The options are the one place where both can be ruled out.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tarry.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_SWITCH = "grpc.enable_retries"
+_CONFIG = "grpc.service_config"
+_POLICIES = ("retryPolicy", "hedgingPolicy")
+
+
+def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tuple[str, Any]]:
+    """Return the options for a channel on which tarry retries, gRPC's own retries turned off.
+
+    Options that ask for gRPC's own retries are refused: two layers multiply their attempts.
+    """
+    given = list(options or ())
+    for name, value in given:
+        if name == _SWITCH and value:
+            raise ConfigurationError(_two_layers(f"{_SWITCH} is {value!r}"))
+        if name == _CONFIG:
+            for policy, of in _own_retries(value):
+                raise ConfigurationError(_two_layers(f"{_CONFIG} has a {policy} for {of}"))
+    # A config that a resolver brings is not seen here; without the switch it has no effect.
+    return [*(pair for pair in given if pair[0] != _SWITCH), (_SWITCH, 0)]
+
+
+def _two_layers(found: str) -> str:
+    return (
+        f"{found}: the channel would retry beneath tarry, and the attempts of two layers multiply; "
+        "take it out (`tarry policy import --from grpc` makes a policy of it), or use no tarry here"
+    )
+
+
+def _own_retries(config: Any) -> list[tuple[str, str]]:
+    """Return each policy of a service config that repeats calls, and what it is for."""
+    try:
+        return [
+            (policy, ", ".join(map(_name, entry["name"])))
+            for entry in json.loads(config)["methodConfig"]
+            for policy in _POLICIES
+            if policy in entry
+        ]
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return []  # it has no policies, or gRPC will say what is wrong with it
+
+
+def _name(name: Any) -> str:
+    return "/".join(filter(None, (name.get("service"), name.get("method")))) or "all methods"

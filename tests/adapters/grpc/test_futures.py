@@ -1,0 +1,211 @@
+"""Futures of plain channels: what their user can do while they are retried."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+import tarry
+from tarry import Policy, Reason
+from tarry.adapters.grpc import RetryInterceptor
+from tarry.testing import captured_events
+from tests.adapters.grpc.service import (
+    CHARGE,
+    Service,
+    cancel_at,
+    channel,
+    grpc,
+)
+
+OK, CANCELLED, UNAVAILABLE = (
+    grpc.StatusCode.OK,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNAVAILABLE,
+)
+
+
+def test_with_call_gives_the_last_attempt(service: Service) -> None:
+    """The call beside the answer is that of the attempt that succeeded."""
+    service.steps = ["UNAVAILABLE", ("OK", "shop", "north")]
+
+    with channel(service.target) as opened:
+        answer, call = opened.unary_unary(CHARGE).with_call(b"")
+
+    assert b"paid" == answer
+    assert OK == call.code()
+    assert ("shop", "north") in [tuple(pair) for pair in call.trailing_metadata()]
+
+
+def test_a_future_does_not_hold_its_caller(service: Service) -> None:
+    """The caller has it while the first attempt is under way."""
+    service.steps = ["hold"]
+
+    with channel(service.target) as opened:
+        future = opened.unary_unary(CHARGE).future(b"", timeout=60)
+        service.held.wait()
+        with pytest.raises(grpc.FutureTimeoutError):
+            future.result(timeout=0)
+
+        assert [False, True, True] == [future.done(), future.running(), future.is_active()]
+        assert future.time_remaining() > 0
+        assert isinstance(future, grpc.Future)
+        assert isinstance(future, grpc.Call)
+        future.cancel()
+
+
+def test_a_future_that_was_retried(service: Service) -> None:
+    """It is over when the last attempt is, and tells of that."""
+    service.steps = ["UNAVAILABLE", ("OK", "shop", "north")]
+    heard: list[Any] = []
+    over = threading.Event()
+
+    with channel(service.target) as opened:
+        future = opened.unary_unary(CHARGE).future(b"")
+        future.add_done_callback(heard.append)
+        future.add_done_callback(lambda _: over.set())
+        over.wait()
+
+        assert [future] == heard
+        assert b"paid" == future.result()
+        assert (None, None) == (future.exception(), future.traceback())
+        assert (OK, "") == (future.code(), future.details())
+        assert not future.cancelled()
+        assert not future.cancel()
+        assert not future.add_callback(over.set)
+        assert [] == list(future.initial_metadata())
+        assert ("shop", "north") in [tuple(pair) for pair in future.trailing_metadata()]
+
+
+def test_a_future_that_fails(service: Service) -> None:
+    """It gives the last error in every form that a future has."""
+    service.steps = ["UNAVAILABLE"] * 9
+    over = threading.Event()
+
+    with channel(service.target) as opened:
+        future = opened.unary_unary(CHARGE).future(b"")
+        if future.add_callback(over.set):
+            over.wait()
+        error = future.exception()
+
+        assert (UNAVAILABLE, "not now") == (future.code(), future.details())
+        assert error.__traceback__ is future.traceback()
+        assert UNAVAILABLE == error.code()
+    assert 4 == service.attempts
+
+
+def test_a_future_that_cannot_connect() -> None:
+    """A failure that comes before the caller has the future is retried like any other."""
+    nobody = tarry.Downstream("nobody")
+    reasons: set[Reason | None] = set()
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        target = f"127.0.0.1:{taken.getsockname()[1]}"
+        with channel(target, policy=Policy(max_attempts=2), downstream=nobody) as opened:
+            for _ in range(50):
+                error = opened.unary_unary(CHARGE).future(b"").exception()
+                record = tarry.record_of(error)
+                reasons.add(None if record is None else record.reason)
+
+    assert {Reason.ATTEMPTS} == reasons
+
+
+def test_a_future_that_is_refused(service: Service) -> None:
+    """An open breaker is told by the result."""
+    downstream = tarry.Downstream("payments", breaker=tarry.Breaker())
+    downstream.force("open")
+
+    with channel(service.target, downstream=downstream) as opened:
+        future = opened.unary_unary(CHARGE).future(b"")
+
+        assert isinstance(future.exception(), tarry.BreakerOpen)
+
+
+def test_a_running_future_is_cancelled(service: Service) -> None:
+    """It is not retried, and not told as a failure."""
+    service.steps = ["hold"]
+
+    with captured_events() as events, channel(service.target) as opened:
+        future = opened.unary_unary(CHARGE).future(b"")
+        service.held.wait()
+
+        assert future.cancel()
+        with pytest.raises(grpc.FutureCancelledError):
+            future.result()
+        assert future.cancelled()
+        assert CANCELLED == future.code()
+    assert [tarry.AttemptStarted] == [type(event) for event in events]
+
+
+@pytest.mark.parametrize("moment", [tarry.WillWait, tarry.AttemptStarted])
+def test_a_waiting_future_is_cancelled(service: Service, moment: type[tarry.Event]) -> None:
+    """The wait ends, and no further attempt is made, or none that lasts."""
+    service.steps = ["UNAVAILABLE", *["hold"] * 9]
+    calls: list[Any] = []
+    made, remove = cancel_at(moment, calls)
+
+    with channel(service.target) as opened:
+        calls.append(opened.unary_unary(CHARGE).future(b""))
+        made.set()
+        with pytest.raises(grpc.FutureCancelledError):
+            calls[0].result()
+        remove()
+
+        assert calls[0].cancelled()
+        assert CANCELLED == calls[0].code()
+        assert "cancelled" in calls[0].details().lower()
+
+
+def test_a_cancelled_future_leaves_others_alone(service: Service) -> None:
+    """The calls of a method share a loop, but not who ends it."""
+    service.steps = ["hold", "UNAVAILABLE"]
+
+    with channel(service.target) as opened:
+        charge = opened.unary_unary(CHARGE)
+        future = charge.future(b"")
+        service.held.wait()
+        future.cancel()
+
+        assert b"paid" == charge(b"")
+
+
+def test_a_future_that_failed_at_once_does_not_hold_its_caller(service: Service) -> None:
+    """Even when the first attempt is over before it is looked at, the waits are a thread's."""
+    service.steps = ["UNAVAILABLE"]
+
+    class Ended:
+        def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+            call = continuation(details, request)
+            call.exception()
+            return call
+
+    grpc.UnaryUnaryClientInterceptor.register(Ended)
+    threads: list[int] = []
+    remove = tarry.listen(lambda _: threads.append(threading.get_ident()))
+    with grpc.insecure_channel(service.target) as opened:
+        both = grpc.intercept_channel(opened, RetryInterceptor(), Ended())
+        assert b"paid" == both.unary_unary(CHARGE).future(b"").result()
+    remove()
+
+    assert threading.get_ident() == threads[0]
+    assert threading.get_ident() not in threads[1:]
+
+
+@pytest.mark.parametrize("steps", [[], ["UNAVAILABLE"]])
+def test_listeners_hear_in_the_context_of_the_caller(service: Service, steps: list[Any]) -> None:
+    """A trace that the caller began goes on in whichever thread the future is ended."""
+    service.steps = steps
+    trace: ContextVar[str] = ContextVar("trace", default="none")
+    trace.set("the caller's")
+    heard: set[str] = set()
+    remove = tarry.listen(lambda _: heard.add(trace.get()))
+
+    with channel(service.target) as opened:
+        opened.unary_unary(CHARGE).future(b"").result()
+    remove()
+
+    assert {"the caller's"} == heard

@@ -1,0 +1,127 @@
+"""One layer that retries, and what the interceptors refuse to be made of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import tarry
+from tarry.adapters.grpc import RetryInterceptor, async_retry_interceptors, channel_options
+from tests.adapters.grpc.service import CHARGE, OWN_CONNECTION, Service, grpc
+
+RETRY = {
+    "maxAttempts": 4,
+    "initialBackoff": "0.01s",
+    "maxBackoff": "0.01s",
+    "backoffMultiplier": 1,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
+
+
+def config(*names: dict[str, str], **entry: Any) -> tuple[str, str]:
+    """A service config with one entry."""
+    document = {"methodConfig": [{"name": list(names), **entry}]}
+    return "grpc.service_config", json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [
+        (config({}, retryPolicy=RETRY), "has a retryPolicy for all methods"),
+        (config({"service": "shop.A"}, retryPolicy=RETRY), "has a retryPolicy for shop.A"),
+        (
+            config({"service": "a"}, {"service": "b", "method": "M"}, hedgingPolicy={}),
+            "has a hedgingPolicy for a, b/M",
+        ),
+        (("grpc.enable_retries", 1), "grpc.enable_retries is 1"),
+    ],
+)
+def test_retries_of_the_channel_are_refused(option: tuple[str, Any], found: str) -> None:
+    """The error names what would retry beneath tarry, and why that is bad."""
+    with pytest.raises(tarry.ConfigurationError, match="two layers multiply") as caught:
+        channel_options([option])
+
+    assert found in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        config({}, timeout="3s"),
+        ("grpc.service_config", "{"),
+        ("grpc.service_config", "[1]"),
+        ("grpc.service_config", json.dumps({"methodConfig": 7})),
+        ("grpc.max_receive_message_length", -1),
+    ],
+)
+def test_other_options_are_kept(option: tuple[str, Any]) -> None:
+    """What does not retry stays, and what is no config at all is left for gRPC to refuse."""
+    assert [option, ("grpc.enable_retries", 0)] == channel_options([option])
+
+
+def test_the_switch_is_there_once() -> None:
+    """Options may have passed through it before, or be none."""
+    off = [("grpc.enable_retries", 0)]
+
+    assert off == channel_options() == channel_options(None) == channel_options(off)
+
+
+@pytest.mark.parametrize(("switch", "attempts"), [([], 4), (channel_options(), 1)])
+def test_grpc_obeys_the_switch(service: Service, switch: list[Any], attempts: int) -> None:
+    """With it, a config that was not seen, such as a resolver's, does not retry."""
+    service.steps = ["UNAVAILABLE"] * 9
+    options = [config({}, retryPolicy=RETRY), *OWN_CONNECTION, *switch]
+
+    opened = grpc.insecure_channel(service.target, options=options)
+    with opened, pytest.raises(grpc.RpcError):
+        opened.unary_unary(CHARGE)(b"")
+
+    assert attempts == service.attempts
+
+
+@pytest.mark.parametrize("make", [RetryInterceptor, async_retry_interceptors])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"policy": 3}, "policy must be"),
+        ({"downstream": "payments"}, "downstream must be"),
+        ({"repeatable": "yes"}, "repeatable must be True, False or a function"),
+        ({"target": ""}, "target must be the address"),
+        ({"target": 50051}, "target must be the address"),
+    ],
+)
+def test_wrong_arguments(make: Any, wrong: dict[str, Any], message: str) -> None:
+    """Mistakes are named where they are made."""
+    with pytest.raises(tarry.ConfigurationError, match=message):
+        make(**wrong)
+
+
+def test_one_downstream_for_a_service(service: Service) -> None:
+    """Without a target, the service is the dependency."""
+    made: list[str] = []
+
+    def make(name: str) -> tarry.Downstream:
+        made.append(name)
+        return tarry.Downstream(name)
+
+    interceptor = RetryInterceptor(downstream=make)
+    with grpc.insecure_channel(service.target, options=OWN_CONNECTION) as opened:
+        for _ in range(2):
+            grpc.intercept_channel(opened, interceptor).unary_unary(CHARGE)(b"")
+
+    assert ["shop.Payments"] == made
+
+
+def test_the_extra_is_named() -> None:
+    """Without grpcio, the error has the line that installs it."""
+    code = "import sys; sys.modules['grpc'] = None; import tarry.adapters.grpc"
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+
+    assert "MissingExtra: this needs grpcio: pip install 'tarry[grpc]'" in ended.stderr

@@ -1,0 +1,129 @@
+"""Streams of plain channels: what their user can do before and after the first message."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import tarry
+from tarry import Policy
+from tests.adapters.grpc.service import (
+    CHARGE,
+    WATCH,
+    Service,
+    cancel_at,
+    channel,
+    grpc,
+)
+
+OK, CANCELLED, UNAVAILABLE = (
+    grpc.StatusCode.OK,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNAVAILABLE,
+)
+
+
+def test_a_stream_is_the_callers_after_its_first_message(service: Service) -> None:
+    """An error behind the first message is raised at once, without a word of tarry's."""
+    service.steps, service.fails_after = ["UNAVAILABLE"], 1
+
+    with channel(service.target) as opened:
+        stream = opened.unary_stream(WATCH)(b"")
+        assert b"one" == next(stream)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(stream)
+
+    assert UNAVAILABLE == caught.value.code()
+    assert tarry.record_of(caught.value) is None
+    assert 1 == service.attempts
+
+
+def test_an_empty_stream_is_a_success(service: Service) -> None:
+    """There is nothing to retry where the server has nothing to say."""
+    service.steps, service.messages = ["UNAVAILABLE"], []
+
+    with channel(service.target) as opened:
+        assert [] == list(opened.unary_stream(WATCH)(b""))
+    assert 2 == service.attempts
+
+
+def test_attempt_timeout_does_not_end_a_stream(service: Service) -> None:
+    """It is for one answer; gRPC would hold it against the whole stream."""
+    with channel(service.target, policy=Policy(attempt_timeout=5)) as opened:
+        opened.unary_unary(CHARGE)(b"")
+        list(opened.unary_stream(WATCH)(b""))
+
+    assert [False, True] == [remaining > 60 for remaining in service.remaining]
+
+
+def test_a_stream_is_a_call(service: Service) -> None:
+    """What is not a message comes from the last attempt, and so does its end."""
+    service.steps = ["UNAVAILABLE", ("OK", "shop", "north")]
+    over, done = threading.Event(), threading.Event()
+
+    with channel(service.target) as opened:
+        stream = opened.unary_stream(WATCH)(b"")
+        assert stream.add_callback(over.set)
+        stream.add_done_callback(lambda _: done.set())
+        assert b"one" == stream.next()
+        assert [b"two"] == list(stream)
+        over.wait()
+        done.wait()
+
+        assert isinstance(stream, grpc.Call)
+        assert OK == stream.code()
+        assert ("shop", "north") in [tuple(pair) for pair in stream.trailing_metadata()]
+        assert not stream.add_callback(over.set)
+
+
+def test_a_stream_that_nobody_reads_is_cancelled(service: Service) -> None:
+    """Its end is told, and what it held is given back."""
+    service.steps = ["hold"]
+    over = threading.Event()
+    downstream = tarry.Downstream("payments", max_in_flight=1)
+
+    with channel(service.target, downstream=downstream) as opened:
+        stream = opened.unary_stream(WATCH)(b"")
+        stream.add_callback(over.set)
+        service.held.wait()
+        stream.cancel()
+        over.wait()
+        with pytest.raises(grpc.RpcError) as caught:
+            next(stream)
+
+        assert CANCELLED == caught.value.code()
+        assert b"paid" == opened.unary_unary(CHARGE)(b"")
+
+
+def test_a_stream_that_fails_tells_its_end(service: Service) -> None:
+    """Who waits for the end hears of it once, after the last attempt."""
+    service.steps = ["UNAVAILABLE"] * 9
+    heard: list[int] = []
+
+    with channel(service.target) as opened:
+        stream = opened.unary_stream(WATCH)(b"")
+        stream.add_callback(lambda: heard.append(service.attempts))
+        with pytest.raises(grpc.RpcError):
+            next(stream)
+
+    assert [4] == heard
+
+
+@pytest.mark.parametrize("moment", [tarry.WillWait, tarry.AttemptStarted])
+def test_a_waiting_stream_is_cancelled(service: Service, moment: type[tarry.Event]) -> None:
+    """The reader gets the code of a cancelled stream."""
+    service.steps = ["UNAVAILABLE", *["hold"] * 9]
+    calls: list[Any] = []
+    made, remove = cancel_at(moment, calls)
+
+    with channel(service.target) as opened:
+        calls.append(opened.unary_stream(WATCH)(b""))
+        made.set()
+        with pytest.raises(grpc.RpcError) as caught:
+            next(calls[0])
+        remove()
+
+    assert CANCELLED == caught.value.code()
+    assert "cancelled" in caught.value.details().lower()
