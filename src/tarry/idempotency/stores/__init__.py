@@ -1,0 +1,1 @@
+"""Where records are kept, one file for each engine."""

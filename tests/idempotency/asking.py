@@ -1,0 +1,134 @@
+"""A client without a server: one ASGI request, and what came back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from tarry.idempotency.asgi_types import App, Message, Receive, Scope, Send
+
+KEY = b'"8e03978e-40d5-43dd-bc93-6894a57f9324"'
+Pairs = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass
+class Answer:
+    """The messages of one response."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    @property
+    def status(self) -> int:
+        """The status."""
+        return cast("int", self.messages[0]["status"])
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The header fields, in order."""
+        return cast("list[tuple[bytes, bytes]]", self.messages[0]["headers"])
+
+    @property
+    def body(self) -> bytes:
+        """The whole body."""
+        return b"".join(message.get("body", b"") for message in self.messages[1:])
+
+    @property
+    def replayed(self) -> bool:
+        """Whether the response says that it is a replay."""
+        return (b"idempotent-replayed", b"true") in self.headers
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        """The problem that the body tells."""
+        assert b"application/problem+json" == self.header(b"content-type")
+        problem = cast("dict[str, Any]", json.loads(self.body))
+        assert self.status == problem["status"]
+        return problem
+
+    def header(self, name: bytes) -> bytes | None:
+        """The value of a field that occurs once."""
+        return dict(self.headers).get(name)
+
+
+def scope_of(
+    method: str = "POST", path: str = "/payments", headers: Pairs = (), **more: Any
+) -> dict[str, Any]:
+    """The scope of a request."""
+    base = {"type": "http", "method": method, "path": path, "query_string": b"", "root_path": ""}
+    return {**base, "headers": list(headers), **more}
+
+
+async def ask(
+    app: App,
+    *,
+    key: bytes | None = KEY,
+    body: bytes | Sequence[bytes] = b"{}",
+    headers: Pairs = (),
+    before_send: Callable[[Message], None] = lambda _message: None,
+    **scope: Any,
+) -> Answer:
+    """Send one request and return its answer; the body may come in several messages."""
+    chunks = [body] if isinstance(body, bytes) else list(body)
+    lines = [*headers, *([] if key is None else [(b"idempotency-key", key)])]
+    unread: list[Message] = [
+        {"type": "http.request", "body": chunk, "more_body": number < len(chunks)}
+        for number, chunk in enumerate(chunks, 1)
+    ]
+    answer = Answer()
+
+    async def receive() -> Message:
+        return unread.pop(0) if unread else {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        before_send(message)
+        answer.messages.append(dict(message))
+
+    await app(scope_of(headers=lines, **scope), receive, send)
+    return answer
+
+
+def in_order(*asked: Awaitable[Answer]) -> list[Answer]:
+    """Send requests one after the other."""
+
+    async def main() -> list[Answer]:
+        return [await answer for answer in asked]
+
+    return asyncio.run(main())
+
+
+class Payments:
+    """An application that counts its runs, remembers bodies, and answers with a new number."""
+
+    def __init__(self, status: int = 201) -> None:
+        self.status = status
+        self.bodies: list[bytes] = []
+
+    @property
+    def runs(self) -> int:
+        """How often the handler ran."""
+        return len(self.bodies)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, in three messages."""
+        message = await receive()
+        self.bodies.append(message["body"])
+        assert not message["more_body"]
+        headers = [(b"Content-Type", b"text/plain"), (b"x-run", b"%d" % self.runs)]
+        headers += [(b"date", b"Tue, 15 Nov 1994 08:12:31 GMT"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"run ", "more_body": True})
+        await send({"type": "http.response.body", "body": b"%d" % self.runs})
+
+
+def slow(payments: Payments, seconds: float) -> App:
+    """The application after a wait."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if not payments.runs:
+            await asyncio.sleep(seconds)
+        await payments(scope, receive, send)
+
+    return app

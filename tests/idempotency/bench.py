@@ -1,0 +1,72 @@
+"""An empty store under test: what the conformance cases and the files that run them share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tarry.idempotency.record import Record
+from tarry.idempotency.store import Store, Taken
+from tarry.runtime import aio
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """An empty store, and a hand on its time."""
+
+    store: Store
+    twin: Store
+    """The same records through another connection, or the store itself where there is none."""
+    advance: Callable[[float], Awaitable[None]]
+    """Let so many seconds pass on the store's clock."""
+    tick: float = 1.0
+    """The cases count in ticks: a second on a clock that jumps, less on one that is waited for."""
+    forgets: bool = False
+    """The engine removes what has expired by itself, so that a sweep finds nothing."""
+
+    @property
+    def lease(self) -> float:
+        """Ten ticks, in seconds."""
+        return 10 * self.tick
+
+
+Case = Callable[[Bench], Awaitable[None]]
+
+
+def name_of(case: Case) -> str:
+    """The name of a case."""
+    return getattr(case, "__name__", repr(case))
+
+
+async def together(functions: list[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Run all at the same time, on whichever loop runs, and return their results in order."""
+    if not aio.in_trio():
+        import asyncio
+
+        return list(await asyncio.gather(*(function() for function in functions)))
+    import trio
+
+    results: dict[int, T] = {}
+
+    async def run(index: int, function: Callable[[], Awaitable[T]]) -> None:
+        results[index] = await function()
+
+    async with trio.open_nursery() as nursery:
+        for index, function in enumerate(functions):
+            nursery.start_soon(run, index, function)
+    return [results[index] for index in range(len(functions))]
+
+
+async def record_of(store: Store, key: str) -> Record:
+    """The record of a key that is taken."""
+    return (await taken(store, key)).record
+
+
+async def taken(store: Store, key: str) -> Taken:
+    """What a claim says about a key that is taken."""
+    found = await store.claim(key, "probe", "probe", 1.0)
+    assert found is not None
+    return found

@@ -1,0 +1,208 @@
+"""The middleware: the flow of the draft, its problems, and expiry."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tarry.errors import ConfigurationError
+from tarry.idempotency import IdempotencyMiddleware, MemoryStore
+from tarry.idempotency.asgi_types import Receive, Scope, Send
+from tarry.testing import VirtualClock
+from tests.idempotency.asking import Answer, Payments, ask, in_order, scope_of
+
+ALICE = [(b"authorization", b"Bearer alice")]
+JSON = [(b"content-type", b"application/json")]
+
+
+def test_first_request_runs_and_its_response_passes() -> None:
+    """The handler sees the whole body, and the client the messages as they were sent."""
+    payments = Payments()
+    app = IdempotencyMiddleware(payments)
+
+    (answer,) = in_order(ask(app, body=[b"amount", b"=", b"100"]))
+
+    assert [b"amount=100"] == payments.bodies
+    assert (201, b"run 1", False) == (answer.status, answer.body, answer.replayed)
+    assert [True, False] == [message.get("more_body", False) for message in answer.messages[1:]]
+
+
+def test_same_request_is_replayed_to_the_byte() -> None:
+    """The handler runs once; status, headers in order and body are those of the first answer."""
+    payments = Payments()
+    app = IdempotencyMiddleware(payments)
+
+    first, second, third = in_order(*(ask(app) for _ in range(3)))
+
+    assert 1 == payments.runs
+    assert (first.status, first.body) == (second.status, second.body)
+    assert [*first.headers, (b"idempotent-replayed", b"true")] == second.headers
+    assert second == third
+
+
+def test_bare_and_quoted_key_are_one() -> None:
+    """A client that sends the key bare is served as one that quotes it."""
+    payments = Payments()
+    app = IdempotencyMiddleware(payments)
+
+    _, second = in_order(ask(app, key=b'"a-1"'), ask(app, key=b"a-1"))
+
+    assert second.replayed
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"body": b"[]"},
+        {"query_string": b"dry=1"},
+        {"headers": [(b"content-type", b"text/plain")]},
+    ],
+)
+def test_same_key_with_another_payload_is_422(other: dict[str, Any]) -> None:
+    """Another body, query or content type under a key that is known is refused and not run."""
+    payments = Payments()
+    app = IdempotencyMiddleware(payments)
+
+    first: dict[str, Any] = {"body": b"{}", "query_string": b"", "headers": JSON}
+    _, refused = in_order(ask(app, **first), ask(app, **{**first, **other}))
+
+    assert (422, "Idempotency-Key is already used") == (refused.status, refused.problem["title"])
+    assert b"false" == refused.header(b"x-should-retry")
+    assert 1 == payments.runs
+
+
+def test_same_key_while_the_first_runs_is_409() -> None:
+    """A second request does not wait for the first; it is told when to ask again."""
+    running, go_on = asyncio.Event(), asyncio.Event()
+    payments = Payments()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        running.set()
+        await go_on.wait()
+        await payments(scope, receive, send)
+
+    async def main() -> None:
+        app = IdempotencyMiddleware(slow)
+        first = asyncio.create_task(ask(app))
+        await running.wait()
+        second = await ask(app)
+        go_on.set()
+
+        assert 409 == second.status
+        assert "A request is outstanding for this Idempotency-Key" == second.problem["title"]
+        assert (b"1", b"true") == (second.header(b"retry-after"), second.header(b"x-should-retry"))
+        assert b"run 1" == (await first).body
+        assert (await ask(app)).replayed
+
+    asyncio.run(main())
+    assert 1 == payments.runs
+
+
+def test_responses_expire() -> None:
+    """After `keep` seconds the key is free and the request runs again."""
+
+    async def main() -> list[bool]:
+        app = IdempotencyMiddleware(Payments(), keep=60.0)
+        answers: list[Answer] = []
+        for _ in range(3):
+            answers.append(await ask(app))
+            await asyncio.sleep(40)
+        return [answer.replayed for answer in answers]
+
+    with VirtualClock() as clock:
+        assert [False, True, False] == clock.run(main)
+
+
+@pytest.mark.parametrize("key", [b"", b'""', b'"open', b"a b", b'"a", "b"', b"a" * 256])
+@pytest.mark.parametrize("required", [(), ["/payments"]])
+def test_malformed_key_is_400(key: bytes, required: list[str]) -> None:
+    """Also where a key is optional: who sends one counts on it."""
+    payments = Payments()
+    app = IdempotencyMiddleware(payments, required=required)
+
+    (answer,) = in_order(ask(app, key=key))
+
+    assert (400, "Idempotency-Key is malformed") == (answer.status, answer.problem["title"])
+    assert 0 == payments.runs
+
+
+def test_two_keys_are_malformed() -> None:
+    """A request with two lines of the field is refused."""
+    payments = Payments()
+
+    (answer,) = in_order(
+        ask(IdempotencyMiddleware(payments), headers=[(b"idempotency-key", b'"a"')])
+    )
+
+    assert (400, 0) == (answer.status, payments.runs)
+
+
+def test_problems_lead_to_the_documentation() -> None:
+    """With a URL every problem has a type below it and a link to it; without, neither."""
+    url = "https://example.com/docs/retries"
+
+    with_docs, with_anchor, without = in_order(
+        *(
+            ask(IdempotencyMiddleware(Payments(), docs_url=docs_url), key=b"")
+            for docs_url in (url, f"{url}#keys", None)
+        )
+    )
+
+    assert f"{url}#malformed" == with_docs.problem["type"]
+    assert f'<{url}>; rel="describedby"'.encode() == with_docs.header(b"link")
+    assert f"{url}#keys" == with_anchor.problem["type"]
+    assert ("about:blank", None) == (without.problem["type"], without.header(b"link"))
+    assert b"en" == without.header(b"content-language")
+    assert b"%d" % len(without.body) == without.header(b"content-length")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lease": 0}, "lease must be greater than 0"),
+        ({"keep": -1.0}, "keep must be greater than 0"),
+        ({"max_request": -1}, "max_request must be at least 0"),
+        ({"max_response": 1.5}, "max_response must be a whole number"),
+        ({"methods": "POST"}, "methods must be a list of names"),
+        ({"required": "/payments"}, "required must be a list of paths"),
+        ({"required": ["payments"]}, "required has paths such as"),
+        ({"required": ["/a*"]}, "required has paths such as"),
+        ({"required": ["/*/a"]}, "required has paths such as"),
+    ],
+)
+def test_mistakes_are_told_when_the_middleware_is_made(options: dict[str, Any], words: str) -> None:
+    """A value that breaks a rule is refused with the name of the option."""
+    with pytest.raises(ConfigurationError, match=words):
+        IdempotencyMiddleware(Payments(), **options)
+
+
+def test_expired_records_are_swept_along_the_way() -> None:
+    """Nobody needs to run a sweeper: requests take what is over with them."""
+
+    async def main() -> int:
+        store = MemoryStore()
+        app = IdempotencyMiddleware(Payments(), store, keep=60.0)
+        for number in range(99):
+            await ask(app, key=b"%d" % number)
+        await asyncio.sleep(60)
+        await ask(app, key=b"last")
+        return len(store._entries)
+
+    with VirtualClock() as clock:
+        assert 1 == clock.run(main)
+
+
+def test_scope_of_the_handler_is_untouched() -> None:
+    """The application gets the very scope that the server made."""
+    scopes: list[Scope] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scopes.append(scope)
+        await Payments()(scope, receive, send)
+
+    (answer,) = in_order(ask(IdempotencyMiddleware(app), headers=ALICE))
+
+    assert 201 == answer.status
+    assert [scope_of(headers=scopes[0]["headers"])] == scopes

@@ -1,0 +1,143 @@
+"""The `Idempotency-Key` field: structured strings, bare keys, and everything that is neither."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarry.idempotency.key import LONGEST, MalformedKey, parse_key
+
+PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
+UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
+
+
+def quoted(key: str) -> bytes:
+    """A key as RFC 9651 writes it."""
+    escaped = key.replace("\\", r"\\").replace('"', r"\"")
+    return f'"{escaped}"'.encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        (b'"foo bar"', "foo bar"),
+        (b'"   "', "   "),
+        (b'  "a"  ', "a"),
+        (rb'"b \"quoted\" \\ slash"', r'b "quoted" \ slash'),
+        (b'"a,b;c"', "a,b;c"),
+        (b'"a";x', "a"),
+        (b'"a";x=1;y=-1.5;z="t;\\"";w=to/ken:;v=:aGk=:;u=?1;t=@-17;*s=%"f%c3%bc"', "a"),
+        (b'"a";  x', "a"),
+        (b'"a";x=1;x=2', "a"),
+        (f'"{UUID}"'.encode(), UUID),
+        (UUID.encode(), UUID),
+        (b" 01ARZ3NDEKTSV4RRFFQ69G5FAV ", "01ARZ3NDEKTSV4RRFFQ69G5FAV"),
+        (b"KG5LxwFBepaKHyUD+/=", "KG5LxwFBepaKHyUD+/="),
+        (b"order:42/charge~1.0_a", "order:42/charge~1.0_a"),
+        (b"42", "42"),
+        (b'"' + b"a" * LONGEST + b'"', "a" * LONGEST),
+    ],
+)
+def test_keys_are_read(line: bytes, key: str) -> None:
+    """A structured string with any parameters, or a bare key, gives its characters."""
+    assert key == parse_key([line])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"", "1 to 255 characters, not 0"),
+        (b"  ", "1 to 255 characters, not 0"),
+        (b'""', "1 to 255 characters, not 0"),
+        (b"a" * 256, "1 to 255 characters, not 256"),
+        (b'"' + b"a" * 256 + b'"', "1 to 255 characters, not 256"),
+        ("füü".encode(), "must be ASCII"),
+        ('"füü"'.encode(), "must be ASCII"),
+        (b'"a\xff"', "must be ASCII"),
+        (b'"a\tb"', "may not stand in quotes"),
+        (b'"a\nb"', "may not stand in quotes"),
+        (b'"a\x00"', "may not stand in quotes"),
+        (b'"a\x7f"', "may not stand in quotes"),
+        (b'"unbalanced', "no closing quote"),
+        (b'"', "no closing quote"),
+        (rb'"foo \,"', "may not stand in quotes"),
+        (rb'"foo \"', "no closing quote"),
+        (b'"foo \\', "no closing quote"),
+        (b"'single'", "double quotes"),
+        (b"two words", "double quotes"),
+        (b"a,b", "double quotes"),
+        (b"a;x=1", "double quotes"),
+        (b"-1", "double quotes"),
+        (b":aGk=:", "double quotes"),
+        (b"?1", "double quotes"),
+        (b"@1659578233", "double quotes"),
+        (b'%"display"', "double quotes"),
+        (b'("a")', "double quotes"),
+        (b'\t"a"', "double quotes"),
+        (b'"a"\t', "must end after the key"),
+        (b'"a", "b"', "must end after the key"),
+        (b'"a" "b"', "must end after the key"),
+        (b'"a"b', "must end after the key"),
+        (b'"a" ;x', "must end after the key"),
+        (b'"a";', "must end after the key"),
+        (b'"a";X', "must end after the key"),
+        (b'"a";1', "must end after the key"),
+        (b'"a";\tx', "must end after the key"),
+        (b'"a";x=', "must end after the key"),
+        (b'"a";x=1.', "must end after the key"),
+        (b'"a";x=1.2345', "must end after the key"),
+        (b'"a";x=1234567890123456', "must end after the key"),
+        (b'"a";x=?2', "must end after the key"),
+        (b'"a";x=:a', "must end after the key"),
+        (b'"a";x=@1.5', "must end after the key"),
+        (b'"a";x=%"%C3"', "must end after the key"),
+        (b'"a";x=%"%ff"', "must end after the key"),
+        (b'"a";x="', "must end after the key"),
+    ],
+)
+def test_malformed_keys_are_refused(line: bytes, words: str) -> None:
+    """What RFC 9651 refuses, and what no client should call a key, is refused with a sentence."""
+    with pytest.raises(MalformedKey, match=words) as caught:
+        parse_key([line])
+
+    assert str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize("lines", [[b'"a"', b'"b"'], [b'"a"', b'"a"'], [b"a"] * 3])
+def test_several_lines_are_refused(lines: list[bytes]) -> None:
+    """Two lines are a list to RFC 9651, and not one key, even if they say the same."""
+    with pytest.raises(MalformedKey, match=f"not {len(lines)} times"):
+        parse_key(lines)
+
+
+@given(PRINTABLE)
+def test_every_printable_key_can_be_quoted(key: str) -> None:
+    """Quoting by RFC 9651 and reading give the same characters."""
+    assert key == parse_key([quoted(key)])
+
+
+@given(st.text(string.ascii_letters + string.digits, min_size=1, max_size=255))
+def test_bare_and_quoted_are_the_same_key(key: str) -> None:
+    """A client may change from the bare form to the quoted one without losing its key."""
+    assert parse_key([key.encode()]) == parse_key([quoted(key)])
+
+
+@given(st.binary(max_size=300) | st.text('a1"\\; =,%@:?.-*', max_size=40).map(str.encode))
+def test_whatever_is_sent_gives_a_key_or_a_sentence(line: bytes) -> None:
+    """No bytes make the parser fail in another way, and every key is printable ASCII."""
+    try:
+        key = parse_key([line])
+    except MalformedKey:
+        return
+    assert 1 <= len(key) <= LONGEST
+    assert key.isascii()
+    assert key.isprintable()
+
+
+def test_long_nonsense_is_refused_at_once() -> None:
+    """Reading takes a time in proportion to the length: a megabyte of escapes is no attack."""
+    with pytest.raises(MalformedKey):
+        parse_key([b'"' + rb"\\" * 500_000])

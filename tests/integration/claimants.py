@@ -1,0 +1,77 @@
+"""A crowd of processes that claim one key at the same moment.
+
+Each is this file, run as a program: it says that it is ready, waits for a line, and says how many
+of its claims got the key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tarry.idempotency.store import Store
+from tarry.idempotency.stores.postgres import PostgresStore
+from tarry.idempotency.stores.redis import RedisStore
+
+SHARES = (17, 17, 16)
+"""50 claims from 3 processes."""
+ROOT = Path(__file__).parents[2]
+
+
+def winners(engine: str, address: str, name: str) -> list[int]:
+    """Let the crowd loose on one key, and return how many claims of each process got it."""
+    command = [sys.executable, "-m", "tests.integration.claimants", engine, address, name]
+    crowd = [
+        subprocess.Popen(
+            [*command, str(share)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for share in SHARES
+    ]
+    try:
+        for process in crowd:
+            assert process.stdout is not None
+            assert "ready\n" == process.stdout.readline()
+        for process in crowd:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        return [int(process.communicate(timeout=30)[0]) for process in crowd]
+    finally:
+        for process in crowd:
+            process.kill()
+            process.communicate()
+
+
+def store_of(engine: str, address: str, name: str) -> Store:
+    """A store with records of its own, under a name."""
+    if engine == "postgres":
+        return PostgresStore(address, table=name)
+    return RedisStore(address, prefix=name)
+
+
+async def claim(store: Store, share: int) -> int:
+    """Claim the key so many times at once, and count the claims that got it."""
+    owners = [f"{os.getpid()} {number}" for number in range(share)]
+    answers = await asyncio.gather(*(store.claim("k", "print", owner, 60) for owner in owners))
+    await store.close()
+    return answers.count(None)
+
+
+def main(engine: str, address: str, name: str, share: str) -> None:
+    """Be one process of the crowd."""
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    won = asyncio.run(claim(store_of(engine, address, name), int(share)))
+    sys.stdout.write(f"{won}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

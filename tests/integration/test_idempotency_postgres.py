@@ -1,0 +1,149 @@
+"""PostgresStore on a real server: what every store must do, and what may happen to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tarry.idempotency.record import StoredResponse
+from tarry.idempotency.store import Taken
+from tarry.idempotency.stores.postgres import PostgresStore
+from tests.idempotency.conformance import CASES, Bench, Case, name_of
+from tests.integration.claimants import SHARES, winners
+from tests.integration.postgres import connected, with_store
+from tests.integration.servers import Server, postgres_server
+
+OK = StoredResponse(200, ((b"content-type", b"text/plain"),), b"done")
+
+
+@pytest.fixture(scope="module")
+def stoppable() -> Iterator[Server]:
+    """A server that a test may restart."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_conformance(case: Case, postgres_dsn: str, table: str) -> None:
+    """PostgresStore does what every store must."""
+
+    async def main() -> None:
+        async with connected(postgres_dsn) as connection:
+            store, twin = (PostgresStore(postgres_dsn, table=table) for _ in range(2))
+
+            async def advance(seconds: float) -> None:
+                # Nobody sets a database's clock: the records move into the past instead.
+                past = f"UPDATE {table} SET free_at = free_at - make_interval(secs => $1)"  # noqa: S608
+                await connection.execute(past, seconds)
+
+            try:
+                await case(Bench(store, twin, advance))
+            finally:
+                await store.close()
+                await twin.close()
+
+    asyncio.run(main())
+
+
+def test_time_passes_on_the_database(postgres_dsn: str, table: str) -> None:
+    """A lease ends by the clock of the server, without any help."""
+
+    async def test(store: PostgresStore) -> None:
+        assert await store.claim("k", "print", "first", 0.05) is None
+        answers: list[Taken | None] = []
+        while not answers or answers[-1] is not None:
+            answers.append(await store.claim("k", "print", "second", 60))
+        assert all(0 < found.record.free_at - found.now <= 0.05 for found in answers if found)
+
+    with_store(postgres_dsn, table, test)
+
+
+def test_one_of_many_processes_wins(postgres_dsn: str, table: str) -> None:
+    """50 claims of one key from 3 processes, which also make the table: one gets it."""
+    assert (3, 50) == (len(SHARES), sum(SHARES))
+
+    assert [0, 0, 1] == sorted(winners("postgres", postgres_dsn, table))
+
+
+def test_a_restart_between_calls(stoppable: Server, table: str) -> None:
+    """What was claimed before the server restarted is finished after it, on a new connection."""
+
+    async def test(store: PostgresStore) -> None:
+        await store.claim("k", "print", "first", 60)
+        # The loop stands still meanwhile, so that the pool does not notice.
+        stoppable.restart()
+
+        assert await store.finish("k", "first", OK, 60)
+
+        stoppable.restart()
+        found = await store.claim("k", "print", "second", 60)
+        assert found is not None
+        assert OK == found.record.response
+
+    with_store(stoppable.address, table, test)
+
+
+def test_a_server_that_is_away(stoppable: Server, table: str) -> None:
+    """While the server is down a claim fails; when it is back the same store goes on."""
+
+    async def test(store: PostgresStore) -> None:
+        stoppable.stop()
+        try:
+            with pytest.raises(OSError, match=r"PGSQL|Connect|No such file"):
+                await store.claim("k", "print", "first", 60)
+        finally:
+            stoppable.start()
+
+        assert await store.claim("k", "print", "first", 60) is None
+
+    with_store(stoppable.address, table, test)
+
+
+def test_a_killed_connection(postgres_dsn: str, table: str) -> None:
+    """A connection that an administrator ends is replaced; the claim it carried holds."""
+    kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1"
+
+    async def test(store: PostgresStore) -> None:
+        await store.claim("k", "print", "first", 60)
+        async with connected(postgres_dsn) as connection:
+            assert 1 == len(await connection.fetch(kill, table))
+
+        assert await store.extend("k", "first", 60)
+        assert await store.claim("k", "print", "second", 60) is not None
+
+    with_store(f"{postgres_dsn}&application_name={table}", table, test)
+
+
+def test_answers_that_were_lost_are_given_again(postgres_dsn: str, table: str) -> None:
+    """Who repeats a step, because the connection broke before its answer, is not its own rival."""
+
+    async def test(store: PostgresStore) -> None:
+        assert [None] * 2 == [await store.claim("k", "print", "first", 60) for _ in range(2)]
+        for response in (OK, OK._replace(body=None)):
+            await store.claim(repr(response), "print", "first", 60)
+            assert [True] * 2 == [
+                await store.finish(repr(response), "first", response, 60) for _ in range(2)
+            ]
+
+    with_store(postgres_dsn, table, test)
+
+
+def test_a_key_that_changes_hands_too_fast(
+    postgres_dsn: str, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that is taken when claimed and free when read, again and again, counts as taken."""
+
+    async def test(store: PostgresStore) -> None:
+        await store.claim("k", "print", "first", 60)
+        monkeypatch.setattr(
+            "tarry.idempotency.stores.postgres._HOLDER", "SELECT 1 FROM {table} WHERE key < $1"
+        )
+
+        found = await store.claim("k", "other", "second", 60)
+
+        assert found is not None
+        assert ("other", None, found.now) == (*found.record[::2], found.record.free_at)
+
+    with_store(postgres_dsn, table, test)

@@ -1,0 +1,141 @@
+"""The table that PostgresStore makes, and whose connections it uses."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import pytest
+
+from tarry.errors import ConfigurationError, MissingExtra
+from tarry.idempotency.store import Taken
+from tarry.idempotency.stores.postgres import PostgresStore
+from tests.integration.postgres import asyncpg, connected, with_store
+
+
+def test_many_make_the_table_at_once(postgres_dsn: str, table: str) -> None:
+    """Stores that find no table make it together, none fails, and one claim gets the key."""
+
+    async def main() -> None:
+        stores = [PostgresStore(postgres_dsn, table=table) for _ in range(8)]
+        claims = (store.claim("k", "print", str(number), 60) for number, store in enumerate(stores))
+        answers = await asyncio.gather(*claims, return_exceptions=True)
+        await asyncio.gather(*(store.close() for store in stores))
+
+        assert [Taken] * 7 == [type(answer) for answer in answers if answer is not None]
+
+    asyncio.run(main())
+
+
+def test_a_large_sweep_goes_in_batches(
+    postgres_dsn: str, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep goes on until its limit, and passes over what another transaction holds."""
+    monkeypatch.setattr("tarry.idempotency.stores.postgres._BATCH", 2)
+
+    async def test(store: PostgresStore) -> None:
+        for number in range(8):
+            await store.claim(f"k{number}", "print", "first", 0)
+        async with connected(postgres_dsn) as connection, connection.transaction():
+            held = f"SELECT FROM {table} WHERE key = 'k0' FOR UPDATE"
+            await connection.execute(held)
+            assert [5, 2, 0] == [await store.sweep(5) for _ in range(3)]
+        assert 1 == await store.sweep(5)
+
+    with_store(postgres_dsn, table, test)
+
+
+def test_a_role_that_may_not_create(postgres_dsn: str, table: str) -> None:
+    """A table that is there is used by a role that could not have made it; its schema is named."""
+    schema, role = f"Odd_{table}", f"role_{table}"
+    rights = f"""
+        CREATE ROLE {role} LOGIN;
+        GRANT USAGE ON SCHEMA "{schema}" TO {role};
+        GRANT SELECT, INSERT, UPDATE, DELETE ON "{schema}"."order" TO {role}
+    """
+
+    async def test(store: PostgresStore) -> None:
+        async with connected(postgres_dsn) as connection:
+            await connection.execute(f'CREATE SCHEMA "{schema}"')
+            assert await store.claim("k", "print", "first", 0) is None
+            await connection.execute(rights)
+        as_role = postgres_dsn.replace("//postgres@", f"//{role}@")
+        limited = PostgresStore(as_role, table=f"{schema}.order")
+        assert 1 == await limited.sweep(10)
+        assert await limited.claim("k", "print", "first", 60) is None
+        await limited.close()
+
+    with_store(postgres_dsn, f"{schema}.order", test)
+
+
+def test_a_pool_stays_its_owners(postgres_dsn: str, table: str) -> None:
+    """A pool that was passed in is used, and left open."""
+
+    async def main() -> None:
+        async with asyncpg.create_pool(postgres_dsn, min_size=0) as pool:
+            store = PostgresStore(pool, table=table)
+            assert await store.claim("k", "print", "first", 60) is None
+            await store.close()
+            assert 1 == await pool.fetchval(f"SELECT count(*) FROM {table}")  # noqa: S608
+
+    asyncio.run(main())
+
+
+class DyingPool:
+    """A pool whose first connection turns out to be dead when it is used."""
+
+    def __init__(self, pool: Any, error: Exception) -> None:
+        self.pool = pool
+        self.errors = [error]
+
+    async def fetchrow(self, query: str, /, *args: Any) -> Any:
+        """Fail once."""
+        if "INSERT" in query and self.errors:
+            raise self.errors.pop()
+        return await self.pool.fetchrow(query, *args)
+
+    async def execute(self, query: str, /, *args: Any) -> Any:
+        """Run statements."""
+        return await self.pool.execute(query, *args)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError(),
+        asyncpg.InterfaceError("connection is closed"),
+        asyncpg.InternalClientError("cannot switch to state 11"),
+        asyncpg.ConnectionDoesNotExistError(),
+        asyncpg.AdminShutdownError(),
+        asyncpg.CrashShutdownError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_another_connection_is_tried(postgres_dsn: str, table: str, error: Exception) -> None:
+    """Each way in which asyncpg says that a connection is dead leads to a second try."""
+
+    async def main() -> None:
+        async with asyncpg.create_pool(postgres_dsn, min_size=0) as pool:
+            store = PostgresStore(DyingPool(pool, error), table=table)
+            assert await store.claim("k", "print", "first", 60) is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["", "a b", 'a"', "1a", "a.b.c", "a.", "ä", "a;", "a" * 51])
+def test_names_of_tables_are_checked(name: str) -> None:
+    """A name that is not plain is refused before it comes near SQL."""
+    with pytest.raises(ConfigurationError, match="table must be a name of up to 50 letters"):
+        PostgresStore("postgresql://", table=name)
+
+
+def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without asyncpg the error has the install line."""
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+
+    with pytest.raises(MissingExtra, match=r"pip install 'tarry\[postgres\]'"):
+        PostgresStore("postgresql://")

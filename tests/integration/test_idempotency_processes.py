@@ -1,0 +1,106 @@
+"""Real server processes that share one SQLite file: one run for each key, whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+SCRIPT = Path(__file__).with_name("counting_server.py")
+KEY = {"Idempotency-Key": '"8e03978e-40d5-43dd-bc93-6894a57f9324"'}
+PATIENCE = 30.0
+CROWD = 50
+
+
+@dataclass(frozen=True)
+class Server:
+    """A process and its address."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+
+@contextmanager
+def server(folder: Path, *, lease: float = 30.0, hangs: bool = False) -> Iterator[Server]:
+    """Run a server process on a port of its own; requests wait in its socket until it is up."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        descriptor = listener.fileno()
+        arguments = [folder / "keys.db", folder / "runs", lease, "hangs" if hangs else "answers"]
+        process = subprocess.Popen(
+            [sys.executable, SCRIPT, str(descriptor), *map(str, arguments)],
+            pass_fds=[descriptor],
+        )
+        port = listener.getsockname()[1]
+    try:
+        yield Server(f"http://127.0.0.1:{port}/pay", process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def runs_of(folder: Path) -> list[str]:
+    """The process of each run, in order."""
+    path = folder / "runs"
+    return path.read_text(encoding="utf-8").split() if path.exists() else []
+
+
+def client() -> httpx.AsyncClient:
+    """A client that minds no settings of the machine."""
+    return httpx.AsyncClient(trust_env=False, timeout=PATIENCE, headers=KEY)
+
+
+def test_a_crowd_at_two_processes_is_one_run(tmp_path: Path) -> None:
+    """Fifty requests with one key, half at each: one handler run, and one answer for all."""
+
+    async def main(urls: list[str]) -> None:
+        async with client() as asking:
+            crowd = (asking.post(urls[n % 2], content=b"100") for n in range(CROWD))
+            answers = await asyncio.gather(*crowd)
+            late = [await asking.post(url, content=b"100") for url in urls]
+
+        (runner,) = runs_of(tmp_path)
+        answered = [answer for answer in answers if answer.status_code != 409]
+        assert {f"paid by {runner}"} == {answer.text for answer in [*answered, *late]}
+        assert {201} == {answer.status_code for answer in [*answered, *late]}
+        assert 1 == sum("idempotent-replayed" not in answer.headers for answer in answered)
+        assert ["true", "true"] == [answer.headers["idempotent-replayed"] for answer in late]
+
+    with server(tmp_path) as one, server(tmp_path) as other:
+        asyncio.run(main([one.url, other.url]))
+
+
+def test_a_key_of_a_killed_process_is_free_after_its_lease(tmp_path: Path) -> None:
+    """While its process lives a key is held; after kill -9 the next request runs in time."""
+
+    async def main(doomed: Server, other: Server) -> None:
+        deadline = time.monotonic() + PATIENCE
+        async with client() as asking, client() as lost:
+            first = asyncio.create_task(lost.post(doomed.url, content=b"100"))
+            while not runs_of(tmp_path):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.02)
+            assert 409 == (await asking.post(other.url, content=b"100")).status_code
+
+            doomed.process.send_signal(signal.SIGKILL)
+            assert isinstance((await asyncio.gather(first, return_exceptions=True))[0], Exception)
+            answer = await asking.post(other.url, content=b"100")
+            while answer.status_code == 409:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.1)
+                answer = await asking.post(other.url, content=b"100")
+
+        assert 201 == answer.status_code
+        assert f"paid by {other.process.pid}" == answer.text
+        assert [str(doomed.process.pid), str(other.process.pid)] == runs_of(tmp_path)
+
+    with server(tmp_path, lease=2.0, hangs=True) as doomed, server(tmp_path, lease=2.0) as other:
+        asyncio.run(main(doomed, other))

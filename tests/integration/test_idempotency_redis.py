@@ -1,0 +1,245 @@
+"""RedisStore on real Redis servers: a single one, and a Cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from tarry.errors import ConfigurationError, MissingExtra
+from tarry.idempotency.record import StoredResponse
+from tarry.idempotency.store import Taken
+from tarry.idempotency.stores.redis import RedisStore
+from tests.idempotency.conformance import CASES, Bench, Case, name_of
+from tests.integration.claimants import SHARES, winners
+from tests.integration.redis_cluster import redis_cluster
+from tests.integration.servers import Server, redis_server
+
+redis = import_module("redis")
+aio = import_module("redis.asyncio")
+
+OK = StoredResponse(200, ((b"content-type", b"text/plain"),), b"done")
+
+
+@pytest.fixture(scope="module")
+def stoppable() -> Iterator[Server]:
+    """A server that a test may restart."""
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster_url() -> Iterator[str]:
+    """A node of a Cluster whose slots are spread over two."""
+    with redis_cluster(2) as address:
+        yield address
+
+
+def with_store(
+    url: str, prefix: str, test: Callable[[RedisStore], Coroutine[Any, Any, None]]
+) -> None:
+    """Run a test on a store of its own."""
+
+    async def main() -> None:
+        store = RedisStore(url, prefix=prefix)
+        try:
+            await test(store)
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+async def age(client: Any, prefix: str, seconds: float) -> None:
+    """Move all records into the past, since nobody sets a server's clock."""
+    async for key in client.scan_iter(match=f"{prefix}*"):
+        await client.hincrby(key, "free_at", -round(seconds * 1e6))
+        await client.pexpire(key, await client.pttl(key) - round(seconds * 1e3))
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_conformance(case: Case, redis_url: str, prefix: str) -> None:
+    """RedisStore does what every store must."""
+
+    async def main() -> None:
+        client = aio.Redis.from_url(redis_url)
+        store, twin = (RedisStore(redis_url, prefix=prefix) for _ in range(2))
+        try:
+            await case(Bench(store, twin, lambda s: age(client, prefix, s), forgets=True))
+        finally:
+            await store.close()
+            await twin.close()
+            await client.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_conformance_on_a_cluster(case: Case, cluster_url: str, prefix: str) -> None:
+    """RedisStore does what every store must on a Cluster too."""
+
+    async def main() -> None:
+        async with aio.RedisCluster.from_url(cluster_url) as client:
+            store, twin = (RedisStore(client, prefix=prefix) for _ in range(2))
+            await case(Bench(store, twin, lambda s: age(client, prefix, s), forgets=True))
+
+    asyncio.run(main())
+
+
+def test_time_passes_on_the_server(redis_url: str, prefix: str) -> None:
+    """A lease ends by the clock of the server, without any help."""
+
+    async def test(store: RedisStore) -> None:
+        assert await store.claim("k", "print", "first", 0.05) is None
+        answers: list[Taken | None] = []
+        while not answers or answers[-1] is not None:
+            answers.append(await store.claim("k", "print", "second", 60))
+        assert all(0 < found.record.free_at - found.now <= 0.05 for found in answers if found)
+
+    with_store(redis_url, prefix, test)
+
+
+def test_one_of_many_processes_wins(redis_url: str, prefix: str) -> None:
+    """50 claims of one key from 3 processes: one gets it."""
+    assert (3, 50) == (len(SHARES), sum(SHARES))
+
+    assert [0, 0, 1] == sorted(winners("redis", redis_url, prefix))
+
+
+def test_nothing_stays_for_ever(redis_url: str, prefix: str) -> None:
+    """Redis forgets a response with its time, and a lost lease ten minutes after its own."""
+
+    async def test(store: RedisStore) -> None:
+        with redis.Redis.from_url(redis_url) as client:
+            await store.claim("k", "print", "first", 30)
+            assert 629_000 < int(client.pttl(f"{prefix}k")) <= 630_000
+
+            await store.finish("k", "first", OK, 60)
+            assert 59_000 < int(client.pttl(f"{prefix}k")) <= 60_000
+
+    with_store(redis_url, prefix, test)
+
+
+def test_what_is_over_and_still_there(redis_url: str, prefix: str) -> None:
+    """A response whose time is up is not seen again, though Redis may not have removed it yet."""
+
+    async def test(store: RedisStore) -> None:
+        await store.claim("k", "print", "first", 60)
+        await store.finish("k", "first", OK, 60)
+        with redis.Redis.from_url(redis_url) as client:
+            client.hset(f"{prefix}k", "free_at", "0")
+
+        assert await store.claim("k", "new", "second", 60) is None
+
+        found = await store.claim("k", "new", "third", 60)
+        assert found is not None
+        assert ("new", None) == (found.record.fingerprint, found.record.response)
+
+    with_store(redis_url, prefix, test)
+
+
+def test_a_restart_between_calls(stoppable: Server, prefix: str) -> None:
+    """After a restart the store connects anew; a server that kept nothing has free keys."""
+
+    async def test(store: RedisStore) -> None:
+        await store.claim("k", "print", "first", 60)
+        # The loop stands still meanwhile, so that the pool does not notice.
+        stoppable.restart()
+
+        assert not await store.finish("k", "first", OK, 60)
+        assert await store.claim("k", "print", "second", 60) is None
+
+    with_store(stoppable.address, prefix, test)
+
+
+def test_a_server_that_is_away(stoppable: Server, prefix: str) -> None:
+    """While the server is down a claim fails; when it is back the same store goes on."""
+
+    async def test(store: RedisStore) -> None:
+        stoppable.stop()
+        try:
+            with pytest.raises(redis.ConnectionError):
+                await store.claim("k", "print", "first", 60)
+        finally:
+            stoppable.start()
+
+        assert await store.claim("k", "print", "first", 60) is None
+
+    with_store(stoppable.address, prefix, test)
+
+
+def test_a_killed_connection(stoppable: Server, prefix: str) -> None:
+    """A connection that an administrator ends is replaced; the claim it carried holds."""
+
+    async def test(store: RedisStore) -> None:
+        await store.claim("k", "print", "first", 60)
+        with redis.Redis.from_url(stoppable.address) as client:
+            assert 1 == client.client_kill_filter(_type="normal", skipme=True)
+
+        assert await store.extend("k", "first", 60)
+        assert await store.claim("k", "print", "second", 60) is not None
+
+    with_store(stoppable.address, prefix, test)
+
+
+def test_scripts_that_the_server_forgot(stoppable: Server, prefix: str) -> None:
+    """Scripts are sent again to a server that does not know them any more."""
+
+    async def test(store: RedisStore) -> None:
+        with redis.Redis.from_url(stoppable.address) as client:
+            await store.claim("k", "print", "first", 60)
+            for step in (store.extend("k", "first", 60), store.finish("k", "first", OK, 60)):
+                client.script_flush()
+                assert await step
+
+    with_store(stoppable.address, prefix, test)
+
+
+def test_answers_that_were_lost_are_given_again(redis_url: str, prefix: str) -> None:
+    """Who repeats a step, because the connection broke before its answer, is not its own rival."""
+
+    async def test(store: RedisStore) -> None:
+        assert [None] * 2 == [await store.claim("k", "print", "first", 60) for _ in range(2)]
+        for response in (OK, OK._replace(body=None)):
+            await store.claim(repr(response), "print", "first", 60)
+            assert [True] * 2 == [
+                await store.finish(repr(response), "first", response, 60) for _ in range(2)
+            ]
+
+    with_store(redis_url, prefix, test)
+
+
+def test_a_client_stays_its_owners(redis_url: str, prefix: str) -> None:
+    """A client that was passed in is used, and left open."""
+
+    async def main() -> None:
+        async with aio.Redis.from_url(redis_url) as client:
+            store = RedisStore(client, prefix=prefix)
+            connection = await client.client_id()
+            assert await store.claim("k", "print", "first", 60) is None
+            await store.close()
+            assert connection == await client.client_id()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("given", ["client", "url"])
+def test_clients_that_decode_are_refused(redis_url: str, given: str) -> None:
+    """A client that turns every answer into text would fail on the first body that is none."""
+    url = f"{redis_url}?decode_responses=True"
+    client = aio.Redis.from_url(redis_url, decode_responses=True)
+
+    with pytest.raises(ConfigurationError, match="must not have decode_responses=True"):
+        RedisStore(url if given == "url" else client)
+
+
+def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without redis the error has the install line."""
+    monkeypatch.setitem(sys.modules, "redis", None)
+
+    with pytest.raises(MissingExtra, match=r"pip install 'tarry\[redis\]'"):
+        RedisStore("redis://")
