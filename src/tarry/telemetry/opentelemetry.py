@@ -1,0 +1,159 @@
+"""OpenTelemetry: failed attempts as events of the current span, or a span for each attempt.
+
+    tarry.listen(OpenTelemetryListener())
+
+A span of an attempt ends before the wait that follows it, so backoff is nobody's latency. Errors
+that were retried are told on the attempt alone: the span of the operation is left as it is, and
+the error that ends a call is recorded by whoever it is raised to.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from tarry.core.checks import one_of
+from tarry.core.events import AttemptFailed, AttemptStarted, GaveUp, Succeeded
+from tarry.errors import MissingExtra, ResultNotAccepted
+from tarry.telemetry.fields import NAMES
+from tarry.telemetry.measures import MOST_NAMES, Names
+
+try:
+    from opentelemetry import trace
+
+    from tarry.telemetry.otelmetrics import Metrics
+except ImportError as _missing:
+    raise MissingExtra(
+        "this listener needs opentelemetry-api: pip install 'tarry[otel]'"
+    ) from _missing
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import Span, TracerProvider
+
+    from tarry.core.events import Event
+
+_DEEPEST = 16
+"""Attempts within attempts that are kept apart. One that is cancelled ends without an event, so a
+task that is cancelled again and again would keep ever more."""
+
+_LEAST_STATUS, _MOST_STATUS = 100, 599
+
+_Key: TypeAlias = tuple[str, str | None, int]
+
+
+class _Running(NamedTuple):
+    """An attempt whose span has not ended."""
+
+    key: _Key
+    span: Span
+
+
+class OpenTelemetryListener:
+    """Tells spans and keeps metrics; providers that are not given are the global ones.
+
+    `spans`: "events" puts an event on the current span for each attempt that failed and for giving
+    up; "spans" makes a client span for each attempt. `max_names`: operations, downstreams and types
+    of errors that the metrics tell apart.
+    """
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        spans: Literal["events", "spans"] = "events",
+        *,
+        max_names: int = MOST_NAMES,
+    ) -> None:
+        one_of("spans", spans, ("events", "spans"))
+        self._tracer = trace.get_tracer("tarry", tracer_provider=tracer_provider)
+        self._metrics = Metrics(meter_provider, max_names)
+        self._errors = Names(max_names, "_OTHER")
+        self._trace = self._tell_spans if spans == "spans" else self._tell_events
+        # Events do not say which call they belong to, but a call stays in one context: that of its
+        # task or thread. One variable for each listener, because there are few.
+        self._running: ContextVar[tuple[_Running, ...]] = ContextVar("tarry_running", default=())
+
+    def __call__(self, event: Event) -> None:
+        """Tell one event."""
+        error_type = None
+        if isinstance(event, AttemptFailed):
+            error_type = self._errors(_error_type(event.error))
+        self._trace(event, error_type)
+        self._metrics.count(event, error_type)
+
+    def _tell_events(self, event: Event, error_type: str | None) -> None:
+        span = trace.get_current_span()
+        if not span.is_recording():
+            return
+        match event:
+            case AttemptFailed():
+                attributes = _attributes(event)
+                attributes |= {"tarry.outcome": event.kind.value, "error.type": error_type or ""}
+                span.add_event(NAMES[AttemptFailed], attributes)
+            case GaveUp():
+                attributes = _who(event)
+                attributes |= {"tarry.attempts": event.attempts, "tarry.reason": event.reason.value}
+                span.add_event(NAMES[GaveUp], attributes)
+            case _:
+                return
+
+    def _tell_spans(self, event: Event, error_type: str | None) -> None:
+        match event:
+            case AttemptStarted():
+                # Not made the current one: after a cancellation nobody would take it back.
+                span = self._tracer.start_span(
+                    event.operation, kind=trace.SpanKind.CLIENT, attributes=_attributes(event)
+                )
+                running = _Running((event.operation, event.downstream, event.attempt), span)
+                self._running.set((*self._running.get()[1 - _DEEPEST :], running))
+            case AttemptFailed():
+                found = self._take((event.operation, event.downstream, event.attempt))
+                if found is not None:
+                    found.set_attribute("tarry.outcome", event.kind.value)
+                    found.set_attribute("error.type", error_type or "")
+                    found.set_status(trace.StatusCode.ERROR)
+                    found.end()
+            case Succeeded():
+                found = self._take((event.operation, event.downstream, event.attempts))
+                if found is not None:
+                    found.set_attribute("tarry.outcome", "success")
+                    found.end()
+            case _:
+                return
+
+    def _take(self, key: _Key) -> Span | None:
+        """Take the innermost attempt of this key, and forget those inside it that were cancelled.
+
+        None for one that began before the listener did, and for hedges.
+        """
+        running = self._running.get()
+        for place in range(len(running) - 1, -1, -1):
+            if running[place].key == key:
+                self._running.set(running[:place])
+                return running[place].span
+        return None
+
+
+def _who(event: Event) -> dict[str, str | int]:
+    who: dict[str, str | int] = {"tarry.operation": event.operation}
+    if event.downstream is not None:
+        who["tarry.downstream"] = event.downstream
+    return who
+
+
+def _attributes(event: AttemptStarted | AttemptFailed) -> dict[str, str | int]:
+    attributes = _who(event) | {"tarry.attempt": event.attempt}
+    if event.attempt > 1:  # the convention: absent on what was not sent again
+        attributes["http.request.resend_count"] = event.attempt - 1
+    return attributes
+
+
+def _error_type(error: BaseException | None) -> str:
+    """Return the status of an answer that was not accepted, else the name of the error's class."""
+    if isinstance(error, ResultNotAccepted):
+        for name in ("status_code", "status"):
+            status = getattr(error.result, name, None)
+            if isinstance(status, int) and _LEAST_STATUS <= status <= _MOST_STATUS:
+                return str(int(status))
+    return "_OTHER" if error is None else type(error).__qualname__

@@ -1,0 +1,16 @@
+"""What the tests of the listeners share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tarry.testing import VirtualClock, scripted_dice
+
+
+@pytest.fixture
+def clock() -> Iterator[VirtualClock]:
+    """Virtual time, and dice that always show 0.5: the default delays are 0.05, 0.1 and 0.2 s."""
+    with VirtualClock() as clock, scripted_dice([0.5]):
+        yield clock

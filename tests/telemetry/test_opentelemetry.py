@@ -1,0 +1,103 @@
+"""OpenTelemetry: failed attempts as events of the current span."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import StatusCode, use_span
+
+import tarry
+from tarry.telemetry.opentelemetry import OpenTelemetryListener
+from tarry.testing import VirtualClock
+from tests.runtime.drivers import FAIL, OK, Dependency, Driver
+from tests.telemetry.stories import every_driver, listening
+
+tracer = TracerProvider().get_tracer("test")
+
+
+@pytest.fixture
+def listener() -> OpenTelemetryListener:
+    """A listener as most programs make it."""
+    return OpenTelemetryListener()
+
+
+def use(span: Any) -> Any:
+    """Make a span the current one; errors are the test's business."""
+    return use_span(span, record_exception=False, set_status_on_exception=False)
+
+
+def events_of(span: Any) -> list[tuple[str, dict[str, Any]]]:
+    """The names and attributes of the events on a span."""
+    return [(event.name, dict(event.attributes)) for event in span.events]
+
+
+@every_driver
+def test_failed_attempts_are_events(
+    driver: Driver, clock: VirtualClock, listener: OpenTelemetryListener
+) -> None:
+    """Each attempt that failed is an event, and the operation's span is as if none had."""
+    span: Any = tracer.start_span("operation")
+    with use(span), listening(listener):
+        driver.run(clock, Dependency(clock, FAIL, FAIL, OK))
+
+    first = {
+        "tarry.operation": "op",
+        "tarry.attempt": 1,
+        "tarry.outcome": "transient",
+        "error.type": "ConnectionError",
+    }
+    second = first | {"tarry.attempt": 2, "http.request.resend_count": 1}
+    assert [("tarry.attempt_failed", first), ("tarry.attempt_failed", second)] == events_of(span)
+    assert StatusCode.UNSET == span.status.status_code
+    assert {} == dict(span.attributes)
+
+
+def test_giving_up_is_an_event(clock: VirtualClock, listener: OpenTelemetryListener) -> None:
+    """The end of a call that failed is an event with its reason; the error itself is not ours."""
+    span: Any = tracer.start_span("operation")
+    payments = tarry.Downstream("payments", budget=tarry.TokenBudget(capacity=1))
+    with use(span), listening(listener), pytest.raises(ConnectionError):
+        tarry.call(Dependency(clock, FAIL).hit, on=ConnectionError, downstream=payments, name="op")
+
+    assert (
+        "tarry.gave_up",
+        {
+            "tarry.operation": "op",
+            "tarry.downstream": "payments",
+            "tarry.attempts": 1,
+            "tarry.reason": "budget-empty",
+        },
+    ) == events_of(span)[-1]
+    assert StatusCode.UNSET == span.status.status_code
+
+
+def test_nothing_is_set_up(clock: VirtualClock) -> None:
+    """Without any provider the listener is silent, and the call goes its way."""
+    with listening(OpenTelemetryListener()):
+        assert "done" == tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
+
+
+def test_misspelt_mode() -> None:
+    """A mode that does not exist is refused."""
+    with pytest.raises(tarry.ConfigurationError, match="spans must be one of events, spans"):
+        OpenTelemetryListener(spans="span")  # type: ignore[arg-type]
+
+
+@every_driver
+def test_listener_that_raises(
+    driver: Driver,
+    clock: VirtualClock,
+    listener: OpenTelemetryListener,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """When the metrics fail, the call does not, and the log says so."""
+    monkeypatch.setattr(listener, "_metrics", None)
+
+    with listening(listener):
+        assert "done" == driver.run(clock, Dependency(clock, FAIL, OK))
+
+    assert 6 == sum(record.levelno == logging.ERROR for record in caplog.records)

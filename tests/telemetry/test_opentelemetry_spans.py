@@ -1,0 +1,224 @@
+"""OpenTelemetry: a span for each attempt, of its own call and of nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+import tarry
+from tarry.telemetry.opentelemetry import OpenTelemetryListener
+from tarry.testing import VirtualClock
+from tests.runtime.drivers import FAIL, OK, Dependency, Driver
+from tests.telemetry.stories import (
+    MANY,
+    Story,
+    every_driver,
+    every_story,
+    hedge_async,
+    listening,
+    side_by_side,
+)
+
+
+class Traces:
+    """A listener that makes spans, which can be read."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = self.provider.get_tracer("test")
+        self.listener = OpenTelemetryListener(self.provider, spans="spans")
+
+    def spans(self, name: str = "op") -> list[Any]:
+        """The spans of this name that ended, in that order."""
+        return [span for span in self._exporter.get_finished_spans() if span.name == name]
+
+
+@pytest.fixture
+def traces() -> Traces:
+    """A listener of one's own."""
+    return Traces()
+
+
+def outcomes(spans: list[Any]) -> list[str]:
+    """What the attempts came to."""
+    return [span.attributes["tarry.outcome"] for span in spans]
+
+
+@every_driver
+def test_attempts_are_client_spans(driver: Driver, clock: VirtualClock, traces: Traces) -> None:
+    """Each attempt is a client span in that of the operation, with the conventional attributes."""
+    with traces.tracer.start_as_current_span("parent"), listening(traces.listener):
+        driver.run(clock, Dependency(clock, FAIL, OK))
+
+    [parent] = traces.spans("parent")
+    failed, succeeded = traces.spans()
+    assert [parent.context.span_id] * 2 == [s.parent.span_id for s in (failed, succeeded)]
+    assert {SpanKind.CLIENT} == {failed.kind, succeeded.kind}
+    assert {
+        "tarry.operation": "op",
+        "tarry.attempt": 1,
+        "tarry.outcome": "transient",
+        "error.type": "ConnectionError",
+    } == dict(failed.attributes)
+    assert {
+        "tarry.operation": "op",
+        "tarry.attempt": 2,
+        "http.request.resend_count": 1,
+        "tarry.outcome": "success",
+    } == dict(succeeded.attributes)
+    codes = [span.status.status_code for span in (failed, succeeded, parent)]
+    assert [StatusCode.ERROR, StatusCode.UNSET, StatusCode.UNSET] == codes
+    assert () == parent.events
+
+
+@every_driver
+@every_story
+def test_story(driver: Driver, story: Story, clock: VirtualClock, traces: Traces) -> None:
+    """Every attempt of every kind of call has one span, and it ends."""
+    with listening(traces.listener):
+        story.play(driver, clock)
+
+    expected = [outcome for outcome, number in story.attempts.items() for _ in range(number)]
+    assert expected == outcomes(traces.spans())
+    assert () == traces.listener._running.get()
+
+
+@every_driver
+def test_wait_is_in_no_span(driver: Driver, clock: VirtualClock, traces: Traces) -> None:
+    """A span ends before the wait, and the next begins after it."""
+    told: list[str] = []
+
+    class Recorder(SpanProcessor):
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            told.append("span begins")
+
+        def on_end(self, span: Any) -> None:
+            told.append("span ends")
+
+    def waits(event: tarry.Event) -> None:
+        if isinstance(event, tarry.WillWait | tarry.Waited):
+            told.append(type(event).__name__)
+
+    traces.provider.add_span_processor(Recorder())
+    with listening(waits), listening(traces.listener):
+        driver.run(clock, Dependency(clock, FAIL, OK))
+
+    attempt = ["span begins", "span ends"]
+    assert [*attempt, "WillWait", "Waited", *attempt] == told
+
+
+@side_by_side
+def test_calls_side_by_side(many: Callable[[Any], None], traces: Traces) -> None:
+    """Attempts of calls that run at the same time are in the spans of their own operations."""
+
+    def around(number: int) -> Any:
+        return traces.tracer.start_as_current_span(f"parent{number}")
+
+    with listening(traces.listener):
+        many(around)
+
+    for number in range(MANY):
+        [parent] = traces.spans(f"parent{number}")
+        spans = traces.spans(f"op{number}")
+        assert [*["transient"] * (number % 3), "success"] == outcomes(spans)
+        assert {parent.context.span_id} == {span.parent.span_id for span in spans}
+        resent = [span.attributes.get("http.request.resend_count", 0) for span in spans]
+        assert list(range(number % 3 + 1)) == resent
+
+
+def test_calls_within_calls(clock: VirtualClock, traces: Traces) -> None:
+    """The attempts of an inner call of the same name do not end those of the outer one."""
+    inner = Dependency(clock, FAIL, OK)
+
+    def outer() -> None:
+        tarry.call(inner.hit, on=ConnectionError, name="op")
+        raise OSError
+
+    with listening(traces.listener), pytest.raises(OSError):  # noqa: PT011 - it has no message
+        tarry.call(outer, on=ValueError, name="op")
+
+    assert ["transient", "success", "permanent"] == outcomes(traces.spans())
+
+
+def test_cancelled_attempt(clock: VirtualClock, traces: Traces) -> None:
+    """An inner call that is cancelled has no span, and the outer one has its own."""
+
+    async def outer() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await tarry.acall(asyncio.sleep, 10, on=OSError, name="inner")
+
+    with listening(traces.listener):
+        clock.run(lambda: tarry.acall(outer, on=OSError, name="op"))
+
+    assert [] == traces.spans("inner")
+    assert ["success"] == outcomes(traces.spans())
+
+
+def test_task_that_is_cancelled_again_and_again(clock: VirtualClock, traces: Traces) -> None:
+    """What is remembered of cancelled attempts is bounded, and later calls are told as ever."""
+
+    async def worker() -> int:
+        for _ in range(100):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await tarry.acall(asyncio.sleep, 10, on=OSError, name="slow")
+        await tarry.acall(asyncio.sleep, 0, on=OSError, name="op")
+        return len(traces.listener._running.get())
+
+    with listening(traces.listener):
+        assert clock.run(worker) < 20
+    assert ["success"] == outcomes(traces.spans())
+
+
+def test_listener_that_came_late(clock: VirtualClock, traces: Traces) -> None:
+    """An attempt that began before the listener has no span, and the next one has."""
+    dependency = Dependency(clock, FAIL, OK)
+    removers: list[Callable[[], None]] = []
+
+    def work() -> object:
+        if not removers:
+            removers.append(tarry.listen(traces.listener))
+        return dependency.hit()
+
+    tarry.call(work, on=ConnectionError, name="op")
+    removers[0]()
+
+    assert ["success"] == outcomes(traces.spans())
+
+
+def test_hedges_have_no_spans(traces: Traces) -> None:
+    """Copies of a hedged call are told by the metrics alone."""
+    with listening(traces.listener):
+        hedge_async()
+
+    assert [] == traces.spans("read")
+
+
+@every_driver
+def test_listener_that_raises(
+    driver: Driver, clock: VirtualClock, traces: Traces, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When a processor of spans fails, the call does not, and the log says so."""
+
+    class Broken(SpanProcessor):
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            raise RuntimeError("a bug in a processor")
+
+    traces.provider.add_span_processor(Broken())
+    with listening(traces.listener):
+        assert "done" == driver.run(clock, Dependency(clock, FAIL, OK))
+
+    assert 2 == sum(record.levelno == logging.ERROR for record in caplog.records)
+    assert "a bug in a processor" in caplog.text

@@ -1,0 +1,226 @@
+"""Prometheus: what is counted, under which names, and what stays bounded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import tarry
+from tarry.telemetry.prometheus import PrometheusListener
+from tarry.testing import VirtualClock
+from tests.runtime.drivers import FAIL, OK, Dependency, Driver
+from tests.telemetry.stories import (
+    MANY,
+    Story,
+    both_hedges,
+    broken_breaker,
+    every_driver,
+    every_story,
+    listening,
+    side_by_side,
+)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    """A registry of one's own."""
+    return CollectorRegistry()
+
+
+def samples(registry: CollectorRegistry, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    """The values of a time series by these labels, as a scraper reads them."""
+    page = generate_latest(registry).decode()
+    return {
+        tuple(sample.labels[label] for label in labels): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+@every_driver
+@every_story
+def test_story(
+    driver: Driver, story: Story, clock: VirtualClock, registry: CollectorRegistry
+) -> None:
+    """Every kind of call is counted once, with its attempts and its delays, by every driver."""
+    with listening(PrometheusListener(registry)):
+        story.play(driver, clock)
+
+    attempts = samples(registry, "tarry_attempts_total", "outcome")
+    assert {(outcome,): number for outcome, number in story.attempts.items()} == attempts
+    assert {story.call: 1} == samples(registry, "tarry_calls_total", "result", "reason")
+    delays = samples(registry, "tarry_retry_delay_seconds_count")
+    assert ({(): story.delays} if story.delays else {}) == delays
+
+
+def test_labels(clock: VirtualClock, registry: CollectorRegistry) -> None:
+    """Calls and attempts carry the operation and the downstream, which may be missing."""
+    with listening(PrometheusListener(registry)):
+        tarry.call(lambda: 1, on=OSError, name="load", downstream=tarry.Downstream("disk"))
+        tarry.call(lambda: 1, on=OSError, name="load")
+
+    expected = {("load", "disk"): 1, ("load", ""): 1}
+    for name in ("tarry_calls_total", "tarry_attempts_total"):
+        assert expected == samples(registry, name, "operation", "downstream")
+
+
+def test_delays(clock: VirtualClock, registry: CollectorRegistry) -> None:
+    """The histogram has the delays after jitter, in seconds."""
+    with listening(PrometheusListener(registry)):
+        tarry.call(Dependency(clock, FAIL, FAIL, OK).hit, on=ConnectionError)
+
+    [total] = samples(registry, "tarry_retry_delay_seconds_sum").values()
+    assert pytest.approx(0.05 + 0.1) == total
+    below = samples(registry, "tarry_retry_delay_seconds_bucket", "le")
+    assert [0, 1, 2, 2] == [below[le,] for le in ("0.025", "0.05", "0.1", "+Inf")]
+
+
+@both_hedges
+def test_hedges(hedged: Callable[[], None], registry: CollectorRegistry) -> None:
+    """A copy that was sent and won is counted as both; the call has one attempt that succeeded."""
+    with listening(PrometheusListener(registry)):
+        hedged()
+
+    assert {("read", "fired"): 1, ("read", "won"): 1} == samples(
+        registry, "tarry_hedges_total", "operation", "result"
+    )
+    assert {("after-retries", ""): 1} == samples(registry, "tarry_calls_total", "result", "reason")
+    assert {("success",): 1} == samples(registry, "tarry_attempts_total", "outcome")
+
+
+def test_breaker(clock: VirtualClock, registry: CollectorRegistry) -> None:
+    """Each move of a breaker is counted, and its state is 1 where it stands and 0 elsewhere."""
+    with listening(PrometheusListener(registry)):
+        downstream = broken_breaker(clock, "moved")
+
+    assert {
+        ("moved", "closed", "open"): 1,
+        ("moved", "open", "half-open"): 1,
+        ("moved", "half-open", "open"): 1,
+    } == samples(registry, "tarry_breaker_transitions_total", "downstream", "before", "after")
+    states = samples(registry, "tarry_breaker_state", "downstream", "state")
+    assert {state.value: state is downstream.state for state in tarry.BreakerState} == {
+        state: bool(value) for (name, state), value in states.items() if name == "moved"
+    }
+
+
+def test_budget_is_read_when_it_is_scraped(registry: CollectorRegistry) -> None:
+    """The balance needs no event to be current, and goes with its downstream."""
+    PrometheusListener(registry)
+    downstream = tarry.Downstream("rich", budget=tarry.TokenBudget(capacity=40))
+    assert 40 == samples(registry, "tarry_budget_balance", "downstream")["rich",]
+
+    assert downstream.budget is not None
+    downstream.budget.withdraw(5, 0)
+    assert 35 == samples(registry, "tarry_budget_balance", "downstream")["rich",]
+
+    del downstream
+    assert ("rich",) not in samples(registry, "tarry_budget_balance", "downstream")
+
+
+def test_downstreams_of_one_name_are_summed_up(registry: CollectorRegistry) -> None:
+    """Two downstreams of one name share their time series."""
+    PrometheusListener(registry)
+    twins = [
+        tarry.Downstream("twin", breaker=tarry.Breaker(), budget=tarry.TokenBudget(capacity=4))
+        for _ in range(2)
+    ]
+    twins[0].force("open")
+
+    assert 8 == samples(registry, "tarry_budget_balance", "downstream")["twin",]
+    states = samples(registry, "tarry_breaker_state", "downstream", "state")
+    assert (1, 1, 0) == tuple(
+        states["twin", state] for state in ("closed", "forced-open", "half-open")
+    )
+
+
+def test_budget_that_raises_does_not_break_the_scrape(registry: CollectorRegistry) -> None:
+    """A budget of the user's that fails is left out, and the rest is there."""
+
+    class Broken(tarry.TokenBudget):
+        def balance(self, now: float) -> float:
+            raise RuntimeError
+
+    PrometheusListener(registry)
+    held = [
+        tarry.Downstream("broken", budget=Broken()),
+        tarry.Downstream("sound", budget=tarry.TokenBudget()),
+    ]
+
+    balances = samples(registry, "tarry_budget_balance", "downstream")
+    assert [False, True] == [(downstream.name,) in balances for downstream in held]
+
+
+def test_names_are_bounded(registry: CollectorRegistry) -> None:
+    """From the name that is one too many on, all are "other"."""
+    with listening(PrometheusListener(registry, max_names=2)):
+        for number in range(5):
+            downstream = tarry.Downstream(f"host{number}", budget=tarry.TokenBudget())
+            tarry.call(int, on=OSError, name=f"job {number}", downstream=downstream)
+
+    assert {("job 0", "host0"): 1, ("job 1", "host1"): 1, ("other", "other"): 3} == samples(
+        registry, "tarry_calls_total", "operation", "downstream"
+    )
+    balances = samples(registry, "tarry_budget_balance", "downstream")
+    assert {("host0",), ("host1",), ("other",)} >= set(balances)
+
+
+def test_max_names_is_checked(registry: CollectorRegistry) -> None:
+    """A bound below one is refused."""
+    with pytest.raises(tarry.ConfigurationError, match="max_names must be at least 1"):
+        PrometheusListener(registry, max_names=0)
+
+
+@side_by_side
+def test_calls_side_by_side(many: Callable[[Any], None], registry: CollectorRegistry) -> None:
+    """Calls that run at the same time are counted each for itself."""
+    with listening(PrometheusListener(registry)):
+        many(lambda _: nullcontext())
+
+    results = samples(registry, "tarry_calls_total", "operation", "result")
+    assert {
+        (f"op{number}", "after-retries" if number % 3 else "first-try"): 1 for number in range(MANY)
+    } == results
+    attempts = samples(registry, "tarry_attempts_total", "operation", "outcome")
+    assert {(f"op{number}", "transient"): number % 3 for number in range(MANY) if number % 3} == {
+        key: value for key, value in attempts.items() if key[1] != "success"
+    }
+
+
+@every_driver
+def test_listener_that_raises(
+    driver: Driver,
+    clock: VirtualClock,
+    registry: CollectorRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """When the metrics fail, the call does not, and the log says so."""
+    listener = PrometheusListener(registry)
+    monkeypatch.setattr(listener, "_attempts", None)
+
+    with listening(listener):
+        assert "done" == driver.run(clock, Dependency(clock, FAIL, OK))
+
+    assert 2 == sum(record.levelno == logging.ERROR for record in caplog.records)
+
+
+def test_global_registry() -> None:
+    """Without a registry of one's own, the metrics are in the one that everybody scrapes."""
+    from prometheus_client import REGISTRY
+
+    before = list(REGISTRY._collector_to_names)
+    PrometheusListener()
+    added = [each for each in REGISTRY._collector_to_names if each not in before]
+    names = {name for each in added for name in REGISTRY._collector_to_names[each]}
+    for each in added:
+        REGISTRY.unregister(each)
+
+    assert {"tarry_calls_total", "tarry_attempts_total", "tarry_budget_balance"} <= names

@@ -1,0 +1,187 @@
+"""The listener for structlog: the names, levels and fields of the standard log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+import tarry
+from tarry.core import events
+from tarry.telemetry.fields import NAMES
+from tarry.telemetry.structlog import StructlogListener
+from tarry.testing import VirtualClock
+from tests.runtime.drivers import FAIL, OK, Dependency, Driver
+from tests.telemetry.stories import (
+    MANY,
+    Story,
+    both_hedges,
+    broken_breaker,
+    every_driver,
+    every_story,
+    listening,
+    side_by_side,
+)
+
+
+@pytest.fixture
+def lines() -> Iterator[list[Any]]:
+    """What structlog got from the listener."""
+    with capture_logs() as lines, listening(StructlogListener()):
+        yield lines
+
+
+def levels(lines: list[Any]) -> list[tuple[str, str]]:
+    """The name and the level of each line."""
+    return [(line["event"], line["log_level"]) for line in lines]
+
+
+def test_every_event_has_a_name() -> None:
+    """No event is without the name that people search for, and no two share one."""
+    kinds = [kind for kind in vars(events).values() if isinstance(kind, type)]
+    defined = {k for k in kinds if issubclass(k, events.Event) and not k.__subclasses__()}
+
+    assert defined == set(NAMES)
+    assert len(NAMES) == len(set(NAMES.values()))
+
+
+@every_driver
+def test_names_and_levels(driver: Driver, clock: VirtualClock, lines: list[Any]) -> None:
+    """A wait is a warning, success after it is information, all else is for debugging."""
+    driver.run(clock, Dependency(clock, FAIL, OK))
+
+    assert [
+        ("tarry.attempt_started", "debug"),
+        ("tarry.attempt_failed", "debug"),
+        ("tarry.will_wait", "warning"),
+        ("tarry.waited", "debug"),
+        ("tarry.attempt_started", "debug"),
+        ("tarry.succeeded", "info"),
+    ] == levels(lines)
+
+
+def test_success_at_once_has_no_line_of_its_own(lines: list[Any]) -> None:
+    """A call without trouble is told by its start alone."""
+    tarry.call(int, on=OSError)
+
+    assert [("tarry.attempt_started", "debug")] == levels(lines)
+
+
+@every_driver
+@every_story
+def test_fields_are_those_of_the_standard_log(
+    driver: Driver,
+    story: Story,
+    clock: VirtualClock,
+    lines: list[Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever changes from one log to the other finds the same levels and the same fields."""
+    caplog.set_level(logging.DEBUG, logger="tarry")
+
+    story.play(driver, clock)
+
+    standard = [(r.levelname.lower(), r.__dict__["tarry"]) for r in caplog.records]
+    written = [(line.pop("log_level"), line) for line in lines if line.pop("event")]
+    assert standard == written
+
+
+def test_end_of_a_call(clock: VirtualClock, lines: list[Any]) -> None:
+    """Giving up is a warning with its reason; a call that was not let through is none."""
+    payments = tarry.Downstream("payments", budget=tarry.TokenBudget(capacity=1))
+    with pytest.raises(ConnectionError):
+        tarry.call(Dependency(clock, FAIL).hit, on=ConnectionError, downstream=payments)
+
+    assert [("tarry.budget_empty", "debug"), ("tarry.gave_up", "warning")] == levels(lines)[2:]
+    assert ("budget-empty", "ConnectionError") == (lines[-1]["reason"], lines[-1]["error"])
+
+
+def test_breaker(clock: VirtualClock, lines: list[Any]) -> None:
+    """A breaker that moves is a warning with both states."""
+    broken_breaker(clock, "payments")
+
+    moves = [line for line in lines if line["event"] == "tarry.breaker_moved"]
+    assert {
+        "event": "tarry.breaker_moved",
+        "log_level": "warning",
+        "downstream": "payments",
+        "before": "closed",
+        "after": "open",
+    } == moves[0]
+    assert ["open", "half-open", "open"] == [move["after"] for move in moves]
+
+
+@both_hedges
+def test_hedges(hedged: Callable[[], None], lines: list[Any]) -> None:
+    """A copy is told when it is sent and when it wins."""
+    hedged()
+
+    assert [
+        ("tarry.hedge_fired", "debug"),
+        ("tarry.hedge_won", "debug"),
+        ("tarry.succeeded", "info"),
+    ] == levels(lines)
+
+
+@side_by_side
+def test_calls_side_by_side(many: Callable[[Any], None], lines: list[Any]) -> None:
+    """The lines of each call are complete and in order."""
+    many(lambda _: nullcontext())
+
+    for number in range(MANY):
+        told = [line["event"] for line in lines if line["operation"] == f"op{number}"]
+        failed = ["tarry.attempt_failed", "tarry.will_wait", "tarry.waited"]
+        end = ["tarry.succeeded"] if number % 3 else []
+        retries = [*failed, "tarry.attempt_started"] * (number % 3)
+        assert ["tarry.attempt_started", *retries, *end] == told
+
+
+def test_logger_of_ones_own(clock: VirtualClock) -> None:
+    """What is bound to the logger that is given stands on each line."""
+    logger = structlog.get_logger().bind(service="shop")
+
+    with capture_logs() as lines, listening(StructlogListener(logger)):
+        tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
+
+    assert {"shop"} == {line["service"] for line in lines}
+
+
+def test_configured_later(clock: VirtualClock) -> None:
+    """A program may configure structlog after it made the listener."""
+    heard: list[Any] = []
+
+    def drop(_logger: Any, _method: str, line: Any) -> Any:
+        heard.append(line["event"])
+        raise structlog.DropEvent
+
+    with listening(StructlogListener()):
+        structlog.configure(processors=[drop])
+        try:
+            tarry.call(int, on=OSError)
+        finally:
+            structlog.reset_defaults()
+
+    assert ["tarry.attempt_started"] == heard
+
+
+@every_driver
+def test_listener_that_raises(
+    driver: Driver, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When a processor fails, the call does not, and the standard log says so."""
+
+    def broken(*_: object) -> str:
+        raise RuntimeError("a bug in a processor")
+
+    logger = structlog.wrap_logger(structlog.PrintLogger(), processors=[broken])
+
+    with listening(StructlogListener(logger)):
+        assert "done" == driver.run(clock, Dependency(clock, FAIL, OK))
+
+    assert 6 == sum(record.levelno == logging.ERROR for record in caplog.records)
+    assert "a bug in a processor" in caplog.text
