@@ -7,6 +7,7 @@ import sys
 from importlib.metadata import distributions
 
 import tarry
+from tarry import idempotency
 
 installed = {distribution.name for distribution in distributions()}
 if installed != {"tarry"}:
@@ -14,6 +15,8 @@ if installed != {"tarry"}:
 
 for name in tarry.__all__:
     getattr(tarry, name)
+for name in idempotency.__all__:
+    getattr(idempotency, name)
 
 # These keep to the standard library in every module, exported or not.
 importlib.import_module("tarry.errors")

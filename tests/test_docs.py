@@ -33,6 +33,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 SHORTEST, LONGEST = 40, 120
+PACKAGES = {"adapters", "idempotency", "simulator", "telemetry", "testing", "tuning"}
 
 
 @dataclass(frozen=True)
@@ -148,12 +149,13 @@ def test_tests_shown_to_users_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
-def test_example_prints_what_the_readme_shows(example: Path) -> None:
-    """README.md shows, word for word, what a user sees who runs an example."""
+def test_example_prints_what_a_page_shows(example: Path) -> None:
+    """One page shows, word for word, what a user sees who runs an example."""
     command = f"$ python {name_of(example)}\n"
     shown = [
         block.text.removeprefix(command)
-        for block in blocks_of(ROOT / "README.md")
+        for page in PAGES
+        for block in blocks_of(page)
         if block.text.startswith(command)
     ]
 
@@ -187,7 +189,7 @@ def test_every_name_that_the_pages_use_is_public() -> None:
     code = "\n".join(in_code(page) for page in [*PAGES, ROOT / "CHANGELOG.md"])
     used = set(re.findall(r"\btarry\.([A-Za-z_]+)", code))
 
-    assert set() == used - set(tarry.__all__) - {"simulator", "testing", "tuning"}
+    assert set() == used - set(tarry.__all__) - PACKAGES
 
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("C*.md"))], ids=name_of)
