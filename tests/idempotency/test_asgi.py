@@ -9,8 +9,8 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
-from tarry.idempotency.asgi_types import Receive, Scope, Send
 from tarry.testing import VirtualClock
+from tarry.wire.asgi import Receive, Scope, Send
 from tests.idempotency.asking import Answer, Payments, ask, in_order, scope_of
 
 ALICE = [(b"authorization", b"Bearer alice")]

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from tarry.idempotency import IdempotencyMiddleware
-from tarry.idempotency.asgi_types import Message, Receive, Scope, Send
 from tarry.testing import VirtualClock
+from tarry.wire.asgi import Message, Receive, Scope, Send
 from tests.idempotency.asking import KEY, Payments, ask, scope_of, slow
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware
-from tarry.idempotency.asgi_types import Message, Receive, Scope, Send
+from tarry.wire.asgi import Message, Receive, Scope, Send
 from tests.idempotency.asking import Pairs, Payments, ask, in_order
 
 ALICE = [(b"authorization", b"Bearer alice")]

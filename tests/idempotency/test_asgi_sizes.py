@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore, StoredResponse
-from tarry.idempotency.asgi_types import App, Message, Receive, Scope, Send
+from tarry.wire.asgi import App, Message, Receive, Scope, Send
 from tests.idempotency.asking import Answer, Payments, ask
 
 

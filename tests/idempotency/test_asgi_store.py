@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore, StoredResponse, Taken
-from tarry.idempotency.asgi_types import Receive, Scope, Send
 from tarry.testing import VirtualClock
+from tarry.wire.asgi import Receive, Scope, Send
 from tests.idempotency.asking import Payments, ask, slow
 
 

@@ -21,7 +21,7 @@ from starlette.routing import Mount, Route
 
 import tarry.idempotency
 from tarry.idempotency import IdempotencyMiddleware, SqliteStore
-from tarry.idempotency.asgi_types import App
+from tarry.wire.asgi import App
 
 KEY = {"Idempotency-Key": '"4f2a"'}
 

@@ -40,10 +40,10 @@ from tarry.idempotency.response import Recorder, replay
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tarry.idempotency.asgi_types import App, Receive, Scope, Send
     from tarry.idempotency.record import StoredResponse
     from tarry.idempotency.request import Identity, Routes
     from tarry.idempotency.store import Store
+    from tarry.wire.asgi import App, Receive, Scope, Send
 
 logger: logging.Logger = logging.getLogger("tarry.idempotency")
 

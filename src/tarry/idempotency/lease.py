@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from tarry.idempotency.loops import Every, shielded
 
 if TYPE_CHECKING:
-    from tarry.idempotency.asgi_types import Scope
     from tarry.idempotency.record import StoredResponse
     from tarry.idempotency.store import Store, Taken
+    from tarry.wire.asgi import Scope
 
 logger: logging.Logger = logging.getLogger("tarry.idempotency")
 

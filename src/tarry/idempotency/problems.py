@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from tarry.wire.problem import BLANK, MEDIA_TYPE, Problem
 
 if TYPE_CHECKING:
-    from tarry.idempotency.asgi_types import Send
     from tarry.idempotency.record import Conflict, StoredResponse
+    from tarry.wire.asgi import Send
 
 _ASK_AGAIN = 1
 """Seconds: most handlers end within one, and to ask again is cheap."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.core.checks import shown
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.idempotency.asgi_types import Scope
 from tarry.idempotency.problems import too_large
+from tarry.wire.asgi import Scope
 
 if TYPE_CHECKING:
-    from tarry.idempotency.asgi_types import Message, Receive
+    from tarry.wire.asgi import Message, Receive
 
 Routes: TypeAlias = Iterable[str] | Callable[[Scope], bool]
 Identity: TypeAlias = Callable[[Scope], str]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from tarry.idempotency.record import StoredResponse
 
 if TYPE_CHECKING:
-    from tarry.idempotency.asgi_types import Message, Send
     from tarry.idempotency.headers import Headers
     from tarry.idempotency.lease import Lease
+    from tarry.wire.asgi import Message, Send
 
 _LATER = frozenset({408, 425, 429})
 """Statuses that say "not now": whoever obeys and comes back must not be told so for a day."""

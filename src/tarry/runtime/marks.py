@@ -8,12 +8,14 @@ and if the error has come to it through the loop that made it.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.runtime.bus import bus
 
 if TYPE_CHECKING:
+    from collections import deque
     from types import FrameType
 
     from tarry.core.record import CallRecord
@@ -28,6 +30,9 @@ _DRIVERS = frozenset({"call", "drive", "hedge", "hedge_sync"})
 """The functions of this package that an error passes when a loop has given up on it."""
 
 _serials = count(1)
+
+ends: ContextVar[deque[CallRecord] | None] = ContextVar("tarry_ends", default=None)
+"""Where a server notes the calls that were given up on while it handled one request."""
 
 
 class Mark(NamedTuple):
@@ -45,6 +50,9 @@ def mark(error: BaseException, record: CallRecord, *, final: bool, block: bool =
     serial = 0
     if final:
         bus.serial = serial = next(_serials)
+        heard = ends.get()
+        if heard is not None:
+            heard.append(record)
     # Past any __setattr__ of the user's class, which may be frozen.
     object.__setattr__(error, MARK, Mark(serial, record, block))
 

@@ -1,0 +1,101 @@
+"""Three services in a row, each trying four times, over a fourth that is dead.
+
+Run it: `python examples/chain.py`. It starts real processes and counts what reaches the dead one.
+It needs httpx, starlette and uvicorn.
+"""
+
+import logging
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from time import sleep
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+import tarry
+from tarry.adapters.asgi import OneLayerMiddleware
+from tarry.adapters.httpx import AsyncRetryTransport
+
+CALLS = 100
+
+
+def serve(port: int, below: str, rule: str) -> None:
+    """Answer by asking the service below, four times if need be."""
+    logging.getLogger("tarry").setLevel(logging.ERROR)  # or read of every retry
+    policy = tarry.Policy(max_attempts=4, initial_delay=0.001, max_delay=0.001)
+    budget = tarry.RatioBudget(0.1, min_per_second=0) if rule == "budget" else None
+    downstream = tarry.Downstream("below", budget=budget)
+    client = httpx.AsyncClient(
+        transport=AsyncRetryTransport(policy=policy, downstream=downstream), timeout=30
+    )
+
+    async def handle(_: Request) -> PlainTextResponse:
+        answer = await client.get(below)
+        return PlainTextResponse(answer.text, answer.status_code)
+
+    app = Starlette(routes=[Route("/", handle)])
+    guarded = OneLayerMiddleware(app) if rule == "one layer" else app
+    uvicorn.run(guarded, port=port, log_level="critical")
+
+
+def free_port() -> int:
+    """Return a port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def dead_service(requests: list[str]) -> ThreadingHTTPServer:
+    """Run a service that fails every request, and keeps count."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append(self.path)
+            self.send_error(503)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def chain(rule: str, calls: int) -> float:
+    """Start three services, call the first, and return the requests at the dead one per call."""
+    requests: list[str] = []
+    server = dead_service(requests)
+    below = f"http://127.0.0.1:{server.server_port}/"
+    with ExitStack() as stack:
+        for _ in range(3):
+            port = free_port()
+            command = [sys.executable, __file__, str(port), below, rule]
+            stack.callback(subprocess.Popen(command).kill)
+            below = f"http://127.0.0.1:{port}/"
+            for _ in range(600):
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                sleep(0.05)
+        for _ in range(calls):
+            httpx.get(below, timeout=60)
+    server.shutdown()
+    return len(requests) / calls
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        serve(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    else:
+        print(f"every layer retries: {chain('every layer', 1):.0f} requests for one call")
+        print(f"one layer retries:   {chain('one layer', 1):.0f} requests for one call")
+        per_call = chain("budget", CALLS)
+        print(f"a budget of 10 %:    {per_call:.1f} requests for each of {CALLS} calls")
