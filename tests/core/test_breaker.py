@@ -473,3 +473,16 @@ def test_passed_is_the_same_as_record(
             fast.force(what)
             slow.force(what)
         assert insides(slow) == insides(fast)
+
+
+def test_half_open_takes_over_what_another_process_has_seen() -> None:
+    """It probes at once, and a probe that fails opens it for as long as the count of openings says."""
+    breaker = Breaker(open_for=10.0, growth=2.0, spread=0.0, probes=1)
+    breaker.half_open(2)
+
+    permit = breaker.admit(0.0)
+    assert permit is not None
+    assert breaker.admit(0.0) is None
+    breaker.record(permit, failed=True, duration=0.0, now=0.0, u=0.5)
+
+    assert (BreakerState.OPEN, 3, 40.0) == (breaker.state, breaker.opened, breaker.retry_after(0.0))

@@ -63,8 +63,6 @@ class Breaker:
         "_max_open",
         "_min_calls",
         "_open_for",
-        "_opened",
-        "_probe_limit",
         "_probes",
         "_rate",
         "_slow_after",
@@ -74,6 +72,8 @@ class Breaker:
         "_until",
         "_window",
         "generation",
+        "opened",
+        "probes",
         "state",
     )
 
@@ -105,14 +105,16 @@ class Breaker:
             msg = f"max_open must be at least open_for ({open_for:g}), got {max_open:g}"
             raise ConfigurationError(msg)
         self._spread = at_least("spread", spread, 0)
-        self._probe_limit = count("probes", probes)
+        self.probes: int = count("probes", probes)
+        """Calls that it lets through at a time while it is half-open."""
 
         self.state: BreakerState = _CLOSED
         self.generation: int = 0
         self._calm = self._slow_after is None
         self._looks_further = consecutive is not None or slow_after is not None
         self._failures_in_a_row = 0
-        self._opened = 0
+        self.opened: int = 0
+        """How often in a row it has opened."""
         self._until = 0.0
         self._probes: dict[int, float] = {}
         self._last_probe = 0
@@ -137,7 +139,7 @@ class Breaker:
         if state is _CLOSED:
             return True
         if state is _HALF_OPEN:
-            return self._out(now) < self._probe_limit
+            return self._out(now) < self.probes
         return not (state is _FORCED_OPEN or (state is _OPEN and now < self._until))
 
     def passed(self, permit: int, now: float) -> bool:
@@ -193,8 +195,13 @@ class Breaker:
     def force(self, state: str) -> None:
         """Set a state by hand: open, closed (automatic from there), disabled or metrics-only."""
         one_of("state", state, _MANUAL)
-        self._opened = 0
+        self.opened = 0
         self._move(_MANUAL[state])
+
+    def half_open(self, opened: int) -> None:
+        """Begin to probe, where another process has seen the dependency fail `opened` times."""
+        self.opened = opened
+        self._move(_HALF_OPEN)
 
     def retry_after(self, now: float) -> float | None:
         """Return the seconds until the next probe may go, or None where nobody can know."""
@@ -223,7 +230,7 @@ class Breaker:
         return sum(begun > now - self._open_for for begun in self._probes.values())
 
     def _probe(self, now: float) -> int | None:
-        if self._out(now) >= self._probe_limit:
+        if self._out(now) >= self.probes:
             return None
         lost = [permit for permit, begun in self._probes.items() if begun <= now - self._open_for]
         for permit in lost:
@@ -237,16 +244,16 @@ class Breaker:
             self._open(now, u)
             return
         self._succeeded += 1
-        if self._succeeded >= self._probe_limit:
-            self._opened = 0
+        if self._succeeded >= self.probes:
+            self.opened = 0
             self._move(_CLOSED)
 
     def _open(self, now: float, u: float) -> None:
         try:
-            length = min(self._max_open, self._open_for * self._growth**self._opened)
+            length = min(self._max_open, self._open_for * self._growth**self.opened)
         except OverflowError:
             length = self._max_open
-        self._opened += 1
+        self.opened += 1
         self._until = now + length * (1 + self._spread * u)
         self._move(_OPEN)
 

@@ -15,7 +15,6 @@ from tarry.core.verdict import Reason, Stop, Wait
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.core.downstream import Downstream
     from tarry.core.hints import Hint
     from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy
@@ -53,13 +52,25 @@ class HowFar(Protocol):
         ...
 
 
+class Dependency(Protocol):
+    """What is asked of a `Downstream` here."""
+
+    def refusal(self, outcome: Outcome, now: float) -> Stop | None:
+        """Say why a retry after `outcome` may not go, and change nothing."""
+        ...
+
+    def expected_duration(self) -> float:
+        """Return how long an attempt takes as a rule."""
+        ...
+
+
 def decide(
     policy: Policy,
     progress: HowFar,
     outcome: Outcome,
     now: float,
     u: float,
-    downstream: Downstream | None = None,
+    downstream: Dependency | None = None,
     deadline: float | None = None,
 ) -> Wait | Stop:
     """Say whether and when the next attempt comes after `outcome`.

@@ -98,6 +98,9 @@ class Downstream:
         breaker = self.breaker
         if kind is _SUCCESS and not paid and self.passed(permit, duration, now):
             return
+        if outcome.local:  # nobody was asked
+            Downstream.cancelled(self, permit, duration, now)
+            return
         for limiter in self._limiters:  # first: whatever happens next, the place is free
             limiter.release(outcome, duration, now)
         if breaker is not None:
@@ -173,6 +176,13 @@ class Downstream:
             self.breaker.force(state)
             if self.breaker.state is not before:
                 self.moves.append(Move(before, self.breaker.state))
+
+    def recovered(self, now: float) -> None:
+        """Open up, slowly, where somebody else has seen the dependency recover."""
+        if self.breaker is not None:
+            self.breaker.force("closed")
+        for limiter in self._limiters:
+            limiter.recovered(now)
 
     def _limited(self, permit: int, now: float) -> int | Delayed | Stop:
         delay = 0.0

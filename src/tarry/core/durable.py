@@ -1,0 +1,92 @@
+"""One call that outlives its process: what a service asks before and after each attempt.
+
+It differs from `Call` in one thing. Where a dependency says no, a call in a program fails, for
+somebody waits for it; a durable one is *deferred*: it is asked for again later, and nothing is
+charged. So breaker, limits and retry budget are asked before an attempt, and never after one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tarry.core.call import Call
+from tarry.core.decide import decide
+from tarry.core.outcome import TRANSIENT
+from tarry.core.verdict import Attempt, Delayed, Reason, Stop, Wait
+
+if TYPE_CHECKING:
+    from tarry.core.downstream import Downstream
+    from tarry.core.outcome import Outcome
+
+
+class Defer(NamedTuple):
+    """Make no attempt now; ask again after `delay` seconds, or when something has changed."""
+
+    reason: Reason
+    delay: float | None = None
+
+
+class DurableCall(Call):
+    """The state of one call, resumed from its stored `Progress` for each attempt."""
+
+    __slots__ = ()
+
+    def begin(self, now: float, last: Outcome = TRANSIENT) -> Attempt | Defer | Stop:
+        """Begin the next attempt, or put it off, or end the call: attempts or time are used up.
+
+        `last` is what the attempt before came to; it sets the price of a retry.
+        """
+        downstream, policy = self.downstream, self.policy
+        if self.attempts >= policy.max_attempts:  # one was lost, or the policy has changed
+            return Stop(Reason.ATTEMPTS)
+        if policy.total_budget is not None:
+            expected = 0.0 if downstream is None else downstream.expected_duration()
+            if now + expected >= self.started + policy.total_budget:
+                return Stop(Reason.TOTAL_BUDGET)
+        if downstream is not None:
+            refused = self._ask(downstream, last, now)
+            if refused is not None:
+                return refused
+        self.attempts = number = self.attempts + 1
+        return Attempt(number, policy.attempt_timeout)
+
+    def failed(self, outcome: Outcome, now: float, u: float, detail: str = "") -> Wait | Stop:
+        """Learn that the attempt failed; answer what to do."""
+        downstream = self.downstream
+        standing: tuple[str | None, float | None] = (None, None)
+        if downstream is not None:
+            self._record(downstream, outcome, now, u)
+            standing = downstream.standing(now)
+        verdict = decide(
+            self.policy, self, outcome, now, u, None if downstream is None else _Patient(downstream)
+        )
+        self._note(outcome, detail, verdict, standing)
+        return verdict
+
+    def _ask(self, downstream: Downstream, last: Outcome, now: float) -> Defer | None:
+        answer = downstream.admit(now)
+        if isinstance(answer, Stop):
+            return Defer(answer.reason, answer.retry_after)
+        if isinstance(answer, Delayed):
+            downstream.cancelled(answer.permit, 0.0, now)
+            return Defer(Reason.LIMIT, answer.delay)
+        if self.attempts:
+            paid = downstream.withdraw(last, now)
+            if paid is None:
+                downstream.cancelled(answer, 0.0, now)
+                return Defer(Reason.BUDGET_EMPTY)
+            self._paid = paid
+        self._permit, self._begun = answer, now
+        return None
+
+
+class _Patient:
+    """A downstream that refuses nothing yet: it is asked again before the attempt."""
+
+    __slots__ = ("expected_duration",)
+
+    def __init__(self, downstream: Downstream) -> None:
+        self.expected_duration = downstream.expected_duration
+
+    def refusal(self, outcome: Outcome, now: float) -> None:
+        """Let every retry wait for its turn."""
