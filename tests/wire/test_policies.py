@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tarry.core.backoff import Schedule
+from tarry.core.policy import PRESETS, Policy
+from tarry.errors import ConfigurationError
+from tarry.wire.policies import FIELDS, SERVICE_PRESETS, policy_from_wire, policy_to_wire
+
+BASE = SERVICE_PRESETS["default"]
+
+
+def test_fields_are_laid_over_a_policy() -> None:
+    """Milliseconds become seconds, names lose their capitals, and what is left out stays."""
+    policy = policy_from_wire(
+        {"maxAttempts": 7, "initialDelayMs": 250, "jitterType": "EQUAL", "totalBudgetMs": 60_000},
+        BASE,
+    )
+
+    assert (7, 0.25, "equal", 60.0) == (
+        policy.max_attempts,
+        policy.initial_delay,
+        policy.jitter,
+        policy.total_budget,
+    )
+    assert BASE.max_delay == policy.max_delay
+
+
+@pytest.mark.parametrize("name", SERVICE_PRESETS)
+def test_every_preset_survives_the_wire(name: str) -> None:
+    """What a policy is written as is read back as the same policy."""
+    preset = SERVICE_PRESETS[name]
+    document = policy_to_wire(preset)
+
+    assert preset == policy_from_wire(document, BASE)
+    assert set(document) <= set(FIELDS)
+
+
+def test_presets_of_the_service_differ_where_nobody_waits() -> None:
+    """Five attempts, a timeout for each, and hints of up to a day."""
+    assert (5, 30.0, 86_400.0) == (BASE.max_attempts, BASE.attempt_timeout, BASE.max_hint)
+    assert PRESETS["webhook"].max_attempts == SERVICE_PRESETS["webhook"].max_attempts
+
+
+def test_schedule_is_a_list_of_milliseconds() -> None:
+    """With or without its type; a policy that has one keeps it."""
+    policy = policy_from_wire({"scheduleMs": [5000, 300_000]}, BASE)
+    named = policy_from_wire({"backoffType": "SCHEDULE", "scheduleMs": [5000, 300_000]}, BASE)
+
+    assert Schedule((5.0, 300.0)) == policy.backoff == named.backoff
+    assert policy.backoff == policy_from_wire({"backoffType": "SCHEDULE"}, policy).backoff
+    assert "fixed" == policy_from_wire({"backoffType": "FIXED"}, policy).backoff
+
+
+def test_budget_can_be_taken_away() -> None:
+    """Null is no total budget."""
+    limited = policy_from_wire({"totalBudgetMs": 1}, BASE)
+
+    assert policy_from_wire({"totalBudgetMs": None}, limited).total_budget is None
+
+
+def test_longer_first_delay_takes_the_longest_along() -> None:
+    """Who asks for a first delay of a minute does not mean a longest of 30 seconds."""
+    assert 60.0 == policy_from_wire({"initialDelayMs": 60_000}, BASE).max_delay
+
+
+def test_fractions_of_a_millisecond_are_kept() -> None:
+    """100 ms is written as 100, half of one as 0.5."""
+    document = policy_to_wire(Policy(initial_delay=0.0005))
+
+    assert (0.5, 30_000) == (document["initialDelayMs"], document["maxDelayMs"])
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"maxAttempts": 0}, ["maxAttempts must be at least 1", "0"]),
+        ({"maxAttempts": 1.5}, ["maxAttempts must be a whole number"]),
+        ({"initialDelayMs": -5}, ["initialDelayMs must be greater than 0", "-5"]),
+        ({"initialDelayMs": "5"}, ["initialDelayMs must be a number"]),
+        ({"maxDelayMs": 10}, ["maxDelayMs must be at least initialDelayMs (100), got 10"]),
+        ({"multiplier": 0.5}, ["multiplier must be at least 1"]),
+        ({"totalBudgetMs": 0}, ["totalBudgetMs must be greater than 0"]),
+        ({"attemptTimeoutMs": None}, ["attemptTimeoutMs must be a number"]),
+        ({"backoffType": "exponential"}, ["backoffType must be one of", "EXPONENTIAL"]),
+        ({"backoffType": 3}, ["backoffType must be one of"]),
+        ({"backoffType": "SCHEDULE"}, ["needs the field scheduleMs"]),
+        ({"scheduleMs": []}, ["scheduleMs must hold at least one delay"]),
+        ({"scheduleMs": [1, -1]}, ["scheduleMs[1] must be at least 0"]),
+        ({"scheduleMs": 5}, ["scheduleMs must be a list"]),
+        ({"scheduleMs": [5], "backoffType": "FIXED"}, ["goes with backoffType SCHEDULE", "FIXED"]),
+        ({"jitterType": "SOME"}, ["jitterType must be one of", "DECORRELATED"]),
+        ({"retryableStatusCodes": 503}, ["retryableStatusCodes must be a list"]),
+        ({"retryableStatusCodes": ["503"]}, ["retryableStatusCodes[0] must be a whole number"]),
+        ({"retryableStatusCodes": [700]}, ["from 100 to 599", "700"]),
+        ({"retryableGrpcCodes": ["AWAY"]}, ["retryableGrpcCodes[0] must be one of"]),
+        ({"maxHintMs": -1}, ["maxHintMs must be at least 0"]),
+        ({"attempts": 3}, ["no field 'attempts'", "maxAttempts"]),
+    ],
+)
+def test_a_mistake_names_its_field_as_it_was_written(
+    document: dict[str, Any], words: list[str]
+) -> None:
+    """In the caller's words and units."""
+    with pytest.raises(ConfigurationError) as caught:
+        policy_from_wire(document, BASE)
+    assert all(word in str(caught.value) for word in words)
