@@ -476,7 +476,7 @@ def test_passed_is_the_same_as_record(
 
 
 def test_half_open_takes_over_what_another_process_has_seen() -> None:
-    """It probes at once, and a probe that fails opens it for as long as the count of openings says."""
+    """It probes at once, and a probe that fails opens it for as long as the count says."""
     breaker = Breaker(open_for=10.0, growth=2.0, spread=0.0, probes=1)
     breaker.half_open(2)
 

@@ -136,6 +136,18 @@ def test_permanent_failures_fill_no_quorum() -> None:
     assert CLOSED is breaker.state
 
 
+def test_what_failed_on_our_side_gives_everything_back() -> None:
+    """An attempt that did not reach the dependency leaves no trace but its permit."""
+    breaker, budget, limiter = Breaker(consecutive=1), ThrottleBudget(), Spy()
+    downstream = Downstream("d", breaker=breaker, budget=budget, limiter=limiter)
+    before = budget.balance(0.0)
+
+    run(downstream, Outcome(Kind.TRANSIENT, local=True))
+
+    assert (CLOSED, before) == (breaker.state, budget.balance(0.0))
+    assert ("release", None, 0.1, 0.0) == limiter.heard[-1]
+
+
 def test_a_permanent_failure_proves_no_recovery() -> None:
     """A probe that the caller spoilt frees its place, but says nothing about the dependency."""
     breaker = Breaker(consecutive=1, probes=1)
@@ -464,3 +476,17 @@ def test_passed_does_not_forget_the_limiters() -> None:
         if not downstream.passed(permit, 0.1, now):
             downstream.record(permit, SUCCESS, duration=0.1, now=now, u=0.0)
     assert 2 == len(downstream.latency)
+
+
+def test_recovery_that_somebody_else_has_seen_opens_slowly() -> None:
+    """The breaker closes, and the limit begins its ramp; one without a breaker only ramps."""
+    for breaker in (Breaker(consecutive=1), None):
+        downstream = Downstream("d", breaker=breaker, max_in_flight=10)
+        permit = downstream.admit(0.0)
+        assert isinstance(permit, int)
+        downstream.record(permit, TRANSIENT, 0.0, 0.0, 0.5)
+
+        downstream.recovered(1.0)
+
+        assert isinstance(downstream.admit(1.0), int)
+        assert isinstance(downstream.admit(1.0), Stop)

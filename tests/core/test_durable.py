@@ -132,3 +132,10 @@ def test_retry_that_cannot_fit_the_total_budget_is_not_scheduled() -> None:
     call.begin(0.0)
 
     assert Stop(Reason.TOTAL_BUDGET) == call.failed(TRANSIENT, 7.5, 0.5)
+
+
+def test_attempts_beyond_the_table_of_commands_are_begun_too() -> None:
+    """A policy works the first commands out; the others are made when they are needed."""
+    call = resumed(Policy(max_attempts=100, attempt_timeout=3.0), attempts=50)
+
+    assert Attempt(51, 3.0) == call.begin(0.0)

@@ -25,6 +25,7 @@ WAIT: dict[str, Any] = {
     "delay": 0.15,
     "hint": Hint(0.1),
     "error": None,
+    "detail": "503",
 }
 EXAMPLES: list[Any] = [
     events.AttemptStarted(*WHO, 1, 4),

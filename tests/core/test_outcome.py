@@ -54,6 +54,11 @@ def test_what_counts_against_the_breaker(kind: Kind, counts: bool) -> None:
     assert counts == Outcome(kind).counts
 
 
+def test_what_failed_on_our_side_does_not_count() -> None:
+    """A dependency that was not asked has not failed."""
+    assert not Outcome(Kind.TRANSIENT, local=True).counts
+
+
 def test_each_class_has_its_own_base_delay_and_cost() -> None:
     """Throttling has a slower base than a transient failure, and a price of its own."""
     policy, budget = Policy(), TokenBudget("aws-2026")

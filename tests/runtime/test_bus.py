@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -129,6 +130,22 @@ def test_nobody_listens(driver: Driver, clock: VirtualClock) -> None:
         logger.setLevel(level)
 
     assert 1 == len(caught.value.__notes__)
+
+
+class Listener:
+    """A listener that has to be made first."""
+
+    def __call__(self, event: tarry.Event) -> None:
+        """Hear an event."""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "advice"), [(Listener, r": make one, Listener\(\)$"), ("log", "got 'log'$")]
+)
+def test_what_is_no_listener(wrong: Any, advice: str) -> None:
+    """A class would be made anew for each event and hear nothing; it is refused, as is a text."""
+    with pytest.raises(tarry.ConfigurationTypeError, match=f"a function of one event.*{advice}"):
+        tarry.listen(wrong)
 
 
 def test_listener_may_make_calls_itself(clock: VirtualClock) -> None:

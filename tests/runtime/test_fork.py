@@ -14,9 +14,10 @@ import pytest
 
 import tarry
 from tarry import Downstream
+from tarry.runtime import origins
 from tarry.runtime.bus import bus
 from tarry.runtime.hedge import _locks
-from tests.runtime.test_copies import MOST, Stuck
+from tests.runtime.test_threads import MOST, Stuck
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -81,6 +82,14 @@ def test_hedged_call_in_a_child() -> None:
 
     with held_elsewhere(_locks[0]):
         assert "true" == in_child(lambda: tarry.hedge_sync(read, after=3) == "read")
+
+
+def test_new_origin_in_a_child() -> None:
+    """A child can call a new origin although a thread of its parent was just about to."""
+    recent: origins.Recent[str, str] = origins.Recent()
+
+    with held_elsewhere(origins._locks[0]):
+        assert "true" == in_child(lambda: recent.keep("http://a", "it") == "it")
 
 
 def test_listening_in_a_child() -> None:

@@ -459,5 +459,15 @@ def test_events_of_giving_up(loop: str, clock: VirtualClock) -> None:
 
     assert [
         HedgeFired("op", "r", 2),
-        GaveUp("op", "r", 2, Reason.ATTEMPTS, 0.0, None, None, caught.value),
+        GaveUp(
+            "op",
+            "r",
+            2,
+            Reason.ATTEMPTS,
+            0.0,
+            None,
+            None,
+            caught.value,
+            detail="ConnectionError",
+        ),
     ] == events

@@ -121,9 +121,9 @@ def test_interrupt_while_a_block_takes_its_deadline(clock: VirtualClock) -> None
     ("event", "where"),
     [
         ("call", "Hedging.delay"),
-        ("return", "_HedgedRun.begin"),
-        ("call", "_HedgedRun.left"),
-        ("call", "_HedgedRun.won"),
+        ("return", "HedgedRun.begin"),
+        ("call", "HedgedRun.left"),
+        ("call", "HedgedRun.won"),
     ],
 )
 @pytest.mark.parametrize("form", ["hedge", "hedge_sync"])

@@ -125,3 +125,23 @@ def test_group_that_nobody_retried(clock: VirtualClock) -> None:
         clock.run(lambda: tarry.acall(work, on=ExceptionGroup, attempts=ABOVE))
 
     assert ABOVE == leaf.calls
+
+
+@pytest.mark.parametrize(("again", "calls"), [(False, 1), (True, ABOVE)])
+def test_what_is_not_safe_to_repeat(clock: VirtualClock, again: bool, calls: int) -> None:
+    """A loop above does not repeat what the loop below may not, unless it is told to."""
+    made: list[int] = []
+
+    @tarry.retry(on=lambda _: tarry.Outcome(tarry.Kind.TRANSIENT, safe=False))
+    def charge() -> None:
+        made.append(1)
+        raise OSError
+
+    policy = tarry.Policy(max_attempts=ABOVE, retry_marked=again)
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - the only one there is
+        tarry.call(charge, on=OSError, policy=policy, name="order")
+
+    below, above = "the operation is not safe to repeat", "a layer below has given up on it already"
+    ends = sorted(note.rpartition(": ")[2] for note in caught.value.__notes__)
+    assert calls == len(made)
+    assert sorted([below, "no attempts left" if again else above]) == ends

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ def origins(downstream: Any = None, policy: Policy | None = None) -> Origins:
         policy,
         downstream,
         lambda _, repeatable: Outcome(Kind.TRANSIENT, safe=repeatable),
-        lambda _, policy, repeatable: Outcome(Kind.SUCCESS, detail=f"{policy.max_attempts}"),
+        lambda policy, _, __: Outcome(Kind.SUCCESS, detail=f"{policy.max_attempts}"),
         lambda _: None,
     )
 
@@ -84,16 +87,52 @@ def test_loop_is_made_once() -> None:
     assert "GET http://a" == loop.operation
 
 
-def test_oldest_origins_are_forgotten() -> None:
-    """A client that follows links to everywhere does not keep all of them."""
+def test_origins_that_are_not_used_are_forgotten() -> None:
+    """A client that follows links to everywhere keeps those that it goes back to."""
     made = origins()
-    first = made.downstream("http://0")
+    used = made.spec("GET", "http://used", repeatable=True)
+    made.spec("GET", "http://unused", repeatable=True)
 
-    for number in range(1, 1001):
+    for number in range(2000):
+        made.spec("GET", f"http://{number}", repeatable=True)
+        assert used is made.spec("GET", "http://used", repeatable=True)
+
+    gc.collect()
+    assert "http://unused" not in made._downstreams
+    assert 1000 >= len(made._downstreams)
+
+
+def test_no_second_dependency_while_the_first_is_known() -> None:
+    """A loop that has its dependency shares it with a new one, however many came between."""
+    made = origins()
+    held = made.spec("GET", "http://a", repeatable=True)
+
+    for number in range(2000):
         made.spec("GET", f"http://{number}", repeatable=True)
 
-    assert first is not made.downstream("http://0")
-    assert len(made._downstreams) == len(made._specs) == 1000
+    assert held.downstream is made.spec("PUT", "http://a", repeatable=True).downstream
+
+
+def test_one_dependency_for_threads_that_come_together() -> None:
+    """If several make the dependency of an origin at once, all use the same."""
+    together = threading.Barrier(4)
+
+    def make(origin: str) -> Downstream:
+        together.wait(10)
+        return Downstream(origin)
+
+    made = origins(make)
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(made.downstream, ["http://a"] * 4))
+
+    assert 1 == len(found)
+
+
+@pytest.mark.parametrize("wrong", [None, "payments"])
+def test_function_that_makes_no_dependency(wrong: Any) -> None:
+    """The error says what it made, and for which origin."""
+    with pytest.raises(tarry.ConfigurationError, match=r"must make a .*for http://a"):
+        origins(lambda _: wrong).downstream("http://a")
 
 
 @pytest.mark.parametrize("repeatable", [True, False])

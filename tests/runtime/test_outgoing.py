@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,21 +29,25 @@ def test_bad_keys(key: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "key", "headers", "keyed", "sent"),
+    ("method", "key", "headers", "safe", "sent"),
     [
         ("POST", None, {}, False, None),
         ("POST", lambda request: request, {}, True, '"the request"'),
         ("POST", lambda _: None, {}, False, None),
         ("POST", "auto", {"Idempotency-Key": "mine"}, True, "mine"),
-        ("GET", "auto", {}, False, None),
-        ("PUT", None, {"Idempotency-Key": "mine"}, True, "mine"),
+        ("POST", None, {"Idempotency-Key": "mine"}, True, "mine"),
+        ("POST", None, {"Idempotency-Key": ""}, False, ""),
+        ("POST", lambda _: "a", {"Idempotency-Key": ""}, True, '"a"'),
+        ("GET", "auto", {}, True, None),
+        ("PUT", None, {}, True, None),
+        ("get", None, {}, True, None),
     ],
 )
 def test_key_is_put_where_it_is_needed(
-    method: str, key: Any, headers: dict[str, str], keyed: bool, sent: str | None
+    method: str, key: Any, headers: dict[str, str], safe: bool, sent: str | None
 ) -> None:
     """A request that is not idempotent gets a key, unless it has one or nobody wants that."""
-    assert keyed == outgoing.put_key(headers, method, key, "the request")
+    assert safe == outgoing.may_repeat(method, headers, key, "the request")
     assert sent == headers.get("Idempotency-Key")
 
 
@@ -50,7 +55,7 @@ def test_automatic_keys_differ() -> None:
     """No two calls have the same key."""
     all_headers: list[dict[str, str]] = [{}, {}]
     for headers in all_headers:
-        outgoing.put_key(headers, "POST", "auto", None)
+        outgoing.may_repeat("POST", headers, "auto", None)
 
     first, second = (headers["Idempotency-Key"] for headers in all_headers)
     assert first != second
@@ -67,37 +72,38 @@ def test_limit_of_an_attempt(
     limit: float | None, left: float | None, expected: float | None
 ) -> None:
     """An attempt may take what the policy gives it, or what is left, whichever is less."""
-    headers: dict[str, str] = {}
     with VirtualClock():
         if left is None:
-            actual = outgoing.announce(headers, 1, limit)
+            actual = outgoing.limit_of(limit)
         else:
             with tarry.deadline(left):
-                actual = outgoing.announce(headers, 1, limit)
+                actual = outgoing.limit_of(limit)
 
     assert expected == actual
-    sent = {} if expected is None else {"X-Deadline-Ms": f"{expected * 1000:.0f}"}
-    assert sent == headers
 
 
-def test_time_that_is_over_is_still_a_timeout() -> None:
-    """The server is told the truth, the client gets a timeout that it can take."""
-    headers: dict[str, str] = {}
+def test_time_that_is_over() -> None:
+    """A deadline that has passed leaves nothing, and is no lack of one."""
     with VirtualClock(), tarry.deadline(0):
-        actual = outgoing.announce(headers, 1, None)
-
-    assert (0.001, {"X-Deadline-Ms": "0"}) == (actual, headers)
+        assert 0.0 == outgoing.limit_of(None)
 
 
 @pytest.mark.parametrize(
-    ("attempt", "expected"),
-    [(1, {}), (2, {"X-Retry-Attempt": "2"}), (11, {"X-Retry-Attempt": "11"})],
+    ("attempt", "limit", "expected"),
+    [
+        (1, None, {}),
+        (2, None, {"X-Retry-Attempt": "2"}),
+        (1, 0.0, {"X-Deadline-Ms": "0"}),
+        (11, 1.5, {"X-Retry-Attempt": "11", "X-Deadline-Ms": "1500"}),
+    ],
 )
-def test_number_of_the_attempt(attempt: int, expected: dict[str, str]) -> None:
-    """The first attempt has no number, and loses one that was left on the request."""
-    headers = {"X-Retry-Attempt": "3"}
+def test_what_the_server_is_told(
+    attempt: int, limit: float | None, expected: dict[str, str]
+) -> None:
+    """The number of every attempt but the first, and the time where it is limited."""
+    headers: dict[str, str] = {}
 
-    outgoing.announce(headers, attempt, None)
+    outgoing.announce(headers, attempt, limit)
 
     assert expected == headers
 
@@ -118,14 +124,17 @@ def test_number_of_the_attempt(attempt: int, expected: dict[str, str]) -> None:
 def test_answers_are_judged_by_the_policy(status: int, kind: Kind) -> None:
     """The policy's statuses are worth a retry, also where they are no errors."""
     policy = Policy(retryable_statuses={202, 503})
+    answer = SimpleNamespace(status_code=status, headers={})
 
-    assert kind is outgoing.judge(status, {}, policy, repeatable=True).kind
+    judge = outgoing.judge_by(lambda response: response.headers)
+    assert kind is judge(policy, True, answer).kind
+    assert kind is outgoing.judge_status(status, {}, policy, repeatable=True).kind
 
 
 @pytest.mark.parametrize(
     ("length", "short"),
     [
-        (None, False),
+        (None, True),
         ("0", True),
         ("65536", True),
         ("65537", False),
@@ -137,7 +146,7 @@ def test_answers_are_judged_by_the_policy(status: int, kind: Kind) -> None:
     ],
 )
 def test_short_answers(length: str | None, short: bool) -> None:
-    """An answer is short if it says so in a number that is small enough."""
+    """An answer is long if it says so, or nonsense; one in chunks is not known to be."""
     headers = {} if length is None else {"Content-Length": length}
 
     assert short == outgoing.is_short(headers)

@@ -59,13 +59,15 @@ def test_events_of_a_retry(driver: Driver, clock: VirtualClock) -> None:
     slept = events.pop(3)
     assert [
         AttemptStarted("op", None, 1, 4),
-        AttemptFailed("op", None, 1, 4, Kind.TRANSIENT, error),
-        WillWait("op", None, 1, 3, 0.1, 0.05, None, error),
+        AttemptFailed("op", None, 1, 4, Kind.TRANSIENT, error, detail="ConnectionError"),
+        WillWait("op", None, 1, 3, 0.1, 0.05, None, error, detail="ConnectionError"),
         AttemptStarted("op", None, 2, 4),
         Succeeded("op", None, 2),
     ] == events
     assert isinstance(slept, Waited)
-    assert Waited("op", None, 1, 3, 0.1, 0.05, None, error, slept.slept) == slept
+    assert slept == Waited(
+        "op", None, 1, 3, 0.1, 0.05, None, error, slept.slept, detail="ConnectionError"
+    )
     assert pytest.approx(0.05) == slept.slept
 
 
@@ -79,7 +81,8 @@ def test_events_of_giving_up(driver: Driver, clock: VirtualClock) -> None:
     assert [*round_of_events * 3, AttemptStarted, AttemptFailed, GaveUp] == types(events)
     last = events[-1]
     assert isinstance(last, GaveUp)
-    assert GaveUp("op", None, 4, Reason.ATTEMPTS, last.waited, None, None, caught.value) == last
+    why = (Reason.ATTEMPTS, last.waited, None, None, caught.value)
+    assert GaveUp("op", None, 4, *why, detail="ConnectionError") == last
     assert pytest.approx(0.35) == last.waited
 
 
@@ -137,9 +140,8 @@ def test_events_of_a_breaker(driver: Driver, clock: VirtualClock) -> None:
     assert ["open", "half-open", "closed"] == [move.after.value for move in moves]
     assert ["closed", "open", "half-open"] == [move.before.value for move in moves]
     assert {"payments"} == {move.downstream for move in moves}
-    assert (
-        GaveUp("op", "payments", 0, Reason.BREAKER_OPEN, 0.0, 30.0, None, caught.value) == refused
-    )
+    why = (Reason.BREAKER_OPEN, 0.0, 30.0, None, caught.value)
+    assert GaveUp("op", "payments", 0, *why, detail="BreakerOpen") == refused
 
 
 @pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)

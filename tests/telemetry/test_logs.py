@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -74,8 +75,9 @@ def test_wait(caplog: pytest.LogCaptureFixture) -> None:
         "max_retries": 5,
         "ceiling": 0.2,
         "delay": 0.1,
-        "error": "ConnectionError",
         "hint": None,
+        "error": "ConnectionError",
+        "detail": "ConnectionError",
     } == fields(second)
 
 
@@ -90,18 +92,67 @@ def test_time_slept(caplog: pytest.LogCaptureFixture) -> None:
     assert fields(wait) | {"slept": pytest.approx(0.05)} == fields(slept)
 
 
-def test_hint(caplog: pytest.LogCaptureFixture) -> None:
-    """A wait that the server asked for says so, and where it said it."""
-    hint = Hint(3.0, source="retry-after")
+@pytest.mark.parametrize(
+    ("hint", "told"),
+    [
+        (Hint(3.0, source="retry-after"), "3.5 s (ceiling 1 s, the server asked for 3 s"),
+        (Hint(0.0, source="retry-after"), "500 ms (ceiling 1 s, the server asked for 0 ms"),
+        (
+            Hint(should_retry=True, source="retry-after"),
+            "500 ms (ceiling 1 s, the server asked for a retry",
+        ),
+    ],
+)
+def test_hint(caplog: pytest.LogCaptureFixture, hint: Hint, told: str) -> None:
+    """What the server asked for is told apart from the wait that we make of it."""
     outcome = Outcome(Kind.THROTTLED, hint)
 
     fail_then(ConnectionError("busy"), "done", on=lambda _: outcome)
 
-    assert (
-        "load: ConnectionError: busy; retry 1 of 3 in 3.5 s "
-        "(ceiling 1 s, the server asked for it (retry-after))"
-    ) == warnings(caplog)[0].getMessage()
+    assert (f"load: ConnectionError: busy; retry 1 of 3 in {told} (retry-after))") == warnings(
+        caplog
+    )[0].getMessage()
     assert hint._asdict() == fields(warnings(caplog)[0])["hint"]
+
+
+def test_status(caplog: pytest.LogCaptureFixture) -> None:
+    """A status that the classifier names stands in the text and in a field of every event."""
+    outcome = Outcome(Kind.TRANSIENT, detail="503")
+    with pytest.raises(ConnectionError):
+        fail_then(*[ConnectionError("busy")] * 2, on=lambda _: outcome, attempts=2)
+
+    wait, end = warnings(caplog)
+    assert wait.getMessage().startswith("load: 503: busy; retry 1 of 1 in ")
+    assert end.getMessage().endswith(": no attempts left (503: busy)")
+    told = [fields(record) for record in caplog.records if "error" in fields(record)]
+    assert [("ConnectionError", "503")] * 5 == [(each["error"], each["detail"]) for each in told]
+
+
+def test_every_field_of_an_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    """Every line says who; those of an attempt say of how many."""
+    fail_then(ConnectionError("away"), "done", downstream=Downstream("payments"))
+
+    first, failed, *_, last = (fields(record) for record in caplog.records)
+    who = {"operation": "load", "downstream": "payments"}
+    assert who | {"attempt": 1, "max_attempts": 4} == first
+    failure = {"kind": "transient", "error": "ConnectionError", "detail": "ConnectionError"}
+    assert first | failure == failed
+    assert who | {"attempts": 2} == last
+
+
+def test_rejection_between_attempts(caplog: pytest.LogCaptureFixture) -> None:
+    """A call that ends with the error of its last attempt has the detail of that one."""
+    payments = Downstream("payments", breaker=tarry.Breaker(consecutive=2, spread=0))
+    outcome = Outcome(Kind.TRANSIENT, detail="503")
+    with pytest.raises(ConnectionError):
+        fail_then(*[ConnectionError("away")] * 2, on=lambda _: outcome, downstream=payments)
+
+    end = fields(warnings(caplog)[-1])
+    assert ("breaker-open", "503") == (end["reason"], end["detail"])
+    caplog.clear()
+    with pytest.raises(tarry.BreakerOpen):
+        fail_then("never", downstream=payments)
+    assert "BreakerOpen" == fields(caplog.records[-1])["detail"]
 
 
 def test_success_after_retries(caplog: pytest.LogCaptureFixture) -> None:
@@ -140,6 +191,7 @@ def test_giving_up(caplog: pytest.LogCaptureFixture) -> None:
         "waited": 0.05,
         "retry_after": None,
         "error": "ConnectionError",
+        "detail": "ConnectionError",
     } == {name: value for name, value in fields(last).items() if name != "hint"}
 
 
@@ -171,7 +223,12 @@ def test_breaker(caplog: pytest.LogCaptureFixture) -> None:
 
     [moved] = [record for record in warnings(caplog) if "before" in fields(record)]
     assert "payments: breaker closed -> open" == moved.getMessage()
-    assert {"downstream": "payments", "before": "closed", "after": "open"} == fields(moved)
+    assert {
+        "operation": "",  # it moves for all of them
+        "downstream": "payments",
+        "before": "closed",
+        "after": "open",
+    } == fields(moved)
 
 
 def test_budget(caplog: pytest.LogCaptureFixture) -> None:
@@ -207,7 +264,41 @@ def test_result_that_is_not_accepted(caplog: pytest.LogCaptureFixture) -> None:
 
     first = warnings(caplog)[0]
     assert "ResultNotAccepted" == fields(first)["error"]
-    assert "no result that `until` accepts; retry 1 of 3" in first.getMessage()
+    assert first.getMessage().startswith("load: no result that `until` accepts; retry 1 of 3 ")
+
+
+def test_the_operation_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """An error of our own that begins with the operation is told without it."""
+    with pytest.raises(tarry.DeadlineExceeded), tarry.deadline(0):
+        fail_then("never")
+
+    assert (
+        "load: gave up after 0 attempts: the deadline leaves no time for another attempt "
+        "(DeadlineExceeded: the deadline leaves no time for another attempt)"
+    ) == caplog.records[-1].getMessage()
+
+
+class RpcError(ConnectionError):
+    """An error of the shape that gRPC's have: a page of text, and its words apart."""
+
+    def code(self) -> str:
+        """Name the status."""
+        return "UNAVAILABLE"
+
+    def details(self) -> str:
+        """Say what the server said."""
+        return "away"
+
+    def __str__(self) -> str:
+        return "<page of many lines>"
+
+
+def test_error_of_grpc(caplog: pytest.LogCaptureFixture) -> None:
+    """A gRPC call is told by its code and what the server said."""
+    outcome = tarry.outcome_of_code("UNAVAILABLE")
+    fail_then(RpcError(), "done", on=lambda _: outcome)
+
+    assert warnings(caplog)[0].getMessage().startswith("load: UNAVAILABLE: away; retry 1 of 3 ")
 
 
 def test_message_of_an_error_is_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -340,6 +431,61 @@ def test_configuration_is_the_programs() -> None:
 def test_program_can_silence_it() -> None:
     """The level of the logger `tarry` is all it takes."""
     assert [] == stderr_of("import logging; logging.getLogger('tarry').setLevel('ERROR')")
+
+
+ADAPTERS = {
+    "httpx": """
+import httpx
+from tarry.adapters.httpx import RetryTransport
+
+httpx.Client(transport=RetryTransport()).get({url!r})
+""",
+    "requests": """
+import requests
+from tarry.adapters.requests import RetryAdapter
+
+session = requests.Session()
+session.mount("http://", RetryAdapter())
+session.get({url!r})
+""",
+    "aiohttp": """
+import aiohttp, asyncio
+from tarry.adapters.aiohttp import RetryMiddleware
+
+async def main():
+    async with aiohttp.ClientSession(middlewares=(RetryMiddleware(),)) as session:
+        await session.get({url!r})
+
+asyncio.run(main())
+""",
+    "grpc": """
+import grpc
+from tarry.adapters.grpc import RetryInterceptor
+
+channel = grpc.intercept_channel(grpc.insecure_channel({target!r}), RetryInterceptor())
+channel.unary_unary("/shop.Payments/Charge")(b"")
+""",
+}
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_adapters_log_too(adapter: str) -> None:
+    """A program that imports an adapter and nothing else of tarry sees its retries, too."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        target = f"127.0.0.1:{nobody.getsockname()[1]}"
+        program = ADAPTERS[adapter].format(url=f"http://{target}", target=target)
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", program], check=False, capture_output=True, text=True
+        )
+
+    for line in ("; retry 1 of 3 in ", "; retry 3 of 3 in ", "gave up after 4 attempts"):
+        assert line in done.stderr
+
+
+def test_a_listener_beside_it_changes_nothing() -> None:
+    """A listener that is there before the first failure does not take the place of the log."""
+    assert 2 == len(stderr_of("tarry.listen(lambda event: None)"))
 
 
 def test_logging_is_not_loaded_before_it_is_needed() -> None:

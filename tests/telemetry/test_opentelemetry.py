@@ -49,7 +49,7 @@ def test_failed_attempts_are_events(
         "tarry.outcome": "transient",
         "error.type": "ConnectionError",
     }
-    second = first | {"tarry.attempt": 2, "http.request.resend_count": 1}
+    second = first | {"tarry.attempt": 2}
     assert [("tarry.attempt_failed", first), ("tarry.attempt_failed", second)] == events_of(span)
     assert StatusCode.UNSET == span.status.status_code
     assert {} == dict(span.attributes)
@@ -84,6 +84,13 @@ def test_misspelt_mode() -> None:
     """A mode that does not exist is refused."""
     with pytest.raises(tarry.ConfigurationError, match="spans must be one of events, spans"):
         OpenTelemetryListener(spans="span")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("field", ["tracer_provider", "meter_provider"])
+def test_providers_are_checked(field: str) -> None:
+    """What is no provider is refused where it is given."""
+    with pytest.raises(tarry.ConfigurationTypeError, match=f"{field} must be a provider"):
+        OpenTelemetryListener(**{field: "x"})  # type: ignore[arg-type]
 
 
 @every_driver

@@ -160,6 +160,32 @@ def test_type_of_an_answer_that_was_not_accepted(
     )
 
 
+def test_type_of_a_failure_with_a_code(clock: VirtualClock, meter: Meter) -> None:
+    """The code that a classifier names is the type of error, not the class that carries it."""
+    unavailable = tarry.outcome_of_code("UNAVAILABLE")
+    with listening(meter.listener):
+        tarry.call(Dependency(clock, FAIL, OK).hit, on=lambda _: unavailable)
+
+    assert {("success", ""): 1, ("transient", "UNAVAILABLE"): 1} == (
+        meter.values("tarry.attempts", "tarry.outcome", "error.type")
+    )
+
+
+def test_type_of_a_nested_class(clock: VirtualClock, meter: Meter) -> None:
+    """A class is named in full, also where the classifier names it in short."""
+
+    class Lost(ConnectionError):
+        pass
+
+    with listening(meter.listener):
+        steps = Step(raises=Lost()), OK
+        tarry.call(Dependency(clock, *steps).hit, on=tarry.outcome_of_exception)
+
+    assert {("success", ""): 1, ("transient", Lost.__qualname__): 1} == (
+        meter.values("tarry.attempts", "tarry.outcome", "error.type")
+    )
+
+
 @side_by_side
 def test_calls_side_by_side(many: Callable[[Any], None], meter: Meter) -> None:
     """Calls that run at the same time are counted each for itself."""

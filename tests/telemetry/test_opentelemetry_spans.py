@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+import httpx
 import pytest
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -15,8 +17,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 import tarry
+from tarry.adapters.httpx import RetryTransport
 from tarry.telemetry.opentelemetry import OpenTelemetryListener
-from tarry.testing import VirtualClock
+from tarry.testing import VirtualClock, no_wait
+from tests.adapters.grpc.service import WATCH, channel, serving
+from tests.integration.flaky import flaky_server
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
 from tests.telemetry.stories import (
     MANY,
@@ -56,15 +61,15 @@ def outcomes(spans: list[Any]) -> list[str]:
 
 
 @every_driver
-def test_attempts_are_client_spans(driver: Driver, clock: VirtualClock, traces: Traces) -> None:
-    """Each attempt is a client span in that of the operation, with the conventional attributes."""
+def test_attempts_are_spans(driver: Driver, clock: VirtualClock, traces: Traces) -> None:
+    """Each attempt is a span in that of the operation, and says nothing of a network."""
     with traces.tracer.start_as_current_span("parent"), listening(traces.listener):
         driver.run(clock, Dependency(clock, FAIL, OK))
 
     [parent] = traces.spans("parent")
     failed, succeeded = traces.spans()
     assert [parent.context.span_id] * 2 == [s.parent.span_id for s in (failed, succeeded)]
-    assert {SpanKind.CLIENT} == {failed.kind, succeeded.kind}
+    assert {SpanKind.INTERNAL} == {failed.kind, succeeded.kind}
     assert {
         "tarry.operation": "op",
         "tarry.attempt": 1,
@@ -74,7 +79,6 @@ def test_attempts_are_client_spans(driver: Driver, clock: VirtualClock, traces: 
     assert {
         "tarry.operation": "op",
         "tarry.attempt": 2,
-        "http.request.resend_count": 1,
         "tarry.outcome": "success",
     } == dict(succeeded.attributes)
     codes = [span.status.status_code for span in (failed, succeeded, parent)]
@@ -133,8 +137,48 @@ def test_calls_side_by_side(many: Callable[[Any], None], traces: Traces) -> None
         spans = traces.spans(f"op{number}")
         assert [*["transient"] * (number % 3), "success"] == outcomes(spans)
         assert {parent.context.span_id} == {span.parent.span_id for span in spans}
-        resent = [span.attributes.get("http.request.resend_count", 0) for span in spans]
-        assert list(range(number % 3 + 1)) == resent
+        attempts = [span.attributes["tarry.attempt"] for span in spans]
+        assert list(range(1, number % 3 + 2)) == attempts
+
+
+def test_requests_are_client_spans(traces: Traces) -> None:
+    """What was sent again over HTTP says so, by the convention's name."""
+    with (
+        flaky_server() as server,
+        no_wait(),
+        httpx.Client(transport=RetryTransport(), trust_env=False) as client,
+        listening(traces.listener),
+    ):
+        client.get(f"{server.url}/thing?run=otel&plan=503,200")
+    failed, succeeded = traces.spans(f"GET {server.url}")
+
+    assert {SpanKind.CLIENT} == {failed.kind, succeeded.kind}
+    resent = [span.attributes.get("http.request.resend_count") for span in (failed, succeeded)]
+    assert [None, 1] == resent
+    assert "503" == failed.attributes["error.type"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_streams_of_grpc_are_client_spans(traces: Traces, elsewhere: bool) -> None:
+    """Their spans end, also when another thread reads them, and they are not HTTP's."""
+    with (
+        serving() as service,
+        no_wait(),
+        channel(service.target) as opened,
+        listening(traces.listener),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        service.steps = ["UNAVAILABLE"]
+        stream = opened.unary_stream(WATCH)(b"")
+        messages = pool.submit(list, stream).result() if elsewhere else list(stream)
+    failed, succeeded = traces.spans(f"shop.Payments/Watch {service.target}")
+
+    assert [b"one", b"two"] == messages
+    assert {SpanKind.CLIENT} == {failed.kind, succeeded.kind}
+    assert ["UNAVAILABLE", None] == [
+        span.attributes.get("error.type") for span in (failed, succeeded)
+    ]
+    assert not any("http.request.resend_count" in one.attributes for one in (failed, succeeded))
 
 
 def test_calls_within_calls(clock: VirtualClock, traces: Traces) -> None:

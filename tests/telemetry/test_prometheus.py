@@ -172,6 +172,12 @@ def test_names_are_bounded(registry: CollectorRegistry) -> None:
     assert {("host0",), ("host1",), ("other",)} >= set(balances)
 
 
+def test_registry_is_checked() -> None:
+    """What is no registry is refused where it is given."""
+    with pytest.raises(tarry.ConfigurationTypeError, match="registry must be a prometheus_client"):
+        PrometheusListener("x")  # type: ignore[arg-type]
+
+
 def test_max_names_is_checked(registry: CollectorRegistry) -> None:
     """A bound below one is refused."""
     with pytest.raises(tarry.ConfigurationError, match="max_names must be at least 1"):

@@ -109,6 +109,7 @@ def test_breaker(clock: VirtualClock, lines: list[Any]) -> None:
     assert {
         "event": "tarry.breaker_moved",
         "log_level": "warning",
+        "operation": "",
         "downstream": "payments",
         "before": "closed",
         "after": "open",

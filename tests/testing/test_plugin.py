@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+# Loaded before pytester looks: it takes modules away that a test has loaded, and the names that
+# `tarry` has handed out by then would be of another copy.
+import tarry.core.events
+import tarry.runtime.story  # noqa: F401
+
 pytest_plugins = ["pytester"]
 
 HEADER = """
@@ -182,5 +187,6 @@ def test():
 """
     )
 
-    others = ("-p", "no:cacheprovider", "-p", "no:anyio")  # anyio's own plugin loads trio
+    # Plugins of others, which load trio.
+    others = ("-p", "no:cacheprovider", "-p", "no:anyio", "-p", "no:schemathesis")
     pytester.runpytest_subprocess(*others).assert_outcomes(passed=1)

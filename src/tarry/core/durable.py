@@ -48,7 +48,8 @@ class DurableCall(Call):
             if refused is not None:
                 return refused
         self.attempts = number = self.attempts + 1
-        return Attempt(number, policy.attempt_timeout)
+        known = policy.commands
+        return known[number] if number < len(known) else Attempt(number, policy.attempt_timeout)
 
     def failed(self, outcome: Outcome, now: float, u: float, detail: str = "") -> Wait | Stop:
         """Learn that the attempt failed; answer what to do."""

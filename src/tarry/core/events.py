@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class AttemptFailed(Event):
     max_attempts: int
     kind: Kind
     error: BaseException | None
+    detail: str = field(default="", kw_only=True)
+    """What the record says of the failure: a status, a code, or the error's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class WaitEvent(Event):
     """The delay after jitter and the server's hint."""
     hint: Hint | None
     error: BaseException | None
+    detail: str = field(default="", kw_only=True)
+    """What the record says of the failure: a status, a code, or the error's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ class GaveUp(Event):
     retry_after: float | None
     hint: Hint | None
     error: BaseException | None
+    detail: str = field(default="", kw_only=True)
+    """What the record says of the failure: a status, a code, or the error's type."""
 
 
 @dataclass(frozen=True, slots=True)

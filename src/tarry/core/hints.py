@@ -149,7 +149,7 @@ def _milliseconds(value: str) -> float | None:
 def _verdict(said: Mapping[str, list[str]]) -> tuple[bool | None, str]:
     told: tuple[bool | None, str] = (None, "")
     for field in _VERDICTS:
-        values = said.get(field, ())
+        values = [value.lower() for value in said.get(field, ())]
         if "false" in values:
             return False, field
         if "true" in values and told[0] is None:

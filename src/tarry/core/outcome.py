@@ -33,17 +33,26 @@ class Outcome(Value):
     """What one attempt came to.
 
     `safe`: the operation may be repeated, because it is idempotent or was certainly not read.
-    `retried`: a layer below has retried it already and given up. `detail`: the status or the
-    code, for logs.
+    `retried`: a layer below has retried it already and given up. `local`: it failed on our side,
+    before the dependency was asked. `detail`: the status or the code, for logs.
     """
 
-    __slots__ = __match_args__ = _fields = ("kind", "hint", "safe", "retried", "timeout", "detail")
+    __slots__ = __match_args__ = _fields = (
+        "kind",
+        "hint",
+        "safe",
+        "retried",
+        "timeout",
+        "local",
+        "detail",
+    )
 
     kind: Kind
     hint: Hint | None
     safe: bool
     retried: bool
     timeout: bool
+    local: bool
     detail: str
 
     def __init__(
@@ -54,12 +63,21 @@ class Outcome(Value):
         safe: bool = True,
         retried: bool = False,
         timeout: bool = False,
+        local: bool = False,
         detail: str = "",
     ) -> None:
         if not isinstance(kind, Kind):
             one_of("kind", kind, [known.value for known in Kind])
             kind = Kind(kind)
-        self._set(kind=kind, hint=hint, safe=safe, retried=retried, timeout=timeout, detail=detail)
+        self._set(
+            kind=kind,
+            hint=hint,
+            safe=safe,
+            retried=retried,
+            timeout=timeout,
+            local=local,
+            detail=detail,
+        )
 
     def replace(self, **changes: Any) -> Outcome:
         """Return a copy with some fields changed."""
@@ -68,7 +86,7 @@ class Outcome(Value):
     @property
     def counts(self) -> bool:
         """Whether it speaks against the dependency: a permanent failure is the caller's fault."""
-        return self.kind is not Kind.SUCCESS and self.kind is not Kind.PERMANENT
+        return not self.local and self.kind is not Kind.SUCCESS and self.kind is not Kind.PERMANENT
 
 
 SUCCESS = Outcome(Kind.SUCCESS)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tarry.core.backoff import BACKOFFS, Backoff, BackoffName, Schedule
-from tarry.core.checks import at_least, count, one_of, positive
+from tarry.core.checks import at_least, count, one_of, positive, shown
 from tarry.core.explain import explain
 from tarry.core.jitter import JITTERS, Jitter, JitterName, custom
 from tarry.core.outcome import GRPC_CODES, RETRYABLE_CODES, RETRYABLE_STATUSES
@@ -254,19 +254,25 @@ def _iterable(field: str, value: object) -> Iterable[Any]:
 
 
 def _statuses(values: object) -> frozenset[int]:
-    statuses = frozenset(
-        count("retryable_statuses", status) for status in _iterable("retryable_statuses", values)
-    )
-    for status in statuses:
+    statuses: set[int] = set()
+    for status in _iterable("retryable_statuses", values):
+        if isinstance(status, bool) or not isinstance(status, int):
+            msg = f"retryable_statuses must hold whole numbers, got {status!r}"
+            raise ConfigurationTypeError(msg)
         if not _LOWEST_STATUS <= status <= _HIGHEST_STATUS:
-            msg = f"retryable_statuses must hold statuses from 100 to 599, got {status}"
+            msg = f"retryable_statuses must hold statuses from 100 to 599, got {shown(status)}"
             raise ConfigurationError(msg)
-    return statuses
+        statuses.add(status)
+    return frozenset(statuses)
 
 
 def _codes(values: object) -> frozenset[str]:
     codes: set[str] = set()
     for code in _iterable("retryable_codes", values):
+        if not isinstance(code, str):
+            name = getattr(code, "name", "UNAVAILABLE")
+            msg = f'retryable_codes must hold names, as text ("{name}"), got {code!r}'
+            raise ConfigurationTypeError(msg)
         one_of("retryable_codes", code, GRPC_CODES)
         codes.add(code)
     return frozenset(codes)

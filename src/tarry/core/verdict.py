@@ -40,7 +40,7 @@ _WORDS = {
     Reason.PERMANENT: "the error is not retryable",
     Reason.OVERLOADED: "the server said not to retry",
     Reason.UNSAFE: "the operation is not safe to repeat",
-    Reason.RETRIED_BELOW: "a layer below has retried it already",
+    Reason.RETRIED_BELOW: "a layer below has given up on it already",
     Reason.ATTEMPTS: "no attempts left",
     Reason.BREAKER_OPEN: "the circuit breaker is open",
     Reason.BUDGET_EMPTY: "the retry budget is empty",
@@ -72,7 +72,9 @@ class Stop(NamedTuple):
 def is_final(stop: Stop, attempts: int, max_attempts: int) -> bool:
     """Say whether layers above shall pass the error on that ended a call, and not retry it.
 
-    They shall where it was retried or not let through; not where it was tried once and no more.
+    They shall where it was retried or not let through; where a second attempt would have done harm
+    (it is unsafe, the server asked not to be asked, time or budget are used up); not where it was
+    tried once and no more.
     """
     return not attempts or (max_attempts > 1 and stop.reason is not Reason.PERMANENT)
 

@@ -6,6 +6,7 @@ import sys
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tarry.core.outcome import SUCCESS
 from tarry.runtime import aio, deadlines
 from tarry.runtime.bus import bus
 from tarry.runtime.clocks import world
@@ -84,6 +85,8 @@ async def drive(
     try:
         while True:
             attempt = run.begin()
+            if run.spec.numbered:
+                kwargs = {**kwargs, "number": attempt.number}
             if attempt.delay:
                 await run.await_(attempt.delay)
             try:
@@ -97,12 +100,18 @@ async def drive(
             else:
                 if run.accepts(result):
                     return result
-                if run.spec.release is not None:
-                    await run.spec.release(result)
+                await _let_go(run, result)
             await run.await_()
     except BaseException:
         run.drop()
         raise
+
+
+async def _let_go(run: Run, result: object) -> None:
+    """Keep no connection during the wait that a result has caused."""
+    release = run.spec.release
+    if release is not None and not await release(result):
+        run.forget()
 
 
 async def _limited(
@@ -165,7 +174,7 @@ def _plain(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Corouti
 def _guarded(
     fn: Callable[..., Awaitable[T]], spec: Spec, downstream: Downstream
 ) -> Callable[..., Coroutine[Any, Any, T]]:
-    closed = downstream.closed
+    closed, judge = downstream.closed, spec.judge
 
     @wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> T:
@@ -188,6 +197,7 @@ def _guarded(
             return await drive(Run.new(spec), fn, args, kwargs)
         try:
             result = await fn(*args, **kwargs) if kwargs else await fn(*args)
+            good = judge is None or judge(result) is SUCCESS
         except Exception as error:
             run = Run(spec, started, None, serial)
             run.adopt(permit)
@@ -198,8 +208,14 @@ def _guarded(
             downstream.cancelled(permit, now - started, now)
             raise
         else:
-            downstream.succeeded(permit, started)
-            return result
+            if good:
+                downstream.succeeded(permit, started)
+                return result
+            run = Run(spec, started, None, serial)
+            run.adopt(permit)
+            if run.accepts(result):
+                return result
+            await _let_go(run, result)
         await run.await_()
         return await drive(run, fn, args, kwargs)
 

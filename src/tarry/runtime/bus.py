@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationTypeError
 
@@ -21,9 +22,10 @@ Listener = Callable[["Event"], None]
 WARNING = 30
 """The level of the standard library's logging, which is not loaded before the first failure."""
 
+_LOG = "tarry.telemetry.logs"
+"""The logger that comes with the package: by name, because it listens to this and not the reverse.
 
-def _silent(_level: int) -> bool:
-    return False
+Here and not in the package's own file, because programs may import an adapter and nothing else."""
 
 
 class _Entry:
@@ -52,15 +54,16 @@ class Bus:
         """Those that the user added. They hear every event."""
         self.log: Listener | None = None
         """The logger that comes with the package. It hears of trouble only."""
-        self.log_enabled: Callable[[int], bool] = _silent
-        """Whether the logger would write at a level."""
+        self.log_enabled: Callable[[int], bool] = self._first_asked
+        """Whether the logger would write at a level; it is loaded when this is first asked."""
         self.serial: int = 0
         """Counts the errors that were marked; see `marks`."""
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Hand every event to `listener` from now on; the answer takes it off again."""
-        if not callable(listener):
-            msg = f"listen takes a function of one event, got {listener!r}"
+        if not callable(listener) or isinstance(listener, type):
+            made = f": make one, {listener.__name__}()" if isinstance(listener, type) else ""
+            msg = f"listen takes a function of one event, got {listener!r}{made}"
             raise ConfigurationTypeError(msg)
         entry = _Entry(listener)
         with self.lock:
@@ -78,8 +81,8 @@ class Bus:
 
     def emit(self, event: Event) -> None:
         """Hand an event out. A listener that raises does not break a call."""
-        log = self.log
-        for listener in self.listeners if log is None else (log, *self.listeners):
+        log = self.log or self._loaded_log()
+        for listener in (log, *self.listeners):
             try:
                 listener(event)
             except Exception:
@@ -87,6 +90,16 @@ class Bus:
 
                 logger = logging.getLogger("tarry")
                 logger.exception("listener %r raised; the call goes on", listener)
+
+    def _first_asked(self, level: int) -> bool:
+        self._loaded_log()
+        return self.log_enabled(level)
+
+    def _loaded_log(self) -> Listener:
+        logs: Any = import_module(_LOG)
+        log: Listener = logs.log
+        self.log, self.log_enabled = log, logs.enabled
+        return log
 
 
 bus: Bus = Bus()

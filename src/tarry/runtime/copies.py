@@ -1,23 +1,20 @@
-"""Copies of one function that run side by side: in threads, asyncio tasks or trio tasks.
+"""Copies of one coroutine function that run side by side: asyncio tasks or trio tasks.
 
-All three have the same two verbs: `start(number)` one, and take the `next` that ended.
+Both have the two verbs of `Threads`: `start(number)` one, and take the `next` that ended. What a
+copy comes to that nobody waits for any more is discarded.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from contextvars import copy_context
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from tarry.errors import LimitReached
 from tarry.runtime import aio
 from tarry.runtime.clocks import world
+from tarry.runtime.threads import Ended
 
 if TYPE_CHECKING:
     from asyncio import Queue, Task
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
     from typing import Self
@@ -26,96 +23,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_THREADS = 256
-"""Attempts in threads at a time, those that were cut off and still run included."""
-
-_places = [threading.BoundedSemaphore(MOST_THREADS)]
-
-
-def _after_fork() -> None:
-    """Count from nothing in a forked child, which has none of its parent's threads."""
-    _places[0] = threading.BoundedSemaphore(MOST_THREADS)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-class Ended(Generic[T]):
-    """How one copy ended."""
-
-    __slots__ = ("_error", "_result", "number")
-
-    def __init__(self, number: int, result: T | None, error: BaseException | None) -> None:
-        self.number: int = number
-        self._result = result
-        self._error = error
-
-    def result(self) -> T:
-        """Return the result, or raise the error."""
-        error, self._error = self._error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame: leave no cycle behind
-        return self._result  # type: ignore[return-value]
-
-
-class Threads(Generic[T]):
-    """Copies of a plain function, each in a thread.
-
-    A thread cannot be stopped from outside: one that is no longer waited for runs on, and what
-    it comes to is thrown away. The number of those is bounded.
-    """
-
-    __slots__ = ("_args", "_ended", "_fn", "_kwargs")
-
-    def __init__(
-        self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        self._fn = fn
-        self._args = args
-        self._kwargs = kwargs
-        self._ended: SimpleQueue[Ended[T]] = SimpleQueue()
-
-    def start(self, number: int, delay: float = 0.0) -> None:
-        """Start one copy; it sees the caller's context variables."""
-        places = _places[0]
-        if not places.acquire(blocking=False):
-            msg = (
-                f"{MOST_THREADS} attempts run in threads already, most of them probably cut off "
-                "by a timeout; give the client inside a timeout of its own (tarry.remaining())"
-            )
-            raise LimitReached(msg)
-        run, args = copy_context().run, (self._run, places, number, delay)
-        try:
-            threading.Thread(target=run, args=args, name="tarry-attempt", daemon=True).start()
-        except BaseException:
-            places.release()
-            raise
-
-    def next(self, timeout: float | None) -> Ended[T] | None:
-        """Return the next copy that ended, or None when the time is up first."""
-        try:
-            return self._ended.get(timeout=timeout and min(timeout, threading.TIMEOUT_MAX))
-        except Empty:
-            return None
-
-    def _run(self, places: threading.Semaphore, number: int, delay: float) -> None:
-        try:
-            if delay:
-                world.sleep(delay, None)
-            ended = Ended(number, self._fn(*self._args, **self._kwargs), None)
-        except BaseException as error:
-            ended = Ended[T](number, None, error)
-        finally:
-            places.release()
-        self._ended.put(ended)
-
 
 class Copies(Protocol[T]):
-    """Copies of a coroutine function. Whatever still runs at the end of the block is cancelled."""
+    """Copies of a coroutine function of the copy's number.
+
+    Whatever still runs at the end of the block is cancelled.
+    """
 
     async def __aenter__(self) -> Self:
         """Begin."""
@@ -139,21 +52,32 @@ class Copies(Protocol[T]):
         ...
 
 
-def copies(fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> Copies[T]:
+def copies(
+    fn: Callable[[int], Awaitable[T]], discard: Callable[[T], Awaitable[object]] | None = None
+) -> Copies[T]:
     """Return the copies for whichever loop runs."""
-    return Nursery(fn, args) if aio.in_trio() else Tasks(fn, args)
+    return Nursery(fn, discard) if aio.in_trio() else Tasks(fn, discard)
+
+
+async def _throw_away(ended: Ended[T], discard: Callable[[T], Awaitable[object]]) -> None:
+    if ended.has_result:
+        await discard(ended.result())
 
 
 class Tasks(Generic[T]):
     """Copies as asyncio tasks."""
 
-    __slots__ = ("_args", "_ended", "_fn", "_tasks")
+    __slots__ = ("_discard", "_ended", "_fn", "_tasks")
 
-    def __init__(self, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        fn: Callable[[int], Awaitable[T]],
+        discard: Callable[[T], Awaitable[object]] | None,
+    ) -> None:
         import asyncio
 
         self._fn = fn
-        self._args = args
+        self._discard = discard
         self._ended: Queue[Ended[T]] = asyncio.Queue()
         self._tasks: set[Task[None]] = set()
 
@@ -172,7 +96,11 @@ class Tasks(Generic[T]):
 
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            while self._discard is not None and not self._ended.empty():
+                await _throw_away(self._ended.get_nowait(), self._discard)
 
     def start(self, number: int, delay: float = 0.0) -> None:
         """Start one copy."""
@@ -188,7 +116,7 @@ class Tasks(Generic[T]):
         try:
             if delay:
                 await world.asleep(delay)
-            ended = Ended(number, await self._fn(*self._args), None)
+            ended = Ended(number, await self._fn(number), None)
         except BaseException as error:
             ended = Ended[T](number, None, error)
         self._ended.put_nowait(ended)
@@ -197,16 +125,20 @@ class Tasks(Generic[T]):
 class Nursery(Generic[T]):
     """Copies as trio tasks."""
 
-    __slots__ = ("_args", "_cancelled", "_fn", "_manager", "_nursery", "_receive", "_send")
+    __slots__ = ("_cancelled", "_discard", "_fn", "_manager", "_nursery", "_receive", "_send")
 
     _manager: AbstractAsyncContextManager[trio.Nursery]
     _nursery: trio.Nursery
 
-    def __init__(self, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        fn: Callable[[int], Awaitable[T]],
+        discard: Callable[[T], Awaitable[object]] | None,
+    ) -> None:
         import trio
 
         self._fn = fn
-        self._args = args
+        self._discard = discard
         self._send: trio.MemorySendChannel[Ended[T]]
         self._receive: trio.MemoryReceiveChannel[Ended[T]]
         self._send, self._receive = trio.open_memory_channel(float("inf"))
@@ -227,8 +159,15 @@ class Nursery(Generic[T]):
         traceback: TracebackType | None,
     ) -> None:
         """Cancel what still runs, and wait until it is gone."""
+        import trio
+
         self._nursery.cancel_scope.cancel()
-        await self._manager.__aexit__(None, None, None)
+        try:
+            await self._manager.__aexit__(None, None, None)
+        finally:
+            while self._discard is not None and self._receive.statistics().current_buffer_used:
+                with trio.CancelScope(shield=True):  # a connection is given back in any case
+                    await _throw_away(self._receive.receive_nowait(), self._discard)
 
     def start(self, number: int, delay: float = 0.0) -> None:
         """Start one copy."""
@@ -242,7 +181,7 @@ class Nursery(Generic[T]):
         try:
             if delay:
                 await world.asleep(delay)
-            ended = Ended(number, await self._fn(*self._args), None)
+            ended = Ended(number, await self._fn(number), None)
         except self._cancelled:  # by us, or with us: the nursery knows
             raise
         except BaseException as error:

@@ -18,10 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 
+class Key:
+    """Whose deadline it is."""
+
+    over: bool = False
+    """Whether it holds nobody any more, wherever its scope was copied to."""
+
+
 class Scope(NamedTuple):
     """One deadline, and those around it."""
 
-    key: object
+    key: Key
     moment: float
     outer: Scope | None
 
@@ -29,9 +36,9 @@ class Scope(NamedTuple):
 scope: ContextVar[Scope | None] = ContextVar("tarry_deadline", default=None)
 
 
-def enter(moment: float) -> object:
+def enter(moment: float) -> Key:
     """Let everything below share a deadline, until `leave` is called with the answer."""
-    key = object()
+    key = Key()
     scope.set(Scope(key, earliest(moment), scope.get()))
     return key
 
@@ -41,9 +48,16 @@ def leave(key: object) -> None:
     scope.set(_without(key, scope.get()))
 
 
+def end(key: Key) -> None:
+    """Let go of all who share a deadline, also in the tasks and threads that began under it."""
+    key.over = True
+
+
 def current() -> float | None:
     """Return the moment of the ambient deadline."""
     inner = scope.get()
+    while inner is not None and inner.key.over:
+        inner = inner.outer
     return None if inner is None else inner.moment
 
 

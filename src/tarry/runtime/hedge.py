@@ -8,33 +8,30 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from tarry.core.checks import count
-from tarry.core.events import GaveUp, HedgeFired, HedgeWon, Succeeded
-from tarry.core.hedging import HedgedCall, Hedging
-from tarry.core.record import CallRecord
-from tarry.core.verdict import Attempt, Reason, Stop
+from tarry.core.hedging import Hedging
+from tarry.core.verdict import Stop
 from tarry.errors import (
     ConfigurationError,
     ConfigurationTypeError,
-    DeadlineExceeded,
     LimitReached,
+    ResultNotAccepted,
 )
-from tarry.runtime import aio, deadlines
-from tarry.runtime.bus import bus
+from tarry.runtime import aio
 from tarry.runtime.callables import COROUTINE, callable_, flags_of, name_of
 from tarry.runtime.classify import Classifier
-from tarry.runtime.clocks import world
-from tarry.runtime.copies import Threads, copies
+from tarry.runtime.copies import copies
 from tarry.runtime.downstream import Downstream
-from tarry.runtime.marks import mark, marked_since, note
-from tarry.runtime.run import rejection
+from tarry.runtime.hedged import HedgedRun
 from tarry.runtime.spec import BOTH, instance
+from tarry.runtime.threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from typing import Never
 
+    from tarry.core.verdict import Attempt
     from tarry.runtime.classify import On
-    from tarry.runtime.copies import Copies, Ended
+    from tarry.runtime.copies import Copies
+    from tarry.runtime.threads import Ended
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -65,39 +62,8 @@ async def hedge(
     callable_("hedge", fn)
     copies_in_all = count("attempts", attempts, 2)
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=copies_in_all)
-    run = _HedgedRun(name or name_of(fn), hedging, on, downstream or _downstream_of(fn))
-    try:
-        first = run.begin()
-        async with copies(fn, args) as running:
-            running.start(first.number, first.delay)
-            while True:
-                ended = await _next(running, run.left())
-                if ended is None:
-                    another = run.late()
-                else:
-                    try:
-                        result = ended.result()
-                    except Exception as error:
-                        lost = run.lost(ended.number, error)
-                        if isinstance(lost, Stop):
-                            raise
-                        another = lost
-                    else:
-                        run.won(ended.number)
-                        return result
-                if another is not None:
-                    running.start(another.number, another.delay)
-    except BaseException:
-        run.drop()
-        raise
-
-
-async def _next(running: Copies[T], timeout: float | None) -> Ended[T] | None:
-    if timeout is None:
-        return await running.next()
-    with aio.timeout(timeout):
-        return await running.next()
-    return None  # the time was up first
+    run = _run(fn, name, hedging, on, downstream)
+    return await adrive(run, lambda _number: fn(*args))
 
 
 def hedge_sync(
@@ -125,10 +91,33 @@ def hedge_sync(
     if flags_of(fn) & COROUTINE:
         msg = f"{name_of(fn)} is a coroutine function: use `await tarry.hedge(...)`"
         raise ConfigurationTypeError(msg)
-    run = _HedgedRun(name or name_of(fn), hedging, on, downstream or _downstream_of(fn))
+    run = _run(fn, name, hedging, on, downstream)
+    return drive(run, lambda _number: fn(*args))
+
+
+def _run(
+    fn: Callable[..., Any],
+    name: str | None,
+    hedging: Hedging,
+    on: On | None,
+    downstream: Downstream | None,
+) -> HedgedRun:
+    instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
+    classify = Classifier(on).outcome_of
+    shared = downstream or _downstream_of(fn)
+    return HedgedRun(name or name_of(fn), hedging, classify, shared)
+
+
+def drive(
+    run: HedgedRun, fn: Callable[[int], T], release: Callable[[Any], bool] | None = None
+) -> T:
+    """Call a function of the copy's number in threads, until one has the answer.
+
+    `release` lets go of the result of a copy that lost, and says whether it is still of use.
+    """
+    running: Threads[T] = Threads(fn, release)
     try:
         first = run.begin()
-        running = Threads(fn, args, {})
         running.start(first.number, first.delay)
         while True:
             ended = running.next(run.left())
@@ -136,12 +125,18 @@ def hedge_sync(
                 another = run.late()
             else:
                 try:
-                    result = ended.result()
+                    result = run.accepted(ended.result())
                 except Exception as error:
                     lost = run.lost(ended.number, error)
                     if isinstance(lost, Stop):
                         raise
                     another = lost
+                    if (
+                        release is not None
+                        and isinstance(error, ResultNotAccepted)
+                        and not release(error.result)
+                    ):
+                        run.forget()
                 else:
                     run.won(ended.number)
                     return result
@@ -150,6 +145,8 @@ def hedge_sync(
     except BaseException:
         run.drop()
         raise
+    finally:
+        running.leave()
 
 
 def _sent(running: Threads[T], attempt: Attempt) -> bool:
@@ -160,129 +157,51 @@ def _sent(running: Threads[T], attempt: Attempt) -> bool:
     return True
 
 
-class _HedgedRun:
-    """One hedged call as both drivers run it: the core's `HedgedCall` with lock and clock."""
+async def adrive(
+    run: HedgedRun,
+    fn: Callable[[int], Awaitable[T]],
+    release: Callable[[Any], Awaitable[bool]] | None = None,
+) -> T:
+    """Do what `drive` does, in tasks of whichever loop runs."""
+    try:
+        first = run.begin()
+        tasks: Copies[T] = copies(fn, release)
+        async with tasks as running:
+            running.start(first.number, first.delay)
+            while True:
+                ended = await _next(running, run.left())
+                if ended is None:
+                    another = run.late()
+                else:
+                    try:
+                        result = run.accepted(ended.result())
+                    except Exception as error:
+                        lost = run.lost(ended.number, error)
+                        if isinstance(lost, Stop):
+                            raise
+                        another = lost
+                        if (
+                            release is not None
+                            and isinstance(error, ResultNotAccepted)
+                            and not await release(error.result)
+                        ):
+                            run.forget()
+                    else:
+                        run.won(ended.number)
+                        return result
+                if another is not None:
+                    running.start(another.number, another.delay)
+    except BaseException:
+        run.drop()
+        raise
 
-    __slots__ = (
-        "_call",
-        "_classifier",
-        "_deadline",
-        "_downstream",
-        "_error",
-        "_operation",
-        "_serial",
-    )
 
-    def __init__(
-        self, operation: str, hedging: Hedging, on: On | None, downstream: Downstream
-    ) -> None:
-        instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
-        self._operation = operation
-        self._downstream = downstream
-        self._call = HedgedCall(hedging, downstream)
-        self._classifier = Classifier(on)
-        self._deadline = deadlines.current()
-        self._serial = bus.serial
-        self._error: Exception | None = None
-
-    def begin(self) -> Attempt:
-        """Send the first copy, or raise a rejection."""
-        now = world.now()
-        if self._deadline is not None and now >= self._deadline:
-            raise self._too_late()
-        command = self._call.start(now)
-        if isinstance(command, Stop):
-            self._error = rejection(command, self._operation, self._downstream.name)
-            self._stop(command)
-        return command
-
-    def left(self) -> float | None:
-        """Return the seconds until something is due, or None."""
-        moments = [m for m in (self._call.hedge_at, self._deadline) if m is not None]
-        return max(0.0, min(moments) - world.now()) if moments else None
-
-    def late(self) -> Attempt | None:
-        """Time is up: send another copy if it may go, or raise at the deadline."""
-        now = world.now()
-        if self._deadline is not None and now >= self._deadline:
-            raise self._too_late()
-        if self._call.hedge_at is None or now < self._call.hedge_at:
-            return None
-        command = self._call.hedge(now)
-        if isinstance(command, Stop):  # a server had named a later time, and now it may not go
-            self._stop(command)
-        self._fired(command)
-        return command
-
-    def won(self, number: int) -> None:
-        """One copy has the answer."""
-        self._error = None  # its traceback holds us: leave no cycle behind
-        self._call.succeeded(number, world.now(), world.draw())
-        if bus.listeners or (number > 1 and bus.watched()):
-            if number > 1:
-                bus.emit(HedgeWon(self._operation, self._downstream.name, number))
-            bus.emit(Succeeded(self._operation, self._downstream.name, self._call.launched))
-
-    def lost(self, number: int, error: Exception) -> Attempt | Stop | None:
-        """One copy failed: another, more waiting, or the end."""
-        outcome = self._classifier.outcome_of(error, self._serial)
-        command = self._call.failed(number, outcome, world.now(), world.draw())
-        if isinstance(command, Stop):
-            self._give_up(command, error)
-        else:
-            self._error = error
-            self._fired(command)
-        return command
-
-    def unsent(self, number: int) -> None:
-        """There was no thread for a copy: go on without it, or raise the error of the last."""
-        if not self._call.unsent(number, world.now()):
-            self._stop(Stop(Reason.LIMIT))
-
-    def drop(self) -> None:
-        """Forget the copies that still run."""
-        self._call.cancelled(world.now())
-
-    def _stop(self, stop: Stop) -> Never:
-        """End the call with the error of the copy that failed last: there is one, none runs."""
-        error, self._error = self._error, None
-        assert error is not None  # noqa: S101
-        self._give_up(stop, error)
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame: leave no cycle behind
-
-    def _fired(self, attempt: Attempt | None) -> None:
-        if attempt is not None and bus.watched():
-            bus.emit(HedgeFired(self._operation, self._downstream.name, attempt.number))
-
-    def _too_late(self) -> DeadlineExceeded:
-        error = DeadlineExceeded(f"{self._operation}: the deadline has passed")
-        self._give_up(Stop(Reason.DEADLINE), error)
-        return error
-
-    def _give_up(self, stop: Stop, error: Exception) -> None:
-        name, copies_sent = self._downstream.name, self._call.launched
-        record = CallRecord(
-            self._operation, name, copies_sent, 0.0, stop.reason, stop.retry_after, ()
-        )
-        if not marked_since(error, self._serial):
-            mark(error, record, final=copies_sent != 1)
-        note(error, record)
-        if bus.watched():
-            bus.emit(
-                GaveUp(
-                    self._operation,
-                    name,
-                    copies_sent,
-                    stop.reason,
-                    0.0,
-                    stop.retry_after,
-                    stop.hint,
-                    error,
-                )
-            )
+async def _next(running: Copies[T], timeout: float | None) -> Ended[T] | None:
+    if timeout is None:
+        return await running.next()
+    with aio.timeout(timeout):
+        return await running.next()
+    return None  # the time was up first
 
 
 _known: WeakKeyDictionary[Any, Downstream] = WeakKeyDictionary()

@@ -8,14 +8,17 @@ and if the error has come to it through the loop that made it.
 
 from __future__ import annotations
 
+from collections import deque
 from contextvars import ContextVar
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
+from tarry.core.verdict import Reason
+from tarry.errors import ResultNotAccepted
 from tarry.runtime.bus import bus
 
 if TYPE_CHECKING:
-    from collections import deque
+    from collections.abc import Iterator
     from types import FrameType
 
     from tarry.core.record import CallRecord
@@ -29,10 +32,47 @@ _LONGEST_CHAIN = 10
 _DRIVERS = frozenset({"call", "drive", "hedge", "hedge_sync"})
 """The functions of this package that an error passes when a loop has given up on it."""
 
+_MOST_ENDS = 100
+"""So many calls that were given up on are remembered for one request of a server."""
+
 _serials = count(1)
 
-ends: ContextVar[deque[CallRecord] | None] = ContextVar("tarry_ends", default=None)
-"""Where a server notes the calls that were given up on while it handled one request."""
+
+class Ends:
+    """The calls that were given up on while a server handles one request."""
+
+    def __init__(self) -> None:
+        self._known: deque[tuple[BaseException, CallRecord]] = deque(maxlen=_MOST_ENDS)
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def add(self, error: BaseException, record: CallRecord) -> None:
+        """Remember a call."""
+        self._known.append((error, record))
+
+    def behind(self, error: BaseException) -> CallRecord | None:
+        """Return the record of a call whose end this error is, or comes from."""
+        known = list(self._known)  # a thread of the handler may add to it
+        for link in _lineage(error, _LONGEST_CHAIN):
+            # Adapters hand out the last answer. That is where `raise_for_status` has it.
+            answer = getattr(link, "response", None)
+            for given_up, record in known:
+                if link is given_up or (
+                    answer is not None
+                    and isinstance(given_up, ResultNotAccepted)
+                    and answer is given_up.result
+                ):
+                    return record
+        return None
+
+    def close(self) -> None:
+        """Keep nothing any more: tasks that outlive the request share this."""
+        self._known = deque(maxlen=0)
+
+
+ends: ContextVar[Ends | None] = ContextVar("tarry_ends", default=None)
+"""What a server wants to know of the calls below it."""
 
 
 class Mark(NamedTuple):
@@ -51,8 +91,10 @@ def mark(error: BaseException, record: CallRecord, *, final: bool, block: bool =
     if final:
         bus.serial = serial = next(_serials)
         heard = ends.get()
-        if heard is not None:
-            heard.append(record)
+        # What was sent once and is not safe to repeat, nobody has retried. Whether the request
+        # that this server handles may be repeated, its client knows: by its method or its key.
+        if heard is not None and (record.reason is not Reason.UNSAFE or record.attempts > 1):
+            heard.add(error, record)
     # Past any __setattr__ of the user's class, which may be frozen.
     object.__setattr__(error, MARK, Mark(serial, record, block))
 
@@ -72,26 +114,29 @@ def marked_since(error: BaseException, serial: int) -> bool:
     Or on what it comes from: its cause, the error that was being handled when it was raised, a
     member of its group.
     """
-    return _is_marked(error, serial, _LONGEST_CHAIN)
+    for link in _lineage(error, _LONGEST_CHAIN):
+        found: Mark | None = getattr(link, MARK, None)
+        if (
+            found is not None
+            and found.serial > serial
+            and (found.block or _came_through(link, caught=link is error))
+        ):
+            return True
+    return False
 
 
-def _is_marked(error: BaseException, serial: int, depth: int) -> bool:
-    found: Mark | None = getattr(error, MARK, None)
-    caught = depth == _LONGEST_CHAIN
-    if (
-        found is not None
-        and found.serial > serial
-        and (found.block or _came_through(error, caught=caught))
-    ):
-        return True
+def _lineage(error: BaseException, depth: int) -> Iterator[BaseException]:
+    """Yield the error, then what it comes from."""
+    yield error
     if not depth:
-        return False
+        return
     members: tuple[BaseException, ...] = getattr(error, "exceptions", ())
     links = list(members[:_LONGEST_CHAIN]) if isinstance(error, BaseExceptionGroup) else []
     origin = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if origin is not None:
         links.append(origin)
-    return any(_is_marked(link, serial, depth - 1) for link in links)
+    for link in links:
+        yield from _lineage(link, depth - 1)
 
 
 def _came_through(error: BaseException, *, caught: bool) -> bool:
@@ -124,7 +169,10 @@ def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("tarry.runtime.")
 
 
-def record_of(error: BaseException) -> CallRecord | None:
-    """Return the decision record of the call that ended with this error, if tarry saw it."""
+def record_of(error: object) -> CallRecord | None:
+    """Return the decision record of the call that ended with this error, if tarry saw it.
+
+    Or with this answer, which an adapter has handed out: a 503 after four attempts.
+    """
     found: Mark | None = getattr(error, MARK, None)
     return None if found is None else found.record

@@ -6,32 +6,41 @@ not tell upper case from lower.
 
 from __future__ import annotations
 
+import warnings
+from ssl import SSLEOFError, SSLError, SSLZeroReturnError
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
 from tarry.core.outcome import SUCCESS, outcome_of_status
 from tarry.core.verdict import Reason
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.errors import ConfigurationError, ConfigurationTypeError, ResultNotAccepted
 from tarry.runtime import deadlines
 from tarry.runtime.callables import plain_function
 from tarry.runtime.clocks import world
-from tarry.runtime.marks import record_of
+from tarry.runtime.marks import MARK, record_of
 from tarry.wire import http
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping
+    from collections.abc import Callable, Iterable, Mapping, MutableMapping
 
     from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy
+    from tarry.errors import BlockingWait
 
 Key: TypeAlias = "str | Callable[[Any], str | None] | None"
 """None, "auto" for a random key, or a function of the request."""
+Pairs: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
+"""The headers of an answer."""
+
+_deadline = deadlines.scope.get
 
 _FIRST_ERROR = 400
-_SHORT = 65_536
+SHORT = 65_536
 """Bytes that cost less to read than a new connection."""
-_DIGITS = len(str(_SHORT))
-_INSTANT = 0.001
+_DIGITS = len(str(SHORT))
+BRIEF = 0.1
+"""Seconds that such a body may take."""
+INSTANT = 0.001
 """Seconds: clients take a timeout of 0 for a mistake, or for "do not block"."""
 
 _NO_KEY = (
@@ -59,52 +68,100 @@ def checked_key(idempotency_key: Key) -> Key:
     return idempotency_key
 
 
-def put_key(headers: MutableMapping[str, str], method: str, key: Key, request: Any) -> bool:
-    """Put a key on a request that needs one; say whether it has one, its user's own or ours."""
-    if http.KEY in headers:
-        return True
-    if key is None or method in http.IDEMPOTENT_METHODS:
-        return False
-    text = uuid4().hex if isinstance(key, str) else key(request)
-    if text is None:
-        return False
-    headers[http.KEY] = http.key_text(text)
-    return True
+def may_repeat(method: str, headers: MutableMapping[str, str], key: Key, request: Any) -> bool:
+    """Say whether a request may be sent again although the server may have read it.
 
-
-def announce(headers: MutableMapping[str, str], attempt: int, limit: float | None) -> float | None:
-    """Tell the server which attempt this is and how long it has; return that: None is for ever.
-
-    `limit` is the policy's for one attempt; the ambient deadline may leave less.
+    One that needs a key for that gets one, unless it has its user's own or nobody wants that.
     """
+    if method in http.IDEMPOTENT_METHODS or headers.get(http.KEY):
+        return True
+    if key is not None:
+        text = uuid4().hex if isinstance(key, str) else key(request)
+        if text is not None:
+            headers[http.KEY] = http.key_text(text)
+            return True
+    return http.repeatable(method, keyed=False)
+
+
+def limit_of(attempt_timeout: float | None) -> float | None:
+    """Return the seconds that an attempt has: what the policy gives it, or the deadline leaves."""
+    if _deadline() is None:
+        return attempt_timeout
+    limits = (attempt_timeout, deadlines.remaining())
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def announce(headers: MutableMapping[str, str], attempt: int, limit: float | None) -> None:
+    """Tell the server which attempt this is and how long it has; None is for ever."""
     if attempt > 1:
         headers[http.ATTEMPT] = str(attempt)
-    elif http.ATTEMPT in headers:  # a redirect has copied it from the request before
-        del headers[http.ATTEMPT]
-    left = deadlines.remaining()
-    if left is not None:
-        limit = left if limit is None else min(limit, left)
-    if limit is None:
-        return None
-    headers[http.DEADLINE] = http.deadline_text(limit)
-    return max(limit, _INSTANT)
+    if limit is not None:
+        headers[http.DEADLINE] = http.deadline_text(limit)
 
 
-def judge(status: int, headers: Mapping[str, str], policy: Policy, *, repeatable: bool) -> Outcome:
-    """Classify an answer."""
-    retryable = policy.retryable_statuses
-    if status < _FIRST_ERROR and status not in retryable:
-        return SUCCESS
-    now = world.epoch()
+def judge_by(pairs: Callable[[Any], Pairs]) -> Callable[[Policy, bool, Any], Outcome]:
+    """Return what classifies answers that have a `status_code`.
+
+    `pairs` returns the headers, each line of a repeated one by itself: joined, they say nothing.
+    """
+
+    def judge(policy: Policy, repeatable: bool, response: Any) -> Outcome:  # noqa: FBT001
+        status: int = response.status_code
+        if status < _FIRST_ERROR and status not in policy.retryable_statuses:
+            return SUCCESS  # at once: this is on the path of every request
+        return judge_status(status, pairs(response), policy, repeatable=repeatable)
+
+    return judge
+
+
+def judge_status(status: int, headers: Pairs, policy: Policy, *, repeatable: bool) -> Outcome:
+    """Classify an answer by its status and headers."""
+    now, retryable = world.epoch(), policy.retryable_statuses
     return outcome_of_status(status, headers, now=now, retryable=retryable, safe=repeatable)
 
 
+def outcome_of_tunnel(status: int) -> Outcome:
+    """Classify a proxy's refusal to connect us: the server has seen nothing."""
+    return outcome_of_status(status, now=world.epoch())
+
+
+def is_final_tls(error: object) -> bool:
+    """Say whether TLS failed for good. A certificate does not heal; a lost connection may."""
+    lost = isinstance(error, (SSLEOFError, SSLZeroReturnError))
+    return isinstance(error, SSLError) and not lost
+
+
 def is_short(headers: Mapping[str, str]) -> bool:
-    """Say whether the body of an answer is worth reading, only to keep its connection."""
-    length = headers.get("Content-Length", "")
-    return (
-        length.isascii() and length.isdigit() and len(length) <= _DIGITS and int(length) <= _SHORT
-    )
+    """Say whether a body may be worth reading, only to keep its connection: up to SHORT bytes.
+
+    One in chunks does not say how long it is.
+    """
+    length = headers.get("Content-Length", "0")
+    return length.isascii() and length.isdigit() and len(length) <= _DIGITS and int(length) <= SHORT
+
+
+def brief() -> float:
+    """Return the seconds that such a body may take: a wait is not held up by it."""
+    left = deadlines.remaining()
+    return BRIEF if left is None else min(BRIEF, left)
+
+
+def handed_out(error: ResultNotAccepted) -> Any:
+    """Return the answer that a call ended with. `tarry.record_of(answer)` says why it ended."""
+    object.__setattr__(error.result, MARK, getattr(error, MARK, None))
+    return error.result
+
+
+def instead_of_waiting(error: BlockingWait) -> Any:
+    """Return the answer, or raise the error, after which a wait would freeze an event loop."""
+    cause = error.__cause__
+    if isinstance(cause, ResultNotAccepted):
+        warnings.warn(f"{error}; this answer is returned as it is", RuntimeWarning, stacklevel=2)
+        return cause.result
+    if cause is None:
+        raise error
+    cause.add_note(f"tarry: {error}")
+    raise cause
 
 
 def explain(error: Exception, *, replayable: bool) -> None:

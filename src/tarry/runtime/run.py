@@ -3,6 +3,7 @@
     run.begin()           begin an attempt, or raise
     run.survives(error)   True: wait and begin again; False: raise the error
     run.accepts(result)   True: return the result; False: wait and begin again
+    run.forget()          the result that was not accepted is gone
     run.drop()            the call is left early: give back what it holds
     run.wait(), await_()  the wait between two attempts
 
@@ -92,7 +93,8 @@ class Run(Call):
         if isinstance(command, Stop):
             if error is None:
                 name = None if self.downstream is None else self.downstream.name
-                error = rejection(command, self.spec.operation, name)
+                last = self.steps[-1].detail if self.attempts else ""
+                error = rejection(command, self.spec.operation, name, last)
             self._give_up(command, error)
             try:
                 raise error
@@ -137,9 +139,10 @@ class Run(Call):
         judge = self.spec.judge
         if judge is not None:
             outcome = judge(result)
-            if outcome.kind is Kind.PERMANENT:  # an answer like any other, and no sign of health
-                self.drop()
-            elif outcome.kind is not Kind.SUCCESS:
+            if outcome.kind is Kind.PERMANENT:
+                self._answered(outcome)
+                return True
+            if outcome.kind is not Kind.SUCCESS:
                 return self._refuses(result, outcome, outcome.detail)
         until = self.spec.until
         if until is not None and not until(result):
@@ -150,6 +153,13 @@ class Run(Call):
             _story().tell_succeeded(self.spec.operation, self)
         return True
 
+    def _answered(self, outcome: Outcome) -> None:
+        """End with an answer that is no success, and that no attempt would change: a 404."""
+        verdict = self.failed(outcome, world.now(), (self.spec.draw or world.draw)())
+        if isinstance(verdict, Stop) and (bus.listeners or self._watched):
+            _story().tell_failed(self.spec.operation, self, outcome, verdict, None)
+            _story().tell_gave_up(self.spec.operation, self, verdict, None)
+
     def _refuses(self, result: object, outcome: Outcome, why: str) -> bool:
         """Treat a result as a failure: False to go on, or raise it wrapped in an error."""
         error = ResultNotAccepted(f"{self.spec.operation}: {why}", result)
@@ -159,6 +169,10 @@ class Run(Call):
             raise error
         finally:
             del error
+
+    def forget(self) -> None:
+        """The last result is gone: if no attempt follows, the call ends with a rejection."""
+        self._error = None
 
     def drop(self) -> None:
         """Give back what the call still holds; drivers do so whenever they are left early."""
@@ -292,11 +306,12 @@ def _story() -> ModuleType:
     return story
 
 
-def rejection(stop: Stop, operation: str, downstream: str | None) -> Rejected:
-    """Return a new error for a call that was not let through."""
+def rejection(stop: Stop, operation: str, downstream: str | None, last: str = "") -> Rejected:
+    """Return a new error for a call that was not let through, after a `last` answer or none."""
     after = "" if stop.retry_after is None else f"; retry after {duration(stop.retry_after)}"
-    msg = f"{downstream or operation}: {stop.reason.words}{after}"
-    kind = _REJECTIONS[stop.reason]
+    answered = f"; the last answer was {last}" if last else ""
+    msg = f"{downstream or operation}: {stop.reason.words}{after}{answered}"
+    kind = _REJECTIONS.get(stop.reason, Rejected)
     return kind(msg, downstream=downstream, retry_after=stop.retry_after)
 
 

@@ -39,6 +39,7 @@ class Spec:
         "draw",
         "first",
         "judge",
+        "numbered",
         "operation",
         "outcome_of",
         "policy",
@@ -62,6 +63,7 @@ class Spec:
         judge: Callable[[Any], Outcome] | None = None,
         release: Callable[[Any], Any] | None = None,
         safe: bool = True,
+        numbered: bool = False,
     ) -> None:
         if on is None and until is None:
             msg = (
@@ -98,7 +100,10 @@ class Spec:
         self.judge: Callable[[Any], Outcome] | None = judge
         """Classifies results, for adapters whose dependency answers with its failures."""
         self.release: Callable[[Any], Any] | None = release
-        """Lets go of a result before the wait that it causes: a wait holds no connection."""
+        """Lets go of a result before the wait that it causes: a wait holds no connection. Says
+        whether the result can still be handed out."""
+        self.numbered: bool = numbered
+        """Whether the function takes the `number` of the attempt, 1 where it is not given."""
         self.deadline: float | None = None if deadline is None else positive("deadline", deadline)
         self.downstream: Downstream | None = downstream
         self.operation: str = name or ""
@@ -112,7 +117,7 @@ class Spec:
         """Whether even a call that succeeds at once needs more than its function and a permit."""
         return (
             self.until is not None
-            or self.judge is not None
+            or (self.judge is not None and self.downstream is None)
             or self.deadline is not None
             or self.policy.attempt_timeout is not None
             or self.policy.total_budget is not None

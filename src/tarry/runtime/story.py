@@ -14,6 +14,7 @@ from tarry.core.events import (
     WillWait,
 )
 from tarry.core.verdict import Reason, Wait
+from tarry.errors import Rejected
 from tarry.runtime.bus import bus
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def tell_failed(
     """An attempt failed, and what follows."""
     name = _name(call)
     attempt, of = call.attempts, call.policy.max_attempts
-    bus.emit(AttemptFailed(operation, name, attempt, of, outcome.kind, error))
+    detail = outcome.detail or type(error).__name__
+    bus.emit(AttemptFailed(operation, name, attempt, of, outcome.kind, error, detail=detail))
     if isinstance(verdict, Wait):
         bus.emit(
             WillWait(
@@ -46,6 +48,7 @@ def tell_failed(
                 verdict.delay,
                 verdict.hint,
                 error,
+                detail=detail,
             )
         )
 
@@ -66,6 +69,7 @@ def tell_waited(
             wait.hint,
             error,
             slept,
+            detail=call.steps[-1].detail,
         )
     )
 
@@ -90,8 +94,16 @@ def tell_gave_up(operation: str, call: Call, stop: Stop, error: Exception | None
             stop.retry_after,
             stop.hint,
             error,
+            detail=_detail(call, error),
         )
     )
+
+
+def _detail(call: Call, error: Exception | None) -> str:
+    """Return what the record says of the last attempt, unless it is not what the call ends with."""
+    steps = call.steps
+    rejected = isinstance(error, Rejected) or not steps
+    return type(error).__name__ if rejected else steps[-1].detail
 
 
 def _name(call: Call) -> str | None:

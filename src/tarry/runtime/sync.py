@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tarry.core.outcome import SUCCESS
 from tarry.runtime import deadlines
 from tarry.runtime.bus import bus
 from tarry.runtime.clocks import world
@@ -72,6 +73,8 @@ def drive(run: Run, fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping
     try:
         while True:
             attempt = run.begin()
+            if run.spec.numbered:
+                kwargs = {**kwargs, "number": attempt.number}
             if attempt.delay:
                 run.wait(attempt.delay)
             try:
@@ -85,12 +88,18 @@ def drive(run: Run, fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping
             else:
                 if run.accepts(result):
                     return result
-                if run.spec.release is not None:
-                    run.spec.release(result)
+                _let_go(run, result)
             run.wait()
     except BaseException:
         run.drop()
         raise
+
+
+def _let_go(run: Run, result: object) -> None:
+    """Keep no connection during the wait that a result has caused."""
+    release = run.spec.release
+    if release is not None and not release(result):
+        run.forget()
 
 
 def _limited(
@@ -104,9 +113,9 @@ def _limited(
     try:
         if run.policy.attempt_timeout is None:  # a mere deadline needs no thread
             return fn(*args, **kwargs)
-        from tarry.runtime.copies import Threads
+        from tarry.runtime.threads import Threads
 
-        threads = Threads(fn, args, kwargs)
+        threads = Threads(lambda _number: fn(*args, **kwargs))
         threads.start(run.attempts)
         ended = threads.next(timeout)
     finally:
@@ -158,7 +167,7 @@ def _plain(fn: Callable[..., T], spec: Spec) -> Callable[..., T]:
 
 
 def _guarded(fn: Callable[..., T], spec: Spec, downstream: Downstream) -> Callable[..., T]:
-    closed = downstream.closed
+    closed, judge = downstream.closed, spec.judge
 
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:
@@ -181,6 +190,7 @@ def _guarded(fn: Callable[..., T], spec: Spec, downstream: Downstream) -> Callab
             return drive(Run.new(spec), fn, args, kwargs)
         try:
             result = fn(*args, **kwargs) if kwargs else fn(*args)
+            good = judge is None or judge(result) is SUCCESS
         except Exception as error:
             run = Run(spec, started, None, serial)
             run.adopt(permit)
@@ -191,8 +201,14 @@ def _guarded(fn: Callable[..., T], spec: Spec, downstream: Downstream) -> Callab
             downstream.cancelled(permit, now - started, now)
             raise
         else:
-            downstream.succeeded(permit, started)
-            return result
+            if good:
+                downstream.succeeded(permit, started)
+                return result
+            run = Run(spec, started, None, serial)
+            run.adopt(permit)
+            if run.accepts(result):
+                return result
+            _let_go(run, result)
         run.wait()
         return drive(run, fn, args, kwargs)
 

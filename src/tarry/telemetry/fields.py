@@ -6,6 +6,8 @@ Waits are warnings; what went well in the end is information; the rest is for de
 from __future__ import annotations
 
 import logging
+from dataclasses import fields
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.events import (
@@ -18,9 +20,9 @@ from tarry.core.events import (
     HedgeWon,
     Succeeded,
     Waited,
-    WaitEvent,
     WillWait,
 )
+from tarry.core.hints import Hint
 from tarry.core.verdict import Reason
 
 if TYPE_CHECKING:
@@ -59,56 +61,17 @@ def level_of(event: Event) -> int | None:
 
 
 def fields_of(event: Event) -> dict[str, Any]:
-    """Return the fields of an event as plain values."""
-    match event:
-        case Waited():
-            return _wait_fields(event) | {"slept": event.slept}
-        case WillWait():
-            return _wait_fields(event)
-        case GaveUp():
-            return {
-                "operation": event.operation,
-                "downstream": event.downstream,
-                "attempts": event.attempts,
-                "reason": event.reason.value,
-                "waited": event.waited,
-                "retry_after": event.retry_after,
-                "hint": None if event.hint is None else event.hint._asdict(),
-                "error": _type_name(event.error),
-            }
-        case Succeeded():
-            return {"operation": event.operation, "attempts": event.attempts}
-        case BreakerMoved():
-            return {
-                "downstream": event.downstream,
-                "before": event.before.value,
-                "after": event.after.value,
-            }
-        case AttemptFailed():
-            return {
-                "operation": event.operation,
-                "attempt": event.attempt,
-                "kind": event.kind.value,
-                "error": _type_name(event.error),
-            }
-        case AttemptStarted() | HedgeFired() | HedgeWon():
-            return {"operation": event.operation, "attempt": event.attempt}
+    """Return the fields of an event as plain values: an error by its type, a hint as a dict."""
+    return {field.name: _plain(getattr(event, field.name)) for field in fields(event)}
+
+
+def _plain(value: object) -> object:
+    match value:
+        case Enum():
+            return value.value
+        case Hint():
+            return value._asdict()
+        case BaseException():
+            return type(value).__name__
         case _:
-            return {"operation": event.operation, "downstream": event.downstream}
-
-
-def _wait_fields(event: WaitEvent) -> dict[str, Any]:
-    return {
-        "operation": event.operation,
-        "downstream": event.downstream,
-        "retry": event.retry,
-        "max_retries": event.max_retries,
-        "ceiling": event.ceiling,
-        "delay": event.delay,
-        "error": _type_name(event.error),
-        "hint": None if event.hint is None else event.hint._asdict(),
-    }
-
-
-def _type_name(error: BaseException | None) -> str | None:
-    return None if error is None else type(error).__name__
+            return value

@@ -7,8 +7,9 @@ needs no parsing. Here are the words for people; levels and fields are in `field
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tarry.core.checks import seconds_or_none
 from tarry.core.events import (
     AttemptFailed,
     AttemptStarted,
@@ -22,12 +23,14 @@ from tarry.core.events import (
     WillWait,
 )
 from tarry.core.explain import duration
+from tarry.errors import ResultNotAccepted
 from tarry.telemetry.fields import fields_of, level_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tarry.core.events import Event
+    from tarry.core.hints import Hint
 
 logger: logging.Logger = logging.getLogger("tarry")
 
@@ -48,11 +51,10 @@ def _message(event: Event) -> str:
             slept, delay = duration(event.slept), duration(event.delay)
             return f"{event.operation}: slept {slept} (delay {delay})"
         case WillWait():
-            hint = f", the server asked for it ({event.hint.source})" if event.hint else ""
             return (
-                f"{event.operation}: {_error(event.error)}; "
+                f"{event.operation}: {_failure(event)}; "
                 f"retry {event.retry} of {event.max_retries} in {duration(event.delay)} "
-                f"(ceiling {duration(event.ceiling)}{hint})"
+                f"(ceiling {duration(event.ceiling)}{_asked(event.hint)})"
             )
         case GaveUp():
             plural = "" if event.attempts == 1 else "s"
@@ -61,7 +63,7 @@ def _message(event: Event) -> str:
                 f"{event.operation}: gave up after {event.attempts} attempt{plural}: "
                 f"{event.reason.words}"
                 + ("" if after is None else f"; retry after {duration(after)}")
-                + f" ({_error(event.error)})"
+                + f" ({_failure(event)})"
             )
         case Succeeded():
             return f"{event.operation}: succeeded on attempt {event.attempts}"
@@ -81,16 +83,35 @@ def _message(event: Event) -> str:
             return f"{event.operation}: {type(event).__name__}"
 
 
-def _error(error: BaseException | None) -> str:
-    """Return an error on one short line: it may hold anything, also line breaks and secrets."""
+def _asked(hint: Hint | None) -> str:
+    """Return what the server asked for: the wait may be longer, by our own delay."""
+    if hint is None:
+        return ""
+    delay = seconds_or_none(hint.delay)
+    wish = "a retry" if delay is None else duration(delay)
+    return f", the server asked for {wish} ({hint.source})"
+
+
+def _failure(event: WillWait | GaveUp) -> str:
+    """Return what went wrong on one short line: it may hold anything, also line breaks."""
+    error = event.error
     if error is None:
-        return "result not accepted"
+        return event.detail or "result not accepted"
     try:
-        text = " ".join(str(error).split())
-    except Exception:  # a __str__ of the user's
+        text = " ".join(str(_words(error)).split())
+    except Exception:  # of the user's
         text = "(cannot be shown)"
     text = "".join(c if c.isprintable() else "?" for c in text)
-    return type(error).__name__ + (f": {text[:_LONGEST]}" if text else "")
+    text = text.removeprefix(f"{event.operation}: ")[:_LONGEST]
+    if isinstance(error, ResultNotAccepted) and text:
+        return text
+    return (event.detail or type(error).__name__) + (f": {text}" if text else "")
+
+
+def _words(error: Any) -> object:
+    """Return what an error says; that of a gRPC call has it apart, and is a page as a text."""
+    is_grpc = callable(getattr(error, "code", None)) and callable(getattr(error, "details", None))
+    return error.details() if is_grpc else error
 
 
 _LONGEST = 200

@@ -9,12 +9,13 @@ the error that ends a call is recorded by whoever it is raised to.
 
 from __future__ import annotations
 
+import re
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from tarry.core.checks import one_of
 from tarry.core.events import AttemptFailed, AttemptStarted, GaveUp, Succeeded
-from tarry.errors import MissingExtra, ResultNotAccepted
+from tarry.errors import ConfigurationTypeError, MissingExtra, ResultNotAccepted
 from tarry.telemetry.fields import NAMES
 from tarry.telemetry.measures import MOST_NAMES, Names
 
@@ -39,6 +40,9 @@ task that is cancelled again and again would keep ever more."""
 
 _LEAST_STATUS, _MOST_STATUS = 100, 599
 
+_IS_HTTP = re.compile(r"\S+ https?://").match
+"""What the HTTP adapters call an operation: the method and the origin."""
+
 _Key: TypeAlias = tuple[str, str | None, int]
 
 
@@ -53,8 +57,8 @@ class OpenTelemetryListener:
     """Tells spans and keeps metrics; providers that are not given are the global ones.
 
     `spans`: "events" puts an event on the current span for each attempt that failed and for giving
-    up; "spans" makes a client span for each attempt. `max_names`: operations, downstreams and types
-    of errors that the metrics tell apart.
+    up; "spans" makes a span for each attempt, that of a client where there is a downstream.
+    `max_names`: operations, downstreams and types of errors that the metrics tell apart.
     """
 
     def __init__(
@@ -66,6 +70,8 @@ class OpenTelemetryListener:
         max_names: int = MOST_NAMES,
     ) -> None:
         one_of("spans", spans, ("events", "spans"))
+        _has("tracer_provider", tracer_provider, "get_tracer")
+        _has("meter_provider", meter_provider, "get_meter")
         self._tracer = trace.get_tracer("tarry", tracer_provider=tracer_provider)
         self._metrics = Metrics(meter_provider, max_names)
         self._errors = Names(max_names, "_OTHER")
@@ -78,7 +84,7 @@ class OpenTelemetryListener:
         """Tell one event."""
         error_type = None
         if isinstance(event, AttemptFailed):
-            error_type = self._errors(_error_type(event.error))
+            error_type = self._errors(_error_type(event))
         self._trace(event, error_type)
         self._metrics.count(event, error_type)
 
@@ -102,8 +108,10 @@ class OpenTelemetryListener:
         match event:
             case AttemptStarted():
                 # Not made the current one: after a cancellation nobody would take it back.
+                kinds = trace.SpanKind
+                kind = kinds.INTERNAL if event.downstream is None else kinds.CLIENT
                 span = self._tracer.start_span(
-                    event.operation, kind=trace.SpanKind.CLIENT, attributes=_attributes(event)
+                    event.operation, kind=kind, attributes=_attributes(event)
                 )
                 running = _Running((event.operation, event.downstream, event.attempt), span)
                 self._running.set((*self._running.get()[1 - _DEEPEST :], running))
@@ -135,6 +143,13 @@ class OpenTelemetryListener:
         return None
 
 
+def _has(field: str, provider: object, method: str) -> None:
+    """Refuse what is no provider: they are told by their method, since not all derive from one."""
+    if provider is not None and not callable(getattr(provider, method, None)):
+        msg = f"{field} must be a provider of opentelemetry or None, got {provider!r}"
+        raise ConfigurationTypeError(msg)
+
+
 def _who(event: Event) -> dict[str, str | int]:
     who: dict[str, str | int] = {"tarry.operation": event.operation}
     if event.downstream is not None:
@@ -144,16 +159,20 @@ def _who(event: Event) -> dict[str, str | int]:
 
 def _attributes(event: AttemptStarted | AttemptFailed) -> dict[str, str | int]:
     attributes = _who(event) | {"tarry.attempt": event.attempt}
-    if event.attempt > 1:  # the convention: absent on what was not sent again
+    # The convention: absent on what was not sent again.
+    if event.attempt > 1 and _IS_HTTP(event.operation):
         attributes["http.request.resend_count"] = event.attempt - 1
     return attributes
 
 
-def _error_type(error: BaseException | None) -> str:
-    """Return the status of an answer that was not accepted, else the name of the error's class."""
+def _error_type(event: AttemptFailed) -> str:
+    """Return the status or the code of a failure, else the name of the error's class."""
+    error = event.error
     if isinstance(error, ResultNotAccepted):
         for name in ("status_code", "status"):
             status = getattr(error.result, name, None)
             if isinstance(status, int) and _LEAST_STATUS <= status <= _MOST_STATUS:
                 return str(int(status))
-    return "_OTHER" if error is None else type(error).__qualname__
+    if error is None or event.detail not in ("", type(error).__name__):
+        return event.detail or "_OTHER"
+    return type(error).__qualname__

@@ -19,11 +19,11 @@ from tarry.core.events import (
     WillWait,
 )
 from tarry.core.outcome import Kind
-from tarry.errors import MissingExtra
+from tarry.errors import ConfigurationTypeError, MissingExtra
 from tarry.telemetry.measures import DELAYS, MOST_NAMES, Names, balances, breakers, result_of
 
 try:
-    from prometheus_client import REGISTRY, Counter, Histogram
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as _missing:
@@ -34,7 +34,6 @@ except ImportError as _missing:
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
     from tarry.core.events import Event
@@ -52,6 +51,9 @@ class PrometheusListener:
         self, registry: CollectorRegistry | None = None, *, max_names: int = MOST_NAMES
     ) -> None:
         registry = REGISTRY if registry is None else registry
+        if not isinstance(registry, CollectorRegistry):
+            msg = f"registry must be a prometheus_client.CollectorRegistry(), got {registry!r}"
+            raise ConfigurationTypeError(msg)
         self._operations = Names(max_names)
         self._downstreams = Names(max_names)
         self._attempts = Counter(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from tarry.core.checks import number
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.runtime.clocks import world
 
@@ -28,10 +29,11 @@ class VirtualClock:
 
     Plain waits move it at once. For coroutines, `clock.run(main)` and `clock.run_trio(main)` run
     an event loop on the same time: when every task waits, the clock jumps to the next moment.
+    `start` is the moment it begins at, by default the present one.
     """
 
-    def __init__(self) -> None:
-        self._now = world.now()
+    def __init__(self, start: float | None = None) -> None:
+        self._now = world.now() if start is None else number("start", start)
         self._started = self._now
         self._before: tuple[Any, ...] | None = None
         self._trio: _TrioTime | None = None

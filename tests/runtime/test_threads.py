@@ -9,6 +9,7 @@ from contextvars import ContextVar
 import pytest
 
 import tarry
+from tarry.runtime.threads import Threads
 from tarry.testing import no_wait
 
 MOST = 256
@@ -82,6 +83,46 @@ def test_late_result_is_thrown_away(stuck: Stuck) -> None:
 
     with no_wait():
         assert 2 == tarry.call(work, on=ConnectionError, timeout=0.05)
+
+
+def test_late_result_is_discarded(stuck: Stuck) -> None:
+    """What a thread comes to after it was left is handed to whoever lets go of it."""
+    discarded: list[int] = []
+
+    def work(number: int) -> int:
+        stuck.hang()
+        return number
+
+    threads = Threads(work, discarded.append)
+    threads.start(7)
+    threads.leave()
+    assert [] == discarded
+
+    stuck.finish()
+    assert [7] == discarded
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["result", "error"])
+def test_result_that_nobody_took_is_discarded(stuck: Stuck, fails: bool) -> None:
+    """A result that was there before its thread was left is let go of at once; an error is not."""
+    discarded: list[int] = []
+    begun = threading.Event()
+
+    def work(number: int) -> int:
+        stuck.threads.append(threading.current_thread())
+        begun.set()
+        if fails:
+            raise ValueError
+        return number
+
+    threads = Threads(work, discarded.append)
+    threads.start(7)
+    assert begun.wait(30)
+    stuck.finish()
+    assert [] == discarded
+
+    threads.leave()
+    assert ([] if fails else [7]) == discarded
 
 
 place: ContextVar[str] = ContextVar("place", default="nowhere")
