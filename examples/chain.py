@@ -1,7 +1,7 @@
 """Three services in a row, each trying four times, over a fourth that is dead.
 
 Run it: `python examples/chain.py`. It starts real processes and counts what reaches the dead one.
-It needs httpx, starlette and uvicorn.
+It needs `pip install 'tarry[httpx]' starlette uvicorn`.
 """
 
 import logging

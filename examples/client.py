@@ -1,4 +1,7 @@
-"""An httpx client with retries, a breaker and a budget, and a server that needs them."""
+"""An httpx client with retries, a breaker and a budget, and a server that needs them.
+
+Run it: `python examples/client.py`. It needs `pip install 'tarry[httpx]'`.
+"""
 
 import logging
 import threading

@@ -1,4 +1,7 @@
-"""A dependency that fails twice and then answers, and one that never does."""
+"""A dependency that fails twice and then answers, and one that never does.
+
+Run it: `python examples/flaky.py`. It needs `pip install tarry` and nothing else.
+"""
 
 import logging
 import random

@@ -104,9 +104,11 @@ Talker = Plain | Looped
 
 @contextmanager
 def httpx_plain(package: Any, options: dict[str, Any]) -> Iterator[Talker]:
-    """`Client` of httpx and of httpx2, with one connection."""
-    inner = package.HTTPTransport(verify=False, limits=package.Limits(max_connections=1))
-    with package.Client(transport=RetryTransport(inner, **options), timeout=10) as client:
+    """`Client` of httpx and of httpx2."""
+    limits = package.Limits(max_connections=options.pop("connections"))
+    inner = package.HTTPTransport(verify=False, limits=limits)
+    patience = options.pop("timeout")
+    with package.Client(transport=RetryTransport(inner, **options), timeout=patience) as client:
 
         def send(method: str, url: str, body: Any, headers: Headers) -> Answer:
             response = client.request(method, url, content=body, headers=headers)
@@ -117,9 +119,11 @@ def httpx_plain(package: Any, options: dict[str, Any]) -> Iterator[Talker]:
 
 @contextmanager
 def httpx_looped(package: Any, options: dict[str, Any]) -> Iterator[Talker]:
-    """`AsyncClient` of httpx and of httpx2, with one connection."""
-    inner = package.AsyncHTTPTransport(verify=False, limits=package.Limits(max_connections=1))
-    client = package.AsyncClient(transport=AsyncRetryTransport(inner, **options), timeout=10)
+    """`AsyncClient` of httpx and of httpx2."""
+    limits = package.Limits(max_connections=options.pop("connections"))
+    inner = package.AsyncHTTPTransport(verify=False, limits=limits)
+    patience = options.pop("timeout")
+    client = package.AsyncClient(transport=AsyncRetryTransport(inner, **options), timeout=patience)
 
     async def send(method: str, url: str, body: Any, headers: Headers) -> Answer:
         response = await client.request(method, url, content=body, headers=headers)
@@ -134,15 +138,16 @@ def httpx_looped(package: Any, options: dict[str, Any]) -> Iterator[Talker]:
 
 @contextmanager
 def requests_plain(options: dict[str, Any]) -> Iterator[Talker]:
-    """`Session` of requests, with one connection."""
-    adapter = RetryAdapter(pool_maxsize=1, pool_block=True, **options)
+    """`Session` of requests."""
+    connections, patience = options.pop("connections"), options.pop("timeout")
+    adapter = RetryAdapter(pool_maxsize=connections, pool_block=True, **options)
     with requests.Session() as session:
         session.trust_env = False
         session.mount("http://", adapter)
         session.mount("https://", adapter)
 
         def send(method: str, url: str, body: Any, headers: Headers) -> Answer:
-            response = session.request(method, url, data=body, headers=headers, timeout=10)
+            response = session.request(method, url, data=body, headers=headers, timeout=patience)
             return Answer(response.status_code, response.text)
 
         yield Plain(send)
@@ -150,12 +155,13 @@ def requests_plain(options: dict[str, Any]) -> Iterator[Talker]:
 
 @contextmanager
 def aiohttp_looped(options: dict[str, Any]) -> Iterator[Talker]:
-    """`ClientSession` of aiohttp, with one connection."""
+    """`ClientSession` of aiohttp."""
+    connections, patience = options.pop("connections"), options.pop("timeout")
 
     async def begin() -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=1),
-            timeout=aiohttp.ClientTimeout(total=30, sock_read=10),
+            connector=aiohttp.TCPConnector(limit=connections),
+            timeout=aiohttp.ClientTimeout(total=3 * patience, sock_read=patience),
             middlewares=(RetryMiddleware(**options),),
         )
 
@@ -187,8 +193,8 @@ class Client:
         return self.name
 
     def open(self, **options: Any) -> AbstractContextManager[Talker]:
-        """Open one whose adapter has these options."""
-        return self.opened(options)
+        """Open one with so many `connections` (1), whose adapter has these options."""
+        return self.opened({"connections": 1, "timeout": 10.0} | options)
 
 
 CLIENTS = [
@@ -220,3 +226,6 @@ CLIENTS = [
         aiohttp.ClientConnectorSSLError,
     ),
 ]
+
+HEDGING = [client for client in CLIENTS if client.name != "aiohttp"]
+"""Those that can send a copy: a request of aiohttp can be sent by one at a time."""

@@ -8,6 +8,7 @@ from itertools import count
 
 import pytest
 
+from tarry.runtime import outgoing
 from tarry.testing import no_wait
 from tests.adapters.clients import CLIENTS, Client
 from tests.integration.flaky import Flaky, Seen, flaky_server
@@ -20,13 +21,13 @@ class Server:
 
     def __init__(self, flaky: Flaky) -> None:
         self.flaky = flaky
-        self._run = f"test-{next(_runs)}"
+        self.run = f"test-{next(_runs)}"
         self._before = flaky.opened
 
     @property
     def seen(self) -> list[Seen]:
         """The requests that have arrived."""
-        return self.flaky.seen[self._run]
+        return self.flaky.seen[self.run]
 
     @property
     def opened(self) -> int:
@@ -35,7 +36,7 @@ class Server:
 
     def url(self, plan: str, run: str = "") -> str:
         """Return the address that does to each request what the plan says."""
-        return f"{self.flaky.url}/thing?run={self._run}{run}&plan={plan}"
+        return f"{self.flaky.url}/thing?run={self.run}{run}&plan={plan}"
 
     def received(self, header: str) -> list[str | None]:
         """Return what each request had in a header, None where it had none."""
@@ -75,6 +76,15 @@ def client(request: pytest.FixtureRequest) -> Client:
     """Every client in turn."""
     found: Client = request.param
     return found
+
+
+@pytest.fixture(autouse=True)
+def _leisurely() -> Iterator[None]:
+    """Give answers that are let go all the time they need, on a machine that is slow."""
+    # Not the fixture of that name: tests patch what `_hurry` has, and it must be undone first.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outgoing, "BRIEF", 5.0)
+        yield
 
 
 @pytest.fixture

@@ -176,6 +176,30 @@ def test_body_of_a_broken_attempt_is_left_alone(server: Server) -> None:
     assert [0, size, size] == [len(seen.body) for seen in server.seen]
 
 
+def test_body_of_an_attempt_that_hangs_is_left_alone(server: Server) -> None:
+    """An attempt that was given up while it sent has stopped when the next one begins."""
+    size = 10_000_000
+    still: list[object] = []
+
+    async def look(request: aiohttp.ClientRequest, handler: Any) -> aiohttp.ClientResponse:
+        still.append(request._writer)
+        if len(still) > 1:
+            server.go_on()  # and hang up on the first
+        response: aiohttp.ClientResponse = await handler(request)
+        return response
+
+    async def main() -> int:
+        middlewares = (RetryMiddleware(policy=Policy(attempt_timeout=1.0)), look)
+        async with aiohttp.ClientSession(middlewares=middlewares) as session:
+            data = io.BytesIO(b"x" * size)
+            async with session.put(server.url("deaf,200"), data=data) as response:
+                return response.status
+
+    assert 200 == run(main)
+    assert [None, None] == still
+    assert [0, size] == [len(seen.body) for seen in server.seen]
+
+
 # --- errors ---------------------------------------------------------------------------------------
 
 
@@ -209,3 +233,28 @@ def test_how_an_error_ends_a_post(server: Server, error: Exception, reason: Reas
     record = tarry.record_of(caught.value.__cause__ or caught.value)
     assert record is not None
     assert reason == record.reason
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+def test_redirect_keeps_the_key(server: Server) -> None:
+    """A POST that is sent on is the same order there; the next call is another."""
+    there = server.url("200").replace("&", "%26")
+
+    async def main() -> None:
+        async with opened(idempotency_key="auto") as session:
+            for run in ("-first", "-second"):
+                async with session.post(
+                    server.url(f"307:location={there}", run=run), data=b"order"
+                ):
+                    pass
+
+    run(main)
+
+    sent = [
+        server.flaky.seen[server.run + hop][0].headers["Idempotency-Key"]
+        for hop in ("-first", "-second")
+    ]
+    assert sent == server.received("Idempotency-Key")
+    assert 2 == len(set(sent))

@@ -33,6 +33,25 @@ def test_connection_of_a_failure_is_kept(server: Server, client: Client) -> None
     assert 1 == server.opened
 
 
+@pytest.mark.parametrize("plan", ["503", "long"])
+def test_breaker_that_opens_during_the_wait(server: Server, client: Client, plan: str) -> None:
+    """The last answer is still whole if it was short; a long one is gone, and the error says so."""
+    payments = Downstream("payments", breaker=Breaker())
+
+    def opens(*_: object) -> float:
+        payments.force("open")
+        return 0.0
+
+    with client.open(downstream=payments, policy=Policy(jitter=opens)) as talker:
+        if plan == "long":
+            with pytest.raises(tarry.BreakerOpen, match="the last answer was 503"):
+                talker.send("GET", server.url(plan))
+        else:
+            assert Answer(503, "answer 1") == talker.send("GET", server.url(plan))
+
+    assert 1 == len(server.seen)
+
+
 # --- the dependency -------------------------------------------------------------------------------
 
 

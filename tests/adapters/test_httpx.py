@@ -13,7 +13,7 @@ import pytest
 import trio
 
 import tarry
-from tarry import Policy, Reason
+from tarry import Hedging, Policy, Reason
 from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
 from tests.adapters.conftest import Server
 
@@ -48,6 +48,17 @@ def test_retries_on_trio(server: Server) -> None:
             return (await client.get(server.url("503,drop,200"))).status_code
 
     assert 200 == trio.run(main)
+
+
+def test_hedges_on_trio(server: Server) -> None:
+    """So do the copies, and the loser is cancelled."""
+
+    async def main() -> str:
+        transport = AsyncRetryTransport(hedging=Hedging(after=0))
+        async with httpx.AsyncClient(transport=transport) as client:
+            return (await client.get(server.url("hang,200"))).text
+
+    assert "answer 2" == trio.run(main)
 
 
 # --- bodies ---------------------------------------------------------------------------------------
@@ -115,17 +126,36 @@ def test_form_with_a_file(
     assert [True] * arrive == [b"report\r\n" in seen.body for seen in server.seen]
 
 
+@PACKAGES
+@pytest.mark.parametrize(
+    ("make", "arrive"),
+    [(lambda: b"report", 2), (lambda: io.BytesIO(b"report"), 1)],
+    ids=["bytes", "file"],
+)
+def test_copies_of_a_form(
+    server: Server, package: Any, make: Callable[[], Any], arrive: int
+) -> None:
+    """Two copies cannot read one file at once, so that a form with one is sent once."""
+    transport = RetryTransport(package.HTTPTransport(), hedging=Hedging(after=3600))
+    with package.Client(transport=transport) as client:
+        client.put(server.url("503,200"), data={"a": "b"}, files={"report": make()})
+
+    assert [True] * arrive == [b"report\r\n" in seen.body for seen in server.seen]
+
+
 # --- what the transport does to a request ---------------------------------------------------------
 
 
 @PACKAGES
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(None, 2.0), (5.0, 2.0), (1.0, 1.0)],
+    [(None, (1.8, 2.0)), (5.0, (1.8, 2.0)), (1.0, (1.0, 1.0))],
     ids=["no timeout", "a longer one", "a shorter one"],
 )
-def test_timeouts_are_bounded(package: Any, given: float | None, expected: float) -> None:
-    """No phase of an attempt may take longer than the attempt; a shorter timeout stays."""
+def test_timeouts_are_bounded(
+    package: Any, given: float | None, expected: tuple[float, float]
+) -> None:
+    """No phase takes longer than the attempt, nor the way to a connection as long."""
     seen: list[dict[str, float]] = []
 
     def answer(request: Any) -> Any:
@@ -136,7 +166,28 @@ def test_timeouts_are_bounded(package: Any, given: float | None, expected: float
     with package.Client(transport=transport, timeout=given) as client:
         client.get("http://example.test")
 
-    assert [dict.fromkeys(("connect", "read", "write", "pool"), expected)] == seen
+    connecting, sending = expected
+    assert [{"connect": connecting, "pool": connecting, "read": sending, "write": sending}] == seen
+
+
+@PACKAGES
+def test_request_of_the_user_stays_as_it_is(package: Any) -> None:
+    """What attempts tell the server stands on copies of the request."""
+    seen: list[Any] = []
+
+    def answer(request: Any) -> Any:
+        seen.append(request)
+        return package.Response(200 if len(seen) > 1 else 503)
+
+    transport = RetryTransport(package.MockTransport(answer), policy=Policy(attempt_timeout=2))
+    with package.Client(transport=transport) as client, tarry.deadline(60):
+        request = client.build_request("GET", "http://example.test")
+        before = dict(request.headers), dict(request.extensions)
+        response = client.send(request)
+
+    assert before == (dict(request.headers), dict(request.extensions))
+    assert request is response.request
+    assert [None, "2"] == [one.headers.get("X-Retry-Attempt") for one in seen]
 
 
 @PACKAGES

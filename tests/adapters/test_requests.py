@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +14,7 @@ import requests
 import urllib3
 
 import tarry
-from tarry import Policy, Reason
+from tarry import Hedging, Policy, Reason
 from tarry.adapters import requests as adapter
 from tarry.adapters.requests import RetryAdapter
 from tests.adapters.conftest import Server
@@ -88,6 +90,14 @@ def test_file_that_cannot_go_back(server: Server, session: requests.Session) -> 
     assert "its body cannot be sent a second time" in caught.value.__notes__[-1]
 
 
+def test_copies_do_not_share_a_file(server: Server) -> None:
+    """Two copies cannot read one file at once, so that it is sent once."""
+    with mounted(RetryAdapter(hedging=Hedging(after=3600))) as session:
+        session.put(server.url("503,200"), data=io.BytesIO(b"report"), timeout=10)
+
+    assert [b"report"] == [seen.body for seen in server.seen]
+
+
 def test_form_with_a_file(server: Server, session: requests.Session) -> None:
     """A form is made of bytes, so that it is sent again whole."""
     files = {"report": io.BytesIO(b"report")}
@@ -148,6 +158,17 @@ def test_url_without_a_host(session: requests.Session) -> None:
     assert (Reason.PERMANENT, 1) == record(caught.value)
 
 
+def test_request_of_the_user_stays_as_it_is(server: Server, session: requests.Session) -> None:
+    """What attempts tell the server stands on copies of the request."""
+    request = requests.Request("GET", server.url("503,200")).prepare()
+    before = dict(request.headers)
+
+    response = session.send(request, timeout=10)
+
+    assert before == dict(request.headers)
+    assert request is response.request
+
+
 def test_redirect_begins_to_count_anew(server: Server, session: requests.Session) -> None:
     """The session copies the headers of a redirected request, but not the number of its attempt."""
     there = server.url("200").replace("&", "%26")
@@ -165,3 +186,19 @@ def test_request_that_is_sent_twice_keeps_its_key(server: Server) -> None:
 
     first, second = server.received("Idempotency-Key")
     assert first == second
+
+
+def pickled(session: requests.Session) -> Any:
+    """Return what another process gets."""
+    return pickle.loads(pickle.dumps(session))  # noqa: S301 - it is our own
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_session_that_was_pickled(server: Server, copied: Any) -> None:
+    """A session keeps its arguments in another process, and begins to count anew there."""
+    adapter = RetryAdapter(policy=Policy(max_attempts=2), idempotency_key="auto", pool_maxsize=3)
+    with copied(mounted(adapter)) as session:
+        response = session.post(server.url("503"), timeout=10)
+
+    assert (503, 2) == (response.status_code, len(server.seen))
+    assert 3 == session.adapters["http://"]._pool_maxsize

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from collections.abc import Iterator
+
 import pytest
 
 import tarry
@@ -44,6 +48,34 @@ def test_tls_that_fails_is_not_tried_again(server: Server, client: Client) -> No
     assert (Reason.PERMANENT, 1) == reason_and_attempts(caught.value)
 
 
+@pytest.fixture
+def restarting() -> Iterator[str]:
+    """Give the address of a server that hangs up in the middle of a TLS handshake."""
+
+    def serve() -> None:
+        while True:
+            connection, _ = listening.accept()
+            with connection:
+                if connection.recv(65_536) == b"stop":
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"https://127.0.0.1:{listening.getsockname()[1]}/"
+        with socket.create_connection(listening.getsockname()) as last:
+            last.sendall(b"stop")
+        thread.join(10)
+
+
+def test_tls_that_is_cut_short_is_tried_again(client: Client, restarting: str) -> None:
+    """A handshake that ends early is a lost connection, as of a load balancer that restarts."""
+    with client.open() as talker, pytest.raises(Exception) as caught:  # noqa: PT011
+        talker.send("GET", restarting)
+
+    assert (Reason.ATTEMPTS, 4) == reason_and_attempts(caught.value)
+
+
 def test_error_says_that_a_key_is_missing(server: Server, client: Client) -> None:
     """The notes on the error say why the request was not sent again, and what would help."""
     with client.open() as talker, pytest.raises(client.dropped) as caught:
@@ -59,7 +91,8 @@ def test_error_says_that_a_key_is_missing(server: Server, client: Client) -> Non
 def test_body_that_is_used_up(server: Server, client: Client, method: str, key: str | None) -> None:
     """An iterator is sent once, key or not, and the error says so."""
     with client.open(idempotency_key=key) as talker, pytest.raises(client.dropped) as caught:
-        talker.send(method, server.url("drop,200"), talker.iterator())
+        answer = talker.send(method, server.url("drop,200"), talker.iterator())
+        pytest.fail(f"{answer} came by {server.opened} connections: {server.seen}")
 
     assert (Reason.UNSAFE, 1) == reason_and_attempts(caught.value)
     assert "its body cannot be sent a second time" in caught.value.__notes__[-1]

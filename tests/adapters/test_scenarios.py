@@ -10,7 +10,7 @@ import pytest
 
 import tarry
 from tarry import Policy, Reason
-from tarry.testing import captured_events, scripted_dice
+from tarry.testing import captured_events
 from tests.adapters.clients import Answer, Client
 from tests.adapters.conftest import Server
 
@@ -155,16 +155,7 @@ def test_key_of_the_user_stays(server: Server, client: Client) -> None:
     assert ['"mine"', '"mine"'] == server.received("Idempotency-Key")
 
 
-# --- what the server says -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("hint", ["retry-after=7", "retry-after-ms=7000"])
-def test_hint_is_obeyed(server: Server, client: Client, hint: str) -> None:
-    """The wait is as long as the server asks for, plus the jitter that spreads clients."""
-    with client.open() as talker, captured_events() as events, scripted_dice([0.0]):
-        talker.send("GET", server.url(f"503:{hint},200"))
-
-    assert [7.0] == [event.delay for event in events if isinstance(event, tarry.WillWait)]
+# --- events ---------------------------------------------------------------------------------------
 
 
 def test_events_name_method_and_origin(server: Server, client: Client) -> None:

@@ -3,8 +3,12 @@
 `POST /anything?plan=503,drop,200` answers the first request of a run with 503, closes the
 connection without an answer to the second, and answers 200 to the third and all that follow. A run
 is named by `run=`; its requests are kept. `stream` sends half of an answer, and the other half when
-`go_on` is set; `hang` sends nothing; `early` answers 503 and does not read the body; `long` answers
-503 with a long text.
+`go_on` is set; `late` answers 200 when it is set; `hang` sends nothing, and `deaf` does not read
+the body either; `early` answers 503 and does not read it; `long` answers 503 with a long text;
+`stall` answers 503 and sends half of its text; `chunks` answers 503 in chunks, `many` in long ones.
+
+Headers follow a colon: `503:retry-after=7|ratelimit-policy=x`, with `~` for a comma. As a proxy the
+server answers `http:` requests itself, and CONNECT with the number that the host begins with.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ class Flaky:
         """Those that are open now."""
         self.opened = 0
         """Those that were ever opened."""
+        self.waited_for = 0
+        """How often a client waited for the end of what stalls, until patience was over."""
         self.go_on = threading.Event()
         self.lock = threading.Lock()
         flaky = self
@@ -86,6 +92,10 @@ class Flaky:
                     self.close_connection = True
                     self.send_error(503)
                     return
+                if step == "deaf":
+                    flaky.go_on.wait(PATIENCE)
+                    self.close_connection = True
+                    return
                 seen[number - 1] = seen[number - 1]._replace(body=self.body())
                 if step == "drop":
                     self.close_connection = True
@@ -94,26 +104,54 @@ class Flaky:
                     flaky.go_on.wait(PATIENCE)
                     self.close_connection = True
                     return
+                if step == "late":
+                    step = "200" if flaky.go_on.wait(PATIENCE) else "500"
                 if step == "stream":
-                    self.answer_in_halves()
+                    self.answer_in_halves(200)
                     return
-                status, _, hint = step.replace("long", "503").partition(":")
+                if step == "stall":
+                    self.answer_in_halves(503)
+                    return
+                if step in ("chunks", "many"):
+                    self.answer_in_chunks(number, LONG if step == "many" else 1)
+                    return
+                status, _, hints = step.replace("long", "503").partition(":")
                 text = b"" if self.command == "HEAD" else f"answer {number}".encode()
-                text *= LONG if step == "long" else 1
+                text *= LONG if step.startswith("long") else 1
                 self.send_response(int(status))
                 self.send_header("content-length", str(len(text)))
-                if hint:
+                for hint in hints.split("|") if hints else ():
                     name, _, value = hint.partition("=")
-                    self.send_header(name, value)
+                    self.send_header(name, value.replace("~", ","))
                 self.end_headers()
                 self.wfile.write(text)
 
-            def answer_in_halves(self) -> None:
-                self.send_response(200)
+            def answer_in_halves(self, status: int) -> None:
+                self.send_response(status)
                 self.send_header("content-length", "10")
                 self.end_headers()
                 self.wfile.write(b"first")
-                self.wfile.write(b"later" if flaky.go_on.wait(PATIENCE) else b"never")
+                if flaky.go_on.wait(PATIENCE):
+                    self.wfile.write(b"later")
+                    return
+                flaky.waited_for += 1
+                self.wfile.write(b"never")
+
+            def answer_in_chunks(self, number: int, times: int) -> None:
+                self.send_response(503)
+                self.send_header("transfer-encoding", "chunked")
+                self.end_headers()
+                for piece in (b"answer" * times, b" %d" % number):
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                self.wfile.write(b"0\r\n\r\n")
+
+            def do_CONNECT(self) -> None:
+                host = self.path.partition(":")[0]
+                with flaky.lock:
+                    flaky.seen[host].append(Seen(self.command, {}, b""))
+                self.send_response(int(host.partition(".")[0]))
+                self.send_header("content-length", "0")
+                self.end_headers()
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = answer  # noqa: N815
 

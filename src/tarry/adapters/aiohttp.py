@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import MissingExtra, ResultNotAccepted
-from tarry.runtime import asynchronous, outgoing
+from tarry.runtime import aio, asynchronous, outgoing
 from tarry.runtime.clocks import world
 from tarry.runtime.origins import Origins
 from tarry.runtime.run import Run
@@ -26,6 +26,7 @@ try:
         ClientConnectionError,
         ClientConnectorError,
         ClientError,
+        ClientHttpProxyError,
         ClientOSError,
         ClientPayloadError,
         ClientSSLError,
@@ -51,6 +52,8 @@ _FINAL = (ClientSSLError, ServerFingerprintMismatch)
 _NEVER_SENT = (ClientConnectorError, ConnectionTimeoutError)
 _PERHAPS_READ = (ClientConnectionError, ClientPayloadError, ConnectionError, TimeoutError)
 
+_keys: ContextVar[tuple[object, str, str] | None] = ContextVar("tarry_key", default=None)
+"""The key that the last call of this task was given, its method, and what identifies that call."""
 _given_up: ContextVar[tuple[object, Exception] | None] = ContextVar("tarry_aiohttp", default=None)
 """The error that the last call of this task ended with, and what identifies that call."""
 
@@ -82,7 +85,7 @@ class RetryMiddleware:
         try:
             return await asynchronous.drive(run, self._send, (run, request, handler), {})
         except ResultNotAccepted as error:
-            response: Any = error.result
+            response: Any = outgoing.handed_out(error)
             return response  # type: ignore[no-any-return]
         except Exception as error:
             outgoing.explain(error, replayable=replayable)
@@ -92,17 +95,20 @@ class RetryMiddleware:
 
     def _begin(self, request: ClientRequest, *, replayable: bool) -> Run:
         method, url = request.method, request.url
-        keyed = outgoing.put_key(request.headers, method, self._key, request)
+        if self._key is not None:
+            _keep_key(request)
+        repeatable = outgoing.may_repeat(method, request.headers, self._key, request)
+        if self._key is not None and (key := request.headers.get(http.KEY)):
+            _keys.set((_identity(request), method, key))
         origin = http.origin_of(url.scheme, url.host or "", url.port)
-        repeatable = replayable and http.repeatable(method, keyed=keyed)
-        return Run.new(self._origins.spec(method, origin, repeatable=repeatable))
+        return Run.new(self._origins.spec(method, origin, repeatable=repeatable and replayable))
 
     async def _send(
         self, run: Run, request: ClientRequest, handler: ClientHandlerType
     ) -> ClientResponse:
         if run.attempts > 1:
             await request.close()  # the last attempt may still be reading the body
-        outgoing.announce(request.headers, run.attempts, self._limit)
+        outgoing.announce(request.headers, run.attempts, outgoing.limit_of(self._limit))
         try:
             return await handler(request)
         except TimeoutError as error:
@@ -115,6 +121,13 @@ class RetryMiddleware:
 def _identity(request: ClientRequest) -> object:
     """Return what all requests of one call of the session share: there is no public name for it."""
     return request._traces  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def _keep_key(request: ClientRequest) -> None:
+    """Put the key of a request on the one that follows a redirect, which aiohttp makes anew."""
+    before = _keys.get()
+    if before is not None and before[0] is _identity(request) and before[1] == request.method:
+        request.headers.setdefault(http.KEY, before[2])
 
 
 def _refuse_second_round(request: ClientRequest) -> None:
@@ -142,6 +155,8 @@ def _can_replay(body: Any) -> bool:
 def _outcome_of(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
     detail = type(error).__name__
     timeout = isinstance(error, TimeoutError)
+    if isinstance(error, ClientHttpProxyError):
+        return outgoing.outcome_of_tunnel(error.status)
     if isinstance(error, _FINAL):
         return PERMANENT
     if isinstance(error, _NEVER_SENT):
@@ -151,14 +166,32 @@ def _outcome_of(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
     return PERMANENT
 
 
-def _judge(response: ClientResponse, policy: Policy, repeatable: bool) -> Outcome:  # noqa: FBT001
-    return outgoing.judge(response.status, response.headers, policy, repeatable=repeatable)
+def _judge(policy: Policy, repeatable: bool, response: ClientResponse) -> Outcome:  # noqa: FBT001
+    return outgoing.judge_status(response.status, response.headers, policy, repeatable=repeatable)
 
 
-async def _release(response: ClientResponse) -> None:
-    """Give the connection back, open if the rest of the answer is short."""
+async def _release(response: ClientResponse) -> bool:
+    """Give the connection back, open if the rest of the answer is short: then it is kept."""
+    kept = False
     with suppress(ClientError):  # a connection that cannot be kept is closed
         if outgoing.is_short(response.headers):
-            await response.read()
-    response.release()
-    await response.wait_for_close()
+            with aio.timeout(outgoing.brief()):
+                kept = await _read(response)
+    if not kept:
+        response.close()
+        await response.wait_for_close()
+    return kept
+
+
+async def _read(response: ClientResponse) -> bool:
+    """Read the rest of an answer, if that is not much."""
+    pieces: list[bytes] = []
+    room = outgoing.SHORT
+    async for piece in response.content.iter_any():
+        pieces.append(piece)
+        room -= len(piece)
+        if room < 0:
+            return False
+    response._body = b"".join(pieces)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    await response.read()  # ends with what was read, when the connection is given back
+    return True

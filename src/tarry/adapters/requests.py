@@ -1,4 +1,4 @@
-"""Retries for requests.
+"""Retries and hedges for requests.
 
     session.mount("https://", RetryAdapter())
 
@@ -8,29 +8,34 @@ session would without it: no exception is made of a 503.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from tarry.core.outcome import PERMANENT, Kind, Outcome
-from tarry.errors import ConfigurationError, MissingExtra, ResultNotAccepted
-from tarry.runtime import outgoing, sync
-from tarry.runtime.origins import Origins
-from tarry.runtime.run import Run
-from tarry.wire import http
+from tarry.errors import BlockingWait, ConfigurationError, MissingExtra, ResultNotAccepted
+from tarry.runtime import outgoing
+from tarry.runtime.clocks import world
+from tarry.runtime.sending import Sending
 
 try:
     from requests.adapters import HTTPAdapter
     from requests.exceptions import ConnectionError as ConnectionFailed
-    from requests.exceptions import ProxyError, SSLError, Timeout
+    from requests.exceptions import RequestException, SSLError, Timeout
     from urllib3 import Timeout as Timeouts
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
+    from urllib3.exceptions import SSLError as WrappedSSLError
 except ImportError as _missing:
     _message = "this needs requests: pip install 'tarry[requests]'"
     raise MissingExtra(_message) from _missing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from requests import PreparedRequest, Response
 
+    from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
     from tarry.runtime.origins import Downstreams
     from tarry.runtime.outgoing import Key
@@ -39,21 +44,25 @@ _Pair: TypeAlias = "tuple[float | None, float | None]"
 
 _POOL = 10
 """What requests itself takes."""
+_TUNNEL = "Tunnel connection failed: "
+"""What urllib3 says, and then the status, where a proxy refused to connect us."""
 
 
 class RetryAdapter(HTTPAdapter):
-    """Retries the requests of a `requests.Session` that it is mounted on.
+    """Retries the requests of a `requests.Session` that it is mounted on, or hedges them.
 
     `downstream`: one for all origins, a function that makes one for an origin, or None for a
     breaker and a budget each. `idempotency_key`: "auto" or a function puts one key on all attempts
-    of a request that is not idempotent, which makes it safe to retry. The others are those of
-    `HTTPAdapter`; its own retries stay off.
+    of a request that is not idempotent, which makes it safe to retry. `hedging` takes the place
+    of `policy`: a second copy of what may be repeated, when the first takes too long. The others
+    are those of `HTTPAdapter`; its own retries stay off.
     """
 
     def __init__(
         self,
         *,
         policy: Policy | None = None,
+        hedging: Hedging | None = None,
         downstream: Downstreams = None,
         idempotency_key: Key = None,
         pool_connections: int = _POOL,
@@ -67,12 +76,23 @@ class RetryAdapter(HTTPAdapter):
                 "attempt, and two layers multiply; say it with policy=tarry.Policy(max_attempts=4)"
             )
             raise ConfigurationError(msg)
-        self._key = outgoing.checked_key(idempotency_key)
-        self._origins = Origins(policy, downstream, _outcome_of, _judge, _release)
-        self._limit = self._origins.policy.attempt_timeout
-        # The session's own timeouts cut an attempt off; a thread for each would cost more.
-        self._origins.policy = self._origins.policy.replace(attempt_timeout=None)
+        self._options: dict[str, Any] = {
+            "policy": policy,
+            "hedging": hedging,
+            "downstream": downstream,
+            "idempotency_key": idempotency_key,
+        }
+        self._sending = _sending(self._options)
         super().__init__(pool_connections, pool_maxsize, 0, pool_block)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle: the arguments, and none of what was learned."""
+        return {**super().__getstate__(), "_options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin anew."""
+        super().__setstate__(state)
+        self._sending = _sending(self._options)
 
     def send(  # its positions are those of HTTPAdapter
         self,
@@ -85,33 +105,51 @@ class RetryAdapter(HTTPAdapter):
     ) -> Response:
         """Send a request until it is answered for good."""
         start = _position(request.body)
-        replayable = start is not None
-        headers: Any = request.headers
-        run = self._begin(request, headers, replayable=replayable)
-        send = super().send
-
-        def attempt() -> Response:
-            if run.attempts > 1:
-                _rewind(request.body, start)
-            limit = outgoing.announce(headers, run.attempts, self._limit)
-            given = timeout if limit is None else _bounded(timeout, limit)
-            return send(request, stream, given, verify, cert, proxies)
-
+        replayable = start is not None and not (self._sending.hedging and _is_file(request.body))
+        send = partial(super().send, stream=stream, verify=verify, cert=cert, proxies=proxies)
+        response: Any
         try:
-            return sync.drive(run, attempt, (), {})
+            sender = self._sender(request, replayable=replayable)
+            response = sender(send, request, start, timeout, self._sending.limit)
         except ResultNotAccepted as error:
-            response: Any = error.result
-            return response  # type: ignore[no-any-return]
+            response = outgoing.handed_out(error)
+        except BlockingWait as error:
+            response = outgoing.instead_of_waiting(error)
         except Exception as error:
             outgoing.explain(error, replayable=replayable)
             raise
+        response.request = request  # and not the copy that was sent
+        return response  # type: ignore[no-any-return]
 
-    def _begin(self, request: PreparedRequest, headers: Any, *, replayable: bool) -> Run:
-        method, url = request.method or "", urlsplit(request.url or "")
-        keyed = outgoing.put_key(headers, method, self._key, request)
-        origin = http.origin_of(url.scheme, url.hostname or "", url.port)
-        repeatable = replayable and http.repeatable(method, keyed=keyed)
-        return Run.new(self._origins.spec(method, origin, repeatable=repeatable))
+    def _sender(self, request: PreparedRequest, *, replayable: bool) -> Callable[..., Any]:
+        method, url, headers = request.method or "", urlsplit(request.url or ""), request.headers
+        repeatable = outgoing.may_repeat(method, cast("Any", headers), self._sending.key, request)
+        kind = (method, url.scheme, url.hostname or "", url.port, repeatable and replayable)
+        return self._sending.known.get(kind) or self._sending.made(kind)
+
+
+def _sending(options: dict[str, Any]) -> Sending:
+    return Sending(
+        _send, looped=False, outcome_of=_outcome_of, judge=_judge, release=_release, **options
+    )
+
+
+def _send(
+    send: Callable[..., Response],
+    request: PreparedRequest,
+    start: int | None,
+    timeout: Any,
+    attempt_timeout: float | None,
+    number: int = 1,
+) -> Response:
+    if number > 1:
+        _rewind(request.body, start)
+    limit = outgoing.limit_of(attempt_timeout)
+    if number > 1 or limit is not None:
+        request = request.copy()  # the user's own stays as it is
+        outgoing.announce(cast("Any", request.headers), number, limit)
+    given = timeout if limit is None else _bounded(timeout, max(limit, outgoing.INSTANT))
+    return send(request, timeout=given)
 
 
 def _position(body: Any) -> int | None:
@@ -124,8 +162,13 @@ def _position(body: Any) -> int | None:
         return None
 
 
+def _is_file(body: Any) -> bool:
+    """Say whether two who send the body at once would read from one another."""
+    return hasattr(body, "seek")
+
+
 def _rewind(body: Any, start: int | None) -> None:
-    if start is not None and hasattr(body, "seek"):
+    if start is not None and _is_file(body):
         body.seek(start)
 
 
@@ -143,31 +186,65 @@ def _bounded(timeout: Any, limit: float) -> Any:
 def _outcome_of(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
     detail = type(error).__name__
     timeout = isinstance(error, Timeout)
-    if isinstance(error, SSLError):  # a certificate does not heal
-        return PERMANENT
-    if _never_sent(error):
+    reason = _reason(error)
+    if isinstance(reason, OSError) and (refused := _refused(str(reason))).isdecimal():
+        return outgoing.outcome_of_tunnel(int(refused))
+    if isinstance(reason, (NewConnectionError, ConnectTimeoutError)):
         return Outcome(Kind.TRANSIENT, timeout=timeout, detail=detail)
+    if outgoing.is_final_tls(reason) or (
+        isinstance(error, SSLError) and not isinstance(reason, OSError)  # a name that is wrong
+    ):
+        return PERMANENT
     if isinstance(error, (ConnectionFailed, Timeout)):
         return Outcome(Kind.TRANSIENT, safe=repeatable, timeout=timeout, detail=detail)
     return PERMANENT
 
 
-def _never_sent(error: Exception) -> bool:
-    """Say whether no connection was made, which only the error of urllib3 inside tells."""
+def _reason(error: Exception) -> Any:
+    """Return the error inside, which alone tells what happened.
+
+    That is in a `MaxRetryError` of urllib3, and there in one more where there was a proxy or TLS.
+    What is wrapped so may have been sent: requests says `ProxyError` also when the proxy has read
+    the request, and `SSLError` also when a connection is lost later.
+    """
     inside: Any = error.args[0] if error.args else None
     reason = getattr(inside, "reason", inside)
-    # urllib3 has another error for a proxy that was reached.
-    return isinstance(error, ProxyError) or isinstance(
-        reason, (NewConnectionError, ConnectTimeoutError)
-    )
+    reason = getattr(reason, "original_error", reason)
+    return reason.args[0] if isinstance(reason, WrappedSSLError) and reason.args else reason
 
 
-def _judge(response: Response, policy: Policy, repeatable: bool) -> Outcome:  # noqa: FBT001
-    return outgoing.judge(response.status_code, response.headers, policy, repeatable=repeatable)
+def _refused(text: str) -> str:
+    return text.removeprefix(_TUNNEL).partition(" ")[0] if text.startswith(_TUNNEL) else ""
 
 
-def _release(response: Response) -> None:
-    """Give the connection back, open if the rest of the answer is short."""
-    if outgoing.is_short(response.headers):
-        response.raw.drain_conn()
+def _pairs(response: Response) -> Iterable[tuple[str, str]]:
+    lines: Iterable[tuple[str, str]] = response.raw.headers.iteritems()
+    return lines
+
+
+_judge = outgoing.judge_by(_pairs)
+
+
+def _release(response: Response) -> bool:
+    """Give the connection back, open if the rest of the answer is short: then it is kept."""
+    kept = False
+    with suppress(RequestException, OSError):  # a connection that cannot be kept is closed
+        kept = outgoing.is_short(response.headers) and _read(response, outgoing.brief())
     response.close()
+    return kept
+
+
+def _read(response: Response, brief: float) -> bool:
+    """Read the rest of an answer, if that is not much and does not take long."""
+    socket = getattr(getattr(response.raw, "connection", None), "sock", None)
+    if socket is not None:
+        socket.settimeout(brief)  # until it is used again, when it gets another
+    pieces: list[bytes] = []
+    room, end = outgoing.SHORT, world.now() + brief
+    for piece in response.iter_content(1024):
+        pieces.append(piece)
+        room -= len(piece)
+        if room < 0 or world.now() > end:
+            return False
+    response._content = b"".join(pieces)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return True

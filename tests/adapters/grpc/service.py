@@ -100,14 +100,14 @@ def serving() -> Iterator[Service]:
 
 
 @contextmanager
-def channel(target: str, **retries: Any) -> Iterator[Any]:
-    """Open a plain channel with retries."""
+def channel(target: str, *, behind: Any = (), **retries: Any) -> Iterator[Any]:
+    """Open a plain channel with retries, and the interceptors of others behind them."""
     options = channel_options(OWN_CONNECTION)
     with grpc.insecure_channel(target, options=options) as opened:
-        yield grpc.intercept_channel(opened, RetryInterceptor(target=target, **retries))
+        yield grpc.intercept_channel(opened, RetryInterceptor(target=target, **retries), *behind)
 
 
-def async_channel(target: str, *behind: Any, **retries: Any) -> Any:
+def async_channel(target: str, *, behind: Any = (), **retries: Any) -> Any:
     """Open a channel of grpc.aio with retries, and the interceptors of others behind them."""
     interceptors = [*async_retry_interceptors(target=target, **retries), *behind]
     options = channel_options(OWN_CONNECTION)

@@ -48,7 +48,7 @@ def served(failures: int, use: Callable[[Asyncio, Any], Awaitable[None]], *behin
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
-            async with async_channel(f"127.0.0.1:{port}", *behind) as opened:
+            async with async_channel(f"127.0.0.1:{port}", behind=behind) as opened:
                 await use(service, opened.unary_unary(CHARGE))
         finally:
             await server.stop(None)

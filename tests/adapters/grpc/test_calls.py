@@ -16,7 +16,9 @@ from tests.adapters.grpc.service import (
     PUSHBACK,
     Service,
     Way,
+    async_stream,
     channel,
+    coroutine,
     failure,
     grpc,
     reason_of,
@@ -46,6 +48,20 @@ def test_unavailable_is_retried(service: Service, way: Way) -> None:
     assert events[-1].operation.startswith("shop.Payments/")
 
 
+def test_the_log_names_the_code(
+    service: Service, way: Way, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lines are short: the code, and what the server said; the code is a field, too."""
+    service.steps = ["UNAVAILABLE"]
+
+    way(service, {}, {})
+
+    [wait] = [record for record in caplog.records if record.levelname == "WARNING"]
+    operation = wait.__dict__["tarry"]["operation"]
+    assert wait.getMessage().startswith(f"{operation}: UNAVAILABLE: not now; retry 1 of 3 in ")
+    assert "UNAVAILABLE" == wait.__dict__["tarry"]["detail"]
+
+
 def test_metadata_of_the_user_is_kept(service: Service, way: Way) -> None:
     """All attempts carry it, and a count that was passed on from elsewhere does not stay."""
     service.steps = ["UNAVAILABLE"]
@@ -55,6 +71,47 @@ def test_metadata_of_the_user_is_kept(service: Service, way: Way) -> None:
 
     assert ["north", "north"] == [sent["shop"] for sent in service.metadata]
     assert [None, "1"] == service.previous
+
+
+def test_what_the_user_asks_of_a_call_reaches_each_attempt(service: Service, way: Way) -> None:
+    """Credentials and waiting for the server are kept, and on plain channels the compression."""
+    service.steps = ["UNAVAILABLE"]
+    seen: list[Any] = []
+    asked = {
+        "credentials": grpc.access_token_call_credentials("secret"),
+        "wait_for_ready": True,
+        "compression": grpc.Compression.Gzip,
+    }
+    is_async = way in (coroutine, async_stream)
+    if is_async:
+        del asked["compression"]  # no interceptor of grpc.aio sees it
+
+    class Plain:
+        def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+            seen.append(details)
+            # What has no encryption refuses credentials.
+            return continuation(details._replace(credentials=None), request)
+
+        intercept_unary_stream = intercept_unary_unary
+
+    class Unary:
+        async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+            return await Plain().intercept_unary_unary(continuation, details, request)
+
+    class Stream:
+        async def intercept_unary_stream(
+            self, continuation: Any, details: Any, request: Any
+        ) -> Any:
+            return await Plain().intercept_unary_unary(continuation, details, request)
+
+    grpc.UnaryUnaryClientInterceptor.register(Plain)
+    grpc.UnaryStreamClientInterceptor.register(Plain)
+    grpc.aio.UnaryUnaryClientInterceptor.register(Unary)
+    grpc.aio.UnaryStreamClientInterceptor.register(Stream)
+    behind = (Unary(), Stream()) if is_async else (Plain(),)
+    way(service, asked, {"behind": behind})
+
+    assert [asked] * 2 == [{name: getattr(one, name) for name in asked} for one in seen]
 
 
 @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "INTERNAL", "CANCELLED", "DEADLINE_EXCEEDED"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from contextvars import ContextVar
@@ -12,9 +13,11 @@ import pytest
 import tarry
 from tarry import Policy, Reason
 from tarry.adapters.grpc import RetryInterceptor
+from tarry.runtime.clocks import world
 from tarry.testing import captured_events
 from tests.adapters.grpc.service import (
     CHARGE,
+    OWN_CONNECTION,
     Service,
     cancel_at,
     channel,
@@ -94,6 +97,8 @@ def test_a_future_that_fails(service: Service) -> None:
         assert (UNAVAILABLE, "not now") == (future.code(), future.details())
         assert error.__traceback__ is future.traceback()
         assert UNAVAILABLE == error.code()
+        assert error.debug_error_string() == future.debug_error_string()
+        assert not hasattr(future, "unheard_of")
     assert 4 == service.attempts
 
 
@@ -160,6 +165,26 @@ def test_a_waiting_future_is_cancelled(service: Service, moment: type[tarry.Even
         assert "cancelled" in calls[0].details().lower()
 
 
+def test_a_long_wait_is_cancelled(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who cancels does not wait for what would have come."""
+    service.steps = ["UNAVAILABLE"]
+    waiting = threading.Event()
+
+    async def asleep(_seconds: float) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(world, "asleep", asleep)
+    with channel(service.target) as opened:
+        future = opened.unary_unary(CHARGE).future(b"")
+        waiting.wait()
+        assert future.cancel()
+        with pytest.raises(grpc.FutureCancelledError):
+            future.result()
+
+    assert 1 == service.attempts
+
+
 def test_a_cancelled_future_leaves_others_alone(service: Service) -> None:
     """The calls of a method share a loop, but not who ends it."""
     service.steps = ["hold", "UNAVAILABLE"]
@@ -209,3 +234,78 @@ def test_listeners_hear_in_the_context_of_the_caller(service: Service, steps: li
     remove()
 
     assert {"the caller's"} == heard
+
+
+def test_futures_wait_in_one_thread(service: Service) -> None:
+    """However many calls have failed, the waits are those of one thread."""
+    service.steps = ["UNAVAILABLE"] * 20
+    threads: set[threading.Thread] = set()
+
+    def listener(event: tarry.Event) -> None:
+        if isinstance(event, tarry.WillWait):
+            threads.add(threading.current_thread())
+
+    remove = tarry.listen(listener)
+    many = Policy(max_attempts=30)
+    with channel(service.target, policy=many, downstream=tarry.Downstream("payments")) as opened:
+        futures = [opened.unary_unary(CHARGE).future(b"") for _ in range(20)]
+        assert [b"paid"] * 20 == [future.result() for future in futures]
+    remove()
+
+    assert 1 == len(threads)
+
+
+def test_others_may_block_while_a_future_is_retried(service: Service) -> None:
+    """Interceptors behind ours, and callbacks, may make calls that wait."""
+    service.steps = ["UNAVAILABLE"]
+    ended: list[Any] = []
+    over = threading.Event()
+
+    def wait() -> str:
+        left = iter([ConnectionError()])
+
+        def fail_once() -> str:
+            for error in left:
+                raise error
+            return "waited"
+
+        return tarry.call(fail_once, on=ConnectionError)
+
+    class Waits:
+        def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+            ended.append(wait())
+            return continuation(details, request)
+
+    def callback(_: Any) -> None:
+        try:
+            ended.append(wait())
+        finally:
+            over.set()
+
+    grpc.UnaryUnaryClientInterceptor.register(Waits)
+    with grpc.insecure_channel(service.target, options=OWN_CONNECTION) as opened:
+        both = grpc.intercept_channel(opened, RetryInterceptor(), Waits())
+        future = both.unary_unary(CHARGE).future(b"")
+        future.add_done_callback(callback)
+        assert b"paid" == future.result()
+        over.wait()
+
+    assert ["waited"] * 3 == ended
+
+
+def test_a_future_whose_limiter_raises(service: Service) -> None:
+    """An error of the user's own ends the future, and leaves nobody waiting."""
+
+    class Broken:
+        def acquire(self, now: float) -> float:
+            return 0.0
+
+        def recovered(self, now: float) -> None:
+            pass
+
+        def release(self, outcome: tarry.Outcome | None, duration: float, now: float) -> None:
+            raise LookupError("a bug")
+
+    downstream = tarry.Downstream("payments", limiter=Broken())
+    with channel(service.target, downstream=downstream) as opened:
+        assert isinstance(opened.unary_unary(CHARGE).future(b"").exception(), LookupError)

@@ -24,8 +24,12 @@ RETRY = {
 
 def config(*names: dict[str, str], **entry: Any) -> tuple[str, str]:
     """A service config with one entry."""
-    document = {"methodConfig": [{"name": list(names), **entry}]}
-    return "grpc.service_config", json.dumps(document)
+    return config_of({"name": list(names), **entry})
+
+
+def config_of(*entries: Any) -> tuple[str, str]:
+    """A service config with these entries."""
+    return "grpc.service_config", json.dumps({"methodConfig": entries})
 
 
 @pytest.mark.parametrize(
@@ -36,6 +40,12 @@ def config(*names: dict[str, str], **entry: Any) -> tuple[str, str]:
         (
             config({"service": "a"}, {"service": "b", "method": "M"}, hedgingPolicy={}),
             "has a hedgingPolicy for a, b/M",
+        ),
+        (config_of({"retryPolicy": RETRY}), "has a retryPolicy for an entry without a name"),
+        (config_of({"timeout": "3s"}, {"name": [{}], "retryPolicy": RETRY}), "for all methods"),
+        (
+            config_of(7, {"name": [{"service": "shop.A"}], "retryPolicy": RETRY}),
+            "has a retryPolicy for shop.A",
         ),
         (("grpc.enable_retries", 1), "grpc.enable_retries is 1"),
     ],
@@ -52,15 +62,28 @@ def test_retries_of_the_channel_are_refused(option: tuple[str, Any], found: str)
     "option",
     [
         config({}, timeout="3s"),
-        ("grpc.service_config", "{"),
         ("grpc.service_config", "[1]"),
         ("grpc.service_config", json.dumps({"methodConfig": 7})),
         ("grpc.max_receive_message_length", -1),
     ],
 )
 def test_other_options_are_kept(option: tuple[str, Any]) -> None:
-    """What does not retry stays, and what is no config at all is left for gRPC to refuse."""
+    """What does not retry stays, and a config of another shape is left for gRPC to refuse."""
     assert [option, ("grpc.enable_retries", 0)] == channel_options([option])
+
+
+@pytest.mark.parametrize("wrong", [{"grpc.x": 1}, "grpc.x", [("grpc.x", 1, 2)], 7])
+def test_options_are_pairs(wrong: Any) -> None:
+    """Options in another form are refused with the form they have."""
+    with pytest.raises(tarry.ConfigurationTypeError, match="options must be pairs of a name and"):
+        channel_options(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["{", "", None, {"methodConfig": []}])
+def test_service_config_is_json(wrong: Any) -> None:
+    """A config that cannot be read is refused: what it asks for is not known."""
+    with pytest.raises(tarry.ConfigurationError, match="service_config must be a service config"):
+        channel_options([("grpc.service_config", wrong)])
 
 
 def test_the_switch_is_there_once() -> None:

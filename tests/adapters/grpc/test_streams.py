@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tarry
-from tarry import Policy
+from tarry import Policy, Reason
 from tests.adapters.grpc.service import (
     CHARGE,
     WATCH,
@@ -16,6 +16,7 @@ from tests.adapters.grpc.service import (
     cancel_at,
     channel,
     grpc,
+    reason_of,
 )
 
 OK, CANCELLED, UNAVAILABLE = (
@@ -127,3 +128,54 @@ def test_a_waiting_stream_is_cancelled(service: Service, moment: type[tarry.Even
 
     assert CANCELLED == caught.value.code()
     assert "cancelled" in caught.value.details().lower()
+
+
+def test_the_code_of_a_stream_is_that_of_its_end(service: Service) -> None:
+    """Who asks before reading gets the answer of the last attempt, and nothing is lost."""
+    service.steps = ["UNAVAILABLE"]
+
+    with channel(service.target) as opened:
+        stream = opened.unary_stream(WATCH)(b"")
+        assert [] == list(stream.initial_metadata())
+        assert 2 == service.attempts
+        assert [b"one", b"two"] == list(stream)
+        assert (OK, "") == (stream.code(), stream.details())
+
+        service.steps, service.messages = ["UNAVAILABLE"], []
+        stream = opened.unary_stream(WATCH)(b"")
+        assert OK == stream.code()
+        assert [] == list(stream)
+
+
+@pytest.mark.parametrize("ask", ["code", "details", "trailing_metadata", "debug_error_string"])
+def test_a_stream_that_fails_is_asked_first(service: Service, ask: str) -> None:
+    """All attempts are made for the answer, and the reader gets the error with its record."""
+    service.steps = ["UNAVAILABLE"] * 9
+
+    with channel(service.target) as opened:
+        stream = opened.unary_stream(WATCH)(b"")
+        getattr(stream, ask)()
+        assert 4 == service.attempts
+        with pytest.raises(grpc.RpcError) as caught:
+            next(stream)
+
+    assert Reason.ATTEMPTS == reason_of(caught.value)
+    assert UNAVAILABLE == stream.code()
+
+
+def test_one_thread_reads_and_another_asks(service: Service) -> None:
+    """The threads share the attempts: none makes its own."""
+    service.steps, service.messages = ["UNAVAILABLE"], []
+    ends: list[Any] = []
+
+    with channel(service.target) as opened:
+        stream = opened.unary_stream(WATCH)(b"")
+        threads = [threading.Thread(target=lambda: ends.append(stream.code())) for _ in range(4)]
+        threads.append(threading.Thread(target=lambda: ends.append(list(stream))))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert 2 == service.attempts
+    assert ([OK] * 4, [[]]) == ([end for end in ends if end], [end for end in ends if not end])

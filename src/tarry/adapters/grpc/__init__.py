@@ -7,11 +7,19 @@
         target, options=channel_options(), interceptors=async_retry_interceptors(target=target)
     )
 
-Calls whose requests are streams pass untouched: what was sent is not there to be sent again.
+Calls whose requests are streams pass untouched: what was sent is not there to be sent again. The
+side of the server is in `server`: it keeps its clients from retrying what it has retried itself.
 """
 
 from tarry.adapters.grpc.blocking import RetryInterceptor
 from tarry.adapters.grpc.coroutines import async_retry_interceptors
 from tarry.adapters.grpc.options import channel_options
+from tarry.adapters.grpc.server import AsyncOneLayerInterceptor, OneLayerInterceptor
 
-__all__ = ["RetryInterceptor", "async_retry_interceptors", "channel_options"]
+__all__ = [
+    "AsyncOneLayerInterceptor",
+    "OneLayerInterceptor",
+    "RetryInterceptor",
+    "async_retry_interceptors",
+    "channel_options",
+]

@@ -149,7 +149,7 @@ def has_no_time(details: Any) -> bool:
     return details.timeout is not None and details.timeout <= 0
 
 
-def _judge(_answer: Any, _policy: Policy, _repeatable: bool) -> Outcome:  # noqa: FBT001
+def _judge(_policy: Policy, _repeatable: bool, _answer: Any) -> Outcome:  # noqa: FBT001
     return SUCCESS  # gRPC raises its failures
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from concurrent.futures import Future
-from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
+from tarry.adapters.grpc import background
 from tarry.adapters.grpc.library import grpc
-from tarry.adapters.grpc.live import CANCELLED_WAIT, Live
-from tarry.errors import Cancelled
+from tarry.adapters.grpc.live import CANCELLED_WAIT, Left, Live
+from tarry.runtime import asynchronous
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RetriedFuture(Live):
-    """A call that is retried in a thread, which starts when the first attempt has failed.
+    """A call that is retried in the background, once the first attempt has failed.
 
     The caller shall not wait, and the thread that serves the channel must not.
     """
@@ -27,22 +27,55 @@ class RetriedFuture(Live):
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first: Any) -> None:
         super().__init__(call, send, first)
         self._end: Future[Any] = Future()
-        self._context = copy_context()
+        self._task: asyncio.Task[None] | None = None
         first.add_done_callback(self._first_is_over)
 
     def _first_is_over(self, first: Any) -> None:
-        if first.code() is grpc.StatusCode.OK:
-            self._context.run(self._finish)
-        else:
-            run = self._context.run
-            threading.Thread(target=run, args=(self._finish,), daemon=True).start()
-
-    def _finish(self) -> None:
+        if first.code() is not grpc.StatusCode.OK:
+            loop = background.loop()
+            loop.call_soon_threadsafe(self._start, loop, context=self._context)
+            return
         try:
-            self._end.set_result(self._drive(_result_of))
-        except Cancelled:  # in a wait
-            self._end.set_exception(grpc.FutureCancelledError())
-        except BaseException as error:
+            result = self._drive(_result_of)
+        except BaseException as error:  # of the user's budget or limiter
+            self._finish(None, error)
+        else:
+            self._finish(result, None)
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._task = loop.create_task(self._retry())
+
+    async def _retry(self) -> None:
+        result, error = None, None
+        try:
+            result = await asynchronous.drive(self._call, self._next, (), {})
+        except Left as left:
+            error = left.error
+        except asyncio.CancelledError:  # by `cancel`: nobody else knows the task
+            error = grpc.FutureCancelledError()
+        except Exception as raised:
+            error = raised
+        try:
+            await asyncio.to_thread(self._finish, result, error)  # callbacks may block
+        except RuntimeError:  # the interpreter ends, and starts no threads
+            self._finish(result, error)
+
+    async def _next(self) -> Any:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        # Interceptors behind ours may block.
+        attempt = self._attempt() if self._is_new else await asyncio.to_thread(self._attempt)
+
+        def tell(_attempt: Any) -> None:
+            loop.call_soon_threadsafe(over.set)
+
+        attempt.add_done_callback(tell)
+        await over.wait()
+        return self._judged(_result_of, attempt)
+
+    def _finish(self, result: Any, error: BaseException | None) -> None:
+        if error is None:
+            self._end.set_result(result)
+        else:
             self._end.set_exception(error)
 
     def cancel(self) -> bool:
@@ -50,6 +83,9 @@ class RetriedFuture(Live):
         if self.done():
             return False
         super().cancel()
+        task = self._task
+        if task is not None:
+            task.get_loop().call_soon_threadsafe(task.cancel)
         return True
 
     def cancelled(self) -> bool:
@@ -116,6 +152,11 @@ class RetriedFuture(Live):
         """Wait for the trailers of the last attempt."""
         self._end.exception()
         return self._last.trailing_metadata()
+
+    def debug_error_string(self) -> Any:
+        """Wait for what gRPC tells of the last attempt to those who look for a fault."""
+        self._end.exception()
+        return self._last.debug_error_string()
 
     def time_remaining(self) -> Any:
         """Return the seconds that the running attempt has."""

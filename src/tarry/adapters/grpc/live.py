@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ class Live:
         self._send = send
         self._last = first
         self._is_new = True
+        self._context = copy_context()  # in which the first attempt was told
 
     def cancel(self) -> bool:
         """End the attempt that runs, or the wait for the next one."""
@@ -37,17 +39,24 @@ class Live:
         """Make attempts until the call is over."""
 
         def attempt() -> Any:
-            try:
-                return result_of(self._attempt())
-            except Exception as error:
-                if self._token.cancelled:  # by the user: neither a failure nor retried
-                    raise _Left(error) from None
-                raise
+            return self._judged(result_of, self._attempt())
 
         try:
-            return sync.drive(self._call, attempt, (), {})
-        except _Left as left:
+            return self._context.run(sync.drive, self._call, attempt, (), {})
+        except Left as left:
             raise left.error from None
+
+    def _judged(self, result_of: Callable[[Any], Any], attempt: Any) -> Any:
+        """Return the result of an attempt, or raise how it ended."""
+        try:
+            return result_of(attempt)
+        except Exception as error:
+            if self._token.cancelled:  # by the user: neither a failure nor retried
+                raise Left(error) from None
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._last, name)
 
     def _attempt(self) -> Any:
         """Return the attempt that has begun: the first, or a new one."""
@@ -60,7 +69,7 @@ class Live:
         return self._last
 
 
-class _Left(BaseException):
+class Left(BaseException):
     """Takes an error out of the loop, past its judgement."""
 
     def __init__(self, error: Exception) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tarry.errors import ConfigurationError
+from tarry.core.checks import short
+from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +25,7 @@ def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tu
 
     Options that ask for gRPC's own retries are refused: two layers multiply their attempts.
     """
-    given = list(options or ())
+    given = [] if options is None else _pairs(options)
     for name, value in given:
         if name == _SWITCH and value:
             raise ConfigurationError(_two_layers(f"{_SWITCH} is {value!r}"))
@@ -42,18 +43,43 @@ def _two_layers(found: str) -> str:
     )
 
 
+def _pairs(options: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Return the options one by one, or say how they are written."""
+    try:
+        return [(name, value) for name, value in options]
+    except (TypeError, ValueError):
+        msg = (
+            'options must be pairs of a name and a value, as in [("grpc.max_message_length", -1)], '
+            f"got {short(options)}"
+        )
+        raise ConfigurationTypeError(msg) from None
+
+
 def _own_retries(config: Any) -> list[tuple[str, str]]:
     """Return each policy of a service config that repeats calls, and what it is for."""
     try:
-        return [
-            (policy, ", ".join(map(_name, entry["name"])))
-            for entry in json.loads(config)["methodConfig"]
-            for policy in _POLICIES
-            if policy in entry
-        ]
-    except (AttributeError, LookupError, TypeError, ValueError):
-        return []  # it has no policies, or gRPC will say what is wrong with it
+        document = json.loads(config)
+    except (TypeError, ValueError) as error:
+        msg = f"{_CONFIG} must be a service config as JSON, got {short(config)}: {error}"
+        raise ConfigurationError(msg) from None
+    # What has another form has no policies, or gRPC will say what is wrong with it.
+    return [
+        (policy, ", ".join(map(_name, _items(entry, "name"))) or "an entry without a name")
+        for entry in _items(document, "methodConfig")
+        for policy in _POLICIES
+        if _get(entry, policy) is not None
+    ]
+
+
+def _get(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+def _items(value: Any, key: str) -> list[Any]:
+    found = _get(value, key)
+    return list(found) if isinstance(found, list) else []  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _name(name: Any) -> str:
-    return "/".join(filter(None, (name.get("service"), name.get("method")))) or "all methods"
+    parts = (_get(name, "service"), _get(name, "method"))
+    return "/".join(str(part) for part in parts if part) or "all methods"

@@ -1,0 +1,206 @@
+"""The transports: one that blocks and one for event loops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tarry.adapters.httpx import inner
+from tarry.adapters.httpx.messages import (
+    BYTES,
+    arelease,
+    can_replay,
+    judge,
+    outcome_of,
+    release,
+    told,
+)
+from tarry.errors import BlockingWait, ResultNotAccepted
+from tarry.runtime import deadlines, outgoing
+from tarry.runtime.sending import Sending
+from tarry.wire import http
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    import httpx
+    import httpx2
+
+    from tarry.core.hedging import Hedging
+    from tarry.core.policy import Policy
+    from tarry.runtime.origins import Downstreams
+    from tarry.runtime.outgoing import Key
+
+    # What both clients want, for type checkers: neither asks for it when it runs.
+    class _Transport(httpx.BaseTransport, httpx2.BaseTransport):
+        def handle_request(self, request: Any) -> Any: ...
+
+    class _AsyncTransport(httpx.AsyncBaseTransport, httpx2.AsyncBaseTransport):
+        async def handle_async_request(self, request: Any) -> Any: ...
+
+else:
+    _Transport = _AsyncTransport = object
+
+_deadline = deadlines.scope.get
+
+
+class _Retrying:
+    """What both transports have in common: everything but the waiting."""
+
+    _transport: Any
+    _sending: Sending
+    tarry_retries: ClassVar[bool] = True
+    """For whoever would put one of these inside another."""
+
+    def _sender(self, request: Any) -> Callable[..., Any]:
+        sending, method, url = self._sending, request.method, request.url
+        repeatable = method in http.IDEMPOTENT_METHODS or outgoing.may_repeat(
+            method, request.headers, sending.key, request
+        )
+        if repeatable and type(request.stream).__name__ != BYTES:
+            repeatable = can_replay(request, at_once=sending.hedging is not None)
+        kind = (method, url.scheme, url.host, url.port, repeatable)
+        return sending.known.get(kind) or sending.made(kind)
+
+    def _failed(self, request: Any, error: Exception) -> None:
+        """Say what a user may not see from the error alone."""
+        inner.refuse_other_package(self._transport, request, error)
+        outgoing.explain(error, replayable=can_replay(request))
+
+
+class RetryTransport(_Retrying, _Transport):
+    """Retries the requests of an `httpx.Client`, or hedges them.
+
+    `downstream`: one for all origins, a function that makes one for an origin, or None for a
+    breaker and a budget each. `idempotency_key`: "auto" or a function puts one key on all attempts
+    of a request that is not idempotent, which makes it safe to retry. `hedging` takes the place
+    of `policy`: a second copy of what may be repeated, when the first takes too long.
+    """
+
+    def __init__(
+        self,
+        transport: Any = None,
+        *,
+        policy: Policy | None = None,
+        hedging: Hedging | None = None,
+        downstream: Downstreams = None,
+        idempotency_key: Key = None,
+    ) -> None:
+        self._transport = inner.checked(transport, "HTTPTransport", "handle_request")
+        self._sending = Sending(
+            _send,
+            looped=False,
+            policy=policy,
+            hedging=hedging,
+            downstream=downstream,
+            idempotency_key=idempotency_key,
+            outcome_of=outcome_of,
+            judge=judge,
+            release=release,
+        )
+
+    def handle_request(self, request: Any) -> Any:
+        """Send a request until it is answered for good."""
+        try:
+            send = self._sender(request)
+            return send(self._transport, self._sending.limit, request)
+        except ResultNotAccepted as error:
+            return outgoing.handed_out(error)
+        except BlockingWait as error:
+            return outgoing.instead_of_waiting(error)
+        except Exception as error:
+            self._failed(request, error)
+            raise
+
+    if not TYPE_CHECKING:  # to a type checker, they are not there
+        handle_async_request = __aenter__ = inner.misplaced
+
+    def close(self) -> None:
+        """Close the transport inside."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        self._transport.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        self._transport.__exit__(kind, error, trace)
+
+
+class AsyncRetryTransport(_Retrying, _AsyncTransport):
+    """Retries or hedges those of an `httpx.AsyncClient`; the arguments are those of its sibling."""
+
+    def __init__(
+        self,
+        transport: Any = None,
+        *,
+        policy: Policy | None = None,
+        hedging: Hedging | None = None,
+        downstream: Downstreams = None,
+        idempotency_key: Key = None,
+    ) -> None:
+        self._transport = inner.checked(transport, "AsyncHTTPTransport", "handle_async_request")
+        self._sending = Sending(
+            _asend,
+            looped=True,
+            policy=policy,
+            hedging=hedging,
+            downstream=downstream,
+            idempotency_key=idempotency_key,
+            outcome_of=outcome_of,
+            judge=judge,
+            release=arelease,
+        )
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request until it is answered for good."""
+        try:
+            send = self._sender(request)
+            return await send(self._transport, self._sending.limit, request)
+        except ResultNotAccepted as error:
+            return outgoing.handed_out(error)
+        except Exception as error:
+            self._failed(request, error)
+            raise
+
+    if not TYPE_CHECKING:
+        handle_request = __enter__ = inner.misplaced
+
+    async def aclose(self) -> None:
+        """Close the transport inside."""
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        await self._transport.__aexit__(kind, error, trace)
+
+
+# Functions and not methods: a transport that holds itself would keep its connections open until
+# the garbage collector finds it.
+def _send(transport: Any, limit: float | None, request: Any, number: int = 1) -> Any:
+    if number > 1 or limit is not None or _deadline() is not None:
+        request = told(request, number, limit)
+        response = transport.handle_request(request)
+        response.request = request  # for `release`; the client puts the user's own in its place
+        return response
+    return transport.handle_request(request)
+
+
+async def _asend(transport: Any, limit: float | None, request: Any, number: int = 1) -> Any:
+    if number > 1 or limit is not None or _deadline() is not None:
+        request = told(request, number, limit)
+    return await transport.handle_async_request(request)
