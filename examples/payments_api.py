@@ -2,6 +2,9 @@
 
 As a server:  uvicorn --factory examples.payments_api:make_app
 As a story:   python examples/payments_api.py
+
+It needs `pip install tarry fastapi httpx`, and uvicorn as a server, which keeps its keys in
+payments-keys.db where it is started.
 """
 
 import asyncio

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-from tarry.idempotency.record import Record
+from tarry.idempotency.record import Record, StoredResponse
 from tarry.idempotency.store import Store, Taken
 from tarry.runtime import aio
 
@@ -41,6 +42,18 @@ def name_of(case: Case) -> str:
     return getattr(case, "__name__", repr(case))
 
 
+CROWD = 50
+OK = StoredResponse(200, ((b"content-type", b"text/plain"),), b"done")
+
+CASES: list[Case] = []
+
+
+def conforms(case: Case) -> Case:
+    """Add a case to the list."""
+    CASES.append(case)
+    return case
+
+
 async def together(functions: list[Callable[[], Awaitable[T]]]) -> list[T]:
     """Run all at the same time, on whichever loop runs, and return their results in order."""
     if not aio.in_trio():
@@ -70,3 +83,13 @@ async def taken(store: Store, key: str) -> Taken:
     found = await store.claim(key, "probe", "probe", 1.0)
     assert found is not None
     return found
+
+
+async def crowd(bench: Bench) -> list[Taken | None]:
+    """Claim one key many times at the same moment, half of it through the other connection."""
+    return await together(
+        [
+            partial(store.claim, "k", f"print {number}", f"owner {number}", 100 * bench.tick)
+            for number, store in enumerate([bench.store, bench.twin] * (CROWD // 2))
+        ]
+    )

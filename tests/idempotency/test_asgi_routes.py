@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware
+from tarry.idempotency.request import warn_of_signatures
 from tarry.wire.asgi import Message, Receive, Scope, Send
 from tests.idempotency.asking import Pairs, Payments, ask, in_order
 
@@ -21,6 +22,8 @@ BOB = [(b"authorization", b"Bearer bob")]
     [
         ({"headers": ALICE}, {"headers": BOB}),
         ({"headers": ALICE}, {"headers": []}),
+        ({"headers": [(b"x-api-key", b"good")]}, {"headers": [(b"x-api-key", b"bad")]}),
+        ({"headers": [(b"host", b"a.example")]}, {"headers": [(b"host", b"b.example")]}),
         ({"method": "POST"}, {"method": "PATCH"}),
         ({"path": "/payments"}, {"path": "/payments/"}),
         ({"path": "/payments", "root_path": ""}, {"path": "/payments", "root_path": "/v2"}),
@@ -34,6 +37,27 @@ def test_keys_belong_to_a_caller_and_a_route(one: dict[str, Any], other: dict[st
     answers = in_order(ask(app, **one), ask(app, **other), ask(app, **one))
 
     assert [b"run 1", b"run 2", b"run 1"] == [answer.body for answer in answers]
+
+
+SIGNATURES = [
+    'Digest username="alice", nc={}',
+    "AWS4-HMAC-SHA256 Credential=alice, Signature={}",
+    "Negotiate {}",
+]
+
+
+@pytest.mark.parametrize("scheme", SIGNATURES)
+def test_a_signature_is_no_identity(scheme: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Schemes that sign each request would make every retry a new caller; the log says so, once."""
+    warn_of_signatures.cache_clear()
+    app = IdempotencyMiddleware(Payments())
+
+    _, second = in_order(
+        *(ask(app, headers=[(b"authorization", scheme.format(n).encode())]) for n in range(2))
+    )
+
+    assert second.replayed
+    assert 1 == caplog.text.count("pass identity= a function")
 
 
 def test_mounted_path_is_one_however_it_is_told() -> None:
@@ -74,6 +98,9 @@ def test_identity_can_be_told() -> None:
         ((), "/payments", 201),
         (["/payments"], "/payments", 400),
         (["/payments"], "/payments/1", 201),
+        (["/payments"], "/payments/", 400),
+        (["/payments/"], "/payments", 400),
+        (["/"], "/", 400),
         (["/payments/*"], "/payments/1/refunds", 400),
         (["/payments/*"], "/payments", 201),
         (["/orders", "/payments", "/payments/*"], "/payments", 400),

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from tarry.idempotency import IdempotencyMiddleware, MemoryStore, StoredResponse
+from tarry.idempotency import IdempotencyMiddleware, MemoryStore
+from tarry.testing import VirtualClock
 from tarry.wire.asgi import App, Message, Receive, Scope, Send
 from tests.idempotency.asking import Answer, Payments, ask
+from tests.idempotency.wayward import Wayward
 
 
 def answering(
@@ -157,9 +159,9 @@ def test_the_record_is_written_before_the_response_is_sent() -> None:
     order: list[str] = []
 
     class Watched(MemoryStore):
-        async def finish(self, key: str, owner: str, response: StoredResponse, keep: float) -> bool:
+        async def finish(self, *args: Any) -> bool:
             order.append("record")
-            return await super().finish(key, owner, response, keep)
+            return await super().finish(*args)
 
     def note(message: Message) -> None:
         order.append(message["type"])
@@ -183,3 +185,53 @@ def test_other_messages_pass() -> None:
         message["type"].rpartition(".")[2] for message in first.messages
     ]
     assert 409 == second.status
+
+
+async def half_a_stream(scope: Scope, receive: Receive, send: Send) -> None:
+    """Outgrow the limit, and fail."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"123456789", "more_body": True})
+    raise RuntimeError("half way")
+
+
+def test_a_stream_that_fails_gives_the_key_back() -> None:
+    """A handler that raises has not done its work, however much of its response has flowed."""
+
+    async def main() -> None:
+        app = IdempotencyMiddleware(half_a_stream, Wayward(), max_response=8)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="half way"):
+                await ask(app)
+
+    asyncio.run(main())
+
+
+def test_a_stream_holds_its_key_while_it_flows() -> None:
+    """Until its last piece it is outstanding, for many leases; if its process dies it is free."""
+    at_end: list[list[str]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(10):
+            await send({"type": "http.response.body", "body": b"123456789", "more_body": True})
+            await asyncio.sleep(10)
+        await send({"type": "http.response.body"})
+
+    async def main() -> None:
+        store = Wayward()
+        guarded = IdempotencyMiddleware(app, store, lease=30.0, max_response=8)
+
+        def note(message: Message) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                at_end.append(list(store.calls))
+
+        first = asyncio.create_task(ask(guarded, before_send=note))
+        await asyncio.sleep(95)
+        assert "A request is outstanding" in (await ask(guarded)).problem["title"]
+        await first
+        assert "was not kept" in (await ask(guarded)).problem["title"]
+
+    with VirtualClock() as clock:
+        clock.run(main)
+    ((*_, last),) = at_end
+    assert "finish" == last

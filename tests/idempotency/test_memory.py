@@ -77,9 +77,9 @@ def test_what_has_expired_makes_room() -> None:
         clock = Clock()
         store = MemoryStore(2, clock=lambda: clock.now)
         await store.claim("a", "print", "owner", 10.0)
-        await store.extend("a", "owner", 30.0)
+        await store.extend("a", "print", "owner", 30.0)
         await store.claim("b", "print", "owner", 5.0)
-        await store.finish("b", "owner", OK, 20.0)
+        await store.finish("b", "print", "owner", OK, 20.0)
         await clock.advance(20.0)
 
         assert await store.claim("c", "print", "owner", 30.0) is None
@@ -137,3 +137,85 @@ def test_a_capacity_below_one_is_refused() -> None:
     """A store without room is a mistake."""
     with pytest.raises(ConfigurationError, match="capacity must be at least 1"):
         MemoryStore(0)
+
+
+def test_bodies_are_bounded_in_bytes() -> None:
+    """What does not fit is done and not kept; what has expired makes room; what goes gives back."""
+
+    async def main() -> None:
+        clock = Clock()
+        store = MemoryStore(max_bytes=10, clock=lambda: clock.now)
+
+        async def finish(key: str, body: bytes, keep: float) -> bytes | None:
+            await store.claim(key, "print", "owner", 10.0)
+            response = StoredResponse(200, ((b"a", b"b"),), body)
+            assert await store.finish(key, "print", "owner", response, keep)
+            found = await store.claim(key, "print", "other", 10.0)
+            assert found is not None
+            assert found.record.response is not None
+            assert 200 == found.record.response.status
+            return found.record.response.body
+
+        assert b"123456" == await finish("a", b"123456", 20.0)
+        assert b"" == await finish("b", b"", 60.0)
+        assert await finish("c", b"1", 60.0) is None
+        await clock.advance(20.0)
+        assert b"1234" == await finish("d", b"1234", 20.0)
+        assert await finish("e", b"", 60.0) == b""
+        assert await finish("f", b"", 60.0) is None
+        await clock.advance(20.0)
+        await store.sweep(10)
+        assert b"1234" == await finish("g", b"1234", 20.0)
+
+    asyncio.run(main())
+
+
+def test_a_response_that_is_written_late_makes_room_for_itself_elsewhere() -> None:
+    """To write what was late into a full store does not push out that very record."""
+
+    async def main() -> None:
+        clock = Clock()
+        store = MemoryStore(max_bytes=4, clock=lambda: clock.now)
+        for key in ("a", "b"):
+            await store.claim(key, "print", "owner", 10.0)
+        assert await store.finish("a", "print", "owner", OK, 5.0)
+        await clock.advance(10.0)
+
+        assert await store.finish("b", "print", "owner", OK, 60.0)
+
+        found = await store.claim("b", "print", "other", 10.0)
+        assert found is not None
+        assert OK == found.record.response
+
+    asyncio.run(main())
+
+
+def test_a_full_store_takes_the_answer_of_who_holds_a_key() -> None:
+    """Only claims need room: an answer whose record was forgotten is kept."""
+
+    async def main() -> None:
+        clock = Clock()
+        store = MemoryStore(1, clock=lambda: clock.now)
+        await store.claim("a", "print", "owner", 10.0)
+        await clock.advance(10.0)
+        await store.claim("b", "print", "owner", 10.0)
+
+        assert await store.finish("a", "print", "owner", OK, 10.0)
+        assert await store.claim("a", "print", "other", 10.0) is not None
+
+    asyncio.run(main())
+
+
+def test_a_record_may_end_before_its_lease_would_have() -> None:
+    """A response that is kept for a shorter time than a lease is forgotten in its own time."""
+
+    async def main() -> None:
+        clock = Clock()
+        store = MemoryStore(1, clock=lambda: clock.now)
+        await store.claim("a", "print", "owner", 100.0)
+        await store.finish("a", "print", "owner", OK, 10.0)
+        await clock.advance(10.0)
+
+        assert await store.claim("b", "print", "owner", 10.0) is None
+
+    asyncio.run(main())

@@ -7,12 +7,12 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from tarry.errors import ConfigurationError
-from tarry.idempotency import SqliteStore, StoredResponse
-from tests.idempotency.bench import together
+from tarry.idempotency import IdempotencyMiddleware, SqliteStore, StoredResponse, lease
+from tests.idempotency.asking import Payments, ask
 from tests.idempotency.conformance import CASES, Bench, Case, name_of
 from tests.idempotency.test_memory import Clock, Run, on_asyncio, on_trio
 
@@ -42,7 +42,7 @@ def test_records_outlive_the_process(tmp_path: Path) -> None:
     async def main() -> None:
         first = SqliteStore(tmp_path / "keys.db")
         await first.claim("k", "print", "owner", 30.0)
-        await first.finish("k", "owner", OK, 3600.0)
+        await first.finish("k", "print", "owner", OK, 3600.0)
         await first.close()
 
         second = SqliteStore(str(tmp_path / "keys.db"))
@@ -72,70 +72,26 @@ def test_time_is_the_wall_clock_of_the_machine(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_new_file_is_opened_by_many_at_once(tmp_path: Path) -> None:
-    """Several stores that make one file at the same moment do not get into each other's way."""
+def test_time_is_read_under_the_lock(tmp_path: Path) -> None:
+    """While another process writes, the clock is not read: it would be late when its turn comes."""
+    reads: list[float] = []
+
+    def clock() -> float:
+        reads.append(0.0)
+        return 0.0
 
     async def main() -> None:
-        stores = [SqliteStore(tmp_path / "keys.db") for _ in range(8)]
-        answers = await together(
-            [
-                lambda store=store: store.claim("k", "print", "owner", 30.0)  # type: ignore[misc]
-                for store in stores
-            ]
-        )
-        for store in stores:
-            await store.close()
-
-        assert 1 == answers.count(None)
-
-    asyncio.run(main())
-
-
-def test_file_is_durable_and_shared(tmp_path: Path) -> None:
-    """The file is in WAL mode, has a version, and each commit waits for the disk."""
-
-    async def main() -> None:
-        store = SqliteStore(tmp_path / "keys.db")
+        store = SqliteStore(tmp_path / "keys.db", busy_timeout=0.01, clock=clock)
         await store.sweep(1)
-        level = store._thread.submit(
-            lambda: store._connection.execute("PRAGMA synchronous").fetchone()  # type: ignore[union-attr]
-        )
-        assert (2,) == level.result()
+        reads.clear()
+        with closing(sqlite3.connect(tmp_path / "keys.db")) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                await store.claim("k", "print", "owner", 30.0)
         await store.close()
 
     asyncio.run(main())
-    with closing(sqlite3.connect(tmp_path / "keys.db")) as connection:
-        assert ("wal",) == connection.execute("PRAGMA journal_mode").fetchone()
-        assert (1,) == connection.execute("PRAGMA user_version").fetchone()
-
-
-def test_file_of_another_version_is_refused(tmp_path: Path) -> None:
-    """A file that a newer tarry made, or somebody else, is left alone."""
-    with closing(sqlite3.connect(tmp_path / "keys.db")) as connection:
-        connection.execute("PRAGMA user_version = 7")
-
-    async def main() -> None:
-        store = SqliteStore(tmp_path / "keys.db")
-        with pytest.raises(ConfigurationError, match="has version 7 of the schema"):
-            await store.sweep(1)
-        await store.close()
-
-    asyncio.run(main())
-
-
-def test_a_file_that_cannot_be_opened_is_an_error_each_time(tmp_path: Path) -> None:
-    """A missing folder is told by each call, and the first call after it was made succeeds."""
-
-    async def main() -> None:
-        store = SqliteStore(tmp_path / "folder" / "keys.db")
-        for _ in range(2):
-            with pytest.raises(sqlite3.OperationalError, match="unable to open"):
-                await store.sweep(1)
-        (tmp_path / "folder").mkdir()
-        assert 0 == await store.sweep(1)
-        await store.close()
-
-    asyncio.run(main())
+    assert [] == reads
 
 
 def test_a_writer_that_does_not_end_is_an_error(tmp_path: Path) -> None:
@@ -154,8 +110,25 @@ def test_a_writer_that_does_not_end_is_an_error(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_store_that_was_never_used_can_be_closed(tmp_path: Path) -> None:
-    """The file is made at the first call and not before."""
-    asyncio.run(SqliteStore(tmp_path / "keys.db").close())
+@pytest.mark.parametrize("run", [on_asyncio, on_trio])
+def test_a_thread_that_is_stuck_keeps_nobody_waiting(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that does not answer is a 503, on both loops; when it is back all goes on."""
+    monkeypatch.setattr(lease, "PATIENCE", 0.05)
+    stuck = Event()
 
-    assert [] == list(tmp_path.iterdir())
+    async def main() -> None:
+        store = SqliteStore(tmp_path / "keys.db")
+        app = IdempotencyMiddleware(Payments(), store)
+        await store.sweep(1)
+        assert store._thread is not None
+        store._thread.submit(stuck.wait)
+        assert 503 == (await ask(app)).status
+        stuck.set()
+        await store.sweep(1)
+        monkeypatch.undo()
+        assert 201 == (await ask(app)).status
+        await store.close()
+
+    run(main)

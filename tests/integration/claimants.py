@@ -15,6 +15,7 @@ from pathlib import Path
 from tarry.idempotency.store import Store
 from tarry.idempotency.stores.postgres import PostgresStore
 from tarry.idempotency.stores.redis import RedisStore
+from tarry.idempotency.stores.sqlite import SqliteStore
 
 SHARES = (17, 17, 16)
 """50 claims from 3 processes."""
@@ -51,6 +52,8 @@ def winners(engine: str, address: str, name: str) -> list[int]:
 
 def store_of(engine: str, address: str, name: str) -> Store:
     """A store with records of its own, under a name."""
+    if engine == "sqlite":
+        return SqliteStore(address)
     if engine == "postgres":
         return PostgresStore(address, table=name)
     return RedisStore(address, prefix=name)

@@ -1,6 +1,6 @@
 """A server process whose handler leaves a line in a file for each run, and hangs when told to.
 
-python counting_server.py FD DATABASE RUNS LEASE answers|hangs
+python -m tests.integration.counting_server FD ENGINE ADDRESS NAME RUNS LEASE answers|hangs
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from tarry.idempotency import IdempotencyMiddleware, SqliteStore
+from tarry.idempotency import IdempotencyMiddleware, Store
+from tests.integration.claimants import store_of
 
 
-def app_of(database: Path, runs: Path, lease: float, *, hangs: bool) -> Starlette:
+def app_of(store: Store, runs: Path, lease: float, *, hangs: bool) -> Starlette:
     """The application."""
 
     async def pay(request: Request) -> Response:
@@ -33,13 +34,13 @@ def app_of(database: Path, runs: Path, lease: float, *, hangs: bool) -> Starlett
         await asyncio.sleep(0.1)  # so that most of a crowd come while it runs
         return PlainTextResponse(f"paid by {os.getpid()}", 201)
 
-    store = SqliteStore(database)
     guard = Middleware(IdempotencyMiddleware, store=store, lease=lease, required=["/pay"])
     return Starlette(routes=[Route("/pay", pay, methods=["POST"])], middleware=[guard])
 
 
 if __name__ == "__main__":
-    descriptor, database, runs, lease, hangs = sys.argv[1:]
-    app = app_of(Path(database), Path(runs), float(lease), hangs=hangs == "hangs")
+    descriptor, engine, address, name, runs, lease, hangs = sys.argv[1:]
+    store = store_of(engine, address, name)
+    app = app_of(store, Path(runs), float(lease), hangs=hangs == "hangs")
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     server.run(sockets=[socket.socket(fileno=int(descriptor))])

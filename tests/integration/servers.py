@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -80,6 +80,20 @@ class Server:
             self._process.kill()
             self._process.wait()
         self._process = None
+
+    @contextmanager
+    def standing_still(self) -> Generator[None]:
+        """Let the server and its children hang for a while: no answer, and no refusal either."""
+        if self._process is None:
+            raise ServerFailed("the server does not run")
+        stopped = [self._process.pid, *_children_of(self._process.pid)]
+        for process in stopped:
+            os.kill(process, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in stopped:
+                os.kill(process, signal.SIGCONT)
 
     def restart(self) -> None:
         """Stop and start."""
@@ -176,6 +190,17 @@ def _copied(package: Path, home: Path) -> Path:
     libraries = f"{package.name}.libs"
     shutil.copytree(package.parent / libraries, home / libraries)
     return home / package.name
+
+
+def _children_of(parent: int) -> list[int]:
+    """The processes that a process has started, on Linux."""
+    children: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
+            head, _, rest = path.read_text().rpartition(")")
+            if int(rest.split()[1]) == parent:
+                children.append(int(head.split()[0]))
+    return children
 
 
 def _group_of(user: str) -> int:

@@ -75,7 +75,7 @@ def test_a_restart_between_calls(stoppable: Server, table: str) -> None:
         # The loop stands still meanwhile, so that the pool does not notice.
         stoppable.restart()
 
-        assert await store.finish("k", "first", OK, 60)
+        assert await store.finish("k", "print", "first", OK, 60)
 
         stoppable.restart()
         found = await store.claim("k", "print", "second", 60)
@@ -110,24 +110,10 @@ def test_a_killed_connection(postgres_dsn: str, table: str) -> None:
         async with connected(postgres_dsn) as connection:
             assert 1 == len(await connection.fetch(kill, table))
 
-        assert await store.extend("k", "first", 60)
+        assert await store.extend("k", "print", "first", 60)
         assert await store.claim("k", "print", "second", 60) is not None
 
     with_store(f"{postgres_dsn}&application_name={table}", table, test)
-
-
-def test_answers_that_were_lost_are_given_again(postgres_dsn: str, table: str) -> None:
-    """Who repeats a step, because the connection broke before its answer, is not its own rival."""
-
-    async def test(store: PostgresStore) -> None:
-        assert [None] * 2 == [await store.claim("k", "print", "first", 60) for _ in range(2)]
-        for response in (OK, OK._replace(body=None)):
-            await store.claim(repr(response), "print", "first", 60)
-            assert [True] * 2 == [
-                await store.finish(repr(response), "first", response, 60) for _ in range(2)
-            ]
-
-    with_store(postgres_dsn, table, test)
 
 
 def test_a_key_that_changes_hands_too_fast(

@@ -89,18 +89,34 @@ class DyingPool:
         self.pool = pool
         self.errors = [error]
 
-    async def fetchrow(self, query: str, /, *args: Any) -> Any:
-        """Fail once."""
-        if "INSERT" in query and self.errors:
-            raise self.errors.pop()
-        return await self.pool.fetchrow(query, *args)
+    async def acquire(self, *, timeout: float | None = None) -> Any:
+        """Hand out a connection."""
+        return Dying(self, await self.pool.acquire(timeout=timeout))
 
-    async def execute(self, query: str, /, *args: Any) -> Any:
-        """Run statements."""
-        return await self.pool.execute(query, *args)
+    async def release(self, connection: Any, *, timeout: float | None = None) -> None:
+        """Take it back."""
+        await self.pool.release(connection.connection, timeout=timeout)
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+class Dying:
+    """A connection of such a pool."""
+
+    def __init__(self, pool: DyingPool, connection: Any) -> None:
+        self.pool = pool
+        self.connection = connection
+
+    async def fetchrow(self, query: str, /, *args: Any, timeout: float | None = None) -> Any:
+        """Fail once."""
+        if "INSERT" in query and self.pool.errors:
+            raise self.pool.errors.pop()
+        return await self.connection.fetchrow(query, *args, timeout=timeout)
+
+    async def execute(self, query: str, /, timeout: float | None = None) -> Any:
+        """Run statements."""
+        return await self.connection.execute(query, timeout=timeout)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +128,12 @@ class DyingPool:
         asyncpg.ConnectionDoesNotExistError(),
         asyncpg.AdminShutdownError(),
         asyncpg.CrashShutdownError(),
+        asyncpg.SerializationError(),
     ],
     ids=lambda error: type(error).__name__,
 )
 def test_another_connection_is_tried(postgres_dsn: str, table: str, error: Exception) -> None:
-    """Each way in which asyncpg says that a connection is dead leads to a second try."""
+    """Each way in which asyncpg says that a connection is dead, or a rival won, is tried again."""
 
     async def main() -> None:
         async with asyncpg.create_pool(postgres_dsn, min_size=0) as pool:

@@ -1,4 +1,4 @@
-"""Real server processes that share one SQLite file: one run for each key, whoever dies."""
+"""Real server processes that share a store: one run for each key, whoever dies."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import pytest
 
-SCRIPT = Path(__file__).with_name("counting_server.py")
+ROOT = Path(__file__).parents[2]
 KEY = {"Idempotency-Key": '"8e03978e-40d5-43dd-bc93-6894a57f9324"'}
 PATIENCE = 30.0
 CROWD = 50
@@ -29,15 +30,33 @@ class Server:
     process: subprocess.Popen[bytes]
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What the processes share: a store, told in words, and a folder."""
+
+    words: tuple[str, str, str]
+    folder: Path
+
+
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path, table: str) -> Shared:
+    """Each engine, with records that no other test uses."""
+    addresses = {"postgres": "postgres_dsn", "redis": "redis_url"}
+    if request.param == "sqlite":
+        return Shared(("sqlite", str(tmp_path / "keys.db"), table), tmp_path)
+    address = request.getfixturevalue(addresses[request.param])
+    return Shared((request.param, address, table), tmp_path)
+
+
 @contextmanager
-def server(folder: Path, *, lease: float = 30.0, hangs: bool = False) -> Iterator[Server]:
+def server(shared: Shared, *, lease: float = 30.0, hangs: bool = False) -> Iterator[Server]:
     """Run a server process on a port of its own; requests wait in its socket until it is up."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         descriptor = listener.fileno()
-        arguments = [folder / "keys.db", folder / "runs", lease, "hangs" if hangs else "answers"]
+        arguments = [*shared.words, shared.folder / "runs", lease, "hangs" if hangs else "answers"]
+        command = [sys.executable, "-m", "tests.integration.counting_server", str(descriptor)]
         process = subprocess.Popen(
-            [sys.executable, SCRIPT, str(descriptor), *map(str, arguments)],
-            pass_fds=[descriptor],
+            [*command, *map(str, arguments)], cwd=ROOT, pass_fds=[descriptor]
         )
         port = listener.getsockname()[1]
     try:
@@ -58,34 +77,34 @@ def client() -> httpx.AsyncClient:
     return httpx.AsyncClient(trust_env=False, timeout=PATIENCE, headers=KEY)
 
 
-def test_a_crowd_at_two_processes_is_one_run(tmp_path: Path) -> None:
-    """Fifty requests with one key, half at each: one handler run, and one answer for all."""
+def test_a_crowd_at_three_processes_is_one_run(shared: Shared) -> None:
+    """Fifty requests with one key, a third at each: one handler run, and one answer for all."""
 
     async def main(urls: list[str]) -> None:
         async with client() as asking:
-            crowd = (asking.post(urls[n % 2], content=b"100") for n in range(CROWD))
+            crowd = (asking.post(urls[n % 3], content=b"100") for n in range(CROWD))
             answers = await asyncio.gather(*crowd)
             late = [await asking.post(url, content=b"100") for url in urls]
 
-        (runner,) = runs_of(tmp_path)
+        (runner,) = runs_of(shared.folder)
         answered = [answer for answer in answers if answer.status_code != 409]
         assert {f"paid by {runner}"} == {answer.text for answer in [*answered, *late]}
         assert {201} == {answer.status_code for answer in [*answered, *late]}
         assert 1 == sum("idempotent-replayed" not in answer.headers for answer in answered)
-        assert ["true", "true"] == [answer.headers["idempotent-replayed"] for answer in late]
+        assert ["true"] * 3 == [answer.headers["idempotent-replayed"] for answer in late]
 
-    with server(tmp_path) as one, server(tmp_path) as other:
-        asyncio.run(main([one.url, other.url]))
+    with server(shared) as one, server(shared) as other, server(shared) as third:
+        asyncio.run(main([one.url, other.url, third.url]))
 
 
-def test_a_key_of_a_killed_process_is_free_after_its_lease(tmp_path: Path) -> None:
+def test_a_key_of_a_killed_process_is_free_after_its_lease(shared: Shared) -> None:
     """While its process lives a key is held; after kill -9 the next request runs in time."""
 
     async def main(doomed: Server, other: Server) -> None:
         deadline = time.monotonic() + PATIENCE
         async with client() as asking, client() as lost:
             first = asyncio.create_task(lost.post(doomed.url, content=b"100"))
-            while not runs_of(tmp_path):
+            while not runs_of(shared.folder):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.02)
             assert 409 == (await asking.post(other.url, content=b"100")).status_code
@@ -100,7 +119,7 @@ def test_a_key_of_a_killed_process_is_free_after_its_lease(tmp_path: Path) -> No
 
         assert 201 == answer.status_code
         assert f"paid by {other.process.pid}" == answer.text
-        assert [str(doomed.process.pid), str(other.process.pid)] == runs_of(tmp_path)
+        assert [str(doomed.process.pid), str(other.process.pid)] == runs_of(shared.folder)
 
-    with server(tmp_path, lease=2.0, hangs=True) as doomed, server(tmp_path, lease=2.0) as other:
+    with server(shared, lease=2.0, hangs=True) as doomed, server(shared, lease=2.0) as other:
         asyncio.run(main(doomed, other))

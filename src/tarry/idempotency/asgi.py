@@ -1,8 +1,8 @@
 """The middleware: a write API whose requests take effect once, however often they are sent.
 
 Follows draft-ietf-httpapi-idempotency-key-header-07. What that leaves open is decided here: a key
-belongs to a method, a path and a caller; a replay carries `Idempotent-Replayed: true`; a response
-that says "not now" (5xx, 408, 425, 429) is not kept; a store that fails refuses the request.
+belongs to a host, a method, a path and a caller; a replay carries `Idempotent-Replayed: true`; a
+response that says that nothing was done is not kept; a store that fails refuses the request.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 
 from tarry.core.checks import count, positive, shown
 from tarry.errors import ConfigurationTypeError, Rejected
+from tarry.idempotency.exchange import Exchange, replay
 from tarry.idempotency.key import MalformedKey, parse_key
-from tarry.idempotency.lease import Lease
+from tarry.idempotency.lease import PATIENCE, Lease, Terms
+from tarry.idempotency.loops import apart
 from tarry.idempotency.problems import (
+    Docs,
     Refusal,
     malformed,
     missing,
@@ -25,33 +28,37 @@ from tarry.idempotency.problems import (
     unavailable,
 )
 from tarry.idempotency.record import Conflict, Mismatch, Replay, judge
+from tarry.idempotency.renewal import Renewals
 from tarry.idempotency.request import (
+    KEY,
     Disconnected,
-    again,
-    caller_of,
-    fingerprint,
-    lines_of,
+    credentials,
+    digests,
+    fields_of,
     needs_key,
     read_body,
-    record_key,
+    told,
 )
-from tarry.idempotency.response import Recorder, replay
+from tarry.idempotency.stores.memory import MemoryStore
+from tarry.runtime.callables import plain_function
+from tarry.runtime.clocks import world
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tarry.idempotency.record import StoredResponse
-    from tarry.idempotency.request import Identity, Routes
-    from tarry.idempotency.store import Store
+    from tarry.idempotency.request import Fields, Identity, Routes
+    from tarry.idempotency.store import Store, Taken
     from tarry.wire.asgi import App, Receive, Scope, Send
 
 logger: logging.Logger = logging.getLogger("tarry.idempotency")
 
 MEBIBYTE = 1 << 20
 DAY = 86_400.0
-_HEADER = b"idempotency-key"
-_SWEEP_EVERY = 100
-"""Requests; each sweep takes twice as many records as these have made, so that none pile up."""
+_GUARDED = "tarry.idempotency"
+"""In the scope of a request that runs under its key: another middleware inside lets it pass."""
+_SWEEPS = 0.01
+"""So many requests sweep; each takes twice as many records as these make, so that none pile up."""
+_SWEPT = 200
 
 
 class IdempotencyMiddleware:
@@ -60,10 +67,12 @@ class IdempotencyMiddleware:
     store: where records are kept; by default in the memory of this process.
     methods: those that are guarded; the others pass.
     required: where a request without a key is refused: paths within the application ("/payments"),
-        all below one ("/payments/*"), or a function of the scope. Elsewhere a key is optional.
+        all below one ("/payments/*", not "/payments" itself), or a function of the scope. Elsewhere
+        a key is optional.
     lease: seconds after which the key of a process that died is free again.
     keep: seconds for which a response is replayed.
-    identity: a function of the scope that says who calls; by default the Authorization header does.
+    identity: a function of the scope that says who calls; by default the Authorization and
+        X-API-Key headers do.
     max_request: bytes of a body that is accepted together with a key.
     max_response: bytes of a body that is kept; a larger one is sent, but not replayed.
     store_errors: also keep responses of 500 and above.
@@ -85,35 +94,45 @@ class IdempotencyMiddleware:
         store_errors: bool = False,
         docs_url: str | None = None,
     ) -> None:
+        if not callable(app):
+            msg = f"app must be an ASGI application, got {shown(app)}"
+            raise ConfigurationTypeError(msg)
         if isinstance(methods, str):
             msg = f"methods must be a list of names, got {shown(methods)}"
             raise ConfigurationTypeError(msg)
-        if store is None:
-            from tarry.idempotency.stores.memory import MemoryStore
-
-            store = MemoryStore()
+        if not isinstance(store_errors, bool):
+            msg = f"store_errors must be True or False, got {shown(store_errors)}"
+            raise ConfigurationTypeError(msg)
+        if identity is not None:
+            if not callable(identity):
+                msg = f"identity must be a function of the scope, got {shown(identity)}"
+                raise ConfigurationTypeError(msg)
+            plain_function("identity", identity)
         self._app = app
-        self._store = store
+        self._store = MemoryStore() if store is None else _checked(store)
         self._methods = frozenset(method.upper() for method in methods)
         self._needs_key = needs_key(required)
-        self._lease = positive("lease", lease)
-        self._keep = positive("keep", keep)
-        self._identity = caller_of if identity is None else identity
+        self._terms = Terms(
+            self._store,
+            lease=positive("lease", lease),
+            keep=positive("keep", keep),
+            max_response=count("max_response", max_response, 0),
+            store_errors=store_errors,
+        )
+        self._renewals = Renewals(lease)
+        self._identity = identity
         self._max_request = count("max_request", max_request, 0)
-        self._max_response = count("max_response", max_response, 0)
-        self._store_errors = store_errors
-        self._docs_url = docs_url
-        self._until_sweep = _SWEEP_EVERY
+        self._docs = Docs(docs_url)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http" or scope["method"] not in self._methods:
+        if scope["type"] != "http" or scope["method"] not in self._methods or _GUARDED in scope:
             await self._app(scope, receive, send)
             return
-        lines = lines_of(scope, _HEADER)
+        fields = fields_of(scope)
         try:
-            if lines:
-                await self._guard(lines, scope, receive, send)
+            if KEY in fields:
+                await self._guard(fields, scope, receive, send)
             elif self._needs_key(scope):
                 raise missing()
             else:
@@ -121,62 +140,61 @@ class IdempotencyMiddleware:
         except Disconnected:
             return
         except Refusal as refusal:
-            await refuse(send, refusal, self._docs_url)
+            await refuse(send, refusal, self._docs)
 
-    async def _guard(self, lines: list[bytes], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _guard(self, fields: Fields, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            key = parse_key(lines)
+            key = parse_key(fields[KEY])
         except MalformedKey as error:
             raise malformed(str(error)) from None
-        body = await read_body(scope, receive, self._max_request)
-        asked = fingerprint(scope, body)
-        name = record_key(scope, self._identity(scope), key)
-        lease = Lease(self._store, name, self._lease, scope)
+        body = await read_body(fields, receive, self._max_request)
+        told_by = self._identity
+        caller = credentials(fields) if told_by is None else told(told_by(scope))
+        name, asked = digests(scope, fields, caller, key, body)
+        lease = Lease(self._terms, name, asked, scope)
         try:
-            taken = await lease.claim(asked)
+            taken = await lease.claim()
         except Exception as error:
             # Fail closed: to run what may have run before is what the caller wants to be safe from.
             logger.exception("the idempotency store failed, so a request was refused")
             raise unavailable(error.retry_after if isinstance(error, Rejected) else None) from None
-        if taken is None:
-            await self._run(lease, scope, again(body, receive), send)
-            await self._sweep()
+        if taken is not None:
+            await self._answer(taken, asked, send)
             return
+        exchange = Exchange(lease, body, receive, send)
+        renewed = self._renewals.begin(lease)
+        scope[_GUARDED] = True
+        try:
+            await exchange.run(self._app, scope)
+        finally:
+            renewed.pop(lease, None)
+            del scope[_GUARDED]
+        if world.draw() < _SWEEPS:
+            await self._sweep()
+
+    async def _answer(self, taken: Taken, asked: str, send: Send) -> None:
+        """Answer a request whose key is taken."""
         match judge(taken.record, asked, taken.now):
             case Replay(response):
-                await self._replay(send, response)
+                if response.body is None:
+                    raise not_kept(response)
+                await replay(send, response, response.body)
             case Conflict() as conflict:
-                raise outstanding(conflict)
+                raise outstanding(conflict, self._terms.lease)
             case Mismatch():
                 raise reused()
 
-    async def _run(self, lease: Lease, scope: Scope, receive: Receive, send: Send) -> None:
-        recorder = Recorder(
-            send,
-            lease,
-            keep=self._keep,
-            limit=self._max_response,
-            store_errors=self._store_errors,
-        )
-        try:
-            async with lease.kept():
-                await self._app(scope, receive, recorder.send)
-        finally:
-            await lease.release()  # of what did not come to an answer
-        await recorder.pass_on()
-
-    async def _replay(self, send: Send, response: StoredResponse) -> None:
-        if response.body is None:
-            raise not_kept(response)
-        await replay(send, response, response.body)
-
     async def _sweep(self) -> None:
         """Let stores forget, in small steps and after the client has its answer."""
-        self._until_sweep -= 1
-        if self._until_sweep > 0:
-            return
-        self._until_sweep = _SWEEP_EVERY
         try:
-            await self._store.sweep(2 * _SWEEP_EVERY)
+            await apart(lambda: self._store.sweep(_SWEPT), PATIENCE)
         except Exception:
             logger.exception("the idempotency store failed to forget what has expired")
+
+
+def _checked(store: object) -> Store:
+    names = ("claim", "extend", "finish", "release", "sweep", "close")
+    if isinstance(store, type) or not all(callable(getattr(store, name, None)) for name in names):
+        rule = 'store must be a store, such as SqliteStore("keys.db") or MemoryStore()'
+        raise ConfigurationTypeError(f"{rule}, got {shown(store)}")
+    return store  # type: ignore[return-value]

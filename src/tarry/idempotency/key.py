@@ -20,6 +20,8 @@ LONGEST = 255
 # A letter or digit first, so that no other type of RFC 9651 is taken for a key: neither `:aGk=:`
 # (bytes) nor `-1`.
 _BARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=-]*")
+_PLAIN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~:/+=-"
+"""What nearly all keys are made of: those need no grammar."""
 _TEXT = r'"((?:[ !#-\[\]-~]|\\["\\])*)"'
 _STRING = re.compile(_TEXT)
 _ESCAPED = re.compile(r"\\(.)")
@@ -49,8 +51,12 @@ def parse_key(lines: Sequence[bytes]) -> str:
     if len(lines) != 1:
         msg = f"Idempotency-Key must be sent once, not {len(lines)} times."
         raise MalformedKey(msg)
+    line = lines[0]
+    plain = line[1:-1] if line[:1] == b'"' == line[-1:] else line
+    if len(plain) <= LONGEST and plain[:1].isalnum() and not plain.translate(None, _PLAIN):
+        return plain.decode()
     try:
-        text = lines[0].decode("ascii").strip(" ")
+        text = line.decode("ascii").strip(" ")
     except UnicodeDecodeError:
         msg = "Idempotency-Key must be ASCII."
         raise MalformedKey(msg) from None

@@ -1,19 +1,76 @@
-"""A claimed key while its request runs: kept alive, then finished or given back."""
+"""A claimed key while its request runs: kept alive, then finished or given back.
+
+Every call of a store may fail, hang, or be cut off by a request that is cancelled. None of them may
+lose an answer, nor keep its client waiting for long: each has a time limit, and an answer that
+could not be written is written later, beside the requests that follow.
+"""
 
 from __future__ import annotations
 
 import logging
-from secrets import token_hex
+import os
+from contextlib import suppress
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
-from tarry.idempotency.loops import Every, shielded
+from tarry.core.policy import Policy
+from tarry.idempotency.loops import apart, in_background, new_event
+from tarry.idempotency.stores.memory import MemoryStore
+from tarry.runtime.retrying import acall
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any, TypeAlias
+
+    from tarry.idempotency.loops import Event
     from tarry.idempotency.record import StoredResponse
     from tarry.idempotency.store import Store, Taken
     from tarry.wire.asgi import Scope
 
+    Step: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+
 logger: logging.Logger = logging.getLogger("tarry.idempotency")
+
+PATIENCE = 5.0
+"""Seconds for a call of the store."""
+_LATER = Policy(max_attempts=20, initial_delay=0.2, max_delay=10.0, total_budget=120.0)
+"""For the last step of a lease, when the store could not take it at once."""
+_MOST_LATER = 100
+"""So many requests wait for that at most: their answers are in memory until then."""
+
+
+class _Process:
+    """A name that no other process has; a fork gets another."""
+
+    def __init__(self) -> None:
+        self.rename()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.rename)
+
+    def rename(self) -> None:
+        self.name = os.urandom(16).hex()
+
+
+_process = _Process()
+_numbers = count()
+
+
+class Terms:
+    """What all requests of a middleware share."""
+
+    def __init__(
+        self, store: Store, *, lease: float, keep: float, max_response: int, store_errors: bool
+    ) -> None:
+        self.store: Store = store
+        self.lease: float = lease
+        self.keep: float = keep
+        self.max_response: int = max_response
+        self.store_errors: bool = store_errors
+        # Its calls never wait, so they can neither hang nor be cut off. A subclass's might.
+        self.at_once: bool = type(store) is MemoryStore
+        self.unsettled: int = 0
+        """Requests whose last step the store has not taken yet."""
 
 
 class Lease:
@@ -23,66 +80,127 @@ class Lease:
     never raised.
     """
 
-    def __init__(self, store: Store, key: str, seconds: float, scope: Scope) -> None:
-        self._store = store
+    __slots__ = ("_fingerprint", "_key", "_owner", "_renewing", "_scope", "over", "terms")
+
+    def __init__(self, terms: Terms, key: str, fingerprint: str, scope: Scope) -> None:
+        self.terms: Terms = terms
         self._key = key
-        self._owner = token_hex(16)
-        self._seconds = seconds
+        self._fingerprint = fingerprint
+        self._owner = f"{_process.name} {next(_numbers)}"
         self._scope = scope
+        self._renewing: Event | None = None
         self.over: bool = False
         """The key was finished or given back, as far as that could be."""
 
-    async def claim(self, fingerprint: str) -> Taken | None:
-        """Take the key, or say by what it is taken; here the store may raise."""
+    async def claim(self) -> Taken | None:
+        """Take the key, or say by what it is taken."""
+        terms = self.terms
+        if terms.at_once:
+            return await terms.store.claim(self._key, self._fingerprint, self._owner, terms.lease)
         try:
-            return await self._store.claim(self._key, fingerprint, self._owner, self._seconds)
-        except BaseException as error:
-            if not isinstance(error, Exception):  # cancelled: the claim may have been made
-                await self.release()
+            return await apart(self._claim, PATIENCE)
+        except BaseException:
+            in_background(self._undo)  # it may have been made
             raise
 
-    def kept(self) -> Every:
-        """Renew the lease while the block runs."""
-        return Every(self._seconds / 3, self._extend)
+    async def _claim(self) -> Taken | None:
+        terms = self.terms
+        try:
+            return await terms.store.claim(self._key, self._fingerprint, self._owner, terms.lease)
+        except Exception:
+            raise
+        except BaseException:  # too late, or not wanted any more; and made after all, perhaps
+            await self._undo()
+            raise
 
-    async def finish(self, response: StoredResponse, keep: float) -> None:
+    async def _undo(self) -> None:
+        with suppress(Exception):  # the claim's own is told
+            await apart(self._release, PATIENCE)
+
+    async def extend(self) -> bool | None:
+        """Renew the lease; False: there is nothing more to renew; None: the store failed."""
+        terms = self.terms
+        if self.over:
+            return False
+        ended = self._renewing = new_event()
+        call = partial(terms.store.extend, self._key, self._fingerprint, self._owner, terms.lease)
+        try:
+            held = await apart(call, min(PATIENCE, terms.lease / 6))
+        except Exception:
+            logger.exception("%s: the store failed, so the lease is not renewed yet", self._name)
+            return None
+        finally:
+            ended.set()
+            self._renewing = None
+        if not held and not self.over:
+            logger.warning("%s: its lease ran out and another request took the key", self._name)
+        return held
+
+    async def finish(self, response: StoredResponse) -> None:
         """Keep the response."""
         self.over = True
-        try:
-            if not await self._store.finish(self._key, self._owner, response, keep):
-                logger.warning(
-                    "%s: its lease ran out and another request took the key, so its response is "
-                    "not kept; its handler may have run twice",
-                    self._name,
-                )
-        except Exception:
-            # The lease is not given back: the handler has run, and until the lease ends a retry
-            # waits instead of running it again.
-            logger.exception("%s: the store failed, so the response is not kept", self._name)
+        terms = self.terms
+        if not terms.at_once:
+            await self._settle(partial(self._finish, response), "its response is not kept")
+        elif not await terms.store.finish(
+            self._key, self._fingerprint, self._owner, response, terms.keep
+        ):
+            self._warn()
 
     async def release(self) -> None:
-        """Give the key back, also when the task is being cancelled."""
+        """Give the key back."""
         if not self.over:
             self.over = True
-            await shielded(self._release)
+            if self.terms.at_once:
+                await self._release()
+            else:
+                await self._settle(self._release, "its key is held until the lease ends")
+
+    async def _finish(self, response: StoredResponse) -> None:
+        terms = self.terms
+        if not await terms.store.finish(
+            self._key, self._fingerprint, self._owner, response, terms.keep
+        ):
+            self._warn()
+
+    def _warn(self) -> None:
+        logger.warning(
+            "%s: its lease ran out and another request took the key, so its response is not kept; "
+            "its handler may have run twice",
+            self._name,
+        )
 
     async def _release(self) -> None:
+        if self._renewing is not None:  # it would take what is given back
+            await self._renewing.wait()
+        await self.terms.store.release(self._key, self._owner)
+
+    async def _settle(self, step: Step, loss: str) -> None:
+        """Take the last step: now, or as soon as the store can; until then the lease holds."""
+        terms = self.terms
         try:
-            await self._store.release(self._key, self._owner)
+            await apart(step, PATIENCE)
+        except BaseException as error:
+            if terms.unsettled < _MOST_LATER:
+                in_background(partial(self._settle_later, step, loss))
+            else:
+                logger.critical("%s: the store failed, and so %s", self._name, loss)
+            if not isinstance(error, Exception):
+                raise
+            logger.warning("%s: the store failed, and is tried again", self._name, exc_info=True)
+
+    async def _settle_later(self, step: Step, loss: str) -> None:
+        terms = self.terms
+        terms.unsettled += 1
+        try:
+            again = partial(apart, step, PATIENCE)
+            await acall(again, on=Exception, policy=_LATER, name=f"settle {self._name}")
         except Exception:
-            logger.exception("%s: the store failed, so the key is held for a while", self._name)
+            logger.exception("%s: the store failed, and so %s", self._name, loss)
+        finally:
+            terms.unsettled -= 1
 
     @property
     def _name(self) -> str:
         """The request, for people."""
         return f"{self._scope['method']} {self._scope['path']}"
-
-    async def _extend(self) -> bool:
-        try:
-            held = await self._store.extend(self._key, self._owner, self._seconds)
-        except Exception:
-            logger.exception("%s: the store failed, so the lease is not renewed", self._name)
-            return True  # it may be back before the lease ends
-        if not held and not self.over:
-            logger.warning("%s: its lease ran out and another request took the key", self._name)
-        return held

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+import asyncio
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tarry.runtime.aio import in_trio
-from tarry.runtime.clocks import world
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
     from concurrent.futures import Executor
-    from contextlib import AbstractAsyncContextManager
-    from types import TracebackType
-    from typing import Any
 
 T = TypeVar("T")
 
-_unfinished: set[asyncio.Task[None]] = set()
+_unfinished: set[asyncio.Task[Any]] = set()
 """Loops hold their tasks weakly."""
+
+
+class Event(Protocol):
+    """What the events of both loops can do."""
+
+    def set(self) -> object:
+        """Let all who wait go on."""
+        ...
+
+    async def wait(self) -> object:
+        """Wait until it is set."""
+        ...
+
+
+def new_event() -> Event:
+    """Return an event of the loop that runs."""
+    if in_trio():
+        import trio
+
+        return trio.Event()
+    return asyncio.Event()
+
+
+def running_loop() -> object:
+    """Return what stands for the loop that runs."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        import trio
+
+        return trio.lowlevel.current_trio_token()
 
 
 async def in_thread(executor: Executor, function: Callable[[], T]) -> T:
@@ -28,89 +55,53 @@ async def in_thread(executor: Executor, function: Callable[[], T]) -> T:
     if in_trio():
         import trio
 
-        return await trio.to_thread.run_sync(future.result)
-    import asyncio
-
+        return await trio.to_thread.run_sync(future.result, abandon_on_cancel=True)
     return await asyncio.wrap_future(future)
 
 
-async def shielded(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run to the end, also in a task that is being cancelled."""
+def in_background(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run beside the request and beyond its end: without its deadline, without its context."""
     if in_trio():
         import trio
 
-        with trio.CancelScope(shield=True):
-            await function()
-        return
-    import asyncio
-
-    # A task of its own: anyio, on which many frameworks stand, cancels a task again at every await.
-    task = asyncio.create_task(function())
-    _unfinished.add(task)
-    task.add_done_callback(_unfinished.discard)
-    await asyncio.shield(task)
+        trio.lowlevel.spawn_system_task(function)
+    else:
+        _held(function(), Context())
 
 
-class Every:
-    """While the block runs, call a function every so many seconds until it returns False."""
+async def apart(function: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
+    """Wait for a function for so many seconds; then it is cancelled, and a TimeoutError.
 
-    def __init__(self, seconds: float, function: Callable[[], Awaitable[bool]]) -> None:
-        self._seconds = seconds
-        self._function = function
-        self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._on_trio: AbstractAsyncContextManager[None] | None = None
-
-    async def __aenter__(self) -> None:
-        """Begin."""
-        if in_trio():
-            self._on_trio = self._in_nursery()
-            await self._on_trio.__aenter__()
-            return
-        import asyncio
-
-        # Most blocks end before the first call: a timer costs them much less than a task.
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._begin)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
-        """End."""
-        if self._on_trio is not None:
-            return await self._on_trio.__aexit__(kind, error, traceback)
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-        return None
-
-    def _begin(self) -> None:
-        import asyncio
-
-        self._task = asyncio.get_running_loop().create_task(self._go_on())
-
-    async def _go_on(self) -> None:
-        while await self._function():
-            await world.asleep(self._seconds)
-
-    @asynccontextmanager
-    async def _in_nursery(self) -> AsyncGenerator[None]:
+    On asyncio it runs apart from the request, so that what does not heed its cancellation, or takes
+    its time over it, keeps nobody waiting.
+    """
+    if in_trio():
         import trio
 
-        async def begin() -> None:
-            await trio.sleep(self._seconds)
-            await self._go_on()
+        with trio.CancelScope(deadline=trio.current_time() + seconds):
+            return await function()
+    else:
+        task = _held(function())
+        try:
+            done, _ = await asyncio.wait((task,), timeout=seconds)
+        except BaseException:
+            task.cancel()
+            raise
+        if done:
+            return task.result()
+        task.cancel()
+    msg = f"no answer within {seconds:g} s"
+    raise TimeoutError(msg)
 
-        failure: Exception | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(begin)
-            try:
-                yield
-            except Exception as error:  # noqa: BLE001 - a nursery would wrap it in a group
-                failure = error
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+
+def _held(work: Coroutine[Any, Any, T], context: Context | None = None) -> asyncio.Task[T]:
+    task = asyncio.get_running_loop().create_task(work, context=context)
+    _unfinished.add(task)
+    task.add_done_callback(_let_go)
+    return task
+
+
+def _let_go(task: asyncio.Task[Any]) -> None:
+    _unfinished.discard(task)
+    if not task.cancelled():
+        task.exception()  # whoever waited has it; if nobody does any more, it is no news

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from math import ceil
 from typing import TYPE_CHECKING
 
-from tarry.wire.problem import BLANK, MEDIA_TYPE, Problem
+from tarry.core.checks import shown
+from tarry.errors import ConfigurationError
+from tarry.wire.problem import MEDIA_TYPE, Problem
 
 if TYPE_CHECKING:
     from tarry.idempotency.record import Conflict, StoredResponse
@@ -13,6 +16,9 @@ if TYPE_CHECKING:
 
 _ASK_AGAIN = 1
 """Seconds: most handlers end within one, and to ask again is cheap."""
+_DRAFT = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
+_URL = re.compile(r"https?://[!#-;=?-~]+")
+"""No space, quote, angle bracket or line break: it goes into a header field."""
 
 
 class Refusal(Exception):
@@ -25,8 +31,8 @@ class Refusal(Exception):
         self,
         problem: Problem,
         anchor: str,
-        *,
         retry_after: int | None = None,
+        *,
         should_retry: bool = False,
     ) -> None:
         super().__init__(problem.detail)
@@ -56,15 +62,16 @@ def reused() -> Refusal:
     return Refusal(Problem(422, "Idempotency-Key is already used", detail), "reused")
 
 
-def outstanding(conflict: Conflict) -> Refusal:
-    """The first request with the key still runs."""
+def outstanding(conflict: Conflict, lease: float) -> Refusal:
+    """The first request with the key still runs; or its server has died, and does not renew it."""
     detail = (
         "The first request with this key still runs. Send the same again a little later. If its "
         f"server has died, the key is free in {ceil(conflict.retry_after)} s."
     )
     title = "A request is outstanding for this Idempotency-Key"
     problem = Problem(409, title, detail)
-    return Refusal(problem, "outstanding", retry_after=_ASK_AGAIN, should_retry=True)
+    seconds = ceil(conflict.retry_after) if conflict.retry_after < lease / 3 else 0
+    return Refusal(problem, "outstanding", max(_ASK_AGAIN, seconds), should_retry=True)
 
 
 def not_kept(response: StoredResponse) -> Refusal:
@@ -98,28 +105,39 @@ def unavailable(retry_after: float | None) -> Refusal:
     )
     problem = Problem(503, "Idempotency-Key cannot be checked", detail)
     seconds = max(_ASK_AGAIN, ceil(retry_after or 0))
-    return Refusal(problem, "unavailable", retry_after=seconds, should_retry=True)
+    return Refusal(problem, "unavailable", seconds, should_retry=True)
 
 
-async def refuse(send: Send, refusal: Refusal, docs_url: str | None) -> None:
-    """Answer with the problem; its type and a link lead to the documentation, if there is any."""
+class Docs:
+    """Where the problems lead: to the API's own page, or to the draft."""
+
+    def __init__(self, url: str | None) -> None:
+        if url is not None and not (isinstance(url, str) and _URL.fullmatch(url)):
+            msg = f"docs_url must be an http or https URL in plain ASCII, got {shown(url)}"
+            raise ConfigurationError(msg)
+        self._url = url
+        self.link: bytes = f'<{url or _DRAFT}>; rel="describedby"'.encode()
+
+    def type_of(self, anchor: str) -> str:
+        """A type of its own for each problem, unless the URL points into its page already."""
+        if self._url is None:
+            return f"urn:tarry:idempotency:{anchor}"
+        return self._url if "#" in self._url else f"{self._url}#{anchor}"
+
+
+async def refuse(send: Send, refusal: Refusal, docs: Docs) -> None:
+    """Answer with the problem; a link leads to the documentation."""
     problem = refusal.problem
-    kind = BLANK if docs_url is None else _with_anchor(docs_url, refusal.anchor)
+    kind = docs.type_of(refusal.anchor)
     body = Problem(problem.status, problem.title, problem.detail, kind, more=problem.more).to_json()
     headers = [
         (b"content-type", MEDIA_TYPE.encode()),
         (b"content-length", str(len(body)).encode()),
         (b"content-language", b"en"),
+        (b"link", docs.link),
         (b"x-should-retry", b"true" if refusal.should_retry else b"false"),
     ]
     if refusal.retry_after is not None:
         headers.append((b"retry-after", str(refusal.retry_after).encode()))
-    if docs_url is not None:
-        headers.append((b"link", f'<{docs_url}>; rel="describedby"'.encode()))
     await send({"type": "http.response.start", "status": problem.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def _with_anchor(docs_url: str, anchor: str) -> str:
-    """A type of its own for each problem, unless the URL points into its page already."""
-    return docs_url if "#" in docs_url else f"{docs_url}#{anchor}"

@@ -2,93 +2,174 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, TypeAlias
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.core.checks import shown
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.idempotency.problems import too_large
+from tarry.runtime.callables import plain_function
 from tarry.wire.asgi import Scope
 
 if TYPE_CHECKING:
-    from tarry.wire.asgi import Message, Receive
+    from tarry.wire.asgi import Receive
+
+logger: logging.Logger = logging.getLogger("tarry.idempotency")
 
 Routes: TypeAlias = Iterable[str] | Callable[[Scope], bool]
 Identity: TypeAlias = Callable[[Scope], str]
+Fields: TypeAlias = Mapping[bytes, list[bytes]]
+"""The header fields that matter here, with the values of all their lines."""
+
+KEY = b"idempotency-key"
+_NAMES = frozenset(
+    {KEY, b"authorization", b"x-api-key", b"host", b"content-type", b"content-length"}
+)
+_NONE: list[bytes] = []
+_LASTING = frozenset({b"basic", b"bearer", b"token", b"apikey", b"dpop"})
+"""Schemes whose credentials are the same in a retry. Others sign each request."""
 
 
 class Disconnected(Exception):
     """The client went away before its request had arrived."""
 
 
-def lines_of(scope: Scope, name: bytes) -> list[bytes]:
-    """Return the values of all lines of a header field."""
-    return [value for field, value in scope["headers"] if field == name]
+def fields_of(scope: Scope) -> Fields:
+    """Return the header fields that matter, in one go."""
+    fields: dict[bytes, list[bytes]] = {}
+    for name, value in scope["headers"]:
+        if name in _NAMES:
+            if name in fields:
+                fields[name].append(value)
+            else:
+                fields[name] = [value]
+    return fields
 
 
-def caller_of(scope: Scope) -> str:
-    """Return who sent the request, as far as its credentials tell; `record_key` hides them."""
-    return b"\n".join(lines_of(scope, b"authorization")).decode("latin-1")
+def credentials(fields: Fields) -> str:
+    """Return who sent the request, as far as its credentials tell; `digests` hides them."""
+    callers = fields.get(b"x-api-key", _NONE)
+    for value in fields.get(b"authorization", _NONE):
+        if value.partition(b" ")[0].lower() in _LASTING:
+            callers = [*callers, value]
+        else:
+            warn_of_signatures()
+    return b"\n".join(callers).decode("latin-1")
 
 
-def record_key(scope: Scope, identity: str, key: str) -> str:
-    """Return the name of a record: the key within its method, its path and its caller.
+@cache  # once: clients choose what they send
+def warn_of_signatures() -> None:
+    """Say that callers are not told apart."""
+    logger.warning(
+        "a request's Authorization is neither Basic, Bearer, Token, ApiKey nor DPoP, and may "
+        "differ in each attempt, so it does not tell callers apart: pass identity= a function that "
+        "returns who calls"
+    )
 
-    A digest, so that neither keys nor callers lie around in a store, and none is too long for one.
+
+def told(identity: Any) -> str:
+    """Return what an `identity` function has returned, if that is a text."""
+    if not isinstance(identity, str):
+        if hasattr(identity, "cr_code"):
+            identity.close()  # or Python warns that it was never awaited
+        msg = f"identity must return a text that says who calls, got {shown(identity)}"
+        raise ConfigurationTypeError(msg)
+    return identity
+
+
+def digests(scope: Scope, fields: Fields, identity: str, key: str, body: bytes) -> tuple[str, str]:
+    """Return the name of a record, and the fingerprint of what was asked for.
+
+    The name is the key within its host, method, path and caller. Digests, so that neither keys nor
+    callers lie around in a store, and none is too long for one. The fingerprint goes on where the
+    name ends: who does not know the key cannot try out what the body may have been.
     """
-    return _digest(
-        scope["method"].encode(), _encoded(_paths(scope)[0]), _encoded(identity), key.encode()
+    host = fields.get(b"host", _NONE)
+    name = _name_of(host[0]) if host else ""
+    method, path = scope["method"], scope["path"]
+    if scope.get("root_path"):
+        path = _paths(scope)[0]
+    # With their lengths in front no two lists of parts give the same.
+    text = (
+        f"{len(name)} {len(method)} {len(path)} {len(identity)} {name}{method}{path}{identity}{key}"
     )
+    digest = sha256(text.encode(errors="surrogatepass"))
+    named = digest.hexdigest()
+    query = scope.get("query_string", b"")
+    kind = b",".join(fields.get(b"content-type", _NONE))
+    digest.update(b"%d %d %b%b%b" % (len(query), len(kind), query, kind, body))
+    return named, digest.hexdigest()
 
 
-def fingerprint(scope: Scope, body: bytes) -> str:
-    """Return a digest of all that was asked for."""
-    return _digest(
-        scope["method"].encode(),
-        _encoded(_paths(scope)[0]),
-        scope.get("query_string", b""),
-        b",".join(lines_of(scope, b"content-type")),
-        body,
-    )
+@lru_cache(maxsize=100)
+def _name_of(host: bytes) -> str:
+    """Return the name that was asked for; an address only says which process of many it was."""
+    name = host.decode("latin-1").lower()
+    if name.startswith("["):
+        return ""
+    name = name.partition(":")[0]
+    try:
+        ip_address(name)
+    except ValueError:
+        return name
+    return ""
 
 
 def needs_key(required: Routes) -> Callable[[Scope], bool]:
     """Return the question whether a request must carry a key."""
     if callable(required):
+        plain_function("required", required)
         return required
-    if isinstance(required, (str, bytes)):
+    if isinstance(required, (str, bytes)) or not hasattr(required, "__iter__"):
         msg = f"required must be a list of paths or a function, got {shown(required)}"
         raise ConfigurationTypeError(msg)
     exact: set[str] = set()
     below: list[str] = []
     for path in required:
-        prefix, star, rest = path.partition("*")
-        if not path.startswith("/") or rest or (star and not prefix.endswith("/")):
-            msg = f'required has paths such as "/payments" or "/payments/*", got {shown(path)}'
-            raise ConfigurationError(msg)
+        prefix, star = _checked(path)
         if star:
             below.append(prefix)
         else:
-            exact.add(path)
+            exact.add(prefix.rstrip("/"))
     prefixes = tuple(below)
 
     def asked(scope: Scope) -> bool:
         path = _paths(scope)[1]
-        return path in exact or path.startswith(prefixes)
+        return path.rstrip("/") in exact or path.startswith(prefixes)
 
     return asked
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+def _checked(path: object) -> tuple[str, str]:
+    """Return a path without its star, and the star."""
+    if not isinstance(path, str):
+        msg = f"required must be a list of paths, got {shown(path)} in it"
+        raise ConfigurationTypeError(msg)
+    prefix, star, rest = path.partition("*")
+    if not path.startswith("/") or rest or (star and not prefix.endswith("/")):
+        msg = f'required has paths such as "/payments" or "/payments/*", got {shown(path)}'
+        raise ConfigurationError(msg)
+    if "{" in path or "<" in path:
+        msg = (
+            f"required has plain paths and no parameters, got {shown(path)}: take all below, "
+            '"/payments/*", or a function of the scope'
+        )
+        raise ConfigurationError(msg)
+    return prefix, star
+
+
+async def read_body(fields: Fields, receive: Receive, limit: int) -> bytes:
     """Return the whole body, or refuse one that is longer than `limit`."""
-    for length in lines_of(scope, b"content-length"):
+    for length in fields.get(b"content-length", _NONE):
         if length.isdigit() and float(length) > limit:  # int refuses more than 4,300 digits
             raise too_large(limit)
     chunks: list[bytes] = []
     size = 0
-    more = True
-    while more:
+    while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Disconnected
@@ -96,21 +177,9 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         size += len(chunk)
         if size > limit:
             raise too_large(limit)
+        if not message.get("more_body"):
+            return b"".join([*chunks, chunk]) if chunks else chunk
         chunks.append(chunk)
-        more = message.get("more_body", False)
-    return b"".join(chunks)
-
-
-def again(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that begins with a body that has been read."""
-    unread = [body]
-
-    async def from_start() -> Message:
-        if unread:
-            return {"type": "http.request", "body": unread.pop(), "more_body": False}
-        return await receive()
-
-    return from_start
 
 
 def _paths(scope: Scope) -> tuple[str, str]:
@@ -125,12 +194,3 @@ def _paths(scope: Scope) -> tuple[str, str]:
     if path == root or path.startswith(f"{root}/"):
         return path, path[len(root) :] or "/"
     return root + path, path
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _digest(*parts: bytes) -> str:
-    """Return one digest; each part's length goes in too, so that no two lists give the same."""
-    return sha256(b"".join([b"%d:%b" % (len(part), part) for part in parts])).hexdigest()

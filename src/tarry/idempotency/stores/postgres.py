@@ -17,13 +17,13 @@ from tarry.idempotency.record import Record, StoredResponse
 from tarry.idempotency.store import Taken
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from types import ModuleType
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
 """At most 50 characters: PostgreSQL cuts names at 63, and the index adds to the table's."""
 
-_COMMAND_TIMEOUT = 10.0
+_TIMEOUT = 5.0
+"""Seconds for each of: to connect, to be given a connection, to run a statement."""
 _BATCH = 500
 """Rows that one statement of a sweep removes: it holds their locks until it is done."""
 _ROUNDS = 10
@@ -62,19 +62,25 @@ _HOLDER = """
     WHERE key = $1 AND free_at > now.time
 """
 
+# A record that is gone is made anew: nobody else has taken the key.
 _EXTEND = """
-    UPDATE {table} SET free_at = clock_timestamp() + make_interval(secs => $3)
-    WHERE key = $1 AND owner = $2 AND status IS NULL
+    INSERT INTO {table} AS held (key, fingerprint, owner, free_at)
+    VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
+    ON CONFLICT (key) DO UPDATE SET free_at = excluded.free_at
+    WHERE held.owner = excluded.owner AND held.status IS NULL
     RETURNING true
 """
 
 # The same response a second time is no second one: the first answer was lost, as above.
 _FINISH = """
-    UPDATE {table}
-    SET status = $3, headers = $4, body = $5,
-        free_at = clock_timestamp() + make_interval(secs => $6)
-    WHERE key = $1 AND owner = $2
-      AND (status IS NULL OR (status, headers, body) IS NOT DISTINCT FROM ($3, $4, $5))
+    INSERT INTO {table} AS held (key, fingerprint, owner, free_at, status, headers, body)
+    VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4), $5, $6, $7)
+    ON CONFLICT (key) DO UPDATE
+    SET free_at = excluded.free_at,
+        status = excluded.status, headers = excluded.headers, body = excluded.body
+    WHERE held.owner = excluded.owner AND (held.status IS NULL OR
+        (held.status, held.headers, held.body) IS NOT DISTINCT FROM
+        (excluded.status, excluded.headers, excluded.body))
     RETURNING true
 """
 
@@ -95,12 +101,12 @@ _SWEEP = """
 class Pool(Protocol):
     """What is used of asyncpg's pool."""
 
-    async def execute(self, query: str, /, *args: Any) -> Any:
-        """Run statements."""
+    def acquire(self, *, timeout: float | None = None) -> Any:
+        """Wait for a connection."""
         ...
 
-    async def fetchrow(self, query: str, /, *args: Any) -> Any:
-        """Run a statement and return its first row."""
+    async def release(self, connection: Any, *, timeout: float | None = None) -> None:
+        """Give a connection back."""
         ...
 
     async def close(self) -> None:
@@ -112,7 +118,9 @@ class PostgresStore:
     """Keeps records in a table, which is made on first use if it is not there.
 
     `dsn_or_pool` is a connection URI, or an asyncpg pool that stays yours to close (behind a
-    transaction pooler: one with `statement_cache_size=0`). `table` may name its schema.
+    transaction pooler: one with `statement_cache_size=0`). Not one that handlers hold connections
+    of while they answer: the answer would wait for a connection, and the connection for the answer.
+    `table` may name its schema.
     """
 
     def __init__(self, dsn_or_pool: str | Pool, *, table: str = "tarry_idempotency") -> None:
@@ -137,15 +145,16 @@ class PostgresStore:
         # It changes hands faster than it can be read: taken, and worth another try at once.
         return Taken(Record(fingerprint, 0.0, None), 0.0)
 
-    async def extend(self, key: str, owner: str, lease: float) -> bool:
-        """Hold a key for `lease` more seconds from now; False: it is not the owner's any more."""
-        return bool(await self._row(_EXTEND, key, owner, lease))
+    async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
+        """Hold a key for `lease` more seconds from now; False: it is finished, or another's."""
+        return bool(await self._row(_EXTEND, key, fingerprint, owner, lease))
 
-    async def finish(self, key: str, owner: str, response: StoredResponse, keep: float) -> bool:
-        """Keep the response for `keep` seconds; False: the key is not the owner's any more."""
-        packed = pack(response.headers)
-        row = await self._row(_FINISH, key, owner, response.status, packed, response.body, keep)
-        return bool(row)
+    async def finish(
+        self, key: str, fingerprint: str, owner: str, response: StoredResponse, keep: float
+    ) -> bool:
+        """Keep the response for `keep` seconds; False: the key is another's by now."""
+        kept = response.status, pack(response.headers), response.body
+        return bool(await self._row(_FINISH, key, fingerprint, owner, keep, *kept))
 
     async def release(self, key: str, owner: str) -> None:
         """Free a key whose request came to nothing; nothing happens if it is not the owner's."""
@@ -153,13 +162,10 @@ class PostgresStore:
 
     async def sweep(self, limit: int) -> int:
         """Forget up to `limit` records whose time is up, and say how many those were."""
-        total = 0
-        while total < limit:
-            batch = min(_BATCH, limit - total)
-            gone = (await self._row(_SWEEP, batch))["count"]
+        total, gone = 0, 1
+        while total < limit and gone:
+            gone = (await self._row(_SWEEP, min(_BATCH, limit - total)))["count"]
             total += gone
-            if gone < batch:
-                break
         return total
 
     async def close(self) -> None:
@@ -171,8 +177,7 @@ class PostgresStore:
     async def _row(self, statement: str, *args: object) -> Any:
         """Run a statement and return its first row, or None."""
         pool = self._pool or await self._open()
-        statement = statement.format(table=self._table)
-        return await self._twice(lambda: pool.fetchrow(statement, *args))
+        return await self._twice(pool, statement.format(table=self._table), *args)
 
     async def _open(self) -> Pool:
         """Connect and make the table, once for all who wait for it."""
@@ -180,7 +185,7 @@ class PostgresStore:
             if self._pool is None:
                 pool = await self._connected()
                 try:
-                    await self._twice(lambda: self._make_table(pool))
+                    await self._make_table(pool)
                 except BaseException:
                     if pool is not self._given:
                         await pool.close()
@@ -191,24 +196,22 @@ class PostgresStore:
     async def _connected(self) -> Pool:
         if not isinstance(self._given, str):
             return self._given
-        pool: Pool = await self._asyncpg.create_pool(
-            self._given, min_size=0, command_timeout=_COMMAND_TIMEOUT
-        )
+        pool: Pool = await self._asyncpg.create_pool(self._given, min_size=0, timeout=_TIMEOUT)
         return pool
 
     async def _make_table(self, pool: Pool) -> None:
         # Asked first, because a role that may use the table need not be one that may create it.
-        there = await pool.fetchrow("SELECT to_regclass($1) IS NOT NULL AS there", self._table)
-        if not there["there"]:
-            await pool.execute(_CREATE.format(table=self._table, index=self._index))
+        there = "SELECT to_regclass($1) IS NOT NULL AS there"
+        if not (await self._twice(pool, there, self._table))["there"]:
+            await self._twice(pool, _CREATE.format(table=self._table, index=self._index))
 
-    async def _twice(self, step: Callable[[], Awaitable[Any]]) -> Any:
-        """Take a step, and again on another connection if the first one turns out to be dead.
+    async def _twice(self, pool: Pool, statement: str, *args: object) -> Any:
+        """Run a statement, and again if the connection turns out to be dead, or a rival won.
 
         A pool hands out what died while it lay idle. Every step may be repeated by its owner.
         """
         try:
-            return await step()
+            return await self._once(pool, statement, *args)
         except (
             ConnectionError,
             self._asyncpg.InterfaceError,
@@ -216,8 +219,18 @@ class PostgresStore:
             self._asyncpg.PostgresConnectionError,
             self._asyncpg.AdminShutdownError,
             self._asyncpg.CrashShutdownError,
+            self._asyncpg.SerializationError,  # where the default is stricter than READ COMMITTED
         ):
-            return await step()
+            return await self._once(pool, statement, *args)
+
+    async def _once(self, pool: Pool, statement: str, *args: object) -> Any:
+        connection = await pool.acquire(timeout=_TIMEOUT)
+        try:
+            # Without arguments: several statements, in one transaction.
+            run = connection.fetchrow if args else connection.execute
+            return await run(statement, *args, timeout=_TIMEOUT)
+        finally:
+            await pool.release(connection, timeout=_TIMEOUT)
 
 
 def _response(row: Any) -> StoredResponse | None:

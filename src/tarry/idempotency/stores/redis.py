@@ -22,14 +22,11 @@ from tarry.idempotency.store import Taken
 if TYPE_CHECKING:
     from types import ModuleType
 
-_LINGER = 600.0
-"""Seconds for which a running record outlives its lease: until another claims the key, it is its
-owner's to extend and to finish, however late."""
-_TIMEOUT = 10.0
+_TIMEOUT = 5.0
 _CONNECTIONS = 20
 
 # Times are whole microseconds since the epoch, which a Lua number holds exactly and `tostring`
-# does not. The first two arguments: by whom, and for how long; the third: when Redis may forget.
+# does not. The arguments: by whom, for what, and for how long, which Redis wants in milliseconds.
 _COMMON = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -37,8 +34,9 @@ local function text(number) return string.format('%.0f', number) end
 local held = redis.call('HMGET', KEYS[1], 'owner', 'status', 'free_at')
 local runs = held[1] == ARGV[1] and not held[2]
 local function hold()
-    redis.call('HSET', KEYS[1], 'free_at', text(now + ARGV[2]))
-    redis.call('PEXPIRE', KEYS[1], ARGV[3])
+    redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'fingerprint', ARGV[2],
+               'free_at', text(now + ARGV[3]))
+    redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[3] / 1000))
     return 1
 end
 """
@@ -50,18 +48,17 @@ if held[1] and tonumber(held[3]) > now and not runs then
     return {text(now), held[3], kept[1], kept[2], kept[3], kept[4]}
 end
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'fingerprint', ARGV[4])
 hold()
 return false
 """
 
 _EXTEND = """
-return runs and hold() or 0
+return (runs or not held[1]) and hold() or 0
 """
 
 # The same response a second time is no second one: the first answer was lost, as above.
 _FINISH = """
-if held[1] ~= ARGV[1] then return 0 end
+if held[1] and held[1] ~= ARGV[1] then return 0 end
 if held[2] then
     local kept = redis.call('HMGET', KEYS[1], 'headers', 'body')
     local body = ARGV[6] or false
@@ -140,7 +137,7 @@ class RedisStore:
 
     async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> Taken | None:
         """Take a free key for `lease` seconds, or say by what it is taken."""
-        held = await self._run("claim", key, owner, *_running(lease), fingerprint)
+        held = await self._run("claim", key, owner, fingerprint, _microseconds(lease))
         if held is None:
             return None
         now, free_at, kept_for, status, packed, body = held
@@ -149,16 +146,19 @@ class RedisStore:
             response = StoredResponse(int(status), unpack(packed), body)
         return Taken(Record(kept_for.decode(), int(free_at) / 1e6, response), int(now) / 1e6)
 
-    async def extend(self, key: str, owner: str, lease: float) -> bool:
-        """Hold a key for `lease` more seconds from now; False: it is not the owner's any more."""
-        return bool(await self._run("extend", key, owner, *_running(lease)))
+    async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
+        """Hold a key for `lease` more seconds from now; False: it is finished, or another's."""
+        return bool(await self._run("extend", key, owner, fingerprint, _microseconds(lease)))
 
-    async def finish(self, key: str, owner: str, response: StoredResponse, keep: float) -> bool:
-        """Keep the response for `keep` seconds; False: the key is not the owner's any more."""
+    async def finish(
+        self, key: str, fingerprint: str, owner: str, response: StoredResponse, keep: float
+    ) -> bool:
+        """Keep the response for `keep` seconds; False: the key is another's by now."""
         kept: list[int | str | bytes] = [response.status, pack(response.headers)]
         if response.body is not None:
             kept.append(response.body)
-        return bool(await self._run("finish", key, owner, *_times(keep), *kept))
+        held = await self._run("finish", key, owner, fingerprint, _microseconds(keep), *kept)
+        return bool(held)
 
     async def release(self, key: str, owner: str) -> None:
         """Free a key whose request came to nothing; nothing happens if it is not the owner's."""
@@ -202,13 +202,8 @@ class RedisStore:
         return client
 
 
-def _times(seconds: float, linger: float = 0.0) -> tuple[int, int]:
-    """Return the microseconds that count, and the milliseconds after which Redis may forget."""
-    return math.ceil(seconds * 1e6), max(1, math.ceil((seconds + linger) * 1e3))
-
-
-def _running(lease: float) -> tuple[int, int]:
-    return _times(lease, _LINGER)
+def _microseconds(seconds: float) -> int:
+    return max(1, math.ceil(seconds * 1e6))
 
 
 def _library() -> ModuleType:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tarry.core.checks import positive
-from tarry.errors import ConfigurationError
+from tarry.core.checks import positive, shown
+from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.idempotency.headers import pack, unpack
 from tarry.idempotency.loops import in_thread
 from tarry.idempotency.record import Record, StoredResponse
@@ -18,11 +21,14 @@ from tarry.runtime.retrying import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from os import PathLike
 
+T = TypeVar("T")
+
+_APPLICATION = 0x74616964
+"""Says in the file's head whose it is: "taid"."""
 _VERSION = 1
 _SCHEMA = """
-CREATE TABLE record (
+CREATE TABLE tarry_record (
     key TEXT PRIMARY KEY,
     fingerprint TEXT NOT NULL,
     owner TEXT NOT NULL,
@@ -31,26 +37,39 @@ CREATE TABLE record (
     headers TEXT,
     body BLOB              -- NULL when it was too large to keep
 );
-CREATE INDEX record_by_end ON record (free_at);
+CREATE INDEX tarry_record_by_end ON tarry_record (free_at);
 """
 _NOW = "SELECT (julianday('now') - 2440587.5) * 86400.0"
-_CLAIM = """
-INSERT INTO record (key, fingerprint, owner, free_at)
-VALUES (:key, :fingerprint, :owner, :now + :lease)
+_INSERT = """
+INSERT INTO tarry_record AS held (key, fingerprint, owner, free_at, status, headers, body)
+VALUES (:key, :fingerprint, :owner, :free_at, :status, :headers, :body)
 ON CONFLICT (key) DO UPDATE SET
     fingerprint = excluded.fingerprint, owner = excluded.owner, free_at = excluded.free_at,
-    status = NULL, headers = NULL, body = NULL
-WHERE record.free_at <= :now
-RETURNING 1
+    status = excluded.status, headers = excluded.headers, body = excluded.body
 """
-_READ = "SELECT fingerprint, free_at, status, headers, body FROM record WHERE key = ?"
-_EXTEND = "UPDATE record SET free_at = ? WHERE key = ? AND owner = ? AND status IS NULL"
-_FINISH = """
-UPDATE record SET free_at = ?, status = ?, headers = ?, body = ?
-WHERE key = ? AND owner = ? AND status IS NULL
+# Who repeats a step is let in: its first answer was lost.
+_CLAIM = (
+    _INSERT
+    + """
+WHERE held.free_at <= :now OR (held.owner = excluded.owner AND held.status IS NULL)
 """
-_RELEASE = "DELETE FROM record WHERE key = ? AND owner = ? AND status IS NULL"
-_SWEEP = "DELETE FROM record WHERE key IN (SELECT key FROM record WHERE free_at <= ? LIMIT ?)"
+)
+_EXTEND = _INSERT + "WHERE held.owner = excluded.owner AND held.status IS NULL"
+_FINISH = (
+    _INSERT
+    + """
+WHERE held.owner = excluded.owner AND (held.status IS NULL OR (
+    held.status = excluded.status AND held.headers = excluded.headers
+    AND held.body IS excluded.body
+))
+"""
+)
+_READ = "SELECT fingerprint, free_at, status, headers, body FROM tarry_record WHERE key = ?"
+_RELEASE = "DELETE FROM tarry_record WHERE key = :key AND owner = :owner AND status IS NULL"
+_SWEEP = """
+DELETE FROM tarry_record
+WHERE key IN (SELECT key FROM tarry_record WHERE free_at <= :now LIMIT :limit)
+"""
 
 
 class SqliteStore:
@@ -69,67 +88,74 @@ class SqliteStore:
         busy_timeout: float = 5.0,
         clock: Callable[[], float] | None = None,
     ) -> None:
+        if not isinstance(path, (str, PathLike)):
+            msg = f"path must name a file, got {shown(path)}"
+            raise ConfigurationTypeError(msg)
+        folder = Path(path).absolute().parent
+        if not folder.is_dir():
+            msg = f"path must lie in a folder that is there, got {shown(path)}: make {folder} first"
+            raise ConfigurationError(msg)
         self._path = path
         self._busy_timeout = positive("busy_timeout", busy_timeout)
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
-        # One thread: SQLite lets one write at a time anyway, and so calls keep their order.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tarry-idempotency")
-        self._closed = False
+        self._thread: ThreadPoolExecutor | None = None
 
     async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> Taken | None:
         """Take a free key for `lease` seconds, or say by what it is taken."""
-        return await in_thread(self._thread, partial(self._claim, key, fingerprint, owner, lease))
+        return await self._in_thread(partial(self._claim, key, fingerprint, owner, lease))
 
-    async def extend(self, key: str, owner: str, lease: float) -> bool:
-        """Hold a key for `lease` more seconds from now; False: it is not the owner's any more."""
-        return await self._write(lambda now: (_EXTEND, (now + lease, key, owner))) > 0
+    async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
+        """Hold a key for `lease` more seconds from now; False: it is finished, or another's."""
+        return await self._write(_EXTEND, lease, _row(key, fingerprint, owner)) > 0
 
-    async def finish(self, key: str, owner: str, response: StoredResponse, keep: float) -> bool:
-        """Keep the response for `keep` seconds; False: the key is not the owner's any more."""
-        stored = (response.status, pack(response.headers), response.body)
-        return await self._write(lambda now: (_FINISH, (now + keep, *stored, key, owner))) > 0
+    async def finish(
+        self, key: str, fingerprint: str, owner: str, response: StoredResponse, keep: float
+    ) -> bool:
+        """Keep the response for `keep` seconds; False: the key is another's by now."""
+        return await self._write(_FINISH, keep, _row(key, fingerprint, owner, response)) > 0
 
     async def release(self, key: str, owner: str) -> None:
         """Free a key that is still the owner's and not finished."""
-        await self._write(lambda _now: (_RELEASE, (key, owner)))
+        await self._write(_RELEASE, 0.0, {"key": key, "owner": owner})
 
     async def sweep(self, limit: int) -> int:
-        """Forget up to `limit` records whose time is up, and say how many those were."""
-        return await self._write(lambda now: (_SWEEP, (now, limit)))
+        """Forget up to `limit` records that are over, and say how many those were."""
+        return await self._write(_SWEEP, 0.0, {"limit": limit})
 
     async def close(self) -> None:
         """Close the file and end the thread."""
-        if not self._closed:
-            self._closed = True
-            await in_thread(self._thread, self._disconnect)
-            self._thread.shutdown(wait=False)
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            await in_thread(thread, self._disconnect)
+            thread.shutdown(wait=False)
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        if self._thread is None:
+            # One thread: SQLite lets one write at a time anyway, and so calls keep their order.
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="tarry-idempotency")
+        return await in_thread(self._thread, function)
+
+    async def _write(self, statement: str, seconds: float, values: dict[str, Any]) -> int:
+        """Execute one statement, with its end counted from now, and count its rows."""
+
+        def write() -> int:
+            with self._transaction() as (connection, now):
+                values.update(now=now, free_at=now + seconds)
+                return connection.execute(statement, values).rowcount
+
+        return await self._in_thread(write)
 
     # --- in the thread ----------------------------------------------------------------------------
 
     def _claim(self, key: str, fingerprint: str, owner: str, lease: float) -> Taken | None:
         with self._transaction() as (connection, now):
-            wanted = {
-                "key": key,
-                "fingerprint": fingerprint,
-                "owner": owner,
-                "lease": lease,
-                "now": now,
-            }
-            if connection.execute(_CLAIM, wanted).fetchall():
+            wanted = _row(key, fingerprint, owner) | {"now": now, "free_at": now + lease}
+            if connection.execute(_CLAIM, wanted).rowcount:
                 return None
             printed, free_at, status, headers, body = connection.execute(_READ, (key,)).fetchone()
         response = None if status is None else StoredResponse(status, unpack(headers), body)
         return Taken(Record(printed, free_at, response), now)
-
-    async def _write(self, statement: Callable[[float], tuple[str, tuple[Any, ...]]]) -> int:
-        """Execute one statement, made with the time on the store's clock, and count its rows."""
-
-        def write() -> int:
-            with self._transaction() as (connection, now):
-                return connection.execute(*statement(now)).rowcount
-
-        return await in_thread(self._thread, write)
 
     @contextmanager
     def _transaction(self) -> Generator[tuple[sqlite3.Connection, float]]:
@@ -142,39 +168,63 @@ class SqliteStore:
             yield connection, now
 
     def _connect(self) -> sqlite3.Connection:
+        if self._path != ":memory:":
+            # Only its owner may read the file: responses are in it. SQLite makes its own beside it
+            # with the same rights.
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         connection = sqlite3.connect(
             self._path,
             timeout=self._busy_timeout,
             isolation_level=None,  # transactions are begun by hand
         )
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
                 self._migrate(connection)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
         except BaseException:
             connection.close()
             raise
         return connection
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in {0, _VERSION}:
+        def ask(what: str) -> int:
+            return int(connection.execute(what).fetchone()[0])
+
+        application, version = ask("PRAGMA application_id"), ask("PRAGMA user_version")
+        if (application, version) == (_APPLICATION, _VERSION):
+            return
+        if application == _APPLICATION:
             msg = (
                 f"{self._path} has version {version} of the schema, and this tarry knows "
-                f"{_VERSION}: it belongs to a newer one, or is not a file of idempotency records"
+                f"{_VERSION}: it belongs to a newer one"
             )
             raise ConfigurationError(msg)
-        if version == 0:
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {_VERSION}")
+        if application or version or ask("SELECT count(*) FROM sqlite_master"):
+            msg = (
+                f"{self._path} is not a file of idempotency records: give them a file of their own"
+            )
+            raise ConfigurationError(msg)
+        for statement in _SCHEMA.split(";"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {_VERSION}")
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _row(
+    key: str, fingerprint: str, owner: str, response: StoredResponse | None = None
+) -> dict[str, Any]:
+    row = {"key": key, "fingerprint": fingerprint, "owner": owner}
+    if response is None:
+        return row | {"status": None, "headers": None, "body": None}
+    headers = pack(response.headers)
+    return row | {"status": response.status, "headers": headers, "body": response.body}
 
 
 def _is_busy(error: BaseException) -> bool:

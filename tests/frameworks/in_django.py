@@ -1,0 +1,95 @@
+"""The shop in Django, as its asgi.py makes it, with the middleware that a new project has.
+
+Django has one configuration for each process, so the shop that was made last is the one that runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from django.conf import settings  # type: ignore[import-untyped]
+from django.core.asgi import get_asgi_application  # type: ignore[import-untyped]
+from django.core.exceptions import PermissionDenied  # type: ignore[import-untyped]
+from django.http import (  # type: ignore[import-untyped]
+    HttpRequest,
+    HttpResponse,
+    JsonResponse,
+    StreamingHttpResponse,
+)
+from django.urls import path  # type: ignore[import-untyped]
+from django.views.decorators.csrf import csrf_exempt  # type: ignore[import-untyped]
+
+from tarry.wire.asgi import App
+from tests.frameworks.shop import Shop
+
+View: TypeAlias = Callable[[Any], Any]
+
+
+def app_of(shop: Shop, **more: View) -> App:
+    """The application, with more views by their paths; only `/form` minds forgeries."""
+
+    async def pay(request: HttpRequest) -> HttpResponse:
+        paid = shop.pay(json.loads(request.body))
+        response = JsonResponse(paid, status=201, headers={"X-Payment": str(paid["payment"])})
+        response.set_cookie("basket", "empty")
+        return response
+
+    async def wait(_request: HttpRequest) -> HttpResponse:
+        return JsonResponse(await shop.wait(), status=201)
+
+    async def fail(_request: HttpRequest) -> HttpResponse:
+        return JsonResponse(shop.fail(), status=201)
+
+    async def refuse(_request: HttpRequest) -> HttpResponse:
+        shop.pay("refuse")
+        raise PermissionDenied
+
+    async def stream(_request: HttpRequest) -> HttpResponse:
+        return StreamingHttpResponse(shop.pieces(), content_type="text/plain")
+
+    async def leave(_request: HttpRequest) -> HttpResponse:
+        shop.running.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            shop.gone = True
+            raise
+
+    async def down(_request: HttpRequest) -> HttpResponse:
+        await shop.down()
+
+    def down_in_thread(_request: HttpRequest) -> HttpResponse:
+        shop.down_in_thread()
+
+    views: dict[str, View] = {
+        "pay": pay,
+        "wait": wait,
+        "fail": fail,
+        "refuse": refuse,
+        "stream": stream,
+        "leave": leave,
+        "down": down,
+        "down/thread": down_in_thread,
+        **more,
+    }
+    if not settings.configured:
+        settings.configure(
+            ALLOWED_HOSTS=["*"],
+            LOGGING_CONFIG=None,
+            MIDDLEWARE=[
+                "django.middleware.security.SecurityMiddleware",
+                "django.middleware.common.CommonMiddleware",
+                "django.middleware.csrf.CsrfViewMiddleware",
+                "django.middleware.clickjacking.XFrameOptionsMiddleware",
+            ],
+            SECRET_KEY="not one",  # noqa: S106 - nothing here is secret
+        )
+    settings.ROOT_URLCONF = (
+        *(path(name, csrf_exempt(view)) for name, view in views.items()),
+        path("form", pay),
+    )
+    app: App = get_asgi_application()
+    return app

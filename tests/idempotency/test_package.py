@@ -1,0 +1,42 @@
+"""The package: its names, and what importing it costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import tarry.idempotency
+
+
+def test_import_loads_no_third_party() -> None:
+    """The middleware and its built-in stores need nothing but the standard library."""
+    program = """
+import json, sys
+import tarry.idempotency
+few = "asyncio" in sys.modules
+from tarry.idempotency import IdempotencyMiddleware, MemoryStore, SqliteStore, Store
+print(json.dumps([few, [name.partition(".")[0] for name in sys.modules]]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program], check=True, capture_output=True, text=True
+    )
+    few, loaded = json.loads(done.stdout)
+
+    assert not few
+    for package in ("starlette", "httpx", "trio", "anyio", "redis", "psycopg", "asyncpg"):
+        assert package not in loaded
+
+
+def test_names_resolve() -> None:
+    """Each public name is there, and another is an attribute error."""
+    names = tarry.idempotency.__all__
+
+    assert sorted(set(names)) == names
+    assert names == dir(tarry.idempotency)
+    for name in names:
+        assert name == getattr(tarry.idempotency, name).__name__
+    with pytest.raises(AttributeError, match="no_such_name"):
+        getattr(tarry.idempotency, "no_such_name")  # noqa: B009 - the type checker knows better

@@ -1,0 +1,99 @@
+"""Stores behind the middleware, on servers that hang and on pools that are used up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tarry.idempotency import IdempotencyMiddleware, PostgresStore, lease
+from tarry.wire.asgi import Receive, Scope, Send
+from tests.idempotency.asking import Payments, ask
+from tests.integration.claimants import store_of
+from tests.integration.postgres import asyncpg
+from tests.integration.servers import Server, postgres_server, redis_server
+
+
+@pytest.fixture(scope="module", params=["postgres", "redis"])
+def stoppable(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
+    """An engine, and a server of it that a test may make hang."""
+    with {"postgres": postgres_server, "redis": redis_server}[request.param]() as server:
+        yield request.param, server
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the store no longer than a test may take."""
+    monkeypatch.setattr(lease, "PATIENCE", 0.5)
+
+
+def test_a_server_that_hangs(stoppable: tuple[str, Server], table: str) -> None:
+    """New requests are refused, an answer is sent; it is kept when the server goes on."""
+    engine, server = stoppable
+    payments = Payments()
+    running, go_on = asyncio.Event(), asyncio.Event()
+
+    async def pay(scope: Scope, receive: Receive, send: Send) -> None:
+        running.set()
+        await go_on.wait()
+        await payments(scope, receive, send)
+
+    async def main() -> None:
+        store = store_of(engine, server.address, table)
+        app = IdempotencyMiddleware(pay, store)
+        first = asyncio.create_task(ask(app))
+        await running.wait()
+        with server.standing_still():
+            assert 503 == (await ask(app, key=b"another")).status
+            go_on.set()
+            assert b"run 1" == (await first).body
+        again = await ask(app)
+        while again.status in {409, 503}:  # until it has been written
+            await asyncio.sleep(0.05)
+            again = await ask(app)
+        assert (b"run 1", True) == (again.body, again.replayed)
+        await store.close()
+
+    asyncio.run(main())
+    assert 1 == payments.runs
+
+
+@pytest.mark.parametrize("status", [201, 500])
+def test_a_pool_that_handlers_use_up(postgres_dsn: str, table: str, status: int) -> None:
+    """A handler that answers while it holds the last connection is answered, and not for ever."""
+    payments = Payments(status)
+
+    async def main() -> None:
+        async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1) as pool:
+
+            async def pay(scope: Scope, receive: Receive, send: Send) -> None:
+                async with pool.acquire():
+                    await payments(scope, receive, send)
+
+            app = IdempotencyMiddleware(pay, PostgresStore(pool, table=table), lease=60.0)
+            assert status == (await ask(app)).status
+            again = await ask(app)
+            while again.status == 409:
+                await asyncio.sleep(0.05)
+                again = await ask(app)
+            assert (status == 201) == again.replayed
+
+    asyncio.run(main())
+
+
+def test_a_pool_that_is_used_up_refuses(postgres_dsn: str, table: str) -> None:
+    """A claim that gets no connection is a 503, and takes nothing when there is one again."""
+    payments = Payments()
+
+    async def main() -> None:
+        async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1) as pool:
+            store = PostgresStore(pool, table=table)
+            await store.sweep(1)
+            app = IdempotencyMiddleware(payments, store)
+            async with pool.acquire():
+                assert 503 == (await ask(app)).status
+            assert 201 == (await ask(app)).status
+
+    asyncio.run(main())
+    assert 1 == payments.runs
