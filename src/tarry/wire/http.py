@@ -11,7 +11,7 @@ IDEMPOTENT_METHODS = SAFE_METHODS | {"PUT", "DELETE"}
 
 KEY = "Idempotency-Key"
 ATTEMPT = "X-Retry-Attempt"
-"""The number of the attempt, on every one but the first."""
+"""The number of the attempt. The library's adapters leave it out on the first."""
 DEADLINE = "X-Deadline-Ms"
 """The milliseconds that are left for the request when it is sent."""
 SHOULD_RETRY = "X-Should-Retry"

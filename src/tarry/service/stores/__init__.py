@@ -1,0 +1,1 @@
+"""The engines behind the port: memory for tests, SQLite by default."""

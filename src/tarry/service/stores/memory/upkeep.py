@@ -1,0 +1,145 @@
+"""Policies, keys, numbers and maintenance of the store in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from heapq import heappop
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tarry.service.model import Key, Policy, Status
+from tarry.service.store import Counters, Page, Point, PolicyChange, Retention, Swept
+from tarry.service.stores.memory.base import Part, copy
+from tarry.service.stores.memory.data import DAY, MINUTE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tarry.service.stores.memory.rows import Row, Tenant
+
+MOST_KEYS = 1000
+
+
+class Upkeep(Part):
+    """All that is not about one task."""
+
+    # --- policies ---------------------------------------------------------------------------------
+
+    async def put_policy(self, policy: Policy, *, replace: bool) -> tuple[PolicyChange, Policy]:
+        """Write a policy; `replace` makes a new version of other content, else it is a conflict."""
+        versions = self.data.tenant(policy.tenant).policies.setdefault(policy.id, [])
+        if versions and versions[-1].document == policy.document:
+            return PolicyChange.SAME, copy(versions[-1])
+        if versions and not replace:
+            return PolicyChange.CONFLICT, copy(versions[-1])
+        new = msgspec.structs.replace(policy, version=len(versions) + 1, created_at=self._clock())
+        versions.append(new)
+        return PolicyChange.DONE, copy(new)
+
+    async def policy(
+        self, tenant: str, policy_id: str, version: int | None = None
+    ) -> Policy | None:
+        """Return a version of a policy, by default the newest."""
+        versions = self.data.tenant(tenant).policies.get(policy_id, [])
+        number = len(versions) if version is None else version
+        return copy(versions[number - 1]) if 0 < number <= len(versions) else None
+
+    async def policies(
+        self, tenant: str, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[Policy]:
+        """List the newest version of each policy, by id."""
+        found = self.data.tenant(tenant).policies
+        ids = sorted(policy_id for policy_id in found if cursor is None or policy_id > cursor)
+        items = [copy(found[policy_id][-1]) for policy_id in ids[:limit]]
+        return Page(items, ids[limit - 1] if len(ids) > limit else None)
+
+    async def delete_policy(self, tenant: str, policy_id: str) -> PolicyChange:
+        """Forget all versions of a policy that no live task uses."""
+        owner = self.data.tenant(tenant)
+        if policy_id not in owner.policies:
+            return PolicyChange.MISSING
+        if owner.policy_use[policy_id]:
+            return PolicyChange.CONFLICT
+        del owner.policies[policy_id]
+        return PolicyChange.DONE
+
+    # --- keys -------------------------------------------------------------------------------------
+
+    async def put_key(self, key: Key) -> None:
+        """Keep an API key."""
+        if key.id not in self.data.keys:
+            new = msgspec.structs.replace(key, created_at=self._clock(), revoked_at=None)
+            self.data.keys[key.id] = new
+            self.data.digests[key.digest] = key.id
+
+    async def key(self, digest: bytes) -> Key | None:
+        """Return the key with a digest, revoked or not."""
+        key_id = self.data.digests.get(digest)
+        return None if key_id is None else copy(self.data.keys[key_id])
+
+    async def keys(self, tenant: str | None = None) -> list[Key]:
+        """Return the keys."""
+        keys = [copy(key) for key in self.data.keys.values() if tenant in {None, key.tenant}]
+        return keys[:MOST_KEYS]
+
+    async def revoke_key(self, key_id: str) -> bool:
+        """End a key."""
+        key = self.data.keys.get(key_id)
+        if key is not None and key.revoked_at is None:
+            key.revoked_at = self._clock()
+        return key is not None
+
+    # --- numbers ----------------------------------------------------------------------------------
+
+    async def counters(self, tenant: str | None = None) -> Counters:
+        """Return the counts of a tenant's tasks, or of all."""
+        tenants = self._tenants(tenant)
+        tasks = {status: sum(one.counts[status] for one in tenants) for status in Status}
+        return Counters(tasks, sum(one.superseded for one in tenants))
+
+    async def series(self, tenant: str | None, *, since: int) -> list[Point]:
+        """Return what happened in each minute from that of `since` on."""
+        first = max(since, self._clock() - DAY)
+        total: dict[int, Counter[str]] = {}
+        for one in self._tenants(tenant):
+            for minute, outcomes in one.series.items():
+                if minute > first - MINUTE:
+                    total.setdefault(minute, Counter()).update(outcomes)
+        return [Point(minute, dict(total[minute])) for minute in sorted(total)]
+
+    def _tenants(self, tenant: str | None) -> list[Tenant]:
+        return [one for one in self.data.tenants.values() if tenant in {None, one.name}]
+
+    # --- maintenance ------------------------------------------------------------------------------
+
+    async def sweep(self, retention: Retention, limit: int) -> Swept:
+        """Remove up to `limit` terminal tasks whose time is up, their logs too."""
+        now, tasks = self._clock(), 0
+        kinds = ((False, now - retention.succeeded), (True, now - retention.dead))
+        for dead, until in kinds:
+            while tasks < limit and (row := self._ended(until, dead=dead)):
+                heappop(self.data.ended[dead])
+                self.data.remove(row)
+                tasks += 1
+        return Swept(tasks, any(self._ended(until, dead=dead) for dead, until in kinds))
+
+    def _ended(self, until: int, *, dead: bool) -> Row | None:
+        """Return the task that ended first, if it did so by then."""
+        notes = self.data.ended[dead]
+        while notes:
+            ended, number, version = notes[0]
+            row = self.data.rows.get(number)
+            if row is not None and row.task.version == version:
+                return row if ended <= until else None
+            heappop(notes)
+        return None
+
+    async def orphans(self, limit: int) -> list[str]:
+        """Return the bodies of tasks that are gone."""
+        return list(self.data.orphans)[:limit]
+
+    async def buried(self, refs: Sequence[str]) -> None:
+        """Forget orphans that were deleted."""
+        for ref in refs:
+            self.data.orphans.pop(ref, None)

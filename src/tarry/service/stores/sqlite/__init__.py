@@ -1,0 +1,11 @@
+"""The store in a SQLite file: one machine, nothing to start.
+
+What belongs to one transaction is plain synchronous code (`Database` and the modules it runs); the
+driver adds two threads. All that waits while a commit runs goes into the next one.
+"""
+
+from tarry.service.stores.sqlite.database import Database
+from tarry.service.stores.sqlite.driver import SqliteStore
+from tarry.service.stores.sqlite.port import Port
+
+__all__ = ["Database", "Port", "SqliteStore"]

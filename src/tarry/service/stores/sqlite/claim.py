@@ -1,0 +1,134 @@
+"""A claim: what lanes give when it is their turn, and what became of those who held it before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tarry.service.model import LOST, Attempt, Status
+from tarry.service.store import Claimed
+from tarry.service.stores.sqlite.bulk import Bulk
+from tarry.service.stores.sqlite.life import end_cancelled, log
+from tarry.service.stores.sqlite.ring import Ring
+from tarry.service.stores.sqlite.rows import (
+    LANE,
+    POLICY,
+    SEQ,
+    STATUS,
+    TASK,
+    TENANT,
+    WAKE_AT,
+    task_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from tarry.service.model import Task
+    from tarry.service.store import Lease
+    from tarry.service.stores.sqlite.ledger import LaneRow, Ledger
+
+    Row = tuple[Any, ...]
+
+_DUE = TASK + "WHERE s.lane = ? AND s.status = 0 AND s.wake_at <= ? ORDER BY s.wake_at LIMIT ?"
+_ABANDONED = (
+    TASK + "WHERE s.lane = ? AND s.status = 1 AND s.wake_at <= ? ORDER BY s.wake_at LIMIT ?"
+)
+_LEASE = Bulk(
+    """
+INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, version,
+    attempts, worker)
+VALUES {rows}
+ON CONFLICT (seq) DO UPDATE SET status = 1, wake_at = excluded.wake_at,
+    next_attempt_at = excluded.next_attempt_at, version = excluded.version,
+    attempts = excluded.attempts, worker = excluded.worker
+""",
+    "(?, 0, 0, 0, 0, 1, ?, ?, ?, ?, ?)",
+)
+
+
+def claim(
+    ledger: Ledger, lease: Lease, limit: int, per_lane: int, skip: Collection[str]
+) -> Claimed:
+    """Lease tasks that are due within the horizon, or abandoned, from lanes that are open."""
+    ledger.flush()
+    ring = Ring(ledger, lease.horizon, limit, skip)
+    gave: set[int] = set()
+    taken: list[tuple[int, int, Task]] = []
+    probing: dict[str, int] = {}
+    turns, room = ring.turns(), limit
+    while room > 0 and (lane := next(turns, None)):
+        rows = _offered(ledger, ring, lane, lease, min(room, per_lane))
+        if not rows:
+            continue
+        room -= len(rows)
+        gave.add(lane.id)
+        given = _lease(ledger, lane, lease, rows)
+        taken += given
+        if given and lane.parked_until is not None:
+            probing[lane.name] = lane.opened
+    ring.seat(gave)
+    tasks = [task for _, _, task in sorted(taken, key=_order)]
+    return Claimed(ledger.now, tasks, probing, ring.next_at(full=room <= 0))
+
+
+def _order(taken: tuple[int, int, Task]) -> tuple[int, int]:
+    return taken[:2]
+
+
+def _offered(ledger: Ledger, ring: Ring, lane: LaneRow, lease: Lease, most: int) -> list[Row]:
+    """Return what a lane may give, earliest first."""
+    now = ledger.now
+    if lane.parked_until is not None:
+        if lane.parked_until > now:
+            return []
+        most = min(most, lane.probes - ring.held(lane)[0])
+    if most <= 0:
+        return []
+    rows = ledger.execute(_DUE, (lane.id, now + lease.horizon, most)).fetchall()
+    if lane.lapse_at is not None and lane.lapse_at <= now:
+        rows += ledger.execute(_ABANDONED, (lane.id, now, most)).fetchall()
+        rows.sort(key=lambda row: (row[WAKE_AT], row[SEQ]))
+    return rows[:most]
+
+
+def _lease(
+    ledger: Ledger, lane: LaneRow, lease: Lease, rows: list[Row]
+) -> list[tuple[int, int, Task]]:
+    """Lease tasks; return each with its time and number."""
+    worker = ledger.names.worker(lease.worker)
+    taken: list[tuple[int, int, Task]] = []
+    leases: list[Row] = []
+    for row in rows:
+        task = task_of(row)
+        if task.status is Status.IN_FLIGHT and _lose(ledger, task, row):
+            continue
+        task.status = Status.IN_FLIGHT
+        task.version += 1
+        task.worker = lease.worker
+        task.wake_at = max(ledger.now, task.next_attempt_at) + lease.length
+        state = (task.wake_at, task.next_attempt_at, task.version, task.attempts)
+        leases.append((row[SEQ], *state, worker))
+        taken.append((task.next_attempt_at, row[SEQ], task))
+        ledger.move(row[TENANT], lane, row[POLICY], row[STATUS], Status.IN_FLIGHT)
+    _LEASE.run(ledger, leases)
+    return taken
+
+
+def _lose(ledger: Ledger, task: Task, row: Row) -> bool:
+    """Log an abandoned attempt; True: the task was cancelled, and ends with it."""
+    task.attempts += 1
+    attempt = Attempt(
+        number=task.attempts,
+        scheduled_at=task.next_attempt_at,
+        started_at=task.next_attempt_at,
+        outcome=LOST,
+        worker=task.worker,
+    )
+    seq, tenant = row[SEQ], row[TENANT]
+    log(ledger, [(tenant, seq, task.attempts, attempt)])
+    if task.cancelling:
+        old = int(Status.IN_FLIGHT)
+        end_cancelled(ledger, seq, tenant, row[LANE], row[POLICY], old, task.attempts)
+        return True
+    task.next_attempt_at = task.wake_at
+    return False

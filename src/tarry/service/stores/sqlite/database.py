@@ -1,0 +1,153 @@
+"""The file: operations in, answers out, and one transaction for all that came together.
+
+Without threads and without asyncio, so that a simulation can run it as it stands.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+from tarry.errors import StoreUnavailable
+from tarry.service.stores.sqlite import faults
+from tarry.service.stores.sqlite.ledger import Ledger, View
+from tarry.service.stores.sqlite.names import Names
+from tarry.service.stores.sqlite.schema import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from os import PathLike
+
+    from tarry.service.stores.sqlite.presence import Presence
+
+    Operation = Callable[[Ledger], Any]
+    Question = Callable[[View], Any]
+    Answer = tuple[Any, Exception | None]
+
+
+class Database:
+    """One connection to the file at `path`; `clock` gives epoch milliseconds.
+
+    It is opened when it is needed, and opened anew after an error that may have to do with it: so
+    the store works again as soon as its cause is gone.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        clock: Callable[[], int],
+        presence: Presence | None = None,
+    ) -> None:
+        self.path = path
+        self.presence = presence
+        self.commits = 0
+        """How many transactions were written."""
+        self._clock = clock
+        self._opened: tuple[sqlite3.Connection, Names] | None = None
+        self._place: tuple[int, int] | None = None
+
+    def apply(self, operations: Sequence[Operation]) -> list[Answer]:
+        """Run operations in one transaction; each has its own answer: a value, or an error.
+
+        One that fails takes nothing with it: what failed together is run one by one.
+        """
+        try:
+            return [(value, None) for value in self._together(operations)]
+        except Exception as error:  # noqa: BLE001 - it is the caller's, in his answer
+            self._clean_up(error)
+            if len(operations) == 1 or not faults.spares_others(error):
+                return [(None, self._told(error)) for _ in operations]
+        return [answer for operation in operations for answer in self.apply([operation])]
+
+    def read(self, questions: Sequence[Question]) -> list[Answer]:
+        """Answer questions, all from one state of the file."""
+        answers: list[Answer] = []
+        try:
+            connection, _ = self.open()
+            connection.execute("BEGIN")
+            view = View(connection, self._clock())
+            answers.extend(self._answer(question, view) for question in questions)
+            connection.execute("COMMIT")
+        except Exception as error:  # noqa: BLE001 - as above
+            self._clean_up(error)
+            return [(None, self._told(error)) for _ in questions]
+        return answers
+
+    def open(self) -> tuple[sqlite3.Connection, Names]:
+        """Open the file unless it is open."""
+        self._look()
+        if self._opened is None:
+            connection = connect(self.path)
+            self._place = _place_of(self.path)
+            token = None
+            if self.presence is not None:
+                self.presence.enter()
+                token = self.presence.token
+            self._opened = connection, Names(connection, token)
+        return self._opened
+
+    def close(self) -> None:
+        """Close the file; the next operation opens it again."""
+        if self._opened is not None:
+            connection, _ = self._opened
+            self._opened = None
+            connection.close()
+
+    def _look(self) -> None:
+        """Refuse to write into a file that is gone: SQLite would not notice."""
+        if self._place is not None and self._place != _place_of(self.path):
+            msg = (
+                f"the store {self.path} is away: its file was moved or deleted since it was "
+                "opened; put it back, or restart to begin with what is there"
+            )
+            raise StoreUnavailable(msg)
+
+    def _together(self, operations: Sequence[Operation]) -> list[Any]:
+        connection, names = self.open()
+        connection.execute("BEGIN IMMEDIATE")
+        before = connection.total_changes
+        # The time is read under the write lock: it grows with the order of the transactions.
+        ledger = Ledger(connection, names, self._clock(), self.presence)
+        values = [operation(ledger) for operation in operations]
+        ledger.flush()
+        connection.execute("COMMIT")
+        self.commits += connection.total_changes != before
+        return values
+
+    def _answer(self, question: Question, view: View) -> Answer:
+        try:
+            return question(view), None
+        except Exception as error:
+            if faults.is_fault(error):
+                raise
+            return None, error
+
+    def _clean_up(self, error: Exception) -> None:
+        """Take back what was begun."""
+        if self._opened is None:
+            return
+        connection, names = self._opened
+        names.forget()
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            self.close()
+        if faults.breaks_connection(error):
+            self.close()
+
+    def _told(self, error: Exception) -> Exception:
+        if not faults.is_fault(error):
+            return error
+        told = faults.unavailable(error, self.path)
+        told.__cause__ = error
+        return told
+
+
+def _place_of(path: str | PathLike[str]) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - in every transaction
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,161 @@
+"""Dead letters: counted, brought back, purged. Each call looks at a bounded number of rows."""
+
+# ruff: noqa: S608 - statements are put together from constants
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tarry.service.model import Replay, Status
+from tarry.service.stores.sqlite.life import revive
+from tarry.service.stores.sqlite.reading import SCANNED, place, wanted_by
+from tarry.service.stores.sqlite.rows import encode
+from tarry.service.stores.sqlite.upkeep import remove
+
+if TYPE_CHECKING:
+    from tarry.service.store import Query
+    from tarry.service.stores.sqlite.ledger import Ledger, View
+
+_MOST = 100
+_DEAD = int(Status.EXHAUSTED)
+_LETTERS = """
+SELECT seq, lane, policy, reason, finished_at FROM state
+WHERE tenant = ? AND status = 3 AND finished_at IS NOT NULL AND seq > ? ORDER BY seq LIMIT ?
+"""
+_UPDATE = "UPDATE replay SET running = ?, job = ? WHERE id = ?"
+_LATEST = "ORDER BY created_at DESC, id DESC LIMIT ?"
+_JOBS = f"SELECT job FROM replay {_LATEST}"
+_RUNNING_JOBS = f"SELECT job FROM replay WHERE running = 1 {_LATEST}"
+_JOBS_OF = f"SELECT job FROM replay WHERE tenant = ? {_LATEST}"
+_RUNNING_OF = f"SELECT job FROM replay WHERE tenant = ? AND running = 1 {_LATEST}"
+
+_job_of = msgspec.msgpack.Decoder(Replay).decode
+
+
+class Letters(msgspec.Struct):
+    """Letters that match, among those that were looked at; `cursor` goes on from there."""
+
+    rows: list[tuple[int, int, int, int]]
+    """Of each the numbers of its row, tenant, lane and policy."""
+    cursor: int | None
+
+
+def letters(view: View, filter_: Replay, after: int, limit: int) -> Letters:
+    """Return up to `limit` letters that a job would bring back, oldest first."""
+    wanted = wanted_by(view, filter_.tenant, filter_.lane, filter_.policy_id)
+    if wanted is None:
+        return Letters([], None)
+    tenant, lane, policy = wanted
+    matched: list[tuple[int, int, int, int]] = []
+    looked_at, last = 0, after
+    rows = view.execute(_LETTERS, (tenant, after, SCANNED))
+    for seq, lane_id, policy_id, reason, finished_at in rows:
+        if len(matched) == limit:
+            return Letters(matched, last)
+        looked_at, last = looked_at + 1, seq
+        if (
+            (lane is None or lane == lane_id)
+            and (policy is None or policy == policy_id)
+            and (filter_.reason is None or filter_.reason == reason)
+            and (not filter_.before or finished_at <= filter_.before)
+        ):
+            matched.append((seq, tenant, lane_id, policy_id))
+    return Letters(matched, last if looked_at == SCANNED else None)
+
+
+def count(view: View, filter_: Replay, after: int) -> tuple[int, int | None]:
+    """Count the letters among some thousand; where to go on, None at the end."""
+    page = letters(view, filter_, after, SCANNED)
+    return len(page.rows), page.cursor
+
+
+def purge(
+    ledger: Ledger, tenant: str, query: Query, after: int, limit: int
+) -> tuple[int, int | None]:
+    """Remove up to `limit` letters among some thousand; where to go on, None at the end."""
+    if query.status not in {None, Status.EXHAUSTED}:
+        return 0, None
+    filter_ = Replay(
+        id="", tenant=tenant, lane=query.lane, policy_id=query.policy_id, reason=query.reason
+    )
+    page = letters(ledger, filter_, after, limit)
+    for seq, whose, lane, policy in page.rows:
+        remove(ledger, seq, whose, lane, policy, _DEAD)
+    return len(page.rows), page.cursor
+
+
+def start_replay(ledger: Ledger, replay: Replay) -> Replay:
+    """Keep a job; the same id again is the same job."""
+    made = msgspec.structs.replace(
+        replay,
+        created_at=ledger.now,
+        next_at=ledger.now,
+        replayed=0,
+        cursor=None,
+        status="running",
+        finished_at=None,
+    )
+    ledger.execute(
+        "INSERT INTO replay VALUES (?, ?, ?, 1, ?) ON CONFLICT DO NOTHING",
+        (replay.id, replay.tenant, ledger.now, encode(made)),
+    )
+    return job(ledger, replay.id) or made
+
+
+def job_of(view: View, tenant: str, replay_id: str) -> Replay | None:
+    """Return a job of a tenant."""
+    found = job(view, replay_id)
+    return found if found is not None and found.tenant == tenant else None
+
+
+def job(view: View, replay_id: str) -> Replay | None:
+    """Return a job, whosever it is."""
+    row = view.execute("SELECT job FROM replay WHERE id = ?", (replay_id,)).fetchone()
+    return None if row is None else _job_of(row[0])
+
+
+def jobs(view: View, *, running: bool, tenant: str | None) -> list[Replay]:
+    """Return the latest jobs."""
+    if tenant is None:
+        rows = view.execute(_RUNNING_JOBS if running else _JOBS, (_MOST,))
+    else:
+        rows = view.execute(_RUNNING_OF if running else _JOBS_OF, (tenant, _MOST))
+    return [_job_of(row[0]) for row in rows]
+
+
+def replay_step(ledger: Ledger, replay_id: str, limit: int) -> Replay | None:
+    """Bring back up to `limit` letters if the job is due, and set when it is due again."""
+    found = job(ledger, replay_id)
+    if found is None or found.status != "running" or found.next_at > ledger.now:
+        return found
+    page = letters(ledger, found, 0 if found.cursor is None else place(found.cursor), limit)
+    for letter in page.rows:
+        revive(ledger, *letter)
+    found.replayed += len(page.rows)
+    found.next_at = ledger.now
+    if found.rate > 0:
+        found.next_at += ceil(len(page.rows) * 1000 / found.rate)
+    if page.cursor is not None:
+        found.cursor = str(page.cursor)
+    elif len(page.rows) < limit:
+        found.status, found.finished_at = "done", ledger.now
+    else:
+        found.cursor = str(page.rows[-1][0])
+    _keep(ledger, found)
+    return found
+
+
+def cancel_replay(ledger: Ledger, tenant: str, replay_id: str) -> Replay | None:
+    """End a job; what it brought back stays."""
+    found = job_of(ledger, tenant, replay_id)
+    if found is not None and found.status == "running":
+        found.status, found.finished_at = "cancelled", ledger.now
+        _keep(ledger, found)
+    return found
+
+
+def _keep(ledger: Ledger, replay: Replay) -> None:
+    ledger.execute(_UPDATE, (replay.status == "running", encode(replay), replay.id))

@@ -1,0 +1,76 @@
+"""The store: the file behind two threads, one that writes in groups and one that reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tarry.errors import StoreUnavailable
+from tarry.runtime.clocks import world
+from tarry.service.stores.sqlite.database import Database
+from tarry.service.stores.sqlite.line import Line
+from tarry.service.stores.sqlite.port import Port
+from tarry.service.stores.sqlite.presence import Presence
+from tarry.service.stores.sqlite.workers import recover
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from os import PathLike
+
+    from tarry.service.stores.sqlite.ledger import Ledger, View
+
+T = TypeVar("T")
+
+_RECOVERED = 1000
+
+
+class SqliteStore(Port):
+    """Keeps everything in the SQLite file at `path`, which it makes when it is missing.
+
+    `clock` gives epoch milliseconds. Several processes of one machine may use one file.
+    """
+
+    def __init__(
+        self, path: str | PathLike[str], *, clock: Callable[[], int] | None = None
+    ) -> None:
+        clock = clock or _now
+        self.database = Database(path, clock, Presence(path))
+        self._view = Database(path, clock)
+        self._writer: Line | None = None
+        self._reader: Line | None = None
+
+    async def open(self) -> None:
+        """Connect, bring the schema up to date, and end the leases of workers that have died."""
+        if self._writer is None:
+            self._writer = Line("tarry-sqlite-writer", self.database.apply)
+            self._reader = Line("tarry-sqlite-reader", self._view.read)
+        while await self._write(lambda ledger: recover(ledger, _RECOVERED)):
+            pass
+
+    async def close(self) -> None:
+        """End the threads when they have done what waits, and close the file."""
+        lines, self._writer, self._reader = (self._writer, self._reader), None, None
+        for line in lines:
+            if line is not None:
+                await line.close()
+        self._view.close()
+        self.database.close()
+        if self.database.presence is not None:
+            self.database.presence.leave()
+
+    async def _write(self, operation: Callable[[Ledger], T], weight: int = 1) -> T:
+        return await _put(self._writer, operation, weight)
+
+    async def _read(self, question: Callable[[View], T]) -> T:
+        return await _put(self._reader, question, 1)
+
+
+async def _put(line: Line | None, work: Callable[[Any], T], weight: int) -> T:
+    if line is None:
+        msg = "the store is not open: call open() first"
+        raise StoreUnavailable(msg)
+    answer: T = await line.put(work, weight)
+    return answer
+
+
+def _now() -> int:
+    return int(world.epoch() * 1000)

@@ -1,0 +1,83 @@
+"""Lanes: parked, paused, opened and listed."""
+
+# ruff: noqa: S608 - statements are put together from constants
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tarry.service.model import Lane
+from tarry.service.store import Page
+
+if TYPE_CHECKING:
+    from tarry.service.stores.sqlite.ledger import Ledger, View
+
+_LANE = """
+SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending, l.in_flight, l.dead,
+       l.served_at
+FROM lane AS l CROSS JOIN tenant AS n ON n.id = l.tenant
+"""
+_BY_NAME = _LANE + "WHERE l.name = ?"
+_ALL = _LANE + "WHERE l.name > ? ORDER BY l.name LIMIT ?"
+_OF_TENANT = (
+    f"{_LANE} WHERE l.tenant = (SELECT id FROM tenant WHERE name = ?) AND l.name > ?"
+    " ORDER BY l.name LIMIT ?"
+)
+
+
+def park(ledger: Ledger, name: str, until: int, probes: int, opened: int) -> None:
+    """Give no task of the lane until then, and afterwards `probes` at a time."""
+    lane = ledger.lane(ledger.names.lane(name))
+    lane.parked_until, lane.probes, lane.opened = until, probes, opened
+    lane.rest()
+
+
+def pause(ledger: Ledger, name: str) -> None:
+    """Give no task of the lane until somebody resumes it."""
+    lane = ledger.lane(ledger.names.lane(name))
+    lane.paused = 1
+    lane.rest()
+
+
+def unpark(ledger: Ledger, name: str, *, paused: bool = False) -> None:
+    """Open a lane whose downstream has recovered; `paused` ends an operator's pause too."""
+    found = ledger.execute("SELECT id FROM lane WHERE name = ?", (name,)).fetchone()
+    if found is not None:
+        lane = ledger.lane(found[0])
+        lane.parked_until, lane.probes, lane.opened = None, 0, 0
+        if paused:
+            lane.paused = 0
+        lane.rest()
+
+
+def lane(view: View, name: str) -> Lane | None:
+    """Return one lane."""
+    row = view.execute(_BY_NAME, (name,)).fetchone()
+    return None if row is None else _lane_of(row)
+
+
+def lanes(view: View, tenant: str | None, cursor: str | None, limit: int) -> Page[Lane]:
+    """List lanes by name; the cursor is the last name."""
+    after = cursor or ""
+    if tenant is None:
+        rows = view.execute(_ALL, (after, limit + 1)).fetchall()
+    else:
+        rows = view.execute(_OF_TENANT, (tenant, after, limit + 1)).fetchall()
+    found = [_lane_of(row) for row in rows[:limit]]
+    return Page(found, found[-1].name if len(rows) > limit and found else None)
+
+
+def _lane_of(row: tuple[Any, ...]) -> Lane:
+    name, tenant, parked_until, probes, opened, paused, pending, in_flight, dead, served_at = row
+    return Lane(
+        name=name,
+        tenant=tenant,
+        parked_until=parked_until,
+        probes=probes,
+        opened=opened,
+        paused=bool(paused),
+        pending=pending,
+        in_flight=in_flight,
+        dead=dead,
+        served_at=served_at,
+    )

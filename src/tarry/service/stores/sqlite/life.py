@@ -1,0 +1,122 @@
+"""The life of a task, between its attempts: released, cancelled, retried."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tarry.service.store import Cancellation, Retrieval
+from tarry.service.stores.sqlite.bulk import Bulk
+from tarry.service.stores.sqlite.ledger import CANCELLED, EXHAUSTED, IN_FLIGHT, PENDING
+from tarry.service.stores.sqlite.names import found
+from tarry.service.stores.sqlite.rows import encode, log_key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tarry.service.model import Attempt
+    from tarry.service.store import Release
+    from tarry.service.stores.sqlite.ledger import Ledger
+
+_STATE = """
+SELECT seq, tenant, lane, policy, version, status, cancelling, attempts, next_attempt_at
+FROM state WHERE seq = (SELECT seq FROM task WHERE id = ?)
+"""
+_RELEASE = """
+UPDATE state SET status = 0, wake_at = ?1, next_attempt_at = ?1, version = version + 1,
+    worker = NULL
+WHERE seq = ?2
+"""
+_CANCEL = """
+UPDATE state SET status = 4, finished_at = ?, attempts = ?, version = version + 1, worker = NULL,
+    wake_at = 0
+WHERE seq = ?
+"""
+_REVIVE = """
+UPDATE state SET status = 0, wake_at = ?1, next_attempt_at = ?1, started_at = ?1,
+    finished_at = NULL, reason = NULL, version = version + 1, forgiven = attempts,
+    replays = replays + 1, previous_delay = NULL, restarted = 0, last_kind = NULL
+WHERE seq = ?2
+"""
+_LOG = Bulk("INSERT INTO attempt (id, log) VALUES {rows}", "(?, ?)")
+
+
+def release(ledger: Ledger, leases: Sequence[Release]) -> None:
+    """Hand unstarted leases back, where they are still held."""
+    for one in leases:
+        row = ledger.execute(_STATE, (found(one.task.id),)).fetchone()
+        if row is None or row[4] != one.task.version or row[5] != IN_FLIGHT:
+            continue
+        seq, tenant, lane_id, policy, _, _, cancelling, attempts, due = row
+        if cancelling:
+            end_cancelled(ledger, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
+            continue
+        due = due if one.next_attempt_at is None else max(due, one.next_attempt_at)
+        hand_back(ledger, seq, tenant, lane_id, policy, due)
+
+
+def hand_back(ledger: Ledger, seq: int, tenant: int, lane_id: int, policy: int, due: int) -> None:
+    """End a lease under which no attempt was made."""
+    lane = ledger.lane(lane_id)
+    ledger.execute(_RELEASE, (due, seq))
+    ledger.move(tenant, lane, policy, IN_FLIGHT, PENDING)
+    lane.due(due)
+
+
+def end_cancelled(
+    ledger: Ledger, seq: int, tenant: int, lane_id: int, policy: int, old: int, attempts: int
+) -> None:
+    """End a task that somebody cancelled."""
+    ledger.execute(_CANCEL, (ledger.now, attempts, seq))
+    ledger.move(tenant, ledger.lane(lane_id), policy, old, CANCELLED)
+
+
+def log(ledger: Ledger, attempts: Sequence[tuple[int, int, int, Attempt]]) -> None:
+    """Write lines of the attempt log, and count them: of each its tenant, task, and number."""
+    lines: list[tuple[int, bytes]] = []
+    for tenant, seq, number, attempt in attempts:
+        lines.append((log_key(seq, number), encode(attempt)))
+        ledger.seen(tenant, attempt.outcome)
+    _LOG.run(ledger, lines)
+
+
+def cancel(ledger: Ledger, tenant: str, task_id: str) -> Cancellation | None:
+    """Cancel a task."""
+    row = ledger.execute(_STATE, (found(task_id),)).fetchone()
+    if row is None or row[1] != ledger.names.tenant(tenant):
+        return None
+    seq, whose, lane_id, policy, _, status, cancelling, attempts, _ = row
+    if status == PENDING:
+        end_cancelled(ledger, seq, whose, lane_id, policy, status, attempts)
+        return Cancellation.CANCELLED
+    if status != IN_FLIGHT:
+        return Cancellation.TERMINAL
+    if not cancelling:
+        ledger.execute("UPDATE state SET cancelling = 1 WHERE seq = ?", (seq,))
+    return Cancellation.REQUESTED
+
+
+def retry_now(ledger: Ledger, tenant: str, task_id: str) -> Retrieval | None:
+    """Make a task due that waits or is dead."""
+    row = ledger.execute(_STATE, (found(task_id),)).fetchone()
+    if row is None or row[1] != ledger.names.tenant(tenant):
+        return None
+    seq, whose, lane_id, policy, _, status, _, _, due = row
+    if status == IN_FLIGHT:
+        return Retrieval.RUNNING
+    if status == EXHAUSTED:
+        revive(ledger, seq, whose, lane_id, policy)
+        return Retrieval.DUE
+    if status != PENDING:
+        return Retrieval.FINISHED
+    due = min(due, ledger.now)
+    ledger.execute(_RELEASE, (due, seq))
+    ledger.lane(lane_id).due(due)
+    return Retrieval.DUE
+
+
+def revive(ledger: Ledger, seq: int, tenant: int, lane_id: int, policy: int) -> None:
+    """Bring a dead letter back: it begins anew, and its log goes on."""
+    lane = ledger.lane(lane_id)
+    ledger.execute(_REVIVE, (ledger.now, seq))
+    ledger.move(tenant, lane, policy, EXHAUSTED, PENDING)
+    lane.due(ledger.now)

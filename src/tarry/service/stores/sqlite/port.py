@@ -1,0 +1,218 @@
+"""The port's calls as operations on the file; how they are run is left to a driver."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec.structs import replace as changed
+
+from tarry.service.stores.sqlite import (
+    add,
+    claim,
+    dead,
+    finish,
+    lanes,
+    life,
+    reading,
+    registry,
+    upkeep,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from tarry.service import store as port
+    from tarry.service.model import Attempt, Key, Lane, Policy, Replay, Task
+    from tarry.service.stores.sqlite.ledger import Ledger, View
+
+T = TypeVar("T")
+
+
+class Port(ABC):
+    """Every call of the port `Store` but open and close; what each does is said there."""
+
+    # ruff: noqa: D102 - the port's own words would only be repeated
+
+    @abstractmethod
+    async def _write(self, operation: Callable[[Ledger], T], weight: int = 1) -> T:
+        """Run an operation in a transaction that is durable before this returns."""
+
+    @abstractmethod
+    async def _read(self, question: Callable[[View], T]) -> T:
+        """Ask the file as it stands."""
+
+    async def ping(self) -> int:
+        return await self._write(upkeep.ping)
+
+    # --- the life of a task -----------------------------------------------------------------------
+
+    async def add(
+        self,
+        tasks: Sequence[port.New],
+        lease: port.Lease | None = None,
+        *,
+        quota: int | None = None,
+    ) -> list[port.Added]:
+        return await self._write(lambda ledger: add.add(ledger, tasks, lease, quota), len(tasks))
+
+    async def claim(
+        self, lease: port.Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
+    ) -> port.Claimed:
+        return await self._write(
+            lambda ledger: claim.claim(ledger, lease, limit, per_lane, skip), limit
+        )
+
+    async def finish(self, results: Sequence[port.Finish]) -> list[port.Finished]:
+        return await self._write(lambda ledger: finish.finish(ledger, results), len(results))
+
+    async def release(self, leases: Sequence[port.Release]) -> None:
+        await self._write(lambda ledger: life.release(ledger, leases), len(leases))
+
+    # --- lanes ------------------------------------------------------------------------------------
+
+    async def park(self, lane: str, until: int, *, probes: int, opened: int) -> None:
+        await self._write(lambda ledger: lanes.park(ledger, lane, until, probes, opened))
+
+    async def unpark(self, lane: str) -> None:
+        await self._write(lambda ledger: lanes.unpark(ledger, lane))
+
+    async def resume(self, lane: str) -> None:
+        await self._write(lambda ledger: lanes.unpark(ledger, lane, paused=True))
+
+    async def pause(self, lane: str) -> None:
+        await self._write(lambda ledger: lanes.pause(ledger, lane))
+
+    async def lanes(
+        self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
+    ) -> port.Page[Lane]:
+        return await self._read(lambda view: lanes.lanes(view, tenant, cursor, limit))
+
+    async def lane(self, name: str) -> Lane | None:
+        return await self._read(lambda view: lanes.lane(view, name))
+
+    # --- what people ask for, by tenant -----------------------------------------------------------
+
+    async def get(self, tenant: str, task_id: str) -> Task | None:
+        return await self._read(lambda view: reading.get(view, tenant, task_id))
+
+    async def tasks(
+        self, tenant: str, query: port.Query, *, cursor: str | None = None, limit: int = 100
+    ) -> port.Page[Task]:
+        return await self._read(lambda view: reading.listed(view, tenant, query, cursor, limit))
+
+    async def attempts(
+        self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
+    ) -> list[Attempt]:
+        return await self._read(lambda view: reading.attempts(view, tenant, task_id, after, limit))
+
+    async def cancel(self, tenant: str, task_id: str) -> port.Cancellation | None:
+        return await self._write(lambda ledger: life.cancel(ledger, tenant, task_id))
+
+    async def retry_now(self, tenant: str, task_id: str) -> port.Retrieval | None:
+        return await self._write(lambda ledger: life.retry_now(ledger, tenant, task_id))
+
+    # --- dead letters -----------------------------------------------------------------------------
+
+    async def count_dead(self, replay: Replay) -> int:
+        """Count in steps, so that other questions have their turn between them."""
+        total, after = 0, 0
+        while True:
+            count, cursor = await self._read(_counting(replay, after))
+            total += count
+            if cursor is None:
+                return total
+            after = cursor
+
+    async def start_replay(self, replay: Replay) -> Replay:
+        found, now = await self._read(lambda view: (dead.job(view, replay.id), view.now))
+        if found is not None:
+            return found
+        job = changed(replay, before=min(replay.before or now, now))
+        job.matched = await self.count_dead(job)
+        return await self._write(lambda ledger: dead.start_replay(ledger, job))
+
+    async def replay(self, tenant: str, replay_id: str) -> Replay | None:
+        return await self._read(lambda view: dead.job_of(view, tenant, replay_id))
+
+    async def replays(self, *, running: bool, tenant: str | None = None) -> list[Replay]:
+        return await self._read(lambda view: dead.jobs(view, running=running, tenant=tenant))
+
+    async def replay_step(self, replay_id: str, limit: int) -> Replay | None:
+        return await self._write(lambda ledger: dead.replay_step(ledger, replay_id, limit), limit)
+
+    async def cancel_replay(self, tenant: str, replay_id: str) -> Replay | None:
+        return await self._write(lambda ledger: dead.cancel_replay(ledger, tenant, replay_id))
+
+    async def purge(self, tenant: str, query: port.Query, limit: int) -> int:
+        """Remove in steps, so that other operations have their turn between them."""
+        total, after = 0, 0
+        while total < limit:
+            step = _purging(tenant, query, after, limit - total)
+            count, cursor = await self._write(step, limit - total)
+            total += count
+            if cursor is None:
+                break
+            after = cursor
+        return total
+
+    # --- policies and keys ------------------------------------------------------------------------
+
+    async def put_policy(
+        self, policy: Policy, *, replace: bool
+    ) -> tuple[port.PolicyChange, Policy]:
+        return await self._write(
+            lambda ledger: registry.put_policy(ledger, policy, replace=replace)
+        )
+
+    async def policy(
+        self, tenant: str, policy_id: str, version: int | None = None
+    ) -> Policy | None:
+        return await self._read(lambda view: registry.policy(view, tenant, policy_id, version))
+
+    async def policies(
+        self, tenant: str, *, cursor: str | None = None, limit: int = 100
+    ) -> port.Page[Policy]:
+        return await self._read(lambda view: registry.policies(view, tenant, cursor, limit))
+
+    async def delete_policy(self, tenant: str, policy_id: str) -> port.PolicyChange:
+        return await self._write(lambda ledger: registry.delete_policy(ledger, tenant, policy_id))
+
+    async def put_key(self, key: Key) -> None:
+        await self._write(lambda ledger: registry.put_key(ledger, key))
+
+    async def key(self, digest: bytes) -> Key | None:
+        return await self._read(lambda view: registry.key(view, digest))
+
+    async def keys(self, tenant: str | None = None) -> list[Key]:
+        return await self._read(lambda view: registry.keys(view, tenant))
+
+    async def revoke_key(self, key_id: str) -> bool:
+        return await self._write(lambda ledger: registry.revoke_key(ledger, key_id))
+
+    # --- numbers and upkeep -----------------------------------------------------------------------
+
+    async def counters(self, tenant: str | None = None) -> port.Counters:
+        return await self._read(lambda view: reading.counters(view, tenant))
+
+    async def series(self, tenant: str | None, *, since: int) -> list[port.Point]:
+        return await self._read(lambda view: reading.series(view, tenant, since))
+
+    async def sweep(self, retention: port.Retention, limit: int) -> port.Swept:
+        return await self._write(lambda ledger: upkeep.sweep(ledger, retention, limit), limit)
+
+    async def orphans(self, limit: int) -> list[str]:
+        return await self._read(lambda view: upkeep.orphans(view, limit))
+
+    async def buried(self, refs: Sequence[str]) -> None:
+        await self._write(lambda ledger: upkeep.buried(ledger, refs), len(refs))
+
+
+def _counting(replay: Replay, after: int) -> Callable[[View], tuple[int, int | None]]:
+    return lambda view: dead.count(view, replay, after)
+
+
+def _purging(
+    tenant: str, query: port.Query, after: int, limit: int
+) -> Callable[[Ledger], tuple[int, int | None]]:
+    return lambda ledger: dead.purge(ledger, tenant, query, after, limit)

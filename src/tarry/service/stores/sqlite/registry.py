@@ -1,0 +1,125 @@
+"""Policies in their versions, and API keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tarry.service.model import Key, Policy
+from tarry.service.store import Page, PolicyChange
+
+if TYPE_CHECKING:
+    from tarry.service.stores.sqlite.ledger import Ledger, View
+
+_MOST_KEYS = 1000
+_POLICY = """
+SELECT n.name, p.id, p.version, p.document, p.created_at
+FROM policy AS p CROSS JOIN tenant AS n ON n.id = p.tenant
+WHERE p.tenant = (SELECT id FROM tenant WHERE name = ?) AND
+"""
+_NEWEST = _POLICY + "p.id = ? ORDER BY p.version DESC LIMIT 1"
+_VERSION = _POLICY + "p.id = ? AND p.version = ?"
+_NEXT = _POLICY + "p.id > ? ORDER BY p.id, p.version DESC LIMIT 1"
+_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at FROM api_key"
+
+
+def put_policy(ledger: Ledger, given: Policy, *, replace: bool) -> tuple[PolicyChange, Policy]:
+    """Write a policy, or a new version of it."""
+    newest = policy(ledger, given.tenant, given.id, None)
+    if newest is not None and newest.document == given.document:
+        return PolicyChange.SAME, newest
+    if newest is not None and not replace:
+        return PolicyChange.CONFLICT, newest
+    made = Policy(
+        tenant=given.tenant,
+        id=given.id,
+        version=1 if newest is None else newest.version + 1,
+        document=given.document,
+        created_at=ledger.now,
+    )
+    ledger.execute(
+        "INSERT INTO policy (tenant, id, version, document, created_at) VALUES (?, ?, ?, ?, ?)",
+        (ledger.names.tenant(made.tenant), made.id, made.version, made.document, made.created_at),
+    )
+    return PolicyChange.DONE, made
+
+
+def policy(view: View, tenant: str, policy_id: str, version: int | None) -> Policy | None:
+    """Return a version of a policy, by default the newest."""
+    if version is None:
+        row = view.execute(_NEWEST, (tenant, policy_id)).fetchone()
+    else:
+        row = view.execute(_VERSION, (tenant, policy_id, version)).fetchone()
+    return None if row is None else _policy_of(row)
+
+
+def policies(view: View, tenant: str, cursor: str | None, limit: int) -> Page[Policy]:
+    """List the newest version of each policy, by id; the cursor is the last id."""
+    found: list[Policy] = []
+    after = cursor or ""
+    while row := view.execute(_NEXT, (tenant, after)).fetchone():
+        if len(found) == limit:
+            return Page(found, after)
+        found.append(_policy_of(row))
+        after = found[-1].id
+    return Page(found, None)
+
+
+def delete_policy(ledger: Ledger, tenant: str, policy_id: str) -> PolicyChange:
+    """Forget all versions of a policy that no live task uses."""
+    if policy(ledger, tenant, policy_id, None) is None:
+        return PolicyChange.MISSING
+    ledger.flush()
+    whose = ledger.names.tenant(tenant)
+    used = "SELECT 1 FROM used WHERE tenant = ? AND policy = ? AND live > 0"
+    if ledger.execute(used, (whose, policy_id)).fetchall():
+        return PolicyChange.CONFLICT
+    ledger.execute("DELETE FROM policy WHERE tenant = ? AND id = ?", (whose, policy_id))
+    return PolicyChange.DONE
+
+
+def put_key(ledger: Ledger, given: Key) -> None:
+    """Keep an API key."""
+    row = (given.id, given.tenant, given.digest, given.name, ledger.now)
+    ledger.execute(
+        "INSERT INTO api_key VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT (id) DO NOTHING", row
+    )
+
+
+def key(view: View, digest: bytes) -> Key | None:
+    """Return the key with a digest, revoked or not."""
+    row = view.execute(f"{_KEY} WHERE digest = ?", (digest,)).fetchone()
+    return None if row is None else _key_of(row)
+
+
+def keys(view: View, tenant: str | None) -> list[Key]:
+    """Return the keys."""
+    if tenant is None:
+        rows = view.execute(f"{_KEY} ORDER BY id LIMIT ?", (_MOST_KEYS,))
+    else:
+        rows = view.execute(f"{_KEY} WHERE tenant = ? ORDER BY id LIMIT ?", (tenant, _MOST_KEYS))
+    return [_key_of(row) for row in rows]
+
+
+def revoke_key(ledger: Ledger, key_id: str) -> bool:
+    """End a key; one that has ended keeps its time."""
+    statement = "UPDATE api_key SET revoked_at = ifnull(revoked_at, ?) WHERE id = ?"
+    return ledger.execute(statement, (ledger.now, key_id)).rowcount > 0
+
+
+def _policy_of(row: tuple[Any, ...]) -> Policy:
+    tenant, policy_id, version, document, created_at = row
+    return Policy(
+        tenant=tenant, id=policy_id, version=version, document=document, created_at=created_at
+    )
+
+
+def _key_of(row: tuple[Any, ...]) -> Key:
+    key_id, tenant, digest, name, created_at, revoked_at = row
+    return Key(
+        id=key_id,
+        tenant=tenant,
+        digest=digest,
+        name=name,
+        created_at=created_at,
+        revoked_at=revoked_at,
+    )

@@ -1,0 +1,71 @@
+"""Rows as the values of the model, and the columns that make them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tarry.service.model import Attempt, Status, Task
+from tarry.service.stores.sqlite.names import unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TASK = """
+SELECT s.seq, t.id, n.name, l.name, t.key, t.fingerprint, t.content, t.body_ref, u.policy,
+       t.policy_version, t.created_at, s.next_attempt_at, s.started_at, s.status, s.reason,
+       s.attempts, s.forgiven, s.previous_delay, s.restarted, s.last_kind, s.version, w.name,
+       s.wake_at, s.cancelling, s.replays, s.finished_at, s.tenant, s.lane, s.policy
+FROM state AS s
+CROSS JOIN task AS t ON t.seq = s.seq
+CROSS JOIN tenant AS n ON n.id = s.tenant
+CROSS JOIN lane AS l ON l.id = s.lane
+CROSS JOIN used AS u ON u.id = s.policy
+LEFT JOIN worker AS w ON w.id = s.worker
+"""
+"""To be followed by what chooses among `s`. CROSS: `s` comes first, whatever SQLite thinks."""
+
+SEQ, STATUS, WAKE_AT, TENANT, LANE, POLICY = 0, 13, 22, 26, 27, 28
+
+_STATUS: tuple[Status, ...] = tuple(Status)
+_LOG_BITS = 24
+
+encode = msgspec.msgpack.Encoder().encode
+attempt_of = msgspec.msgpack.Decoder(Attempt).decode
+
+
+def task_of(row: Sequence[Any]) -> Task:
+    """Return the task in a row of `TASK`."""
+    return Task(
+        id=unpacked(row[1]),
+        tenant=row[2],
+        lane=row[3],
+        key=row[4],
+        fingerprint=row[5],
+        content=row[6],
+        body_ref=row[7],
+        policy_id=row[8],
+        policy_version=row[9],
+        created_at=row[10],
+        next_attempt_at=row[11],
+        started_at=row[12],
+        status=_STATUS[int(row[STATUS])],
+        reason=row[14],
+        attempts=row[15],
+        forgiven=row[16],
+        previous_delay=row[17],
+        restarted=row[18],
+        last_kind=row[19],
+        version=row[20],
+        worker=row[21],
+        wake_at=row[22],
+        cancelling=bool(row[23]),
+        replays=row[24],
+        finished_at=row[25],
+    )
+
+
+def log_key(seq: int, number: int) -> int:
+    """Return the number of the row that logs an attempt: those of a task lie together."""
+    return seq << _LOG_BITS | number

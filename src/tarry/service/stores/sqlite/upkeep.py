@@ -1,0 +1,72 @@
+"""What is swept away, in steps, and what is left of it: bodies to delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tarry.service.model import Status
+from tarry.service.store import Swept
+from tarry.service.stores.sqlite.reading import DAY
+from tarry.service.stores.sqlite.rows import log_key
+from tarry.service.stores.sqlite.workers import recover
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tarry.service.store import Retention
+    from tarry.service.stores.sqlite.ledger import Ledger, View
+
+_OUT_OF_TIME = """
+SELECT seq, tenant, lane, policy, status FROM state
+WHERE status = ? AND finished_at IS NOT NULL AND finished_at <= ? ORDER BY finished_at LIMIT ?
+"""
+_OLD_MINUTES = """
+DELETE FROM series WHERE (tenant, minute, outcome) IN (
+    SELECT tenant, minute, outcome FROM series WHERE minute < ? LIMIT ?)
+"""
+
+
+def sweep(ledger: Ledger, retention: Retention, limit: int) -> Swept:
+    """Remove up to `limit` terminal tasks whose time is up; leases of the dead end, too."""
+    more = recover(ledger, limit)
+    ends = {
+        Status.SUCCEEDED: retention.succeeded,
+        Status.CANCELLED: retention.succeeded,
+        Status.EXHAUSTED: retention.dead,
+    }
+    gone: list[tuple[int, int, int, int, int]] = []
+    for status, length in ends.items():
+        room = limit + 1 - len(gone)
+        gone += ledger.execute(_OUT_OF_TIME, (status, ledger.now - length, room)).fetchall()
+    for row in gone[:limit]:
+        remove(ledger, *row)
+    minutes = ledger.execute(_OLD_MINUTES, (ledger.now - DAY, limit)).rowcount
+    return Swept(min(len(gone), limit), more or len(gone) > limit or minutes == limit > 0)
+
+
+def remove(ledger: Ledger, seq: int, tenant: int, lane: int, policy: int, status: int) -> None:
+    """Remove a terminal task and its log; a body that it owned is an orphan."""
+    execute = ledger.execute
+    execute("DELETE FROM attempt WHERE id > ? AND id < ?", (log_key(seq, 0), log_key(seq + 1, 0)))
+    execute("DELETE FROM state WHERE seq = ?", (seq,))
+    [(ref,)] = execute("SELECT body_ref FROM task WHERE seq = ?", (seq,))
+    execute("DELETE FROM task WHERE seq = ?", (seq,))
+    if ref is not None:
+        execute("INSERT OR IGNORE INTO orphan VALUES (?)", (ref,))
+    ledger.move(tenant, ledger.lane(lane), policy, status, None)
+
+
+def orphans(view: View, limit: int) -> list[str]:
+    """Return the bodies of tasks that are gone."""
+    return [ref for (ref,) in view.execute("SELECT ref FROM orphan LIMIT ?", (limit,))]
+
+
+def buried(ledger: Ledger, refs: Sequence[str]) -> None:
+    """Forget orphans that were deleted."""
+    ledger.executemany("DELETE FROM orphan WHERE ref = ?", [(ref,) for ref in refs])
+
+
+def ping(ledger: Ledger) -> int:
+    """Write and read something."""
+    ledger.execute("UPDATE meta SET value = ? WHERE name = 'pinged'", (ledger.now,))
+    return ledger.now

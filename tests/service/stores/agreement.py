@@ -1,0 +1,213 @@
+"""Stores driven side by side: the same calls, the same clock, and nothing to tell them apart.
+
+An engine joins by a line in `ENGINES`. What the port leaves free is not compared: versions, the
+order among tasks of one time, `next_at` (which has only to be early enough), and lanes in which
+nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from tarry.service.model import Attempt, Lane, Replay, Status, Task
+from tarry.service.store import Claimed, Lease, Query, Store
+from tarry.service.stores.memory import Data, MemoryStore
+from tarry.service.stores.sqlite import SqliteStore
+from tests.service.stores.bench import Clock
+
+T = TypeVar("T")
+Make = Callable[[Clock], Store]
+
+TENANTS = ("acme", "beta")
+COUNTED = (Status.PENDING, Status.IN_FLIGHT, Status.EXHAUSTED)
+"""What a lane counts."""
+
+
+def memory(folder: Path) -> Make:
+    """Stores over one `Data`."""
+    data = Data()
+    return lambda clock: MemoryStore(clock, data)
+
+
+def sqlite(folder: Path) -> Make:
+    """Stores over one file."""
+    return lambda clock: SqliteStore(folder / "tasks.db", clock=clock)
+
+
+ENGINES: dict[str, Callable[[Path], Make]] = {"memory": memory, "sqlite": sqlite}
+"""Each engine: for an empty folder, a way to open its store, again and again."""
+
+
+class Dump(NamedTuple):
+    """All that can be seen of a store."""
+
+    tasks: dict[str, list[Task]]
+    attempts: dict[str, list[Attempt]]
+    lanes: list[Lane]
+    counts: dict[str | None, Any]
+    series: dict[str | None, Any]
+    replays: list[Replay]
+    policies: list[Any]
+    keys: list[Any]
+    orphans: list[str]
+
+
+class Fleet:
+    """One store of each engine, on one clock."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._folder = TemporaryDirectory()
+        self._runner = asyncio.Runner()
+        self._makes = [make(self._own(name)) for name, make in ENGINES.items()]
+        self._opened: list[Store] = []
+        self.stores: list[Store] = []
+        self.crash()
+
+    def crash(self) -> None:
+        """Go on with new stores over the same data."""
+        self.stores = [make(self.clock) for make in self._makes]
+        self._opened += self.stores
+        for store in self.stores:
+            self._run(store.open())
+
+    def close(self) -> None:
+        """Close all that was opened."""
+        for store in self._opened:
+            self._run(store.close())
+        self._runner.close()
+        self._folder.cleanup()
+
+    def each(self, call: Callable[[int, Store], Awaitable[T]]) -> list[T]:
+        """Make a call on every store; return the answers in the order of the engines."""
+        return [self._run(call(index, store)) for index, store in enumerate(self.stores)]
+
+    def agree(self, call: Callable[[Store], Awaitable[T]]) -> T:
+        """Make a call on every store, and look that the answers are the same."""
+        first, *others = self.each(lambda _, store: call(store))
+        for name, other in zip(list(ENGINES)[1:], others, strict=True):
+            assert first == other, f"memory and {name} disagree"
+        return first
+
+    def dump(self) -> Dump:
+        """Look that all that can be seen is the same everywhere, and return it."""
+        return self.agree(dump)
+
+    def _own(self, name: str) -> Path:
+        folder = Path(self._folder.name, name)
+        folder.mkdir()
+        return folder
+
+    def _run(self, waits: Awaitable[T]) -> T:
+        async def main() -> T:
+            return await waits
+
+        return self._runner.run(main())
+
+
+def plain(task: Task) -> Task:
+    """A task without what engines may have otherwise."""
+    if task.status.is_terminal:
+        task = replace(task, wake_at=0, cancelling=False)
+    return replace(task, version=0)
+
+
+async def dump(store: Store) -> Dump:
+    """Ask a store for everything, in small pages, and look that its counts are exact."""
+    tasks = {tenant: await every_task(store, tenant) for tenant in TENANTS}
+    found = [task for tenant in TENANTS for task in tasks[tenant]]
+    logs = await asyncio.gather(*(store.attempts(task.tenant, task.id) for task in found))
+    attempts = {task.id: log for task, log in zip(found, logs, strict=True)}
+    counts = {}
+    for tenant in (None, *TENANTS):
+        counters = await store.counters(tenant)
+        exact = Counter(task.status for task in found if tenant in {None, task.tenant})
+        assert {status: exact[status] for status in Status} == counters.tasks
+        counts[tenant] = counters
+    lanes = [lane for lane in await every_lane(store) if is_used(lane)]
+    for lane in lanes:
+        exact = Counter(task.status for task in found if task.lane == lane.name)
+        shown = (lane.pending, lane.in_flight, lane.dead)
+        assert tuple(exact[status] for status in COUNTED) == shown
+    return Dump(
+        {tenant: [plain(task) for task in tasks[tenant]] for tenant in TENANTS},
+        attempts,
+        lanes,
+        counts,
+        {tenant: await store.series(tenant, since=0) for tenant in (None, *TENANTS)},
+        [replace(replay, cursor=None) for replay in await store.replays(running=False)],
+        [await store.policies(tenant) for tenant in TENANTS],
+        sorted(await store.keys(), key=lambda key: key.id),
+        sorted(await store.orphans(1000)),
+    )
+
+
+async def every_task(store: Store, tenant: str) -> list[Task]:
+    """All pages of a tenant's tasks."""
+    page = await store.tasks(tenant, Query(), limit=7)
+    found = page.items
+    while page.cursor is not None:
+        page = await store.tasks(tenant, Query(), cursor=page.cursor, limit=7)
+        found += page.items
+    return found
+
+
+async def every_lane(store: Store) -> list[Lane]:
+    """All pages of all lanes."""
+    page = await store.lanes(None, limit=3)
+    found = page.items
+    while page.cursor is not None:
+        page = await store.lanes(None, cursor=page.cursor, limit=3)
+        found += page.items
+    return found
+
+
+def is_used(lane: Lane) -> bool:
+    """Whether a lane has to be kept."""
+    shut = lane.paused or lane.parked_until is not None
+    return shut or lane.pending + lane.in_flight + lane.dead > 0
+
+
+def check_claim(
+    claimed: Claimed, before: Dump, after: Dump, lease: Lease, skip: Collection[str]
+) -> None:
+    """Look at what a claim says of itself: order, lanes, time, and when to come again."""
+    times = [task.next_attempt_at for task in claimed.tasks]
+    assert sorted(times) == times
+    lanes = {lane.name: lane for lane in before.lanes}
+    for task in claimed.tasks:
+        lane = lanes[task.lane]
+        assert task.lane not in skip
+        assert not lane.paused
+        assert (lane.parked_until or 0) <= claimed.now
+        assert task.next_attempt_at <= claimed.now + lease.horizon
+        assert task.wake_at == max(claimed.now, task.next_attempt_at) + lease.length
+    exact = earliest(after, lease, claimed.now, skip)
+    if exact is not None:
+        assert claimed.next_at is not None
+        assert claimed.next_at <= max(exact, claimed.now)
+    if not claimed.tasks and claimed.next_at is not None:
+        assert claimed.next_at > claimed.now
+
+
+def earliest(seen: Dump, lease: Lease, now: int, skip: Collection[str]) -> int | None:
+    """When the next claim may find something, by a look at every task."""
+    times = []
+    for lane in seen.lanes:
+        if lane.paused or lane.name in skip:
+            continue
+        live = [task for task in seen.tasks[lane.tenant] if task.lane == lane.name]
+        ends = [task.wake_at for task in live if task.status is Status.IN_FLIGHT]
+        due = [task.wake_at - lease.horizon for task in live if task.status is Status.PENDING]
+        until = lane.parked_until
+        if until is not None and until <= now and sum(end > now for end in ends) >= lane.probes:
+            due, ends = [], [min((end for end in ends if end > now), default=now)]
+        times += [max(at, until or 0) for at in due + ends]
+    return min(times, default=None)

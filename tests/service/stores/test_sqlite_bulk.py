@@ -1,0 +1,176 @@
+"""Batches: written with few statements, and each of their parts as if it had come alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tarry.errors import ConfigurationError
+from tarry.service.model import Task
+from tarry.service.store import Added, Addition, Finish, Finished, New
+from tarry.service.stores.sqlite import Database, add, finish, life
+from tarry.service.stores.sqlite.ledger import Ledger
+from tests.service.stores.bench import (
+    HOUR,
+    LEASE,
+    NOON,
+    Clock,
+    stop,
+    succeed,
+    task,
+    task_id,
+    wait,
+)
+
+TABLES = ("task", "state", "attempt", "tenant", "lane", "used", "worker", "series")
+SIZES = (1, 2, 3, 63, 64, 65, 127, 200)
+
+
+class File:
+    """A file, and operations on it that must succeed."""
+
+    def __init__(self, path: Path) -> None:
+        self.database = Database(path, Clock())
+
+    def run(self, *operations: Callable[[Ledger], Any]) -> list[Any]:
+        """Run operations in one transaction."""
+        answers = self.database.apply(operations)
+        for _, error in answers:
+            if error is not None:
+                raise error
+        return [value for value, _ in answers]
+
+    def add(self, news: list[New], quota: int | None = None) -> list[Added]:
+        """Add a batch."""
+        [added] = self.run(lambda ledger: add.add(ledger, news, LEASE, quota))
+        return list(added)
+
+    def add_singly(self, news: list[New], quota: int | None = None) -> list[Added]:
+        """Add tasks as so many batches."""
+        return [added for new in news for added in self.add([new], quota)]
+
+    def finish(self, results: list[Finish]) -> list[Finished]:
+        """Finish a batch."""
+        [finished] = self.run(lambda ledger: finish.finish(ledger, results))
+        return list(finished)
+
+    def finish_singly(self, results: list[Finish]) -> list[Finished]:
+        """Finish attempts as so many batches."""
+        return [finished for result in results for finished in self.finish([result])]
+
+    def cancel(self, tasks: list[Task]) -> None:
+        """Cancel tasks."""
+        self.run(lambda ledger: [life.cancel(ledger, one.tenant, one.id) for one in tasks])
+
+    def rows(self) -> dict[str, list[Any]]:
+        """Everything that is kept about tasks."""
+        connection, _ = self.database.open()
+        read = "SELECT * FROM {}".format
+        return {name: connection.execute(read(name)).fetchall() for name in TABLES}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[File]:
+    """Two empty files."""
+    return [File(tmp_path / "whole.db"), File(tmp_path / "singly.db")]
+
+
+def news(size: int) -> list[New]:
+    """A batch of which a third is new, in several lanes, and the rest is there or comes twice."""
+    batch = [
+        New(task(n, f"h{n % 5}", f"t{n % 2}"), delay=n * 100 or None, direct=n % 2 == 0)
+        for n in range(size)
+    ]
+    for n in range(0, size, 7):
+        batch[n] = New(task(1000 + n, f"h{n % 5}", f"t{n % 2}", key=f"key {n // 2}"))
+    for n in range(3, size, 11):
+        batch[n] = batch[n - 1]
+    return batch
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("quota", [None, 1000, 40])
+def test_a_batch_is_added_as_its_tasks_one_by_one(
+    files: list[File], size: int, quota: int | None
+) -> None:
+    """New keys, known keys, conflicts and what a quota refuses, wherever in a batch they stand."""
+    batch = news(size)
+    for file in files:
+        file.add_singly(batch[2::3])
+    whole, singly = files
+
+    answers = whole.add(batch, quota)
+
+    assert singly.add_singly(batch, quota) == answers
+    assert singly.rows() == whole.rows()
+    if size > 100:
+        found = {Addition.ADDED, Addition.EXISTING, Addition.CONFLICT}
+        if quota == 40:
+            found.add(Addition.FULL)
+        assert found == {answer.addition for answer in answers}
+
+
+def results(held: list[Task]) -> list[Finish]:
+    """An end of every kind for leased tasks."""
+    ends: list[Callable[[Task], Finish]] = [
+        succeed,
+        stop,
+        lambda held: wait(held, NOON + HOUR),
+        lambda held: wait(held, NOON + 5, keep=LEASE, previous_delay=0.5, restarted=1),
+        lambda held: succeed(replace(held, version=held.version + 1)),
+        lambda held: succeed(held, callback=task(int(held.id[-12:], 16) + 5000)),
+        lambda held: replace(wait(held, NOON + HOUR), attempt=None),
+    ]
+    return [ends[n % len(ends)](task) for n, task in enumerate(held)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_batch_is_finished_as_its_attempts_one_by_one(files: list[File], size: int) -> None:
+    """Every kind of end, of tasks that are held, lost, gone or cancelled, wherever it stands."""
+    batch = [New(task(n, f"h{n % 5}"), direct=True) for n in range(size)]
+    ends: list[Finish] = []
+    for file in files:
+        ends = results([added.task for added in file.add(batch)])
+        file.cancel([one.task for one in batch[3::4]])
+    for n in range(5, size, 9):
+        ends[n].task.id = "none" if n % 2 else task_id(9000 + n)
+    whole, singly = files
+
+    answers = whole.finish(ends)
+
+    assert singly.finish_singly(ends) == answers
+    assert singly.rows() == whole.rows()
+    if size > 60:
+        assert set(Finished) == set(answers)
+
+
+def test_one_task_twice_in_a_batch_of_ends(tmp_path: Path) -> None:
+    """The second sees what the first did: it is superseded, or goes on from the next version."""
+    file = File(tmp_path / "tasks.db")
+    first, second = (added.task for added in file.add([New(task(n), direct=True) for n in (1, 2)]))
+
+    answers = file.finish(
+        [
+            succeed(first),
+            wait(second, NOON, keep=LEASE),
+            stop(first),
+            succeed(replace(second, version=second.version + 1)),
+        ]
+    )
+
+    done, late = Finished.DONE, Finished.SUPERSEDED
+    assert [done, done, late, done] == answers
+
+
+def test_an_id_that_comes_with_two_keys_in_a_batch(tmp_path: Path) -> None:
+    """It is refused, and nothing of the batch is kept."""
+    file = File(tmp_path / "tasks.db")
+
+    with pytest.raises(ConfigurationError, match="id must be a new one"):
+        file.add([New(task(1)), New(task(2)), New(task(1, key="other"))])
+
+    assert [] == file.rows()["task"]

@@ -1,0 +1,260 @@
+"""The store when its file fails: told in words, and well again without anybody's doing."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures.thread  # noqa: F401 - a user whom permissions bind may not import it later
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.model import Status
+from tarry.service.store import New, Query
+from tarry.service.stores.sqlite import SqliteStore, schema
+from tests.service.stores.bench import LEASE, Clock, succeed, task
+from tests.service.stores.test_sqlite import on
+
+NOBODY = 65_534
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """What does not fit is refused, what fits is written, and with room again all goes on."""
+
+    async def main(store: SqliteStore) -> None:
+        await store.add([New(task(1))])
+        held = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
+        connection, _ = store.database.open()
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages + 2}").fetchall()
+
+        big = [New(task(number, content=bytes(100_000))) for number in (2, 3)]
+        answers = await asyncio.gather(
+            store.add(big), store.finish([succeed(held[0])]), return_exceptions=True
+        )
+
+        assert isinstance(answers[0], StoreUnavailable)
+        assert "the disk is full" in str(answers[0])
+        assert isinstance(answers[0].__cause__, sqlite3.OperationalError)
+        assert ["done"] == answers[1]
+        assert 0 == (await store.counters()).tasks[Status.PENDING]
+        with pytest.raises(StoreUnavailable, match="the disk is full"):
+            await store.add(big)
+        connection.execute("PRAGMA max_page_count = 1000000").fetchall()
+        assert 2 == len(await store.add(big))
+
+    on(tmp_path / "tasks.db", main)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in which we are an ordinary user, whom permissions bind."""
+    path = Path(tempfile.mkdtemp())
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.chown(path, NOBODY, NOBODY)
+        os.seteuid(NOBODY)
+    try:
+        yield path
+    finally:
+        if is_root:
+            os.seteuid(0)
+        shutil.rmtree(path)
+
+
+@contextmanager
+def kept_open(path: Path) -> Iterator[None]:
+    """Another process that has a file open, so that its log stays when we close it."""
+    code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
+    code += "c.execute('SELECT count(*) FROM task').fetchone(); print('open', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        user=0 if os.getuid() == 0 else None,
+    ) as process:
+        assert process.stdout is not None
+        assert "open\n" == process.stdout.readline()
+        yield
+        process.communicate("\n")
+
+
+def test_a_file_that_is_read_only(folder: Path) -> None:
+    """Writing is refused, reading goes on; as soon as it may be written again, it is."""
+    path = folder / "tasks.db"
+
+    async def main(store: SqliteStore) -> None:
+        await store.add([New(task(1))])
+        assert 1 == len((await store.tasks("acme", Query())).items)
+        with kept_open(path):
+            path.chmod(0o444)
+            for database in (store.database, store._view):
+                database.close()  # as after an error: what is open could still be written
+
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable, match="it is read-only"):
+                    await store.add([New(task(2))])
+            with pytest.raises(StoreUnavailable, match="it is read-only"):
+                await store.ping()
+            assert 1 == len((await store.tasks("acme", Query())).items)
+
+            path.chmod(0o644)
+            await store.add([New(task(2))])
+            assert 2 == len((await store.tasks("acme", Query())).items)
+
+    on(path, main)
+
+
+def test_a_file_that_was_moved_away(tmp_path: Path) -> None:
+    """Nothing is promised that a restart would not find; put back, it is used again."""
+    path, away = tmp_path / "tasks.db", tmp_path / "away.db"
+
+    async def main(store: SqliteStore) -> None:
+        await store.add([New(task(1))])
+        path.rename(away)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="moved or deleted since it was opened"):
+                await store.add([New(task(2))])
+            store.database.close()
+        assert not path.exists()
+        away.rename(path)
+        await store.add([New(task(2))])
+        assert 2 == (await store.counters()).tasks[Status.PENDING]
+
+    on(path, main)
+
+
+def test_a_file_that_another_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another process keeps the write lock the store is away; reads do not wait for it."""
+    monkeypatch.setattr(schema, "_BUSY_MS", 1)
+
+    async def main(store: SqliteStore) -> None:
+        await store.add([New(task(1))])
+        with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            calls = (store.add([New(task(2))]), store.ping())
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert [StoreUnavailable] * 2 == [type(answer) for answer in answers]
+            assert "another process holds its write lock" in str(answers[0])
+            assert 1 == len((await store.tasks("acme", Query())).items)
+            other.execute("ROLLBACK")
+        await store.add([New(task(2))])
+
+    on(tmp_path / "tasks.db", main)
+
+
+def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    """A store that could not be opened works as soon as it can be."""
+    path = tmp_path / "later" / "tasks.db"
+
+    async def main() -> None:
+        store = SqliteStore(path, clock=Clock())
+        try:
+            with pytest.raises(StoreUnavailable, match="cannot be opened"):
+                await store.open()
+            with pytest.raises(StoreUnavailable, match="cannot be opened"):
+                await store.counters()
+            path.parent.mkdir()
+            await store.add([New(task(1))])
+            assert 1 == (await store.counters()).tasks[Status.PENDING]
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+def open_error(path: Path) -> str:
+    """What is said when a file is refused."""
+
+    async def main() -> str:
+        store = SqliteStore(path)
+        try:
+            with pytest.raises(ConfigurationError) as caught:
+                await store.open()
+            return str(caught.value)
+        finally:
+            await store.close()
+
+    return asyncio.run(main())
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    """A file that a newer tarry wrote is named, left as it is, and read by none but that one."""
+    path = tmp_path / "tasks.db"
+
+    async def fill(store: SqliteStore) -> None:
+        await store.add([New(task(1))])
+
+    on(path, fill)
+    newer = len(schema.MIGRATIONS) + 1
+    with closing(sqlite3.connect(path)) as other:
+        other.execute(f"PRAGMA user_version = {newer}")
+
+    said = open_error(path)
+
+    assert f"{path} has version {newer} of the schema" in said
+    assert "use the newer tarry" in said
+
+
+def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
+    """Neither another program's tables nor what is no database is written to."""
+    path = tmp_path / "theirs.db"
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE task (theirs)")
+    assert f"{path} belongs to another program" in open_error(path)
+    with closing(sqlite3.connect(path)) as other:
+        assert [("task",)] == other.execute("SELECT name FROM sqlite_schema").fetchall()
+
+    text = tmp_path / "text.db"
+    text.write_text("no database, but long enough to be looked at as one " * 100)
+    assert f"{text} is not a SQLite file" in open_error(text)
+
+
+def test_an_old_sqlite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python with a SQLite that lacks what is used is told which one is needed."""
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.34.1")
+
+    assert "needs SQLite 3.35.0 or newer, and this Python has 3.34.1" in open_error(
+        tmp_path / "tasks.db"
+    )
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step is taken whole or not at all, and the next opening takes it."""
+    path = tmp_path / "tasks.db"
+
+    async def fill(store: SqliteStore) -> None:
+        await store.add([New(task(1))])
+
+    on(path, fill)
+    good = "CREATE TABLE extra (a); INSERT INTO extra VALUES (1)"
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, f"{good}; nonsense"))
+
+    async def refused() -> None:
+        store = SqliteStore(path)
+        with pytest.raises(StoreUnavailable, match="nonsense"):
+            await store.open()
+        await store.close()
+
+    asyncio.run(refused())
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS[:-1], good))
+
+    async def look(store: SqliteStore) -> None:
+        assert 1 == (await store.counters()).tasks[Status.PENDING]
+
+    on(path, look)
+    with closing(sqlite3.connect(path)) as other:
+        assert [(1,)] == other.execute("SELECT a FROM extra").fetchall()
+        assert [(len(schema.MIGRATIONS),)] == other.execute("PRAGMA user_version").fetchall()

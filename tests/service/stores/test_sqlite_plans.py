@@ -1,0 +1,100 @@
+"""What each call costs: every statement finds its rows by an index, in the order it needs them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tarry.service.model import Policy, Replay, Status
+from tarry.service.store import New, Query, Release, Retention
+from tarry.service.stores.sqlite import SqliteStore
+from tests.service.stores.bench import HOUR, LEASE, NOON, OTHER, Clock, stop, succeed, task, wait
+from tests.service.stores.test_sqlite import on
+
+SMALL = re.compile(r"SCAN (CONSTANT ROW|\(subquery-\d+\)|(worker|orphan|meta)\b)")
+"""What may be read whole: no table, or one that is small by its nature."""
+LEASED = re.compile(r"SCAN state USING INDEX state_leased\b")
+"""What is leased, read when a worker has died."""
+MERGED = re.compile(r"USE TEMP B-TREE FOR ORDER BY\b")
+"""A page is sorted that was merged from the pages of five statuses."""
+
+
+def test_no_statement_reads_a_table(tmp_path: Path) -> None:
+    """From adding to sweeping, no call scans tasks, lanes or tenants, or sorts what it found."""
+    statements: set[str] = set()
+
+    async def main(store: SqliteStore) -> None:
+        clock = store.database._clock
+        assert isinstance(clock, Clock)
+        for database in (store.database, store._view):
+            connection, _ = database.open()
+            connection.set_trace_callback(statements.add)
+        await store.add(
+            [New(task(n, f"h{n % 3}"), direct=n > 8) for n in range(12)], LEASE, quota=99
+        )
+        await store.add([New(task(1, "h1"))])
+        await store.park("acme/https:h1.example:443", NOON, probes=2, opened=1)
+        held = (await store.claim(LEASE, limit=5, per_lane=2)).tasks
+        results = [succeed(held[0]), stop(held[1]), wait(held[2], NOON + 5, keep=LEASE)]
+        await store.finish([*results, wait(held[3], NOON + HOUR)])
+        await store.release([Release(held[4])])
+        clock.advance(HOUR)
+        await store.claim(OTHER, limit=100, per_lane=100, skip=["acme/https:h2.example:443"])
+        await store.cancel("acme", held[3].id)
+        await store.retry_now("acme", held[1].id)
+        for query in (
+            Query(),
+            Query(status=Status.PENDING),
+            Query(status=Status.EXHAUSTED, reason="attempts"),
+            Query(lane=held[0].lane, policy_id="default"),
+        ):
+            await store.tasks("acme", query, limit=2)
+        await store.get("acme", held[0].id)
+        await store.attempts("acme", held[0].id, after=1)
+        await store.lanes("acme", limit=2)
+        await store.lanes(None, limit=2)
+        await store.start_replay(Replay(id="r", tenant="acme"))
+        await store.replay_step("r", 5)
+        for tenant in ("acme", None):
+            await store.replays(running=True, tenant=tenant)
+        await store.replays(running=False)
+        await store.purge("acme", Query(), 5)
+        await store.put_policy(Policy(tenant="acme", id="p", version=0, document=b""), replace=True)
+        await store.policies("acme")
+        await store.delete_policy("acme", "p")
+        await store.series("acme", since=0)
+        await store.counters("acme")
+        await store.key(b"digest")
+        await store.sweep(Retention(1, 1), 10)
+        for database in (store.database, store._view):
+            database.open()[0].set_trace_callback(None)
+
+        connection, _ = store.database.open()
+        plans: dict[str, list[str]] = {}
+        for statement in statements:
+            if statement.split()[0] in {"SELECT", "UPDATE", "DELETE"}:
+                rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}").fetchall()
+                plans[" ".join(statement.split())] = [row[3] for row in rows]
+        assert len(plans) > 60
+        assert {} == {
+            statement: bad
+            for statement, plan in plans.items()
+            if (bad := [step for step in plan if _reads_much(step, statement)])
+        }
+        indexes = "SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL"
+        steps = " ".join(step for plan in plans.values() for step in plan)
+        unused = [name for (name,) in connection.execute(indexes) if f" {name} " not in steps]
+        assert [] == unused, "an index that nobody needs is paid for with every write"
+
+    on(tmp_path / "tasks.db", main)
+
+
+def _reads_much(step: str, statement: str) -> bool:
+    if step.startswith("SCAN"):
+        return not (SMALL.match(step) or LEASED.match(step) or _takes_the_first(step, statement))
+    return "TEMP B-TREE" in step and not (MERGED.match(step) and "UNION ALL" in statement)
+
+
+def _takes_the_first(step: str, statement: str) -> bool:
+    """Whether an index is walked in its order, and left after the few rows that are wanted."""
+    return "USING" in step and "INDEX" in step and "LIMIT" in statement

@@ -1,0 +1,84 @@
+"""What the machine may draw: tasks that callers want, and how attempts end."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+from tarry.service.model import Status
+from tarry.service.store import Lease
+from tests.service.stores.agreement import TENANTS
+from tests.service.stores.bench import HOUR
+
+WORKERS = ("one", "two")
+POLICIES = ("default", "webhook")
+REASONS = ("attempts", "budget")
+HELD = 20
+"""Leases that the test remembers, among them some that were lost."""
+
+tenants = st.sampled_from(TENANTS)
+hosts = st.sampled_from("ab")
+lanes = st.builds("{}/https:{}.example:443".format, tenants, hosts)
+delays = st.sampled_from([0, 0, 1, 500, 1000, 1001, 5000, HOUR])
+maybe_policy = st.sampled_from([None, *POLICIES])
+maybe_reason = st.sampled_from([None, *REASONS])
+maybe_lane = st.one_of(st.none(), lanes)
+filters: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"reason": st.sampled_from(REASONS)}),
+    st.fixed_dictionaries({"policy_id": st.sampled_from(POLICIES)}),
+    st.fixed_dictionaries({"lane": lanes}),
+)
+leases = st.builds(
+    Lease, st.sampled_from(WORKERS), st.sampled_from([2000, 30_000]), st.sampled_from([0, 1000])
+)
+
+
+class Wish(NamedTuple):
+    """A task that a caller wants added."""
+
+    tenant: str
+    host: str
+    key: int | None
+    """The number of a key that may be there; None is a new one."""
+    delay: int | None
+    at: int
+    policy_id: str
+    direct: bool
+    body: bool
+
+
+class Ending(NamedTuple):
+    """How an attempt of some lease ends."""
+
+    pick: int
+    status: Status
+    delay: int
+    keep: bool
+    is_logged: bool
+    callback: bool
+    reason: str
+
+
+wishes = st.builds(
+    Wish,
+    tenants,
+    hosts,
+    st.one_of(st.none(), st.integers(0, 9)),
+    st.one_of(st.none(), delays),
+    delays,
+    st.sampled_from(POLICIES),
+    st.booleans(),
+    st.booleans(),
+)
+endings = st.builds(
+    Ending,
+    st.integers(0, HELD - 1),
+    st.sampled_from([Status.EXHAUSTED, Status.PENDING, Status.PENDING, Status.SUCCEEDED]),
+    delays,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(REASONS),
+)
