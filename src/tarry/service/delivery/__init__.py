@@ -1,0 +1,1 @@
+"""How one attempt reaches its target: HTTP, gRPC, the guard of addresses, signatures."""

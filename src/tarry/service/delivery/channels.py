@@ -1,0 +1,151 @@
+"""gRPC channels, one for each server, to addresses that the guard has judged.
+
+A name is looked up here, not by gRPC: the channel is given addresses, so it cannot go elsewhere,
+and the name goes along for TLS and `:authority`. It is looked up anew every minute, and when the
+server cannot be reached. With an egress proxy, the proxy looks names up and judges them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from tarry.service.delivery.exchange import Fault
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tarry.service.delivery.guard import Guard
+    from tarry.service.delivery.targets import Target
+
+MOST = 256
+"""Channels that are kept."""
+_FRESH_SECONDS = 60.0
+_IDLE_MS = 60_000
+
+_OPTIONS = (
+    ("grpc.enable_retries", 0),
+    ("grpc.service_config_disable_resolution", 1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.client_idle_timeout_ms", _IDLE_MS),
+)
+
+
+class NoWay(Exception):
+    """There is no channel to this server; says why."""
+
+    def __init__(self, fault: Fault, words: str) -> None:
+        super().__init__(words)
+        self.fault = fault
+
+
+class Channel:
+    """A channel, how many attempts use it, and where it leads."""
+
+    __slots__ = ("address", "checked_at", "raw", "users")
+
+    def __init__(self, raw: Any, address: str, checked_at: float) -> None:
+        self.raw = raw
+        self.address = address
+        self.checked_at = checked_at
+        self.users = 0
+
+    @property
+    def remote(self) -> str | None:
+        """The address, where there is but one."""
+        scheme, _, rest = self.address.rpartition(":")[0].partition(":")
+        return rest.strip("[]") if scheme in {"ipv4", "ipv6"} and "," not in rest else None
+
+
+class Channels:
+    """The channels that are open, the least recently used first to go."""
+
+    def __init__(self, grpc: Any, guard: Guard, proxy: str | None, ca: Path | None) -> None:
+        self._grpc = grpc
+        self._guard = guard
+        self._proxy = proxy
+        self._roots = None if ca is None else ca.read_bytes()
+        self._kept: OrderedDict[str, Channel] = OrderedDict()
+        self._left: list[Channel] = []
+        """Those that take no more attempts: closed when the last one on them has ended."""
+
+    async def take(self, target: Target) -> Channel:
+        """Return a channel to the server of a target, to be given back, or raise NoWay."""
+        now = asyncio.get_running_loop().time()
+        channel = self._kept.get(target.origin)
+        if channel is None or now - channel.checked_at >= _FRESH_SECONDS:
+            address = await self._address_of(target)
+            channel = self._kept.get(target.origin)  # another attempt may have been faster
+            if channel is None or channel.address != address:
+                self.drop(target)
+                channel = self._kept[target.origin] = Channel(
+                    self._open(target, address), address, now
+                )
+            channel.checked_at = now
+        self._kept.move_to_end(target.origin)
+        if len(self._kept) > MOST:
+            self._left.append(self._kept.popitem(last=False)[1])
+        channel.users += 1
+        return channel
+
+    async def give_back(self, channel: Channel) -> None:
+        """An attempt has ended."""
+        channel.users -= 1
+        done = [left for left in self._left if not left.users]
+        self._left = [left for left in self._left if left.users]
+        for left in done:
+            await left.raw.close()
+
+    def drop(self, target: Target) -> None:
+        """Look the name up anew next time."""
+        channel = self._kept.pop(target.origin, None)
+        if channel is not None:
+            self._left.append(channel)
+
+    async def close(self) -> None:
+        """Close all; calls that run are cancelled."""
+        channels = [*self._kept.values(), *self._left]
+        self._kept.clear()
+        self._left.clear()
+        for channel in channels:
+            await channel.raw.close()
+
+    async def _address_of(self, target: Target) -> str:
+        """Return what gRPC is to connect to: every address of the name that is allowed."""
+        if self._proxy is not None:
+            return f"dns:///{target.authority}"
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise NoWay(Fault.DNS, f"Could not resolve host {target.host}: {error}") from None
+        why: str | None = None
+        allowed: dict[int, list[str]] = {}  # by family: one address text of gRPC's holds one
+        for family, _, _, _, address in found:
+            host = str(address[0])
+            refusal = self._guard.refusal(host, target.host)
+            if refusal is None:
+                text = f"[{host}]" if family == socket.AF_INET6 else host
+                allowed.setdefault(family, []).append(f"{text}:{target.port}")
+            why = why or refusal
+        if not allowed:
+            raise NoWay(Fault.BLOCKED, why or f"{target.host} has no address")
+        texts = next(iter(allowed.values()))
+        return f"{'ipv6' if texts[0].startswith('[') else 'ipv4'}:{','.join(texts)}"
+
+    def _open(self, target: Target, address: str) -> Any:
+        options: list[tuple[str, object]] = [
+            *_OPTIONS,
+            ("grpc.default_authority", target.authority),
+        ]
+        if self._proxy is not None:
+            options.append(("grpc.http_proxy", self._proxy))
+        else:
+            options.append(("grpc.enable_http_proxy", 0))  # nothing from the environment
+        if target.scheme == "grpc":
+            return self._grpc.aio.insecure_channel(address, options=options)
+        options.append(("grpc.ssl_target_name_override", target.host))
+        credentials = self._grpc.ssl_channel_credentials(self._roots)
+        return self._grpc.aio.secure_channel(address, credentials, options=options)

@@ -1,0 +1,44 @@
+"""All ways to make an attempt, chosen by the scheme of the target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tarry.errors import ConfigurationError, MissingExtra
+from tarry.service.delivery.exchange import Delivered, Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tarry.service.delivery.exchange import Delivery, Request
+
+
+class Deliveries:
+    """HTTP, and gRPC from the first gRPC target on: `grpc` makes it then."""
+
+    def __init__(self, http: Delivery, grpc: Callable[[], Delivery]) -> None:
+        self._http = http
+        self._make_grpc = grpc
+        self._grpc: Delivery | None = None
+
+    def send(self, request: Request) -> Awaitable[Delivered]:
+        """Make one attempt."""
+        if request.url.startswith("grpc"):
+            return self._send_grpc(request)
+        return self._http.send(request)
+
+    async def _send_grpc(self, request: Request) -> Delivered:
+        if self._grpc is None:
+            try:
+                self._grpc = self._make_grpc()
+            except (MissingExtra, ConfigurationError) as error:
+                return Delivered(fault=Fault.OURS, error=str(error))
+        return await self._grpc.send(request)
+
+    async def close(self) -> None:
+        """Close them all, also when one of them fails to."""
+        try:
+            await self._http.close()
+        finally:
+            if self._grpc is not None:
+                await self._grpc.close()

@@ -1,0 +1,151 @@
+"""gRPC deliveries: `grpc://host:port/package.Service/Method`, and `grpcs`.
+
+The body is the request message as bytes, headers are metadata, the name of the code is the status,
+trailing metadata are the headers of the answer. The channel never repeats a call by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+from base64 import b64decode, b64encode
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tarry.errors import ConfigurationError, MissingExtra
+from tarry.service.delivery.channels import Channel, Channels, NoWay
+from tarry.service.delivery.exchange import Delivered, Fault
+from tarry.service.delivery.targets import parse_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tarry.service.delivery.exchange import Request
+    from tarry.service.delivery.guard import Guard
+    from tarry.service.delivery.targets import Target
+
+_SET_BY_GRPC = frozenset({"accept-encoding", "content-type", "te", "user-agent"})
+
+
+def is_installed() -> bool:
+    """Whether gRPC targets can be served here."""
+    return find_spec("grpc") is not None
+
+
+class GrpcDelivery:
+    """Makes attempts over gRPC. `proxy` (http only) and `ca` as for HTTP."""
+
+    def __init__(self, guard: Guard, *, proxy: str | None = None, ca: str | None = None) -> None:
+        try:
+            self._grpc: Any = import_module("grpc")
+            import_module("grpc.aio")
+        except ImportError:
+            msg = "gRPC targets need grpcio: pip install 'tarry[grpc]'"
+            raise MissingExtra(msg) from None
+        if proxy is not None and not proxy.startswith("http://"):
+            msg = "proxy must be http://host:port for gRPC targets"
+            raise ConfigurationError(msg)
+        self._guard = guard
+        self._channels = Channels(self._grpc, guard, proxy, None if ca is None else Path(ca))
+
+    async def send(self, request: Request) -> Delivered:
+        """Make one attempt; cancelled, the call is cancelled too."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        try:
+            target = parse_target(request.url)
+            metadata = _metadata_of(request.headers)
+        except ConfigurationError as error:
+            return Delivered(fault=Fault.INVALID, error=str(error))
+        try:
+            self._guard.check_url(target)
+        except ConfigurationError as error:
+            return Delivered(fault=Fault.BLOCKED, error=str(error))
+        try:
+            async with asyncio.timeout(request.timeout):
+                channel = await self._channels.take(target)
+        except TimeoutError:
+            delivered = Delivered(fault=Fault.TIMEOUT, error="The name was not resolved in time")
+        except NoWay as error:
+            delivered = Delivered(fault=error.fault, error=str(error))
+        else:
+            until = started + request.timeout
+            try:
+                delivered = await self._call(channel, target, request, metadata, until)
+            finally:
+                await self._channels.give_back(channel)
+            delivered.remote = channel.remote
+        delivered.duration_ms = (loop.time() - started) * 1000
+        return delivered
+
+    async def close(self) -> None:
+        """End what runs and close connections."""
+        await self._channels.close()
+
+    async def _call(
+        self,
+        channel: Channel,
+        target: Target,
+        request: Request,
+        metadata: list[tuple[str, str | bytes]],
+        until: float,
+    ) -> Delivered:
+        now = asyncio.get_running_loop().time
+        try:
+            call = channel.raw.unary_unary(target.path)(
+                request.body, timeout=max(until - now(), 0.001), metadata=metadata
+            )
+            answer = await call
+            headers = _headers_of(await call.trailing_metadata())
+        except self._grpc.aio.AioRpcError as error:
+            code = error.code().name
+            if code == "UNAVAILABLE":
+                self._channels.drop(target)
+            if code == "DEADLINE_EXCEEDED" and now() >= until:
+                return Delivered(fault=Fault.TIMEOUT, error=error.details())
+            headers = _headers_of(error.trailing_metadata())
+            return Delivered(status=code, headers=headers, error=error.details())
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return Delivered(fault=Fault.OURS, error="the delivery was closed meanwhile")
+        return Delivered(status="OK", headers=headers, excerpt=answer[: request.max_excerpt])
+
+
+def _metadata_of(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str | bytes]]:
+    """Return headers as metadata: names in lower case, `-bin` values as bytes."""
+    metadata: list[tuple[str, str | bytes]] = []
+    for given, value in headers:
+        name = given.lower()
+        if name in _SET_BY_GRPC:
+            continue
+        if not _is_name(name):
+            msg = f"headers must have names of letters, digits, '-', '_' and '.', got {given!r}"
+            raise ConfigurationError(msg)
+        if name.endswith("-bin"):
+            try:
+                metadata.append((name, b64decode(value + "=" * (-len(value) % 4), validate=True)))
+            except (binascii.Error, ValueError):
+                msg = f"headers must have base64 in {name}"
+                raise ConfigurationError(msg) from None
+        elif value.isascii() and (value.isprintable() or not value):
+            metadata.append((name, value))
+        else:
+            msg = f"headers must be printable ASCII for a gRPC target, {name} is not"
+            raise ConfigurationError(msg)
+    return metadata
+
+
+def _is_name(name: str) -> bool:
+    plain = name.replace("-", "").replace("_", "").replace(".", "")
+    return plain.isascii() and plain.isalnum() and not name.startswith("grpc-")
+
+
+def _headers_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> list[tuple[str, str]]:
+    return [
+        (name, value if isinstance(value, str) else b64encode(value).decode())
+        for name, value in metadata or ()
+    ]

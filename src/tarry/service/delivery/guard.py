@@ -1,0 +1,196 @@
+"""Which addresses an attempt may connect to: those of the internet, and what configuration allows.
+
+One judgement for two moments. When a task is posted, the URL alone may show that it can go nowhere
+(`check_url`). When a connection is made, each address that is about to be tried is judged
+(`refusal`), so that neither a name that changes its address nor a redirect gains anything.
+
+An address that carries an IPv4 address inside (mapped, NAT64, 6to4, Teredo, ISATAP) is refused for
+its form; where configuration allows the form, the address inside is judged as well.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import TYPE_CHECKING, TypeAlias
+
+from tarry.core.checks import short
+from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.service.delivery.targets import parse_host
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tarry.service.delivery.targets import Target
+
+_Address: TypeAlias = IPv4Address | IPv6Address
+_Network: TypeAlias = IPv4Network | IPv6Network
+
+
+def _table(rows: str) -> tuple[tuple[_Network, str], ...]:
+    pairs = (row.split(maxsplit=1) for row in rows.strip().splitlines())
+    return tuple((ip_network(network), words.strip()) for network, words in pairs)
+
+
+# The first row that holds counts. From IANA's registries of special-purpose addresses, and the
+# addresses at which clouds hand out credentials (one of them, Azure's, is a public one).
+_SPECIAL = _table("""
+    169.254.169.254/32   a cloud metadata address
+    169.254.170.2/32     a cloud metadata address
+    169.254.170.23/32    a cloud metadata address
+    100.100.100.200/32   a cloud metadata address
+    168.63.129.16/32     a cloud metadata address
+    192.0.0.192/32       a cloud metadata address
+    fd00:ec2::254/128    a cloud metadata address
+    fd00:ec2::23/128     a cloud metadata address
+    fd20:ce::254/128     a cloud metadata address
+    0.0.0.0/32           the unspecified address
+    0.0.0.0/8            an address of this host's own network
+    10.0.0.0/8           a private address
+    100.64.0.0/10        a shared address inside a provider's network
+    127.0.0.0/8          a loopback address
+    169.254.0.0/16       a link-local address
+    172.16.0.0/12        a private address
+    192.0.0.0/24         a reserved address
+    192.0.2.0/24         a documentation address
+    192.88.99.0/24       a reserved address
+    192.168.0.0/16       a private address
+    198.18.0.0/15        a benchmark address
+    198.51.100.0/24      a documentation address
+    203.0.113.0/24       a documentation address
+    224.0.0.0/4          a multicast address
+    255.255.255.255/32   the broadcast address
+    240.0.0.0/4          a reserved address
+    ::/128               the unspecified address
+    ::1/128              a loopback address
+    ::ffff:0:0/96        an IPv4-mapped address
+    ::ffff:0:0:0/96      an IPv4-translated address
+    ::/96                an IPv4-compatible address
+    64:ff9b::/96         a NAT64 address
+    64:ff9b:1::/48       a local NAT64 address
+    2001::/32            a Teredo address
+    2001:2::/48          a benchmark address
+    2001:db8::/32        a documentation address
+    2001::/23            a reserved address
+    2002::/16            a 6to4 address
+    3fff::/20            a documentation address
+    fc00::/7             a private address
+    fe80::/10            a link-local address
+    fec0::/10            a private address
+    ff00::/8             a multicast address
+""")
+_UNICAST = IPv6Network("2000::/3")
+"""All that IPv6 has given out; the rest is reserved."""
+_LOOPBACK: tuple[_Network, ...] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
+_ISATAP = frozenset({0x00005EFE, 0x02005EFE})
+_LAST_32 = 0xFFFF_FFFF
+_MOST_HOSTS = 1024
+"""Hosts whose judgement by the URL alone is remembered: few servers get most of the tasks."""
+
+_KNOWN = {
+    "localhost": "127.0.0.1",
+    "localhost.localdomain": "127.0.0.1",
+    "ip6-localhost": "::1",
+    "ip6-loopback": "::1",
+    "metadata.google.internal": "169.254.169.254",
+}
+"""Names that need no look-up to be known."""
+
+
+class Guard:
+    """The rules. `allow` holds CIDRs and host names (`*.` for all below); `dev` allows loopback."""
+
+    def __init__(self, allow: Sequence[str] = (), *, dev: bool = False) -> None:
+        self._networks: list[_Network] = list(_LOOPBACK) if dev else []
+        self._hosts: set[str] = set()
+        self._suffixes: list[str] = []
+        for entry in allow:
+            self._allow(entry)
+        self._shown = lru_cache(_MOST_HOSTS)(self._shown_by_host)
+
+    def check_url(self, target: Target) -> None:
+        """Raise ConfigurationError when the URL alone shows that it is not allowed."""
+        if why := self._shown(target.host):
+            msg = f"targetUrl must be an address that is allowed: {why}"
+            raise ConfigurationError(msg)
+
+    def _shown_by_host(self, host: str) -> str | None:
+        address = "127.0.0.1" if host.endswith(".localhost") else _KNOWN.get(host, host)
+        try:
+            ip_address(address)
+        except ValueError:
+            return None  # a name: judged by what it resolves to, when a connection is made
+        return self.refusal(address, host)
+
+    def refusal(self, address: str, host: str) -> str | None:
+        """Say why `host` may not be reached at this address; None when it may."""
+        if host in self._hosts or any(host.endswith(suffix) for suffix in self._suffixes):
+            return None
+        try:
+            ip = ip_address(address.partition("%")[0])
+        except ValueError:
+            return f"{short(address)} is no IP address"
+        why = self._why(ip)
+        if why is None:
+            return None
+        shown = f"{host} is" if host == address else f"{host} is at {address},"
+        return f"{shown} {why}; the operator can allow it (--allow-target)"
+
+    def _why(self, ip: _Address) -> str | None:
+        inside = list(_inside(ip)) if isinstance(ip, IPv6Address) else []
+        if not any(ip in network for network in self._networks):
+            what = _special(ip) or ("an ISATAP address" if inside else None)
+            if what is not None:
+                return f"{what} of {inside[-1]}" if inside else what
+        for embedded in inside:
+            if (why := self._why(embedded)) is not None:
+                return f"a way to {embedded}, {why}"
+        return None
+
+    def _allow(self, entry: str) -> None:
+        if not isinstance(entry, str):
+            msg = f"allow must hold CIDRs and host names, got {short(entry)}"
+            raise ConfigurationTypeError(msg)
+        try:
+            self._networks.append(ip_network(entry))
+            return
+        except ValueError:
+            pass
+        try:
+            if entry.startswith("*."):
+                self._suffixes.append(f".{parse_host(entry[2:])}")
+            else:
+                self._hosts.add(parse_host(entry))
+        except ConfigurationError:
+            msg = (
+                "allow must hold CIDRs (10.1.0.0/16, without host bits), host names or "
+                f"*.suffixes, got {short(entry)}"
+            )
+            raise ConfigurationError(msg) from None
+
+
+def _special(ip: _Address) -> str | None:
+    """Say what kind of address it is, unless it is an ordinary one of the internet."""
+    for network, words in _SPECIAL:
+        if ip in network:
+            return words
+    if isinstance(ip, IPv6Address) and ip not in _UNICAST:
+        return "a reserved address"
+    return None
+
+
+def _inside(ip: IPv6Address) -> Iterator[IPv4Address]:
+    """The IPv4 addresses that an IPv6 address leads to, by its form."""
+    bits = int(ip)
+    if bits >> 32 in (0, 0xFFFF, 0xFFFF_0000, 0x64_FF9B << 64) and bits > 1:
+        yield IPv4Address(bits & _LAST_32)
+    elif bits >> 80 == 0x64_FF9B_0001:  # noqa: PLR2004 - RFC 6052, 2.2: after 48 bits, or after 96
+        yield IPv4Address(((bits >> 64 & 0xFFFF) << 16) | (bits >> 40 & 0xFFFF))
+        yield IPv4Address(bits & _LAST_32)
+    elif bits >> 112 == 0x2002:  # noqa: PLR2004 - 6to4
+        yield IPv4Address(bits >> 80 & _LAST_32)
+    elif bits >> 96 == 0x2001_0000:  # noqa: PLR2004 - Teredo: its server, and its client inverted
+        yield IPv4Address(bits >> 64 & _LAST_32)
+        yield IPv4Address(~bits & _LAST_32)
+    elif bits >> 32 & _LAST_32 in _ISATAP:
+        yield IPv4Address(bits & _LAST_32)

@@ -1,0 +1,92 @@
+"""Standard Webhooks 1.0.0: the headers by which a target knows who sent an attempt, and when.
+
+Signed is `id.timestamp.body`, the body as it is sent. The id stays over retries, the timestamp is
+that of the attempt. Several secrets give several signatures, so that a secret can be changed
+without a gap: sign with the old and the new one until every target knows the new.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+from base64 import b64decode, b64encode
+from typing import TYPE_CHECKING
+
+from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_SHORTEST, _LONGEST = 24, 64
+"""Bytes of a symmetric secret."""
+_SEED = 32
+"""Bytes of an ed25519 private key; some libraries append the public one."""
+
+
+class Signer:
+    """Signs with every secret: `whsec_` + base64 (HMAC-SHA256), `whsk_` + base64 (ed25519)."""
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        if isinstance(secrets, str):
+            msg = "secrets must be a list of texts, got one text"
+            raise ConfigurationTypeError(msg)
+        if not secrets:
+            msg = "secrets must hold at least one secret"
+            raise ConfigurationError(msg)
+        self._marks = [_mark(f"secrets[{at}]", secret) for at, secret in enumerate(secrets)]
+
+    def headers(self, id: str, timestamp: int, body: bytes) -> list[tuple[str, str]]:  # noqa: A002 - the standard's word
+        """Return the three headers of an attempt made at `timestamp` (epoch seconds)."""
+        if "." in id:
+            msg = f"id must have no '.', which divides what is signed, got {id!r}"
+            raise ConfigurationError(msg)
+        signed = b"%b.%d.%b" % (id.encode(), timestamp, body)
+        return [
+            ("webhook-id", id),
+            ("webhook-timestamp", str(timestamp)),
+            ("webhook-signature", " ".join([mark(signed) for mark in self._marks])),
+        ]
+
+
+def _mark(field: str, secret: str) -> Callable[[bytes], str]:
+    """Return what signs with a secret. A refusal never shows it."""
+    if not isinstance(secret, str):
+        msg = f"{field} must be text, got {type(secret).__name__}"
+        raise ConfigurationTypeError(msg)
+    prefix, _, text = secret.partition("_")
+    if prefix == "whpk":
+        msg = f"{field} must be a private key (whsk_...): a public one (whpk_...) cannot sign"
+        raise ConfigurationError(msg)
+    if prefix not in {"whsec", "whsk"}:
+        msg = f"{field} must start with whsec_ (HMAC-SHA256) or whsk_ (ed25519)"
+        raise ConfigurationError(msg)
+    try:
+        key = b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        msg = f"{field} must be base64 after {prefix}_"
+        raise ConfigurationError(msg) from None
+    return _symmetric(field, key) if prefix == "whsec" else _asymmetric(field, key)
+
+
+def _symmetric(field: str, key: bytes) -> Callable[[bytes], str]:
+    if not _SHORTEST <= len(key) <= _LONGEST:
+        msg = f"{field} must be {_SHORTEST} to {_LONGEST} bytes in base64, got {len(key)}"
+        raise ConfigurationError(msg)
+    return lambda signed: f"v1,{b64encode(hmac.digest(key, signed, 'sha256')).decode()}"
+
+
+def _asymmetric(field: str, key: bytes) -> Callable[[bytes], str]:
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError:
+        msg = "ed25519 signatures need cryptography: pip install 'tarry[service]'"
+        raise MissingExtra(msg) from None
+
+    if len(key) not in {_SEED, 2 * _SEED}:
+        msg = f"{field} must be an ed25519 private key of {_SEED} bytes in base64, got {len(key)}"
+        raise ConfigurationError(msg)
+    private = Ed25519PrivateKey.from_private_bytes(key[:_SEED])
+    if key[_SEED:] not in {b"", private.public_key().public_bytes_raw()}:
+        msg = f"{field} must hold a public key that belongs to its private key"
+        raise ConfigurationError(msg)
+    return lambda signed: f"v1a,{b64encode(private.sign(signed)).decode()}"

@@ -1,0 +1,186 @@
+"""Where an attempt goes: the one parser of target URLs, and their canonical form.
+
+What is parsed is what is sent: the text that goes to the client library is built anew from the
+parsed parts, so no second parser can read it otherwise. Spellings that programs read differently
+(`127.1`, `0x7f.0.0.1`, user info, zone ids, backslashes) are refused, not guessed at. A refusal
+shows no more of the URL than what is wrong with it, for the rest may be secret. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from ipaddress import AddressValueError, IPv4Address, IPv6Address
+from socket import AF_INET6, inet_ntop
+from typing import NoReturn
+from urllib.parse import quote
+
+import msgspec
+
+from tarry.core.checks import short
+from tarry.errors import ConfigurationError, ConfigurationTypeError
+
+LONGEST = 8192
+"""Bytes of a URL."""
+
+_PORTS = {"http": 80, "https": 443}
+"""What a URL without a port means."""
+_SCHEMES = frozenset({"http", "https", "grpc", "grpcs"})
+_LAST_PORT = 65_535
+_LONGEST_HOST = 253
+
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\\s]")
+_PARTS = re.compile(r"([^:/?#]*)://([^/?#]*)([^#]*)", re.DOTALL)
+_PORT = re.compile(r"[0-9]{1,5}")
+_LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
+_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
+"""A host that ends in a number: an IPv4 address to all who read it, or nothing."""
+_PLAIN = re.compile(r"[A-Za-z0-9/?:@!$&'()*+,;=._~%\[\]-]*")
+_KEPT = "/?:@!$&'()*+,;=._~%[]-"
+_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_METHOD = re.compile(r"/[A-Za-z_][\w.]*/[A-Za-z_]\w*", re.ASCII)
+
+
+class Target(msgspec.Struct, frozen=True, gc=False):
+    """A URL that an attempt can be sent to, taken apart."""
+
+    url: str
+    """The canonical text: this is what is sent."""
+    scheme: str
+    """`http`, `https`, `grpc` or `grpcs`."""
+    host: str
+    """In ASCII and lower case; an IPv6 address without its brackets."""
+    port: int
+    path: str
+    """The path, with the query if there is one."""
+
+    @property
+    def authority(self) -> str:
+        """The host and port as a URL has them."""
+        return self.origin.partition(":")[2]
+
+    @property
+    def origin(self) -> str:
+        """What names its lane: `scheme:host:port`."""
+        return _origin(self.scheme, self.host, self.port)
+
+
+def parse_target(text: str) -> Target:
+    """Return the target that a URL names, or raise ConfigurationError about `targetUrl`."""
+    if not isinstance(text, str):
+        msg = f"targetUrl must be text, got {short(text)}"
+        raise ConfigurationTypeError(msg)
+    if len(text) > LONGEST:
+        _refuse(f"must have at most {LONGEST} bytes: send long data in the body")
+    if found := _FORBIDDEN.search(text):
+        _refuse(
+            f"must have no spaces, control characters or backslashes, found {found[0]!r}: "
+            "write them as %XX"
+        )
+    parts = _PARTS.match(text)
+    if parts is None or parts[1].lower() not in _SCHEMES:
+        _refuse("must start with http://, https://, grpc:// or grpcs://")
+    scheme = parts[1].lower()
+    host, port, shown = _server(scheme, parts[2])
+    path = _path(parts[3], scheme)
+    url = f"{scheme}://{shown}{path}"
+    if len(url) > LONGEST:
+        _refuse(f"must have at most {LONGEST} bytes: send long data in the body")
+    return Target(url, scheme, host, port, path)
+
+
+def parse_host(text: str) -> str:
+    """Return the canonical form of a host: a name, or an address (IPv6 without brackets)."""
+    if "%" in text:
+        _refuse("must have no percent-encoding in the host: write the name itself")
+    host = text.lower() if text.isascii() else _ascii(text)
+    host = host.removesuffix(".")
+    if not host:
+        _refuse("must name a host")
+    if _NUMBER.fullmatch(host):
+        try:
+            return str(IPv4Address(host))
+        except AddressValueError:
+            _refuse(f"must spell an IPv4 address as four decimal numbers, got {short(host)}")
+    if len(host) > _LONGEST_HOST or _NAME.fullmatch(host) is None:
+        _refuse(f"must name a host of letters, digits, '-', '_' and '.', got {short(host)}")
+    if "xn--" in host:
+        _ascii(host)
+    return host
+
+
+@lru_cache(1024)  # few servers get most of the tasks
+def _server(scheme: str, authority: str) -> tuple[str, int, str]:
+    """Return the host, the port, and both as the canonical form has them."""
+    if "@" in authority:
+        _refuse("must have no user info before the host: put credentials into headers")
+    host, port_text = _divided(authority)
+    port = _port(port_text, scheme)
+    shown = f"[{host}]" if ":" in host else host
+    return host, port, shown if port == _PORTS.get(scheme) else f"{shown}:{port}"
+
+
+@lru_cache(1024)
+def _origin(scheme: str, host: str, port: int) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}:{shown}:{port}"
+
+
+def _divided(authority: str) -> tuple[str, str | None]:
+    """Return the host and the text of the port of an authority."""
+    if not authority.startswith("["):
+        name, colon, port = authority.partition(":")
+        if ":" in port:
+            _refuse("must have square brackets around an IPv6 address")
+        return parse_host(name), port if colon else None
+    text, bracket, rest = authority[1:].partition("]")
+    if not bracket or (rest and rest[0] != ":"):
+        _refuse("must have square brackets around an IPv6 address, and a port after them or none")
+    if "%" in text:
+        _refuse("must have no zone id in an IPv6 address")
+    try:
+        address = IPv6Address(text)
+    except AddressValueError:
+        _refuse(f"must have an IPv6 address in its brackets, got {short(text)}")
+    # str(address) is another text from Python 3.13 on.
+    return inet_ntop(AF_INET6, address.packed), rest[1:] if rest else None
+
+
+def _port(text: str | None, scheme: str) -> int:
+    if text is None:
+        if scheme not in _PORTS:
+            _refuse(f"must name the port of a gRPC server: {scheme}://host:port/Service/Method")
+        return _PORTS[scheme]
+    if _PORT.fullmatch(text) is None or not 0 < int(text) <= _LAST_PORT:
+        _refuse(f"must have a port from 1 to {_LAST_PORT} after the colon, got {short(text)}")
+    return int(text)
+
+
+def _path(text: str, scheme: str) -> str:
+    """Return the path and query: what no URL may have is encoded, the rest kept as it is."""
+    if scheme not in _PORTS and _METHOD.fullmatch(text) is None:
+        _refuse(f"must name a gRPC method: {scheme}://host:port/package.Service/Method")
+    if not text.startswith("/"):
+        text = f"/{text}"
+    if _PLAIN.fullmatch(text) is None:
+        try:
+            text = quote(text, safe=_KEPT)
+        except UnicodeEncodeError:
+            _refuse("must be valid Unicode text")
+    return _ESCAPE.sub(lambda found: found[0].upper(), text) if "%" in text else text
+
+
+def _ascii(host: str) -> str:
+    """Return a name as DNS has it. As browsers read names: UTS 46, then IDNA 2008."""
+    import idna
+
+    try:
+        return idna.encode(host, uts46=True).decode("ascii")
+    except (idna.IDNAError, UnicodeError):
+        _refuse(f"must name a host that DNS can have (IDNA 2008), got {short(host)}")
+
+
+def _refuse(rule: str) -> NoReturn:
+    msg = f"targetUrl {rule}"
+    raise ConfigurationError(msg)

@@ -1,0 +1,270 @@
+"""Targets that misbehave, over real sockets: one path for each way to do so.
+
+`with hostile_targets() as hostile:` starts them in a thread of their own; `hostile.url` + "never",
+"endless", ... are targets, and "ok" is one that behaves. What arrived is in `hostile.seen`.
+`hostile.closing` hangs up on every connection at once, `hostile.tls[kind]` are HTTPS targets whose
+certificates are "good", "expired", "selfsigned" or "wronghost"; the file `hostile.ca` has the CA.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import gzip
+import ipaddress
+import ssl
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+BOMB = gzip.compress(bytes(50 * 1024 * 1024))
+METADATA = "http://169.254.169.254/latest/meta-data/"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class Seen(NamedTuple):
+    """One request as it arrived."""
+
+    method: str
+    path: str
+    head: str
+    body: bytes
+
+
+Behaviour = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+def _says(*parts: bytes) -> Behaviour:
+    """Send some bytes, then close."""
+
+    async def behave(writer: asyncio.StreamWriter) -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+
+    return behave
+
+
+def _repeats(first: bytes, part: bytes, pause: float = 0.0, times: int = 10**9) -> Behaviour:
+    """Send one thing first, and another again and again."""
+
+    async def behave(writer: asyncio.StreamWriter) -> None:
+        writer.write(first)
+        for _ in range(times):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(pause)
+
+    return behave
+
+
+async def _never(_: asyncio.StreamWriter) -> None:
+    await asyncio.Event().wait()
+
+
+_HEAD = b"HTTP/1.1 200 OK\r\n"
+BEHAVIOURS: dict[str, Behaviour] = {
+    "never": _never,
+    "drip": _repeats(_HEAD + b"Content-Length: 1000\r\n\r\n", b"x", 1.0),
+    "dripping-headers": _repeats(_HEAD + b"X-Drip: ", b"x", 1.0),
+    "endless": _repeats(_HEAD + b"\r\n", b"x" * 65536),
+    "endless-500": _repeats(b"HTTP/1.1 500 No\r\n\r\n", b"x" * 65536),
+    "endless-chunks": _repeats(
+        _HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"10000\r\n" + b"x" * 65536 + b"\r\n"
+    ),
+    "huge": _repeats(_HEAD + b"Content-Length: 999999999999\r\n\r\n", b"x" * 65536),
+    "bomb": _says(
+        _HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(BOMB), BOMB
+    ),
+    "million-headers": _repeats(_HEAD, b"X-Line: value\r\n" * 1000, times=1000),
+    "200-headers": _says(_HEAD + b"X-Line: value\r\n" * 199 + b"Content-Length: 0\r\n\r\n"),
+    "many-headers": _says(_HEAD + b"X-Line: value\r\n" * 200 + b"Content-Length: 0\r\n\r\n"),
+    "endless-header": _repeats(_HEAD + b"X-Long: ", b"x" * 65536),
+    "large-headers": _says(
+        _HEAD + (b"X-Long: " + b"x" * 50_000 + b"\r\n") * 2 + b"Content-Length: 0\r\n\r\n"
+    ),
+    "endless-100": _repeats(b"", b"HTTP/1.1 100 Continue\r\nX-Line: value\r\n\r\n"),
+    "close-before-answer": _says(),
+    "close-in-status": _says(b"HTTP/1.1 20"),
+    "close-in-headers": _says(_HEAD + b"Content-Le"),
+    "close-in-body": _says(_HEAD + b"Content-Length: 100\r\n\r\nonly this"),
+    "close-in-chunk": _says(_HEAD + b"Transfer-Encoding: chunked\r\n\r\nff\r\nonly this"),
+    "redirect": _says(
+        b"HTTP/1.1 302 Found\r\nLocation: " + METADATA.encode() + b"\r\nContent-Length: 0\r\n\r\n"
+    ),
+    "http10": _says(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nold"),
+    "http09": _says(b"<html>older</html>"),
+    "continue": _says(
+        b"HTTP/1.1 100 Continue\r\nX-Interim: 1\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n", OK
+    ),
+    "switching": _says(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\nxyz"),
+    "bad-status": _says(b"HTTP/1.1 abc OK\r\nContent-Length: 0\r\n\r\n"),
+    "bad-version": _says(b"HTTP/7.7 200 OK\r\nContent-Length: 0\r\n\r\n"),
+    "not-http": _says(b"SSH-2.0-OpenSSH_9.9\r\n"),
+    "status-999": _says(b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n"),
+    "body-too-long": _says(_HEAD + b"Content-Length: 2\r\n\r\nok and more than was said"),
+    "two-lengths": _says(_HEAD + b"Content-Length: 2\r\nContent-Length: 5\r\n\r\nokxyz"),
+    "bad-length": _says(_HEAD + b"Content-Length: -5\r\n\r\nok"),
+    "bad-chunks": _says(_HEAD + b"Transfer-Encoding: chunked\r\n\r\nzzzz\r\ngarbage\r\n"),
+    "bad-encoding": _says(_HEAD + b"Transfer-Encoding: sideways\r\n\r\nok"),
+    "null-in-header": _says(_HEAD + b"X-Null: a\x00b\r\nContent-Length: 0\r\n\r\n"),
+    "no-colon": _says(_HEAD + b"What is this\r\nContent-Length: 0\r\n\r\n"),
+    "trailers": _says(
+        _HEAD + b"X-Head: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Tail: 2\r\n\r\n"
+    ),
+    "bytes-in-header": _says(_HEAD + b"X-Odd: \xff\xfe\r\nContent-Length: 0\r\n\r\n"),
+}
+"""What happens after a request was read; then the connection is closed. "ok" keeps it open."""
+
+
+class Hostile:
+    """The targets, and what they have seen."""
+
+    def __init__(self, home: Path) -> None:
+        self.seen: list[Seen] = []
+        self.connections = 0
+        self.url = self.closing = ""
+        self.tls: dict[str, str] = {}
+        self.ca = str(home / "ca.pem")
+        self._home = home
+        self._tasks: set[asyncio.Task[None] | None] = set()
+        self._started = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Serve in a thread."""
+        self._thread.start()
+        self._started.wait(30)
+
+    def stop(self) -> None:
+        """Close the ports."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(30)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stopping = asyncio.Event()
+        plain = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        closing = await asyncio.start_server(self._hang_up, "127.0.0.1", 0)
+        servers = [plain, closing]
+        self.url = f"http://127.0.0.1:{_port(plain)}/"
+        self.closing = f"http://127.0.0.1:{_port(closing)}/"
+        for kind, context in make_certificates(self._home).items():
+            server = await asyncio.start_server(self._answer, "127.0.0.1", 0, ssl=context)
+            servers.append(server)
+            self.tls[kind] = f"https://127.0.0.1:{_port(server)}/"
+        self._started.set()
+        await self._stopping.wait()
+        for server in servers:
+            server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _hang_up(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._tasks.add(asyncio.current_task())  # else one that waits for nothing is collected
+        try:
+            while True:
+                name = await self._read(reader)
+                if name != "ok":
+                    await BEHAVIOURS[name](writer)
+                    break
+                writer.write(OK)
+        except (OSError, KeyError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # nothing of that name; gone; stopped
+        finally:
+            with suppress(OSError):
+                writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader) -> str:
+        """Read a request, and return the name of what it asks for."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        method, path, _ = head.split(" ", 2)
+        lengths = [line[15:] for line in head.lower().splitlines() if line.startswith("content-le")]
+        body = await reader.readexactly(int(lengths[0])) if lengths else b""
+        self.seen.append(Seen(method, path, head, body))
+        return path.partition("?")[0].strip("/")
+
+
+def _port(server: asyncio.Server) -> int:
+    port: int = server.sockets[0].getsockname()[1]
+    return port
+
+
+def make_certificates(home: Path) -> dict[str, ssl.SSLContext]:
+    """Write a CA to `home`/ca.pem; return a server's context for each kind of certificate."""
+    now = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    root_key = ec.generate_private_key(ec.SECP256R1())
+    root_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tarry test CA")])
+    key_id = x509.SubjectKeyIdentifier.from_public_key(root_key.public_key())
+    root = (
+        x509.CertificateBuilder(root_name, root_name, root_key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - day)
+        .not_valid_after(now + day)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(key_id, critical=False)
+        .sign(root_key, hashes.SHA256())
+    )
+    (home / "ca.pem").write_bytes(root.public_bytes(serialization.Encoding.PEM))
+    here = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    contexts: dict[str, ssl.SSLContext] = {}
+    for kind in ("good", "expired", "selfsigned", "wronghost"):
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, kind)])
+        names: list[x509.GeneralName] = [x509.DNSName("elsewhere.example")]
+        if kind != "wronghost":
+            names = [here, x509.DNSName("localhost")]
+        by_itself = kind == "selfsigned"
+        certificate = (
+            x509.CertificateBuilder(name if by_itself else root_name, name, key.public_key())
+            .serial_number(2)
+            .not_valid_before(now - 3 * day)
+            .not_valid_after(now - day if kind == "expired" else now + day)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .sign(key if by_itself else root_key, hashes.SHA256())
+        )
+        path = home / f"{kind}.pem"
+        path.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+            + certificate.public_bytes(serialization.Encoding.PEM)
+        )
+        contexts[kind] = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        contexts[kind].load_cert_chain(path)
+    return contexts
+
+
+@contextmanager
+def hostile_targets() -> Iterator[Hostile]:
+    """Run them for the length of a block."""
+    with tempfile.TemporaryDirectory(prefix="tarry-") as home:
+        hostile = Hostile(Path(home))
+        hostile.start()
+        try:
+            yield hostile
+        finally:
+            hostile.stop()

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tarry.errors import ConfigurationError, MissingExtra
+from tarry.service.delivery import channels
+from tarry.service.delivery.exchange import Delivered, Fault
+from tarry.service.delivery.grpc import GrpcDelivery, is_installed
+from tarry.service.delivery.guard import Guard
+from tests.integration.hostile import Hostile
+from tests.service.delivery.sending import HERE, request, send_all
+from tests.service.delivery.test_proxy import running
+
+grpc: Any = import_module("grpc")
+import_module("grpc.aio")
+
+
+class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """A gRPC server that does what the request message says."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, bytes, dict[str, str | bytes]]] = []
+        self.authority: list[str] = []
+        self.started = asyncio.Event()
+        self.port = self.secure = 0
+
+    def service(self, details: Any) -> Any:
+        """Take any method."""
+
+        async def behave(message: bytes, context: Any) -> bytes:
+            self.seen.append((details.method, message, dict(context.invocation_metadata())))
+            self.started.set()
+            context.set_trailing_metadata((("grpc-retry-pushback-ms", "5"), ("x-bin", b"\1\2")))
+            if message == b"never":
+                await asyncio.Event().wait()
+            if message == b"busy":
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+            return b"got " + message
+
+        return grpc.unary_unary_rpc_method_handler(behave)
+
+
+@asynccontextmanager
+async def serving(hostile: Hostile) -> AsyncIterator[Server]:
+    """Run one, with and without TLS."""
+    handler = Server()
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((handler,))
+    handler.port = server.add_insecure_port("127.0.0.1:0")
+    pem = (Path(hostile.ca).parent / "good.pem").read_bytes()
+    credentials = grpc.ssl_server_credentials([(pem, pem)])
+    handler.secure = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        yield handler
+    finally:
+        await server.stop(0)
+
+
+def served(
+    hostile: Hostile, test: Callable[[Server], Coroutine[Any, Any, list[Delivered]]]
+) -> list[Delivered]:
+    """Run a test with a server."""
+
+    async def run() -> list[Delivered]:
+        async with serving(hostile) as server:
+            return await test(server)
+
+    return asyncio.run(run())
+
+
+def test_a_call_goes_out_as_it_is(hostile: Hostile) -> None:
+    """Body as bytes, headers as metadata, the code as status, trailing metadata as headers."""
+    headers = [("Idempotency-Key", '"k"'), ("X-Bin", "AQI"), ("Content-Type", "application/json")]
+
+    async def test(server: Server) -> list[Delivered]:
+        url = f"grpc://localhost:{server.port}/pkg.Service/Call"
+        delivered = await send_all(
+            GrpcDelivery(HERE),
+            request(url, body=b"\x00\xff", headers=headers),
+            request(url, body=b"busy"),
+            request(url, body=b"again", max_excerpt=5),
+        )
+        method, message, metadata = server.seen[0]
+        assert ("/pkg.Service/Call", b"\x00\xff") == (method, message)
+        assert ('"k"', b"\x01\x02") == (metadata["idempotency-key"], metadata["x-bin"])
+        assert "content-type" not in metadata
+        assert 3 == len(server.seen)
+        return delivered
+
+    first, second, third = served(hostile, test)
+    assert ("OK", b"got \x00\xff", None) == (first.status, first.excerpt, first.fault)
+    assert [("grpc-retry-pushback-ms", "5"), ("x-bin", "AQI=")] == first.headers == second.headers
+    assert ("UNAVAILABLE", "not now", None) == (second.status, second.error, second.fault)
+    assert ("OK", b"got a") == (third.status, third.excerpt)
+    assert "127.0.0.1" == first.remote
+
+
+def test_tls_is_with_the_name(hostile: Hostile) -> None:
+    """The certificate is checked against the host of the URL, not the address."""
+
+    async def test(server: Server) -> list[Delivered]:
+        good = f"grpcs://localhost:{server.secure}/S/M"
+        elsewhere = f"grpcs://elsewhere.example:{server.secure}/S/M"
+        trusting = GrpcDelivery(HERE, ca=hostile.ca)
+        real = trusting._channels._address_of
+
+        async def address_of(target: Any) -> str:
+            if target.host == "elsewhere.example":
+                return f"ipv4:127.0.0.1:{target.port}"
+            return await real(target)
+
+        trusting._channels._address_of = address_of  # type: ignore[method-assign]
+        return [
+            *await send_all(trusting, request(good), request(elsewhere)),
+            *await send_all(GrpcDelivery(HERE), request(good)),
+        ]
+
+    assert ["OK", "UNAVAILABLE", "UNAVAILABLE"] == [
+        delivered.status for delivered in served(hostile, test)
+    ]
+
+
+def test_the_guard_judges_every_address(hostile: Hostile) -> None:
+    """By the URL, and by what a name resolves to; nobody there is a fault too."""
+
+    async def test(server: Server) -> list[Delivered]:
+        by_url = await send_all(
+            GrpcDelivery(Guard()), request(f"grpc://127.0.0.1:{server.port}/S/M")
+        )
+        guarded = GrpcDelivery(Guard())
+        guarded._guard = HERE  # so that only the look-up is judged by the strict one
+        by_name = await send_all(guarded, request(f"grpc://localhost:{server.port}/S/M"))
+        assert [] == server.seen
+        unknown = await send_all(GrpcDelivery(HERE), request("grpc://nowhere.invalid:1/S/M"))
+        nobody = await send_all(GrpcDelivery(HERE), request("grpc://127.0.0.1:1/S/M"))
+        return [*by_url, *by_name, *unknown, *nobody]
+
+    by_url, by_name, unknown, nobody = served(hostile, test)
+    assert [Fault.BLOCKED, Fault.BLOCKED, Fault.DNS] == [
+        delivered.fault for delivered in (by_url, by_name, unknown)
+    ]
+    assert "UNAVAILABLE" == nobody.status
+
+
+def test_the_deadline_ends_a_call(hostile: Hostile) -> None:
+    """As a timeout."""
+
+    async def test(server: Server) -> list[Delivered]:
+        url = f"grpc://127.0.0.1:{server.port}/S/M"
+        return await send_all(GrpcDelivery(HERE), request(url, body=b"never", timeout=0.3))
+
+    assert Fault.TIMEOUT is served(hostile, test)[0].fault
+
+
+def test_cancelling_and_closing_end_a_call(hostile: Hostile) -> None:
+    """The one raises, the other is a fault of ours."""
+
+    async def test(server: Server) -> list[Delivered]:
+        delivery = GrpcDelivery(HERE)
+        never = request(f"grpc://127.0.0.1:{server.port}/S/M", body=b"never")
+        cancelled = asyncio.create_task(delivery.send(never))
+        await server.started.wait()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert [0] == [channel.users for channel in delivery._channels._kept.values()]
+        server.started.clear()
+        closed = asyncio.create_task(delivery.send(never))
+        await server.started.wait()
+        await delivery.close()
+        return [await closed]
+
+    assert Fault.OURS is served(hostile, test)[0].fault
+
+
+def test_channels_are_kept_up_to_a_bound(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least recently used is closed; one to a server that cannot be reached is not kept."""
+    monkeypatch.setattr(channels, "MOST", 1)
+
+    async def test(server: Server) -> list[Delivered]:
+        delivery = GrpcDelivery(HERE)
+        urls = [f"grpc://{host}:{server.port}/S/M" for host in ("127.0.0.1", "localhost")]
+        delivered = [await delivery.send(request(url)) for url in [*urls, *urls, urls[1]]]
+        assert [f"grpc:localhost:{server.port}"] == list(delivery._channels._kept)
+        delivered.append(await delivery.send(request("grpc://127.0.0.1:1/S/M")))
+        assert [] == [*delivery._channels._kept, *delivery._channels._left]
+        await delivery.close()
+        return delivered
+
+    assert ["OK"] * 5 + ["UNAVAILABLE"] == [each.status for each in served(hostile, test)]
+
+
+def test_an_egress_proxy_is_not_gone_around(hostile: Hostile) -> None:
+    """It looks the name up: here nobody knows it."""
+
+    async def test(server: Server) -> list[Delivered]:
+        async with running(port=server.port) as proxy:
+            delivery = GrpcDelivery(Guard(), proxy=proxy.url)
+            delivered = await send_all(delivery, request("grpc://only-there.invalid:7/S/M"))
+            assert ["CONNECT only-there.invalid:7 HTTP/1.1"] == proxy.asked
+            return delivered
+
+    assert "OK" == served(hostile, test)[0].status
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[("X-A", "1\r\nX-B: 2")], [("X A", "1")], [("X-Bin", "?")], [("X-A", "ü")], [("grpc-a", "1")]],
+)
+def test_what_is_no_metadata_is_not_sent(headers: list[tuple[str, str]]) -> None:
+    """A fault of the request."""
+
+    async def run() -> list[Delivered]:
+        return await send_all(
+            GrpcDelivery(HERE), request("grpc://127.0.0.1:1/S/M", headers=headers)
+        )
+
+    assert Fault.INVALID is asyncio.run(run())[0].fault
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its install line; a proxy that gRPC cannot use is refused too."""
+    assert is_installed()
+    with pytest.raises(ConfigurationError, match="proxy must be http://"):
+        GrpcDelivery(HERE, proxy="socks5h://127.0.0.1:1")
+    monkeypatch.setitem(__import__("sys").modules, "grpc", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'tarry\[grpc\]'"):
+        GrpcDelivery(HERE)

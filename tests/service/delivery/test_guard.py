@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarry.errors import ConfigurationError
+from tarry.service.delivery.guard import Guard
+from tarry.service.delivery.targets import parse_target
+
+REFUSED = [
+    ("127.0.0.1", "loopback"),
+    ("127.255.255.254", "loopback"),
+    ("::1", "loopback"),
+    ("0.0.0.0", "unspecified"),  # noqa: S104 - the address is the point
+    ("0.1.2.3", "own network"),
+    ("::", "unspecified"),
+    ("10.0.0.1", "private"),
+    ("172.16.0.1", "private"),
+    ("172.31.255.255", "private"),
+    ("192.168.1.1", "private"),
+    ("fc00::1", "private"),
+    ("fdff::1", "private"),
+    ("fec0::1", "private"),
+    ("169.254.1.1", "link-local"),
+    ("fe80::1", "link-local"),
+    ("169.254.169.254", "metadata"),
+    ("169.254.170.2", "metadata"),
+    ("100.100.100.200", "metadata"),
+    ("168.63.129.16", "metadata"),
+    ("192.0.0.192", "metadata"),
+    ("fd00:ec2::254", "metadata"),
+    ("fd20:ce::254", "metadata"),
+    ("100.64.0.1", "provider"),
+    ("100.127.255.255", "provider"),
+    ("198.18.0.1", "benchmark"),
+    ("2001:2::1", "benchmark"),
+    ("192.0.0.1", "reserved"),
+    ("192.0.2.1", "documentation"),
+    ("2001:db8::1", "documentation"),
+    ("224.0.0.1", "multicast"),
+    ("ff02::1", "multicast"),
+    ("240.0.0.1", "reserved"),
+    ("4000::1", "reserved"),
+    ("255.255.255.255", "broadcast"),
+    ("::ffff:8.8.8.8", "IPv4-mapped address of 8.8.8.8"),
+    ("::ffff:127.0.0.1", "IPv4-mapped address of 127.0.0.1"),
+    ("::ffff:0:127.0.0.1", "IPv4-translated address of 127.0.0.1"),
+    ("::127.0.0.1", "IPv4-compatible address of 127.0.0.1"),
+    ("64:ff9b::127.0.0.1", "NAT64 address of 127.0.0.1"),
+    ("64:ff9b:1:7f00:0:100::", "local NAT64"),
+    ("2002:7f00:1::1", "6to4 address of 127.0.0.1"),
+    ("2001:0:808:808::80ff:fffe", "Teredo address of 127.0.0.1"),
+    ("2a00:1450::5efe:127.0.0.1", "ISATAP address of 127.0.0.1"),
+    ("2a00:1450::200:5efe:127.0.0.1", "ISATAP address of 127.0.0.1"),
+    ("fe80::1%eth0", "link-local"),
+    ("/tmp/socket", "no IP address"),  # noqa: S108 - no file is made
+]
+PUBLIC = ["8.8.8.8", "1.1.1.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "2a00:1450::1"]
+
+
+@pytest.mark.parametrize(("address", "kind"), REFUSED, ids=[address for address, _ in REFUSED])
+def test_special_addresses_are_refused_in_words(address: str, kind: str) -> None:
+    """The reason names the host, the address and what kind it is."""
+    why = Guard().refusal(address, "h.example")
+    assert why is not None
+    assert kind in why
+    assert address in why
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_addresses_of_the_internet_are_allowed(address: str) -> None:
+    """Nothing has to be configured for them."""
+    assert Guard().refusal(address, "h.example") is None
+
+
+def test_dev_allows_loopback_and_nothing_else() -> None:
+    """Not the unspecified address, though it leads to this machine too."""
+    guard = Guard(dev=True)
+    assert guard.refusal("127.0.0.1", "localhost") is None
+    assert guard.refusal("::1", "localhost") is None
+    for address in ("0.0.0.0", "10.0.0.1", "169.254.169.254", "::ffff:127.0.0.1"):  # noqa: S104
+        assert guard.refusal(address, "h") is not None
+
+
+def test_networks_can_be_allowed() -> None:
+    """By CIDR or by single address."""
+    guard = Guard(["10.1.0.0/16", "192.168.0.7", "fd12::/16"])
+    for address in ("10.1.2.3", "192.168.0.7", "fd12::1"):
+        assert guard.refusal(address, "h") is None
+    for address in ("10.2.0.1", "192.168.0.8", "fd13::1", "127.0.0.1"):
+        assert guard.refusal(address, "h") is not None
+
+
+def test_hosts_can_be_allowed() -> None:
+    """A name in any spelling, or all below a suffix, and no name that only looks like one."""
+    guard = Guard(["Internal.Example", "*.svc.local"])
+    for host in ("internal.example", "a.svc.local", "a.b.svc.local"):
+        assert guard.refusal("10.0.0.1", host) is None
+    for host in ("x.internal.example", "svc.local", "evilsvc.local", "svc.local.evil.example"):
+        assert guard.refusal("10.0.0.1", host) is not None
+
+
+def test_an_allowed_form_is_judged_by_the_address_inside() -> None:
+    """To allow NAT64 is not to allow loopback through it."""
+    guard = Guard(["64:ff9b::/96", "2002::/16", "::ffff:0:0/96", "10.0.0.0/8"])
+    for address in ("64:ff9b::8.8.8.8", "2002:808:808::1", "::ffff:10.0.0.1"):
+        assert guard.refusal(address, "h") is None
+    for address in ("64:ff9b::127.0.0.1", "2002:a9fe:a9fe::1", "::ffff:192.168.0.1"):
+        why = guard.refusal(address, "h")
+        assert why is not None
+        assert "a way to" in why
+
+
+def test_both_addresses_in_teredo_are_judged() -> None:
+    """The server's, in the middle, and the client's, inverted at the end."""
+    guard = Guard(["2001::/32"])
+    assert guard.refusal("2001:0:808:808::f7f7:f7f7", "h") is None
+    assert guard.refusal("2001:0:7f00:1::f7f7:f7f7", "h") is not None
+    assert guard.refusal("2001:0:808:808::80ff:fffe", "h") is not None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1/",
+        "http://localhost/",
+        "http://LOCALHOST./",
+        "http://a.localhost/",
+        "http://localhost.localdomain/",
+        "http://ip6-localhost/",
+        "http://metadata.google.internal/",
+        "http://169.254.169.254/latest/",
+        "http://\uff11\uff16\uff19.\uff12\uff15\uff14.\uff11\uff16\uff19.\uff12\uff15\uff14/",
+        "http://[::1]/",
+        "http://[::]/",
+        "http://[::ffff:169.254.169.254]/",
+        "http://[fd00:ec2::254]/",
+        "grpc://127.0.0.1:1/S/M",
+    ],
+)
+def test_a_url_that_shows_it_is_refused_at_once(url: str) -> None:
+    """When a task is posted; the error names the field."""
+    with pytest.raises(ConfigurationError, match="targetUrl must be an address that is allowed"):
+        Guard().check_url(parse_target(url))
+
+
+def test_a_url_with_a_name_is_judged_when_a_connection_is_made() -> None:
+    """Nothing is looked up when a task is posted, and public addresses pass."""
+    for url in ("https://example.com/", "https://8.8.8.8/", "https://[2606:4700::1111]/"):
+        Guard().check_url(parse_target(url))
+
+
+def test_what_is_allowed_passes_as_a_url_too() -> None:
+    """One judgement for both moments."""
+    Guard(dev=True).check_url(parse_target("http://localhost:8080/"))
+    Guard(["localhost"]).check_url(parse_target("http://localhost:8080/"))
+    Guard(["10.0.0.0/8"]).check_url(parse_target("http://10.1.1.1/"))
+
+
+@pytest.mark.parametrize("entry", ["", "10.0.0.1/8", "http://h/", "h:80", "*", "a*.b", "10.0.0"])
+def test_a_bad_entry_is_refused(entry: str) -> None:
+    """The message names the field and the forms it takes."""
+    with pytest.raises(ConfigurationError, match=r"^allow must hold CIDRs"):
+        Guard([entry])
+    with pytest.raises(TypeError, match=r"^allow must hold CIDRs"):
+        Guard([7])  # type: ignore[list-item]
+
+
+@given(st.ip_addresses(v=4))
+def test_no_form_opens_what_is_closed(inner: IPv4Address) -> None:
+    """With every form allowed, an IPv4 address inside one is judged as by itself."""
+    guard = Guard(["::/0"])
+    allowed = guard.refusal(str(inner), "h") is None
+    bits = int(inner)
+    high, low = bits >> 16, bits & 0xFFFF
+    forms = [
+        f"::ffff:{inner}",
+        f"64:ff9b::{inner}",
+        f"2002:{high:x}:{low:x}::1",
+        f"2a00::5efe:{inner}",
+    ]
+    assert [allowed] * len(forms) == [guard.refusal(form, "h") is None for form in forms]

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import hmac
+from base64 import b64decode, b64encode
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from tarry.errors import ConfigurationError
+from tarry.service.delivery.signing import Signer
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the standard's own example
+ID, AT, BODY = "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}'
+SIGNATURE = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_the_vector_of_the_standard() -> None:
+    """Id, timestamp and signature, as Standard Webhooks 1.0.0 has them."""
+    assert [
+        ("webhook-id", ID),
+        ("webhook-timestamp", "1614265330"),
+        ("webhook-signature", SIGNATURE),
+    ] == Signer([SECRET]).headers(ID, AT, BODY)
+
+
+def test_several_secrets_give_several_signatures() -> None:
+    """In their order, so that a target that knows either of them can verify."""
+    other = b"another secret of 32 bytes here!"
+    signer = Signer([f"whsec_{b64encode(other).decode()}", SECRET])
+    first, second = dict(signer.headers(ID, AT, BODY))["webhook-signature"].split(" ")
+    signed = f"{ID}.{AT}.".encode() + BODY
+    assert hmac.digest(other, signed, "sha256") == b64decode(first.removeprefix("v1,"))
+    assert SIGNATURE == second
+
+
+@pytest.mark.parametrize("with_public", [False, True])
+def test_an_ed25519_signature_can_be_verified(with_public: bool) -> None:
+    """With the public key, whether or not the secret carries it."""
+    private = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    public = private.public_key()
+    key = private.private_bytes_raw() + (public.public_bytes_raw() if with_public else b"")
+    signer = Signer([f"whsk_{b64encode(key).decode()}"])
+    signature = dict(signer.headers(ID, AT, b"\x00\xff"))["webhook-signature"]
+    assert signature.startswith("v1a,")
+    public.verify(b64decode(signature[4:]), f"{ID}.{AT}.".encode() + b"\x00\xff")
+
+
+@pytest.mark.parametrize(
+    ("secret", "rule"),
+    [
+        ("hunter2", "must start with whsec_"),
+        ("whsec_hunter2!", "must be base64"),
+        ("whsec_hunter2ä", "must be base64"),
+        ("whsec_" + b64encode(b"hunter2").decode(), "24 to 64 bytes"),
+        ("whsec_" + b64encode(b"hunter2" * 10).decode(), "24 to 64 bytes"),
+        ("whpk_" + b64encode(bytes(32)).decode(), "cannot sign"),
+        ("whsk_" + b64encode(b"hunter2").decode(), "32 bytes"),
+        ("whsk_" + b64encode(bytes(64)).decode(), "belongs to its private key"),
+    ],
+)
+def test_a_bad_secret_is_refused_unseen(secret: str, rule: str) -> None:
+    """The message names the secret by its place, not by its text."""
+    with pytest.raises(ConfigurationError, match=rf"^secrets\[1\] .*{rule}") as refused:
+        Signer([SECRET, secret])
+    assert secret not in str(refused.value)
+
+
+def test_what_is_no_list_of_secrets_is_refused() -> None:
+    """None at all, one text, or things that are no text."""
+    with pytest.raises(ConfigurationError, match="at least one"):
+        Signer([])
+    with pytest.raises(TypeError, match="list of texts"):
+        Signer(SECRET)
+    with pytest.raises(TypeError, match=r"secrets\[0\] must be text"):
+        Signer([SECRET.encode()])  # type: ignore[list-item]
+
+
+def test_an_id_cannot_forge_the_timestamp() -> None:
+    """A dot in it would let two messages have the same signed bytes."""
+    with pytest.raises(ConfigurationError, match=r"id must have no '\.'"):
+        Signer([SECRET]).headers("a.1", 2, b"")

@@ -1,0 +1,84 @@
+"""What holds for bodies wherever they are kept: a folder, memory, S3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from tarry.errors import ConfigurationError
+from tarry.service.model import Content
+from tarry.service.payloads import BodyUnusable, Payloads
+
+BODY = bytes(range(256)) * 100
+Case = Callable[[Payloads], Coroutine[Any, Any, None]]
+
+
+async def body_comes_back(payloads: Payloads) -> None:
+    """A body that was put is read back, checked."""
+    ref, checksum = await payloads.put("default", "t1", BODY)
+    content = Content(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
+
+    assert BODY == await payloads.read(content)
+    await payloads.delete([ref])
+
+
+async def damaged_body_is_not_used(payloads: Payloads) -> None:
+    """Another checksum is an error, and so is a body that is gone."""
+    ref, checksum = await payloads.put("default", "t2", BODY)
+    content = Content(url="", body_ref=ref, body_size=len(BODY), checksum=b"other")
+    with pytest.raises(BodyUnusable, match="t2 is damaged"):
+        await payloads.read(content)
+    await payloads.delete([ref])
+    content = Content(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
+    with pytest.raises(BodyUnusable, match="gone"):
+        await payloads.read(content)
+
+
+async def deleting_twice_is_no_error(payloads: Payloads) -> None:
+    """Maintenance may die between deleting a body and writing that down."""
+    ref, _ = await payloads.put("default", "t3", BODY)
+    await payloads.delete([ref, ref])
+    await payloads.delete([ref])
+
+
+async def object_of_the_caller_is_stamped(payloads: Payloads) -> None:
+    """An existing object is named by its path; one that is written anew is not the same."""
+    await payloads._obstore.put_async(payloads._store, "default/inv/7.json", b"{}")
+    ref = payloads.check_ref("default", "default/inv/7.json")
+    size, etag = await payloads.stamp(ref)
+    content = Content(url="", body_ref=ref, body_size=size, etag=etag)
+    assert b"{}" == await payloads.read(content)
+
+    await payloads._obstore.put_async(payloads._store, "default/inv/7.json", b"[]")
+    with pytest.raises(BodyUnusable, match="changed"):
+        await payloads.read(content)
+    with pytest.raises(ConfigurationError, match="not there"):
+        await payloads.stamp("default/nothing")
+
+
+async def strays_are_swept(payloads: Payloads) -> None:
+    """A body whose task was never added goes after an hour; one with a task stays."""
+    stray, _ = await payloads.put("default", "stray", BODY)
+    kept, checksum = await payloads.put("default", "kept", BODY)
+
+    async def is_live(_tenant: str, task_id: str) -> bool:
+        return task_id == "kept"
+
+    assert 0 == await payloads.sweep(is_live, now=0.0, limit=10)
+    assert 1 == await payloads.sweep(is_live, now=4e9, limit=10)
+    content = Content(url="", body_ref=kept, body_size=len(BODY), checksum=checksum)
+    assert BODY == await payloads.read(content)
+    content.body_ref = stray
+    with pytest.raises(BodyUnusable):
+        await payloads.read(content)
+
+
+CASES: list[Case] = [
+    body_comes_back,
+    damaged_body_is_not_used,
+    deleting_twice_is_no_error,
+    object_of_the_caller_is_stamped,
+    strays_are_swept,
+]
