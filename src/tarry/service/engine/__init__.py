@@ -1,0 +1,1 @@
+"""What makes tasks happen: ingest, claims, attempts, lanes, maintenance."""

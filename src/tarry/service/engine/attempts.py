@@ -1,0 +1,193 @@
+"""One attempt on paper: the request that goes out, what its answer means, what is written down.
+
+Pure functions between the service's words (tasks, deliveries, milliseconds) and the core's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tarry.core.outcome import (
+    PERMANENT,
+    SUCCESS,
+    Kind,
+    Outcome,
+    outcome_of_code,
+    outcome_of_status,
+)
+from tarry.core.verdict import Progress, Wait
+from tarry.service.delivery.exchange import Delivered, Fault, Request
+from tarry.service.model import Attempt, Decision, Status, Task
+from tarry.service.store import Finish
+from tarry.wire import http
+
+if TYPE_CHECKING:
+    from tarry.core.policy import Policy
+    from tarry.core.verdict import Stop
+    from tarry.service.model import Content
+    from tarry.service.store import Lease
+
+_FIRST_SUCCESS, _FIRST_REDIRECT, _FIRST_ERROR = 200, 300, 400
+_NO_CHANCE = frozenset({Fault.BLOCKED, Fault.INVALID})
+_EXCERPT = 512
+"""Characters of an answer that the attempt log keeps."""
+
+
+def progress_of(task: Task) -> Progress:
+    """Return how far a task has come, as the core counts it: from its last replay."""
+    return Progress(
+        task.attempts - task.forgiven,
+        task.started_at / 1000,
+        task.previous_delay,
+        task.restarted,
+    )
+
+
+def last_outcome(task: Task) -> Outcome:
+    """Return what the attempt before came to, as far as it sets the price of a retry."""
+    return Outcome(Kind.THROTTLED if task.last_kind == Kind.THROTTLED else Kind.TRANSIENT)
+
+
+def request_for(
+    task: Task, content: Content, body: bytes, timeout: float, more: list[tuple[str, str]]
+) -> Request:
+    """Return what goes out: the caller's headers, and ours."""
+    headers = list(content.headers.items())
+    headers.append((http.KEY, http.key_text(task.key)))
+    headers.append((http.ATTEMPT, str(task.attempts + 1)))
+    if content.trace is not None:
+        headers.append(("traceparent", content.trace))
+    return Request(
+        url=content.url,
+        method=content.method,
+        headers=headers + more,
+        body=body,
+        timeout=timeout,
+    )
+
+
+def outcome_of(delivered: Delivered, policy: Policy, now: float) -> Outcome | None:
+    """Classify what came back; None: our own side failed, and nothing is counted."""
+    status, fault = delivered.status, delivered.fault
+    if fault is Fault.OURS:
+        return None
+    if fault is not None:
+        if fault in _NO_CHANCE:
+            return PERMANENT.replace(detail=str(fault))
+        return Outcome(Kind.TRANSIENT, timeout=fault is Fault.TIMEOUT, detail=str(fault))
+    if isinstance(status, int):
+        if _FIRST_SUCCESS <= status < _FIRST_REDIRECT:
+            return SUCCESS
+        if status < _FIRST_ERROR and status not in policy.retryable_statuses:
+            return PERMANENT.replace(detail=str(status))  # nobody asked us to go elsewhere
+        return outcome_of_status(
+            status, delivered.headers, now=now, retryable=policy.retryable_statuses
+        )
+    return outcome_of_code(status or "UNKNOWN", delivered.headers, retryable=policy.retryable_codes)
+
+
+def attempt_of(
+    task: Task, delivered: Delivered, outcome: Outcome, started_at: int, worker: str
+) -> Attempt:
+    """Write an attempt down, all but the decision."""
+    fault = delivered.fault
+    return Attempt(
+        number=task.attempts + 1,
+        scheduled_at=task.next_attempt_at,
+        started_at=started_at,
+        duration_ms=delivered.duration_ms,
+        dns_ms=delivered.dns_ms,
+        connect_ms=delivered.connect_ms,
+        tls_ms=delivered.tls_ms,
+        first_byte_ms=delivered.first_byte_ms,
+        remote=delivered.remote,
+        status=delivered.status,
+        error=delivered.error,
+        error_class=None if fault is None else str(fault),
+        outcome=str(outcome.kind),
+        excerpt=None if outcome is SUCCESS else _text(delivered.excerpt),
+        worker=worker,
+    )
+
+
+def decision_of(
+    verdict: Wait | Stop,
+    outcome: Outcome,
+    version: int | None,
+    standing: tuple[str | None, float | None],
+) -> Decision:
+    """Write the core's verdict down, with what it went by."""
+    breaker, balance = standing
+    hint = outcome.hint
+    waits = isinstance(verdict, Wait)
+    return Decision(
+        action="wait" if waits else "stop",
+        reason=None if isinstance(verdict, Wait) else str(verdict.reason),
+        delay_ms=round(verdict.delay * 1000, 3) if isinstance(verdict, Wait) else None,
+        ceiling_ms=round(verdict.ceiling * 1000, 3) if isinstance(verdict, Wait) else None,
+        hint_ms=None if hint is None or hint.delay is None else round(hint.delay * 1000, 3),
+        hint_source=None if hint is None else hint.source,
+        policy_version=version,
+        budget=balance,
+        breaker=breaker,
+    )
+
+
+def succeeded(task: Task, attempt: Attempt) -> Finish:
+    """Return the end of a task that got through."""
+    return Finish(task=task, attempt=attempt, status=Status.SUCCEEDED, last_kind=str(Kind.SUCCESS))
+
+
+def exhausted(task: Task, attempt: Attempt | None, reason: str) -> Finish:
+    """Return the end of a task that waits for a person now."""
+    kind = task.last_kind if attempt is None else attempt.outcome
+    return Finish(
+        task=task, attempt=attempt, status=Status.EXHAUSTED, reason=reason, last_kind=kind
+    )
+
+
+def waiting(
+    task: Task, attempt: Attempt, wait: Wait, outcome: Outcome, now: int, lease: Lease
+) -> Finish:
+    """Return the next attempt's date; the lease is kept for one that is near."""
+    hint = outcome.hint
+    exact = hint is not None and hint.exact
+    # Rounded up: a hint is a floor, and an attempt never comes early.
+    next_attempt_at = now + -int(-wait.delay * 1000 // 1)
+    near = next_attempt_at - now <= lease.horizon
+    return Finish(
+        task=task,
+        attempt=attempt,
+        status=Status.PENDING,
+        next_attempt_at=next_attempt_at,
+        keep=lease if near else None,
+        previous_delay=None if exact else wait.delay,
+        restarted=task.attempts + 1 - task.forgiven if exact else task.restarted,
+        last_kind=attempt.outcome,
+    )
+
+
+def kept(task: Task, finish: Finish) -> Task:
+    """Return a task whose lease was kept, as the store has it now."""
+    lease = finish.keep
+    assert lease is not None  # noqa: S101 - asked for with it
+    return msgspec.structs.replace(
+        task,
+        version=task.version + 1,
+        attempts=task.attempts + 1,
+        next_attempt_at=finish.next_attempt_at,
+        wake_at=finish.next_attempt_at + lease.length,
+        previous_delay=finish.previous_delay,
+        restarted=finish.restarted,
+        last_kind=finish.last_kind,
+    )
+
+
+def _text(excerpt: bytes) -> str | None:
+    """Return the beginning of an answer as text that can be shown anywhere."""
+    if not excerpt:
+        return None
+    text = excerpt[: 4 * _EXCERPT].decode("utf-8", "replace")[:_EXCERPT]
+    return "".join(character if character.isprintable() else " " for character in text)

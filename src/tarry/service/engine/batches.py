@@ -1,0 +1,105 @@
+"""Group commit: all that is asked for while the last call runs goes into the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from tarry.errors import Overloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_logger = logging.getLogger("tarry.service")
+_AGAIN_AFTER = 1.0
+
+
+class Batches(Generic[T, R]):
+    """Collects items for `send`, which takes many at once and answers each.
+
+    At most `most` go into one call, and at most `waiting` wait for one: more is `Overloaded`.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Sequence[T]], Awaitable[Sequence[R]]],
+        *,
+        most: int,
+        waiting: int,
+    ) -> None:
+        self._send = send
+        self._most = most
+        self._bound = waiting
+        self._parts: deque[tuple[list[T], asyncio.Future[Sequence[R]] | None]] = deque()
+        self._sender: asyncio.Task[None] | None = None
+        self.waiting: int = 0
+        """Items that wait or are on their way."""
+
+    def put(self, items: list[T]) -> asyncio.Future[Sequence[R]]:
+        """Send items, with others, and answer in their order. They stay together in one call."""
+        if self.waiting + len(items) > self._bound and self.waiting:
+            msg = f"{self.waiting} tasks wait to be written"
+            raise Overloaded(msg, retry_after=_AGAIN_AFTER)
+        answer: asyncio.Future[Sequence[R]] = asyncio.get_running_loop().create_future()
+        self._append(items, answer)
+        return answer
+
+    def post(self, item: T) -> None:
+        """Send an item whose answer `send` sees to by itself; an error of it is logged."""
+        self._append([item], None)
+
+    def _append(self, items: list[T], answer: asyncio.Future[Sequence[R]] | None) -> None:
+        self.waiting += len(items)
+        self._parts.append((items, answer))
+        if self._sender is None:
+            self._sender = asyncio.get_running_loop().create_task(self._run())
+
+    async def flushed(self) -> None:
+        """Return when nothing waits any more."""
+        while self._sender is not None:
+            await asyncio.wait([self._sender])
+
+    async def stop(self) -> None:
+        """Send nothing more; what is on its way may arrive or not."""
+        sender = self._sender
+        if sender is not None:
+            sender.cancel()
+            await asyncio.wait([sender])
+
+    async def _run(self) -> None:
+        try:
+            while self._parts:
+                await self._send_some()
+        finally:
+            self._sender = None
+
+    async def _send_some(self) -> None:
+        parts: list[tuple[list[T], asyncio.Future[Sequence[R]] | None]] = []
+        items: list[T] = []
+        while self._parts and (not items or len(items) + len(self._parts[0][0]) <= self._most):
+            parts.append(self._parts.popleft())
+            items += parts[-1][0]
+        try:
+            answers = await self._send(items)
+        except BaseException as error:
+            for _, answer in parts:
+                if answer is not None and not answer.done():  # its caller may have left
+                    answer.set_exception(error) if isinstance(error, Exception) else answer.cancel()
+            if not isinstance(error, Exception):
+                raise
+            if any(answer is None for _, answer in parts):
+                _logger.exception("what nobody waits for could not be sent")
+        else:
+            begin = 0
+            for part, answer in parts:
+                end = begin + len(part)
+                if answer is not None and not answer.done():
+                    answer.set_result(answers[begin:end])
+                begin = end
+        finally:
+            self.waiting -= len(items)

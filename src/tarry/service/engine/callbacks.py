@@ -1,0 +1,57 @@
+"""The task that tells the end of another: a call of its own, so as durable as any."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tarry.service.delivery.targets import parse_target
+from tarry.service.model import Content, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tarry.service.store import Finish
+
+_encode = msgspec.json.Encoder().encode
+
+
+def callback_for(
+    task: Task,
+    content: Content,
+    finish: Finish,
+    *,
+    new_id: Callable[[], str],
+    pack: Callable[[Content], bytes],
+) -> Task:
+    """Return the task that posts how `task` ended to its `callbackUrl`."""
+    url = content.callback_url
+    assert url is not None  # noqa: S101 - asked for with one
+    target = parse_target(url)
+    attempt = finish.attempt
+    news = {
+        "taskId": task.id,
+        "idempotencyKey": task.key,
+        "targetUrl": content.url.partition("?")[0],  # a query may hold secrets
+        "status": finish.status.name,
+        "reason": finish.reason,
+        "attemptNumber": task.attempts + (attempt is not None),
+        "responseStatus": None if attempt is None else attempt.status,
+        "createdAt": task.created_at,
+    }
+    told = Content(
+        url=target.url,
+        headers={"content-type": "application/json"},
+        body=_encode(news),
+        trace=content.trace,
+    )
+    return Task(
+        id=new_id(),
+        tenant=task.tenant,
+        lane=f"{task.tenant}/{target.origin}",
+        # One end, one callback; a replay that ends again tells it again.
+        key=f"{task.id}-callback-{task.replays}",
+        fingerprint=b"",
+        content=pack(told),
+    )

@@ -1,0 +1,173 @@
+"""The engine: ingest, scheduler, worker and maintenance of one process, and an operator's hand."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from tarry.service.engine.events import Event
+from tarry.service.engine.ingest import Ingest
+from tarry.service.engine.maintenance import Maintenance
+from tarry.service.engine.scheduler import Scheduler
+from tarry.service.engine.waiters import Settled
+from tarry.service.engine.worker import Worker
+from tarry.service.model import Status
+from tarry.service.store import Cancellation, Finish, Finished, Retrieval
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tarry.service.engine.clock import StoreClock
+    from tarry.service.engine.events import Events
+    from tarry.service.engine.health import Health
+    from tarry.service.engine.parts import Parts
+    from tarry.service.engine.policies import Policies
+    from tarry.service.model import Content
+    from tarry.service.store import Added, New
+
+
+class Engine:
+    """Takes tasks in and makes them happen, from `start` to `stop`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.worker: Worker = Worker(parts, self._has_room)
+        self.scheduler: Scheduler = Scheduler(parts, self.worker)
+        self.maintenance: Maintenance = Maintenance(parts, self.scheduler)
+        self.ingest: Ingest = Ingest(parts, self.worker, self.scheduler)
+        self._loops: list[asyncio.Task[None]] = []
+
+    @property
+    def events(self) -> Events:
+        """What happens in this process."""
+        return self._parts.events
+
+    @property
+    def policies(self) -> Policies:
+        """The policies in force."""
+        return self._parts.policies
+
+    @property
+    def health(self) -> Health:
+        """What is out of order."""
+        return self._parts.health
+
+    @property
+    def clock(self) -> StoreClock:
+        """The store's time."""
+        return self._parts.clock
+
+    async def start(self) -> None:
+        """Learn the store's time, then begin to claim and to keep house."""
+        asked = self.clock.asks()
+        self.clock.learn(asked, await self._parts.store.ping())
+        loop = asyncio.get_running_loop()
+        self._loops = [
+            loop.create_task(self.scheduler.run()),
+            loop.create_task(self.maintenance.run()),
+        ]
+
+    async def stop(self, patience: float) -> None:
+        """Claim nothing more, hand back what has not begun, wait for what runs."""
+        for loop in self._loops:
+            loop.cancel()
+        if self._loops:
+            await asyncio.wait(self._loops)
+        await self.ingest.stop()
+        await self.worker.stop(patience)
+
+    async def submit(
+        self, news: list[New], contents: Sequence[Content] | None = None
+    ) -> Sequence[Added]:
+        """Add tasks; when it returns they are durable."""
+        return await self.ingest.submit(news, contents)
+
+    async def settled(self, task_id: str, seconds: float) -> Settled | None:
+        """Wait for the end of a task that this process works on."""
+        return await self._parts.waiters.wait(task_id, seconds)
+
+    async def cancel(self, tenant: str, task_id: str) -> Cancellation | None:
+        """Cancel a task; one that waits here, leased, is let go first."""
+        held = self.worker.hold.find(task_id)
+        if held is None or held.task.tenant != tenant or held.started:
+            answer = await self._parts.store.cancel(tenant, task_id)
+        else:
+            held.started = True  # nobody starts it while the store is asked
+            try:
+                answer = await self._parts.store.cancel(tenant, task_id)
+                if answer is Cancellation.REQUESTED:
+                    end = Finish(task=held.task, attempt=None, status=Status.CANCELLED)
+                    if await self.worker.finish(end) is not Finished.SUPERSEDED:
+                        answer = Cancellation.CANCELLED
+            except BaseException:
+                self.worker.hold.wait(held)
+                raise
+            self.worker.hold.drop(held)
+        if answer is Cancellation.CANCELLED:
+            self._parts.waiters.tell(task_id, Settled(Status.CANCELLED, None, None))
+            task = await self._parts.store.get(tenant, task_id) if self.events else None
+            if task is not None:
+                self.worker.tell_end(task)
+        return answer
+
+    async def retry_now(self, tenant: str, task_id: str) -> Retrieval | None:
+        """Make a task due; one that waits here for its time is started."""
+        held = self.worker.hold.find(task_id)
+        if held is not None and held.task.tenant == tenant and not held.started:
+            held.task.next_attempt_at = self._parts.clock.now()
+            self.worker.hold.take(held.task, held.content)
+            return Retrieval.DUE
+        answer = await self._parts.store.retry_now(tenant, task_id)
+        if answer is Retrieval.DUE:
+            self.scheduler.wake()
+        return answer
+
+    async def pause(self, lane: str) -> None:
+        """Stop a lane until somebody resumes it; what runs may finish."""
+        await self._parts.store.pause(lane)
+        self.worker.empty(lane)
+        self._tell("paused", lane)
+
+    async def resume(self, lane: str) -> None:
+        """Open a lane that was paused or parked, slowly."""
+        await self._parts.store.resume(lane)
+        known = self._parts.lanes.get(lane)
+        if known is not None:
+            self._parts.lanes.parked.discard(lane)
+            known.downstream.recovered(self._parts.clock.seconds())
+            known.downstream.moves.clear()
+        self.scheduler.wake()
+        self._tell("resumed", lane)
+
+    async def reset(self, lane: str) -> None:
+        """Forget everything that was learnt of a downstream, and open its lane."""
+        known = self._parts.lanes.get(lane)
+        if known is not None:
+            self._parts.lanes.renew(known)
+        await self.resume(lane)
+
+    def standing(self, lane: str) -> dict[str, Any] | None:
+        """Say what this process knows of a lane."""
+        known = self._parts.lanes.get(lane)
+        if known is None:
+            return None
+        downstream = known.downstream
+        breaker, balance = downstream.standing(self._parts.clock.seconds())
+        p50, p95 = downstream.latency.quantile(0.5), downstream.latency.quantile(0.95)
+        return {
+            "breaker": breaker,
+            "budget": balance,
+            "running": known.running,
+            "held": known.held,
+            "p50Ms": None if p50 is None else round(p50 * 1000, 3),
+            "p95Ms": None if p95 is None else round(p95 * 1000, 3),
+        }
+
+    def _has_room(self) -> None:
+        self.scheduler.room()
+
+    def _tell(self, kind: str, lane: str) -> None:
+        if self.events:
+            tenant = lane.partition("/")[0]
+            now = self._parts.clock.now()
+            self.events.publish(Event(kind=kind, at=now, tenant=tenant, lane=lane))

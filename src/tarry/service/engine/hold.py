@@ -1,0 +1,154 @@
+"""The tasks that this process has leases for: each waits here for its time, then for its turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING
+
+from tarry.service.engine.lanes import Held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tarry.service.engine.clock import StoreClock
+    from tarry.service.engine.lanes import Lane, Lanes
+    from tarry.service.model import Content, Task
+
+
+class Hold:
+    """Leased tasks: a heap by time, a queue for each lane, and the lanes in turn.
+
+    `ready` is called when something is due.
+    """
+
+    def __init__(
+        self, lanes: Lanes, clock: StoreClock, *, most: int, ready: Callable[[], None]
+    ) -> None:
+        self._lanes = lanes
+        self._clock = clock
+        self._most = most
+        self._ready = ready
+        self._tasks: dict[str, Held] = {}
+        self._heap: list[tuple[int, int, Held]] = []
+        self._order = count()
+        self._turn: deque[Lane] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+
+    def __len__(self) -> int:
+        """Return how many tasks are held."""
+        return len(self._tasks)
+
+    @property
+    def room(self) -> int:
+        """How many more there is room for."""
+        return self._most - len(self._tasks)
+
+    def __iter__(self) -> Iterator[Held]:
+        """Go over all tasks, in no order."""
+        return iter(tuple(self._tasks.values()))
+
+    def find(self, task_id: str) -> Held | None:
+        """Return a task that is held."""
+        return self._tasks.get(task_id)
+
+    def take(self, task: Task, content: Content | None = None) -> None:
+        """Hold a task from now on. One that was here before has lost its lease: it is replaced."""
+        before = self._tasks.get(task.id)
+        if before is not None:
+            before.gone = True
+            self._lanes.dropped(before.lane)
+        lane = self._lanes[task.lane]
+        held = self._tasks[task.id] = Held(task, lane, content)
+        self._lanes.took(lane)
+        self.wait(held)
+
+    def wait(self, held: Held) -> None:
+        """Let a held task wait for its time."""
+        held.started = False
+        if held.queued:
+            return
+        held.queued = True
+        due_at = held.task.next_attempt_at
+        if due_at <= self._clock.now():
+            self._due(held)
+            self._ready()
+            return
+        heappush(self._heap, (due_at, next(self._order), held))
+        self._arm()
+
+    def drop(self, held: Held) -> None:
+        """Hold a task no longer."""
+        held.gone = True
+        if self._tasks.get(held.task.id) is held:
+            del self._tasks[held.task.id]
+            self._lanes.dropped(held.lane)
+
+    def next_due(self, lane: Lane) -> Held | None:
+        """Take the next task of a lane that is due, and not in somebody's hand."""
+        while lane.due:
+            held = lane.due.popleft()
+            held.queued = False
+            if not held.gone and not held.started:
+                return held
+        return None
+
+    def put_back(self, held: Held) -> None:
+        """Let a task that was due be the next of its lane again."""
+        held.queued = True
+        held.lane.due.appendleft(held)
+
+    def next_lane(self) -> Lane | None:
+        """Take the lane whose turn it is; whoever serves it puts it back with `queue`."""
+        if not self._turn:
+            return None
+        lane = self._turn.popleft()
+        lane.in_turn = False
+        return lane
+
+    def queue(self, lane: Lane) -> None:
+        """Put a lane at the end of the line, if anything is due in it."""
+        if lane.due and not lane.in_turn:
+            lane.in_turn = True
+            self._turn.append(lane)
+
+    def stop(self) -> None:
+        """Let no more time pass."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _due(self, held: Held) -> None:
+        held.lane.due.append(held)
+        self.queue(held.lane)
+
+    def _arm(self) -> None:
+        while self._heap and self._heap[0][2].gone:
+            heappop(self._heap)
+        if not self._heap:
+            return
+        at = self._heap[0][0]
+        if self._timer is not None:
+            if at >= self._timer_at:
+                return
+            self._timer.cancel()
+        delay = max(0, at - self._clock.now()) / 1000
+        self._timer_at = at
+        self._timer = asyncio.get_running_loop().call_later(delay, self._on_time)
+
+    def _on_time(self) -> None:
+        # Timers may fire early (uvloop's by 1.4 ms): the clock decides, and the timer is set anew.
+        self._timer = None
+        now = self._clock.now()
+        found = False
+        while self._heap and self._heap[0][0] <= now:
+            held = heappop(self._heap)[2]
+            if not held.gone:  # one that is not here any more waits for nothing
+                self._due(held)
+                found = True
+        self._arm()
+        if found:
+            self._ready()

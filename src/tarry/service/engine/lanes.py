@@ -1,0 +1,168 @@
+"""The lanes as this process sees them: what is known of each downstream, and what waits for it.
+
+A lane is taken out of the store's hands by parking it there; here it only stops being served.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import nlargest
+from typing import TYPE_CHECKING
+
+from tarry.core.breaker import Breaker, BreakerState
+from tarry.core.budget import RatioBudget
+from tarry.core.downstream import Downstream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tarry.service.model import Content, Task
+
+_MOST_IDLE = 10_000
+_ASK_AGAIN = 50
+"""Milliseconds for which a limit is believed to be what it was."""
+
+
+class Lane:
+    """What is known of one downstream, and the tasks of it that this process holds."""
+
+    __slots__ = (
+        "_asked_at",
+        "_limit",
+        "downstream",
+        "due",
+        "held",
+        "in_turn",
+        "name",
+        "running",
+        "tenant",
+    )
+
+    def __init__(self, name: str, downstream: Downstream) -> None:
+        self.name: str = name
+        self.tenant: str = name.partition("/")[0]
+        self.downstream: Downstream = downstream
+        self.due: deque[Held] = deque()
+        """Tasks whose time has come, in that order."""
+        self.held: int = 0
+        """Tasks of the lane that are leased to this process."""
+        self.running: int = 0
+        """Attempts that run."""
+        self.in_turn: bool = False
+        """Whether it stands in the worker's queue of lanes."""
+        self._limit: int | None = None
+        self._asked_at = 0
+
+    @property
+    def breaker(self) -> Breaker:
+        """The breaker, which every lane has."""
+        breaker = self.downstream.breaker
+        assert breaker is not None  # noqa: S101 - `protected` made it
+        return breaker
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many attempts run as its limit let through when it was last asked."""
+        return self._limit is not None and self.running >= self._limit
+
+    def refused(self, now: int) -> None:
+        """Learn that its limit lets no more through: it need not be asked for each task."""
+        self._limit, self._asked_at = max(1, self.running), now
+
+    def ended(self, now: int) -> None:
+        """Learn that an attempt has ended. A limit that ramps is asked again after a while."""
+        if now >= self._asked_at + _ASK_AGAIN:
+            self._limit = None
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether no task should be sent its way."""
+        state = self.breaker.state
+        return state is BreakerState.OPEN or state is BreakerState.HALF_OPEN
+
+
+class Held:
+    """One leased task."""
+
+    __slots__ = ("content", "gone", "lane", "queued", "started", "task")
+
+    def __init__(self, task: Task, lane: Lane, content: Content | None) -> None:
+        self.task: Task = task
+        self.lane: Lane = lane
+        self.content: Content | None = content
+        """What to send, once it was unpacked."""
+        self.started: bool = False
+        """Whether somebody has it in hand: its attempt runs, or its end is being written down."""
+        self.queued: bool = False
+        """Whether it waits for its time or its turn."""
+        self.gone: bool = False
+        """Whether it is not to be started any more: it waits in a queue that will skip it."""
+
+
+class Lanes:
+    """The lanes by name, made when they are first needed; idle ones are forgotten in time."""
+
+    def __init__(self, protected: Callable[[str], Downstream], *, most_held: int) -> None:
+        self._protected = protected
+        self._most_held = most_held
+        self._lanes: dict[str, Lane] = {}
+        self.parked: set[str] = set()
+        """The lanes that the store knows to be parked, as far as this process has parked them."""
+        self.full: set[str] = set()
+        """The lanes of which this process holds as many tasks as it should."""
+
+    def __getitem__(self, name: str) -> Lane:
+        """Return a lane."""
+        lane = self._lanes.get(name)
+        if lane is None:
+            if len(self._lanes) >= _MOST_IDLE:
+                self._forget()
+            lane = self._lanes[name] = Lane(name, self._protected(name))
+        return lane
+
+    def get(self, name: str) -> Lane | None:
+        """Return a lane that is known, or None."""
+        return self._lanes.get(name)
+
+    def first(self, most: int) -> list[Lane]:
+        """Return the lanes that need a look first: those that are shut, then the busiest."""
+        return nlargest(most, self._lanes.values(), key=lambda lane: (lane.is_shut, lane.held))
+
+    def took(self, lane: Lane) -> None:
+        """Count a task that is held from now on."""
+        lane.held += 1
+        if lane.held >= self._most_held:
+            self.full.add(lane.name)
+
+    def dropped(self, lane: Lane) -> None:
+        """Count a task that is held no longer."""
+        lane.held -= 1
+        self.full.discard(lane.name)
+
+    def renew(self, lane: Lane) -> None:
+        """Forget everything that was learnt of a downstream."""
+        lane.downstream = self._protected(lane.name)
+
+    def _forget(self) -> None:
+        """Forget the older half of what is idle: a breaker that is closed has little to say."""
+        idle = [name for name, lane in self._lanes.items() if not lane.held and not lane.is_shut]
+        for name in idle[: len(idle) // 2 + 1]:
+            del self._lanes[name]
+
+
+def protected(
+    name: str,
+    *,
+    max_in_flight: int,
+    breaker: Callable[[], Breaker] = Breaker,
+) -> Downstream:
+    """Return a lane's downstream: a breaker, a budget of retries, and a limit that ramps.
+
+    The budget has a floor in time: a lane with nothing but retries left must still get on.
+    """
+    return Downstream(
+        name,
+        breaker=breaker(),
+        budget=RatioBudget(0.3, min_per_second=10.0),
+        max_in_flight=max_in_flight,
+    )

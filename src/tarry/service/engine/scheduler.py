@@ -1,0 +1,101 @@
+"""The scheduler: it claims what is due within the horizon, for as much as there is room."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from tarry.core.breaker import BreakerState
+from tarry.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from tarry.service.engine.parts import Parts
+    from tarry.service.engine.worker import Worker
+    from tarry.service.store import Claimed
+
+_logger = logging.getLogger("tarry.service")
+_LEAST = 0.02
+"""Seconds between two claims, unless there was more than the first could take."""
+
+
+class Scheduler:
+    """Claims tasks for a worker."""
+
+    def __init__(self, parts: Parts, worker: Worker) -> None:
+        self._parts = parts
+        self._worker = worker
+        self._woken = asyncio.Event()
+        self._starved = False
+        # Half the horizon: whatever others add meanwhile is claimed before it is due.
+        self._poll = parts.lease.horizon / 2000
+
+    def wake(self) -> None:
+        """Ask for a claim: something may be due that nobody has claimed."""
+        self._woken.set()
+
+    def room(self) -> None:
+        """Learn that a task has left: there may be more where it came from."""
+        if self._starved:
+            self._woken.set()
+
+    async def run_once(self) -> Claimed:
+        """Claim once, as much as there is room for; hand everything to the worker.
+
+        Without room nothing is claimed, and the store's time is learnt all the same: a worker that
+        does not know it would not know either that its leases are over.
+        """
+        parts, limits = self._parts, self._parts.limits
+        lanes, room = parts.lanes, self._worker.hold.room
+        self._starved = room < limits.claim or bool(lanes.full)
+        limit, parked = max(0, min(limits.claim, room)), set(lanes.parked)
+        asked = parts.clock.asks()
+        claimed = await parts.store.claim(
+            parts.lease, limit=limit, per_lane=limits.lane_claim, skip=tuple(lanes.full)
+        )
+        parts.clock.learn(asked, claimed.now)
+        if not claimed.tasks and "store" in parts.health.ills:
+            await parts.store.ping()  # finding nothing writes nothing: a full disk lets it pass
+        parts.health.worked("store")
+        for name in dict.fromkeys(task.lane for task in claimed.tasks):
+            self._agree(name, claimed.probing.get(name), was_parked=name in parked)
+        for task in claimed.tasks:
+            self._worker.take(task)
+        return claimed
+
+    async def run(self) -> None:
+        """Claim again and again: at once while there is plenty, else twice in a horizon."""
+        while True:
+            self._woken.clear()
+            try:
+                claimed = await self.run_once()
+            except StoreUnavailable as error:
+                self._parts.health.failed("store", error)
+            except Exception:
+                _logger.exception("a claim failed")
+            else:
+                if claimed.tasks and _has_more(claimed):
+                    continue
+            await asyncio.sleep(_LEAST)
+            try:
+                async with asyncio.timeout(self._poll):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+
+    def _agree(self, name: str, opened: int | None, *, was_parked: bool) -> None:
+        """Bring a lane's breaker in line with what the store says of it."""
+        lane = self._parts.lanes[name]
+        breaker = lane.breaker
+        if opened is not None:
+            if breaker.state is BreakerState.CLOSED or not breaker.would_admit(
+                self._parts.clock.seconds()
+            ):
+                breaker.half_open(opened)
+        elif was_parked:  # somebody else has opened the lane: another worker, or a person
+            self._parts.lanes.parked.discard(name)
+            lane.downstream.recovered(self._parts.clock.seconds())
+
+
+def _has_more(claimed: Claimed) -> bool:
+    return claimed.next_at is not None and claimed.next_at <= claimed.now

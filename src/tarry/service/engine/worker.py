@@ -1,0 +1,435 @@
+"""The worker: it starts what is due, obeys the core, and writes down what came of it.
+
+The order of an attempt's life: admitted by its lane, sent, judged by the core, written in a group
+with others, and only then told to anybody. Between these it waits in callbacks, not in a coroutine
+of its own: at thousands of attempts a second those are what costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec import MsgspecError, Struct
+
+from tarry.core.durable import Defer, DurableCall
+from tarry.core.outcome import SUCCESS, TRANSIENT
+from tarry.core.verdict import Attempt as Go
+from tarry.core.verdict import Reason, Wait
+from tarry.errors import StoreUnavailable, TarryError
+from tarry.service.delivery.exchange import Delivered, Fault
+from tarry.service.engine import attempts
+from tarry.service.engine.batches import Batches
+from tarry.service.engine.hold import Hold
+from tarry.service.engine.telling import Teller
+from tarry.service.engine.waiters import Settled
+from tarry.service.model import Decision, Status
+from tarry.service.payloads import BodyUnusable
+from tarry.service.store import Finished, Release
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from typing import Any
+
+    from tarry.service.engine.lanes import Held, Lane
+    from tarry.service.engine.parts import Parts
+    from tarry.service.engine.policies import Chosen
+    from tarry.service.model import Content, Task
+    from tarry.service.store import Finish
+
+_logger = logging.getLogger("tarry.service")
+_GROUP = 500
+_ENDLESS = 1 << 60
+"""Finishes are never refused: there are no more of them than attempts."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_TIMEOUT = 30.0
+_GRACE = 5.0
+"""Seconds of a lease that no attempt may take: its result must be written down."""
+_OURS_AGAIN = 1_000
+"""Milliseconds after which a task is tried again that our own side has failed."""
+_UNREADABLE_AGAIN = 60_000
+_LEAST_DEFERRAL = 1_000
+_ENDS = {status: status.name.lower() for status in Status}
+
+
+class _End(Struct, gc=False):
+    """A result on its way into the store; without `held` somebody else waits for the answer."""
+
+    finish: Finish
+    held: Held | None = None
+    delivered: Delivered | None = None
+
+
+class Worker:
+    """Runs attempts, at most `most_running` at a time. `room` is called when a task has left."""
+
+    def __init__(self, parts: Parts, room: Callable[[], None]) -> None:
+        self._parts = parts
+        self._room = room
+        self._teller = Teller(parts)
+        self._most_running = parts.limits.in_flight
+        self._longest = parts.lease.length / 1000 - _GRACE
+        self.hold: Hold = Hold(parts.lanes, parts.clock, most=parts.limits.held, ready=self._pump)
+        self.running: int = 0
+        self.superseded: int = 0
+        self._stopping = False
+        self._jobs: set[asyncio.Future[Any]] = set()
+        self._parking: set[asyncio.Task[None]] = set()
+        self._finishes: Batches[_End, Finished] = Batches(
+            self._write, most=_GROUP, waiting=_ENDLESS
+        )
+        self._releases: Batches[Release, None] = Batches(
+            self._release, most=_GROUP, waiting=_ENDLESS
+        )
+
+    # --- starting ---------------------------------------------------------------------------------
+
+    def take(self, task: Task, content: Content | None = None) -> None:
+        """Hold a task that is leased to this process, and start it when its time comes."""
+        if self._stopping:
+            self._spawn(self._hand_back([Release(task)]))
+        else:
+            self.hold.take(task, content)
+
+    def _pump(self) -> None:
+        """Start what is due, lane by lane in turn, while there is room."""
+        while self.running < self._most_running and not self._stopping:
+            lane = self.hold.next_lane()
+            if lane is None:
+                return
+            if lane.is_full:
+                continue  # an attempt that ends makes room
+            held = self.hold.next_due(lane)
+            if held is not None and self._start(held):
+                self.hold.queue(lane)
+
+    def _start(self, held: Held) -> bool:
+        """Start a task, or do what its downstream says; whether to go on with its lane."""
+        lane, content = held.lane, held.content
+        if content is None:
+            try:
+                content = held.content = self._parts.unpack(held.task.content)
+            except (TarryError, MsgspecError) as error:  # a key is missing: our own fault
+                self._parts.health.failed("encryption", error)
+                self._give_back(held, self._parts.clock.now() + _UNREADABLE_AGAIN)
+                return True
+        chosen = self._parts.policies.known(held.task, content.overrides)
+        if chosen is None:
+            held.started = True  # nobody else may take it up meanwhile
+            self._spawn(self._look_up_policy(held))
+            return True
+        task = held.task
+        timeout = min(chosen.policy.attempt_timeout or _TIMEOUT, self._longest)
+        now = self._parts.clock.now()
+        if now < task.next_attempt_at:
+            self.hold.wait(held)  # the store's clock was set back since it was due
+            return True
+        if now + timeout * 1000 >= task.wake_at:
+            self._give_back(held, None)  # we were held up: the lease would end before the attempt
+            return True
+        call = DurableCall(chosen.policy, lane.downstream)
+        call.resume(attempts.progress_of(task))
+        last = attempts.last_outcome(task) if task.attempts else TRANSIENT
+        answer = call.begin(self._parts.clock.seconds(), last)
+        if isinstance(answer, Go):
+            held.started = True
+            lane.running += 1
+            self.running += 1
+            self._run(held, content, chosen, call, timeout, now)
+            return True
+        if isinstance(answer, Defer):
+            return self._defer(held, answer)
+        held.started = True
+        self._settle(held, attempts.exhausted(task, None, str(answer.reason)), None)
+        return True
+
+    def _defer(self, held: Held, answer: Defer) -> bool:
+        """Put a task off that its downstream does not admit; nothing is charged."""
+        lane = held.lane
+        if answer.reason is Reason.LIMIT:
+            self.hold.put_back(held)
+            if answer.delay is not None:
+                loop = asyncio.get_running_loop()
+                loop.call_later(answer.delay, self._go_on, lane)
+            else:
+                lane.refused(self._parts.clock.now())
+            return False  # an attempt that ends makes room
+        self._look_at(lane)
+        later = None
+        if answer.reason is Reason.BUDGET_EMPTY:
+            spread = 1 + self._parts.draw()
+            later = self._parts.clock.now() + int(_LEAST_DEFERRAL * spread)
+        self._teller.task("deferred", held.task, reason=str(answer.reason))
+        self._give_back(held, later)
+        return True
+
+    def _go_on(self, lane: Lane) -> None:
+        lane.ended(self._parts.clock.now())
+        self.hold.queue(lane)
+        self._pump()
+
+    async def _look_up_policy(self, held: Held) -> None:
+        try:
+            await self._parts.policies.look_up(held.task)
+        except StoreUnavailable as error:
+            self._parts.health.failed("store", error)
+            await asyncio.sleep(_FIRST_PAUSE)
+        if not held.gone:
+            self.hold.wait(held)
+
+    # --- an attempt -------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        held: Held,
+        content: Content,
+        chosen: Chosen,
+        call: DurableCall,
+        timeout: float,
+        started_at: int,
+    ) -> None:
+        sending: asyncio.Future[Delivered]
+        try:
+            sending = asyncio.ensure_future(self._send(held.task, content, timeout))
+        except Exception as error:  # noqa: BLE001 - judged with those that come later
+            sending = asyncio.get_running_loop().create_future()
+            sending.set_exception(error)
+        self._jobs.add(sending)
+        sending.add_done_callback(partial(self._came_back, held, chosen, call, started_at))
+
+    def _send(self, task: Task, content: Content, timeout: float) -> Awaitable[Delivered]:
+        if content.body_ref is not None:
+            return self._fetch_and_send(task, content, timeout)
+        body, parts = content.body, self._parts
+        more = parts.sign(task, body)
+        return parts.delivery.send(attempts.request_for(task, content, body, timeout, more))
+
+    async def _fetch_and_send(self, task: Task, content: Content, timeout: float) -> Delivered:
+        parts = self._parts
+        body = await parts.read_body(content)
+        more = parts.sign(task, body)
+        return await parts.delivery.send(attempts.request_for(task, content, body, timeout, more))
+
+    def _came_back(
+        self,
+        held: Held,
+        chosen: Chosen,
+        call: DurableCall,
+        started_at: int,
+        sending: asyncio.Future[Delivered],
+    ) -> None:
+        """Judge an attempt, have it written down, and make room for the next."""
+        parts, task, lane = self._parts, held.task, held.lane
+        self._jobs.discard(sending)
+        if sending.cancelled():
+            call.cancelled(parts.clock.seconds())
+            return
+        error = sending.exception()
+        delivered = sending.result() if error is None else _ours(task, error)
+        now, u = parts.clock.seconds(), parts.draw()
+        outcome = attempts.outcome_of(delivered, chosen.policy, now)
+        lane.running -= 1
+        self.running -= 1
+        if outcome is None:
+            parts.health.failed("delivery", delivered.error)
+            call.cancelled(now)
+            self._go_on(lane)
+            self._give_back(held, parts.clock.now() + _OURS_AGAIN)
+            return
+        parts.health.worked("delivery")
+        attempt = attempts.attempt_of(task, delivered, outcome, started_at, parts.lease.worker)
+        if outcome is SUCCESS:
+            call.succeeded(now, u)
+            attempt.decision = Decision(action="done", policy_version=chosen.version)
+            finish = attempts.succeeded(task, attempt)
+        else:
+            verdict = call.failed(outcome, now, u)
+            standing = lane.downstream.standing(now)
+            attempt.decision = attempts.decision_of(verdict, outcome, chosen.version, standing)
+            if isinstance(verdict, Wait):
+                at = parts.clock.now()
+                finish = attempts.waiting(task, attempt, verdict, outcome, at, parts.lease)
+            else:
+                finish = attempts.exhausted(task, attempt, str(verdict.reason))
+        if lane.downstream.moves:
+            self._look_at(lane)
+        self._settle(held, finish, delivered)
+        self._go_on(lane)
+
+    # --- writing it down --------------------------------------------------------------------------
+
+    def _settle(self, held: Held, finish: Finish, delivered: Delivered | None) -> None:
+        """Have what came of a task written down, in a group with others."""
+        content = held.content
+        if finish.status.is_terminal and content is not None and content.callback_url is not None:
+            finish.callback = self._parts.callback(finish.task, content, finish)
+        self._finishes.post(_End(finish, held, delivered))
+
+    async def _write(self, ends: Sequence[_End]) -> Sequence[Finished]:
+        try:
+            answers = await self._finish([end.finish for end in ends])
+        except BaseException:  # their leases end by themselves, and somebody takes them up
+            for end in ends:
+                if end.held is not None:
+                    self.hold.drop(end.held)
+            raise
+        for end, finished in zip(ends, answers, strict=True):
+            if end.held is not None:
+                try:
+                    self._settled(end.held, end.finish, end.delivered, finished)
+                except Exception:
+                    _logger.exception(
+                        "task %s is written, but not gone on with", end.finish.task.id
+                    )
+        return answers
+
+    def _settled(
+        self, held: Held, finish: Finish, delivered: Delivered | None, finished: Finished
+    ) -> None:
+        """Tell what was written, then go on with the task or let it go."""
+        task = finish.task
+        if finished is Finished.DONE and finish.keep is not None:
+            held.task = attempts.kept(task, finish)
+            self._teller.attempt(finish)
+            if not held.gone:
+                self.hold.wait(held)
+            return
+        self.hold.drop(held)
+        self._room()
+        if finished is Finished.SUPERSEDED:
+            self.superseded += 1
+            _logger.warning("task %s was taken over: our result of it is void", task.id)
+            self._teller.task("superseded", task)
+            return
+        self._teller.attempt(finish)
+        status = Status.CANCELLED if finished is Finished.CANCELLED else finish.status
+        if status.is_terminal:
+            self._teller.task(_ENDS[status], task, finish.reason, finish.attempt is not None)
+            if task.id in self._parts.waiters:
+                self._parts.waiters.tell(task.id, Settled(status, finish.reason, delivered))
+
+    async def finish(self, finish: Finish) -> Finished:
+        """Write an end that nobody attempted: a cancelled task that was held here."""
+        return (await self._finishes.put([_End(finish)]))[0]
+
+    def _give_back(self, held: Held, next_attempt_at: int | None) -> None:
+        self.hold.drop(held)
+        self._spawn(self._hand_back([Release(held.task, next_attempt_at)]))
+        self._room()
+
+    def empty(self, lane: str) -> None:
+        """Hand back what waits here for a lane that was stopped."""
+        for held in self.hold:
+            if held.lane.name == lane and not held.started:
+                self._give_back(held, None)
+
+    async def _hand_back(self, releases: list[Release]) -> None:
+        await self._releases.put(releases)
+
+    async def _finish(self, finishes: Sequence[Finish]) -> Sequence[Finished]:
+        finished: list[Finished] = await self._until_taken(
+            lambda: self._parts.store.finish(finishes)
+        )
+        return finished
+
+    async def _release(self, releases: Sequence[Release]) -> Sequence[None]:
+        if self._parking:  # a parked lane's tasks go back after it is parked, or they return
+            await asyncio.wait(self._parking)
+        await self._until_taken(lambda: self._parts.store.release(releases))
+        return [None] * len(releases)
+
+    async def _until_taken(self, write: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """Repeat a write until the store takes it: what has happened must be written."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                answer = await write()
+            except StoreUnavailable as error:
+                self._parts.health.failed("store", error)
+                await asyncio.sleep(pause)
+                pause = min(_LONGEST_PAUSE, pause * 2)
+            else:
+                self._parts.health.worked("store")
+                return answer
+
+    # --- lanes ------------------------------------------------------------------------------------
+
+    def _look_at(self, lane: Lane) -> None:
+        """Tell the store what the breaker of a lane has done."""
+        moves = lane.downstream.moves
+        if not moves:
+            return
+        last = moves[-1].after
+        moves.clear()
+        job = asyncio.get_running_loop().create_task(self._shared(lane, str(last)))
+        self._parking.add(job)
+        job.add_done_callback(self._parking.discard)
+
+    async def _shared(self, lane: Lane, state: str) -> None:
+        store, breaker, now = self._parts.store, lane.breaker, self._parts.clock.seconds()
+        if state == "open":
+            until = -int(-(now + (breaker.retry_after(now) or 0.0)) * 1000 // 1)
+            probes, opened = breaker.probes, breaker.opened
+            await self._until_taken(
+                lambda: store.park(lane.name, until, probes=probes, opened=opened)
+            )
+            self._parts.lanes.parked.add(lane.name)
+            self._teller.lane("parked", lane)
+        elif state == "closed":
+            await self._until_taken(lambda: store.unpark(lane.name))
+            self._parts.lanes.parked.discard(lane.name)
+            self._teller.lane("resumed", lane)
+            self._room()
+        else:
+            self._teller.lane("probing", lane)
+
+    def tell_end(self, task: Task) -> None:
+        """Tell that a task was cancelled by hand."""
+        self._teller.task(_ENDS[task.status], task)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        job = asyncio.get_running_loop().create_task(work)
+        self._jobs.add(job)
+        job.add_done_callback(self._done)
+
+    def _done(self, job: asyncio.Task[None]) -> None:
+        self._jobs.discard(job)
+        if not job.cancelled() and (error := job.exception()) is not None:
+            _logger.error("a job of the worker failed", exc_info=error)
+
+    async def stop(self, patience: float) -> None:
+        """Start nothing more, hand back what has not begun, and wait for what runs."""
+        self._stopping = True
+        self.hold.stop()
+        unstarted = [held for held in self.hold if not held.started]
+        for held in unstarted:
+            self.hold.drop(held)
+        if unstarted:
+            self._spawn(self._hand_back([Release(held.task) for held in unstarted]))
+        try:
+            async with asyncio.timeout(patience):
+                while self._jobs:
+                    await asyncio.wait(tuple(self._jobs))
+                await self._finishes.flushed()
+        except TimeoutError:  # their leases end by themselves
+            late = tuple(self._jobs)
+            for job in late:
+                job.cancel()
+            if late:
+                await asyncio.wait(late)
+            await self._finishes.stop()
+
+
+def _ours(task: Task, error: BaseException) -> Delivered:
+    """Return what an error of our own side comes to: it charges nobody, but for a lost body."""
+    if isinstance(error, BodyUnusable):
+        return Delivered(fault=Fault.INVALID, error=str(error))
+    if isinstance(error, StoreUnavailable):
+        return Delivered(fault=Fault.OURS, error=str(error))
+    number = task.attempts + 1
+    _logger.error("attempt %d of task %s failed on our side", number, task.id, exc_info=error)
+    return Delivered(fault=Fault.OURS, error=f"{type(error).__name__}: {error}")

@@ -1,0 +1,173 @@
+"""An engine with everything around it that a test can hold in its hand: time, targets, a store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+import msgspec
+
+from tarry.core.breaker import Breaker
+from tarry.service.delivery.exchange import Delivered, Request
+from tarry.service.engine.callbacks import callback_for
+from tarry.service.engine.clock import StoreClock
+from tarry.service.engine.engine import Engine
+from tarry.service.engine.events import Event, Events
+from tarry.service.engine.health import Health
+from tarry.service.engine.lanes import Lanes, protected
+from tarry.service.engine.parts import Limits, Parts
+from tarry.service.engine.policies import Policies
+from tarry.service.engine.waiters import Waiters
+from tarry.service.model import Attempt, Content, Task
+from tarry.service.sealing import Plain
+from tarry.service.store import Added, Lease, New, Retention, Store
+from tarry.service.stores.memory import MemoryStore
+from tarry.testing.clock import VirtualClock
+
+EPOCH = 1_800_000_000.0
+LEASE = Lease("worker", 70_000, 1_000)
+DAY = 86_400_000
+OK = Delivered(status=200, duration_ms=1.0)
+BUSY = Delivered(status=503, duration_ms=1.0)
+
+Answer = Callable[[Request], Awaitable[Delivered]]
+
+
+class Target:
+    """A target whose answers a test gives out: in order, and the last one for ever."""
+
+    def __init__(self, *answers: Delivered | Answer) -> None:
+        self.answers = list(answers) or [OK]
+        self.seen: list[Request] = []
+        self.times: list[float] = []
+
+    async def send(self, request: Request) -> Delivered:
+        """Give the next answer."""
+        self.seen.append(request)
+        self.times.append(asyncio.get_running_loop().time())
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return answer if isinstance(answer, Delivered) else await answer(request)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class Rig:
+    """One engine over a store, whose clock is that of the running loop."""
+
+    def __init__(
+        self,
+        target: Any,
+        *,
+        store: Store | None = None,
+        limits: Limits | None = None,
+        seed: int = 1,
+        lease: Lease = LEASE,
+        breaker: Callable[[], Breaker] = Breaker,
+        monotonic: Callable[[], float] | None = None,
+        sign: Callable[[Task, bytes], list[tuple[str, str]]] | None = None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.store: Store = store or MemoryStore(lambda: int((EPOCH + loop.time()) * 1000))
+        limits = limits or Limits()
+        dice = Random(seed)
+        self.ids = (f"0190a000-0000-7000-8000-{i:012x}" for i in range(seed << 24, 1 << 47))
+        plain = Plain()
+        clock = StoreClock(monotonic or loop.time)
+        self.lanes = Lanes(
+            partial(protected, max_in_flight=limits.lane_in_flight, breaker=breaker),
+            most_held=limits.lane_held,
+        )
+        self.events = Events()
+        self.told: list[Event] = []
+        self.events.listen(self.told.append)
+        self.parts = Parts(
+            store=self.store,
+            delivery=target,
+            policies=Policies(self.store, clock.now),
+            lanes=self.lanes,
+            clock=clock,
+            events=self.events,
+            waiters=Waiters(),
+            health=Health(),
+            lease=lease,
+            limits=limits,
+            retention=Retention(7 * DAY, 30 * DAY),
+            draw=dice.random,
+            unpack=plain.unpack,
+            read_body=_no_body,
+            delete_bodies=_no_bodies,
+            sweep_bodies=_no_strays,
+            sign=sign or (lambda _task, _body: []),
+            callback=partial(callback_for, new_id=lambda: next(self.ids), pack=plain.pack),
+        )
+        self.engine = Engine(self.parts)
+
+    def new(self, url: str = "http://a.example:80/", **changes: Any) -> New:
+        """Return a task to add, for a target at `url`."""
+        content = {
+            name: changes.pop(name) for name in tuple(changes) if name in Content.__struct_fields__
+        }
+        delay = changes.pop("delay", 0)
+        tenant = changes.pop("tenant", "default")
+        scheme, _, rest = url.partition("://")
+        task_id = next(self.ids)
+        task = Task(
+            id=task_id,
+            tenant=tenant,
+            lane=f"{tenant}/{scheme}:{rest.split('/')[0]}",
+            key=changes.pop("key", task_id),
+            fingerprint=b"same",
+            content=Plain().pack(Content(url=url, **content)),
+            **changes,
+        )
+        return New(task, delay)
+
+    async def add(self, *news: New) -> list[Task]:
+        """Add tasks and return them as they were stored."""
+        clock = self.parts.clock
+        clock.learn(clock.asks(), await self.store.ping())
+        added: Sequence[Added] = await self.engine.submit(list(news))
+        return [one.task for one in added]
+
+    async def task(self, task: Task) -> Task:
+        """Return a task as the store has it now."""
+        found = await self.store.get(task.tenant, task.id)
+        assert found is not None
+        return found
+
+    async def attempts(self, task: Task) -> list[Attempt]:
+        """Return a task's log."""
+        return await self.store.attempts(task.tenant, task.id)
+
+    def kinds(self) -> list[str]:
+        """Return what was told, in order."""
+        return [event.kind for event in self.told]
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """Run a test on virtual time."""
+    with VirtualClock() as clock:
+        clock.run(main)
+
+
+async def _no_body(_content: Content) -> bytes:
+    msg = "no body lies elsewhere in this test"
+    raise AssertionError(msg)
+
+
+async def _no_strays() -> int:
+    return 0
+
+
+async def _no_bodies(_refs: list[str]) -> None:
+    pass
+
+
+def decided(attempt: Attempt) -> dict[str, Any]:
+    """Return an attempt's decision as a dict."""
+    decision: dict[str, Any] = msgspec.to_builtins(attempt.decision)
+    return decision

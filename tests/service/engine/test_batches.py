@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from tarry.errors import Overloaded, StoreUnavailable
+from tarry.service.engine.batches import Batches
+
+
+class Sender:
+    """Answers each item with its double, when it is let."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[int]] = []
+        self.gate = asyncio.Event()
+        self.error: BaseException | None = None
+
+    async def __call__(self, items: Sequence[int]) -> Sequence[int]:
+        """Answer."""
+        self.calls.append(list(items))
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return [item * 2 for item in items]
+
+
+def test_what_comes_while_a_call_runs_goes_into_the_next() -> None:
+    """The first goes alone, the others together, and each gets its own answer."""
+
+    async def main() -> None:
+        sender = Sender()
+        batches = Batches(sender, most=10, waiting=100)
+        first = batches.put([1])
+        await asyncio.sleep(0)
+        others = [batches.put([2, 3]), batches.put([4])]
+        sender.gate.set()
+
+        assert [2] == list(await first)
+        assert [[4, 6], [8]] == [list(await other) for other in others]
+        assert [[1], [2, 3, 4]] == sender.calls
+        await batches.flushed()
+        assert 0 == batches.waiting
+
+    asyncio.run(main())
+
+
+def test_a_call_takes_no_more_than_it_may() -> None:
+    """Parts stay together; one that is too large for any call goes alone."""
+
+    async def main() -> None:
+        sender = Sender()
+        sender.gate.set()
+        batches = Batches(sender, most=3, waiting=100)
+        answers = [batches.put(part) for part in ([1, 2], [3, 4], [5], [6, 7, 8, 9, 10])]
+        await asyncio.gather(*answers)
+
+        assert [[1, 2], [3, 4, 5], [6, 7, 8, 9, 10]] == sender.calls
+
+    asyncio.run(main())
+
+
+def test_more_than_may_wait_is_refused() -> None:
+    """Memory is bounded: who comes too many is told when to come again."""
+
+    async def main() -> None:
+        sender = Sender()
+        batches = Batches(sender, most=10, waiting=3)
+        taken = batches.put([1, 2])
+        with pytest.raises(Overloaded, match="2 tasks wait") as caught:
+            batches.put([3, 4])
+        assert 1.0 == caught.value.retry_after
+        sender.gate.set()
+        await taken
+        await batches.put([3, 4, 5, 6])  # nobody waits: a large one is taken all the same
+
+    asyncio.run(main())
+
+
+def test_an_error_reaches_everybody_in_the_call_and_nobody_else() -> None:
+    """The next call is made as if nothing had been."""
+
+    async def main() -> None:
+        sender = Sender()
+        sender.error = StoreUnavailable("away")
+        batches = Batches(sender, most=10, waiting=100)
+        failed = [batches.put([1]), batches.put([2])]
+        sender.gate.set()
+        for answer in failed:
+            with pytest.raises(StoreUnavailable):
+                await answer
+        sender.error = None
+        assert [6] == list(await batches.put([3]))
+
+    asyncio.run(main())
+
+
+def test_a_caller_who_left_disturbs_nobody() -> None:
+    """His items are sent, and the others get their answers."""
+
+    async def main() -> None:
+        sender = Sender()
+        batches = Batches(sender, most=10, waiting=100)
+        gone, stays = batches.put([1]), batches.put([2])
+        gone.cancel()
+        sender.gate.set()
+
+        assert [4] == list(await stays)
+        assert [[1, 2]] == sender.calls
+
+    asyncio.run(main())
+
+
+def test_what_nobody_waits_for_goes_with_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """In its order; an error of it is at least logged, and the next call is made."""
+
+    async def main() -> None:
+        sender = Sender()
+        batches = Batches(sender, most=10, waiting=100)
+        batches.post(1)
+        second = batches.put([2])
+        sender.gate.set()
+        assert [4] == list(await second)
+        assert [[1, 2]] == sender.calls
+
+        sender.error = StoreUnavailable("away")
+        batches.post(3)
+        await batches.flushed()
+        sender.error = None
+        assert [8] == list(await batches.put([4]))
+        assert 0 == batches.waiting
+
+    asyncio.run(main())
+    assert ["what nobody waits for could not be sent"] == [each.message for each in caplog.records]
+
+
+def test_stop_breaks_off() -> None:
+    """What is on its way is cancelled, what waits is not sent."""
+
+    async def main() -> None:
+        sender = Sender()
+        batches = Batches(sender, most=1, waiting=100)
+        first = batches.put([1])
+        await asyncio.sleep(0)
+        batches.post(2)
+        await batches.stop()
+
+        assert first.cancelled()
+        assert [[1]] == sender.calls
+
+    asyncio.run(main())

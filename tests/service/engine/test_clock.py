@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from tarry.service.engine.clock import StoreClock
+
+
+class Machine:
+    """A monotonic clock to turn."""
+
+    def __init__(self) -> None:
+        self.time = 50.0
+
+    def __call__(self) -> float:
+        """Tell the time."""
+        return self.time
+
+
+def test_nothing_is_due_before_the_store_has_told_its_time() -> None:
+    """The time is far in the past."""
+    assert StoreClock(Machine()).now() < 0
+
+
+def test_the_store_is_never_run_ahead_of() -> None:
+    """Its answer is as old as the question at most; we take the later bound for granted."""
+    machine = Machine()
+    clock = StoreClock(machine)
+    asked = clock.asks()
+    machine.time += 0.5
+    clock.learn(asked, 1_000_000)
+
+    assert 1_000_000 == clock.now()
+    machine.time += 1
+    assert (1_001_000, 1001.0) == (clock.now(), clock.seconds())
+
+
+def test_a_quick_answer_tells_more_than_a_slow_one() -> None:
+    """The highest lower bound stays, whatever slower answers say."""
+    machine = Machine()
+    clock = StoreClock(machine)
+    clock.learn(clock.asks(), 1_000_000)
+    asked = clock.asks()
+    machine.time += 2.0
+    clock.learn(asked, 1_000_500)  # said half a second after it was asked
+
+    assert 1_002_000 == clock.now()
+
+
+def test_a_clock_that_was_set_back_is_followed() -> None:
+    """What the store cannot have said shows that its clock was set."""
+    machine = Machine()
+    clock = StoreClock(machine)
+    clock.learn(clock.asks(), 1_000_000)
+    clock.learn(clock.asks(), 400_000)
+
+    assert 400_000 == clock.now()
+
+
+def test_a_clock_that_was_set_forward_is_followed() -> None:
+    """A higher time is a better lower bound."""
+    machine = Machine()
+    clock = StoreClock(machine)
+    clock.learn(clock.asks(), 1_000_000)
+    clock.learn(clock.asks(), 9_000_000)
+
+    assert 9_000_000 == clock.now()

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import asyncio
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tarry.core.breaker import Breaker
+from tarry.service.engine.metrics import Metrics
+from tests.service.engine.rig import BUSY, OK, Rig, Target, run
+
+
+def samples(rig: Rig, metrics: Metrics, page: bytes) -> dict[str, float]:
+    """Return the samples of a page, as Prometheus reads them."""
+    found = {}
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sample.labels.items())
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+async def rendered(rig: Rig, metrics: Metrics) -> dict[str, float]:
+    """Render a page and read it."""
+    page, kind = metrics.render(await rig.store.counters(), rig.parts.clock.seconds())
+    assert kind.startswith("text/plain")
+    return samples(rig, metrics, page)
+
+
+def test_attempts_outcomes_delays_and_ages_are_counted() -> None:
+    """One task that was retried, one that was not, one that died."""
+
+    async def main() -> None:
+        rig = Rig(Target(BUSY, OK, OK, BUSY))
+        metrics = Metrics(rig.lanes)
+        rig.events.listen(metrics)
+        for overrides in ({}, {}, {"maxAttempts": 2}):
+            await rig.add(rig.new(overrides=overrides or None))
+            await asyncio.sleep(5)
+        found = await rendered(rig, metrics)
+
+        assert 3 == found["retry_attempts_total{outcome=transient,policy=default}"]
+        assert 2 == found["retry_attempts_total{outcome=success,policy=default}"]
+        assert 1 == found["retry_task_outcomes_total{attempts=retried,outcome=succeeded}"]
+        assert 1 == found["retry_task_outcomes_total{attempts=first,outcome=succeeded}"]
+        assert 1 == found["retry_task_outcomes_total{attempts=retried,outcome=exhausted}"]
+        assert 2 == found["retry_delay_seconds_count{}"]
+        assert 5 == found["retry_scheduling_lag_seconds_count{}"]
+        assert 5 == found["retry_attempt_duration_seconds_bucket{le=0.001}"]
+        assert 3 == found["retry_task_age_seconds_bucket{le=+Inf}"]
+        assert 2 == found["retry_tasks{status=SUCCEEDED}"]
+        assert 1 == found["retry_tasks{status=EXHAUSTED}"]
+        assert 0 == found["retry_superseded_total{}"]
+
+    run(main)
+
+
+def test_breakers_and_budgets_of_lanes_are_gauges() -> None:
+    """A lane whose breaker is open says so, and its move is counted."""
+
+    async def main() -> None:
+        rig = Rig(Target(BUSY), breaker=lambda: Breaker(min_calls=2, spread=0.0))
+        metrics = Metrics(rig.lanes)
+        rig.events.listen(metrics)
+        await rig.add(rig.new(), rig.new(), rig.new())
+        await asyncio.sleep(1)
+        found = await rendered(rig, metrics)
+
+        lane = "default/http:a.example:80"
+        assert 1 == found[f"retry_breaker_state{{lane={lane},state=open}}"]
+        assert 0 == found[f"retry_breaker_state{{lane={lane},state=closed}}"]
+        assert found[f"retry_budget_balance{{lane={lane}}}"] > 0
+        assert 1 == found["retry_breaker_transitions_total{to=open}"]
+
+    run(main)
+
+
+def test_labels_are_bounded() -> None:
+    """After a hundred policies and lanes there is `other`, and no more lines."""
+
+    async def main() -> None:
+        rig = Rig(Target(OK))
+        metrics = Metrics(rig.lanes)
+        rig.events.listen(metrics)
+        for number in range(130):
+            url = f"http://h{number}.example:80/"
+            await rig.add(rig.new(url, policy_id=f"p{number}"))
+        await asyncio.sleep(1)
+        found = await rendered(rig, metrics)
+
+        assert 30 == found["retry_attempts_total{outcome=success,policy=other}"]
+        assert 101 == sum(name.startswith("retry_attempts_total") for name in found)
+        assert 100 == sum(name.startswith("retry_budget_balance") for name in found)
+
+    run(main)
