@@ -1,0 +1,126 @@
+"""The API put together: one ASGI application.
+
+Starlette finds the way to an endpoint. The one hot route is found without it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.routing import Route, Router
+
+from tarry.service.api import problems
+from tarry.service.api.creation import Creation
+from tarry.service.api.deadletters import DeadLetters
+from tarry.service.api.docs import POLICY, page
+from tarry.service.api.door import Door
+from tarry.service.api.downstreams import Downstreams
+from tarry.service.api.events import EventStreams
+from tarry.service.api.exchange import Answer, Endpoint, refusal
+from tarry.service.api.health import Watch
+from tarry.service.api.openapi import openapi
+from tarry.service.api.operations import Operation
+from tarry.service.api.policies import PolicyResource
+from tarry.service.api.tasks import Tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tarry.service.api.exchange import Asked
+    from tarry.service.api.operations import Handler
+    from tarry.service.api.surroundings import Surroundings
+    from tarry.wire.asgi import Receive, Scope, Send
+
+_HOT = "/retry-tasks"
+
+
+class Api:
+    """Every row of the API behind one ASGI application."""
+
+    def __init__(self, around: Surroundings, *, version: str = "0") -> None:
+        tasks = Tasks(around)
+        self._events = EventStreams(around)
+        operations = [
+            *Creation(around).operations(),
+            *tasks.operations(),
+            *DeadLetters(around, tasks).operations(),
+            *PolicyResource(around).operations(),
+            *Downstreams(around).operations(),
+            *self._events.operations(),
+            *Watch(around).operations(),
+        ]
+        rows = tuple(operations)
+        operations += _self_description(
+            cache(lambda: openapi(rows, version=version, keys=around.keys))
+        )
+        endpoints = _endpoints(operations, Door(around))
+        self._hot = endpoints[_HOT]
+        # Longer paths first: `{lane}` must not swallow `{lane}/pause`.
+        self._router = Router(
+            [
+                Route(path.replace("{lane}", "{lane:path}"), endpoint)
+                for path, endpoint in sorted(
+                    endpoints.items(), key=lambda item: ("{" in item[0], -item[0].count("/"))
+                )
+            ],
+            redirect_slashes=False,
+            default=_nowhere,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "http" and scope["path"] == _HOT and not scope.get("root_path"):
+            await self._hot(scope, receive, send)
+        else:
+            await self._router(scope, receive, send)
+
+    def close(self) -> None:
+        """End the streams of events, so that their connections do not hold up the end."""
+        self._events.close()
+
+
+def _endpoints(operations: list[Operation], door: Door) -> dict[str, Endpoint]:
+    handlers: dict[str, dict[str, Handler]] = {}
+    is_open: dict[str, bool] = {}
+    for operation in operations:
+        handlers.setdefault(operation.path, {})[operation.method] = operation.handler
+        is_open[operation.path] = operation.is_open
+    return {
+        path: Endpoint(methods, None if is_open[path] else door.tenant_of)
+        for path, methods in handlers.items()
+    }
+
+
+def _self_description(document: Callable[[], dict[str, object]]) -> list[Operation]:
+    """Return the rows that tell about the others, and are not in the document themselves."""
+    encoded = cache(lambda: msgspec.json.encode(document()))
+    html = cache(lambda: page(document()))
+
+    async def as_json(_: Asked) -> Answer:
+        return Answer(200, encoded(), [(b"content-type", b"application/json")])
+
+    async def as_html(_: Asked) -> Answer:
+        headers = [
+            (b"content-type", b"text/html; charset=utf-8"),
+            (b"content-security-policy", POLICY),
+        ]
+        return Answer(200, html(), headers)
+
+    return [
+        Operation(
+            method="GET", path=path, name=path[1:], does="Tell about the API.", handler=handler,
+            answers={}, is_open=True,
+        )
+        for path, handler in (("/openapi.json", as_json), ("/docs", as_html))
+    ]  # fmt: skip
+
+
+async def _nowhere(scope: Scope, _: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1000})
+    else:
+        await refusal(problems.missing("such path: GET /docs lists them")).send(
+            send, bodiless=scope["method"] == "HEAD"
+        )

@@ -1,0 +1,221 @@
+"""`POST /retry-tasks`, the hot route, and batches."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tarry.errors import StoreUnavailable
+from tarry.idempotency.key import MalformedKey, parse_key
+from tarry.service.api import problems
+from tarry.service.api.exchange import decode, told
+from tarry.service.api.intake import Intake
+from tarry.service.api.operations import Operation
+from tarry.service.api.rates import Rates
+from tarry.service.api.views import STATUS_NAMES, response_view, task_view
+from tarry.service.model import Status
+from tarry.service.store import Added, Addition
+from tarry.wire.tasks import (
+    MOST_IN_BATCH,
+    BatchResult,
+    BatchResults,
+    NewBatch,
+    NewRetryTask,
+    RetryTask,
+)
+
+if TYPE_CHECKING:
+    from tarry.service.api.exchange import Answer, Asked
+    from tarry.service.api.surroundings import Settled, Surroundings
+    from tarry.service.model import Content, Task
+    from tarry.service.store import New
+
+_one = msgspec.json.Decoder(NewRetryTask)
+_many = msgspec.json.Decoder(NewBatch)
+_WAIT = re.compile(r'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?=$|[;,])', re.IGNORECASE)
+_TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_BREATH = 50
+"""Tasks of a batch that are checked before others get their turn."""
+_TRY_AGAIN = 10.0
+"""Seconds: a tenant with too many live tasks has fewer when some have ended."""
+
+
+class Creation:
+    """Takes tasks in: what it has answered with 201 is durable."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._intake = Intake(around)
+        limits = around.limits
+        self._rates = (
+            None if limits.rate is None else Rates(limits.rate, limits.burst, around.monotonic)
+        )
+        self._waiting = 0
+
+    def operations(self) -> list[Operation]:
+        """Return the rows of the API that make tasks."""
+        return [
+            Operation(
+                method="POST",
+                path="/retry-tasks",
+                name="createTask",
+                does="Enqueue a task. The same idempotencyKey with the same content answers the "
+                "first task.",
+                handler=self.create,
+                takes=NewRetryTask,
+                answers={201: RetryTask, 200: RetryTask},
+                refuses=(400, 413, 415, 422, 429, 503),
+                more_headers={
+                    "Prefer": "wait=SECONDS answers with the outcome when it comes in time "
+                    "(RFC 7240).",
+                    "Idempotency-Key": "The idempotencyKey, when the body has none.",
+                },
+            ),
+            Operation(
+                method="POST",
+                path="/retry-tasks/batch",
+                name="createTasks",
+                does="Enqueue up to 1,000 tasks; each gets a verdict of its own.",
+                handler=self.create_many,
+                takes=NewBatch,
+                answers={200: BatchResults},
+                refuses=(400, 413, 415, 422, 429, 503),
+            ),
+        ]
+
+    async def create(self, asked: Asked) -> Answer:
+        """Make one task."""
+        form = await asked.document(_one, self._around.limits.request)
+        fields = asked.fields
+        key = _header_key(asked) if b"idempotency-key" in fields else None
+        trace = _trace(fields[b"traceparent"]) if b"traceparent" in fields else None
+        self._charge(asked.tenant, 1)
+        new, content = await self._intake.accept(asked.tenant, form, key, trace)
+        added = (await self._around.engine.submit([new], [content]))[0]
+        if content.owned:
+            await self._tidy(added, content)
+        status, view = self._verdict(added, content)
+        location = (b"location", f"/retry-tasks/{view.task_id}".encode())
+        if b"prefer" in fields:
+            wait = self._wait_of(asked)
+            if wait is not None:
+                view = await self._outcome(added.task, view, wait)
+                return told(status, view, location, (b"preference-applied", b"wait=%d" % wait))
+        return told(status, view, location)
+
+    async def create_many(self, asked: Asked) -> Answer:
+        """Make many tasks, each in its own right."""
+        limits = self._around.limits
+        form = await asked.document(_many, limits.batch)
+        if len(form.tasks) > MOST_IN_BATCH:
+            detail = f"tasks may have {MOST_IN_BATCH} entries, got {len(form.tasks)}."
+            raise problems.invalid("tasks", detail)
+        self._charge(asked.tenant, len(form.tasks))
+        results: list[BatchResult | None] = []
+        news: list[New] = []
+        contents: list[Content] = []
+        for i, raw in enumerate(form.tasks, 1):
+            try:
+                if len(bytes(raw)) > limits.request:
+                    raise problems.too_large(limits.request)
+                one = decode(_one, raw)
+                new, content = await self._intake.accept(asked.tenant, one, None, None)
+            except problems.Refused as refused:
+                results.append(_refused(refused))
+            except RecursionError:
+                results.append(_refused(problems.too_deep()))
+            else:
+                results.append(None)
+                news.append(new)
+                contents.append(content)
+            if not i % _BREATH:
+                await asyncio.sleep(0)
+        answers = iter(await self._around.engine.submit(news, contents) if news else ())
+        told_by = iter(contents)
+        for i, result in enumerate(results):
+            if result is None:
+                added, content = next(answers), next(told_by)
+                if content.owned:
+                    await self._tidy(added, content)
+                results[i] = self._result(added, content)
+        return told(200, BatchResults(results=[one for one in results if one is not None]))
+
+    def _result(self, added: Added, content: Content) -> BatchResult:
+        try:
+            status, view = self._verdict(added, content)
+        except problems.Refused as refused:
+            return _refused(refused)
+        return BatchResult(status=status, task=view)
+
+    def _charge(self, tenant: str, tasks: int) -> None:
+        if self._rates is not None and (wait := self._rates.take(tenant, tasks)):
+            detail = f"A tenant may add {self._around.limits.rate:g} tasks a second."
+            raise problems.too_many(detail, wait)
+
+    async def _tidy(self, added: Added, content: Content) -> None:
+        if added.addition is not Addition.ADDED:
+            await self._intake.drop(content)
+
+    def _verdict(self, added: Added, content: Content) -> tuple[int, RetryTask]:
+        match added.addition:
+            case Addition.ADDED:
+                return 201, task_view(added.task, content, Status.PENDING)
+            case Addition.EXISTING:
+                return 200, self._view(added.task)
+            case Addition.CONFLICT:
+                raise problems.reused_key()
+            case Addition.FULL:
+                detail = "The tenant has as many live tasks as it may have."
+                raise problems.too_many(detail, _TRY_AGAIN)
+
+    def _view(self, task: Task) -> RetryTask:
+        status = task.status_at(self._around.engine.clock.now())
+        return task_view(task, self._around.seal.unpack(task.content), status)
+
+    def _wait_of(self, asked: Asked) -> int | None:
+        """Return the seconds to wait; a preference that makes no sense, or is too much, is none."""
+        found = _WAIT.search(b",".join(asked.lines(b"prefer")).decode("latin-1"))
+        if found is None or self._waiting >= self._around.limits.waiting:
+            return None
+        return min(int(found[1]), self._around.limits.wait)
+
+    async def _outcome(self, task: Task, pending: RetryTask, wait: int) -> RetryTask:
+        """Return the task as it ended, with its target's answer, or as it stands."""
+        settled: Settled | None = None
+        if not task.status.is_terminal and wait:
+            self._waiting += 1
+            try:
+                settled = await self._around.engine.settled(task.id, wait)
+            finally:
+                self._waiting -= 1
+        try:
+            stored = await self._around.store.get(task.tenant, task.id)
+        except StoreUnavailable:
+            stored = None
+        view = pending if stored is None else self._view(stored)
+        if settled is not None:
+            view.status, view.reason = STATUS_NAMES[settled.status], settled.reason
+            if settled.status.is_terminal:
+                view.next_attempt_at = None
+            if settled.delivered is not None and settled.delivered.status is not None:
+                view.response = response_view(settled.delivered)
+        return view
+
+
+def _header_key(asked: Asked) -> str:
+    try:
+        return parse_key(asked.lines(b"idempotency-key"))
+    except MalformedKey as error:
+        raise problems.invalid("Idempotency-Key", str(error), 400) from None
+
+
+def _trace(line: bytes) -> str | None:
+    """Return a `traceparent` that others can read; by its standard any other is ignored."""
+    return line.decode() if _TRACE.fullmatch(line) else None
+
+
+def _refused(refused: problems.Refused) -> BatchResult:
+    return BatchResult(status=refused.problem.status, problem=refused.problem.to_dict())

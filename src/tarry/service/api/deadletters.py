@@ -1,0 +1,158 @@
+"""`/dead-letters`: tasks that wait for a person, and the jobs that bring them back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tarry.service.api import problems
+from tarry.service.api.exchange import told
+from tarry.service.api.operations import NoQuery, Operation
+from tarry.service.api.tasks import LetterQuery
+from tarry.service.api.views import lane_meant, replay_view
+from tarry.service.model import Replay, Status
+from tarry.service.store import Query
+from tarry.wire.tasks import (
+    LaneName,
+    NewReplay,
+    Page,
+    PolicyName,
+    Purged,
+    ReasonName,
+    ReplayFilter,
+    ReplayJob,
+    RetryTask,
+)
+
+if TYPE_CHECKING:
+    from tarry.service.api.exchange import Answer, Asked
+    from tarry.service.api.surroundings import Surroundings
+    from tarry.service.api.tasks import Tasks
+
+_new = msgspec.json.Decoder(NewReplay)
+_STEP = 500
+_STEPS = 20
+"""Steps of one request to purge: what is left is told, and takes another."""
+
+
+class PurgeQuery(
+    msgspec.Struct, rename="camel", kw_only=True, frozen=True, forbid_unknown_fields=True
+):
+    """Which dead letters to remove; nothing asks for all."""
+
+    policy_id: PolicyName | None = None
+    lane: LaneName | None = None
+    reason: ReasonName | None = None
+
+
+class DeadLetters:
+    """What a tenant may do with what has died."""
+
+    def __init__(self, around: Surroundings, tasks: Tasks) -> None:
+        self._around = around
+        self._tasks = tasks
+
+    def operations(self) -> list[Operation]:
+        """Return the rows of the API about dead letters."""
+        one = "/dead-letters/replays/{replayId}"
+        return [
+            Operation(
+                method="GET", path="/dead-letters", name="listDeadLetters",
+                does="List dead letters, newest first.", handler=self.search,
+                query=LetterQuery, answers={200: Page[RetryTask]}, refuses=(400, 422, 503),
+            ),
+            Operation(
+                method="DELETE", path="/dead-letters", name="purgeDeadLetters",
+                does="Remove dead letters for good.", handler=self.purge,
+                query=PurgeQuery, answers={200: Purged}, refuses=(400, 422, 503),
+            ),
+            Operation(
+                method="POST", path="/dead-letters/replays", name="createReplay",
+                does="Bring dead letters back: a durable job, at a rate. A dry run counts them.",
+                handler=self.start, takes=NewReplay,
+                answers={201: ReplayJob, 200: ReplayJob}, refuses=(400, 413, 415, 422, 503),
+            ),
+            Operation(
+                method="GET", path="/dead-letters/replays", name="listReplays",
+                does="List the latest replays, newest first, at most 100.", handler=self.replays,
+                query=NoQuery, answers={200: Page[ReplayJob]}, refuses=(400, 422, 503),
+            ),
+            Operation(
+                method="GET", path=one, name="getReplay", does="Tell how far a replay has come.",
+                handler=self.replay, query=NoQuery,
+                answers={200: ReplayJob}, refuses=(400, 404, 422, 503),
+            ),
+            Operation(
+                method="DELETE", path=one, name="cancelReplay",
+                does="End a replay that runs; what it brought back stays.", handler=self.cancel,
+                query=NoQuery, answers={200: ReplayJob}, refuses=(400, 404, 409, 422, 503),
+            ),
+        ]  # fmt: skip
+
+    async def search(self, asked: Asked) -> Answer:
+        """List dead letters."""
+        query = asked.query(LetterQuery)
+        return told(200, await self._tasks.page(asked.tenant, query, Status.EXHAUSTED))
+
+    async def purge(self, asked: Asked) -> Answer:
+        """Remove dead letters."""
+        query = asked.query(PurgeQuery)
+        wanted = Query(
+            status=Status.EXHAUSTED,
+            policy_id=query.policy_id,
+            lane=None if query.lane is None else lane_meant(asked.tenant, query.lane),
+            reason=query.reason,
+        )
+        purged, more = 0, True
+        for _ in range(_STEPS):
+            removed = await self._around.store.purge(asked.tenant, wanted, _STEP)
+            purged += removed
+            more = removed == _STEP
+            if not more:
+                break
+        return told(200, Purged(purged=purged, more=more))
+
+    async def start(self, asked: Asked) -> Answer:
+        """Make a replay job, or say what it would do."""
+        form = await asked.document(_new, self._around.limits.request)
+        which = form.filter or ReplayFilter()
+        job = Replay(
+            id=self._around.new_id(),
+            tenant=asked.tenant,
+            lane=None if which.lane is None else lane_meant(asked.tenant, which.lane),
+            policy_id=which.policy_id,
+            reason=which.reason,
+            before=which.before or 0,
+            rate=form.rate,
+        )
+        if form.dry_run:
+            job.matched = await self._around.store.count_dead(job)
+            return told(200, replay_view(job, dry_run=True))
+        job = await self._around.store.start_replay(job)
+        location = (b"location", f"/dead-letters/replays/{job.id}".encode())
+        return told(201, replay_view(job), location)
+
+    async def replays(self, asked: Asked) -> Answer:
+        """List jobs."""
+        asked.query(NoQuery)
+        jobs = await self._around.store.replays(running=False, tenant=asked.tenant)
+        return told(200, Page(items=[replay_view(job) for job in jobs], next_cursor=None))
+
+    async def replay(self, asked: Asked) -> Answer:
+        """Tell one job."""
+        asked.query(NoQuery)
+        job = await self._around.store.replay(asked.tenant, asked.params["replayId"])
+        if job is None:
+            raise problems.missing("such replay")
+        return told(200, replay_view(job))
+
+    async def cancel(self, asked: Asked) -> Answer:
+        """End a job."""
+        asked.query(NoQuery)
+        job = await self._around.store.cancel_replay(asked.tenant, asked.params["replayId"])
+        if job is None:
+            raise problems.missing("such replay")
+        if job.status == "done":
+            raise problems.conflict("Already ended", "The replay is DONE.")
+        return told(200, replay_view(job))

@@ -1,0 +1,94 @@
+"""`/downstreams`: the state of each dependency, and an operator's hand on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tarry.errors import ConfigurationError
+from tarry.service.api import problems
+from tarry.service.api.exchange import named, told
+from tarry.service.api.operations import NoQuery, Operation, PageQuery
+from tarry.service.api.views import downstream_view, lane_meant
+from tarry.wire.tasks import Downstream, Page
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tarry.service.api.exchange import Answer, Asked
+    from tarry.service.api.surroundings import Surroundings
+    from tarry.service.model import Lane
+
+_HANDS = {
+    "pause": "Send nothing until it is resumed; what runs may finish.",
+    "resume": "Open it again, slowly, whether it was paused or its breaker is open.",
+    "reset": "Forget everything that was learnt of it, and open it.",
+}
+
+
+class Downstreams:
+    """Tells and moves lanes."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+
+    def operations(self) -> list[Operation]:
+        """Return the rows of the API about downstreams."""
+        engine = self._around.engine
+        hands = {"pause": engine.pause, "resume": engine.resume, "reset": engine.reset}
+        return [
+            Operation(
+                method="GET", path="/downstreams", name="listDownstreams",
+                does="List downstreams by name: breaker, budget, latency, backlog.",
+                handler=self.search, query=PageQuery,
+                answers={200: Page[Downstream]}, refuses=(400, 422, 503),
+            ),
+            *(
+                Operation(
+                    method="POST", path=f"/downstreams/{{lane}}/{name}", name=f"{name}Downstream",
+                    does=_HANDS[name], handler=self._hand(act), query=NoQuery,
+                    answers={200: Downstream}, refuses=(400, 404, 422, 503),
+                )
+                for name, act in hands.items()
+            ),
+            Operation(
+                method="GET", path="/downstreams/{lane}", name="getDownstream",
+                does="Tell one downstream.", handler=self.get, query=NoQuery,
+                answers={200: Downstream}, refuses=(400, 404, 422, 503),
+            ),
+        ]  # fmt: skip
+
+    async def search(self, asked: Asked) -> Answer:
+        """List lanes."""
+        query = asked.query(PageQuery)
+        try:
+            page = await self._around.store.lanes(
+                asked.tenant, cursor=query.cursor, limit=query.limit
+            )
+        except ConfigurationError as error:
+            raise named("cursor", error) from None
+        items = [self._view(lane) for lane in page.items]
+        return told(200, Page(items=items, next_cursor=page.cursor))
+
+    async def get(self, asked: Asked) -> Answer:
+        """Tell one lane."""
+        asked.query(NoQuery)
+        return told(200, self._view(await self._find(asked)))
+
+    def _hand(self, act: Callable[[str], Awaitable[None]]) -> Callable[[Asked], Awaitable[Answer]]:
+        async def handler(asked: Asked) -> Answer:
+            asked.query(NoQuery)
+            lane = await self._find(asked)
+            await act(lane.name)
+            return told(200, self._view(await self._find(asked)))
+
+        return handler
+
+    async def _find(self, asked: Asked) -> Lane:
+        lane = await self._around.store.lane(lane_meant(asked.tenant, asked.params["lane"]))
+        if lane is None:
+            raise problems.missing("such downstream")
+        return lane
+
+    def _view(self, lane: Lane) -> Downstream:
+        engine = self._around.engine
+        return downstream_view(lane, engine.standing(lane.name), engine.clock.now())

@@ -1,0 +1,188 @@
+"""`GET /events`: what happens, as it happens, as server-sent events (HTML, 9.2).
+
+A stream begins now; what happened while nobody listened is in the attempt logs. A reader that is
+too slow is told how many events it missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tarry.service.api import problems
+from tarry.service.api.operations import NoQuery, Operation
+from tarry.service.api.views import attempt_view, lane_shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tarry.service.api.exchange import Asked
+    from tarry.service.api.surroundings import Event, Subscription, Surroundings
+    from tarry.wire.asgi import Receive, Send
+    from tarry.wire.tasks import AttemptLog
+
+_encode = msgspec.json.Encoder().encode
+_HEARTBEAT = 15.0
+"""Seconds of silence after which a comment is sent: proxies close what is silent."""
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventNews(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True, gc=False):
+    """The data of one event; its kind is the name of the event too."""
+
+    kind: str
+    at: int
+    lane: str
+    task_id: str | None = None
+    policy_id: str | None = None
+    attempt: AttemptLog | None = None
+    reason: str | None = None
+    next_attempt_at: int | None = None
+    attempt_number: int | None = None
+
+
+class EventStreams:
+    """The readers of this process, of which there are only so many."""
+
+    def __init__(self, around: Surroundings, heartbeat: float = _HEARTBEAT) -> None:
+        self._around = around
+        self._heartbeat = heartbeat
+        self._streams: set[EventStream] = set()
+
+    def operations(self) -> list[Operation]:
+        """Return the row of the API about events."""
+        return [
+            Operation(
+                method="GET", path="/events", name="streamEvents",
+                does="Stream attempts and transitions as they happen (server-sent events).",
+                handler=self.stream, query=NoQuery,
+                answers={200: "text/event-stream"}, refuses=(400, 422, 503),
+            )
+        ]  # fmt: skip
+
+    async def stream(self, asked: Asked) -> EventStream:
+        """Begin a stream."""
+        asked.query(NoQuery)
+        if len(self._streams) >= self._around.limits.streams:
+            detail = f"There are {len(self._streams)} readers of events already."
+            raise problems.unavailable(detail, 10.0)
+        subscription = self._around.engine.events.subscribe(asked.tenant)
+        stream = EventStream(
+            subscription,
+            self._heartbeat,
+            self._streams.discard,
+            bodiless=asked.scope["method"] == "HEAD",
+        )
+        self._streams.add(stream)
+        return stream
+
+    def close(self) -> None:
+        """End all streams, so that the server can."""
+        for stream in tuple(self._streams):
+            stream.end()
+
+
+class EventStream:
+    """One reader."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        heartbeat: float,
+        ended: Callable[[EventStream], None],
+        *,
+        bodiless: bool,
+    ) -> None:
+        self._subscription = subscription
+        self._heartbeat = heartbeat
+        self._ended = ended
+        self._bodiless = bodiless
+        self._end = asyncio.Event()
+        self._number = 0
+
+    def end(self) -> None:
+        """Send no more."""
+        self._end.set()
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Send events until the reader leaves or the service ends."""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            if not self._bodiless:
+                await self._run(receive, send)
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._subscription.close()
+            self._ended(self)
+
+    async def _run(self, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        pump = loop.create_task(self._pump(send))
+        running: set[asyncio.Task[Any]] = {
+            pump,
+            loop.create_task(_left(receive)),
+            loop.create_task(self._end.wait()),
+        }
+        try:
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in running:
+                one.cancel()
+            await asyncio.wait(running)
+        if not pump.cancelled():
+            pump.result()  # it ends by itself only when it failed
+
+    async def _pump(self, send: Send) -> None:
+        await _write(send, b": hello\n\n")
+        while True:
+            try:
+                async with asyncio.timeout(self._heartbeat):
+                    event = await self._subscription.next()
+            except TimeoutError:
+                await _write(send, b": still here\n\n")
+                continue
+            if self._subscription.missed:
+                missed, self._subscription.missed = self._subscription.missed, 0
+                await self._tell(send, event.at, "missed", {"kind": "missed", "missed": missed})
+            await self._tell(send, event.at, event.kind, _news(event))
+
+    async def _tell(self, send: Send, at: int, kind: str, data: Any) -> None:
+        self._number += 1
+        head = f"id: {at}-{self._number}\nevent: {kind}\ndata: "
+        await _write(send, head.encode() + _encode(data) + b"\n\n")
+
+
+def _news(event: Event) -> EventNews:
+    """Return an event as it is told: without the target's words, which may echo secrets."""
+    attempt = None
+    if event.attempt is not None:
+        attempt = attempt_view(event.task_id or "", event.attempt, [])
+        attempt.response_excerpt = None
+    return EventNews(
+        kind=event.kind,
+        at=event.at,
+        lane=lane_shown(event.lane),
+        task_id=event.task_id,
+        policy_id=event.policy_id,
+        attempt=attempt,
+        reason=event.reason,
+        next_attempt_at=event.next_attempt_at,
+        attempt_number=event.attempts,
+    )
+
+
+async def _write(send: Send, text: bytes) -> None:
+    await send({"type": "http.response.body", "body": text, "more_body": True})
+
+
+async def _left(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

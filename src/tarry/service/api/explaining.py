@@ -1,0 +1,144 @@
+"""Why a task was retried or not, and what comes next: in words, and in parts. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tarry.core.explain import duration
+from tarry.core.verdict import Reason
+from tarry.errors import ConfigurationError
+from tarry.service.api.redact import secrets_of
+from tarry.service.api.views import STATUS_NAMES, attempt_view
+from tarry.service.model import LOST, Status
+from tarry.wire.policies import policy_from_wire
+from tarry.wire.tasks import ExplainedStep, Explanation, WhatNext
+
+if TYPE_CHECKING:
+    from tarry.core.policy import Policy
+    from tarry.service.model import Attempt, Content, Decision, Lane, Task
+
+_REASONS = {one.value: one.words for one in Reason}
+
+
+def explained(
+    task: Task,
+    content: Content,
+    attempts: list[Attempt],
+    *,
+    chosen: Policy | None,
+    lane: Lane | None,
+    now: int,
+) -> Explanation:
+    """Return the story of a task; `chosen` is the policy that it names."""
+    status = task.status_at(now)
+    policy = _with_overrides(chosen, content)
+    secrets = secrets_of(content)
+    waits = status is Status.PENDING and task.next_attempt_at > now
+    waiting = attempts[-1] if attempts and waits else None
+    steps = [
+        ExplainedStep(
+            attempt_number=attempt.number,
+            words=_step(attempt, policy, over=attempt is not waiting),
+            attempt=attempt_view(task.id, attempt, secrets),
+        )
+        for attempt in attempts
+    ]
+    following = _next(task, status, policy, lane, now)
+    story = [step.words for step in steps]
+    if attempts and attempts[0].number > 1:
+        story.insert(0, f"{attempts[0].number - 1} attempts before")
+    if task.reason is not None and not (attempts and _stopped(attempts[-1])):
+        story.append(f"stopped: {words_of(task.reason)}")
+    if not story:
+        story = ["no attempt was made yet" if not status.is_terminal else "no attempt was made"]
+    return Explanation(
+        task_id=task.id,
+        status=STATUS_NAMES[status],
+        reason=task.reason,
+        text=f"{'; '.join(story)}. {following.words}",
+        steps=steps,
+        next=following,
+    )
+
+
+def words_of(reason: str) -> str:
+    """Return a reason as part of a sentence."""
+    return _REASONS.get(reason, reason)
+
+
+def _with_overrides(chosen: Policy | None, content: Content) -> Policy | None:
+    if chosen is None or not content.overrides:
+        return chosen
+    try:
+        return policy_from_wire(content.overrides, chosen)
+    except ConfigurationError:  # the policy beneath was changed, and no longer goes with them
+        return chosen
+
+
+def _step(attempt: Attempt, policy: Policy | None, *, over: bool) -> str:
+    if attempt.outcome == LOST:
+        came_to = f"attempt {attempt.number} was lost with its worker, and counts"
+    elif attempt.status is not None:
+        came_to = f"attempt {attempt.number} got {attempt.status}"
+    else:
+        came_to = f"attempt {attempt.number} failed ({attempt.error_class or attempt.outcome})"
+    if attempt.decision is None or attempt.decision.action == "done":
+        return came_to
+    return f"{came_to}; {_decided(attempt.decision, policy, over=over)}"
+
+
+def _decided(decision: Decision, policy: Policy | None, *, over: bool) -> str:
+    if decision.action == "stop":
+        return f"stopped: {words_of(decision.reason or 'unknown')}"
+    by: list[str] = []
+    if decision.ceiling_ms is not None:
+        by.append(f"ceiling {duration(decision.ceiling_ms / 1000)}")
+    if policy is not None and isinstance(policy.jitter, str) and policy.jitter != "none":
+        by.append(f"{policy.jitter} jitter")
+    if decision.hint_ms is not None:
+        source = decision.hint_source or "the server"
+        by.append(f"{source} asked for {duration(decision.hint_ms / 1000)}")
+    reasons = f" ({', '.join(by)})" if by else ""
+    verb = "waited" if over else "waits"
+    return f"{verb} {duration((decision.delay_ms or 0.0) / 1000)}{reasons}"
+
+
+def _stopped(attempt: Attempt) -> bool:
+    return attempt.decision is not None and attempt.decision.action == "stop"
+
+
+def _next(
+    task: Task, status: Status, policy: Policy | None, lane: Lane | None, now: int
+) -> WhatNext:
+    """Say what comes next, and when."""
+    number = task.attempts + 1
+    match status:
+        case Status.SUCCEEDED:
+            return WhatNext(words="It succeeded; nothing follows.", at=None)
+        case Status.CANCELLED:
+            return WhatNext(words="It was cancelled; nothing follows.", at=None)
+        case Status.EXHAUSTED:
+            words = (
+                "It is a dead letter: nothing follows until somebody replays it "
+                f"(POST /retry-tasks/{task.id}/retry)."
+            )
+            return WhatNext(words=words, at=None)
+        case Status.IN_FLIGHT:
+            ending = ", and none follows: it was cancelled" if task.cancelling else ""
+            return WhatNext(words=f"Attempt {number} is running{ending}.", at=None)
+        case Status.PENDING:
+            pass
+    most = "" if policy is None else f" of {policy.max_attempts + task.forgiven}"
+    due = task.next_attempt_at
+    if lane is not None and lane.paused:
+        words = f"Attempt {number}{most} waits until an operator resumes its downstream."
+        return WhatNext(words=words, at=None)
+    if lane is not None and lane.parked_until is not None and lane.parked_until > max(now, due):
+        until = lane.parked_until
+        words = (
+            f"Attempt {number}{most} waits for its downstream, whose breaker is open for another "
+            f"{duration((until - now) / 1000)}."
+        )
+        return WhatNext(words=words, at=until)
+    when = f"in {duration((due - now) / 1000)}" if due > now else "now"
+    return WhatNext(words=f"Attempt {number}{most} is due {when}.", at=due)

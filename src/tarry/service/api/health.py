@@ -1,0 +1,93 @@
+"""`/healthz`, `/readyz` and `/metrics`: for those who watch the service."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from tarry.errors import StoreUnavailable
+from tarry.service.api import problems
+from tarry.service.api.exchange import Answer, told
+from tarry.service.api.operations import Operation
+
+if TYPE_CHECKING:
+    from tarry.service.api.exchange import Asked
+    from tarry.service.api.surroundings import Surroundings
+
+_PATIENCE = 5.0
+_FRESH_FOR = 1.0
+"""Seconds: anybody may ask, and each look costs the store a write."""
+
+
+class Healthy(msgspec.Struct):
+    """All is well."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Watch:
+    """Says how the service is."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._looked_at = float("-inf")
+        self._store_ill: str | None = None
+
+    def operations(self) -> list[Operation]:
+        """Return the rows of the API for those who watch."""
+        return [
+            Operation(
+                method="GET", path="/healthz", name="isAlive",
+                does="Say that the process answers.", handler=self.alive,
+                answers={200: Healthy}, is_open=True,
+            ),
+            Operation(
+                method="GET", path="/readyz", name="isReady",
+                does="Say whether tasks are taken and worked on.", handler=self.ready,
+                answers={200: Healthy}, refuses=(503,), is_open=True,
+            ),
+            Operation(
+                method="GET", path="/metrics", name="getMetrics",
+                does="Tell the metrics, as Prometheus reads them.", handler=self.metrics,
+                answers={200: "text/plain"},
+            ),
+        ]  # fmt: skip
+
+    async def alive(self, _: Asked) -> Answer:
+        """Answer."""
+        return told(200, Healthy())
+
+    async def ready(self, _: Asked) -> Answer:
+        """Look at the store and at what the engine found out of order."""
+        await self._look()
+        ills = self._around.engine.health.ills
+        if self._store_ill is not None:
+            ills = {**ills, "store": self._store_ill}
+        if not ills:
+            return told(200, Healthy())
+        # Why is for the log where strangers may ask: it may name hosts and files.
+        told_ills = dict.fromkeys(ills, "see the log") if self._around.keys else ills
+        detail = f"Out of order: {', '.join(sorted(ills))}."
+        raise problems.unavailable(detail, 5.0, ills=told_ills)
+
+    async def metrics(self, _: Asked) -> Answer:
+        """Tell the metrics."""
+        body, kind = await self._around.metrics()
+        return Answer(200, body, [(b"content-type", kind.encode())])
+
+    async def _look(self) -> None:
+        now = self._around.monotonic()
+        if now - self._looked_at < _FRESH_FOR:
+            return
+        self._looked_at = now
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._around.store.ping()
+        except StoreUnavailable as error:
+            self._store_ill = str(error)
+        except TimeoutError:
+            self._store_ill = f"it has not answered for {_PATIENCE:g} s"
+        else:
+            self._store_ill = None

@@ -1,0 +1,218 @@
+"""`/retry-policies`: a tenant's own policies, and those that come with the service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from tarry.errors import ConfigurationError
+from tarry.service.api import problems
+from tarry.service.api.exchange import empty, named, told
+from tarry.service.api.operations import NoQuery, Operation, PageQuery
+from tarry.service.api.policychecks import check_policy, check_policy_id
+from tarry.service.api.views import policy_view
+from tarry.service.model import Policy
+from tarry.service.store import PolicyChange
+from tarry.wire.policies import SERVICE_PRESETS, policy_to_wire
+from tarry.wire.tasks import (
+    Backoff,
+    Jitter,
+    Page,
+    PolicyName,
+    RetryPolicy,
+)
+
+if TYPE_CHECKING:
+    from tarry.service.api.exchange import Answer, Asked
+    from tarry.service.api.surroundings import Surroundings
+
+_document = msgspec.json.Decoder(dict[str, Any])
+_encode = msgspec.json.Encoder(order="deterministic").encode
+_PRESET = "preset:"
+"""Begins the cursor of the presets, which come after the tenant's own; no id has a colon."""
+_MOST = 2**53
+_Ms = Annotated[float, Meta(gt=0, le=_MOST)]
+
+
+class PolicyFields(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
+    """The fields of a policy; one that is left out has the value of the default policy."""
+
+    policy_id: PolicyName | msgspec.UnsetType = msgspec.UNSET
+    max_attempts: Annotated[int, Meta(ge=1, le=_MOST)] | msgspec.UnsetType = msgspec.UNSET
+    initial_delay_ms: _Ms | msgspec.UnsetType = msgspec.UNSET
+    multiplier: Annotated[float, Meta(ge=1, le=_MOST)] | msgspec.UnsetType = msgspec.UNSET
+    max_delay_ms: _Ms | msgspec.UnsetType = msgspec.UNSET
+    total_budget_ms: _Ms | msgspec.UnsetType | None = msgspec.UNSET
+    attempt_timeout_ms: _Ms | msgspec.UnsetType = msgspec.UNSET
+    backoff_type: Backoff | msgspec.UnsetType = msgspec.UNSET
+    schedule_ms: (
+        Annotated[list[Annotated[float, Meta(ge=0, le=_MOST)]], Meta(min_length=1, max_length=1000)]
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
+    jitter_type: Jitter | msgspec.UnsetType = msgspec.UNSET
+    retryable_status_codes: list[Annotated[int, Meta(ge=100, le=599)]] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
+    retryable_grpc_codes: list[str] | msgspec.UnsetType = msgspec.UNSET
+    throttled_delay_ms: _Ms | msgspec.UnsetType = msgspec.UNSET
+    max_hint_ms: Annotated[float, Meta(ge=0, le=_MOST)] | msgspec.UnsetType = msgspec.UNSET
+
+
+class VersionQuery(
+    msgspec.Struct, rename="camel", kw_only=True, frozen=True, forbid_unknown_fields=True
+):
+    """Which version; by default the newest."""
+
+    version: Annotated[int, Meta(ge=1, le=_MOST)] | None = None
+
+
+class PolicyResource:
+    """Reads and writes policies."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+
+    def operations(self) -> list[Operation]:
+        """Return the rows of the API about policies."""
+        one = "/retry-policies/{policyId}"
+        return [
+            Operation(
+                method="POST", path="/retry-policies", name="createPolicy",
+                does="Register a policy. The same again is 200, other content for its id 409.",
+                handler=self.create, takes=PolicyFields,
+                answers={201: RetryPolicy, 200: RetryPolicy},
+                refuses=(400, 409, 413, 415, 422, 503),
+            ),
+            Operation(
+                method="GET", path="/retry-policies", name="listPolicies",
+                does="List the newest version of each policy, the service's own at the end.",
+                handler=self.search, query=PageQuery,
+                answers={200: Page[RetryPolicy]}, refuses=(400, 422, 503),
+            ),
+            Operation(
+                method="PUT", path=one, name="putPolicy",
+                does="Make a new version, used from the next decision on by tasks that pinned "
+                "none.",
+                handler=self.put, takes=PolicyFields,
+                answers={200: RetryPolicy, 201: RetryPolicy}, refuses=(400, 413, 415, 422, 503),
+            ),
+            Operation(
+                method="GET", path=one, name="getPolicy", does="Tell a policy in full.",
+                handler=self.get, query=VersionQuery,
+                answers={200: RetryPolicy}, refuses=(400, 404, 422, 503),
+            ),
+            Operation(
+                method="DELETE", path=one, name="deletePolicy",
+                does="Forget a policy with all its versions; refused while tasks use it.",
+                handler=self.delete, query=NoQuery,
+                answers={204: None}, refuses=(400, 404, 409, 422, 503),
+            ),
+        ]  # fmt: skip
+
+    async def create(self, asked: Asked) -> Answer:
+        """Register a policy."""
+        fields = await self._fields(asked)
+        if "policyId" not in fields:
+            raise problems.invalid("policyId", "policyId is missing.")
+        policy_id = fields.pop("policyId")
+        if not isinstance(policy_id, str):
+            raise problems.invalid("policyId", "policyId must be a string.")
+        policy_id = check_policy_id(policy_id)
+        change, policy = await self._write(asked.tenant, policy_id, fields, replace=False)
+        if change is PolicyChange.CONFLICT:
+            detail = f"{policy_id} has other content. PUT /retry-policies/{policy_id} changes it."
+            raise problems.conflict("policyId is taken", detail, field="policyId")
+        location = (b"location", f"/retry-policies/{policy_id}".encode())
+        return told(201 if change is PolicyChange.DONE else 200, _view(policy), location)
+
+    async def put(self, asked: Asked) -> Answer:
+        """Make a new version."""
+        policy_id = check_policy_id(asked.params["policyId"])
+        fields = await self._fields(asked)
+        if fields.pop("policyId", policy_id) != policy_id:
+            raise problems.invalid("policyId", "policyId must be the one of the path.")
+        change, policy = await self._write(asked.tenant, policy_id, fields, replace=True)
+        is_new = change is PolicyChange.DONE and policy.version == 1
+        return told(201 if is_new else 200, _view(policy))
+
+    async def search(self, asked: Asked) -> Answer:
+        """List policies: the tenant's own, then the presets that are not replaced by one."""
+        query = asked.query(PageQuery)
+        items: list[RetryPolicy] = []
+        cursor = query.cursor
+        if cursor is None or not cursor.startswith(_PRESET):
+            try:
+                page = await self._around.store.policies(
+                    asked.tenant, cursor=cursor, limit=query.limit
+                )
+            except ConfigurationError as error:
+                raise named("cursor", error) from None
+            items = [_view(policy) for policy in page.items]
+            if page.cursor is not None:
+                return told(200, Page(items=items, next_cursor=page.cursor))
+            cursor = _PRESET
+        last = cursor.removeprefix(_PRESET)
+        for name in sorted(SERVICE_PRESETS):
+            if name <= last:
+                continue
+            if len(items) == query.limit:
+                return told(200, Page(items=items, next_cursor=_PRESET + last))
+            if await self._around.store.policy(asked.tenant, name) is None:
+                items.append(_preset(name))
+            last = name
+        return told(200, Page(items=items, next_cursor=None))
+
+    async def get(self, asked: Asked) -> Answer:
+        """Tell one policy."""
+        query = asked.query(VersionQuery)
+        policy_id = asked.params["policyId"]
+        policy = await self._around.store.policy(asked.tenant, policy_id, query.version)
+        if policy is not None:
+            return told(200, _view(policy))
+        if query.version is None and policy_id in SERVICE_PRESETS:
+            return told(200, _preset(policy_id))
+        raise problems.missing("such policy")
+
+    async def delete(self, asked: Asked) -> Answer:
+        """Forget a policy."""
+        asked.query(NoQuery)
+        policy_id = asked.params["policyId"]
+        change = await self._around.store.delete_policy(asked.tenant, policy_id)
+        self._around.engine.policies.forget(asked.tenant, policy_id)
+        if change is PolicyChange.CONFLICT:
+            raise problems.conflict("Policy is in use", f"Live tasks use {policy_id}.")
+        if change is PolicyChange.MISSING:
+            if policy_id in SERVICE_PRESETS:
+                detail = f"{policy_id} comes with the service; PUT lays a policy of yours over it."
+                raise problems.conflict("Policy cannot be deleted", detail)
+            raise problems.missing("such policy")
+        return empty()
+
+    async def _fields(self, asked: Asked) -> dict[str, Any]:
+        body = await asked.json(self._around.limits.request)
+        try:
+            return _document.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise problems.misread(error, PolicyFields) from None
+
+    async def _write(
+        self, tenant: str, policy_id: str, fields: dict[str, Any], *, replace: bool
+    ) -> tuple[PolicyChange, Policy]:
+        checked = check_policy(fields, SERVICE_PRESETS["default"], self._around.limits)
+        # In full, so that the same policy is the same text, however it was written.
+        document = _encode(policy_to_wire(checked))
+        policy = Policy(tenant=tenant, id=policy_id, version=0, document=document)
+        answer = await self._around.store.put_policy(policy, replace=replace)
+        self._around.engine.policies.forget(tenant, policy_id)
+        return answer
+
+
+def _view(policy: Policy) -> RetryPolicy:
+    document = _document.decode(policy.document)
+    return policy_view(policy.id, policy.version, policy.created_at, document)
+
+
+def _preset(name: str) -> RetryPolicy:
+    return policy_view(name, None, None, policy_to_wire(SERVICE_PRESETS[name]))

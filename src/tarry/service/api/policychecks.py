@@ -1,0 +1,68 @@
+"""The fields of a policy as a caller gives them, checked by name."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, cast
+
+from tarry.core.checks import short
+from tarry.errors import ConfigurationError
+from tarry.service.api.problems import invalid
+from tarry.wire.policies import FIELDS, policy_from_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tarry.core.policy import Policy
+    from tarry.service.api.surroundings import Limits
+
+_POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_FIELD = re.compile(r"[A-Za-z]+(?:\[\d+\])?")
+_LARGEST = 2**53
+_MOST = 1_000
+
+
+def check_policy_id(policy_id: str) -> str:
+    """Return the name of a policy."""
+    if not _POLICY_ID.fullmatch(policy_id):
+        detail = (
+            "policyId must have 1 to 100 letters, digits and ._- and begin with a letter or digit, "
+            f"got {short(policy_id)}."
+        )
+        raise invalid("policyId", detail)
+    return policy_id
+
+
+def check_policy(
+    document: Mapping[str, Any], base: Policy, limits: Limits, within: str = ""
+) -> Policy:
+    """Lay fields over a policy, or refuse one by its name; `within` is the path to them."""
+    for name, value in document.items():
+        if name not in FIELDS:
+            detail = f"A policy has no field {short(name)}. Its fields are {', '.join(FIELDS)}."
+            raise invalid(within + name[:100], detail)
+        _check_size(within + name, value)
+    try:
+        policy = policy_from_wire(document, base)
+    except ConfigurationError as error:
+        named = _FIELD.match(str(error))
+        field = named[0] if named and named[0].partition("[")[0] in FIELDS else ""
+        path = (within + field).rstrip(".") or "policy"
+        raise invalid(path, f"{error}.") from None
+    if policy.attempt_timeout is None or policy.attempt_timeout > limits.attempt_timeout:
+        most = f"{limits.attempt_timeout * 1000:.0f}"
+        detail = f"attemptTimeoutMs must be at most {most}: a lease has to outlast an attempt."
+        raise invalid(f"{within}attemptTimeoutMs", detail)
+    return policy
+
+
+def _check_size(path: str, value: object) -> None:
+    """Keep to numbers that every JSON parser and every store can hold."""
+    if isinstance(value, list):
+        entries = cast("list[object]", value)
+        if len(entries) > _MOST:
+            raise invalid(path, f"{path} may have {_MOST} entries, got {len(entries)}.")
+        for one in entries:
+            _check_size(path, one)
+    elif isinstance(value, (int, float)) and abs(value) > _LARGEST:
+        raise invalid(path, f"{path} must be at most {_LARGEST}, got {short(value)}.")

@@ -1,0 +1,217 @@
+"""`/retry-tasks`: to look at tasks, cancel them and retry them now."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING
+
+from tarry.errors import ConfigurationError
+from tarry.service.api import problems
+from tarry.service.api.exchange import named, told
+from tarry.service.api.explaining import explained
+from tarry.service.api.operations import NoQuery, Operation, PageQuery
+from tarry.service.api.redact import secrets_of
+from tarry.service.api.views import attempt_view, lane_meant, task_view
+from tarry.service.model import Status
+from tarry.service.store import Cancellation, Query, Retrieval
+from tarry.wire.tasks import (
+    AttemptLog,
+    Explanation,
+    LaneName,
+    Page,
+    PolicyName,
+    ReasonName,
+    RetryTask,
+    StatusName,
+)
+
+if TYPE_CHECKING:
+    from tarry.service.api.exchange import Answer, Asked
+    from tarry.service.api.surroundings import Surroundings
+    from tarry.service.model import Task
+
+_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_MOST_EXPLAINED = 100
+_BREATH = 100
+"""Tasks of a page that are unpacked before others get their turn."""
+
+
+class LetterQuery(PageQuery, frozen=True):
+    """Which dead letters to list."""
+
+    policy_id: PolicyName | None = None
+    lane: LaneName | None = None
+    reason: ReasonName | None = None
+
+
+class TaskQuery(LetterQuery, frozen=True):
+    """Which tasks to list. By status, a task is IN_FLIGHT from a moment before its attempt."""
+
+    status: StatusName | None = None
+
+
+class AttemptQuery(PageQuery, frozen=True):
+    """Which attempts to list."""
+
+
+class Tasks:
+    """What a tenant may see of his tasks, and do with them."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+
+    def operations(self) -> list[Operation]:
+        """Return the rows of the API about tasks."""
+        return [
+            Operation(
+                method="GET", path="/retry-tasks", name="listTasks",
+                does="List tasks, newest first.", handler=self.search,
+                query=TaskQuery, answers={200: Page[RetryTask]}, refuses=(400, 422, 503),
+            ),
+            Operation(
+                method="GET", path="/retry-tasks/{taskId}", name="getTask",
+                does="Tell a task: its status, attempts made, and the next time.",
+                handler=self.get, query=NoQuery,
+                answers={200: RetryTask}, refuses=(400, 404, 422, 503),
+            ),
+            Operation(
+                method="DELETE", path="/retry-tasks/{taskId}", name="cancelTask",
+                does="Cancel a task. 202: an attempt is running and may finish; none follows.",
+                handler=self.cancel, query=NoQuery,
+                answers={200: RetryTask, 202: RetryTask}, refuses=(400, 404, 409, 422, 503),
+            ),
+            Operation(
+                method="GET", path="/retry-tasks/{taskId}/attempts", name="listAttempts",
+                does="List the attempts of a task, in their order.", handler=self.attempts,
+                query=AttemptQuery, answers={200: Page[AttemptLog]}, refuses=(400, 404, 422, 503),
+            ),
+            Operation(
+                method="GET", path="/retry-tasks/{taskId}/explain", name="explainTask",
+                does="Say in words why a task was retried or not, and what comes next.",
+                handler=self.explain, query=NoQuery,
+                answers={200: Explanation}, refuses=(400, 404, 422, 503),
+            ),
+            Operation(
+                method="POST", path="/retry-tasks/{taskId}/retry", name="retryTask",
+                does="Make the next attempt now; a dead letter begins anew. 202: one is running.",
+                handler=self.retry, query=NoQuery,
+                answers={200: RetryTask, 202: RetryTask}, refuses=(400, 404, 409, 422, 503),
+            ),
+        ]  # fmt: skip
+
+    async def search(self, asked: Asked) -> Answer:
+        """List tasks."""
+        query = asked.query(TaskQuery)
+        status = None if query.status is None else Status[query.status]
+        return told(200, await self.page(asked.tenant, query, status))
+
+    async def page(self, tenant: str, query: LetterQuery, status: Status | None) -> Page[RetryTask]:
+        """Return a page of tasks."""
+        wanted = Query(
+            status=status,
+            policy_id=query.policy_id,
+            lane=None if query.lane is None else lane_meant(tenant, query.lane),
+            reason=query.reason,
+        )
+        try:
+            page = await self._around.store.tasks(
+                tenant, wanted, cursor=query.cursor, limit=query.limit
+            )
+        except ConfigurationError as error:
+            raise named("cursor", error) from None
+        items: list[RetryTask] = []
+        for i, task in enumerate(page.items, 1):
+            items.append(self._view(task))
+            if not i % _BREATH:
+                await asyncio.sleep(0)
+        return Page(items=items, next_cursor=page.cursor)
+
+    async def get(self, asked: Asked) -> Answer:
+        """Tell one task."""
+        asked.query(NoQuery)
+        return told(200, self._view(await self._find(asked)))
+
+    async def cancel(self, asked: Asked) -> Answer:
+        """Cancel a task."""
+        asked.query(NoQuery)
+        task_id = _id_of(asked)
+        answer = await self._around.engine.cancel(asked.tenant, task_id)
+        task = await self._find(asked)
+        if answer is Cancellation.TERMINAL:
+            raise problems.conflict(
+                "Already ended", f"The task is {task.status.name}.", taskStatus=task.status.name
+            )
+        return told(202 if answer is Cancellation.REQUESTED else 200, self._view(task))
+
+    async def retry(self, asked: Asked) -> Answer:
+        """Make the next attempt now."""
+        asked.query(NoQuery)
+        task_id = _id_of(asked)
+        answer = await self._around.engine.retry_now(asked.tenant, task_id)
+        task = await self._find(asked)
+        if answer is Retrieval.FINISHED:
+            detail = f"The task is {task.status.name}: send a new one."
+            raise problems.conflict("Already ended", detail, taskStatus=task.status.name)
+        return told(202 if answer is Retrieval.RUNNING else 200, self._view(task))
+
+    async def attempts(self, asked: Asked) -> Answer:
+        """List a task's attempts."""
+        query = asked.query(AttemptQuery)
+        after = 0
+        if query.cursor is not None:
+            if not (query.cursor.isascii() and query.cursor.isdigit() and len(query.cursor) < 10):  # noqa: PLR2004 - a number of attempts
+                raise problems.invalid("cursor", "cursor must be a nextCursor of this list.")
+            after = int(query.cursor)
+        task = await self._find(asked)
+        found = await self._around.store.attempts(
+            asked.tenant, task.id, after=after, limit=query.limit + 1
+        )
+        shown, more = found[: query.limit], len(found) > query.limit
+        secrets = secrets_of(self._around.seal.unpack(task.content))
+        return told(
+            200,
+            Page(
+                items=[attempt_view(task.id, attempt, secrets) for attempt in shown],
+                next_cursor=str(shown[-1].number) if more else None,
+            ),
+        )
+
+    async def explain(self, asked: Asked) -> Answer:
+        """Say why."""
+        asked.query(NoQuery)
+        around = self._around
+        task = await self._find(asked)
+        after = max(0, task.attempts - _MOST_EXPLAINED)
+        found = await around.store.attempts(
+            asked.tenant, task.id, after=after, limit=_MOST_EXPLAINED
+        )
+        chosen = await around.engine.policies.read(task.tenant, task.policy_id, task.policy_version)
+        return told(
+            200,
+            explained(
+                task,
+                around.seal.unpack(task.content),
+                found,
+                chosen=None if chosen is None else chosen.policy,
+                lane=await around.store.lane(task.lane),
+                now=around.engine.clock.now(),
+            ),
+        )
+
+    async def _find(self, asked: Asked) -> Task:
+        task = await self._around.store.get(asked.tenant, _id_of(asked))
+        if task is None:
+            raise problems.missing("such task")
+        return task
+
+    def _view(self, task: Task) -> RetryTask:
+        status = task.status_at(self._around.engine.clock.now())
+        return task_view(task, self._around.seal.unpack(task.content), status)
+
+
+def _id_of(asked: Asked) -> str:
+    task_id = asked.params["taskId"]
+    if not _ID.fullmatch(task_id):
+        raise problems.missing("such task")
+    return task_id

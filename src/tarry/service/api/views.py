@@ -1,0 +1,178 @@
+"""What the store keeps, as the API tells it: names for people, no secrets."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tarry.service.api import redact
+from tarry.wire.tasks import (
+    AttemptLog,
+    Decision,
+    Downstream,
+    LaneState,
+    ReplayFilter,
+    ReplayJob,
+    RetryPolicy,
+    RetryTask,
+    Standing,
+    StatusName,
+    TargetResponse,
+)
+
+if TYPE_CHECKING:
+    from tarry.service import model
+    from tarry.service.delivery.exchange import Delivered
+    from tarry.service.model import Content, Status, Task
+
+
+STATUS_NAMES: tuple[StatusName, ...] = (
+    "PENDING",
+    "IN_FLIGHT",
+    "SUCCEEDED",
+    "EXHAUSTED",
+    "CANCELLED",
+)
+"""At the number of each status."""
+
+
+def task_view(task: Task, content: Content, status: Status) -> RetryTask:
+    """Tell a task."""
+    return RetryTask(
+        task_id=task.id,
+        status=STATUS_NAMES[status],
+        reason=task.reason,
+        idempotency_key=task.key,
+        target_url=redact.url(content.url),
+        method=content.method,
+        headers=redact.headers(content.headers),
+        policy_id=task.policy_id,
+        policy_version=task.policy_version,
+        policy=content.overrides,
+        lane=lane_shown(task.lane),
+        attempt_number=task.attempts,
+        next_attempt_at=None if status.is_terminal else task.next_attempt_at,
+        created_at=task.created_at,
+        finished_at=task.finished_at,
+        body_size=content.body_size,
+        body_ref=None if content.owned else content.body_ref,
+        callback_url=None if content.callback_url is None else redact.url(content.callback_url),
+        cancelling=task.cancelling,
+        replays=task.replays,
+        version=task.version,
+    )
+
+
+def response_view(delivered: Delivered) -> TargetResponse:
+    """Tell what the target answered."""
+    headers: dict[str, str] = {}
+    for name, value in delivered.headers:
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    try:
+        text = delivered.excerpt.decode()
+    except UnicodeDecodeError:
+        coded = b64encode(delivered.excerpt).decode()
+        return TargetResponse(status=delivered.status, headers=headers, body_base64=coded)
+    return TargetResponse(status=delivered.status, headers=headers, body=text)
+
+
+def attempt_view(task_id: str, attempt: model.Attempt, secrets: list[str]) -> AttemptLog:
+    """Tell one line of the attempt log; `secrets` are those that its task sends."""
+    decision = attempt.decision
+    return AttemptLog(
+        task_id=task_id,
+        attempt_number=attempt.number,
+        scheduled_at=attempt.scheduled_at,
+        started_at=attempt.started_at,
+        duration_ms=attempt.duration_ms,
+        dns_ms=attempt.dns_ms,
+        connect_ms=attempt.connect_ms,
+        tls_ms=attempt.tls_ms,
+        first_byte_ms=attempt.first_byte_ms,
+        remote_address=attempt.remote,
+        response_status=attempt.status,
+        error_message=redact.text(attempt.error, secrets),
+        error_class=attempt.error_class,
+        outcome=attempt.outcome,
+        decision=None if decision is None else _decision_view(decision),
+        response_excerpt=redact.text(attempt.excerpt, secrets),
+        worker=attempt.worker,
+    )
+
+
+def _decision_view(decision: model.Decision) -> Decision:
+    return Decision(
+        action=decision.action,
+        reason=decision.reason,
+        delay_ms=decision.delay_ms,
+        ceiling_ms=decision.ceiling_ms,
+        hint_ms=decision.hint_ms,
+        hint_source=decision.hint_source,
+        policy_version=decision.policy_version,
+        budget=decision.budget,
+        breaker=decision.breaker,
+    )
+
+
+def policy_view(
+    policy_id: str, version: int | None, created_at: int | None, document: dict[str, Any]
+) -> RetryPolicy:
+    """Tell a policy: its name, and its fields in full."""
+    whole = {**document, "policyId": policy_id, "version": version, "createdAt": created_at}
+    return msgspec.convert(whole, RetryPolicy)
+
+
+def replay_view(job: model.Replay, *, dry_run: bool = False) -> ReplayJob:
+    """Tell a replay job, or what one would do."""
+    names: dict[str, Any] = {"running": "RUNNING", "done": "DONE", "cancelled": "CANCELLED"}
+    return ReplayJob(
+        replay_id=None if dry_run else job.id,
+        status="DRY_RUN" if dry_run else names[job.status],
+        filter=ReplayFilter(
+            lane=None if job.lane is None else lane_shown(job.lane),
+            policy_id=job.policy_id,
+            reason=job.reason,
+            before=job.before or None,
+        ),
+        rate=job.rate,
+        matched=job.matched,
+        replayed=job.replayed,
+        created_at=None if dry_run else job.created_at,
+        finished_at=job.finished_at,
+    )
+
+
+def downstream_view(lane: model.Lane, here: dict[str, Any] | None, now: int) -> Downstream:
+    """Tell a lane: what all processes share, and what this one knows."""
+    parked = lane.parked_until
+    return Downstream(
+        lane=lane_shown(lane.name),
+        state=_state(lane, now),
+        parked_until=parked,
+        opened=lane.opened,
+        pending=lane.pending,
+        in_flight=lane.in_flight,
+        dead=lane.dead,
+        served_at=lane.served_at,
+        here=None if here is None else msgspec.convert(here, Standing),
+    )
+
+
+def _state(lane: model.Lane, now: int) -> LaneState:
+    if lane.paused:
+        return "PAUSED"
+    if lane.parked_until is None:
+        return "OPEN"
+    return "PARKED" if now < lane.parked_until else "PROBING"
+
+
+def lane_shown(lane: str) -> str:
+    """Return a lane's name as its tenant sees it, which is without the tenant."""
+    return lane.partition("/")[2]
+
+
+def lane_meant(tenant: str, shown: str) -> str:
+    """Return the lane that a tenant means."""
+    return f"{tenant}/{shown}"

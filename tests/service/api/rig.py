@@ -1,0 +1,320 @@
+"""The API around a store in memory and an engine that does nothing by itself; a client without a
+server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import count
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+from tarry.errors import ConfigurationError
+from tarry.service.api.application import Api
+from tarry.service.api.surroundings import Engine as EnginePort
+from tarry.service.api.surroundings import Limits, Surroundings
+from tarry.service.delivery.guard import Guard
+from tarry.service.engine.clock import StoreClock
+from tarry.service.engine.engine import Engine
+from tarry.service.engine.events import Event, Events
+from tarry.service.engine.health import Health
+from tarry.service.engine.policies import Policies
+from tarry.service.engine.waiters import Settled, Waiters
+from tarry.service.model import Attempt, Content, Status, Task
+from tarry.service.sealing import Plain
+from tarry.service.store import Added, Cancellation, Finish, Lease, New, Query, Retrieval
+from tarry.service.stores.memory.store import MemoryStore
+
+T = TypeVar("T")
+
+NOW = 1_800_000_000_000
+TARGET = "https://example.com/hook"
+
+
+def fits(engine: Engine) -> EnginePort:
+    """The real engine is one that the API can use; the type checker reads this."""
+    return engine
+
+
+class Time:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.ms = NOW
+
+    def seconds(self) -> float:
+        """Seconds since 1970."""
+        return self.ms / 1000
+
+    def milliseconds(self) -> int:
+        """Epoch ms."""
+        return self.ms
+
+
+class QuietEngine:
+    """Does what it is told, at once, through the store; nothing is delivered."""
+
+    def __init__(self, store: MemoryStore, time: Time, quota: int | None) -> None:
+        self.store = store
+        self.clock = StoreClock(time.seconds)
+        self.clock.learn(self.clock.asks(), time.ms)
+        self.events = Events()
+        self.policies = Policies(store, self.clock.now)
+        self.health = Health()
+        self.waiters = Waiters()
+        self.quota = quota
+        self.error: Exception | None = None
+        """Raised by the next calls of `submit`."""
+        self.waited_for: asyncio.Queue[str] = asyncio.Queue()
+        """The tasks that somebody waits for."""
+
+    async def submit(
+        self, news: list[New], contents: Sequence[Content] | None = None
+    ) -> Sequence[Added]:
+        """Add tasks."""
+        if self.error is not None:
+            raise self.error
+        return await self.store.add(news, quota=self.quota)
+
+    async def settled(self, task_id: str, seconds: float) -> Settled | None:
+        """Wait for what a test tells the waiters."""
+        self.waited_for.put_nowait(task_id)
+        return await self.waiters.wait(task_id, seconds)
+
+    async def cancel(self, tenant: str, task_id: str) -> Cancellation | None:
+        """Cancel a task."""
+        return await self.store.cancel(tenant, task_id)
+
+    async def retry_now(self, tenant: str, task_id: str) -> Retrieval | None:
+        """Make a task due."""
+        return await self.store.retry_now(tenant, task_id)
+
+    async def pause(self, lane: str) -> None:
+        """Stop a lane."""
+        await self.store.pause(lane)
+
+    async def resume(self, lane: str) -> None:
+        """Open a lane."""
+        await self.store.resume(lane)
+
+    async def reset(self, lane: str) -> None:
+        """Open a lane."""
+        await self.store.resume(lane)
+
+    def standing(self, lane: str) -> dict[str, Any] | None:
+        """Say the same of every lane."""
+        return {
+            "breaker": "closed",
+            "budget": 9.5,
+            "running": 1,
+            "held": 2,
+            "p50Ms": 12.0,
+            "p95Ms": None,
+        }
+
+
+class Shelf:
+    """Large bodies in a dict."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, bytes] = {}
+
+    async def put(self, tenant: str, task_id: str, body: bytes) -> tuple[str, bytes]:
+        """Keep a body."""
+        self.bodies[f".tarry/{tenant}/{task_id}"] = body
+        return f".tarry/{tenant}/{task_id}", sha256(body).digest()
+
+    def check_ref(self, tenant: str, ref: str) -> str:
+        """Take what lies under the tenant's name."""
+        if not ref.startswith(f"{tenant}/"):
+            msg = f"bodyRef must lie under {tenant}/, got {ref!r}"
+            raise ConfigurationError(msg)
+        return ref
+
+    async def stamp(self, ref: str) -> tuple[int, str | None]:
+        """Know every object but the missing one."""
+        if ref.endswith("missing"):
+            msg = f"bodyRef names an object that is not there: {ref!r}"
+            raise ConfigurationError(msg)
+        return 7, "tag"
+
+    async def delete(self, refs: Sequence[str]) -> None:
+        """Forget bodies."""
+        for ref in refs:
+            self.bodies.pop(ref, None)
+
+
+@dataclass
+class Reply:
+    """The messages of one response."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    @property
+    def status(self) -> int:
+        """The status."""
+        return cast("int", self.messages[0]["status"])
+
+    @property
+    def body(self) -> bytes:
+        """The whole body."""
+        return b"".join(message.get("body", b"") for message in self.messages[1:])
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON, which says that it is."""
+        assert "application/json" == self.header("content-type"), self.body
+        return json.loads(self.body)
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        """The problem that the body tells."""
+        assert "application/problem+json" == self.header("content-type"), self.body
+        problem = cast("dict[str, Any]", json.loads(self.body))
+        assert self.status == problem["status"]
+        return problem
+
+    def header(self, name: str) -> str | None:
+        """The value of a field that occurs at most once."""
+        values = [value for key, value in self.messages[0]["headers"] if key == name.encode()]
+        assert len(values) <= 1
+        return values[0].decode() if values else None
+
+
+class Rig:
+    """An API, and what stands around it."""
+
+    def __init__(
+        self,
+        *,
+        keys: bool = False,
+        quota: int | None = None,
+        limits: Limits | None = None,
+        grpc: bool = True,
+    ) -> None:
+        self.time = Time()
+        self.store = MemoryStore(self.time.milliseconds)
+        self.engine = QuietEngine(self.store, self.time, quota)
+        self.shelf = Shelf()
+        self.seal = Plain()
+        numbers = count(1)
+        self.around = Surroundings(
+            engine=self.engine,
+            store=self.store,
+            payloads=self.shelf,
+            seal=self.seal,
+            guard=Guard(),
+            new_id=lambda: f"01890000-0000-7000-8000-{next(numbers):012x}",
+            monotonic=self.time.seconds,
+            metrics=_metrics,
+            keys=keys,
+            grpc=grpc,
+            limits=limits or Limits(),
+        )
+        self.api = Api(self.around, version="1.2.3")
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        document: object = None,
+        *,
+        body: bytes | Sequence[bytes] | None = None,
+        headers: dict[str, str] | None = None,
+        lines: Sequence[tuple[bytes, bytes]] = (),
+    ) -> Reply:
+        """Send one request; a document goes as JSON, chunks of a body one by one."""
+        given = {name.lower(): value for name, value in (headers or {}).items()}
+        if document is not None:
+            body = json.dumps(document).encode()
+        if body is not None:
+            given.setdefault("content-type", "application/json")
+        chunks = [body or b""] if isinstance(body, bytes) or body is None else list(body)
+        split = urlsplit(path)
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": split.path,
+            "raw_path": split.path.encode(),
+            "query_string": split.query.encode(),
+            "root_path": "",
+            "headers": [
+                (b"host", b"tarry.test"),
+                *((name.encode(), value.encode("latin-1")) for name, value in given.items()),
+                *lines,
+            ],
+        }
+        reply = Reply()
+
+        async def receive() -> dict[str, Any]:
+            if chunks:
+                part = chunks.pop(0)
+                return {"type": "http.request", "body": part, "more_body": bool(chunks)}
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            reply.messages.append(dict(message))
+
+        await self.api(scope, receive, send)
+        return reply
+
+    async def create(self, **fields: Any) -> dict[str, Any]:
+        """Make a task, which is taken."""
+        reply = await self.ask("POST", "/retry-tasks", {"targetUrl": TARGET, **fields})
+        assert 201 == reply.status, reply.body
+        return cast("dict[str, Any]", reply.json)
+
+    async def stored(self, task_id: str, tenant: str = "default") -> tuple[Task, Content]:
+        """Return a task as the store has it."""
+        task = await self.store.get(tenant, task_id)
+        assert task is not None
+        return task, self.seal.unpack(task.content)
+
+    async def count(self, tenant: str | None = None) -> int:
+        """Return how many tasks there are."""
+        return sum((await self.store.counters(tenant)).tasks.values())
+
+    async def lease(self) -> list[Task]:
+        """Lease what is due."""
+        lease = Lease("w", 60_000, 1_000)
+        return (await self.store.claim(lease, limit=1000, per_lane=1000)).tasks
+
+    async def die(self, reason: str = "attempts", excerpt: str | None = None) -> list[str]:
+        """Let what is due make one attempt, and die of it."""
+        tasks = await self.lease()
+        attempts = [
+            Attempt(
+                number=task.attempts + 1,
+                scheduled_at=task.next_attempt_at,
+                started_at=self.time.ms,
+                status=503,
+                outcome="transient",
+                excerpt=excerpt,
+            )
+            for task in tasks
+        ]
+        await self.store.finish([
+            Finish(task=task, attempt=attempt, status=Status.EXHAUSTED, reason=reason)
+            for task, attempt in zip(tasks, attempts, strict=True)
+        ])  # fmt: skip
+        return [task.id for task in tasks]
+
+
+def with_rig(test: Callable[[Rig], Coroutine[Any, Any, T]], **options: Any) -> T:
+    """Run a coroutine with a new rig."""
+
+    async def run() -> T:
+        return await test(Rig(**options))
+
+    return asyncio.run(run())
+
+
+__all__ = ["NOW", "TARGET", "Event", "Query", "Reply", "Rig", "with_rig"]
+
+
+async def _metrics() -> tuple[bytes, str]:
+    return b"retry_tasks 1\n", "text/plain; version=0.0.4; charset=utf-8"

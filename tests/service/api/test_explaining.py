@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import pytest
+
+from tarry.service.api.explaining import explained
+from tarry.service.model import Attempt, Content, Decision, Lane, Status, Task
+from tarry.wire.policies import SERVICE_PRESETS
+
+NOW = 1_000_000
+LANE = Lane(name="t/https:a:443", tenant="t")
+
+
+def attempt(number: int, **fields: object) -> Attempt:
+    """An attempt that got 503, unless said otherwise."""
+    given: dict[str, object] = {"status": 503, "outcome": "transient", **fields}
+    return Attempt(number=number, scheduled_at=NOW, started_at=NOW, **given)  # type: ignore[arg-type]
+
+
+def task(**fields: object) -> Task:
+    """A task that waits."""
+    given: dict[str, object] = {"next_attempt_at": NOW, **fields}
+    return Task(
+        id="i",
+        tenant="t",
+        lane=LANE.name,
+        key="k",
+        fingerprint=b"",
+        content=b"",
+        **given,  # type: ignore[arg-type]
+    )
+
+
+def text(subject: Task, *attempts: Attempt, lane: Lane | None = LANE) -> str:
+    """The story of a task."""
+    told = explained(
+        subject,
+        Content(url="https://a/"),
+        list(attempts),
+        chosen=SERVICE_PRESETS["default"],
+        lane=lane,
+        now=NOW,
+    )
+    return told.text
+
+
+STOP = Decision(action="stop", reason="attempts")
+WAIT = Decision(action="wait", delay_ms=50.0, ceiling_ms=100.0)
+
+
+@pytest.mark.parametrize(
+    ("subject", "attempts", "lane", "expected"),
+    [
+        (task(), [], LANE, "no attempt was made yet. Attempt 1 of 5 is due now."),
+        (
+            task(next_attempt_at=NOW + 3_000),
+            [],
+            LANE,
+            "no attempt was made yet. Attempt 1 of 5 is due in 3 s.",
+        ),
+        (
+            task(status=Status.IN_FLIGHT, attempts=1),
+            [attempt(1, decision=WAIT)],
+            LANE,
+            "attempt 1 got 503; waited 50 ms (ceiling 100 ms, full jitter). Attempt 2 is running.",
+        ),
+        (
+            task(status=Status.IN_FLIGHT, cancelling=True),
+            [],
+            LANE,
+            "no attempt was made yet. Attempt 1 is running, and none follows: it was cancelled.",
+        ),
+        (
+            task(status=Status.SUCCEEDED, attempts=2),
+            [
+                attempt(1, status=None, error_class="refused", decision=WAIT),
+                attempt(2, status=200, outcome="success", decision=Decision(action="done")),
+            ],
+            LANE,
+            (
+                "attempt 1 failed (refused); waited 50 ms (ceiling 100 ms, full jitter); "
+                "attempt 2 got 200. It succeeded; nothing follows."
+            ),
+        ),
+        (
+            task(status=Status.EXHAUSTED, attempts=7, reason="attempts"),
+            [attempt(6, outcome="lost", status=None), attempt(7, decision=STOP)],
+            LANE,
+            (
+                "5 attempts before; attempt 6 was lost with its worker, and counts; attempt 7 "
+                "got 503; stopped: no attempts left. It is a dead letter: nothing follows "
+                "until somebody replays it (POST /retry-tasks/i/retry)."
+            ),
+        ),
+        (
+            task(status=Status.EXHAUSTED, reason="total-budget"),
+            [],
+            LANE,
+            (
+                "stopped: the total budget leaves no time for another attempt. It is a dead "
+                "letter: nothing follows until somebody replays it (POST /retry-tasks/i/retry)."
+            ),
+        ),
+        (
+            task(status=Status.CANCELLED),
+            [],
+            None,
+            "no attempt was made. It was cancelled; nothing follows.",
+        ),
+        (
+            task(),
+            [],
+            Lane(name="l", tenant="t", paused=True),
+            (
+                "no attempt was made yet. Attempt 1 of 5 waits until an operator resumes its "
+                "downstream."
+            ),
+        ),
+        (
+            task(),
+            [],
+            Lane(name="l", tenant="t", parked_until=NOW + 9_000),
+            (
+                "no attempt was made yet. Attempt 1 of 5 waits for its downstream, whose breaker "
+                "is open for another 9 s."
+            ),
+        ),
+        (
+            task(attempts=3, forgiven=3),
+            [attempt(3, decision=Decision(action="stop", reason="something new"))],
+            Lane(name="l", tenant="t", parked_until=NOW),
+            (
+                "2 attempts before; attempt 3 got 503; stopped: something new. Attempt 4 of 8 is "
+                "due now."
+            ),
+        ),
+    ],
+)
+def test_the_story_of_a_task(
+    subject: Task, attempts: list[Attempt], lane: Lane | None, expected: str
+) -> None:
+    """What happened, why, and what comes next, in a sentence or two."""
+    assert expected == text(subject, *attempts, lane=lane)

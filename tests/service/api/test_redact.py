@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+from tarry.service.api import redact
+from tarry.service.model import Content
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Authorization", "Proxy-Authorization", "Cookie", "X-API-Key", "api_key", "apikey",
+        "X-Auth-Token", "access_token", "client_secret", "password", "X-Amz-Signature", "sig",
+        "Ocp-Apim-Subscription-Key", "X-Goog-Credential", "key", "session_id", "jwt",
+        "X-Hub-Signature-256",
+    ],
+)  # fmt: skip
+def test_what_is_secret_by_its_name(name: str) -> None:
+    """Whatever its case."""
+    assert redact.is_secret(name)
+    assert redact.is_secret(name.upper())
+
+
+@pytest.mark.parametrize(
+    "name", ["Content-Type", "X-Order", "monkey", "design", "Accept", "keyword", "page", "signal"]
+)
+def test_what_is_not(name: str) -> None:
+    """Other names are shown."""
+    assert not redact.is_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://a/b", "https://a/b"),
+        ("https://a/b?c=d", "https://a/b?c=d"),
+        ("https://a/?token=x", "https://a/?token=[redacted]"),
+        ("https://a/?c=d&token=x=y&e", "https://a/?c=d&token=[redacted]&e"),
+        ("https://a/?%74oken=x;sig=y", "https://a/?%74oken=[redacted];sig=[redacted]"),
+        ("https://a/?token=", "https://a/?token="),
+        ("https://a/token=x?c", "https://a/token=x?c"),
+        ("https://a/?a?token=x", "https://a/?a?token=[redacted]"),
+    ],
+)
+def test_secrets_in_a_query(url: str, shown: str) -> None:
+    """Their values go, all else stays."""
+    assert shown == redact.url(url)
+
+
+def test_secrets_that_come_back() -> None:
+    """What a target echoes is hidden, also the part of a header, and percent escapes."""
+    content = Content(
+        url="https://a/?token=s%2Fecret-1&pin=12",
+        headers={"Authorization": "Bearer longest-secret", "X-A": "visible"},
+    )
+    secrets = redact.secrets_of(content)
+    echoed = "longest-secret s/ecret-1 s%2Fecret-1 visible 12 Bearer longest-secret"
+    assert "[redacted] [redacted] [redacted] visible 12 [redacted]" == redact.text(echoed, secrets)
+    assert redact.text(None, secrets) is None
