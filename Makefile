@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV   ?= .venv/dev
 ARGS   ?=
+SEEDS  ?= 20000
+ROUNDS ?= 50
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -13,6 +15,8 @@ MAKEFLAGS += --no-print-directory
 PY       := $(VENV)/bin/python
 READY    := $(VENV)/.ready
 BENCH    := .venv/bench
+SERVE    := .venv/serve
+SERVED   := .venv/bench-service
 BARE     := .venv/bare
 # --verifytypes looks at the first `python` on PATH and at nothing else.
 PYRIGHT   = PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m basedpyright
@@ -30,7 +34,7 @@ endef
 .PHONY: help
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | \
-	while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+	while IFS='|' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 
 .PHONY: test
 test: lint bare pytest ## Everything that must hold before a commit: lint, bare, pytest
@@ -55,12 +59,13 @@ bare: $(READY) ## Install the built wheel where nothing else is, and load every 
 
 # The library's tests are measured; the others run beside them, on the second core.
 MEASURED := tests/core tests/runtime tests/telemetry tests/testing
-BESIDE   := $(filter-out $(MEASURED) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+SERVICE  := tests/chaos tests/client tests/service
+BESIDE   := $(filter-out $(MEASURED) $(SERVICE) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 
 .PHONY: pytest
 pytest: $(READY) ## Run the tests; ARGS are for pytest
 	$(call step,browser,.ci/browser)
-	@$(MAKE) -j 2 --output-sync=target measured beside
+	@$(MAKE) -j 2 --output-sync=target beside measured service
 
 .PHONY: measured
 measured: $(READY)
@@ -70,6 +75,23 @@ measured: $(READY)
 .PHONY: beside
 beside: $(READY)
 	$(call step,tests of all else ($(VENV)),$(PY) -m pytest -q $(ARGS) $(BESIDE),tail -n 1)
+
+.PHONY: service
+service: $(READY)
+	$(call step,tests of the service ($(VENV)),$(PY) -m pytest -q $(ARGS) $(SERVICE),tail -n 1)
+
+.PHONY: serve
+serve: $(SERVE)/.ready ## Start the retry service on this machine; ARGS are for `tarry serve`
+	@$(SERVE)/bin/tarry serve --dev $(ARGS)
+
+.PHONY: demo
+demo: $(SERVE)/.ready ## See tasks being retried to success
+	@$(SERVE)/bin/tarry demo $(ARGS)
+
+.PHONY: chaos
+chaos: $(READY) ## Simulate SEEDS runs of the service with faults, and kill a real one ROUNDS times
+	@$(PY) -m tests.chaos.simulation --seeds $(SEEDS)
+	@ROUNDS=$(ROUNDS) $(PY) -m pytest -q tests/chaos/test_real.py
 
 .PHONY: test-all
 test-all: ## Run the tests with every Python from 3.11 on that this machine has
@@ -96,6 +118,10 @@ tables: $(READY) ## Rewrite the tables of docs/ that the simulator makes
 bench: $(BENCH)/.ready ## Run the benchmarks beside the peers; ARGS are for them
 	@$(BENCH)/bin/python -m benchmarks $(ARGS)
 
+.PHONY: bench-service
+bench-service: $(SERVED)/.ready ## Run the service beside its peers; ARGS are for it
+	@$(SERVED)/bin/python -m benchmarks.service $(ARGS)
+
 .PHONY: bench-sim
 bench-sim: $(READY) ## Measure the simulator; ARGS are for it
 	@$(PY) -m benchmarks.simulation $(ARGS)
@@ -113,10 +139,23 @@ $(READY): pyproject.toml requirements-dev.txt
 	  $(PY) $(PIP) --no-build-isolation --no-deps -e .)
 	@touch $@
 
+$(SERVE)/.ready: pyproject.toml requirements-dev.txt
+	$(call step,environment $(SERVE),$(call environment,$(SERVE)) && \
+	  $(SERVE)/bin/python $(PIP) -c requirements-dev.txt -e '.[service]')
+	@touch $@
+
 $(BENCH)/.ready: pyproject.toml requirements-bench.txt
 	$(call step,environment $(BENCH),$(call environment,$(BENCH)) && \
 	  $(BENCH)/bin/python $(PIP) -r requirements-bench.txt && \
 	  $(BENCH)/bin/python $(PIP) -e .)
+	@touch $@
+
+$(SERVED)/.ready: pyproject.toml requirements-bench-service.txt benchmarks/service/requirements-arq.txt
+	$(call step,environment $(SERVED),$(call environment,$(SERVED)) && \
+	  $(SERVED)/bin/python $(PIP) -r requirements-bench-service.txt && \
+	  $(SERVED)/bin/python $(PIP) --no-warn-conflicts --upgrade --target $(SERVED)/arq \
+	  -r benchmarks/service/requirements-arq.txt && \
+	  $(SERVED)/bin/python $(PIP) -e '.[service]')
 	@touch $@
 
 # $(call environment,directory): make it unless a whole one is there.

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers know the name; importing `typing` for it costs 10 ms
 if TYPE_CHECKING:
+    from tarry.client.asynchronous import AsyncClient
+    from tarry.client.sync import Client
     from tarry.core.backoff import Schedule
     from tarry.core.breaker import Breaker, BreakerState
     from tarry.core.budget import Budget, RatioBudget, ThrottleBudget, TokenBudget
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
         WillWait,
     )
     from tarry.core.grpchints import hint_from_grpc
+    from tarry.core.hedging import Hedging
     from tarry.core.hints import Hint, hint_from_headers, parse_retry_after
     from tarry.core.limiter import AIMD, AdaptiveRate, InFlight, Limiter
     from tarry.core.outcome import (
@@ -47,12 +50,23 @@ if TYPE_CHECKING:
         Cancelled,
         ConfigurationError,
         ConfigurationTypeError,
+        Conflict,
         DeadlineExceeded,
+        InvalidRequest,
         LimitReached,
         MissingExtra,
+        NotAuthorized,
+        NotFinished,
+        NotFound,
+        Overloaded,
         Rejected,
         ResultNotAccepted,
+        ServiceError,
+        ServiceUnavailable,
+        ServiceUnreachable,
+        StoreUnavailable,
         TarryError,
+        TooManyRequests,
     )
     from tarry.runtime.bus import listen
     from tarry.runtime.cancel import CancelToken
@@ -63,6 +77,8 @@ if TYPE_CHECKING:
     from tarry.runtime.retrying import acall, attempts, call, retry
 
 _HOMES = {
+    "tarry.client.asynchronous": "AsyncClient",
+    "tarry.client.sync": "Client",
     "tarry.core.backoff": "Schedule",
     "tarry.core.breaker": "Breaker BreakerState",
     "tarry.core.budget": "Budget RatioBudget ThrottleBudget TokenBudget",
@@ -72,6 +88,7 @@ _HOMES = {
     ),
     "tarry.core.decide": "decide",
     "tarry.core.grpchints": "hint_from_grpc",
+    "tarry.core.hedging": "Hedging",
     "tarry.core.hints": "Hint hint_from_headers parse_retry_after",
     "tarry.core.limiter": "AIMD AdaptiveRate InFlight Limiter",
     "tarry.core.outcome": ("Kind Outcome outcome_of_code outcome_of_exception outcome_of_status"),
@@ -80,8 +97,10 @@ _HOMES = {
     "tarry.core.verdict": "Progress Reason Step Stop Wait",
     "tarry.errors": (
         "AttemptTimeout BlockingWait BreakerOpen Cancelled ConfigurationError "
-        "ConfigurationTypeError DeadlineExceeded LimitReached MissingExtra Rejected "
-        "ResultNotAccepted TarryError"
+        "ConfigurationTypeError Conflict DeadlineExceeded InvalidRequest LimitReached "
+        "MissingExtra NotAuthorized NotFinished NotFound Overloaded Rejected "
+        "ResultNotAccepted ServiceError ServiceUnavailable ServiceUnreachable "
+        "StoreUnavailable TarryError TooManyRequests"
     ),
     "tarry.runtime.bus": "listen",
     "tarry.runtime.cancel": "CancelToken",
@@ -96,6 +115,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 __all__ = [
     "AIMD",
     "AdaptiveRate",
+    "AsyncClient",
     "AttemptFailed",
     "AttemptStarted",
     "AttemptTimeout",
@@ -109,21 +129,29 @@ __all__ = [
     "CallRecord",
     "CancelToken",
     "Cancelled",
+    "Client",
     "ConfigurationError",
     "ConfigurationTypeError",
+    "Conflict",
     "DeadlineExceeded",
     "Downstream",
     "Event",
     "GaveUp",
     "HedgeFired",
     "HedgeWon",
+    "Hedging",
     "Hint",
     "InFlight",
+    "InvalidRequest",
     "Kind",
     "LimitReached",
     "Limiter",
     "MissingExtra",
+    "NotAuthorized",
+    "NotFinished",
+    "NotFound",
     "Outcome",
+    "Overloaded",
     "Policy",
     "Progress",
     "RatioBudget",
@@ -131,12 +159,17 @@ __all__ = [
     "Rejected",
     "ResultNotAccepted",
     "Schedule",
+    "ServiceError",
+    "ServiceUnavailable",
+    "ServiceUnreachable",
     "Step",
     "Stop",
+    "StoreUnavailable",
     "Succeeded",
     "TarryError",
     "ThrottleBudget",
     "TokenBudget",
+    "TooManyRequests",
     "Wait",
     "Waited",
     "WillWait",
@@ -167,25 +200,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(msg)
     from importlib import import_module
 
-    if home.startswith("tarry.runtime"):
-        _log_by_default()
     value = globals()[name] = getattr(import_module(home), name)
     return value
 
 
 def __dir__() -> list[str]:
     return __all__
-
-
-def _log_by_default() -> None:
-    """Wire the event stream to standard logging, which is loaded at the first failure."""
-    from tarry.runtime.bus import bus
-
-    def first_failure(level: int) -> bool:
-        from tarry.telemetry import logs
-
-        bus.log, bus.log_enabled = logs.log, logs.enabled
-        return logs.enabled(level)
-
-    if bus.log is None:
-        bus.log_enabled = first_failure

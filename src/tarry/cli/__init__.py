@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run `tarry`: exit with 1 for a claim that fails, 2 for a mistake, 130 for Ctrl-C."""
+    """Run `tarry`; the exit codes are in `failures`."""
     try:
         for name in ("rich", "typer"):
             import_module(name)
@@ -20,6 +20,7 @@ def main() -> None:
         sys.stderr.write("tarry's command line needs typer and rich: pip install 'tarry[sim]'\n")
         sys.exit(1)
     from tarry.cli.app import app
+    from tarry.cli.failures import INTERRUPTED, code_of, words_of
     from tarry.cli.words import plain
 
     signal.signal(signal.SIGTERM, _terminated)
@@ -27,11 +28,11 @@ def main() -> None:
         app(prog_name="tarry")
         sys.stdout.flush()  # here, where a reader that has left can be told from a fault
     except TarryError as error:
-        sys.stderr.write(f"error: {plain(str(error))}\n")
-        sys.exit(2)
+        sys.stderr.write(f"error: {plain(words_of(error))}\n")
+        sys.exit(code_of(error))
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         sys.stdout = None
         sys.exit(1)

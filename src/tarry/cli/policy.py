@@ -1,4 +1,4 @@
-"""`tarry policy`: look at a policy, check it, and carry it to other systems and back.
+"""`tarry policy`: look at a policy, check it, and carry it to a service or other systems and back.
 
 Only the document goes to standard output, so that it can be piped into another command.
 """
@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from tarry.cli import policies
+from tarry.cli.remote import example
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +26,12 @@ FORMATS = (".json", ".toml")
 
 app: typer.Typer = typer.Typer(
     name="policy",
-    help="Explain a policy, check it, and carry it to other systems and back.",
+    help="Explain a policy, check it, and carry it to the service or to other systems and back.",
     no_args_is_help=True,
 )
+app.command("list", epilog=example("tarry policy list"))(policies.list_)
+app.command(epilog=example("tarry policy show webhook > webhook.toml"))(policies.show)
+app.command(epilog=example("tarry policy apply webhook.toml"))(policies.apply)
 
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="A policy in TOML, YAML or JSON, or a preset's name.")
@@ -37,7 +43,7 @@ Service = Annotated[
 Method = Annotated[str | None, typer.Option(help="grpc: the method.", show_default="all")]
 
 
-@app.command()
+@app.command(epilog=example("tarry policy export policy.toml --to istio --host payments"))
 def export(
     file: File,
     to: Annotated[str, typer.Option(help=f"The system: {', '.join(TARGETS)}.")],
@@ -92,7 +98,7 @@ def export(
     _put_commented(yaml_text(made.documents), made.losses, ("export", "to", to), out)
 
 
-@app.command("import")
+@app.command("import", epilog=example("tarry policy import config.json --from grpc"))
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A document in JSON or YAML.")],
     source: Annotated[str, typer.Option("--from", help=f"The system: {', '.join(SOURCES)}.")],
@@ -137,7 +143,7 @@ def import_(
         _put_commented(toml.dumps(plain), made.losses, ("import", "from", source), out)
 
 
-@app.command()
+@app.command(epilog=example("tarry policy explain webhook"))
 def explain(file: File) -> None:
     """Say in words what a policy does: its delays, its worst case time and its worst case load."""
     from tarry.cli.documents import defence_of
@@ -146,7 +152,7 @@ def explain(file: File) -> None:
     typer.echo(in_words(defence_of(file)))
 
 
-@app.command()
+@app.command(epilog=example("tarry policy check policy.toml"))
 def check(file: File) -> None:
     """Say whether a policy file is right; the first mistake is named with its line.
 

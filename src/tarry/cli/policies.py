@@ -1,0 +1,102 @@
+"""`tarry policy list`, `show` and `apply`: the policies that a service has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tarry.cli.remote import DEFAULT_SERVER, Json, Key, Server, connected
+from tarry.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tarry.wire.tasks import RetryPolicy
+
+_HEADINGS = ("policy", "version", "attempts", "first delay", "longest", "jitter", "timeout", "ends")
+
+
+def list_(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False) -> None:
+    """List the policies of a service, those that come with it at the end."""
+    from tarry.cli.shown import console, print_json, table
+
+    with connected(server, key) as client:
+        found = list(client.policies())
+    if as_json:
+        print_json(found)
+    else:
+        console().print(table(_HEADINGS, map(_row, found)))
+
+
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of a policy.")],
+    version: Annotated[
+        int | None, typer.Option(min=1, help="Which version.", show_default="the newest")
+    ] = None,
+    server: Server = DEFAULT_SERVER,
+    key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """Print a policy of a service as a file that `tarry policy apply` takes."""
+    from tarry.cli.shown import builtin, print_json
+    from tarry.core.policy import Policy
+    from tarry.wire import toml
+    from tarry.wire.policies import FIELDS, policy_from_wire
+
+    with connected(server, key) as client:
+        found = client.policy(name, version)
+    if as_json:
+        print_json(found)
+        return
+    fields = {field: value for field, value in builtin(found).items() if field in FIELDS}
+    typer.echo(toml.dumps(policy_from_wire(fields, Policy()).to_dict()), nl=False)
+
+
+def apply(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A policy in TOML, YAML or JSON.")],
+    name: Annotated[
+        str | None, typer.Option(help="The policy's name.", show_default="the file's name")
+    ] = None,
+    server: Server = DEFAULT_SERVER,
+    key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """Register a policy at a service, or replace it by a new version.
+
+    Tasks that pinned no version go by the new one from their next attempt on.
+    """
+    from tarry.cli.shown import print_json, say
+    from tarry.simulator.files import read_defence
+
+    defence = read_defence(file)
+    if defence.hedging is not None:
+        msg = f"{file}: the service retries and does not hedge: leave [hedging] out"
+        raise ConfigurationError(msg)
+    for part in ("breaker", "budget", "limiter"):
+        if getattr(defence, part) is not None:
+            typer.echo(f"{file}: [{part}] is left out: the service has its own", err=True)
+    with connected(server, key) as client:
+        kept = client.put_policy(name or file.stem, defence.policy)
+    if as_json:
+        print_json(kept)
+    else:
+        say(f"{kept.policy_id}: version {kept.version} is in force")
+
+
+def _row(policy: RetryPolicy) -> tuple[object, ...]:
+    from tarry.core.explain import duration
+
+    def shown(ms: float | None) -> str:
+        return "" if ms is None else duration(ms / 1000)
+
+    budget = policy.total_budget_ms
+    return (
+        policy.policy_id,
+        "built in" if policy.version is None else policy.version,
+        policy.max_attempts,
+        shown(policy.initial_delay_ms),
+        shown(policy.max_delay_ms),
+        policy.jitter_type.lower(),
+        shown(policy.attempt_timeout_ms),
+        "" if budget is None else f"after {shown(budget)}",
+    )

@@ -1,0 +1,191 @@
+"""`tarry tasks`: look at tasks, and move them by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, cast, get_args
+
+import typer
+
+from tarry.cli.remote import (
+    DEFAULT_SERVER,
+    LISTED,
+    ForReason,
+    Json,
+    Key,
+    Limit,
+    OfLane,
+    OfPolicy,
+    Server,
+    Task,
+    connected,
+    example,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tarry.client.options import Status
+    from tarry.wire.tasks import AttemptLog, RetryTask
+
+app: typer.Typer = typer.Typer(
+    name="tasks", help="Look at tasks, and move them by hand.", no_args_is_help=True
+)
+
+
+@app.command(
+    "list", epilog=example("tarry tasks list --status PENDING --lane https:example.com:443")
+)
+def list_(
+    status: Annotated[str | None, typer.Option(help="Only those in this status.")] = None,
+    policy: OfPolicy = None,
+    lane: OfLane = None,
+    reason: ForReason = None,
+    limit: Limit = LISTED,
+    server: Server = DEFAULT_SERVER,
+    key: Key = None,
+    as_json: Json = False,
+) -> None:
+    """List tasks, newest first."""
+    from itertools import islice
+
+    from tarry.core.checks import one_of
+
+    with connected(server, key) as client:
+        from tarry.wire.tasks import StatusName
+
+        if status is not None:
+            status = status.upper().replace("-", "_")
+            one_of("--status", status, get_args(StatusName))
+        found = client.tasks(
+            status=cast("Status | None", status), policy=policy, lane=lane, reason=reason
+        )
+        show_tasks(list(islice(found, limit)), as_json=as_json)
+
+
+@app.command(epilog=example("tarry tasks show 0199c0de-0000-7000-8000-000000000000"))
+def show(
+    task: Task, server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False
+) -> None:
+    """Show a task and its attempts."""
+    from tarry.cli.shown import builtin, print_json
+
+    with connected(server, key) as client:
+        found = client.get(task)
+        attempts = list(client.attempts(found))
+    if as_json:
+        print_json({**builtin(found), "attempts": builtin(attempts)})
+    else:
+        _show(found, attempts)
+
+
+@app.command(epilog=example("tarry tasks explain 0199c0de-0000-7000-8000-000000000000"))
+def explain(
+    task: Task, server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False
+) -> None:
+    """Say why a task was retried or not, and what comes next."""
+    from tarry.cli.shown import print_json, say
+
+    with connected(server, key) as client:
+        found = client.explain(task)
+    if as_json:
+        print_json(found)
+        return
+    for line in story(found.text, found.next.words):
+        say(line)
+
+
+@app.command(epilog=example("tarry tasks cancel 0199c0de-0000-7000-8000-000000000000"))
+def cancel(
+    task: Task, server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False
+) -> None:
+    """Cancel a task; an attempt that runs may finish, and none follows."""
+    with connected(server, key) as client:
+        found = client.cancel(task)
+    running = "cancelled; the attempt that runs may finish"
+    _tell(found, running if found.cancelling else "cancelled", as_json=as_json)
+
+
+@app.command(epilog=example("tarry tasks retry 0199c0de-0000-7000-8000-000000000000"))
+def retry(
+    task: Task, server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False
+) -> None:
+    """Make the next attempt now; a dead letter begins anew."""
+    with connected(server, key) as client:
+        found = client.retry(task)
+    _tell(found, "the next attempt is made now", as_json=as_json)
+
+
+def show_tasks(tasks: list[RetryTask], *, as_json: bool) -> None:
+    """Print tasks."""
+    from tarry.cli.shown import TASK_HEADINGS, console, print_json, say, table, task_row
+    from tarry.runtime.clocks import world
+
+    if as_json:
+        print_json(tasks)
+    elif not tasks:
+        say("none")
+    else:
+        now = world.epoch()
+        rows = [task_row(task, now) for task in tasks]
+        console().print(table(TASK_HEADINGS, rows, cut=TASK_HEADINGS[-1]))
+
+
+def story(text: str, following: str) -> list[str]:
+    """Return an explanation in lines: one for each attempt, and what comes next."""
+    before = text.removesuffix(following).rstrip(" .")
+    first, *rest = before.split("; attempt ")
+    return [first, *(f"attempt {one}" for one in rest), following]
+
+
+def _tell(task: RetryTask, words: str, *, as_json: bool) -> None:
+    from tarry.cli.shown import print_json, say
+
+    if as_json:
+        print_json(task)
+    else:
+        say(f"{task.task_id} {task.status}: {words}")
+
+
+def _show(task: RetryTask, attempts: list[AttemptLog]) -> None:
+    from tarry.cli.shown import console, table
+
+    terminal = console()
+    terminal.print(table(("task", task.task_id), _facts(task)))
+    if attempts:
+        terminal.print()
+        headings = ("attempt", "started", "took", "got", "then")
+        terminal.print(table(headings, map(_attempt_row, attempts)))
+
+
+def _facts(task: RetryTask) -> Iterable[tuple[str, object]]:
+    from tarry.cli.shown import since, until
+    from tarry.runtime.clocks import world
+
+    now = world.epoch()
+    pinned = "" if task.policy_version is None else f", version {task.policy_version}"
+    due = None if task.next_attempt_at is None else until(task.next_attempt_at, now)
+    ended = None if task.finished_at is None else since(task.finished_at, now)
+    facts: dict[str, object] = {
+        "status": task.status,
+        "reason": task.reason,
+        "target": f"{task.method} {task.target_url}",
+        "lane": task.lane,
+        "policy": f"{task.policy_id}{pinned}",
+        "idempotency key": task.idempotency_key,
+        "body": f"{task.body_size:,} bytes",
+        "attempts": task.attempt_number,
+        "replays": task.replays or None,
+        "created": since(task.created_at, now),
+        "next attempt": due,
+        "ended": ended,
+    }
+    return ((name, value) for name, value in facts.items() if value is not None)
+
+
+def _attempt_row(attempt: AttemptLog) -> tuple[object, ...]:
+    from tarry.cli.shown import came_to, clock, followed
+    from tarry.core.explain import duration
+
+    took = None if attempt.duration_ms is None else duration(attempt.duration_ms / 1000)
+    started = clock(attempt.started_at)
+    return (attempt.attempt_number, started, took, came_to(attempt), followed(attempt))

@@ -1,0 +1,160 @@
+"""`tarry top`: how much there is to do, how fast it is done, and for whom."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tarry.cli.remote import DEFAULT_SERVER, Json, Key, Server, connected
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from tarry.client import Client
+    from tarry.wire.tasks import Downstream
+
+EVERY = 1.0
+"""Seconds between two looks."""
+_MOST = 1_000
+"""Downstreams that are looked at; those with most to do are shown."""
+_SAMPLE = re.compile(r"(retry_\w+)\{([^}]*)\} (\S+)")
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_COUNTED = {
+    "retry_tasks": "status",
+    "retry_attempts_total": "outcome",
+    "retry_task_outcomes_total": "outcome",
+}
+
+
+class Look(NamedTuple):
+    """What is seen at one moment."""
+
+    at: float
+    numbers: dict[str, dict[str, float]]
+    """Each metric of `_COUNTED`, by its label."""
+    downstreams: list[Downstream]
+
+
+def top(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False) -> None:
+    """Show tasks by status, rates, and the busiest downstreams, once a second.
+
+    It ends with Ctrl-C; into a pipe goes one table. With --json, each line is a look.
+    """
+    from rich.live import Live
+
+    from tarry.cli.shown import console, print_line
+
+    terminal = console()
+    with connected(server, key) as client:
+        pairs = _pairs(client, server, key)
+        if as_json:
+            for before, now in pairs:
+                print_line(summary(before, now))
+        elif not terminal.is_terminal:
+            terminal.print(_frame(*next(pairs), room=_MOST))
+        else:
+            with Live(console=terminal, auto_refresh=False, screen=True) as live:
+                for before, now in pairs:
+                    live.update(_frame(before, now, terminal.height - 5), refresh=True)
+
+
+def summary(before: Look, now: Look) -> dict[str, Any]:
+    """Return what programs get: counts, rates a second, downstreams."""
+    from tarry.cli.shown import builtin
+
+    return {
+        "tasks": {name: int(count) for name, count in now.numbers["retry_tasks"].items()},
+        "attemptsPerSecond": _rates("retry_attempts_total", before, now),
+        "endsPerSecond": _rates("retry_task_outcomes_total", before, now),
+        "downstreams": builtin(now.downstreams),
+    }
+
+
+def numbers_of(metrics: str) -> dict[str, dict[str, float]]:
+    """Return what `_COUNTED` names from a page of metrics."""
+    numbers: dict[str, dict[str, float]] = {name: {} for name in _COUNTED}
+    for line in metrics.splitlines():
+        sample = _SAMPLE.fullmatch(line)
+        if sample is not None and sample[1] in numbers:
+            label = dict(_LABEL.findall(sample[2])).get(_COUNTED[sample[1]], "")
+            counts = numbers[sample[1]]
+            counts[label] = counts.get(label, 0.0) + float(sample[3])
+    return numbers
+
+
+def _pairs(client: Client, server: str, key: str | None) -> Iterator[tuple[Look, Look]]:
+    """Return each look with the one before it, for ever."""
+    from tarry.runtime.clocks import world
+
+    before = _look(client, server, key)
+    while True:
+        world.sleep(EVERY, None)
+        now = _look(client, server, key)
+        yield before, now
+        before = now
+
+
+def _look(client: Client, server: str, key: str | None) -> Look:
+    from itertools import islice
+
+    from tarry.runtime.clocks import world
+
+    found = sorted(
+        islice(client.downstreams(), _MOST),
+        key=lambda one: (-one.pending - one.in_flight, -one.dead, one.lane),
+    )
+    return Look(world.now(), numbers_of(_metrics(server, key)), found)
+
+
+def _metrics(server: str, key: str | None) -> str:
+    import httpx
+
+    from tarry.errors import ServiceUnavailable, ServiceUnreachable
+
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    try:
+        answer = httpx.get(f"{server.rstrip('/')}/metrics", headers=headers, trust_env=False)
+    except httpx.RequestError as error:
+        msg = f"GET /metrics got no answer: {error}"
+        raise ServiceUnreachable(msg) from error
+    if not answer.is_success:
+        msg = f"GET /metrics was answered with {answer.status_code}"
+        raise ServiceUnavailable(msg, status=answer.status_code)
+    return answer.text
+
+
+def _rates(name: str, before: Look, now: Look) -> dict[str, float]:
+    passed = max(now.at - before.at, 1e-9)
+    # A service that was started again counts from nothing.
+    return {
+        label: max(0.0, count - before.numbers[name].get(label, 0.0)) / passed
+        for label, count in now.numbers[name].items()
+    }
+
+
+def _frame(before: Look, now: Look, room: int) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from tarry.cli.downstreams import downstream_table
+    from tarry.cli.words import plain
+
+    seen = summary(before, now)
+    tasks = "  ".join(f"{plain(name)} {count:,}" for name, count in seen["tasks"].items())
+    attempts = "  ".join(_paced("attempts", seen["attemptsPerSecond"]))
+    ends = "  ".join(_paced("tasks", seen["endsPerSecond"]))
+    return Group(
+        Text(f"tasks: {tasks or 'none'}"),
+        Text(f"a second: {attempts or 'no attempts yet'}  {ends}".rstrip()),
+        Text(),
+        downstream_table(now.downstreams[: max(1, room)]),
+    )
+
+
+def _paced(noun: str, rates: dict[str, float]) -> Iterator[str]:
+    from tarry.cli.words import plain
+
+    for label, rate in sorted(rates.items()):
+        yield f"{rate:,.1f} {noun} {plain(label)}"

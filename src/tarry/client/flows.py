@@ -1,0 +1,108 @@
+"""Calls of more than one request: each says what to send next, or how long to wait. Pure.
+
+A flow is a generator that the drivers run: it yields a request and is sent its result, or yields
+seconds to wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+from tarry.client.newtask import batches, seconds_of
+from tarry.client.requests import Requests
+from tarry.core.policy import Policy
+from tarry.errors import NotFinished, TarryError
+from tarry.runtime.clocks import world
+from tarry.runtime.deadlines import earliest
+
+if TYPE_CHECKING:
+    from tarry.client.options import Duration, LetterFilter, NewTasks
+    from tarry.client.request import Request
+    from tarry.wire.tasks import BatchResult, ReplayJob, RetryTask
+
+T = TypeVar("T")
+Flow: TypeAlias = Generator["Request[Any] | float", Any, T]
+
+FINISHED = frozenset({"SUCCEEDED", "EXHAUSTED", "CANCELLED"})
+
+_LOOKS = Policy(initial_delay=0.05, multiplier=1.5, max_delay=2.0, jitter="equal")
+"""The delays between two looks at something that is waited for."""
+
+
+class Flows(Requests):
+    """The calls of the API, and those made of several."""
+
+    def enqueue_many(self, tasks: NewTasks) -> Flow[list[BatchResult]]:
+        """Add any number of tasks; the verdicts are in their order."""
+        results: list[BatchResult] = []
+        try:
+            for content in batches(tasks):
+                answer = yield self.batch(content)
+                results += answer.results
+        except TarryError as error:
+            if results:
+                error.add_note(
+                    f"tarry: the first {len(results)} tasks got their verdicts before; with keys "
+                    "of your own (key=) all can be sent again"
+                )
+            raise
+        return results
+
+    def cancel(self, task: str | RetryTask) -> Flow[RetryTask]:
+        """Cancel a task; one that is cancelled already is what was asked for."""
+        cancelled: RetryTask | None = yield self.try_cancel(task)
+        if cancelled is None:
+            cancelled = yield self.get(task)
+        return cast("RetryTask", cancelled)
+
+    def purge(self, options: LetterFilter) -> Flow[int]:
+        """Remove dead letters until none is left, and count them."""
+        total, more = 0, True
+        while more:
+            answer = yield self.purge_some(**options)
+            total += answer.purged
+            more = answer.more
+        return total
+
+    def wait(self, task: str | RetryTask, timeout: Duration | None) -> Flow[RetryTask]:
+        """Wait for the end of a task."""
+        return _until(self.get(task), lambda found: found.status in FINISHED, timeout)
+
+    def look_at_replay(self, job: ReplayJob) -> Flow[ReplayJob]:
+        """Look at a replay again; a dry run is as it was."""
+        if job.replay_id is not None:
+            job = yield self.replay_job(job.replay_id, "GET")
+        return job
+
+    def cancel_replay(self, job: ReplayJob) -> Flow[ReplayJob]:
+        """End a replay; a dry run has ended."""
+        if job.replay_id is not None:
+            job = yield self.replay_job(job.replay_id, "DELETE")
+        return job
+
+    def wait_for_replay(self, job: ReplayJob, timeout: Duration | None) -> Flow[ReplayJob]:
+        """Wait for the end of a replay; a dry run has ended."""
+        if job.replay_id is None:
+            return job
+        look = self.replay_job(job.replay_id, "GET")
+        return (yield from _until(look, lambda found: found.status != "RUNNING", timeout))
+
+
+def _until(look: Request[T], is_over: Callable[[T], bool], timeout: Duration | None) -> Flow[T]:
+    seconds = inf if timeout is None else seconds_of("timeout", timeout)
+    end = earliest(world.now() + seconds)
+    delay: float | None = None
+    number = 0
+    while True:
+        found: T = yield look
+        if is_over(found):
+            return found
+        left = end - world.now()
+        if left <= 0:
+            status = getattr(found, "status", None)
+            raise NotFinished(f"{look.path} is still {status}", found)
+        number += 1
+        delay = _LOOKS.delay(_LOOKS.ceiling(number), delay, world.draw())
+        yield min(delay, left)

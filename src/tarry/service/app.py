@@ -1,0 +1,251 @@
+"""The composition root: the only place that names concrete classes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from functools import partial
+from importlib.metadata import version
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tarry.errors import ConfigurationError, MissingExtra
+from tarry.runtime.clocks import world
+
+try:
+    from uuid_utils import uuid7
+
+    from tarry.service.api.application import Api
+    from tarry.service.api.surroundings import Limits as ApiLimits
+    from tarry.service.api.surroundings import Surroundings
+    from tarry.service.delivery.deliveries import Deliveries
+    from tarry.service.delivery.grpc import GrpcDelivery
+    from tarry.service.delivery.grpc import is_installed as has_grpc
+    from tarry.service.delivery.guard import Guard
+    from tarry.service.delivery.http import HttpDelivery
+    from tarry.service.delivery.signing import Signer
+    from tarry.service.engine.callbacks import callback_for
+    from tarry.service.engine.clock import StoreClock
+    from tarry.service.engine.engine import Engine
+    from tarry.service.engine.events import Events
+    from tarry.service.engine.health import Health
+    from tarry.service.engine.lanes import Lanes, protected
+    from tarry.service.engine.metrics import Metrics
+    from tarry.service.engine.parts import Limits, Parts
+    from tarry.service.engine.policies import Policies
+    from tarry.service.engine.waiters import Waiters
+    from tarry.service.payloads import Payloads
+    from tarry.service.sealing import Plain, Sealed
+    from tarry.service.store import Lease, Retention
+except ImportError as missing:
+    needed = f"the service needs {missing.name}: pip install 'tarry[service]'"
+    raise MissingExtra(needed) from missing
+
+if TYPE_CHECKING:
+    from tarry.service.delivery.exchange import Delivery
+    from tarry.service.model import Task
+    from tarry.service.settings import Settings
+    from tarry.service.store import Store
+    from tarry.wire.asgi import Receive, Scope, Send
+
+_MEMORY, _SQLITE = "memory:", "sqlite:"
+
+
+class Service:
+    """One process of the service: an ASGI application that opens and closes what it needs."""
+
+    def __init__(self, settings: Settings, *, delivery: Delivery | None = None) -> None:
+        self.settings: Settings = settings
+        guard = Guard(settings.allow_target, dev=settings.dev)
+        proxy, ca = settings.egress_proxy or None, settings.ca_file or None
+        self._delivery: Delivery = delivery or Deliveries(
+            HttpDelivery(guard, proxy=proxy, ca=ca, max_body=settings.max_response_bytes),
+            partial(GrpcDelivery, guard, proxy=proxy, ca=ca),
+        )
+        self.store: Store = make_store(settings.store)
+        seal = Sealed(settings.encryption_keys) if settings.encryption_keys else Plain()
+        payloads = Payloads(
+            bodies_at(settings),
+            most_bytes=settings.max_body_bytes,
+            endpoint=settings.bodies_endpoint,
+            seal=seal.seal,
+            open=seal.open,
+        )
+        limits = Limits(
+            in_flight=settings.in_flight,
+            lane_in_flight=settings.lane_in_flight,
+            pending=settings.tenant_pending or None,
+        )
+        lanes = Lanes(
+            partial(protected, max_in_flight=limits.lane_in_flight), most_held=limits.lane_held
+        )
+        clock = StoreClock(world.now)
+        events = Events()
+        self.metrics: Metrics = Metrics(lanes)
+        events.listen(self.metrics)
+        self.engine: Engine = Engine(
+            Parts(
+                store=self.store,
+                delivery=self._delivery,
+                policies=Policies(self.store, clock.now),
+                lanes=lanes,
+                clock=clock,
+                events=events,
+                waiters=Waiters(),
+                health=Health(),
+                lease=Lease(
+                    f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}",
+                    settings.lease,
+                    settings.horizon_ms,
+                ),
+                limits=limits,
+                retention=Retention(settings.keep_succeeded_ms, settings.keep_dead_ms),
+                draw=world.draw,
+                unpack=seal.unpack,
+                read_body=payloads.read,
+                delete_bodies=payloads.delete,
+                sweep_bodies=partial(_sweep, payloads, self.store),
+                sign=_signs(settings),
+                callback=partial(callback_for, new_id=_new_id, pack=seal.pack),
+            )
+        )
+        self._api = Api(
+            Surroundings(
+                engine=self.engine,
+                store=self.store,
+                payloads=payloads,
+                seal=seal,
+                guard=guard,
+                new_id=_new_id,
+                monotonic=world.now,
+                metrics=self._numbers,
+                keys=demand_keys(settings),
+                grpc=has_grpc(),
+                limits=ApiLimits(
+                    request=settings.max_body_bytes,
+                    inline=settings.inline_body_bytes,
+                    attempt_timeout=settings.max_attempt_timeout_ms / 1000,
+                    rate=settings.tenant_rate or None,
+                ),
+            ),
+            version=version("tarry"),
+        )
+
+    async def open(self) -> None:
+        """Open the store and begin to work."""
+        await self.store.open()
+        await self.engine.start()
+
+    async def close(self) -> None:
+        """Finish what runs, hand back what has not begun, and let go of everything."""
+        self._api.close()
+        await self.engine.stop(self.settings.drain_ms / 1000)
+        await self._delivery.close()
+        await self.store.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the API; open and close with the server."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            await self._api(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self.open()
+        except Exception as error:  # noqa: BLE001 - the server says it, and ends
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _numbers(self) -> tuple[bytes, str]:
+        return self.metrics.render(await self.store.counters(), self.engine.clock.seconds())
+
+
+def make_store(url: str) -> Store:
+    """Return the store that a URL names."""
+    if url == _MEMORY:
+        from tarry.service.stores.memory import MemoryStore
+
+        return MemoryStore()
+    if url.startswith(_SQLITE):
+        from tarry.service.stores.sqlite import SqliteStore
+
+        path = sqlite_path(url)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                path.touch(mode=0o600)  # what callers post is nobody else's business
+        except OSError as error:
+            msg = f"store: cannot make {path}: {error.strerror}"
+            raise ConfigurationError(msg) from error
+        return SqliteStore(path)
+    msg = f"store must be sqlite:PATH or memory:, got {url!r}"
+    raise ConfigurationError(msg)
+
+
+def sqlite_path(url: str) -> Path:
+    """Return the file of a sqlite: URL; `sqlite:///srv/t.db` and `sqlite:/srv/t.db` are one."""
+    rest = url.removeprefix(_SQLITE)
+    path = "/" + rest.lstrip("/") if rest.startswith("/") else rest
+    if not path.strip("/"):
+        msg = f"store must name a file: sqlite:PATH, got {url!r}"
+        raise ConfigurationError(msg)
+    return Path(path)
+
+
+def bodies_at(settings: Settings) -> str:
+    """Return where large bodies lie: beside the store, unless it is said."""
+    if settings.bodies:
+        return settings.bodies
+    if settings.store.startswith(_SQLITE):
+        return str(sqlite_path(settings.store).parent / "bodies")
+    return "memory:///"
+
+
+def place_of(settings: Settings) -> str:
+    """Say where the data lies."""
+    if settings.store.startswith(_SQLITE):
+        return str(sqlite_path(settings.store).absolute())
+    return "memory: it is gone when the process ends"
+
+
+def demand_keys(settings: Settings) -> bool:
+    """Say whether callers need an API key: always, but on loopback."""
+    if settings.require_keys:
+        return True
+    try:
+        return not ip_address(settings.host).is_loopback
+    except ValueError:
+        return settings.host != "localhost"
+
+
+async def _sweep(payloads: Payloads, store: Store) -> int:
+    async def is_live(tenant: str, task_id: str) -> bool:
+        return await store.get(tenant, task_id) is not None
+
+    return await payloads.sweep(is_live, world.epoch(), limit=100)
+
+
+def _new_id() -> str:
+    return str(uuid7())
+
+
+def _signs(settings: Settings) -> Any:
+    if not settings.signing_secrets:
+        return _unsigned
+    signer = Signer(settings.signing_secrets)
+
+    def sign(task: Task, body: bytes) -> list[tuple[str, str]]:
+        return signer.headers(task.id, int(world.epoch()), body)
+
+    return sign
+
+
+def _unsigned(_task: Task, _body: bytes) -> list[tuple[str, str]]:
+    return []

@@ -1,0 +1,27 @@
+"""Log lines as JSON, one object each, for machines."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+_KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+class Json(logging.Formatter):
+    """Formats a record, and whatever was given as `extra`, as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, object] = {
+            "at": int(record.created * 1000),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _KNOWN}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return _encode(line).decode()

@@ -1,0 +1,205 @@
+"""What the service can be told: by flags, by `TARRY_*` variables, by a TOML file, in that order.
+
+The only reader of the environment and of the file. A value is checked where it comes from, and a
+mistake names that place.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import msgspec
+from msgspec import Meta
+
+from tarry.core.checks import short
+from tarry.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+PREFIX = "TARRY_"
+DEFAULT = "default"
+_SECRETS = frozenset({"encryption_keys", "signing_secrets"})
+_GRACE_MS = 5_000
+"""Milliseconds that a lease must leave after the longest attempt, to write down what came of it."""
+
+_Positive = Annotated[int, Meta(ge=1)]
+_NotNegative = Annotated[int, Meta(ge=0)]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every value that the service goes by."""
+
+    store: Annotated[str, Meta(description="Where tasks are kept: sqlite:PATH or memory:")] = (
+        "sqlite:tarry-data/tarry.db"
+    )
+    bodies: Annotated[
+        str, Meta(description="Where large bodies are kept: a folder, or s3://, gs://, az://")
+    ] = ""
+    bodies_endpoint: Annotated[
+        str, Meta(description="The server of an S3 that is not Amazon's: http://minio:9000")
+    ] = ""
+    host: Annotated[str, Meta(description="The address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="The port; 0 takes a free one")] = 8080
+    dev: Annotated[bool, Meta(description="Allow loopback targets, for trying things out")] = False
+    allow_target: Annotated[
+        tuple[str, ...],
+        Meta(description="Targets allowed beside public addresses: networks and host names"),
+    ] = ()
+    require_keys: Annotated[bool, Meta(description="Demand API keys also on loopback")] = False
+    horizon_ms: Annotated[_Positive, Meta(description="How far ahead tasks are claimed")] = 1_000
+    max_attempt_timeout_ms: Annotated[
+        _Positive, Meta(description="The longest attemptTimeoutMs that a policy may ask for")
+    ] = 60_000
+    lease_ms: Annotated[
+        int,
+        Meta(ge=0, description="How long a claimed task is a worker's; 0 works it out"),
+    ] = 0
+    in_flight: Annotated[_Positive, Meta(description="Attempts at a time")] = 512
+    lane_in_flight: Annotated[_Positive, Meta(description="Attempts at a time, of a lane")] = 128
+    max_body_bytes: Annotated[
+        _Positive, Meta(description="The largest body of a request to the API")
+    ] = 10_485_760
+    inline_body_bytes: Annotated[
+        _NotNegative, Meta(description="Larger bodies go to where large bodies are kept")
+    ] = 16_384
+    max_response_bytes: Annotated[
+        _Positive, Meta(description="How much of a target's answer is read")
+    ] = 1_048_576
+    tenant_pending: Annotated[
+        _NotNegative, Meta(description="Live tasks that a tenant may have; 0 is no limit")
+    ] = 0
+    tenant_rate: Annotated[
+        float, Meta(ge=0, description="Tasks a second that a tenant may add; 0 is no limit")
+    ] = 0.0
+    keep_succeeded_ms: Annotated[
+        _Positive, Meta(description="How long succeeded and cancelled tasks are kept")
+    ] = 604_800_000
+    keep_dead_ms: Annotated[_Positive, Meta(description="How long dead letters are kept")] = (
+        2_592_000_000
+    )
+    egress_proxy: Annotated[str, Meta(description="A proxy for all attempts: http://host:port")] = (
+        ""
+    )
+    ca_file: Annotated[
+        str, Meta(description="Certificates to trust instead of the system's: a PEM file")
+    ] = ""
+    signing_secrets: Annotated[
+        tuple[str, ...],
+        Meta(description="Standard Webhooks secrets (whsec_...), the newest first"),
+    ] = ()
+    encryption_keys: Annotated[
+        tuple[str, ...],
+        Meta(description="Keys that encrypt what is kept, the newest first"),
+    ] = ()
+    drain_ms: Annotated[
+        _NotNegative, Meta(description="How long running attempts are waited for at the end")
+    ] = 30_000
+    log: Annotated[str, Meta(pattern="^(text|json)$", description="text or json")] = "text"
+    log_level: Annotated[
+        str, Meta(pattern="^(debug|info|warning|error)$", description="The least level to log")
+    ] = "info"
+
+    @property
+    def lease(self) -> int:
+        """The length of a lease in ms."""
+        return self.lease_ms or self.max_attempt_timeout_ms + 2 * _GRACE_MS
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """The settings in force, and where each of them came from."""
+
+    settings: Settings
+    origins: dict[str, str]
+
+    def shown(self, name: str) -> str:
+        """Return a value as people may see it."""
+        value = getattr(self.settings, name)
+        if name in _SECRETS:
+            return f"{len(value)} kept secret" if value else "none"
+        if name == "egress_proxy" and "@" in value:
+            scheme, _, rest = value.rpartition("://")
+            return f"{scheme}://[redacted]@{rest.rpartition('@')[2]}"
+        if isinstance(value, tuple):
+            return ", ".join(map(str, cast("tuple[object, ...]", value))) or "none"
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def load(
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Loaded:
+    """Lay flags over variables over the file over the defaults."""
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(Settings.__struct_fields__, DEFAULT)
+    sources = [
+        *(_from_file(file) if file is not None else ()),
+        *_from_environ(environ),
+        *((f"--{name.replace('_', '-')}", name, value) for name, value in flags.items()),
+    ]
+    for origin, name, value in sources:
+        if value is None:
+            continue
+        values[name] = _checked(origin, name, value)
+        origins[name] = origin
+    loaded = Loaded(Settings(**values), origins)
+    _check_lease(loaded)
+    return loaded
+
+
+def _from_file(file: Path) -> list[tuple[str, str, Any]]:
+    try:
+        table = tomllib.loads(file.read_text())
+    except OSError as error:
+        msg = f"cannot read {file}: {error.strerror}"
+        raise ConfigurationError(msg) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        msg = f"{file} is not TOML: {error}"
+        raise ConfigurationError(msg) from error
+    return [(f"{name} in {file}", name, value) for name, value in table.items()]
+
+
+def _from_environ(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
+    return [
+        (variable, name, environ[variable])
+        for name in Settings.__struct_fields__
+        if (variable := PREFIX + name.upper()) in environ
+    ]
+
+
+_TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
+
+
+def _checked(origin: str, name: str, value: Any) -> Any:
+    if name not in _TYPES:
+        msg = f"{origin}: there is no such setting; there are {', '.join(sorted(_TYPES))}"
+        raise ConfigurationError(msg)
+    is_list = isinstance(getattr(_DEFAULTS, name), tuple)
+    if is_list and isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    try:
+        return msgspec.convert(value, _TYPES[name], strict=False)
+    except msgspec.ValidationError as error:
+        given = "" if name in _SECRETS else f", got {short(value)}"
+        msg = f"{origin}: {str(error).lower()}{given}"
+        raise ConfigurationError(msg) from error
+
+
+_DEFAULTS = Settings()
+
+
+def _check_lease(loaded: Loaded) -> None:
+    settings = loaded.settings
+    least = settings.max_attempt_timeout_ms + _GRACE_MS
+    if settings.lease < least:
+        msg = (
+            f"{loaded.origins['lease_ms']}: lease_ms must be at least max_attempt_timeout_ms and "
+            f"{_GRACE_MS} ms to write the result down ({least}), or a live worker would lose it; "
+            f"got {settings.lease}"
+        )
+        raise ConfigurationError(msg)

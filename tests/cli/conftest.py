@@ -1,0 +1,47 @@
+"""One service for all tests of the command line, and a target for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from tarry.client import Client
+from tests.cli.operating import Done, tarry
+from tests.integration.flaky import Flaky, flaky_server
+from tests.integration.service import service
+
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a service answers."""
+    with service(tmp_path_factory.mktemp("service")) as running:
+        yield f"http://127.0.0.1:{running.port}"
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Client]:
+    """A client of the service."""
+    with Client(address) as opened:
+        yield opened
+
+
+@pytest.fixture
+def ask(address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """Run a command against the service."""
+    monkeypatch.setenv("TARRY_SERVER", address)
+    return tarry
+
+
+@pytest.fixture
+def target() -> Iterator[Flaky]:
+    """A target, which is a downstream of its own."""
+    with flaky_server() as running:
+        yield running
+
+
+@pytest.fixture
+def lane(target: Flaky) -> str:
+    """The service's name for the target."""
+    return f"http:{urlsplit(target.url).netloc}"

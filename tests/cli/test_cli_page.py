@@ -1,0 +1,106 @@
+"""docs/cli.md and `--help`: every command and option is documented, and none that is not there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from tarry.cli.app import app
+from tarry.cli.failures import MEANINGS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+ROWS = {
+    command: set(re.findall(r"`(--[a-z-]+)`", options))
+    for command, options in re.findall(r"^\| `(tarry [a-z ]+)` \|([^|]*)\|", PAGE, re.MULTILINE)
+}
+HEAVY = ("asyncio", "http.server", "httpx", "msgspec", "tarry.client", "tarry.service", "uvicorn")
+REMOTE = {"--server", "--key", "--json"}
+"""What the page says once, for all commands that talk to a service."""
+
+
+def commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Walk through the commands that can be run."""
+    inner = getattr(group, "commands", None)
+    if inner is None:
+        yield " ".join(path), group
+        return
+    for name, one in inner.items():
+        yield from commands(one, (*path, name))
+
+
+COMMANDS = dict(commands(typer.main.get_command(app), ("tarry",)))
+TYPED = re.findall(r"^\$ (?:export \w+=\$\()?(tarry [^#\n)]+)", PAGE, re.MULTILINE)
+
+
+def options_of(command: str) -> set[str]:
+    """Return all names of a command's options."""
+    return {name for one in COMMANDS[command].params for name in one.opts if name.startswith("-")}
+
+
+def test_every_command_has_a_row() -> None:
+    """No command is forgotten, none is promised."""
+    assert sorted(COMMANDS) == sorted(ROWS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_row_has_every_option(command: str) -> None:
+    """By its long name; what all remote commands have is said once."""
+    names = {name for name in options_of(command) if name.startswith("--")}
+
+    assert (names - REMOTE if "--server" in names else names) == ROWS[command]
+    assert "--server" not in names or names >= REMOTE
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_line_of_the_page_can_be_typed(line: str) -> None:
+    """It begins with a command, and its options are that command's."""
+    words = [word for word in shlex.split(line) if word != ">"]
+    command = next(name for name in COMMANDS if words[: len(name.split())] == name.split())
+
+    assert {word for word in words if re.match(r"--?[a-zA-Z]", word)} <= options_of(command)
+
+
+def test_exit_codes_are_those_of_the_code() -> None:
+    """On the page and in the help, in the same words."""
+    documented = re.findall(r"^\| (\d+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
+    shown = " ".join(CliRunner(env={"COLUMNS": "80"}).invoke(app, ["--help"]).stdout.split())
+
+    assert [(str(code), meaning) for code, meaning in MEANINGS.items()] == documented
+    for code, meaning in MEANINGS.items():
+        assert f"{code} {meaning}" in shown
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_has_an_example_of_it(command: str) -> None:
+    """One that begins with its name."""
+    words = command.split()[1:]
+    help_ = CliRunner(env={"COLUMNS": "100", "TERM": "dumb"}).invoke(app, [*words, "--help"])
+
+    text = help_.stdout.partition("Example")[2]
+    assert 0 == help_.exit_code
+    assert command in text
+
+
+def test_help_of_a_command_loads_neither_client_nor_service() -> None:
+    """Help is quick: a command imports what it needs when it runs."""
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from tarry.cli.app import app\n"
+        "CliRunner().invoke(app, ['send', '--help'])\n"
+        "CliRunner().invoke(app, ['demo', '--help'])\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "[]\n" == done.stdout

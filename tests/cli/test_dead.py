@@ -1,0 +1,91 @@
+"""`tarry dead`: dead letters are listed, brought back and removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tarry.client import Client
+from tests.cli.operating import Done
+from tests.integration.flaky import Flaky
+
+Ask = Callable[..., Done]
+
+
+@pytest.fixture
+def letters(client: Client, target: Flaky) -> list[str]:
+    """Two dead letters, which would succeed now; newest first."""
+    sent = [client.enqueue(f"{target.url}/?plan=404,200&run={run}", wait=30) for run in "ab"]
+    return [task.task_id for task in reversed(sent)]
+
+
+def test_list(ask: Ask, lane: str, letters: list[str]) -> None:
+    """Only what has died is there."""
+    shown = ask("dead", "list", "--lane", lane)
+    told = ask("dead", "list", "--lane", lane, "--limit", "1", "--json").json
+
+    assert letters == [line.split()[0] for line in shown.out.splitlines()[1:]]
+    assert letters[:1] == [task["taskId"] for task in told]
+
+
+def test_dry_run_counts_and_changes_nothing(ask: Ask, lane: str, letters: list[str]) -> None:
+    """Look before you leap."""
+    done = ask("dead", "replay", "--lane", lane, "--dry-run")
+
+    assert (0, "2 dead letters would come back\n", "") == done
+    assert 2 == len(ask("dead", "list", "--lane", lane, "--json").json)
+
+
+def test_replay_brings_back_those_of_a_downstream(
+    ask: Ask, client: Client, lane: str, letters: list[str]
+) -> None:
+    """The job is told, and the letters arrive."""
+    done = ask("dead", "replay", "--lane", lane, "--rate", "1000")
+
+    assert 0 == done.code, done.err
+    assert done.out.endswith(": 2 dead letters to bring back, 1000 a second\n")
+    for job in client.replays():
+        job.wait(30)
+    assert ["SUCCEEDED"] * 2 == [client.wait(letter, 30).status for letter in letters]
+
+
+def test_replay_of_one(ask: Ask, client: Client, lane: str, letters: list[str]) -> None:
+    """By its id; the other stays dead."""
+    done = ask("dead", "replay", letters[0])
+
+    assert 0 == done.code, done.err
+    assert "SUCCEEDED" == client.wait(letters[0], 30).status
+    assert letters[1:] == [
+        task["taskId"] for task in ask("dead", "list", "--lane", lane, "--json").json
+    ]
+
+
+def test_one_and_several_cannot_be_meant(ask: Ask) -> None:
+    """An option that would be ignored is refused."""
+    done = ask("dead", "replay", "some-id", "--lane", "x")
+
+    assert 2 == done.code
+    assert "TASK goes without options that choose several" in done.err
+
+
+def test_purge_asks_first(ask: Ask, lane: str, letters: list[str]) -> None:
+    """A no ends with 1 and removes nothing; a yes removes what was counted."""
+    no = ask("dead", "purge", "--lane", lane, typed=b"n\n", is_person=True)
+    kept = ask("dead", "list", "--lane", lane, "--json").json
+    yes = ask("dead", "purge", "--lane", lane, typed=b"y\n", is_person=True)
+
+    assert 1 == no.code
+    assert "Remove 2 dead letters for good? [y/N] nothing was removed\n" == no.err
+    assert 2 == len(kept)
+    assert (0, "2 dead letters removed\n") == (yes.code, yes.out)
+
+
+def test_purge_in_a_script_needs_a_yes(ask: Ask, lane: str, letters: list[str]) -> None:
+    """Where nobody can be asked, the answer is on the command line."""
+    without = ask("dead", "purge", "--lane", lane)
+    given = ask("dead", "purge", "--lane", lane, "--yes", "--json")
+
+    assert 2 == without.code
+    assert "--yes must be given" in without.err
+    assert {"purged": 2} == given.json

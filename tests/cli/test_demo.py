@@ -1,0 +1,85 @@
+"""`tarry demo`: it keeps what it promises, in a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+from tarry.cli.flaky import BUSY, DROP, PLANS, flaky_targets
+
+COMMAND = [sys.executable, "-m", "tarry", "demo"]
+
+
+def watched(folder: Path) -> tuple[int, str]:
+    """Run it in a terminal; return the exit code and all that was on the screen."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "TMPDIR": str(folder)}
+    with subprocess.Popen(COMMAND, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        screen = b""
+        while chunk := _read(ours):
+            screen += chunk
+    os.close(ours)
+    return process.returncode, screen.decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # the other end is closed
+        return b""
+
+
+def test_all_calls_arrive(tmp_path: Path) -> None:
+    """In a pipe it tells each attempt in a line, in a terminal it shows a table; no file stays."""
+    piped = subprocess.Popen(
+        COMMAND,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    code, screen = watched(tmp_path)
+    out, err = piped.communicate()
+
+    attempts = sum(len(plan) + 1 for plan in PLANS.values())
+    retried = sum(bool(plan) for plan in PLANS.values())
+    ending = f"All {len(PLANS)} calls arrived, in {attempts} attempts: {retried} were retried"
+    assert (0, 0, "") == (code, piped.returncode, err)
+    assert attempts == out.count(": attempt ")
+    assert "mail 12: attempt 4 got 503; stopped: no attempts left\n" in out
+    assert "\nIt is a dead letter: nothing follows until somebody replays it" in out
+    assert "mail 12: attempt 5 got 200\n" in out
+    assert ending in out
+    assert ending in " ".join(screen.split())
+    for words in ("next attempt", "last answer", "PENDING", "SUCCEEDED", "EXHAUSTED", "reset"):
+        assert words in screen
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_service_that_does_not_start_is_told(tmp_path: Path) -> None:
+    """With what it said itself."""
+    environment = {**os.environ, "TARRY_LEASE_MS": "1", "TMPDIR": str(tmp_path)}
+
+    done = subprocess.run(COMMAND, capture_output=True, text=True, check=False, env=environment)
+
+    assert 4 == done.returncode
+    assert "error: the service did not start: " in done.stderr
+    assert "TARRY_LEASE_MS: lease_ms must be at least" in done.stderr
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_target_fails_to_its_plan() -> None:
+    """One step for each request, then success; after it is mended, success at once."""
+    with flaky_targets({"/a/1": ("503", DROP, BUSY), "/a/2": ("503", "503")}) as flaky:
+        steps = [flaky.answer("/a/1", "k") for _ in range(5)]
+        before = flaky.answer("/a/2", "k")
+        flaky.is_mended = True
+        after = flaky.answer("/a/2", "k")
+
+    assert ["503", DROP, BUSY, "200", "200"] == steps
+    assert ["503", "200"] == [before, after]
+    assert ["k", "k"] == flaky.keys["/a/2"]

@@ -1,0 +1,57 @@
+"""`tarry downstreams`: what is known of the targets' hosts, and a hand on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tarry.client import Client
+from tests.cli.operating import Done
+from tests.integration.flaky import Flaky
+
+Ask = Callable[..., Done]
+
+
+def test_list_has_state_backlog_and_latency(
+    ask: Ask, client: Client, target: Flaky, lane: str
+) -> None:
+    """One row for each host that a task goes to."""
+    client.enqueue(target.url, wait=30)
+    client.enqueue(target.url, delay=3600)
+
+    heading, *rows = ask("downstreams").out.splitlines()
+    (row,) = [row.split() for row in rows if row.split()[0] == lane]
+    (told,) = [one for one in ask("downstreams", "--json").json if one["lane"] == lane]
+
+    assert "downstream state pending running dead p50 p95" == " ".join(heading.split())
+    assert [lane, "OPEN", "1", "0", "0"] == row[:5]
+    assert row[6] in {"ms", "s"}
+    assert 1 == told["pending"]
+
+
+def test_pause_resume_and_reset(ask: Ask, client: Client, target: Flaky, lane: str) -> None:
+    """A paused downstream gets nothing until it is resumed."""
+    client.enqueue(target.url, wait=30)
+
+    paused = ask("downstreams", "pause", lane)
+    held = ask("send", target.url, "--wait", "200ms", "--json")
+    resumed = ask("downstreams", "resume", lane, "--json")
+    reset = ask("downstreams", "reset", lane)
+
+    assert (0, f"{lane} PAUSED\n") == (paused.code, paused.out)
+    assert (1, 0) == (held.code, held.json["attemptNumber"])
+    assert "OPEN" == resumed.json["state"]
+    assert f"{lane} OPEN\n" == reset.out
+    assert "SUCCEEDED" == client.wait(held.json["taskId"], 30).status
+
+
+def test_mistakes_are_named(ask: Ask) -> None:
+    """An unknown act, no downstream, one that is not there."""
+    unknown = ask("downstreams", "stop", "http:x")
+    without = ask("downstreams", "pause")
+    missing = ask("downstreams", "pause", "http:nowhere:80")
+
+    assert 2 == unknown.code
+    assert "must be one of pause, reset, resume, got 'stop'" in unknown.err
+    assert 2 == without.code
+    assert "LANE must say which downstream to pause" in without.err
+    assert (3, "", "error: There is no such downstream.\n") == missing

@@ -1,0 +1,81 @@
+"""What each failure means: an exit code, and words that help."""
+
+from __future__ import annotations
+
+import pytest
+
+from tarry.cli.failures import code_of, words_of
+from tarry.errors import (
+    ConfigurationError,
+    Conflict,
+    InvalidRequest,
+    MissingExtra,
+    NotAuthorized,
+    NotFinished,
+    NotFound,
+    Overloaded,
+    ServiceError,
+    ServiceUnavailable,
+    ServiceUnreachable,
+    StoreUnavailable,
+    TarryError,
+    TooManyRequests,
+)
+from tests.cli.operating import tarry
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Conflict("x"), 1),
+        (NotFinished("x"), 1),
+        (ConfigurationError("x"), 2),
+        (InvalidRequest("x"), 2),
+        (NotAuthorized("x"), 2),
+        (MissingExtra("x"), 2),
+        (NotFound("x"), 3),
+        (ServiceError("x"), 4),
+        (ServiceUnreachable("x"), 4),
+        (ServiceUnavailable("x"), 4),
+        (TooManyRequests("x"), 4),
+        (StoreUnavailable("x"), 4),
+        (Overloaded("x", retry_after=1.0), 4),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, TarryError) else "",
+)
+def test_code_tells_failures_apart(error: TarryError, code: int) -> None:
+    """A script can tell what to do next."""
+    assert code == code_of(error)
+
+
+def test_words_are_the_service_own_and_say_what_helps() -> None:
+    """The detail without the request; when to come back; where a key comes from."""
+    busy = TooManyRequests("POST / ...", problem={"detail": "Too many tasks."}, retry_after=5.0)
+    shut = NotAuthorized("GET / ...", problem={"detail": "A key is needed."})
+
+    assert "Too many tasks. Try again in 5 s." == words_of(busy)
+    assert words_of(shut).startswith("A key is needed. Give a key with --key or TARRY_KEY;")
+    assert "rate must be a number" == words_of(ConfigurationError("rate must be a number"))
+    assert "GET / got no answer" == words_of(ServiceError("GET / got no answer"))
+
+
+def test_no_service_says_how_to_start_one() -> None:
+    """The most usual failure of all."""
+    done = tarry("tasks", "list", "--server", "http://127.0.0.1:1")
+
+    said = (
+        "error: no service answers at http://127.0.0.1:1 (connection refused): start one with "
+        "`tarry serve`, or name another with --server or TARRY_SERVER\n"
+    )
+    assert (4, "", said) == done
+
+
+@pytest.mark.parametrize(
+    "options", [("--server", "nowhere"), ("--key", "két")], ids=["server", "key"]
+)
+def test_wrong_address_or_key_is_a_mistake(options: tuple[str, str]) -> None:
+    """Nothing is sent."""
+    done = tarry("tasks", "list", *options)
+
+    assert (2, "") == (done.code, done.out)
+    assert done.err.startswith("error: --server or --key: ")

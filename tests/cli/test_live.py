@@ -1,0 +1,180 @@
+"""`tarry tail` and `tarry top`: lines for programs, and what people are told."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+import pytest
+
+from tarry.cli.tail import said
+from tarry.cli.top import Look, numbers_of, summary
+from tarry.client import Client
+from tarry.client.stream import Event
+from tests.cli.operating import Done
+from tests.integration.flaky import Flaky
+
+Ask = Callable[..., Done]
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a command that does not end by itself."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tarry", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def interrupted(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Press Ctrl-C; return the exit code and what was said."""
+    process.send_signal(signal.SIGINT)
+    return process.wait(), _of(process.stderr).read()
+
+
+def _of(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream
+
+
+@pytest.fixture
+def traffic(client: Client, target: Flaky) -> Iterator[None]:
+    """Calls one after another until the test ends; one in four is retried, which trips nothing."""
+    over = threading.Event()
+
+    def send() -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            plan = "200" if number % 4 else "503,200"
+            url = f"{target.url}/?plan={plan}&run={number}"
+            client.enqueue(url, wait=30, overrides={"initialDelayMs": 1})
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("traffic")
+def test_tail_prints_events_until_ctrl_c(address: str, lane: str) -> None:
+    """Each line has what happened to which task; the end is 130."""
+    with running("tail", "--server", address) as process:
+        lines: list[str] = []
+        for line in _of(process.stdout):
+            lines.append(line)
+            if lane in line and "got 503" in line:
+                break
+
+        assert (130, "") == interrupted(process)
+    assert "attempt" == lines[-1].split()[1]
+    assert "attempt 1 got 503 in " in lines[-1]
+    assert "; next after " in lines[-1]
+
+
+@pytest.mark.usefixtures("traffic")
+def test_tail_for_programs_is_json_lines(address: str, lane: str) -> None:
+    """As the service tells them, without what an event has not."""
+    with running("tail", "--server", address, "--json") as process:
+        events = map(json.loads, _of(process.stdout))
+        found: Any = next(one for one in events if one["kind"] == "attempt" and one["lane"] == lane)
+
+    assert found["attempt"]["responseStatus"] in {200, 503}
+    assert "missed" not in found
+
+
+@pytest.mark.usefixtures("traffic")
+def test_top_for_programs_is_json_lines(address: str, lane: str) -> None:
+    """Each look has counts, rates and downstreams."""
+    with running("top", "--server", address, "--json") as process:
+        looks = map(json.loads, _of(process.stdout))
+        found: Any = next(one for one in looks if one["endsPerSecond"].get("succeeded"))
+
+        assert (130, "") == interrupted(process)
+    assert found["tasks"]["SUCCEEDED"] > 0
+    assert lane in [one["lane"] for one in found["downstreams"]]
+
+
+def test_top_into_a_pipe_is_one_table(
+    ask: Ask, client: Client, target: Flaky, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A picture of the moment, and an end."""
+    monkeypatch.setattr("tarry.cli.top.EVERY", 0.01)
+    client.enqueue(target.url, wait=30)
+
+    done = ask("top")
+
+    assert 0 == done.code, done.err
+    assert done.out.startswith("tasks: PENDING ")
+    assert " tasks succeeded\n" in done.out
+    assert any(line.startswith(f"{lane} ") for line in done.out.splitlines())
+
+
+@pytest.mark.parametrize("command", ["tail", "top"])
+def test_no_service_is_told(ask: Ask, command: str) -> None:
+    """Nobody watches what is not there."""
+    done = ask(command, "--server", "http://127.0.0.1:1")
+
+    assert (4, "") == (done.code, done.out)
+    assert "start one with `tarry serve`" in done.err
+
+
+def test_numbers_are_read_from_metrics() -> None:
+    """By the label that matters, summed over the others; all else is passed over."""
+    page = (
+        "# HELP retry_tasks Tasks\n"
+        'retry_tasks{status="PENDING"} 3.0\n'
+        'retry_attempts_total{outcome="success",policy="a"} 2.0\n'
+        'retry_attempts_total{outcome="success",policy="b"} 5.0\n'
+        'other{status="PENDING"} 9.0\n'
+        "retry_superseded_total 1.0\n"
+    )
+
+    assert {
+        "retry_tasks": {"PENDING": 3.0},
+        "retry_attempts_total": {"success": 7.0},
+        "retry_task_outcomes_total": {},
+    } == numbers_of(page)
+
+
+def test_rates_are_differences_over_time() -> None:
+    """A service that was started again has no negative ones."""
+
+    def look(at: float, attempts: int) -> Look:
+        numbers = numbers_of("")
+        numbers["retry_attempts_total"] = {"success": attempts}
+        return Look(at, numbers, [])
+
+    rates = [
+        summary(look(10.0, 100), look(12.0, now))["attemptsPerSecond"]["success"]
+        for now in (150, 20)
+    ]
+
+    assert [25.0, 0.0] == rates
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (Event(kind="missed", missed=3), "3 events, for this reader was too slow"),
+        (Event(kind="exhausted", reason="permanent"), "permanent"),
+        (Event(kind="resumed", lane="http:x"), ""),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Event) else "",
+)
+def test_events_are_words(event: Event, words: str) -> None:
+    """What is special about each."""
+    assert words == said(event)

@@ -1,0 +1,102 @@
+"""`tarry policy list`, `show` and `apply`: policies go to a service and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tarry.client import Client
+from tests.cli.operating import Done
+
+Ask = Callable[..., Done]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A policy file."""
+    path = tmp_path / "checkout.toml"
+    path.write_text("max_attempts = 3\ntotal_budget = 2.5\n[breaker]\nconsecutive = 5\n")
+    return path
+
+
+def test_apply_registers_and_replaces(ask: Ask, client: Client, file: Path) -> None:
+    """The name is the file's; the same again is the same version, another content the next."""
+    first, again = ask("policy", "apply", file), ask("policy", "apply", file)
+    file.write_text("max_attempts = 4\n")
+    changed = ask("policy", "apply", file, "--json")
+
+    assert (0, "checkout: version 1 is in force\n") == (first.code, first.out)
+    assert f"{file}: [breaker] is left out: the service has its own\n" == first.err
+    assert first.out == again.out
+    assert (2, 4) == (changed.json["version"], changed.json["maxAttempts"])
+    assert (3, 2500) == (
+        client.policy("checkout", 1).max_attempts,
+        client.policy("checkout", 1).total_budget_ms,
+    )
+
+
+@pytest.mark.parametrize("name", ["default", "interactive", "patient", "webhook"])
+def test_show_prints_a_file_that_apply_takes(
+    ask: Ask, client: Client, tmp_path: Path, name: str
+) -> None:
+    """From the service to a file and back, nothing is lost; schedules neither."""
+    file = tmp_path / f"copy-of-{name}.toml"
+    file.write_text(ask("policy", "show", name).out)
+
+    applied = ask("policy", "apply", file, "--json")
+
+    told = ask("policy", "show", name, "--json").json
+    own = {"policyId", "version", "createdAt"}
+    assert 0 == applied.code, applied.err
+    assert {field: told[field] for field in told if field not in own} == {
+        field: value for field, value in applied.json.items() if field not in own
+    }
+
+
+def test_list_has_own_policies_and_built_in_ones(ask: Ask, file: Path) -> None:
+    """Each with its numbers."""
+    ask("policy", "apply", file, "--name", "listed")
+
+    rows = {line.split()[0]: line for line in ask("policy", "list").out.splitlines()}
+    names = [policy["policyId"] for policy in ask("policy", "list", "--json").json]
+
+    assert "  after 2.5 s" in rows["listed"]
+    assert "built in" in rows["webhook"]
+    assert {"listed", "webhook"} <= set(names)
+
+
+def test_version_can_be_chosen(ask: Ask, file: Path) -> None:
+    """What was in force before can be seen."""
+    ask("policy", "apply", file, "--name", "versions")
+    file.write_text("max_attempts = 9\n")
+    ask("policy", "apply", file, "--name", "versions")
+
+    assert "max_attempts = 3\n" in ask("policy", "show", "versions", "--version", "1").out
+    assert "max_attempts = 9\n" in ask("policy", "show", "versions").out
+
+
+def test_unknown_policy_ends_with_3(ask: Ask) -> None:
+    """As all that is not there."""
+    assert 3 == ask("policy", "show", "none").code
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[hedging]\nafter = 0.1\n", "the service retries and does not hedge"),
+        ("max_attempts = 0\n", "max_attempts"),
+        ("attempt_timeout = 7200.0\n", "attemptTimeoutMs"),
+    ],
+    ids=["hedging", "wrong here", "wrong there"],
+)
+def test_mistake_in_a_file_is_named(ask: Ask, tmp_path: Path, text: str, said: str) -> None:
+    """Whether it is found here or by the service."""
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+
+    done = ask("policy", "apply", path)
+
+    assert 2 == done.code
+    assert said in done.err

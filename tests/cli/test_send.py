@@ -1,0 +1,143 @@
+"""`tarry send`: what arrives at the target, and how the command ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tarry.client import Client
+from tests.cli.operating import Done
+from tests.integration.flaky import Flaky
+
+Ask = Callable[..., Done]
+
+
+def test_outcome_and_answer_are_printed(ask: Ask, target: Flaky) -> None:
+    """With --wait, a call that needs a retry ends with 0, and shows what the target said."""
+    done = ask("send", f"{target.url}/?plan=503,200", "-d", "hello", "--wait", "30s")
+
+    task, *rest = done.out.split("\n", 1)
+    assert (0, "") == (done.code, done.err)
+    assert task.endswith(" SUCCEEDED after 2 attempts")
+    assert ["the target answered 200\nanswer 2\n"] == rest
+
+
+def test_request_is_as_it_was_asked_for(ask: Ask, target: Flaky) -> None:
+    """Method, headers and key arrive; so does the key, in each attempt."""
+    done = ask(
+        "send", f"{target.url}/?plan=503,200", "-X", "PUT", "-H", "X-Shop: 7",
+        "--idempotency-key", "order-7", "--wait", "30",
+    )  # fmt: skip
+
+    assert 0 == done.code, done.err
+    for seen in target.seen[""]:
+        assert "PUT" == seen.method
+        headers = {name.lower(): value for name, value in seen.headers.items()}
+        assert ("7", "order-7") == (headers["x-shop"], headers["idempotency-key"].strip('"'))
+
+
+@pytest.mark.parametrize(
+    ("given", "typed", "body", "kind"),
+    [
+        ("text", b"", b"text", None),
+        ('{"order": 7}', b"", b'{"order": 7}', "application/json"),
+        ("{no json", b"", b"{no json", None),
+        ("@FILE", b"", b"[1,\n 2]", "application/json"),
+        ("@-", b"\xff\x00", b"\xff\x00", None),
+    ],
+    ids=["text", "JSON", "almost JSON", "file", "standard input"],
+)
+def test_body_arrives_byte_for_byte(
+    ask: Ask, target: Flaky, tmp_path: Path, given: str, typed: bytes, body: bytes, kind: str | None
+) -> None:
+    """Text, file or standard input; what is JSON says so."""
+    file = tmp_path / "order.json"
+    file.write_bytes(b"[1,\n 2]")
+
+    done = ask(
+        "send", target.url, "-d", given.replace("FILE", str(file)), "--wait", "30", typed=typed
+    )
+
+    (seen,) = target.seen[""]
+    headers = {name.lower(): value for name, value in seen.headers.items()}
+    assert 0 == done.code, done.err
+    assert body == seen.body
+    assert (kind == "application/json") == (headers.get("content-type") == "application/json")
+
+
+def test_header_of_the_user_beats_the_guess(ask: Ask, target: Flaky) -> None:
+    """JSON under another name keeps that name."""
+    ask("send", target.url, "-d", "{}", "-H", "content-type: text/plain", "--wait", "30")
+
+    (seen,) = target.seen[""]
+    headers = {name.lower(): value for name, value in seen.headers.items()}
+    assert "text/plain" == headers["content-type"]
+
+
+def test_call_that_fails_for_good_ends_with_1(ask: Ask, target: Flaky) -> None:
+    """A script sees that the call was not delivered, a person where to look."""
+    done = ask("send", f"{target.url}/?plan=404", "--wait", "30")
+
+    assert 1 == done.code
+    assert " EXHAUSTED after 1 attempt: permanent\nthe target answered 404\n" in done.out
+    assert "tarry tasks explain " in done.out
+
+
+def test_call_that_has_not_ended_in_time_ends_with_1(ask: Ask) -> None:
+    """--wait asks for a success within that time; the task goes on."""
+    done = ask("send", "http://127.0.0.1:1", "--delay", "1h", "--wait", "500ms", "--json")
+
+    assert (1, "PENDING") == (done.code, done.json["status"])
+
+
+def test_without_wait_the_task_is_kept_and_that_is_all(
+    ask: Ask, client: Client, target: Flaky
+) -> None:
+    """The command does not wait for the target; its JSON names the task."""
+    done = ask("send", f"{target.url}/?plan=hang", "--policy", "patient", "--json")
+
+    assert 0 == done.code, done.err
+    assert "patient" == client.get(done.json["taskId"]).policy_id
+    target.go_on.set()
+
+
+def test_one_key_is_one_task(ask: Ask) -> None:
+    """A script that is run again sends nothing twice; other content under a key is refused."""
+    given = ("send", "http://127.0.0.1:1", "--delay", "1h", "--idempotency-key", "once", "--json")
+
+    first, again, other = ask(*given), ask(*given), ask(*given, "-d", "other")
+
+    assert first.json["taskId"] == again.json["taskId"]
+    assert 2 == other.code
+    assert "once" not in other.out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-H", "no colon"], "--header is written 'Name: value', got 'no colon'"),
+        (["-H", "A: 1", "-H", "a: 2"], "--header: a is given twice"),
+        (["-d", "@none.json"], "--data: cannot read none.json: No such file or directory"),
+        (["--delay", "soon"], "--delay must be a time such as 2s or 500ms, got 'soon'"),
+        (["--wait", "0"], "--wait must be greater than 0"),
+        (["--policy", "none"], "There is no policy 'none'"),
+        (["-X", "G T"], "method"),
+    ],
+    ids=["header", "header twice", "file", "delay", "wait", "policy", "method"],
+)
+def test_mistake_is_named(ask: Ask, options: list[str], said: str) -> None:
+    """It ends with 2, and the line says which option and what is wrong."""
+    done = ask("send", "http://127.0.0.1:1", *options)
+
+    assert (2, "") == (done.code, done.out)
+    assert said in done.err
+
+
+def test_target_that_is_not_allowed_is_refused(ask: Ask) -> None:
+    """The service's own words reach the user."""
+    done = ask("send", "http://10.0.0.1/")
+
+    assert 2 == done.code
+    assert "error: targetUrl must be an address that is allowed: 10.0.0.1" in done.err

@@ -1,0 +1,161 @@
+"""`tarry tasks`: what people and programs see of tasks, and what they can do to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tarry.cli.shown import cell, clock, counted, since, until
+from tarry.cli.tasks import story
+from tarry.client import Client
+from tests.cli.operating import Done
+from tests.integration.flaky import Flaky
+
+Ask = Callable[..., Done]
+NOBODY = "01a1dedf-0000-7000-8000-000000000000"
+
+
+@pytest.fixture
+def waiting(client: Client, target: Flaky) -> str:
+    """A task that waits for an hour."""
+    return client.enqueue(target.url, {"order": 7}, delay=3600).task_id
+
+
+@pytest.fixture
+def failed(client: Client, target: Flaky) -> str:
+    """A task that is a dead letter after two attempts."""
+    sent = client.enqueue(f"{target.url}/?plan=503,404", overrides={"initialDelayMs": 1})
+    return client.wait(sent, 30).task_id
+
+
+def test_list_is_a_row_for_each_task(ask: Ask, lane: str, waiting: str, failed: str) -> None:
+    """Newest first, by downstream here; into a pipe a row is a line."""
+    done = ask("tasks", "list", "--lane", lane)
+
+    heading, first, second = done.out.splitlines()
+    assert 0 == done.code, done.err
+    assert ["task", "status", "attempts", "next", "target"] == heading.split()
+    assert [failed, "EXHAUSTED", "2", "POST"] == first.split()[:4]
+    assert [waiting, "PENDING", "0", "in"] == second.split()[:4]
+
+
+def test_list_for_programs_is_one_document(ask: Ask, lane: str, waiting: str, failed: str) -> None:
+    """As the API tells it; filters and the limit hold."""
+    every = ask("tasks", "list", "--lane", lane, "--json").json
+    one = ask("tasks", "list", "--lane", lane, "--limit", "1", "--json").json
+    pending = ask("tasks", "list", "--lane", lane, "--status", "pending", "--json").json
+    reason = ask("tasks", "list", "--lane", lane, "--reason", "permanent", "--json").json
+    policy = ask("tasks", "list", "--lane", lane, "--policy", "webhook", "--json").json
+
+    assert [failed, waiting] == [task["taskId"] for task in every]
+    assert [failed] == [task["taskId"] for task in one]
+    assert [waiting] == [task["taskId"] for task in pending]
+    assert [failed] == [task["taskId"] for task in reason]
+    assert [] == policy
+
+
+def test_empty_list_is_said(ask: Ask, lane: str) -> None:
+    """No table without rows."""
+    assert "none\n" == ask("tasks", "list", "--lane", lane).out
+
+
+def test_unknown_status_is_refused(ask: Ask) -> None:
+    """With the words that there are."""
+    done = ask("tasks", "list", "--status", "lost")
+
+    assert (2, "") == (done.code, done.out)
+    assert "--status must be one of CANCELLED, EXHAUSTED," in done.err
+
+
+def test_show_has_the_task_and_its_attempts(ask: Ask, failed: str) -> None:
+    """What happened, in the order it happened."""
+    shown, told = ask("tasks", "show", failed), ask("tasks", "show", failed, "--json").json
+
+    facts, attempts = shown.out.split("\n\n")
+    assert [failed, "EXHAUSTED"] == [line.split()[-1] for line in facts.splitlines()[:2]]
+    heading, first, second = attempts.splitlines()
+    assert ["attempt", "started", "took", "got", "then"] == heading.split()
+    assert " 503  next after " in first
+    assert " 404  stopped: permanent" in second
+    assert [failed, [503, 404]] == [
+        told["taskId"],
+        [attempt["responseStatus"] for attempt in told["attempts"]],
+    ]
+
+
+def test_show_of_a_task_that_waits(ask: Ask, waiting: str) -> None:
+    """It has a next attempt, and none that was."""
+    out = ask("tasks", "show", waiting).out
+
+    assert "next attempt     in " in out
+    assert "started" not in out
+
+
+def test_explain_is_a_line_for_each_attempt(ask: Ask, failed: str) -> None:
+    """And what comes next."""
+    done = ask("tasks", "explain", failed)
+
+    first, second, following = done.out.splitlines()
+    assert first.startswith("attempt 1 got 503; waited ")
+    assert "attempt 2 got 404; stopped: the error is not retryable" == second
+    assert following.startswith("It is a dead letter: nothing follows")
+    assert 2 == len(ask("tasks", "explain", failed, "--json").json["steps"])
+
+
+def test_story_loses_no_word() -> None:
+    """What stands before the first attempt or after the last stays."""
+    text = "2 attempts before; attempt 3 got 503; waited 1 s; stopped: cancelled. Nothing follows."
+
+    assert [
+        "2 attempts before",
+        "attempt 3 got 503; waited 1 s; stopped: cancelled",
+        "Nothing follows.",
+    ] == story(text, "Nothing follows.")
+
+
+def test_cancel(ask: Ask, waiting: str) -> None:
+    """Once and again it is cancelled."""
+    first, again = ask("tasks", "cancel", waiting), ask("tasks", "cancel", waiting, "--json")
+
+    assert (0, f"{waiting} CANCELLED: cancelled\n") == (first.code, first.out)
+    assert (0, "CANCELLED") == (again.code, again.json["status"])
+
+
+def test_task_that_has_ended_cannot_be_cancelled(ask: Ask, failed: str) -> None:
+    """That is no mistake in what was written, and not what was asked for either: 1."""
+    done = ask("tasks", "cancel", failed)
+
+    assert (1, "", "error: The task is EXHAUSTED.\n") == done
+
+
+def test_retry_makes_the_next_attempt_now(
+    ask: Ask, client: Client, target: Flaky, waiting: str
+) -> None:
+    """The hour is over."""
+    done = ask("tasks", "retry", waiting)
+
+    assert 0 == done.code, done.err
+    assert "the next attempt is made now" in done.out
+    assert "SUCCEEDED" == client.wait(waiting, 30).status
+    assert 1 == len(target.seen[""])
+
+
+@pytest.mark.parametrize("command", ["show", "explain", "cancel", "retry"])
+def test_unknown_task_ends_with_3(ask: Ask, command: str) -> None:
+    """So that scripts can tell it from a mistake."""
+    done = ask("tasks", command, NOBODY)
+
+    assert (3, "", "error: There is no such task.\n") == done
+
+
+def test_cells_are_harmless() -> None:
+    """No markup, no control characters, nothing for None."""
+    assert ["[bold]\\x1b[2J", "", "7"] == [cell(one).plain for one in ("[bold]\x1b[2J", None, 7)]
+
+
+def test_times_are_words() -> None:
+    """People do not read epoch milliseconds."""
+    assert ["in 3 s", "now", "3 s ago"] == [until(5000, 2.0), until(1000, 2.0), since(2000, 5.0)]
+    assert clock(1_700_000_000_042).endswith(".042")
+    assert ["1 attempt", "1,200 attempts"] == [counted(1, "attempt"), counted(1200, "attempt")]

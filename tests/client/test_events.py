@@ -1,0 +1,92 @@
+"""Live events: the bytes of a stream, and connections that are lost."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarry import errors
+from tarry.client.stream import EventParser
+from tests.client.playing import Played
+from tests.client.talking import Talker
+
+
+def told(kind: str, at: int) -> bytes:
+    """One event as the service writes it."""
+    data = json.dumps({"kind": kind, "at": at, "lane": "https://example.com:443"})
+    return f"id: {at}-1\nevent: {kind}\ndata: {data}\n\n".encode()
+
+
+@pytest.mark.usefixtures("_hurry")
+def test_a_stream_that_is_lost_is_opened_again(talker: Talker, service: Played) -> None:
+    """A reader goes on after its connection was lost, and after a service that was away."""
+    service.streams.extend(
+        [
+            b": hello\n\n" + told("added", 1) + told("attempt", 2)[:-1],
+            b"",
+            told("succeeded", 3) + told("added", 4),
+        ]
+    )
+    service.faults.extend(["", "", *["503"] * 8])
+
+    events = talker.events(3)
+
+    assert [("added", 1), ("succeeded", 3), ("added", 4)] == [(one.kind, one.at) for one in events]
+    assert 11 == len(service.seen)
+    assert {"text/event-stream"} == {seen.headers["accept"] for seen in service.seen}
+
+
+@pytest.mark.usefixtures("_hurry")
+def test_the_first_connection_is_not_tried_for_ever(talker: Talker, service: Played) -> None:
+    """A service that is not there is an error, as for any other call."""
+    service.faults.extend(["503"] * 100)
+    with pytest.raises(errors.ServiceUnavailable):
+        talker.events(1)
+    assert 4 == len(service.seen)
+
+
+def test_no_stream(talker: Talker, service: Played) -> None:
+    """An answer that is no stream of events is an error, not an endless loop."""
+    service.answers["GET /events"] = (200, {"hello": "world"})
+    with pytest.raises(errors.ServiceError, match="no stream of events"):
+        talker.events(1)
+
+
+LINES = b"".join(
+    [
+        b": hello\n\n",
+        told("added", 1),
+        told("missed", 2).replace(b"\n", b"\r\n"),
+        told("parked", 3).replace(b"\n", b"\r"),
+        b'data: {"kind":\ndata:"missed",\ndata: "missed": 5}\nretry: 10\nodd\n\n',
+    ]
+)
+
+
+@given(st.lists(st.integers(0, len(LINES)), max_size=20))
+def test_bytes_come_as_they_come(cuts: list[int]) -> None:
+    """Where a stream is cut into pieces does not change its events."""
+    parser = EventParser()
+    places = [0, *sorted(cuts), len(LINES)]
+    found = [event for start, end in pairwise(places) for event in parser.feed(LINES[start:end])]
+    assert ["added", "missed", "parked", "missed"] == [event.kind for event in found]
+    assert 5 == found[-1].missed
+
+
+@pytest.mark.parametrize("piece", [b"x" * 4096, b"\ndata: " + b"x" * 4096])
+def test_an_event_without_end(piece: bytes) -> None:
+    """What never ends is given up, not collected: one long line, or lines without number."""
+    parser = EventParser()
+    with pytest.raises(errors.ServiceError, match="more than 262144 bytes"):
+        for _ in range(100):
+            assert [] == list(parser.feed(piece))
+
+
+def test_an_event_that_cannot_be_read() -> None:
+    """What is no event is an error that says so."""
+    with pytest.raises(errors.ServiceError, match="cannot be read"):
+        list(EventParser().feed(b"data: [1]\n\n"))

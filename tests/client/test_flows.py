@@ -1,0 +1,64 @@
+"""Calls of several requests, driven by hand in virtual time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+import tarry
+from tarry.client.flows import Flows
+from tarry.errors import ConfigurationError, NotFinished
+from tarry.testing import VirtualClock, scripted_dice
+from tarry.wire.tasks import RetryTask
+from tests.client.playing import task_of
+
+PENDING = msgspec.convert(task_of(1), RetryTask)
+
+
+def looks(clock: VirtualClock, timeout: float | timedelta | None, most: int) -> list[float]:
+    """The moments at which a task is looked at that does not end."""
+    flow = Flows().wait("a", timeout)
+    step = next(flow)
+    moments: list[float] = []
+    while len(moments) < most:
+        if isinstance(step, (float, int)):
+            clock.advance(step)
+        else:
+            moments.append(round(clock.elapsed, 3))
+        step = flow.send(PENDING)
+    return moments
+
+
+def test_looks_grow_rare() -> None:
+    """What takes long is looked at less and less, down to once in two seconds."""
+    with VirtualClock() as clock, scripted_dice([0.999999]):
+        moments = looks(clock, None, 20)
+    gaps = [round(b - a, 2) for a, b in pairwise(moments)]
+    assert sorted(gaps) == gaps
+    assert 0.05 == gaps[0]
+    assert 2.0 == gaps[-1] == max(gaps)
+
+
+@pytest.mark.parametrize("timeout", [10.0, timedelta(seconds=10)])
+def test_the_last_look_is_at_the_end(timeout: float | timedelta) -> None:
+    """A wait is not overslept, and its last moment is used."""
+    with VirtualClock() as clock, pytest.raises(NotFinished) as caught:
+        looks(clock, timeout, 1000)
+    assert 10.0 == pytest.approx(clock.elapsed)
+    assert PENDING is caught.value.last
+
+
+def test_a_deadline_ends_a_wait() -> None:
+    """The caller's deadline holds for waits too."""
+    with VirtualClock() as clock, tarry.deadline(3), pytest.raises(NotFinished):
+        looks(clock, 10, 1000)
+    assert 3.0 == pytest.approx(clock.elapsed)
+
+
+def test_a_wait_is_a_length_of_time() -> None:
+    """What is none is refused by name."""
+    with pytest.raises(ConfigurationError, match="timeout must be at least 0, got -1"):
+        next(Flows().wait("a", -1))

@@ -1,0 +1,146 @@
+"""From arguments to the JSON of a task, and what is refused before it is sent."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from tarry.client.newtask import BATCH_BYTES, batches, content_of, new_task
+from tarry.client.options import NewTask
+from tarry.errors import ConfigurationError, ConfigurationTypeError
+
+HOOK = "https://example.com/hook"
+
+
+def sent(**options: Any) -> Any:
+    """The JSON of a task."""
+    return json.loads(content_of(new_task(HOOK, **options)))
+
+
+def test_the_least() -> None:
+    """A URL is enough; the key is made by the client."""
+    task = sent()
+    assert 36 == len(task.pop("idempotencyKey"))
+    assert {"targetUrl": HOOK, "policyId": "default"} == task
+
+
+def test_everything() -> None:
+    """Each option has its field."""
+    task = sent(
+        body={"a": 1},
+        method="PUT",
+        headers={"X-A": "b"},
+        policy="webhook",
+        policy_version=2,
+        key="k",
+        delay=1.5,
+        overrides={"maxAttempts": 2},
+        callback=HOOK,
+    )
+    assert {
+        "targetUrl": HOOK,
+        "method": "PUT",
+        "headers": {"X-A": "b"},
+        "body": {"a": 1},
+        "policyId": "webhook",
+        "policyVersion": 2,
+        "idempotencyKey": "k",
+        "delayMs": 1500,
+        "policy": {"maxAttempts": 2},
+        "callbackUrl": HOOK,
+    } == task
+    assert "bucket/x" == sent(body_ref="bucket/x")["bodyRef"]
+
+
+@pytest.mark.parametrize("body", ["text", "", 0, False, [1, "zwei", None], {"ü": 1.5}, 2**70])
+def test_bodies(body: Any) -> None:
+    """Text and JSON values go as they are, also those that are false."""
+    assert body == sent(body=body)["body"]
+
+
+@pytest.mark.parametrize("body", [b"\x00\xff", b"", bytearray(b"abc")])
+def test_bytes(body: bytes) -> None:
+    """Bytes go as base64, whatever they are."""
+    task = sent(body=body)
+    assert "body" not in task
+    assert body == b64decode(task["bodyBase64"])
+
+
+@pytest.mark.parametrize(
+    ("at", "ms"),
+    [
+        (1_800_000_000, 1_800_000_000_000),
+        (1_800_000_000.25, 1_800_000_000_250),
+        (datetime(2027, 1, 15, 8, tzinfo=UTC), 1_800_000_000_000),
+        (datetime(2027, 1, 15, 9, tzinfo=timezone(timedelta(hours=1))), 1_800_000_000_000),
+    ],
+)
+def test_instants(at: Any, ms: int) -> None:
+    """An instant is given in seconds or as a datetime, and sent in milliseconds."""
+    assert ms == sent(at=at)["nextAttemptAt"]
+
+
+def test_delays() -> None:
+    """A delay is seconds or a timedelta; none at all is said too."""
+    assert 5_400_000 == sent(delay=timedelta(hours=1.5))["delayMs"]
+    assert 0 == sent(delay=0)["delayMs"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"body": {1, 2}}, "body must be text, bytes or a value that JSON can hold: .*set"),
+        ({"body": float("nan")}, "body must be text, bytes or a value that JSON can hold"),
+        ({"body": "\ud800"}, "body must be .*surrogates"),
+        ({"headers": "X-A: b"}, "headers must be a dict, got 'X-A: b'"),
+        ({"headers": {"X-A": object()}}, "a task has something that JSON cannot hold"),
+        ({"overrides": [1]}, r"overrides must be a dict, got \[1\]"),
+        ({"key": ""}, "an idempotency key must be a text"),
+        ({"key": "a\nb"}, "an idempotency key must be a text"),
+        ({"delay": -1}, "delay must be at least 0, got -1"),
+        ({"delay": "5"}, "delay must be a number, got '5'"),
+        ({"delay": float("inf")}, "delay must be finite"),
+        ({"at": 1_800_000_000_000}, "at must be in seconds since 1970.* milliseconds"),
+        ({"at": datetime(2027, 1, 15)}, "at must have a time zone"),  # noqa: DTZ001
+        ({"at": -1}, "at must be at least 0"),
+    ],
+)
+def test_refusals(options: dict[str, Any], said: str) -> None:
+    """What cannot be sent is refused by the name of its argument."""
+    with pytest.raises(ConfigurationError, match=said):
+        sent(**options)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"url": HOOK, "delay": -1}, r"^tasks\[1\]: delay must be at least 0"),
+        ({"url": HOOK, "polcy": "x"}, r"^tasks\[1\]: .*polcy"),
+        ({}, r"^tasks\[1\]: .*url"),
+        (HOOK, r"^tasks\[1\] must be the arguments of enqueue"),
+    ],
+)
+def test_one_of_many_is_refused(task: Any, said: str) -> None:
+    """In a batch the place of the task is named too."""
+    with pytest.raises(ConfigurationError, match=said):
+        list(batches([{"url": HOOK}, task]))
+
+
+def test_an_unknown_option_is_a_type_error() -> None:
+    """As for any function."""
+    with pytest.raises(ConfigurationTypeError):
+        list(batches([{"url": HOOK, "polcy": "x"}]))  # type: ignore[typeddict-unknown-key]
+
+
+def test_batches_are_bounded_in_bytes() -> None:
+    """Large bodies make small batches, and one that is too large alone goes alone."""
+    body = "x" * (BATCH_BYTES // 3)
+    tasks: list[NewTask] = [{"url": HOOK, "body": body}] * 5
+    found = [
+        json.loads(batch)["tasks"] for batch in batches([*tasks, {"url": HOOK, "body": body * 4}])
+    ]
+    assert [2, 2, 1, 1] == [len(batch) for batch in found]

@@ -1,0 +1,90 @@
+"""What a client is made of, and what is refused before it is."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tarry.client import AsyncClient, Client
+from tarry.errors import ConfigurationError
+
+CLIENTS = [Client, AsyncClient]
+URL = "http://127.0.0.1:8080"
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize(
+    ("url", "options", "said"),
+    [
+        ("127.0.0.1:8080", {}, "url must be the address"),
+        ("ftp://host", {}, "url must be the address"),
+        ("http://", {}, "url must be the address"),
+        ("http://user:secret@host", {}, "url must be the address"),
+        ("http://host?key=secret", {}, "url must be the address"),
+        ("http://host:port", {}, "url must be the address"),
+        ("http://[::1", {}, "url must be the address"),
+        (None, {}, "url must be the address"),
+        (URL, {"key": "a\r\nb: c"}, "key must be an API key"),
+        (URL, {"key": 7}, "key must be an API key"),
+        (URL, {"timeout": 0}, "timeout must be greater than 0, got 0"),
+        (URL, {"policy": {"max_attempts": 3}}, "policy must be"),
+    ],
+)
+def test_refusals(kind: type[Any], url: Any, options: dict[str, Any], said: str) -> None:
+    """A client that could not work is not made, and no secret is shown."""
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        kind(url, **options)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", None, 7])
+def test_names_are_names(name: Any) -> None:
+    """What is no name cannot become another path."""
+    with Client(URL) as client:
+        for call in (client.get, client.pause, client.policy):
+            with pytest.raises(ConfigurationError, match="must be the name of one"):
+                call(name)
+
+
+def test_both_clients_have_the_same_calls() -> None:
+    """What one client can, the other can, with the same arguments."""
+    calls = {
+        name: str(inspect.signature(call).replace(return_annotation=inspect.Signature.empty))
+        for name, call in vars(Client).items()
+        if not name.startswith("_")
+    }
+    others = {
+        name: str(inspect.signature(call).replace(return_annotation=inspect.Signature.empty))
+        for name, call in vars(AsyncClient).items()
+        if not name.startswith("_")
+    }
+    assert calls == others
+
+
+@pytest.mark.parametrize("hidden", ["httpx", "msgspec"])
+@pytest.mark.parametrize("name", ["Client", "AsyncClient"])
+def test_missing_package(hidden: str, name: str) -> None:
+    """Without its packages the client says what to install, when one is made."""
+    code = (
+        f"import sys; sys.modules[{hidden!r}] = None\n"
+        f"from tarry.client import {name}\n{name}('{URL}')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    expected = (
+        "tarry.errors.MissingExtra: this needs httpx and msgspec: pip install 'tarry[client]'"
+    )
+    assert expected == done.stderr.splitlines()[-1]
+
+
+def test_the_names_load_nothing() -> None:
+    """The clients' names can be had without a third party, asyncio and httpx included."""
+    code = (
+        "import sys\nfrom tarry.client import AsyncClient, Client\n"
+        "print(*{'httpx', 'msgspec', 'asyncio'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "" == done.stdout.strip()

@@ -1,0 +1,66 @@
+"""The clients as type checkers see them; checked by mypy, never run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import assert_type
+
+import tarry
+from tarry.client import AsyncClient, Client
+from tarry.client.operating import Health
+from tarry.client.options import NewTask
+from tarry.client.replays import AsyncReplay, Replay
+from tarry.client.stream import Event
+from tarry.wire.tasks import (
+    AttemptLog,
+    BatchResult,
+    Downstream,
+    Explanation,
+    RetryPolicy,
+    RetryTask,
+)
+
+
+def blocking() -> None:
+    """What the client that blocks takes and gives."""
+    with Client("http://127.0.0.1:8080", key="k", policy=tarry.Policy(), timeout=5) as client:
+        assert_type(client, Client)
+        task = client.enqueue(
+            "https://example.com", {"a": 1}, delay=timedelta(1), headers={"A": "b"}, wait=5
+        )
+        assert_type(task, RetryTask)
+        assert_type(client.enqueue("https://example.com", at=datetime.now(UTC)), RetryTask)
+        client.enqueue("https://example.com", polcy="x")  # type: ignore[call-arg]
+        client.enqueue("https://example.com", delay="5")  # type: ignore[arg-type]
+        new: NewTask = {"url": "https://example.com", "body": b"bytes"}
+        assert_type(client.enqueue_many([new, {"url": "x", "key": "y"}]), list[BatchResult])
+        assert_type(client.get(task), RetryTask)
+        assert_type(client.tasks(status="PENDING"), Iterator[RetryTask])
+        client.tasks(status="DONE")  # type: ignore[arg-type]
+        assert_type(client.attempts(task), Iterator[AttemptLog])
+        assert_type(client.explain("id"), Explanation)
+        assert_type(client.wait(task, timeout=5), RetryTask)
+        assert_type(client.cancel("id"), RetryTask)
+        assert_type(client.retry("id"), RetryTask)
+        assert_type(client.replay(dry_run=True, rate=5), Replay)
+        assert_type(client.replay().wait(timedelta(1)), Replay)
+        assert_type(client.purge(lane="x"), int)
+        assert_type(client.policies(), Iterator[RetryPolicy])
+        assert_type(client.put_policy("x", tarry.Policy()), RetryPolicy)
+        assert_type(client.put_policy("x", {"maxAttempts": 3}), RetryPolicy)
+        assert_type(client.pause("x"), Downstream)
+        assert_type(client.events(), Generator[Event, None, None])
+        assert_type(client.health(), Health)
+
+
+async def awaiting() -> None:
+    """What the client that awaits takes and gives."""
+    async with AsyncClient("http://127.0.0.1:8080") as client:
+        assert_type(client, AsyncClient)
+        assert_type(await client.enqueue("https://example.com", "text", key="k"), RetryTask)
+        assert_type(client.dead_letters(lane="x"), AsyncIterator[RetryTask])
+        assert_type(await client.replay(), AsyncReplay)
+        assert_type(await (await client.replay()).refresh(), AsyncReplay)
+        assert_type(await client.replays(), list[AsyncReplay])
+        assert_type(client.events(), AsyncGenerator[Event, None])
