@@ -1,0 +1,67 @@
+"""The API of one simulated process, and a caller that speaks HTTP to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from tarry.service.api.application import Api
+from tarry.service.api.surroundings import Surroundings
+from tarry.service.delivery.guard import Guard
+from tarry.service.sealing import Plain
+from tests.service.api.rig import Shelf
+from tests.service.engine.rig import Rig
+
+
+async def _no_metrics() -> tuple[bytes, str]:
+    return b"", "text/plain"
+
+
+def api_of(rig: Rig) -> Api:
+    """Return the API that stands before an engine."""
+    return Api(
+        Surroundings(
+            engine=rig.engine,
+            store=rig.store,
+            payloads=Shelf(),
+            seal=Plain(),
+            guard=Guard(),
+            new_id=lambda: next(rig.ids),
+            monotonic=asyncio.get_running_loop().time,
+            metrics=_no_metrics,
+        )
+    )
+
+
+async def ask(api: Api, method: str, path: str, document: object = None) -> tuple[int, Any]:
+    """Send one request; return the status and the JSON of the answer."""
+    body = b"" if document is None else json.dumps(document).encode()
+    headers = [(b"host", b"tarry.test")]
+    if document is not None:
+        headers.append((b"content-type", b"application/json"))
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+    }
+    answer: list[dict[str, Any]] = []
+    asked = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal asked
+        if asked:
+            return {"type": "http.disconnect"}
+        asked = True
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Any) -> None:
+        answer.append(dict(message))
+
+    await api(scope, receive, send)
+    whole = b"".join(message.get("body", b"") for message in answer[1:])
+    return answer[0]["status"], json.loads(whole) if whole else None

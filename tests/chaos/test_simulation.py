@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tarry.service.engine import attempts
+from tarry.service.engine.hold import Hold
+from tarry.service.engine.worker import Worker
+from tarry.service.model import Status
+from tarry.service.store import Finished
+from tarry.service.stores.memory import MemoryStore
+from tests.chaos.oracle import Broken
+from tests.chaos.simulation import simulate
+
+SEEDS, CHUNK = 2_000, 100
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_invariants_hold_whatever_goes_wrong(first: int) -> None:
+    """A failing seed is named by the error, and can be repeated."""
+    for seed in range(first, first + CHUNK):
+        try:
+            simulate(seed)
+        except Exception as error:
+            error.add_note(f"seed {seed}: python -m tests.chaos.simulation {seed}")
+            raise
+
+
+def test_same_seed_is_the_same_run() -> None:
+    """Two runs of one seed tell the same story, to the last line."""
+    assert simulate(3).world.oracle.history == simulate(3).world.oracle.history
+
+
+def _forgets_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that says a task has succeeded, whatever came back."""
+    monkeypatch.setattr(
+        attempts, "exhausted", lambda task, attempt, _reason: attempts.succeeded(task, attempt)
+    )
+
+
+def _starts_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hold that does not look at the clock."""
+
+    def due(self: Any, held: Any) -> None:
+        held.queued = True
+        self._due(held)
+        self._ready()
+
+    monkeypatch.setattr(Hold, "wait", due)
+
+
+def _loses_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that answers before it has written."""
+    add = MemoryStore.add
+
+    async def forgetful(self: Any, tasks: Any, lease: Any = None, **options: Any) -> Any:
+        added = await add(self, tasks, lease, **options)
+        for one in added[1:]:
+            self.data.rows[self.data.ids[one.task.id]].task.status = Status.PENDING
+            self.data.rows.pop(self.data.ids.pop(one.task.id))
+        return added
+
+    monkeypatch.setattr(MemoryStore, "add", forgetful)
+
+
+def _ignores_a_lost_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that goes on with a task that somebody else has taken over."""
+    finish = Worker._finish
+
+    async def stubborn(self: Any, finishes: Any) -> Any:
+        answers = await finish(self, finishes)
+        for end, answer in zip(finishes, answers, strict=True):
+            if answer is Finished.DONE:
+                self.hold.take(end.task)
+        return answers
+
+    monkeypatch.setattr(Worker, "_finish", stubborn)
+
+
+@pytest.mark.parametrize(
+    "sabotage", [_forgets_answers, _starts_early, _loses_tasks, _ignores_a_lost_lease]
+)
+def test_the_oracle_sees_what_is_broken(
+    sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sabotage of the service is found within a few runs."""
+    sabotage(monkeypatch)
+    with pytest.raises((Broken, KeyError)):
+        for seed in range(40):
+            simulate(seed)

@@ -1,0 +1,134 @@
+"""Faults of the disk under a server that runs: it says so, loses nothing, and goes on by itself."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from tests.integration.service import Service, service, target
+
+Fault: TypeAlias = Callable[[Service], AbstractContextManager[None]]
+ON_A_SMALL_DISK = ("unshare", "--map-root-user", "--mount", "sh", "-c")
+MOUNTED = 'mount -t tmpfs -o size=8m tmpfs "$0" && exec "$@"'
+RUNNING, LATER = 20, 20
+
+
+@contextmanager
+def full(running: Service) -> Iterator[None]:
+    """A disk without room: ENOSPC."""
+    disk = Path(f"/proc/{running.process.pid}/root{running.folder}")
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(1024))
+    try:
+        yield
+    finally:
+        ballast.unlink()
+
+
+@contextmanager
+def limited(running: Service) -> Iterator[None]:
+    """A limit of the process that lets no file grow: EFBIG."""
+    pid, kind = running.process.pid, resource.RLIMIT_FSIZE
+    soft, hard = resource.prlimit(pid, kind)
+    resource.prlimit(pid, kind, (4096, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, kind, (soft, hard))
+
+
+@contextmanager
+def read_only(running: Service) -> Iterator[None]:
+    """Files that nobody may write, not even who has them open: EPERM."""
+    files = [str(running.folder / name) for name in ("tarry.db", "tarry.db-wal")]
+    assert _can("chattr", "+i", *files)
+    try:
+        yield
+    finally:
+        assert _can("chattr", "-i", *files)
+
+
+@contextmanager
+def moved(running: Service) -> Iterator[None]:
+    """A file that is not where it was."""
+    database = running.folder / "tarry.db"
+    elsewhere = database.rename(running.folder / "elsewhere")
+    try:
+        yield
+    finally:
+        elsewhere.rename(database)
+
+
+def _can(*command: str) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("fault", [full, limited, read_only, moved])
+def test_the_store_goes_away_and_comes_back(fault: Fault, tmp_path: Path) -> None:
+    """503 and readiness red, no attempt is lost or repeated; then it goes on without a restart."""
+    within: tuple[str, ...] = ()
+    if fault is full:
+        within = (*ON_A_SMALL_DISK, MOUNTED, str(tmp_path))
+        if not _can(*within, "true"):
+            pytest.skip("a disk of one's own needs user namespaces: run as root, or allow them")
+    if fault is read_only:
+        (tmp_path / "file").touch()
+        if not _can("chattr", "+i", str(tmp_path / "file")):
+            pytest.skip("needs chattr +i, which is root's, on a file system that has it")
+        _can("chattr", "-i", str(tmp_path / "file"))
+    gate = threading.Event()
+
+    def slowly(_path: str, _number: int) -> int:
+        gate.wait(60)
+        return 200
+
+    with target(slowly) as to, service(tmp_path, within=within) as running:
+        accepted = {running.post(targetUrl=f"{to.url}/{n}")["taskId"] for n in range(RUNNING)}
+        for n in range(LATER):
+            accepted.add(running.post(targetUrl=f"{to.url}/later/{n}", delayMs=2000)["taskId"])
+        running.wait_for(lambda: len(to.seen) >= RUNNING)
+        more = 0
+        with fault(running):
+            while True:  # the log of the store may have room for a few more
+                status, answer, headers = running.reply(
+                    "POST",
+                    "/retry-tasks",
+                    {"targetUrl": f"{to.url}/more/{more}", "body": "x" * 9999},
+                )
+                if status != 201:
+                    break
+                more += 1
+                accepted.add(answer["taskId"])
+            assert 503 == status
+            assert 1 <= int(headers["retry-after"])
+            running.wait_for(lambda: running.ask("GET", "/readyz")[0] == 503)
+            assert 200 == running.ask("GET", "/healthz")[0]
+            assert "store" in running.ask("GET", "/readyz")[1]["ills"]
+            gate.set()  # attempts end, and their results cannot be written down
+            for _ in range(50):
+                assert 503 == running.ask("GET", "/readyz")[0]
+                time.sleep(0.05)
+
+        running.wait_for(lambda: running.ask("GET", "/readyz")[0] == 200)
+        running.wait_for(
+            lambda: all(running.task(one)["status"] == "SUCCEEDED" for one in accepted)
+        )
+        assert accepted == {task["taskId"] for task in running.all_tasks()}
+        assert RUNNING + LATER + more == len(to.seen)
+        assert {1} == {len(requests) for requests in to.seen.values()}
+        assert {1} == {task["attemptNumber"] for task in running.all_tasks()}
+        running.end_of(running.post(targetUrl=f"{to.url}/after")["taskId"])

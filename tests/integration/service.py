@@ -1,0 +1,223 @@
+"""A real service in a process of its own, and a real target that remembers what it was sent."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+STARTS_WITHIN = 60.0
+TERMINAL = {"SUCCEEDED", "EXHAUSTED", "CANCELLED"}
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Reply(NamedTuple):
+    """What the service answered."""
+
+    status: int
+    body: Any
+    """From JSON, or a text."""
+    headers: dict[str, str]
+    """Names in lower case."""
+
+
+class Target:
+    """An HTTP server that answers by `answer(path, number)` and remembers every request."""
+
+    def __init__(
+        self, answer: Callable[[str, int], int] = lambda _path, _number: 200, port: int = 0
+    ) -> None:
+        self.answer: Callable[[str, int], int] = answer
+        self.seen: dict[str, list[dict[str, str]]] = defaultdict(list)
+        """The headers of every request, by path."""
+        self.bodies: dict[str, list[bytes]] = defaultdict(list)
+        self._lock = threading.Lock()
+        target = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                with target._lock:
+                    target.bodies[self.path].append(body)
+                    target.seen[self.path].append(dict(self.headers))
+                    number = len(target.seen[self.path])
+                self.send_response(target.answer(self.path, number))
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            do_GET = do_POST  # noqa: N815 - the server's own name for it
+
+            def log_message(self, *_args: object) -> None:
+                """Say nothing."""
+
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 256
+            daemon_threads = True
+
+            def handle_error(self, *_args: object) -> None:
+                """A client that was killed is no news."""
+
+        self._server = Server(("127.0.0.1", port), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Service:
+    """`tarry serve` on a SQLite file, which outlives it; `within` runs its command."""
+
+    def __init__(
+        self, folder: Path, *flags: str, dev: bool = True, within: tuple[str, ...] = ()
+    ) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self._flags = ("--dev", *flags) if dev else flags
+        self._within = within
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process that runs."""
+        assert self._process is not None
+        return self._process
+
+    def start(self) -> None:
+        """Start it, and wait until it is ready."""
+        command = [*self._within, sys.executable, "-m", "tarry", "serve"]
+        command += ["--port", str(self.port)]
+        command += ["--store", f"sqlite:{self.folder / 'tarry.db'}", *self._flags]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
+        deadline = time.monotonic() + STARTS_WITHIN
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError((self.folder / "log").read_text())
+            try:
+                if self.ask("GET", "/readyz")[0] == 200:
+                    return
+            except OSError:
+                time.sleep(0.05)
+        raise AssertionError((self.folder / "log").read_text())
+
+    def kill(self) -> None:
+        """End it as by power failure."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        """Ask it to end, and wait; return its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait()
+
+    def reply(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> Reply:
+        """Make one request; a body of bytes is sent as it is, any other as JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            sent = body if body is None or isinstance(body, bytes) else json.dumps(body)
+            given = {"content-type": "application/json"} if body is not None else {}
+            connection.request(method, path, sent, given | (headers or {}))
+            response = connection.getresponse()
+            raw = response.read()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            is_json = "json" in found.get("content-type", "")
+            return Reply(response.status, json.loads(raw) if is_json else raw.decode(), found)
+        finally:
+            connection.close()
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any]:
+        """Make one request; return the status and the JSON."""
+        return self.reply(method, path, body, headers)[:2]
+
+    def post(self, **fields: Any) -> dict[str, Any]:
+        """Add a task; return it as it was taken."""
+        status, task = self.ask("POST", "/retry-tasks", fields)
+        assert 201 == status, task
+        found: dict[str, Any] = task
+        return found
+
+    def task(self, task_id: str) -> dict[str, Any]:
+        """Return one task."""
+        found: dict[str, Any] = self.ask("GET", f"/retry-tasks/{task_id}")[1]
+        return found
+
+    def log(self, task_id: str) -> list[dict[str, Any]]:
+        """Return the attempts of a task."""
+        found: list[dict[str, Any]]
+        found = self.ask("GET", f"/retry-tasks/{task_id}/attempts")[1]["items"]
+        return found
+
+    def end_of(self, task_id: str) -> dict[str, Any]:
+        """Wait until a task has ended; return it."""
+        self.wait_for(lambda: self.task(task_id)["status"] in TERMINAL)
+        return self.task(task_id)
+
+    def all_tasks(self) -> list[dict[str, Any]]:
+        """Return every task, page by page."""
+        found, cursor = [], ""
+        while True:
+            page = self.ask("GET", f"/retry-tasks?limit=500{cursor}")[1]
+            found += page["items"]
+            if page["nextCursor"] is None:
+                return found
+            cursor = f"&cursor={page['nextCursor']}"
+
+    def wait_for(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds; the test's own time limit ends it."""
+        while not holds():
+            time.sleep(0.05)
+
+
+@contextmanager
+def service(
+    folder: Path, *flags: str, dev: bool = True, within: tuple[str, ...] = ()
+) -> Iterator[Service]:
+    """Run a service for a test."""
+    running = Service(folder, *flags, dev=dev, within=within)
+    running.start()
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            os.kill(running.process.pid, signal.SIGCONT)
+            running.kill()
+
+
+@contextmanager
+def target(
+    answer: Callable[[str, int], int] = lambda _path, _number: 200, port: int = 0
+) -> Iterator[Target]:
+    """Run a target for a test."""
+    running = Target(answer, port)
+    try:
+        yield running
+    finally:
+        running.close()

@@ -1,0 +1,76 @@
+"""A service that demands keys and allows no inner address, and two tenants who call it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tarry.service.api.keys import make_key
+from tarry.service.stores.sqlite import SqliteStore
+from tests.integration.service import Reply, Service, service
+
+
+class Callers:
+    """Two tenants of one service."""
+
+    def __init__(self, running: Service, secrets: dict[str, str]) -> None:
+        self.running = running
+        self._secrets = secrets
+
+    def ask(self, tenant: str, method: str, path: str, body: Any = None) -> Reply:
+        """Make a request as one of them."""
+        headers = {"authorization": f"Bearer {self._secrets[tenant]}"}
+        return self.running.reply(method, path, body, headers)
+
+    def raw(self, *parts: bytes) -> bytes:
+        """Send bytes as they are, KEY replaced; return the answer up to its end."""
+        secret = self._secrets["ann"].encode()
+        with socket.create_connection(("127.0.0.1", self.running.port), 30) as wire:
+            try:
+                for part in parts:
+                    wire.sendall(part.replace(b"KEY", secret))
+            except OSError:
+                pass  # it has hung up on us; what it said is still there
+            answer = b""
+            try:
+                while more := wire.recv(65536):
+                    answer += more
+            except OSError:
+                pass
+            return answer
+
+    def kept(self) -> list[str]:
+        """Return the counts of tasks, as the metrics have them."""
+        lines = self.ask("ann", "GET", "/metrics").body.splitlines()
+        return [line for line in lines if line.startswith("retry_tasks{")]
+
+    @contextmanager
+    def nothing_kept(self) -> Iterator[None]:
+        """Check that no task is added, and that the service stays well."""
+        before = self.kept()
+        yield
+        assert before == self.kept()
+        assert 200 == self.running.ask("GET", "/readyz")[0]
+
+
+async def _make_keys(database: Path, *tenants: str) -> dict[str, str]:
+    store = SqliteStore(database)
+    await store.open()
+    secrets = {}
+    for tenant in tenants:
+        secrets[tenant], key = make_key(tenant, f"key-{tenant}")
+        await store.put_key(key)
+    await store.close()
+    return secrets
+
+
+@contextmanager
+def two_tenants(folder: Path) -> Iterator[Callers]:
+    """Run a service for "ann" and "bob"."""
+    secrets = asyncio.run(_make_keys(folder / "tarry.db", "ann", "bob"))
+    with service(folder, "--set", "require_keys=true", dev=False) as running:
+        yield Callers(running, secrets)

@@ -1,0 +1,181 @@
+"""What a service that runs promises its users: bodies, signatures, keys, callbacks, waiting."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from base64 import b64encode
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+from tests.integration.service import Reply, Service, Target, service, target
+
+NEW, OLD = b"n" * 24, b"o" * 32
+"""Signing secrets."""
+SOON = {"initialDelayMs": 1, "maxDelayMs": 20}
+LARGE = "x" * 100_000
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that signs."""
+    secrets = ",".join(f"whsec_{b64encode(secret).decode()}" for secret in (NEW, OLD))
+    flags = ("--set", f"signing_secrets={secrets}")
+    with service(tmp_path_factory.mktemp("service"), *flags) as one:
+        yield one
+
+
+@pytest.fixture
+def to() -> Iterator[Target]:
+    """A target that answers 200."""
+    with target() as one:
+        yield one
+
+
+def _signature(secret: bytes, headers: dict[str, str], body: bytes) -> str:
+    """Compute a signature by the words of Standard Webhooks, and nothing of ours."""
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    return "v1," + b64encode(hmac.new(secret, signed, sha256).digest()).decode()
+
+
+def test_every_attempt_is_signed_with_every_secret(running: Service, to: Target) -> None:
+    """Any receiver that knows one of them can verify it; the id is the task's, and stays."""
+    to.answer = lambda _path, number: 503 if number == 1 else 200
+    task = running.post(targetUrl=f"{to.url}/signed", body={"a": "ü"}, policy=SOON)
+    running.end_of(task["taskId"])
+    first, second = to.seen["/signed"]
+    for headers, body in zip((first, second), to.bodies["/signed"], strict=True):
+        assert task["taskId"] == headers["webhook-id"]
+        expected = [_signature(secret, headers, body) for secret in (NEW, OLD)]
+        assert expected == headers["webhook-signature"].split(" ")
+    assert {"a": "ü"} == json.loads(to.bodies["/signed"][0])
+    assert "application/json" == first["Content-Type"]
+    assert first["Idempotency-Key"] == second["Idempotency-Key"] == f'"{task["idempotencyKey"]}"'
+    assert ("1", "2") == (first["X-Retry-Attempt"], second["X-Retry-Attempt"])
+
+
+def test_a_large_body_goes_through_the_folder(running: Service, to: Target) -> None:
+    """It lies beside the store while its task does, and arrives as it was."""
+    task = running.post(targetUrl=f"{to.url}/large", body=LARGE)
+    file = running.folder / "bodies" / ".tarry" / "default" / task["taskId"]
+    assert LARGE == file.read_text()
+    assert "SUCCEEDED" == running.end_of(task["taskId"])["status"]
+    assert [LARGE.encode()] == to.bodies["/large"]
+    assert len(LARGE) == task["bodySize"]
+
+
+def test_a_body_of_the_caller_is_named(running: Service, to: Target) -> None:
+    """An object under the tenant's name; it stays where it is."""
+    file = running.folder / "bodies" / "default" / "invoices" / "7.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b'{"total": 7}')
+    task = running.post(targetUrl=f"{to.url}/named", bodyRef="default/invoices/7.json")
+    assert "SUCCEEDED" == running.end_of(task["taskId"])["status"]
+    assert [b'{"total": 7}'] == to.bodies["/named"]
+    assert file.exists()
+    for ref in ("default/nothing", "other/invoices/7.json", "default/../../tarry.db"):
+        refused = running.reply("POST", "/retry-tasks", {"targetUrl": to.url, "bodyRef": ref})
+        assert (422, "bodyRef") == (refused.status, refused.body["field"])
+
+
+@pytest.mark.parametrize("harm", ["delete", "change"])
+def test_a_body_that_is_not_what_it_was_is_not_sent(
+    running: Service, to: Target, harm: str
+) -> None:
+    """The task is dead with the reason in its log: no attempt can help it."""
+    task = running.post(targetUrl=f"{to.url}/harmed", body=LARGE, delayMs=3_600_000)
+    file = running.folder / "bodies" / ".tarry" / "default" / task["taskId"]
+    if harm == "delete":
+        file.unlink()
+    else:
+        file.write_text("something else")
+    running.ask("POST", f"/retry-tasks/{task['taskId']}/retry")
+    ended = running.end_of(task["taskId"])
+    assert ("EXHAUSTED", "permanent") == (ended["status"], ended["reason"])
+    [attempt] = running.log(task["taskId"])
+    assert "invalid" == attempt["errorClass"]
+    assert task["taskId"] in attempt["errorMessage"]
+    assert not to.seen["/harmed"]
+
+
+def test_the_end_is_told_to_the_callback(running: Service, to: Target) -> None:
+    """A success and a death, each once, with a key of its own, through a target that fails once."""
+    to.answer = lambda path, number: {"/dead": 400, "/told": 503 if number == 1 else 200}.get(
+        path, 200
+    )
+    ids = {
+        path: running.post(targetUrl=to.url + path, callbackUrl=f"{to.url}/told")["taskId"]
+        for path in ("/dead", "/fine")
+    }
+    running.wait_for(lambda: len(to.seen["/told"]) == 3)
+    told = {
+        headers["Idempotency-Key"]: json.loads(body)
+        for headers, body in zip(to.seen["/told"], to.bodies["/told"], strict=True)
+    }
+    assert {f'"{task_id}-callback-0"' for task_id in ids.values()} == set(told)
+    by_task = {news["taskId"]: news for news in told.values()}
+    dead, fine = by_task[ids["/dead"]], by_task[ids["/fine"]]
+    assert ("EXHAUSTED", "permanent", 400) == (
+        dead["status"],
+        dead["reason"],
+        dead["responseStatus"],
+    )
+    assert ("SUCCEEDED", None, 1) == (fine["status"], fine["reason"], fine["attemptNumber"])
+
+
+def _waiting(running: Service, task: dict[str, Any], seconds: int) -> Reply:
+    prefer = {"Prefer": f"wait={seconds}"}
+    return running.reply("POST", "/retry-tasks", task, prefer)
+
+
+def test_a_caller_can_wait_for_the_outcome(running: Service, to: Target) -> None:
+    """The answer has the end and the target's response; one that does not come is still pending."""
+    to.answer = lambda _path, number: 503 if number < 3 else 200
+    answered = _waiting(running, {"targetUrl": f"{to.url}/waited", "policy": SOON}, 50)
+    assert (201, "wait=50") == (answered.status, answered.headers["preference-applied"])
+    assert ("SUCCEEDED", 3) == (answered.body["status"], answered.body["attemptNumber"])
+    assert 200 == answered.body["response"]["status"]
+
+    late = _waiting(running, {"targetUrl": f"{to.url}/late", "delayMs": 3_600_000}, 1)
+    assert (201, "PENDING") == (late.status, late.body["status"])
+    assert "response" not in late.body or late.body["response"] is None
+
+
+def test_a_batch_gets_one_verdict_each(running: Service, to: Target) -> None:
+    """The good ones are delivered, the bad ones named."""
+    tasks: list[dict[str, Any]] = [{"targetUrl": f"{to.url}/batch/{n}"} for n in range(1000)]
+    tasks[7]["targetUrl"] = "ftp://a.b/"
+    tasks[8]["delayMs"] = -1
+    status, answer = running.ask("POST", "/retry-tasks/batch", {"tasks": tasks})
+    verdicts = [result["status"] for result in answer["results"]]
+    assert (200, {7, 8}) == (status, {n for n, verdict in enumerate(verdicts) if verdict != 201})
+    fields = [answer["results"][n]["problem"]["field"] for n in (7, 8)]
+    assert ["targetUrl", "delayMs"] == fields
+    running.wait_for(lambda: len(to.seen) == 998)
+    assert {1} == {len(requests) for requests in to.seen.values()}
+
+
+def test_fifty_callers_with_one_key_make_one_task(running: Service, to: Target) -> None:
+    """They start together; one gets 201, the others 200 and the same task, and leave no body."""
+    together, bodies = Barrier(50), running.folder / "bodies" / ".tarry" / "default"
+    before = set(bodies.iterdir()) if bodies.exists() else set()
+    task = {"targetUrl": f"{to.url}/once", "idempotencyKey": "the-one", "body": LARGE}
+
+    def ask(_: int) -> Reply:
+        together.wait()
+        return running.reply("POST", "/retry-tasks", task)
+
+    with ThreadPoolExecutor(50) as callers:
+        replies = list(callers.map(ask, range(50)))
+    assert [200] * 49 + [201] == sorted(reply.status for reply in replies)
+    [task_id] = {reply.body["taskId"] for reply in replies}
+    running.end_of(task_id)
+    assert 1 == len(to.seen["/once"])
+    other = running.reply("POST", "/retry-tasks", {**task, "body": "other"})
+    assert (422, "idempotencyKey") == (other.status, other.body["field"])
+    assert {bodies / task_id} == set(bodies.iterdir()) - before

@@ -1,0 +1,283 @@
+"""The pages about the service: their commands and code run against a real one, their tables hold.
+
+A command is run as it stands on the page, but for ports. What it prints is compared with what the
+page shows; ids, times and delays differ, `...` stands for anything, and blanks do not count.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tarry.service.api.surroundings import Limits as ApiLimits
+from tarry.service.delivery.exchange import Fault
+from tarry.service.engine.parts import Limits as EngineLimits
+from tarry.service.model import TRANSITIONS
+from tarry.service.settings import Settings, load
+from tests.integration.service import Service, Target, free_port, service, target
+from tests.test_docs import DOCS, Block, blocks_of, name_of, table_of
+
+PAGES = sorted(DOCS.glob("service*.md"))
+SERVICE, TARGET = "127.0.0.1:8080", "127.0.0.1:9009"
+_ID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+_CHANGING = (
+    (_ID, "ID"),
+    (re.compile(r"\b1\d{12}\b"), "TIME"),
+    (re.compile(r"[\d.]+ m?s\b"), "TIME"),
+)
+_NUMBER = re.compile(r"\b\d[\d,]*")
+_LOOKS = re.compile(r"tarry (tasks (show|explain) .*|downstreams)")
+_PATIENCE = 30.0
+"""Seconds in which what is shown must have come about."""
+_NOT_RUN = ("pip install", "tarry serve", "make serve", "python examples/")
+"""Done before the page begins, or run by other tests."""
+
+
+class Reader:
+    """Somebody who types what a page says, in a folder of his own."""
+
+    def __init__(self, running: Service, ports: dict[str, str]) -> None:
+        self._running = running
+        self._ports = ports
+        self._ids: dict[str, str] = {}
+        self._mine: list[subprocess.Popen[bytes]] = []
+        self._environ = {
+            **os.environ,
+            "COLUMNS": "300",
+            "NO_COLOR": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "TARRY_SERVER": f"http://{ports[SERVICE]}",
+            "TERM": "dumb",
+        }
+
+    def type(self, command: str, shown: str, where: str) -> None:
+        """Run a command and compare; what only looks is looked at until it is as shown."""
+        if command.startswith("tarry serve"):
+            assert self._fits(shown, (self._running.folder / "log").read_text()), where
+            return
+        if command.startswith(_NOT_RUN):
+            return
+        if command.startswith("export "):
+            name, _, value = command.removeprefix("export ").partition("=")
+            self._environ[name] = self._run(f"printf %s {value}").strip()
+            return
+        if command.endswith("&"):
+            self._begin(command)
+            return
+        printed = self._run(command)
+        end = time.monotonic() + _PATIENCE
+        while not self._fits(shown, printed) and _LOOKS.fullmatch(command):
+            if time.monotonic() > end:
+                break
+            time.sleep(0.1)
+            printed = self._run(command)
+        assert self._fits(shown, printed), f"{where}\n{command}\n{printed}"
+        self._ids |= zip(_ID.findall(shown), _ID.findall(printed), strict=False)
+
+    def close(self) -> None:
+        """End what was started."""
+        for process in self._mine:
+            process.terminate()
+            process.wait()
+
+    def here(self, text: str) -> str:
+        """Return a text of the page with what is otherwise here: ports and ids."""
+        for there, here in (self._ports | self._ids).items():
+            text = text.replace(there, here)
+        return text.replace(TARGET.partition(":")[2], self._ports[TARGET].partition(":")[2])
+
+    def _run(self, command: str) -> str:
+        done = subprocess.run(
+            ["bash", "-c", self.here(command)],  # noqa: S607 - that of whoever runs this
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            cwd=self._running.folder,
+            env=self._environ,
+        )
+        return done.stdout
+
+    def _begin(self, command: str) -> None:
+        words = shlex.split(self.here(command).partition(">")[0])
+        process = subprocess.Popen(
+            [sys.executable, *words[1:]],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=self._running.folder,
+        )
+        self._mine.append(process)
+
+    def _fits(self, shown: str, printed: str) -> bool:
+        pieces = _plain(self.here(shown)).split("...")
+        pattern = ".*".join(re.escape(piece.strip()) for piece in pieces)
+        return re.fullmatch(pattern, _plain(printed), re.DOTALL) is not None
+
+
+def _plain(text: str) -> str:
+    for pattern, word in _CHANGING:
+        text = pattern.sub(word, text)
+    return " ".join(text.split())
+
+
+def _commands(block: Block) -> Iterator[tuple[str, str]]:
+    """The commands of a console block, each with what it prints."""
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        lines = part.splitlines(keepends=True)
+        command = lines.pop(0)
+        while command.endswith("\\\n") or command.count("'") % 2:
+            command += lines.pop(0)
+        yield command.strip(), "".join(lines)
+
+
+def _sometimes(path: str, number: int) -> int:
+    return 503 if path == "/orders" and number <= 2 else 200
+
+
+@contextmanager
+def reading(page: Path, folder: Path) -> Generator[tuple[Reader, Service]]:
+    """A service for one page and somebody who reads it; a page may begin without its target."""
+    with ExitStack() as stack:
+        running = stack.enter_context(service(folder))
+        ports = {SERVICE: f"127.0.0.1:{running.port}"}
+        if "http.server 9009" in page.read_text("utf-8"):
+            ports[TARGET] = f"127.0.0.1:{free_port()}"
+        else:
+            to: Target = stack.enter_context(target(_sometimes))
+            ports[TARGET] = to.url.removeprefix("http://")
+        reader = Reader(running, ports)
+        stack.callback(reader.close)
+        yield reader, running
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_page_shows_what_a_user_sees(page: Path, tmp_path: Path) -> None:
+    """The commands and the code of a page, one after the other, print what stands below them."""
+    namespace: dict[str, object] = {"__name__": "page"}
+    with reading(page, tmp_path) as (reader, running):
+        if page.stem == "service-operations":
+            lane = {"targetUrl": reader.here(f"http://{TARGET}/")}
+            running.ask("POST", "/retry-tasks", lane, {"Prefer": "wait=30"})
+        for block, following in pairwise([*blocks_of(page), Block("", "", 0)]):
+            where = f"{name_of(page)}, line {block.line}"
+            if block.info == "console":
+                for command, shown in _commands(block):
+                    reader.type(command, shown, where)
+            elif block.info == "python notest":
+                printed = io.StringIO()
+                with redirect_stdout(printed):
+                    exec(compile(reader.here(block.text), where, "exec"), namespace)  # noqa: S102 - ours
+                assert following.text == printed.getvalue(), where
+
+
+def test_settings_on_the_page_are_those_of_the_code() -> None:
+    """The table on the page has every setting with the default and the words of `tarry config`."""
+    documented = table_of(DOCS / "service-configuration.md", "setting")
+    loaded = load({}, environ={})
+
+    def meaning(kind: Any) -> str:
+        return str(kind.__metadata__[-1].description)
+
+    actual = [
+        [f"`{field.name}`", loaded.shown(field.name), meaning(field.type)]
+        for field in msgspec.structs.fields(Settings)
+    ]
+    assert actual == documented
+
+
+def test_file_on_the_page_can_be_read(tmp_path: Path) -> None:
+    """What the page says to write into the file, the service reads."""
+    (block,) = [one for one in blocks_of(DOCS / "service-configuration.md") if one.info == ""]
+    file = tmp_path / "tarry.toml"
+    file.write_text(block.text, encoding="utf-8")
+
+    settings = load({}, environ={}, file=file).settings
+
+    expected = tomllib.loads(block.text)
+    assert expected == {name: getattr(settings, name) for name in expected}
+
+
+def test_statuses_on_the_page_are_those_of_the_code() -> None:
+    """The table of states has every status and all that may follow."""
+    rows = table_of(DOCS / "service-operations.md", "status")
+
+    documented = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[2])) for row in rows}
+
+    actual = {
+        status.name: {following.name for following in after}
+        for status, after in TRANSITIONS.items()
+    }
+    assert actual == documented
+
+
+def test_limits_on_the_page_are_those_of_the_code() -> None:
+    """The table of limits has the numbers that the engine and the API go by."""
+    rows = table_of(DOCS / "service-operations.md", "of one process")
+    engine, api = EngineLimits(), ApiLimits()
+
+    documented = [int(found.replace(",", "")) for row in rows for found in _NUMBER.findall(row[1])]
+
+    expected = [engine.in_flight, engine.lane_in_flight, engine.held, engine.lane_held]
+    expected += [engine.ingest, 503, api.waiting, api.streams, 503]
+    assert expected == documented
+
+
+def test_error_classes_on_the_page_are_those_of_the_code() -> None:
+    """The page on the API has every class of errors that an attempt can have."""
+    text = (DOCS / "service-api.md").read_text("utf-8").partition("`errorClass`:")[2]
+
+    assert set(Fault) - {Fault.OURS} == set(re.findall(r"`([a-z]+)`", text))
+
+
+def test_calls_on_the_page_are_those_of_the_api(tmp_path: Path) -> None:
+    """The table on the page has every call, with its answers and its special refusals."""
+    with service(tmp_path) as running:
+        paths = running.ask("GET", "/openapi.json")[1]["paths"]
+    special = {"404", "409", "429"}
+    actual = {
+        f"`{method.upper()} {path}`": (
+            {status for status in operation["responses"] if status < "300"},
+            special & set(operation["responses"]),
+        )
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+    }
+
+    documented = {
+        row[0]: (set(re.findall(r"\d+", row[1])), set(re.findall(r"\d+", row[2])))
+        for row in table_of(DOCS / "service-api.md", "call")
+    }
+    assert actual == documented
+
+
+def test_metrics_on_the_page_are_those_of_the_service(tmp_path: Path) -> None:
+    """The table on the page has every metric with its labels, and no other."""
+    rows = table_of(DOCS / "service-operations.md", "metric")
+    documented = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[1])) for row in rows}
+
+    with service(tmp_path) as running:
+        task = {"targetUrl": f"http://127.0.0.1:{running.port}/healthz", "method": "GET"}
+        running.ask("POST", "/retry-tasks", task, {"Prefer": "wait=30"})
+        text = running.ask("GET", "/metrics")[1]
+
+    names = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
+    actual = {name for name in names if not name.endswith("_created")}
+    assert actual == set(documented)
+    for name, labels in re.findall(r"^(\w+)\{(.*)\} ", text, re.MULTILINE):
+        if name in actual:
+            assert documented[name] == set(re.findall(r"(\w+)=", labels)), name

@@ -1,0 +1,97 @@
+"""A real gRPC server as the target of a service that runs."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from tests.integration.service import Service, service
+
+grpc: Any = import_module("grpc")
+
+SOON = {"initialDelayMs": 1, "maxDelayMs": 20, "maxAttempts": 3}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service."""
+    with service(tmp_path_factory.mktemp("service")) as one:
+        yield one
+
+
+class Grpc(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """A gRPC server whose method names the codes it answers with, one after the other."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[tuple[bytes, dict[str, str | bytes]]]] = {}
+
+    def service(self, details: Any) -> Any:
+        """Take any method."""
+        codes = details.method.rpartition("/")[2].split("_then_")
+
+        def behave(message: bytes, context: Any) -> bytes:
+            seen = self.seen.setdefault(details.method, [])
+            seen.append((message, dict(context.invocation_metadata())))
+            code = codes[min(len(seen), len(codes)) - 1]
+            if code != "OK":
+                context.abort(grpc.StatusCode[code], "not now")
+            return b"got " + message
+
+        return grpc.unary_unary_rpc_method_handler(behave)
+
+
+@pytest.fixture
+def called() -> Iterator[tuple[str, Grpc]]:
+    """The address of a gRPC server, and what it has seen."""
+    handler = Grpc()
+    with ThreadPoolExecutor(8) as threads:
+        server = grpc.server(threads)
+        server.add_generic_rpc_handlers((handler,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"grpc://127.0.0.1:{port}", handler
+        server.stop(0).wait()
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "outcomes"),
+    [
+        ("OK", "SUCCEEDED", ["success"]),
+        ("UNAVAILABLE_then_OK", "SUCCEEDED", ["transient", "success"]),
+        ("RESOURCE_EXHAUSTED_then_OK", "SUCCEEDED", ["throttled", "success"]),
+        ("RESOURCE_EXHAUSTED", "EXHAUSTED", ["throttled"] * 3),
+        ("INVALID_ARGUMENT", "EXHAUSTED", ["permanent"]),
+    ],
+)
+def test_a_grpc_target_is_called_and_its_codes_are_understood(
+    running: Service,
+    called: tuple[str, Grpc],
+    method: str,
+    status: str,
+    outcomes: list[str],
+) -> None:
+    """The body is the message, the key is in the metadata, the code decides."""
+    address, handler = called
+    path, message = f"/shop.Orders/{method}", b"\0\1\2\xff"
+    task = running.post(
+        targetUrl=address + path,
+        bodyBase64=b64encode(message).decode(),
+        headers={"X-Tag": "seven"},
+        policy=SOON,
+    )
+    assert status == running.end_of(task["taskId"])["status"]
+    log = running.log(task["taskId"])
+    assert outcomes == [attempt["outcome"] for attempt in log]
+    codes = method.split("_then_")
+    expected = [codes[min(n, len(codes) - 1)] for n in range(len(log))]
+    assert expected == [attempt["responseStatus"] for attempt in log]
+    seen = handler.seen[path]
+    assert [message] * len(log) == [body for body, _ in seen]
+    for number, (_, metadata) in enumerate(seen, 1):
+        assert (f'"{task["taskId"]}"', "seven") == (metadata["idempotency-key"], metadata["x-tag"])
+        assert str(number) == metadata["x-retry-attempt"]

@@ -1,0 +1,142 @@
+"""One dead downstream beside healthy ones, in a service that runs: it costs nobody anything, and
+comes back slowly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tarry.service.delivery.targets import parse_target
+from tarry.service.model import Content, Task
+from tarry.service.sealing import Plain
+from tarry.service.store import New
+from tarry.service.stores.sqlite import SqliteStore
+from tests.integration.service import Service, free_port, service, target
+
+DEAD = 100_000
+HEALTHY = 100
+GROUP = 1_000
+PROBES = 3
+MOST, RAMP = 128, 10.0
+"""Attempts at a time of one lane, and the seconds in which a recovered one gets there."""
+ENOUGH = 16
+
+
+def _task(url: str) -> New:
+    target = parse_target(url)
+    task_id = str(uuid4())
+    content = Plain().pack(Content(url=target.url))
+    lane = f"default/{target.origin}"
+    return New(
+        Task(
+            id=task_id, tenant="default", lane=lane, key=task_id, fingerprint=b"", content=content
+        ),
+        0,
+    )
+
+
+async def _fill(database: Path, urls: list[str]) -> None:
+    store = SqliteStore(database)
+    await store.open()
+    for start in range(0, len(urls), GROUP):
+        await store.add([_task(url) for url in urls[start : start + GROUP]])
+    await store.close()
+
+
+class Revived:
+    """What a host sees that is back: how many requests at a time, and when they came."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.opened_at = 0.0
+        self.arrivals: list[tuple[float, int]] = []
+        """When each came, and how many were there then, itself included."""
+        self._there = 0
+        self._lock = threading.Lock()
+
+    def answer(self, _path: str, _number: int) -> int:
+        """Hold everything until the gate opens; then take some time for each."""
+        with self._lock:
+            self._there += 1
+            self.arrivals.append((time.monotonic(), self._there))
+        self.gate.wait(60)
+        time.sleep(0.05)
+        with self._lock:
+            self._there -= 1
+        return 200
+
+    def open(self) -> None:
+        """Let everybody through."""
+        self.opened_at = time.monotonic()
+        self.gate.set()
+
+
+def _lane(running: Service, url: str) -> dict[str, object]:
+    lanes = running.ask("GET", "/downstreams")[1]["items"]
+    return next(lane for lane in lanes if lane["lane"] == parse_target(url).origin)
+
+
+def _attempts(running: Service, outcome: str) -> int:
+    lines = running.ask("GET", "/metrics")[1].splitlines()
+    found = [line for line in lines if line.startswith("retry_attempts_total{")]
+    return sum(int(float(line.rpartition(" ")[2])) for line in found if f'"{outcome}"' in line)
+
+
+@pytest.mark.timeout(240)
+def test_a_dead_lane_costs_nobody_anything_and_comes_back_slowly(tmp_path: Path) -> None:
+    """Others are served, no attempt and no write is spent on it, and its drain is a ramp."""
+    database, port = tmp_path / "tarry.db", free_port()
+    dead = f"http://127.0.0.1:{port}"
+    with target() as one, target() as two:
+        urls = [f"{dead}/{n}" for n in range(DEAD)]
+        urls += [f"{to.url}/before/{n}" for to in (one, two) for n in range(HEALTHY)]
+        asyncio.run(_fill(database, urls))
+        with service(tmp_path) as running:
+            # The healthy ones stand behind a hundred thousand others, all of them due.
+            running.wait_for(lambda: _lane(running, dead)["state"] == "PARKED")
+            running.wait_for(lambda: len(one.seen) == len(two.seen) == HEALTHY)
+            running.wait_for(lambda: _lane(running, dead)["inFlight"] == 0)
+            tried = _attempts(running, "transient")
+            assert tried <= 2 * MOST
+            assert DEAD == _lane(running, dead)["pending"]
+
+            # While it is parked nobody writes, and nobody else waits.
+            with sqlite3.connect(database) as looking:
+                version = "PRAGMA data_version"
+                before = looking.execute(version).fetchone()
+                time.sleep(3)
+                assert before == looking.execute(version).fetchone()
+            looking.close()
+            ids = [running.post(targetUrl=f"{one.url}/{n}")["taskId"] for n in range(HEALTHY)]
+            assert {"SUCCEEDED"} == {running.end_of(task_id)["status"] for task_id in ids}
+            assert {1} == {running.task(task_id)["attemptNumber"] for task_id in ids}
+            assert _attempts(running, "transient") - tried <= PROBES  # had its time come already
+
+            _comes_back(running, dead, port, one.url)
+
+
+def _comes_back(running: Service, dead: str, port: int, healthy: str) -> None:
+    revived = Revived()
+    with target(revived.answer, port):
+        running.wait_for(lambda: len(revived.arrivals) == PROBES)
+        # Some claims later it is still the probes alone: nobody knows yet what becomes of them.
+        running.end_of(running.post(targetUrl=f"{healthy}/meanwhile", delayMs=1500)["taskId"])
+        assert PROBES == len(revived.arrivals)
+        assert "PROBING" == _lane(running, dead)["state"]
+
+        revived.open()
+        running.wait_for(lambda: revived.arrivals[-1][1] >= ENOUGH)
+        running.end_of(running.post(targetUrl=f"{healthy}/too")["taskId"])
+        assert "OPEN" == _lane(running, dead)["state"]
+        for at, there in revived.arrivals[PROBES:]:
+            # The service began to count no earlier than the gate was opened.
+            assert there <= 1 + (MOST - 1) * min(1.0, (at - revived.opened_at) / RAMP)
+        assert 200 == running.ask("GET", "/readyz")[0]
+        revived.open()

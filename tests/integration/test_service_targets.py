@@ -1,0 +1,135 @@
+"""Hostile and honest targets behind a service that runs: what becomes of the tasks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tarry.service.delivery.exchange import Fault
+from tests.integration.hostile import METADATA, Hostile, hostile_targets
+from tests.integration.service import Service, service
+from tests.integration.test_hostile import EXPECTED
+
+TWICE = {"maxAttempts": 2, "initialDelayMs": 1, "maxDelayMs": 10}
+HONEST = 50
+MOST_GROWTH = 100 * 1024
+"""KiB: the hostile targets send gigabytes when they are let."""
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Iterator[Hostile]:
+    """Targets of all kinds."""
+    with hostile_targets() as targets:
+        yield targets
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, hostile: Hostile) -> Iterator[Service]:
+    """A service that trusts the CA of the targets."""
+    trusting = ("env", f"SSL_CERT_FILE={hostile.ca}")
+    with service(tmp_path_factory.mktemp("service"), within=trusting) as one:
+        yield one
+
+
+def _lane_of_its_own(url: str, name: str) -> str:
+    """Give a target a host name of its own, so that it does not park the lane of another."""
+    return url.replace("127.0.0.1", f"{name}.localhost", 1)
+
+
+def _memory(running: Service) -> int:
+    """Return the most memory, in KiB, that the process has ever had."""
+    lines = Path(f"/proc/{running.process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def _post(running: Service, hostile: Hostile, name: str) -> str:
+    timeout = 500 if EXPECTED[name] is Fault.TIMEOUT else 30_000
+    task_id: str = running.post(
+        targetUrl=_lane_of_its_own(hostile.url, name) + name,
+        body="hello",
+        policy={**TWICE, "attemptTimeoutMs": timeout},
+    )["taskId"]
+    return task_id
+
+
+def _judge(name: str, task: dict[str, Any], log: list[dict[str, Any]]) -> None:
+    expected = EXPECTED[name]
+    shown = [(attempt["responseStatus"], attempt["errorClass"]) for attempt in log]
+    if expected == 200:
+        assert "SUCCEEDED" == task["status"]
+        assert [(200, None)] == shown
+    elif isinstance(expected, Fault):
+        assert ("EXHAUSTED", "attempts") == (task["status"], task["reason"])
+        assert [(None, str(expected))] * 2 == shown
+        assert all(attempt["errorMessage"] for attempt in log)
+    else:
+        retried = expected == 500
+        reason = "attempts" if retried else "permanent"
+        assert ("EXHAUSTED", reason) == (task["status"], task["reason"])
+        assert [(expected, None)] * (2 if retried else 1) == shown
+    for attempt in log:
+        assert len(attempt["responseExcerpt"] or "") <= 512
+        assert len(attempt["errorMessage"] or "") <= 512
+
+
+@pytest.mark.timeout(180)
+def test_hostile_targets_end_as_they_should_and_hurt_nobody(
+    running: Service, hostile: Hostile
+) -> None:
+    """Each is retried or dead for its own reason; others are served meanwhile, in little memory."""
+    before = _memory(running)
+    ids = {name: _post(running, hostile, name) for name in EXPECTED}
+    honest = [running.post(targetUrl=hostile.url + "ok")["taskId"] for _ in range(HONEST)]
+    assert {"SUCCEEDED"} == {running.end_of(task_id)["status"] for task_id in honest}
+    for name, task_id in ids.items():
+        _judge(name, running.end_of(task_id), running.log(task_id))
+    assert 200 == running.ask("GET", "/readyz")[0]
+    assert _memory(running) - before < MOST_GROWTH
+
+
+def test_a_redirect_to_metadata_is_written_down_and_not_followed(
+    running: Service, hostile: Hostile
+) -> None:
+    """One attempt, at the target that was named."""
+    task = running.post(targetUrl=_lane_of_its_own(hostile.url, "there") + "redirect")
+    assert "EXHAUSTED" == running.end_of(task["taskId"])["status"]
+    [attempt] = running.log(task["taskId"])
+    assert (302, "127.0.0.1") == (attempt["responseStatus"], attempt["remoteAddress"])
+    refused = running.reply("POST", "/retry-tasks", {"targetUrl": METADATA})
+    assert (422, "targetUrl") == (refused.status, refused.body["field"])
+
+
+@pytest.mark.parametrize("kind", ["expired", "selfsigned", "wronghost"])
+def test_a_certificate_that_is_not_in_order_gets_nothing(
+    running: Service, hostile: Hostile, kind: str
+) -> None:
+    """It is retried, as certificates are renewed; the request is never sent."""
+    before = len(hostile.seen)
+    task = running.post(targetUrl=hostile.tls[kind] + "ok", policy=TWICE)
+    assert "EXHAUSTED" == running.end_of(task["taskId"])["status"]
+    assert ["tls", "tls"] == [attempt["errorClass"] for attempt in running.log(task["taskId"])]
+    assert before == len(hostile.seen)
+
+
+def test_a_certificate_in_order_gets_through(running: Service, hostile: Hostile) -> None:
+    """So that the test before can fail."""
+    task = running.post(targetUrl=hostile.tls["good"] + "ok", policy=TWICE)
+    assert "SUCCEEDED" == running.end_of(task["taskId"])["status"]
+
+
+def test_a_target_that_hangs_up(running: Service, hostile: Hostile) -> None:
+    """Before it has read anything; there is no answer to show."""
+    task = running.post(targetUrl=hostile.closing, policy=TWICE)
+    assert "attempts" == running.end_of(task["taskId"])["reason"]
+    assert ["reset", "reset"] == [attempt["errorClass"] for attempt in running.log(task["taskId"])]
+
+
+def test_a_name_that_is_not_there_and_a_port_that_is_closed(running: Service) -> None:
+    """The classes of errors before a connection."""
+    for url, kind in (("http://nobody.invalid/", "dns"), ("http://127.0.0.1:1/", "refused")):
+        task = running.post(targetUrl=url, policy=TWICE)
+        assert "attempts" == running.end_of(task["taskId"])["reason"]
+        assert [kind, kind] == [attempt["errorClass"] for attempt in running.log(task["taskId"])]
