@@ -1,0 +1,168 @@
+"""A backlog that waits and a stream that falls due: how punctual the service is, how much it holds.
+
+The store is filled through its own class before the service starts: tasks for tomorrow, and a
+stream due at a steady rate. All of them are in one lane. Lag is the start of an attempt less its
+`nextAttemptAt`, both from the attempt log; the target's own arrival times stand beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import psutil
+from uuid_utils import uuid7
+
+from benchmarks.service import served
+from benchmarks.service.marks import Mark, quantile
+from benchmarks.service.peers.common import BODY, HEADERS
+from benchmarks.service.processes import Failed, Group, free_port
+from benchmarks.service.target import Target, running_target
+from tarry.service.delivery.targets import parse_target
+from tarry.service.model import Content, Task
+from tarry.service.sealing import Plain
+from tarry.service.store import New
+from tarry.service.stores.sqlite import SqliteStore
+
+RATE = 500
+"""Attempts a second of the stream."""
+FEW, MANY = 10_000, 1_000_000
+AHEAD_S = 12.0
+"""Seconds from the last task written to the first that is due: the service starts meanwhile."""
+TOMORROW_MS = 86_400_000
+TENANT = "default"
+_BATCH = 1_000
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a run with so many pending tasks has shown."""
+
+    pending: int
+    lags: list[float]
+    """Milliseconds, by the attempt log."""
+    arrivals: list[float]
+    """Milliseconds, by the target: the way of the request is in it."""
+    resident: float
+    """The most memory that the service had resident while the stream ran, in MiB."""
+
+
+def run(pending: int, seconds: float, progress: Progress) -> Backlog:
+    """Fill a store, run the service on it until the stream is done, and read the log."""
+    with _folder() as folder, running_target(folder) as target:
+        path = folder / "tarry.db"
+        asyncio.run(_fill(path, _later(target, pending), pending, progress))
+        count = int(RATE * seconds)
+        start = int((time.time() + AHEAD_S) * 1000)
+        due = [start + 1000 * i // RATE for i in range(count)]
+        stream = [_task(f"{target.url}/ok/{i}", at) for i, at in enumerate(due)]
+        asyncio.run(_fill(path, iter(stream), count, progress))
+        progress(f"backlog of {pending:,}: {count:,} attempts at {RATE}/s")
+        resident = _serve(folder, target, start, count)
+        seen = target.log()
+        arrivals = [seen[i].arrived - at for i, at in enumerate(due)]
+        lags = asyncio.run(_lags(path, [task.id for task in stream]))
+        return Backlog(pending, lags, arrivals, resident)
+
+
+def _serve(folder: Path, target: Target, start: int, count: int) -> float:
+    port, most = free_port(), 0
+    with Group(served.environ(folder, port), folder) as group:
+        process = psutil.Process(served.start(group, port))
+        if time.time() * 1000 > start:
+            raise Failed(f"the service took longer than {AHEAD_S:g} s to start; try again")
+        deadline = start / 1000 + count / RATE + 60
+        while target.stats()["done"] < count:
+            group.check()
+            if time.time() > deadline:
+                raise Failed(f"{target.stats()['done']} of {count} done: {group.last_words()}")
+            most = max(most, process.memory_info().rss)
+            time.sleep(0.5)
+        process.terminate()  # it writes down what it has in hand
+        process.wait()
+    return most / 2**20
+
+
+def _later(target: Target, count: int) -> Iterator[Task]:
+    tomorrow = int(time.time() * 1000) + TOMORROW_MS
+    return (_task(f"{target.url}/ok/0", tomorrow + i * TOMORROW_MS // count) for i in range(count))
+
+
+def _task(url: str, at: int) -> Task:
+    task_id = str(uuid7())
+    body = BODY.encode()
+    content = Content(url=url, headers=HEADERS, body=body, body_size=len(body))
+    return Task(
+        id=task_id,
+        tenant=TENANT,
+        lane=_lane(url),
+        key=task_id,
+        fingerprint=b"",
+        content=Plain().pack(content),
+        next_attempt_at=at,
+    )
+
+
+@cache
+def _lane(url: str) -> str:
+    return f"{TENANT}/{parse_target(url).origin}"
+
+
+async def _fill(path: Path, tasks: Iterator[Task], count: int, progress: Progress) -> None:
+    store = SqliteStore(path)
+    await store.open()
+    for done in range(0, count, _BATCH):
+        if done % 50_000 == 0:
+            progress(f"backlog: {done:,} of {count:,} tasks written")
+        await store.add([New(task) for task in islice(tasks, _BATCH)])
+    await store.close()
+
+
+async def _lags(path: Path, ids: list[str]) -> list[float]:
+    store = SqliteStore(path)
+    await store.open()
+    logs = [await store.attempts(TENANT, task_id) for task_id in ids]
+    await store.close()
+    return [float(attempt.started_at - attempt.scheduled_at) for log in logs for attempt in log]
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tarry-bench-") as folder:
+        yield Path(folder)
+
+
+def lag_lines(it: Backlog) -> Iterator[str]:
+    """Show how punctual it was."""
+    yield f"\nlag, {len(it.lags):,} attempts at {RATE}/s with {it.pending:,} tasks pending (ms)"
+    for name, figures in (("started", it.lags), ("arrived", it.arrivals)):
+        shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "most": 1.0}
+        cells = "".join(f"{head:>7} {quantile(figures, q):.2f}" for head, q in shares.items())
+        yield f"{name:16}{cells}"
+
+
+def lag_marks(it: Backlog) -> list[Mark]:
+    return [
+        Mark("lag p50 ms", quantile(it.lags, 0.5), most=2.0),
+        Mark("lag p99 ms", quantile(it.lags, 0.99), most=5.0),
+    ]
+
+
+def memory_lines(few: Backlog, many: Backlog) -> Iterator[str]:
+    """Show how much it held."""
+    yield "\nmemory, resident while the stream ran (MiB)"
+    for it in (few, many):
+        yield f"{it.pending:>13,} pending  {it.resident:7.1f}"
+
+
+def memory_marks(few: Backlog, many: Backlog) -> list[Mark]:
+    return [Mark("x memory", many.resident / few.resident, least=0.8, most=1.2)]

@@ -1,0 +1,77 @@
+"""A light HTTP/1.1 client for the load: keep-alive connections, one request at a time on each."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import urlsplit
+
+import httptools
+
+
+class Connection(asyncio.Protocol):
+    """One connection; a request is written in one piece."""
+
+    def __init__(self, head: str) -> None:
+        self._head = head
+        self._transport: asyncio.WriteTransport | None = None
+        self._parser = None
+        self._answered: asyncio.Future[int] | None = None
+
+    def connection_made(self, transport) -> None:
+        self._transport = transport
+        self._parser = httptools.HttpResponseParser(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        answered, self._answered = self._answered, None
+        answered.set_result(self._parser.get_status_code())
+
+    def connection_lost(self, exc) -> None:
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(exc or ConnectionResetError("the server closed"))
+
+    async def post(self, path: str, body: bytes) -> int:
+        """Make a request; return the status of the answer."""
+        self._answered = asyncio.get_running_loop().create_future()
+        start = f"POST {path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
+        self._transport.write(start.encode() + body)
+        return await self._answered
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class Connections:
+    """Connections to one server."""
+
+    def __init__(self, connections: list[Connection]) -> None:
+        self.all = connections
+        self._idle = asyncio.LifoQueue()
+        for connection in connections:
+            self._idle.put_nowait(connection)
+
+    @classmethod
+    async def open(cls, url: str, count: int, headers: dict[str, str]) -> Connections:
+        where = urlsplit(url)
+        lines = {"Host": where.netloc, **headers}
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        loop = asyncio.get_running_loop()
+        made = [
+            await loop.create_connection(lambda: Connection(head), where.hostname, where.port)
+            for _ in range(count)
+        ]
+        return cls([connection for _, connection in made])
+
+    async def post(self, path: str, body: bytes) -> int:
+        """Make a request on a connection that is idle, waiting for one if need be."""
+        connection = await self._idle.get()
+        try:
+            return await connection.post(path, body)
+        finally:
+            self._idle.put_nowait(connection)
+
+    def close(self) -> None:
+        for connection in self.all:
+            connection.close()

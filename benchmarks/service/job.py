@@ -1,0 +1,166 @@
+"""The job: so many tasks of one POST each, a fifth of them refused once, to the last success.
+
+A run of a candidate: its processes start, do a small job to get warm, and rest; then the clock runs
+from the first enqueue to the last success at the target. Processor time is that of the workers, of
+the one who enqueues, and of the broker or database, until shortly after the last success.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from benchmarks.service import served
+from benchmarks.service.candidates import CANDIDATES, Candidate, install_node_peers, on_node
+from benchmarks.service.marks import quantile
+from benchmarks.service.processes import Enqueuer, Failed, Group, cpu_seconds, free_port
+from benchmarks.service.servers import Server, postgres_server, redis_server
+from benchmarks.service.target import Target, running_target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WARM_UP = 200
+REST_S = 1.0
+SETTLE_S = 0.2
+SEED = 7
+PATIENCE_S = 120.0
+"""Seconds for a step of the slowest candidate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one candidate."""
+
+    rate: float
+    """Tasks a second."""
+    cpu: float
+    """Milliseconds of processor time a task."""
+    gap_p50: float
+    gap_p99: float
+    duplicates: int
+
+
+@dataclass(slots=True)
+class Row:
+    """The runs of a candidate, one a round; or why it is out."""
+
+    runs: list[Run] = field(default_factory=list)
+    error: str = ""
+
+    def median(self, what: str) -> float:
+        return median(getattr(run, what) for run in self.runs)
+
+    def ratio(self, other: Row, what: str) -> float:
+        """Return the median over the rounds of this one's figure to the other's."""
+        pairs = zip(self.runs, other.runs, strict=True)
+        return median(getattr(mine, what) / getattr(its, what) for mine, its in pairs)
+
+
+class Job:
+    """The servers, the target, and one run after another."""
+
+    def __init__(self, stack: ExitStack, needed: set[str], node: dict[str, str]) -> None:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tarry-bench-")))
+        self._target: Target = stack.enter_context(running_target(folder))
+        self._servers: dict[str, Server] = {}
+        self._node = node
+        for need, run in (("redis", redis_server), ("postgres", postgres_server)):
+            if need in needed:
+                self._servers[need] = stack.enter_context(run())
+
+    def run(self, candidate: Candidate, count: int) -> Run:
+        """Let a candidate do the job once."""
+        server = self._servers.get(candidate.needs)
+        if server is not None:
+            server.reset()
+        with tempfile.TemporaryDirectory(prefix="tarry-bench-") as home:
+            folder = Path(home)
+            with Group(self._environ(candidate, folder), folder) as group:
+                return self._measured(candidate, count, group, server)
+
+    def _environ(self, candidate: Candidate, folder: Path) -> dict[str, str]:
+        packages = {"PYTHONPATH": str(candidate.packages)} if candidate.packages else {}
+        servers = {f"BENCH_{name.upper()}": it.url for name, it in self._servers.items()}
+        return {
+            **servers,
+            **packages,
+            **self._node,
+            **served.environ(folder, free_port()),
+            "BENCH_TARGET": self._target.url,
+            "BENCH_FOLDER": str(folder),
+        }
+
+    def _measured(
+        self, candidate: Candidate, count: int, group: Group, server: Server | None
+    ) -> Run:
+        if candidate.set_up:
+            group.finish(candidate.set_up)
+        pids = [group.start(command).pid for command in candidate.workers]
+        pids += [] if server is None else [server.pid]
+        enqueuer = Enqueuer(group, candidate.enqueuer, PATIENCE_S)
+        self._target.reset()
+        enqueuer.enqueue(WARM_UP)
+        self._await(WARM_UP, group)
+        time.sleep(REST_S)
+        self._target.reset()
+
+        before = sum(map(cpu_seconds, pids))
+        began, enqueuing = enqueuer.enqueue(count)
+        self._await(count, group)
+        time.sleep(SETTLE_S)  # what is written down after the last success belongs to it
+        spent = sum(map(cpu_seconds, pids)) - before + enqueuing
+        stats = self._target.stats()
+        gaps = [seen.gap for seen in self._target.log().values() if seen.gap is not None]
+        if stats["bad"]:
+            raise Failed(f"{stats['bad']} requests that the target does not understand")
+        return Run(
+            rate=count / (stats["last_done"] - began),
+            cpu=1e3 * spent / count,
+            gap_p50=quantile(gaps, 0.5),
+            gap_p99=quantile(gaps, 0.99),
+            duplicates=int(stats["duplicates"]),
+        )
+
+    def _await(self, count: int, group: Group) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while (done := self._target.stats()["done"]) < count:
+            group.check()
+            if time.monotonic() > deadline:
+                raise Failed(f"{done} of {count} tasks done; it said:\n{group.last_words()}")
+            time.sleep(0.02)
+
+
+def race(
+    names: list[str], *, count: int, rounds: int, progress: Callable[[str], None]
+) -> dict[str, Row]:
+    """Run all in turns, in an order drawn anew each round; who fails is out and says why."""
+    rows = {name: Row() for name in names}
+    rng = random.Random(SEED)
+    node: dict[str, str] = {}
+    if any(map(on_node, names)):
+        progress("job: peers on Node")
+        try:
+            node = install_node_peers()
+        except Failed as failed:
+            rows |= {name: Row(error=str(failed)) for name in names if on_node(name)}
+    with ExitStack() as stack:
+        progress("job: servers")
+        needed = {CANDIDATES[name].needs for name in names if not rows[name].error}
+        job = Job(stack, needed, node)
+        for number in range(1, rounds + 1):
+            for name in rng.sample(names, len(names)):
+                if rows[name].error:
+                    continue
+                progress(f"job: round {number} of {rounds}, {name}")
+                try:
+                    rows[name].runs.append(job.run(CANDIDATES[name], count))
+                except Exception as error:
+                    rows[name] = Row(error=f"{type(error).__name__}: {error}")
+    return rows

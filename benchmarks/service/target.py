@@ -1,0 +1,71 @@
+"""The target that all candidates call: compiled from target.c, run in a process of its own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOURCE = Path(__file__).with_name("target.c")
+
+
+class Seen(NamedTuple):
+    """What the target knows of one id; `gap`: ms from its 503 to the next attempt, if any."""
+
+    arrived: float
+    gap: float | None
+
+
+class Target:
+    """A running target."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._port = port
+
+    def reset(self) -> None:
+        self._ask("POST", "/reset")
+
+    def stats(self) -> dict[str, float]:
+        return json.loads(self._ask("GET", "/stats"))
+
+    def log(self) -> dict[int, Seen]:
+        """Return what it has seen, by id."""
+        rows = (line.split() for line in self._ask("GET", "/log").splitlines())
+        return {
+            int(task): Seen(float(arrived), float(gap) if float(gap) >= 0 else None)
+            for task, arrived, gap in rows
+        }
+
+    def _ask(self, method: str, path: str) -> bytes:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        try:
+            connection.request(method, path)
+            return connection.getresponse().read()
+        finally:
+            connection.close()
+
+
+@contextmanager
+def running_target(folder: Path) -> Iterator[Target]:
+    """Compile the target and run it."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise SystemExit("the target needs a C compiler: install cc, gcc or clang")
+    program = folder / "target"
+    subprocess.run([compiler, "-O2", "-o", str(program), str(SOURCE)], check=True)
+    process = subprocess.Popen(
+        [str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield Target(int(process.stdout.readline()))
+    finally:
+        process.stdin.close()
+        process.wait()
