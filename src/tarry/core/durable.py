@@ -47,7 +47,8 @@ class DurableCall(Call):
             refused = self._ask(downstream, last, now)
             if refused is not None:
                 return refused
-        self.attempts = number = self.attempts + 1
+        number = self.attempts + 1
+        self.attempts: int = number
         known = policy.commands
         return known[number] if number < len(known) else Attempt(number, policy.attempt_timeout)
 

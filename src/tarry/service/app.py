@@ -38,9 +38,9 @@ try:
     from tarry.service.payloads import Payloads
     from tarry.service.sealing import Plain, Sealed
     from tarry.service.store import Lease, Retention
-except ImportError as missing:
-    needed = f"the service needs {missing.name}: pip install 'tarry[service]'"
-    raise MissingExtra(needed) from missing
+except ImportError as _missing:
+    _needed = f"the service needs {_missing.name}: pip install 'tarry[service]'"
+    raise MissingExtra(_needed) from _missing
 
 if TYPE_CHECKING:
     from tarry.service.delivery.exchange import Delivery

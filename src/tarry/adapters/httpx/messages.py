@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.runtime import aio, outgoing
 from tarry.runtime.clocks import world
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tarry.core.policy import Policy
 
 BYTES = "ByteStream"
 """The type of a body that can be sent again, and of none at all."""
@@ -98,7 +103,7 @@ def _pairs(response: Any) -> list[tuple[str, str]]:
     return pairs
 
 
-judge = outgoing.judge_by(_pairs)
+judge: Callable[[Policy, bool, Any], Outcome] = outgoing.judge_by(_pairs)
 
 
 def release(response: Any) -> bool:

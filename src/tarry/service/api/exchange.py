@@ -38,11 +38,11 @@ class Asked:
     __slots__ = ("_receive", "fields", "params", "scope", "tenant")
 
     def __init__(self, scope: Scope, receive: Receive, fields: dict[bytes, bytes]) -> None:
-        self.scope = scope
+        self.scope: Scope = scope
         self._receive = receive
-        self.fields = fields
+        self.fields: dict[bytes, bytes] = fields
         """Its header fields; of one that comes more than once, the last line."""
-        self.tenant = ""
+        self.tenant: str = ""
         self.params: Mapping[str, str] = scope.get("path_params") or {}
 
     def lines(self, name: bytes) -> list[bytes]:
@@ -118,9 +118,9 @@ class Answer:
     __slots__ = ("body", "headers", "status")
 
     def __init__(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        self.status = status
-        self.body = body
-        self.headers = headers
+        self.status: int = status
+        self.body: bytes = body
+        self.headers: list[tuple[bytes, bytes]] = headers
 
     async def send(self, send: Send, *, bodiless: bool = False) -> None:
         """Send it; a HEAD request gets all but the body."""

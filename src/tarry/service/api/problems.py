@@ -25,8 +25,8 @@ class Refused(Exception):
 
     def __init__(self, problem: Problem, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         super().__init__(problem.detail)
-        self.problem = problem
-        self.headers = list(headers)
+        self.problem: Problem = problem
+        self.headers: list[tuple[bytes, bytes]] = list(headers)
 
 
 def invalid(field: str, detail: str, status: int = 422) -> Refused:

@@ -47,10 +47,10 @@ class Channel:
     __slots__ = ("address", "checked_at", "raw", "users")
 
     def __init__(self, raw: Any, address: str, checked_at: float) -> None:
-        self.raw = raw
-        self.address = address
-        self.checked_at = checked_at
-        self.users = 0
+        self.raw: Any = raw
+        self.address: str = address
+        self.checked_at: float = checked_at
+        self.users: int = 0
 
     @property
     def remote(self) -> str | None:

@@ -79,7 +79,7 @@ class Handle:
     def __init__(
         self, guard: Guard, common: list[tuple[int, Any]], max_body: int, *, proxied: bool
     ) -> None:
-        self.curl = pycurl.Curl()
+        self.curl: Any = pycurl.Curl()
         self._guard = guard
         self._common = common
         self._max_body = max_body

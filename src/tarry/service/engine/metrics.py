@@ -21,9 +21,9 @@ try:
         HistogramMetricFamily,
     )
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-except ImportError as missing:
-    needed = "metrics need prometheus-client: pip install 'tarry[service]'"
-    raise MissingExtra(needed) from missing
+except ImportError as _missing:
+    _needed = "metrics need prometheus-client: pip install 'tarry[service]'"
+    raise MissingExtra(_needed) from _missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

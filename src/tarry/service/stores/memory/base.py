@@ -20,7 +20,7 @@ class Part:
 
     def __init__(self, clock: Callable[[], int] | None = None, data: Data | None = None) -> None:
         self._clock = clock or wall_clock
-        self.data = data or Data()
+        self.data: Data = data or Data()
         """Hand it to another store to go on where this one was."""
 
 

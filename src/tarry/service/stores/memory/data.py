@@ -26,9 +26,9 @@ class Data:
         self.ids: dict[str, int] = {}
         self.queues: dict[str, Queue] = {}
         self.tenants: dict[str, Tenant] = {}
-        self.soon = Alarms()
+        self.soon: Alarms = Alarms()
         """Lanes by the time of their earliest task that waits: claimed within the horizon."""
-        self.late = Alarms()
+        self.late: Alarms = Alarms()
         """Lanes by the end of their earliest lease, or of their parking: nothing comes before."""
         self.turns: list[tuple[int, str]] = []
         """The tenants that have lanes in line, least recently served first."""

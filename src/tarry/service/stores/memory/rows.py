@@ -23,8 +23,8 @@ class Row:
     __slots__ = ("log", "number", "task")
 
     def __init__(self, number: int, task: Task) -> None:
-        self.number = number
-        self.task = task
+        self.number: int = number
+        self.task: Task = task
         self.log: list[bytes] = []
 
     @property
@@ -73,15 +73,15 @@ class Queue:
     __slots__ = ("lane", "lapsed", "leases", "ready", "turn", "waiting")
 
     def __init__(self, lane: Lane, rows: Mapping[int, Row]) -> None:
-        self.lane = lane
-        self.waiting = Notes(rows)
+        self.lane: Lane = lane
+        self.waiting: Notes = Notes(rows)
         """What can be claimed when its time comes: PENDING, or abandoned."""
-        self.leases = Notes(rows)
+        self.leases: Notes = Notes(rows)
         self.lapsed: set[int] = set()
         """The tasks whose lease has run out: in flight, but among those that wait."""
-        self.ready = False
+        self.ready: bool = False
         """Whether it is in line to be served, so that it needs no alarm."""
-        self.turn = 0
+        self.turn: int = 0
 
     def lapse(self, now: int) -> None:
         """Put leases that have run out among what waits."""
@@ -119,18 +119,18 @@ class Tenant:
     )
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name: str = name
         self.keys: dict[str, int] = {}
         """The idempotency keys of its tasks."""
         self.numbers: list[int] = []
         """Its tasks in the order of adding, and some that are gone."""
         self.dead: set[int] = set()
         self.counts: Counter[Status] = Counter()
-        self.superseded = 0
+        self.superseded: int = 0
         self.series: dict[int, Counter[str]] = defaultdict(Counter)
         self.policies: dict[str, list[Policy]] = {}
         self.policy_use: Counter[str] = Counter()
         """How many live tasks name each policy."""
         self.ready: list[tuple[int, str]] = []
         """Its lanes in line, least recently served first."""
-        self.turn = 0
+        self.turn: int = 0

@@ -41,7 +41,7 @@ class Database:
     ) -> None:
         self.path = path
         self.presence = presence
-        self.commits = 0
+        self.commits: int = 0
         """How many transactions were written."""
         self._clock = clock
         self._opened: tuple[sqlite3.Connection, Names] | None = None

@@ -33,7 +33,7 @@ class SqliteStore(Port):
         self, path: str | PathLike[str], *, clock: Callable[[], int] | None = None
     ) -> None:
         clock = clock or _now
-        self.database = Database(path, clock, Presence(path))
+        self.database: Database = Database(path, clock, Presence(path))
         self._view = Database(path, clock)
         self._writer: Line | None = None
         self._reader: Line | None = None

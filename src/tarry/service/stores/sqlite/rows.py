@@ -10,7 +10,7 @@ from tarry.service.model import Attempt, Status, Task
 from tarry.service.stores.sqlite.names import unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 TASK = """
 SELECT s.seq, t.id, n.name, l.name, t.key, t.fingerprint, t.content, t.body_ref, u.policy,
@@ -31,8 +31,8 @@ SEQ, STATUS, WAKE_AT, TENANT, LANE, POLICY = 0, 13, 22, 26, 27, 28
 _STATUS: tuple[Status, ...] = tuple(Status)
 _LOG_BITS = 24
 
-encode = msgspec.msgpack.Encoder().encode
-attempt_of = msgspec.msgpack.Decoder(Attempt).decode
+encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
+attempt_of: Callable[[bytes], Attempt] = msgspec.msgpack.Decoder(Attempt).decode
 
 
 def task_of(row: Sequence[Any]) -> Task:
