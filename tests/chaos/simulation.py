@@ -234,9 +234,14 @@ def simulate(seed: int, folder: Path | None = None) -> Simulation:
         made.append(Simulation(seed, folder))
         await made[0].run()
 
-    logging.getLogger("tarry.service").setLevel(logging.CRITICAL)
-    with VirtualClock(start=1000.0) as clock:
-        clock.run(main)
+    logger = logging.getLogger("tarry.service")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with VirtualClock(start=1000.0) as clock:
+            clock.run(main)
+    finally:
+        logger.setLevel(level)
     return made[0]
 
 

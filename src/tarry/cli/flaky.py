@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
 DROP = "drop"
-"""Ends the connection without an answer."""
+"""Ends the connection in the middle of its answer."""
 BUSY = "429"
 """Comes with a wish: Retry-After."""
 ASKED = 1
@@ -58,6 +58,9 @@ class Flaky:
                 self.rfile.read(int(self.headers.get("content-length", 0)))
                 step = flaky.answer(self.path, self.headers.get("idempotency-key", ""))
                 if step == DROP:
+                    self.send_response(200)
+                    self.send_header("content-length", "5")
+                    self.end_headers()
                     self.close_connection = True
                     return
                 self.send_response(int(step))
