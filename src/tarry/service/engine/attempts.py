@@ -5,6 +5,7 @@ Pure functions between the service's words (tasks, deliveries, milliseconds) and
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -155,7 +156,7 @@ def waiting(
     hint = outcome.hint
     exact = hint is not None and hint.exact
     # Rounded up: a hint is a floor, and an attempt never comes early.
-    next_attempt_at = now + -int(-wait.delay * 1000 // 1)
+    next_attempt_at = now + ceil(wait.delay * 1000)
     near = next_attempt_at - now <= lease.horizon
     return Finish(
         task=task,

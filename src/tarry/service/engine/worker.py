@@ -23,6 +23,8 @@ from tarry.service.delivery.exchange import Delivered, Fault
 from tarry.service.engine import attempts
 from tarry.service.engine.batches import Batches
 from tarry.service.engine.hold import Hold
+from tarry.service.engine.parking import Parking
+from tarry.service.engine.persistence import FIRST_PAUSE, until_taken
 from tarry.service.engine.telling import Teller
 from tarry.service.engine.waiters import Settled
 from tarry.service.model import Decision, Status
@@ -43,7 +45,6 @@ _logger = logging.getLogger("tarry.service")
 _GROUP = 500
 _ENDLESS = 1 << 60
 """Finishes are never refused: there are no more of them than attempts."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _TIMEOUT = 30.0
 _GRACE = 5.0
 """Seconds of a lease that no attempt may take: its result must be written down."""
@@ -69,6 +70,7 @@ class Worker:
         self._parts = parts
         self._room = room
         self._teller = Teller(parts)
+        self._parking = Parking(parts, self._teller, room)
         self._most_running = parts.limits.in_flight
         self._longest = parts.lease.length / 1000 - _GRACE
         self.hold: Hold = Hold(parts.lanes, parts.clock, most=parts.limits.held, ready=self._pump)
@@ -76,7 +78,6 @@ class Worker:
         self.superseded: int = 0
         self._stopping = False
         self._jobs: set[asyncio.Future[Any]] = set()
-        self._parking: set[asyncio.Task[None]] = set()
         self._finishes: Batches[_End, Finished] = Batches(
             self._write, most=_GROUP, waiting=_ENDLESS
         )
@@ -156,7 +157,7 @@ class Worker:
             else:
                 lane.refused(self._parts.clock.now())
             return False  # an attempt that ends makes room
-        self._look_at(lane)
+        self._parking.look_at(lane)
         later = None
         if answer.reason is Reason.BUDGET_EMPTY:
             spread = 1 + self._parts.draw()
@@ -175,7 +176,7 @@ class Worker:
             await self._parts.policies.look_up(held.task)
         except StoreUnavailable as error:
             self._parts.health.failed("store", error)
-            await asyncio.sleep(_FIRST_PAUSE)
+            await asyncio.sleep(FIRST_PAUSE)
         if not held.gone:
             self.hold.wait(held)
 
@@ -254,7 +255,7 @@ class Worker:
             else:
                 finish = attempts.exhausted(task, attempt, str(verdict.reason))
         if lane.downstream.moves:
-            self._look_at(lane)
+            self._parking.look_at(lane)
         self._settle(held, finish, delivered)
         self._go_on(lane)
 
@@ -329,61 +330,12 @@ class Worker:
         await self._releases.put(releases)
 
     async def _finish(self, finishes: Sequence[Finish]) -> Sequence[Finished]:
-        finished: list[Finished] = await self._until_taken(
-            lambda: self._parts.store.finish(finishes)
-        )
-        return finished
+        return await until_taken(lambda: self._parts.store.finish(finishes), self._parts.health)
 
     async def _release(self, releases: Sequence[Release]) -> Sequence[None]:
-        if self._parking:  # a parked lane's tasks go back after it is parked, or they return
-            await asyncio.wait(self._parking)
-        await self._until_taken(lambda: self._parts.store.release(releases))
+        await self._parking.settled()  # a task that goes back before its lane is parked returns
+        await until_taken(lambda: self._parts.store.release(releases), self._parts.health)
         return [None] * len(releases)
-
-    async def _until_taken(self, write: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Repeat a write until the store takes it: what has happened must be written."""
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                answer = await write()
-            except StoreUnavailable as error:
-                self._parts.health.failed("store", error)
-                await asyncio.sleep(pause)
-                pause = min(_LONGEST_PAUSE, pause * 2)
-            else:
-                self._parts.health.worked("store")
-                return answer
-
-    # --- lanes ------------------------------------------------------------------------------------
-
-    def _look_at(self, lane: Lane) -> None:
-        """Tell the store what the breaker of a lane has done."""
-        moves = lane.downstream.moves
-        if not moves:
-            return
-        last = moves[-1].after
-        moves.clear()
-        job = asyncio.get_running_loop().create_task(self._shared(lane, str(last)))
-        self._parking.add(job)
-        job.add_done_callback(self._parking.discard)
-
-    async def _shared(self, lane: Lane, state: str) -> None:
-        store, breaker, now = self._parts.store, lane.breaker, self._parts.clock.seconds()
-        if state == "open":
-            until = -int(-(now + (breaker.retry_after(now) or 0.0)) * 1000 // 1)
-            probes, opened = breaker.probes, breaker.opened
-            await self._until_taken(
-                lambda: store.park(lane.name, until, probes=probes, opened=opened)
-            )
-            self._parts.lanes.parked.add(lane.name)
-            self._teller.lane("parked", lane)
-        elif state == "closed":
-            await self._until_taken(lambda: store.unpark(lane.name))
-            self._parts.lanes.parked.discard(lane.name)
-            self._teller.lane("resumed", lane)
-            self._room()
-        else:
-            self._teller.lane("probing", lane)
 
     def tell_end(self, task: Task) -> None:
         """Tell that a task was cancelled by hand."""

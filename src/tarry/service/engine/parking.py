@@ -1,0 +1,62 @@
+"""Parking: what a lane's breaker does here is told to the store, for all workers to go by."""
+
+from __future__ import annotations
+
+import asyncio
+from math import ceil
+from typing import TYPE_CHECKING
+
+from tarry.core.breaker import BreakerState
+from tarry.service.engine.persistence import until_taken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tarry.service.engine.lanes import Lane
+    from tarry.service.engine.parts import Parts
+    from tarry.service.engine.telling import Teller
+
+
+class Parking:
+    """Parks lanes in the store and opens them; `room` is called when one is open again."""
+
+    def __init__(self, parts: Parts, teller: Teller, room: Callable[[], None]) -> None:
+        self._parts = parts
+        self._teller = teller
+        self._room = room
+        self._jobs: set[asyncio.Task[None]] = set()
+
+    def look_at(self, lane: Lane) -> None:
+        """Tell the store what the breaker of a lane has done."""
+        moves = lane.downstream.moves
+        if not moves:
+            return
+        last = moves[-1].after
+        moves.clear()
+        job = asyncio.get_running_loop().create_task(self._tell(lane, last))
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+
+    async def settled(self) -> None:
+        """Return when the store knows everything."""
+        if self._jobs:
+            await asyncio.wait(self._jobs)
+
+    async def _tell(self, lane: Lane, state: BreakerState) -> None:
+        parts, breaker, now = self._parts, lane.breaker, self._parts.clock.seconds()
+        store = parts.store
+        if state is BreakerState.OPEN:
+            until = ceil((now + (breaker.retry_after(now) or 0.0)) * 1000)
+            probes, opened = breaker.probes, breaker.opened
+            await until_taken(
+                lambda: store.park(lane.name, until, probes=probes, opened=opened), parts.health
+            )
+            parts.lanes.parked.add(lane.name)
+            self._teller.lane("parked", lane)
+        elif state is BreakerState.CLOSED:
+            await until_taken(lambda: store.unpark(lane.name), parts.health)
+            parts.lanes.parked.discard(lane.name)
+            self._teller.lane("resumed", lane)
+            self._room()
+        else:
+            self._teller.lane("probing", lane)
