@@ -17,6 +17,7 @@ from tests.idempotency.asking import scope_of
 
 LEASE = 30.0
 INTERVAL = LEASE / 3
+ROUNDING = 1e-6  # the clock begins at the machine's own time, whose last digits differ
 
 
 class Watched(MemoryStore):
@@ -94,8 +95,8 @@ def test_each_lease_is_renewed_in_time_whenever_it_began(later: float) -> None:
         for key, task in (("first", first), ("second", second)):
             moments = [0.0, *store.times(key, await task), 100.0]
             gaps = [after - before for before, after in pairwise(moments)]
-            assert INTERVAL <= min(gaps[:-1])
-            assert max(gaps) <= LEASE / 2
+            assert INTERVAL - ROUNDING <= min(gaps[:-1])
+            assert max(gaps) <= LEASE / 2 + ROUNDING
 
     in_virtual_time(main)
 
