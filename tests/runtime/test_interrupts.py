@@ -150,6 +150,12 @@ def test_interrupt_around_a_hedged_call(
 
 # --- the lock -------------------------------------------------------------------------------------
 
+
+def _settle(downstream: Downstream) -> None:
+    downstream.successes.append((0, 0.0, 0.0))
+    downstream.settle()
+
+
 LOCKED: dict[str, Callable[[Downstream], object]] = {
     "admit": lambda d: d.admit(0.0),
     "record": lambda d: d.record(0, tarry.Outcome(tarry.Kind.TRANSIENT), 0.0, 0.0, 0.5),
@@ -162,7 +168,7 @@ LOCKED: dict[str, Callable[[Downstream], object]] = {
     "hedge_delay": lambda d: d.hedge_delay(0.5, 1),
     "earn_hedge": lambda d: d.earn_hedge(0.5),
     "pay_hedge": lambda d: d.pay_hedge(),
-    "passed": lambda d: d.succeeded(0, 0.0),
+    "passed": _settle,
     "force": lambda d: d.force("open"),
 }
 

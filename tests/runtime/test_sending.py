@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import tarry
 from tarry import Breaker, Downstream, Hedging, Kind, Outcome, Policy
 from tarry.runtime import outgoing
+from tarry.runtime.clocks import world
+from tarry.runtime.downstream import MOST_UNCOUNTED
 from tarry.runtime.sending import Sending
 from tarry.testing import VirtualClock, captured_events, no_wait
 
@@ -17,7 +20,7 @@ GET = ("GET", "http", "a", None, True)
 POST = ("POST", "http", "a", None, False)
 
 
-def sending(send: Any, **options: Any) -> Sending:
+def sending(send: Any, first: Any = None, **options: Any) -> Sending:
     """Return the requests of an adapter whose every error is transient."""
     given: dict[str, Any] = {
         "looped": False,
@@ -29,7 +32,7 @@ def sending(send: Any, **options: Any) -> Sending:
         "judge": outgoing.judge_by(lambda response: response.headers),
         "release": lambda _: True,
     }
-    return Sending(send, **given | options)
+    return Sending(send, first, **given | options)
 
 
 def answer(status: int) -> Any:
@@ -43,10 +46,12 @@ class Server:
     def __init__(self, *statuses: int) -> None:
         self._statuses = iter(statuses)
         self.numbers: list[int] = []
+        self.limits: list[float | None] = []
 
-    def send(self, number: int = 1) -> Any:
+    def send(self, *, limit: float | None, number: int = 1) -> Any:
         """Be sent a request."""
         self.numbers.append(number)
+        self.limits.append(limit)
         return answer(next(self._statuses))
 
 
@@ -95,7 +100,7 @@ def test_answer_that_cannot_be_judged_gives_its_permit_back() -> None:
     payments = Downstream("payments", breaker=Breaker(consecutive=1, open_for=1.0, probes=1))
     replies: list[Any] = [answer(503), object(), answer(200)]
     call = sending(
-        lambda number=1: replies.pop(0),
+        lambda **_: replies.pop(0),
         downstream=payments,
         policy=Policy(max_attempts=1),
         outcome_of=lambda *_: Outcome(Kind.PERMANENT),
@@ -114,10 +119,11 @@ def test_answer_that_cannot_be_judged_gives_its_permit_back() -> None:
 
 def test_time_for_an_attempt_is_the_clients_own() -> None:
     """A client that blocks is told the time for an attempt; no thread cuts it off."""
-    made = sending(Server(200).send, policy=Policy(attempt_timeout=2.0))
+    server = Server(200)
+    made = sending(server.send, policy=Policy(attempt_timeout=2.0))
 
-    assert 2.0 == made.limit
     assert 200 == made.made(GET)().status_code
+    assert [2.0] == server.limits
 
 
 def test_hedged_or_sent_once() -> None:
@@ -130,3 +136,136 @@ def test_hedged_or_sent_once() -> None:
         made.made(POST)()
 
     assert [1, 2, 1] == server.numbers
+
+
+# --- requests that go well at once ----------------------------------------------------------------
+
+
+class Client:
+    """Sends in both ways, plain and on a loop, and notes which one was taken."""
+
+    def __init__(self, *replies: int | Exception) -> None:
+        self._replies = iter(replies)
+        self.taken: list[str] = []
+
+    def _reply(self, way: str) -> Any:
+        self.taken.append(way)
+        reply = next(self._replies)
+        if isinstance(reply, Exception):
+            raise reply
+        return answer(reply)
+
+    def send(self, request: str, *, looped: bool, **options: Any) -> Any:
+        """Send a request, with what this made of it."""
+
+        def first(_request: str) -> Any:
+            return self._reply("first")
+
+        def send(_request: str, *, limit: float | None, number: int = 1) -> Any:
+            assert limit is None
+            return self._reply(f"attempt {number}")
+
+        async def afirst(request: str) -> Any:
+            return first(request)
+
+        async def asend(request: str, **told: Any) -> Any:
+            return send(request, **told)
+
+        async def arelease(_: object) -> bool:
+            return True
+
+        if not looped:
+            return sending(send, first, **options).made(GET)(request)
+        options |= {"looped": True, "release": arelease}
+        call = sending(asend, afirst, **options).made(GET)
+
+        async def main() -> Any:
+            return await call(request)
+
+        return asyncio.run(main())
+
+
+looped_or_not = pytest.mark.parametrize("looped", [False, True], ids=["plain", "looped"])
+
+
+@looped_or_not
+def test_first_attempt_goes_the_short_way(looped: bool) -> None:
+    """What goes well at once is sent without a look at limits and numbers, and is counted."""
+    payments = Downstream("payments", breaker=Breaker())
+    client = Client(200)
+
+    assert 200 == client.send("r", looped=looped, downstream=payments).status_code
+
+    assert ["first"] == client.taken
+    assert payments.quantile(0.5) is not None
+
+
+@looped_or_not
+@pytest.mark.parametrize("trouble", [503, ConnectionError()], ids=["answer", "error"])
+def test_trouble_leaves_the_short_way(looped: bool, trouble: int | Exception) -> None:
+    """After a failure the attempts are numbered, and the failure has been counted."""
+    payments = Downstream("payments", breaker=Breaker(consecutive=2))
+    client = Client(trouble, 503, 200)
+
+    with no_wait(), pytest.raises((tarry.ResultNotAccepted, ConnectionError)):
+        client.send("r", looped=looped, downstream=payments)
+
+    assert ["first", "attempt 2"] == client.taken
+    assert "open" == payments.state
+
+
+@looped_or_not
+def test_what_is_not_to_be_sent_again_ends_the_call(looped: bool) -> None:
+    """An answer or an error that no attempt would change is the end, also on the short way."""
+    refused = Outcome(Kind.PERMANENT)
+    client = Client(404, ValueError("no"))
+
+    assert 404 == client.send("r", looped=looped).status_code
+    with pytest.raises(ValueError, match="no"):
+        client.send("r", looped=looped, outcome_of=lambda *_: refused)
+
+    assert ["first", "first"] == client.taken
+
+
+@looped_or_not
+def test_short_way_is_for_calm_times(looped: bool) -> None:
+    """A deadline, a listener, a breaker with failures or none at all take the numbered way."""
+    troubled = Downstream("troubled", breaker=Breaker())
+    troubled.record(0, Outcome(Kind.TRANSIENT), 0.0, 0.0, 0.5)
+    client = Client(200, 200, 200, 200)
+
+    client.send("r", looped=looped, downstream=troubled)
+    client.send("r", looped=looped, downstream=Downstream("bare"))
+    with tarry.deadline(5):
+        client.send("r", looped=looped)
+    with captured_events():
+        client.send("r", looped=looped)
+
+    assert ["attempt 1"] * 4 == client.taken
+
+
+@looped_or_not
+def test_successes_are_counted_before_there_are_many(looped: bool) -> None:
+    """They wait for the next look at the counts, but never more than a few."""
+    payments = Downstream("payments", breaker=Breaker())
+
+    for _ in range(MOST_UNCOUNTED + 1):
+        Client(200).send("r", looped=looped, downstream=payments)
+
+    assert not payments.successes
+
+
+@looped_or_not
+def test_late_failure_counts_after_the_successes_before_it(looped: bool) -> None:
+    """A breaker sees the successes that were not counted yet when a failure comes."""
+    payments = Downstream("payments", breaker=Breaker(failure_rate=0.5, min_calls=2))
+    client = Client(200, 200, 200, 503)
+
+    for _ in range(3):
+        client.send("r", looped=looped, downstream=payments)
+    with pytest.raises(tarry.ResultNotAccepted):
+        client.send("r", looped=looped, downstream=payments, policy=Policy(max_attempts=1))
+
+    assert payments.breaker is not None
+    assert (4, 1, 0) == payments.breaker.counts(world.now())
+    assert "closed" == payments.state

@@ -110,7 +110,7 @@ class RetryAdapter(HTTPAdapter):
         response: Any
         try:
             sender = self._sender(request, replayable=replayable)
-            response = sender(send, request, start, timeout, self._sending.limit)
+            response = sender(send, request, start, timeout)
         except ResultNotAccepted as error:
             response = outgoing.handed_out(error)
         except BlockingWait as error:
@@ -139,12 +139,13 @@ def _send(
     request: PreparedRequest,
     start: int | None,
     timeout: Any,
-    attempt_timeout: float | None,
+    *,
+    limit: float | None,
     number: int = 1,
 ) -> Response:
     if number > 1:
         _rewind(request.body, start)
-    limit = outgoing.limit_of(attempt_timeout)
+    limit = outgoing.limit_of(limit)
     if number > 1 or limit is not None:
         request = request.copy()  # the user's own stays as it is
         outgoing.announce(cast("Any", request.headers), number, limit)

@@ -54,7 +54,6 @@ class Breaker:
     """
 
     __slots__ = (
-        "_calm",
         "_consecutive",
         "_failures_in_a_row",
         "_growth",
@@ -71,6 +70,7 @@ class Breaker:
         "_succeeded",
         "_until",
         "_window",
+        "calm",
         "generation",
         "opened",
         "probes",
@@ -110,7 +110,8 @@ class Breaker:
 
         self.state: BreakerState = _CLOSED
         self.generation: int = 0
-        self._calm = self._slow_after is None
+        self.calm: bool = self._slow_after is None
+        """Whether a success changes nothing but a count."""
         self._looks_further = consecutive is not None or slow_after is not None
         self._failures_in_a_row = 0
         self.opened: int = 0
@@ -147,7 +148,7 @@ class Breaker:
 
         This is what nearly every call of a healthy dependency comes to.
         """
-        if not self._calm or permit != self.generation:
+        if not self.calm or permit != self.generation:
             return False
         window = self._window
         if now >= window.ends:
@@ -180,8 +181,8 @@ class Breaker:
         current[_FAILURES] += failed
         self._failures_in_a_row = self._failures_in_a_row + 1 if failed else 0
         failures = window.past[_FAILURES] + current[_FAILURES]
-        self._calm = self._slow_after is None and not failures
-        if not self._calm and self.state is _CLOSED:
+        self.calm = self._slow_after is None and not failures
+        if not self.calm and self.state is _CLOSED:
             calls = window.past[_CALLS] + current[_CALLS]
             if (failures >= self._rate * calls and calls >= self._min_calls) or (
                 self._looks_further and self._is_broken(calls)
@@ -264,5 +265,5 @@ class Breaker:
         self._probes.clear()
         self._succeeded = 0
         self._window.clear()
-        self._calm = state is _CLOSED and self._slow_after is None
+        self.calm = state is _CLOSED and self._slow_after is None
         return state

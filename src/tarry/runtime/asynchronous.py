@@ -10,6 +10,7 @@ from tarry.core.outcome import SUCCESS
 from tarry.runtime import aio, deadlines
 from tarry.runtime.bus import bus
 from tarry.runtime.clocks import world
+from tarry.runtime.downstream import MOST_UNCOUNTED
 from tarry.runtime.run import Run, first_failure
 
 if TYPE_CHECKING:
@@ -100,14 +101,14 @@ async def drive(
             else:
                 if run.accepts(result):
                     return result
-                await _let_go(run, result)
+                await let_go(run, result)
             await run.await_()
     except BaseException:
         run.drop()
         raise
 
 
-async def _let_go(run: Run, result: object) -> None:
+async def let_go(run: Run, result: object) -> None:
     """Keep no connection during the wait that a result has caused."""
     release = run.spec.release
     if release is not None and not await release(result):
@@ -175,6 +176,7 @@ def _guarded(
     fn: Callable[..., Awaitable[T]], spec: Spec, downstream: Downstream
 ) -> Callable[..., Coroutine[Any, Any, T]]:
     closed, judge = downstream.closed, spec.judge
+    successes = downstream.successes
 
     @wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> T:
@@ -199,8 +201,7 @@ def _guarded(
             result = await fn(*args, **kwargs) if kwargs else await fn(*args)
             good = judge is None or judge(result) is SUCCESS
         except Exception as error:
-            run = Run(spec, started, None, serial)
-            run.adopt(permit)
+            run = Run.adopted(spec, started, serial, permit)
             if not run.survives(error):
                 raise
         except BaseException:
@@ -209,13 +210,18 @@ def _guarded(
             raise
         else:
             if good:
-                downstream.succeeded(permit, started)
+                now = clock()
+                if breaker is None or breaker.calm:
+                    successes.append((permit, started, now))
+                    if len(successes) > MOST_UNCOUNTED:
+                        downstream.settle()
+                else:
+                    downstream.record(permit, SUCCESS, now - started, now, world.draw())
                 return result
-            run = Run(spec, started, None, serial)
-            run.adopt(permit)
+            run = Run.adopted(spec, started, serial, permit)
             if run.accepts(result):
                 return result
-            await _let_go(run, result)
+            await let_go(run, result)
         await run.await_()
         return await drive(run, fn, args, kwargs)
 

@@ -86,6 +86,13 @@ class Run(Call):
             deadline = deadlines.earliest(now + spec.deadline)
         return cls(spec, now, deadline, 0)
 
+    @classmethod
+    def adopted(cls, spec: Spec, started: float, serial: int, permit: int) -> Self:
+        """Go on after a first attempt that was made without a run."""
+        run = cls(spec, started, None, serial)
+        run.adopt(permit)
+        return run
+
     def begin(self) -> Attempt:
         """Begin the next attempt, or raise: a rejection at first, the last error later."""
         command = self.start(world.now() if self._clocked else 0.0)

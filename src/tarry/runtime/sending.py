@@ -6,15 +6,19 @@ be repeated. A call has a retry policy or a hedging policy, never both.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
-from tarry.runtime import asynchronous, hedge, outgoing, sync
-from tarry.runtime.downstream import Downstream
+from tarry.runtime import asynchronous, deadlines, hedge, outgoing, sync
+from tarry.runtime.bus import bus
+from tarry.runtime.clocks import world
+from tarry.runtime.downstream import MOST_UNCOUNTED, Downstream
 from tarry.runtime.hedged import HedgedRun
 from tarry.runtime.origins import Origins, Recent
+from tarry.runtime.run import Run
 from tarry.runtime.spec import instance
 from tarry.wire import http
 
@@ -34,13 +38,20 @@ _BOTH = (
     "it again after a failure, or hedging= to send a copy when it takes too long"
 )
 
+_deadline = deadlines.scope.get
+
 
 class Sending:
-    """The requests of one adapter. `send` takes the `number` of an attempt or a copy by name."""
+    """The requests of one adapter.
+
+    `send` takes by name the `limit` of an attempt in seconds, and its `number`, which is 1 unless
+    given. `first` is how a first attempt goes that has no limit: `send` without looking.
+    """
 
     def __init__(
         self,
         send: Callable[..., Any],
+        first: Callable[..., Any] | None = None,
         *,
         looped: bool,
         policy: Policy | None,
@@ -58,15 +69,15 @@ class Sending:
         self.key: Key = outgoing.checked_key(idempotency_key)
         self.hedging: Hedging | None = hedging
         policy = policy or Policy()
-        self.limit: float | None = policy.attempt_timeout
-        """Seconds for one attempt. A client that blocks cuts an attempt off with its own timeouts:
-        a thread for each would cost more than the attempt."""
-        if not looped:
+        limit = policy.attempt_timeout
+        if not looped:  # a client that blocks cuts an attempt off with its own timeouts: a thread
+            # for each would cost more than the attempt
             policy = policy.replace(attempt_timeout=None)
         if hedging is not None:
             policy = policy.replace(max_attempts=1)  # for what may not be sent twice
         self._origins = Origins(policy, downstream, outcome_of, judge, release)
-        self._send = send
+        self._send = partial(send, limit=limit)
+        self._first = first if limit is None else None
         self._looped = looped
         self.known: Recent[Kind, Callable[..., Any]] = Recent()
         """The functions that were made. Adapters look here first: it is on the path of every
@@ -81,9 +92,94 @@ class Sending:
         origin = http.origin_of(scheme, host, port)
         spec = self._origins.spec(method, origin, repeatable=repeatable, numbered=True)
         if self.hedging is not None and repeatable:
-            wrap = _ahedged if self._looped else _hedged
-            return wrap(self._send, spec, self.hedging)
-        return asynchronous.wrap(self._send, spec) if self._looped else sync.wrap(self._send, spec)
+            hedged = _ahedged if self._looped else _hedged
+            return hedged(self._send, spec, self.hedging)
+        direct = _adirect if self._looped else _direct
+        return direct(self._send, spec, self._first)
+
+
+def _direct(
+    fn: Callable[..., Any], spec: Spec, first: Callable[[Any], Any] | None
+) -> Callable[..., Any]:
+    """Send with no more code than it takes while all is well, and leave the rest to the driver.
+
+    Between two requests a thousand other functions run: what counts is how much code there is.
+    """
+    call, downstream = sync.wrap(fn, spec), spec.downstream
+    if first is None or downstream is None or spec.needs_run:
+        return call
+    fine, successes = _fine(spec), downstream.successes
+
+    def send(request: Any) -> Any:
+        breaker = downstream.breaker
+        if breaker is None or not breaker.calm or bus.listeners or _deadline() is not None:
+            return call(request)
+        serial, permit, clock = bus.serial, breaker.generation, world.now
+        started = clock()
+        try:
+            response = first(request)
+        except Exception as error:
+            run = Run.adopted(spec, started, serial, permit)
+            if not run.survives(error):
+                raise
+        else:
+            if response.status_code in fine:
+                successes.append((permit, started, clock()))
+                if len(successes) > MOST_UNCOUNTED:
+                    downstream.settle()
+                return response
+            run = Run.adopted(spec, started, serial, permit)
+            if run.accepts(response):
+                return response
+            sync.let_go(run, response)
+        run.wait()
+        return sync.drive(run, fn, (request,), {})
+
+    return send
+
+
+def _adirect(
+    fn: Callable[..., Awaitable[Any]],
+    spec: Spec,
+    first: Callable[[Any], Awaitable[Any]] | None,
+) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Do what `_direct` does, for a coroutine function."""
+    call, downstream = asynchronous.wrap(fn, spec), spec.downstream
+    if first is None or downstream is None or spec.needs_run:
+        return call
+    fine, successes = _fine(spec), downstream.successes
+
+    async def send(request: Any) -> Any:
+        breaker = downstream.breaker
+        if breaker is None or not breaker.calm or bus.listeners or _deadline() is not None:
+            return await call(request)
+        serial, permit, clock = bus.serial, breaker.generation, world.now
+        started = clock()
+        try:
+            response = await first(request)
+        except Exception as error:
+            run = Run.adopted(spec, started, serial, permit)
+            if not run.survives(error):
+                raise
+        else:
+            if response.status_code in fine:
+                successes.append((permit, started, clock()))
+                if len(successes) > MOST_UNCOUNTED:
+                    downstream.settle()
+                return response
+            run = Run.adopted(spec, started, serial, permit)
+            if run.accepts(response):
+                return response
+            await asynchronous.let_go(run, response)
+        await run.await_()
+        return await asynchronous.drive(run, fn, (request,), {})
+
+    return send
+
+
+def _fine(spec: Spec) -> frozenset[int]:
+    """Return the statuses that need no judging."""
+    return frozenset(range(100, 400)) - spec.policy.retryable_statuses
 
 
 def _hedged(fn: Callable[..., Any], spec: Spec, hedging: Hedging) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from tarry.core.outcome import SUCCESS
 from tarry.runtime import deadlines
 from tarry.runtime.bus import bus
 from tarry.runtime.clocks import world
+from tarry.runtime.downstream import MOST_UNCOUNTED
 from tarry.runtime.run import Run, block, first_failure
 
 if TYPE_CHECKING:
@@ -88,14 +89,14 @@ def drive(run: Run, fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping
             else:
                 if run.accepts(result):
                     return result
-                _let_go(run, result)
+                let_go(run, result)
             run.wait()
     except BaseException:
         run.drop()
         raise
 
 
-def _let_go(run: Run, result: object) -> None:
+def let_go(run: Run, result: object) -> None:
     """Keep no connection during the wait that a result has caused."""
     release = run.spec.release
     if release is not None and not release(result):
@@ -168,6 +169,7 @@ def _plain(fn: Callable[..., T], spec: Spec) -> Callable[..., T]:
 
 def _guarded(fn: Callable[..., T], spec: Spec, downstream: Downstream) -> Callable[..., T]:
     closed, judge = downstream.closed, spec.judge
+    successes = downstream.successes
 
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:
@@ -192,8 +194,7 @@ def _guarded(fn: Callable[..., T], spec: Spec, downstream: Downstream) -> Callab
             result = fn(*args, **kwargs) if kwargs else fn(*args)
             good = judge is None or judge(result) is SUCCESS
         except Exception as error:
-            run = Run(spec, started, None, serial)
-            run.adopt(permit)
+            run = Run.adopted(spec, started, serial, permit)
             if not run.survives(error):
                 raise
         except BaseException:
@@ -202,13 +203,18 @@ def _guarded(fn: Callable[..., T], spec: Spec, downstream: Downstream) -> Callab
             raise
         else:
             if good:
-                downstream.succeeded(permit, started)
+                now = clock()
+                if breaker is None or breaker.calm:
+                    successes.append((permit, started, now))
+                    if len(successes) > MOST_UNCOUNTED:
+                        downstream.settle()
+                else:
+                    downstream.record(permit, SUCCESS, now - started, now, world.draw())
                 return result
-            run = Run(spec, started, None, serial)
-            run.adopt(permit)
+            run = Run.adopted(spec, started, serial, permit)
             if run.accepts(result):
                 return result
-            _let_go(run, result)
+            let_go(run, result)
         run.wait()
         return drive(run, fn, args, kwargs)
 

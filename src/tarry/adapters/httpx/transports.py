@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from tarry.adapters.httpx import inner
 from tarry.adapters.httpx.messages import (
@@ -16,6 +17,7 @@ from tarry.adapters.httpx.messages import (
 )
 from tarry.errors import BlockingWait, ResultNotAccepted
 from tarry.runtime import deadlines, outgoing
+from tarry.runtime.origins import Recent
 from tarry.runtime.sending import Sending
 from tarry.wire import http
 
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
 else:
     _Transport = _AsyncTransport = object
 
+_Usual: TypeAlias = "tuple[str, str, str, int | None, type[Any]]"
+"""Method, scheme, host and port of a request, and the type of its body."""
+
 _deadline = deadlines.scope.get
 
 
@@ -50,18 +55,21 @@ class _Retrying:
 
     _transport: Any
     _sending: Sending
+    _known: Recent[_Usual, Callable[..., Any]]
+    """How to send requests that may be repeated whatever their headers say."""
     tarry_retries: ClassVar[bool] = True
     """For whoever would put one of these inside another."""
 
-    def _sender(self, request: Any) -> Callable[..., Any]:
-        sending, method, url = self._sending, request.method, request.url
-        repeatable = method in http.IDEMPOTENT_METHODS or outgoing.may_repeat(
-            method, request.headers, sending.key, request
+    def _sender(self, request: Any, usual: _Usual) -> Callable[..., Any]:
+        """Return how to send a request, and remember it where nothing more has to be looked at."""
+        sending, (method, scheme, host, port, kind) = self._sending, usual
+        always = method in http.IDEMPOTENT_METHODS and kind.__name__ == BYTES
+        repeatable = always or (
+            outgoing.may_repeat(method, request.headers, sending.key, request)
+            and can_replay(request, at_once=sending.hedging is not None)
         )
-        if repeatable and type(request.stream).__name__ != BYTES:
-            repeatable = can_replay(request, at_once=sending.hedging is not None)
-        kind = (method, url.scheme, url.host, url.port, repeatable)
-        return sending.known.get(kind) or sending.made(kind)
+        send = sending.made((method, scheme, host, port, repeatable))
+        return self._known.keep(usual, send) if always else send
 
     def _failed(self, request: Any, error: Exception) -> None:
         """Say what a user may not see from the error alone."""
@@ -87,9 +95,10 @@ class RetryTransport(_Retrying, _Transport):
         downstream: Downstreams = None,
         idempotency_key: Key = None,
     ) -> None:
-        self._transport = inner.checked(transport, "HTTPTransport", "handle_request")
+        self._transport = transport = inner.checked(transport, "HTTPTransport", "handle_request")
         self._sending = Sending(
-            _send,
+            partial(_send, transport),
+            transport.handle_request,
             looped=False,
             policy=policy,
             hedging=hedging,
@@ -99,12 +108,14 @@ class RetryTransport(_Retrying, _Transport):
             judge=judge,
             release=release,
         )
+        self._known = Recent()
 
     def handle_request(self, request: Any) -> Any:
         """Send a request until it is answered for good."""
         try:
-            send = self._sender(request)
-            return send(self._transport, self._sending.limit, request)
+            url = getattr(request.url, "_uri_reference", request.url)  # where its properties look
+            usual = request.method, url.scheme, url.host, url.port, request.stream.__class__
+            return (self._known.get(usual) or self._sender(request, usual))(request)
         except ResultNotAccepted as error:
             return outgoing.handed_out(error)
         except BlockingWait as error:
@@ -145,9 +156,11 @@ class AsyncRetryTransport(_Retrying, _AsyncTransport):
         downstream: Downstreams = None,
         idempotency_key: Key = None,
     ) -> None:
-        self._transport = inner.checked(transport, "AsyncHTTPTransport", "handle_async_request")
+        transport = inner.checked(transport, "AsyncHTTPTransport", "handle_async_request")
+        self._transport = transport
         self._sending = Sending(
-            _asend,
+            partial(_asend, transport),
+            transport.handle_async_request,
             looped=True,
             policy=policy,
             hedging=hedging,
@@ -157,12 +170,14 @@ class AsyncRetryTransport(_Retrying, _AsyncTransport):
             judge=judge,
             release=arelease,
         )
+        self._known = Recent()
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request until it is answered for good."""
         try:
-            send = self._sender(request)
-            return await send(self._transport, self._sending.limit, request)
+            url = getattr(request.url, "_uri_reference", request.url)
+            usual = request.method, url.scheme, url.host, url.port, request.stream.__class__
+            return await (self._known.get(usual) or self._sender(request, usual))(request)
         except ResultNotAccepted as error:
             return outgoing.handed_out(error)
         except Exception as error:
@@ -191,7 +206,7 @@ class AsyncRetryTransport(_Retrying, _AsyncTransport):
 
 # Functions and not methods: a transport that holds itself would keep its connections open until
 # the garbage collector finds it.
-def _send(transport: Any, limit: float | None, request: Any, number: int = 1) -> Any:
+def _send(transport: Any, request: Any, *, limit: float | None, number: int = 1) -> Any:
     if number > 1 or limit is not None or _deadline() is not None:
         request = told(request, number, limit)
         response = transport.handle_request(request)
@@ -200,7 +215,7 @@ def _send(transport: Any, limit: float | None, request: Any, number: int = 1) ->
     return transport.handle_request(request)
 
 
-async def _asend(transport: Any, limit: float | None, request: Any, number: int = 1) -> Any:
+async def _asend(transport: Any, request: Any, *, limit: float | None, number: int = 1) -> Any:
     if number > 1 or limit is not None or _deadline() is not None:
         request = told(request, number, limit)
     return await transport.handle_async_request(request)
