@@ -47,7 +47,7 @@ def test_a_lease_is_renewed_on_trio() -> None:
         await payments(scope, receive, send)
 
     async def main() -> None:
-        app = IdempotencyMiddleware(sleepy, lease=30.0)
+        app = IdempotencyMiddleware(sleepy, Wayward(), lease=30.0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, app)
             await trio.sleep(95)
@@ -133,15 +133,34 @@ def test_a_holder_that_is_silent_may_be_dead(seconds: float, retry_after: bytes)
     """A lease that should have been renewed long ago is worth waiting for, until it ends."""
 
     async def main() -> None:
-        store = MemoryStore()
-        app = IdempotencyMiddleware(slow(Payments(), 1000), store, lease=30.0)
+        app = IdempotencyMiddleware(slow(Payments(), 1000), Wayward(), lease=30.0)
         dead = asyncio.create_task(ask(app))
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
         app._renewals._shared.due.clear()  # type: ignore[union-attr]
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds - 0.1)
         answer = await ask(app)
         assert (409, retry_after) == (answer.status, answer.header(b"retry-after"))
         dead.cancel()
 
     with VirtualClock() as clock:
         clock.run(main)
+
+
+def test_a_key_in_memory_is_held_without_a_lease() -> None:
+    """Who shares the store's memory is not dead: nothing is renewed, and nothing runs out."""
+    payments = Payments()
+
+    async def main() -> None:
+        app = IdempotencyMiddleware(slow(payments, 1000), MemoryStore(), lease=30.0)
+        first = asyncio.create_task(ask(app))
+        await asyncio.sleep(500)
+        answer = await ask(app)
+        assert (409, b"1") == (answer.status, answer.header(b"retry-after"))
+        assert "the key is free in 30 s" in answer.problem["detail"]
+        assert app._renewals._shared is None
+        assert 201 == (await first).status
+        assert (await ask(app)).replayed
+
+    with VirtualClock() as clock:
+        clock.run(main)
+    assert 1 == payments.runs

@@ -219,3 +219,41 @@ def test_a_record_may_end_before_its_lease_would_have() -> None:
         assert await store.claim("b", "print", "owner", 10.0) is None
 
     asyncio.run(main())
+
+
+def test_a_key_that_is_held_is_never_forgotten() -> None:
+    """Neither time nor a full store frees a key that is held; from then on, its lease does."""
+
+    async def main() -> None:
+        clock = Clock()
+        store = MemoryStore(1, clock=lambda: clock.now)
+        assert store.hold("a", "print", "owner", 10.0) is None
+        await clock.advance(1e6)
+
+        assert 0 == await store.sweep(10)
+        with pytest.raises(LimitReached):
+            store.hold("b", "print", "owner", 10.0)
+        taken = store.hold("a", "print", "other", 10.0)
+        assert taken is not None
+        assert 10.0 == taken.record.free_at - taken.now
+
+        store.let_run_out("a", "owner", 10.0)
+        await clock.advance(10.0)
+        assert store.hold("b", "print", "owner", 10.0) is None
+
+    asyncio.run(main())
+
+
+def test_a_key_that_is_held_can_be_extended() -> None:
+    """A lease may take the place of a hold."""
+
+    async def main() -> None:
+        clock = Clock()
+        store = MemoryStore(clock=lambda: clock.now)
+        store.hold("a", "print", "owner", 10.0)
+
+        assert await store.extend("a", "print", "owner", 5.0)
+        await clock.advance(5.0)
+        assert 1 == await store.sweep(10)
+
+    asyncio.run(main())

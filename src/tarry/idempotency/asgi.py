@@ -162,12 +162,15 @@ class IdempotencyMiddleware:
             await self._answer(taken, asked, send)
             return
         exchange = Exchange(lease, body, receive, send)
-        renewed = self._renewals.begin(lease)
+        renewed = self._renewals.begin(lease) if self._terms.memory is None else None
         scope[_GUARDED] = True
         try:
             await exchange.run(self._app, scope)
         finally:
-            renewed.pop(lease, None)
+            if renewed is None:
+                lease.abandon()
+            else:
+                renewed.pop(lease, None)
             del scope[_GUARDED]
         if world.draw() < _SWEEPS:
             await self._sweep()

@@ -114,30 +114,30 @@ class Exchange:
             await self._send(message)
         elif kind == "http.response.body":
             self._held.append(message)
-            self._size += len(message.get("body", b""))
-            if message.get("more_body"):
-                if self._size > self._limit:
-                    await self._pass_on()
-                return
+            body = message.get("body", b"")
+            self._size += len(body)
             if self._size > self._limit:
-                await self._end(None)
-            elif len(self._held) == 2:  # noqa: PLR2004 - the start, and all of the body
-                await self._end(bytes(message.get("body", b"")))
-            else:
-                await self._end(b"".join([held.get("body", b"") for held in self._held[1:]]))
-            await self._pass_on()
+                if not message.get("more_body"):
+                    await self._end(None)
+                await self._pass_on()
+            elif not message.get("more_body"):
+                if len(self._held) > 2:  # noqa: PLR2004 - the start, and all of the body
+                    body = b"".join([held.get("body", b"") for held in self._held[1:]])
+                await self._end(bytes(body))
+                await self._pass_on()
         else:  # a file by its path, and what else servers may offer in place of a body
             await self._pass_on()
             await self.send(message)
 
     async def _end(self, body: bytes | None) -> None:
         """Keep the response, or give the key back: before the last of it is sent."""
-        if self._lease.over:
+        lease = self._lease
+        if lease.over:
             return
         if self._is_kept:
-            await self._lease.finish(StoredResponse(self._status, self._headers, body))
+            await lease.finish(StoredResponse(self._status, self._headers, body))
         else:
-            await self._lease.release()
+            await lease.release()
 
     async def _pass_on(self) -> None:
         """Send what is held, and from now on what comes."""

@@ -20,8 +20,8 @@ LONGEST = 255
 # A letter or digit first, so that no other type of RFC 9651 is taken for a key: neither `:aGk=:`
 # (bytes) nor `-1`.
 _BARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=-]*")
-_PLAIN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~:/+=-"
-"""What nearly all keys are made of: those need no grammar."""
+_PLAIN = re.compile(rb'"?([A-Za-z0-9][A-Za-z0-9._~:/+=-]{0,254})"?')
+"""What nearly all keys are: those need no grammar."""
 _TEXT = r'"((?:[ !#-\[\]-~]|\\["\\])*)"'
 _STRING = re.compile(_TEXT)
 _ESCAPED = re.compile(r"\\(.)")
@@ -52,9 +52,9 @@ def parse_key(lines: Sequence[bytes]) -> str:
         msg = f"Idempotency-Key must be sent once, not {len(lines)} times."
         raise MalformedKey(msg)
     line = lines[0]
-    plain = line[1:-1] if line[:1] == b'"' == line[-1:] else line
-    if len(plain) <= LONGEST and plain[:1].isalnum() and not plain.translate(None, _PLAIN):
-        return plain.decode()
+    plain = _PLAIN.fullmatch(line)
+    if plain is not None and len(line) - len(plain[1]) != 1:  # one quote is none
+        return plain[1].decode()
     try:
         text = line.decode("ascii").strip(" ")
     except UnicodeDecodeError:

@@ -67,8 +67,9 @@ class Terms:
         self.keep: float = keep
         self.max_response: int = max_response
         self.store_errors: bool = store_errors
-        # Its calls never wait, so they can neither hang nor be cut off. A subclass's might.
-        self.at_once: bool = type(store) is MemoryStore
+        self.memory: MemoryStore | None = store if type(store) is MemoryStore else None
+        """The store, if its calls never wait: they can neither hang nor be cut off, and a key is
+        held without a lease. A subclass's might."""
         self.unsettled: int = 0
         """Requests whose last step the store has not taken yet."""
 
@@ -95,8 +96,9 @@ class Lease:
     async def claim(self) -> Taken | None:
         """Take the key, or say by what it is taken."""
         terms = self.terms
-        if terms.at_once:
-            return await terms.store.claim(self._key, self._fingerprint, self._owner, terms.lease)
+        memory = terms.memory
+        if memory is not None:
+            return memory.hold(self._key, self._fingerprint, self._owner, terms.lease)
         try:
             return await apart(self._claim, PATIENCE)
         except BaseException:
@@ -140,21 +142,25 @@ class Lease:
         """Keep the response."""
         self.over = True
         terms = self.terms
-        if not terms.at_once:
+        memory = terms.memory
+        if memory is None:
             await self._settle(partial(self._finish, response), "its response is not kept")
-        elif not await terms.store.finish(
-            self._key, self._fingerprint, self._owner, response, terms.keep
-        ):
+        elif not memory.finish_now(self._key, self._fingerprint, self._owner, response, terms.keep):
             self._warn()
 
     async def release(self) -> None:
         """Give the key back."""
         if not self.over:
             self.over = True
-            if self.terms.at_once:
+            if self.terms.memory is not None:
                 await self._release()
             else:
                 await self._settle(self._release, "its key is held until the lease ends")
+
+    def abandon(self) -> None:
+        """Leave the key of a request that was cut off to its lease: its handler may still run."""
+        if not self.over and self.terms.memory is not None:
+            self.terms.memory.let_run_out(self._key, self._owner, self.terms.lease)
 
     async def _finish(self, response: StoredResponse) -> None:
         terms = self.terms

@@ -35,7 +35,8 @@ class Renewals:
         shared = self._shared
         if shared is None or shared.loop is not loop:
             shared = self._shared = Shared(loop, self._every, self._pause)
-        shared.due[lease] = world.now() + self._every
+        clock = world.now
+        shared.due[lease] = clock() + self._every
         if not shared.ticks:
             shared.ticks = True
             in_background(shared.tick)

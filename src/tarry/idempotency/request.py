@@ -88,25 +88,21 @@ def digests(scope: Scope, fields: Fields, identity: str, key: str, body: bytes) 
     callers lie around in a store, and none is too long for one. The fingerprint goes on where the
     name ends: who does not know the key cannot try out what the body may have been.
     """
-    host = fields.get(b"host", _NONE)
-    name = _name_of(host[0]) if host else ""
-    method, path = scope["method"], scope["path"]
-    if scope.get("root_path"):
-        path = _paths(scope)[0]
-    # With their lengths in front no two lists of parts give the same.
-    text = (
-        f"{len(name)} {len(method)} {len(path)} {len(identity)} {name}{method}{path}{identity}{key}"
-    )
-    digest = sha256(text.encode(errors="surrogatepass"))
+    path = _paths(scope)[0] if scope.get("root_path") else scope["path"]
+    host = _host_of(fields[b"host"][0]) if b"host" in fields else ""
+    # No two lists of parts give the same: a path begins with a slash, a method has no spaces, and a
+    # key no line breaks.
+    text = f"{len(path)} {host}{path}{scope['method']} {identity}\n{key}"
+    digest = sha256(text.encode("utf-8", "surrogatepass"))
     named = digest.hexdigest()
-    query = scope.get("query_string", b"")
     kind = b",".join(fields.get(b"content-type", _NONE))
-    digest.update(b"%d %d %b%b%b" % (len(query), len(kind), query, kind, body))
+    # Nor do these: neither a query nor a header has line breaks.
+    digest.update(b"\n".join((scope.get("query_string", b""), kind, body)))
     return named, digest.hexdigest()
 
 
 @lru_cache(maxsize=100)
-def _name_of(host: bytes) -> str:
+def _host_of(host: bytes) -> str:
     """Return the name that was asked for; an address only says which process of many it was."""
     name = host.decode("latin-1").lower()
     if name.startswith("["):
@@ -115,7 +111,7 @@ def _name_of(host: bytes) -> str:
     try:
         ip_address(name)
     except ValueError:
-        return name
+        return f"{len(name)} {name}"
     return ""
 
 
@@ -173,7 +169,7 @@ async def read_body(fields: Fields, receive: Receive, limit: int) -> bytes:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Disconnected
-        chunk = message.get("body", b"")
+        chunk: bytes = message.get("body", b"")
         size += len(chunk)
         if size > limit:
             raise too_large(limit)

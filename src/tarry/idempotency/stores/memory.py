@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from math import inf
 from threading import Lock
 from typing import TYPE_CHECKING, NoReturn
 
@@ -44,17 +45,37 @@ class MemoryStore:
 
     async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> Taken | None:
         """Take a free key for `lease` seconds, or say by what it is taken."""
+        taken = self.hold(key, fingerprint, owner, lease)
+        if taken is None:
+            self.let_run_out(key, owner, lease)
+        return taken
+
+    def hold(self, key: str, fingerprint: str, owner: str, lease: float) -> Taken | None:
+        """Take a free key until it is finished, released or let run out.
+
+        Whoever shares this memory needs no lease: they live and die together. The others are told
+        that it is held for `lease` seconds.
+        """
         with self._lock:
             now = (self._clock or world.now)()
             entry = self._entries.get(key)
             if entry is not None:
                 if now < entry.free_at and (entry.owner != owner or entry.response is not None):
-                    return Taken(Record(entry.fingerprint, entry.free_at, entry.response), now)
+                    free_at = now + lease if entry.free_at == inf else entry.free_at
+                    return Taken(Record(entry.fingerprint, free_at, entry.response), now)
                 self._drop(key, entry)
             elif len(self._entries) >= self._capacity and not self._forget(1, now):
                 self._refuse(now)
-            self._put(key, _Entry(fingerprint, owner, now + lease))
+            self._entries[key] = _Entry(fingerprint, owner)
             return None
+
+    def let_run_out(self, key: str, owner: str, lease: float) -> None:
+        """Free a key in `lease` seconds, unless it is finished, released or extended by then."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None and entry.owner == owner and entry.response is None:
+                entry.free_at = (self._clock or world.now)() + lease
+                self._put(key, entry)
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
         """Hold a key for `lease` more seconds from now; False: it is finished, or another's."""
@@ -67,12 +88,20 @@ class MemoryStore:
             if entry.owner != owner or entry.response is not None:
                 return False
             entry.free_at = now + lease
+            if entry.free_at < entry.look_at:
+                self._put(key, entry)
             return True
 
     async def finish(
         self, key: str, fingerprint: str, owner: str, response: StoredResponse, keep: float
     ) -> bool:
         """Keep the response for `keep` seconds; False: the key is another's by now."""
+        return self.finish_now(key, fingerprint, owner, response, keep)
+
+    def finish_now(
+        self, key: str, fingerprint: str, owner: str, response: StoredResponse, keep: float
+    ) -> bool:
+        """Do what `finish` does, without a coroutine."""
         with self._lock:
             now = (self._clock or world.now)()
             entry = self._entries.get(key)
@@ -166,10 +195,10 @@ class _Entry:
 
     __slots__ = ("fingerprint", "free_at", "look_at", "owner", "response", "size")
 
-    def __init__(self, fingerprint: str, owner: str, free_at: float) -> None:
+    def __init__(self, fingerprint: str, owner: str, free_at: float = inf) -> None:
         self.fingerprint = fingerprint
         self.owner = owner
         self.free_at = free_at
-        self.look_at = 0.0
+        self.look_at = inf
         self.response: StoredResponse | None = None
         self.size = 0
