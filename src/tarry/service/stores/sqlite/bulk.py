@@ -19,26 +19,23 @@ if TYPE_CHECKING:
     Row = tuple[Any, ...]
 
 _MOST = 64
-"""Rows in one. It has a power of two of them: SQLite finds it among the few it has prepared."""
+"""Rows in one. Each number of rows is another statement, which SQLite keeps when it has prepared
+it (`cached_statements`)."""
 
 
 class Bulk:
     """A statement in whose text `{rows}` stands for rows, each of which is written as `row`."""
 
     def __init__(self, text: str, row: str) -> None:
-        sizes = [1 << bit for bit in range(_MOST.bit_length())]
-        self._texts = {size: text.format(rows=", ".join([row] * size)) for size in sizes}
+        self._texts = [text.format(rows=", ".join([row] * size)) for size in range(_MOST + 1)]
 
     def parts(
         self, view: View, rows: Sequence[Row]
     ) -> Iterator[tuple[Sequence[Row], sqlite3.Cursor]]:
         """Run it part by part, in order; each part comes with what it gave."""
-        begin = 0
-        while left := len(rows) - begin:
-            size = min(_MOST, 1 << left.bit_length() - 1)
-            part = rows[begin : begin + size]
-            begin += size
-            yield part, view.execute(self._texts[size], list(chain.from_iterable(part)))
+        for begin in range(0, len(rows), _MOST):
+            part = rows[begin : begin + _MOST]
+            yield part, view.execute(self._texts[len(part)], list(chain.from_iterable(part)))
 
     def run(self, view: View, rows: Sequence[Row]) -> None:
         """Run it for all rows."""

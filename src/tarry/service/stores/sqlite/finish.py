@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.json import Decoder
+
 from tarry.service.store import Finished, New
 from tarry.service.stores.sqlite.add import add_all
 from tarry.service.stores.sqlite.bulk import Bulk
@@ -22,11 +24,14 @@ if TYPE_CHECKING:
 
 _STATES = Bulk(
     """
-SELECT t.id, s.seq, s.tenant, s.lane, s.policy, s.version, s.status, s.cancelling, s.attempts
-FROM task AS t CROSS JOIN state AS s ON s.seq = t.seq WHERE t.id IN ({rows})
+WITH asked (id) AS (VALUES {rows})
+SELECT json_group_array(json_array(
+    s.seq, s.tenant, s.lane, s.policy, s.version, s.status, s.cancelling, s.attempts))
+FROM asked LEFT JOIN task AS t ON t.id = asked.id LEFT JOIN state AS s ON s.seq = t.seq
 """,
-    "?",
+    "(?)",
 )
+"""Each row that is read lets go of the interpreter, so all come as one."""
 _GO_ON = Bulk(
     """
 INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, worker,
@@ -52,6 +57,8 @@ ON CONFLICT (seq) DO UPDATE SET status = excluded.status, finished_at = excluded
     "(?, 0, 0, 0, 0, 0, 0, ?, ?, ?, ?, ?, ?, ?)",
 )
 
+_decode = Decoder(list[tuple[Any, ...]]).decode
+
 
 def finish(ledger: Ledger, results: Sequence[Finish]) -> list[Finished]:
     """Write attempt and next state, if the version still matches.
@@ -64,12 +71,11 @@ def finish(ledger: Ledger, results: Sequence[Finish]) -> list[Finished]:
 
 
 def _finish(ledger: Ledger, results: Sequence[Finish]) -> list[Finished]:
-    keys = [found(result.task.id) for result in results]
-    rows: dict[bytes | None, Row] = {}
-    for _, cursor in _STATES.parts(ledger, [(key,) for key in keys]):
-        rows.update((row[0], row) for row in cursor)
+    rows: list[Row] = []
+    for _, cursor in _STATES.parts(ledger, [(found(result.task.id),) for result in results]):
+        rows += _decode(cursor.fetchone()[0])
     step = _Step(ledger)
-    answers = [step.take(result, rows.get(key)) for key, result in zip(keys, results, strict=True)]
+    answers = [step.take(result, row) for result, row in zip(results, rows, strict=True)]
     step.write()
     return answers
 
@@ -84,13 +90,13 @@ class _Step:
         self._going_on: list[Row] = []
         self._callbacks: list[New] = []
 
-    def take(self, result: Finish, row: Row | None) -> Finished:
-        """Take one end; `row` is where its task stands."""
+    def take(self, result: Finish, row: Row) -> Finished:
+        """Take one end; `row` is where its task stands, all None if it is gone."""
         ledger = self._ledger
-        if row is None or row[5] != result.task.version or row[6] != IN_FLIGHT:
+        seq, tenant, lane_id, policy, version, status, cancelling, attempts = row
+        if version != result.task.version or status != IN_FLIGHT:
             ledger.superseded(ledger.names.tenant(result.task.tenant))
             return Finished.SUPERSEDED
-        _, seq, tenant, lane_id, policy, _, _, cancelling, attempts = row
         if result.attempt is not None:
             attempts += 1
             self._attempts.append((tenant, seq, attempts, result.attempt))

@@ -192,7 +192,7 @@ def _connect(path: str | PathLike[str]) -> sqlite3.Connection:
         timeout=_BUSY_MS / 1000,
         isolation_level=None,  # transactions are begun by hand
         check_same_thread=False,  # opened and closed by one thread, used by another
-        cached_statements=256,
+        cached_statements=1024,
     )
     try:
         _prepare(connection, path)
