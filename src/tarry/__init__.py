@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         ConfigurationTypeError,
         Conflict,
         DeadlineExceeded,
+        HandedOff,
         InvalidRequest,
         LimitReached,
         MissingExtra,
@@ -97,7 +98,7 @@ _HOMES = {
     "tarry.core.verdict": "Progress Reason Step Stop Wait",
     "tarry.errors": (
         "AttemptTimeout BlockingWait BreakerOpen Cancelled ConfigurationError "
-        "ConfigurationTypeError Conflict DeadlineExceeded InvalidRequest LimitReached "
+        "ConfigurationTypeError Conflict DeadlineExceeded HandedOff InvalidRequest LimitReached "
         "MissingExtra NotAuthorized NotFinished NotFound Overloaded Rejected "
         "ResultNotAccepted ServiceError ServiceUnavailable ServiceUnreachable "
         "StoreUnavailable TarryError TooManyRequests"
@@ -137,6 +138,7 @@ __all__ = [
     "Downstream",
     "Event",
     "GaveUp",
+    "HandedOff",
     "HedgeFired",
     "HedgeWon",
     "Hedging",

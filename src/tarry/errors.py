@@ -9,6 +9,7 @@ TarryError
 │   └── DeadlineExceeded (TimeoutError)
 ├── AttemptTimeout (TimeoutError)
 ├── ResultNotAccepted
+├── HandedOff
 ├── Cancelled
 ├── BlockingWait (RuntimeError)
 ├── StoreUnavailable
@@ -30,6 +31,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # as in tarry/__init__.py
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
 
 class TarryError(Exception):
@@ -79,6 +81,15 @@ class ResultNotAccepted(TarryError):
     def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message)
         self.result = result
+
+
+class HandedOff(TarryError):
+    """The retry service goes on with the call, as `task`; `__cause__` is how it ended here."""
+
+    def __init__(self, message: str, task: Any = None) -> None:
+        super().__init__(message)
+        self.task = task
+        """The task, as `enqueue` of the service's client returned it."""
 
 
 class Cancelled(TarryError):

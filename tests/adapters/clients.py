@@ -88,6 +88,10 @@ class Looped:
 
         return pieces()
 
+    def close(self, other: Any) -> None:
+        """Close something else that has used the loop."""
+        self._runner.run(other.aclose())
+
     def while_waiting(self, patch: pytest.MonkeyPatch, method: str, url: str) -> list[Answer]:
         """Make a call of its own during every wait of another."""
         answers: list[Answer] = []

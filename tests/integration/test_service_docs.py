@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tarry.service.api.kinds import KINDS
 from tarry.service.api.surroundings import Limits as ApiLimits
 from tarry.service.delivery.exchange import Fault
 from tarry.service.engine.parts import Limits as EngineLimits
@@ -31,7 +32,7 @@ from tarry.service.settings import Settings, load
 from tests.integration.service import Service, Target, free_port, service, target
 from tests.test_docs import DOCS, Block, blocks_of, name_of, table_of
 
-PAGES = sorted(DOCS.glob("service*.md"))
+PAGES = [*sorted(DOCS.glob("service*.md")), DOCS / "hand-off.md"]
 SERVICE, TARGET = "127.0.0.1:8080", "127.0.0.1:9009"
 _ID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _CHANGING = (
@@ -242,6 +243,15 @@ def test_error_classes_on_the_page_are_those_of_the_code() -> None:
     text = (DOCS / "service-api.md").read_text("utf-8").partition("`errorClass`:")[2]
 
     assert set(Fault) - {Fault.OURS} == set(re.findall(r"`([a-z]+)`", text))
+
+
+def test_problems_on_the_page_are_those_of_the_code() -> None:
+    """The table on the page has every kind of problem, in the words of `GET /docs`."""
+    actual = [
+        [f"`{kind.name}`", ", ".join(map(str, kind.statuses)), kind.title, kind.help]
+        for kind in KINDS
+    ]
+    assert actual == table_of(DOCS / "service-api.md", "kind")
 
 
 def test_calls_on_the_page_are_those_of_the_api(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import MissingExtra, ResultNotAccepted
-from tarry.runtime import aio, asynchronous, outgoing
+from tarry.runtime import aio, asynchronous, handoff, outgoing
 from tarry.runtime.clocks import world
+from tarry.runtime.handoff import Parts
 from tarry.runtime.origins import Origins
 from tarry.runtime.run import Run
 from tarry.wire import http
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
     from tarry.core.policy import Policy
+    from tarry.runtime.handoff import AsyncService, HandOff
     from tarry.runtime.origins import Downstreams
     from tarry.runtime.outgoing import Key
 
@@ -63,7 +65,9 @@ class RetryMiddleware:
 
     `downstream`: one for all origins, a function that makes one for an origin, or None for a
     breaker and a budget each. `idempotency_key`: "auto" or a function puts one key on all attempts
-    of a request that is not idempotent, which makes it safe to retry.
+    of a request that is not idempotent, which makes it safe to retry. `hand_off`: a
+    `tarry.AsyncClient`, which gets what may be repeated and cannot go on now; `HandedOff` is
+    raised.
     """
 
     def __init__(
@@ -72,10 +76,14 @@ class RetryMiddleware:
         policy: Policy | None = None,
         downstream: Downstreams = None,
         idempotency_key: Key = None,
+        hand_off: AsyncService | None = None,
     ) -> None:
         self._key = outgoing.checked_key(idempotency_key)
         self._origins = Origins(policy, downstream, _outcome_of, _judge, _release)
         self._limit = self._origins.policy.attempt_timeout
+        self._hand_off: HandOff | None = handoff.made(
+            hand_off, policy, looped=True, parts=_parts, judge=_judge, release=_release
+        )
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         """Send a request until it is answered for good."""
@@ -85,10 +93,14 @@ class RetryMiddleware:
         try:
             return await asynchronous.drive(run, self._send, (run, request, handler), {})
         except ResultNotAccepted as error:
+            if self._hand_off is not None:
+                await self._hand_off.aover(request, error)
             response: Any = outgoing.handed_out(error)
             return response  # type: ignore[no-any-return]
         except Exception as error:
             outgoing.explain(error, replayable=replayable)
+            if self._hand_off is not None:
+                await self._hand_off.aover(request, error)
             if isinstance(error, (ClientOSError, ServerDisconnectedError)):
                 _given_up.set((_identity(request), error))
             raise
@@ -150,6 +162,16 @@ def _can_replay(body: Any) -> bool:
     if isinstance(body, IOBasePayload):
         return bool(body._value.seekable())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     return isinstance(body, MultipartWriter) and all(_can_replay(part) for part, *_ in body)
+
+
+def _parts(request: ClientRequest) -> Parts:
+    body: Any = request.body
+    if isinstance(body, BytesPayload):
+        body = body._value  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    # What is compressed on its way is not what its headers say.
+    is_plain = isinstance(body, (bytes, bytearray, memoryview)) and not request.compress
+    sent = bytes(cast("bytes", body)) if is_plain else None
+    return Parts(request.method, str(request.url), request.headers.items(), sent)
 
 
 def _outcome_of(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001

@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import BlockingWait, ConfigurationError, MissingExtra, ResultNotAccepted
-from tarry.runtime import outgoing
+from tarry.runtime import handoff, outgoing
 from tarry.runtime.clocks import world
+from tarry.runtime.handoff import Parts
 from tarry.runtime.sending import Sending
 
 try:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
+    from tarry.runtime.handoff import HandOff, Service
     from tarry.runtime.origins import Downstreams
     from tarry.runtime.outgoing import Key
 
@@ -54,8 +56,9 @@ class RetryAdapter(HTTPAdapter):
     `downstream`: one for all origins, a function that makes one for an origin, or None for a
     breaker and a budget each. `idempotency_key`: "auto" or a function puts one key on all attempts
     of a request that is not idempotent, which makes it safe to retry. `hedging` takes the place
-    of `policy`: a second copy of what may be repeated, when the first takes too long. The others
-    are those of `HTTPAdapter`; its own retries stay off.
+    of `policy`: a second copy of what may be repeated, when the first takes too long. `hand_off`:
+    a `tarry.Client`, which gets what may be repeated and cannot go on now; `HandedOff` is raised.
+    The others are those of `HTTPAdapter`; its own retries stay off.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class RetryAdapter(HTTPAdapter):
         hedging: Hedging | None = None,
         downstream: Downstreams = None,
         idempotency_key: Key = None,
+        hand_off: Service | None = None,
         pool_connections: int = _POOL,
         pool_maxsize: int = _POOL,
         pool_block: bool = False,
@@ -83,11 +87,15 @@ class RetryAdapter(HTTPAdapter):
             "idempotency_key": idempotency_key,
         }
         self._sending = _sending(self._options)
+        self._hand_off: HandOff | None = handoff.made(
+            hand_off, policy, looped=False, parts=_parts, judge=_judge, release=_release
+        )
         super().__init__(pool_connections, pool_maxsize, 0, pool_block)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: the arguments, and none of what was learned."""
-        return {**super().__getstate__(), "_options": self._options}
+        ours = {"_options": self._options, "_hand_off": self._hand_off}
+        return {**super().__getstate__(), **ours}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Begin anew."""
@@ -112,11 +120,15 @@ class RetryAdapter(HTTPAdapter):
             sender = self._sender(request, replayable=replayable)
             response = sender(send, request, start, timeout)
         except ResultNotAccepted as error:
+            if self._hand_off is not None:
+                self._hand_off.over(request, error)
             response = outgoing.handed_out(error)
         except BlockingWait as error:
             response = outgoing.instead_of_waiting(error)
         except Exception as error:
             outgoing.explain(error, replayable=replayable)
+            if self._hand_off is not None:
+                self._hand_off.over(request, error)
             raise
         response.request = request  # and not the copy that was sent
         return response  # type: ignore[no-any-return]
@@ -151,6 +163,19 @@ def _send(
         outgoing.announce(cast("Any", request.headers), number, limit)
     given = timeout if limit is None else _bounded(timeout, max(limit, outgoing.INSTANT))
     return send(request, timeout=given)
+
+
+def _parts(request: PreparedRequest) -> Parts:
+    body: Any = request.body or b""
+    if isinstance(body, str):
+        body = body.encode()
+    sent = bytes(body) if isinstance(body, (bytes, bytearray)) else None
+    lines = [(name, _text(value)) for name, value in request.headers.items()]
+    return Parts(request.method or "", request.url or "", lines, sent)
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("latin-1")
 
 
 def _position(body: Any) -> int | None:

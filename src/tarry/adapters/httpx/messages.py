@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.runtime import aio, outgoing
 from tarry.runtime.clocks import world
+from tarry.runtime.handoff import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +67,12 @@ def told(request: Any, number: int, attempt_timeout: float | None) -> Any:
     )
     outgoing.announce(copy.headers, number, limit)
     return copy
+
+
+def parts(request: Any) -> Parts:
+    """Return a request as the retry service can take it."""
+    body = b"".join(request.stream) if type(request.stream).__name__ == BYTES else None
+    return Parts(request.method, str(request.url), request.headers.multi_items(), body)
 
 
 def outcome_of(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001

@@ -12,11 +12,12 @@ from tarry.adapters.httpx.messages import (
     can_replay,
     judge,
     outcome_of,
+    parts,
     release,
     told,
 )
 from tarry.errors import BlockingWait, ResultNotAccepted
-from tarry.runtime import deadlines, outgoing
+from tarry.runtime import deadlines, handoff, outgoing
 from tarry.runtime.origins import Recent
 from tarry.runtime.sending import Sending
 from tarry.wire import http
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
+    from tarry.runtime.handoff import AsyncService, HandOff, Service
     from tarry.runtime.origins import Downstreams
     from tarry.runtime.outgoing import Key
 
@@ -55,6 +57,7 @@ class _Retrying:
 
     _transport: Any
     _sending: Sending
+    _hand_off: HandOff | None
     _known: Recent[_Usual, Callable[..., Any]]
     """How to send requests that may be repeated whatever their headers say."""
     tarry_retries: ClassVar[bool] = True
@@ -83,7 +86,8 @@ class RetryTransport(_Retrying, _Transport):
     `downstream`: one for all origins, a function that makes one for an origin, or None for a
     breaker and a budget each. `idempotency_key`: "auto" or a function puts one key on all attempts
     of a request that is not idempotent, which makes it safe to retry. `hedging` takes the place
-    of `policy`: a second copy of what may be repeated, when the first takes too long.
+    of `policy`: a second copy of what may be repeated, when the first takes too long. `hand_off`:
+    a `tarry.Client`, which gets what may be repeated and cannot go on now; `HandedOff` is raised.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class RetryTransport(_Retrying, _Transport):
         hedging: Hedging | None = None,
         downstream: Downstreams = None,
         idempotency_key: Key = None,
+        hand_off: Service | None = None,
     ) -> None:
         self._transport = transport = inner.checked(transport, "HTTPTransport", "handle_request")
         self._sending = Sending(
@@ -108,6 +113,9 @@ class RetryTransport(_Retrying, _Transport):
             judge=judge,
             release=release,
         )
+        self._hand_off = handoff.made(
+            hand_off, policy, looped=False, parts=parts, judge=judge, release=release
+        )
         self._known = Recent()
 
     def handle_request(self, request: Any) -> Any:
@@ -117,11 +125,15 @@ class RetryTransport(_Retrying, _Transport):
             usual = request.method, url.scheme, url.host, url.port, request.stream.__class__
             return (self._known.get(usual) or self._sender(request, usual))(request)
         except ResultNotAccepted as error:
+            if self._hand_off is not None:
+                self._hand_off.over(request, error)
             return outgoing.handed_out(error)
         except BlockingWait as error:
             return outgoing.instead_of_waiting(error)
         except Exception as error:
             self._failed(request, error)
+            if self._hand_off is not None:
+                self._hand_off.over(request, error)
             raise
 
     if not TYPE_CHECKING:  # to a type checker, they are not there
@@ -145,7 +157,10 @@ class RetryTransport(_Retrying, _Transport):
 
 
 class AsyncRetryTransport(_Retrying, _AsyncTransport):
-    """Retries or hedges those of an `httpx.AsyncClient`; the arguments are those of its sibling."""
+    """Retries or hedges those of an `httpx.AsyncClient`; the arguments are those of its sibling.
+
+    But `hand_off` is a `tarry.AsyncClient`.
+    """
 
     def __init__(
         self,
@@ -155,6 +170,7 @@ class AsyncRetryTransport(_Retrying, _AsyncTransport):
         hedging: Hedging | None = None,
         downstream: Downstreams = None,
         idempotency_key: Key = None,
+        hand_off: AsyncService | None = None,
     ) -> None:
         transport = inner.checked(transport, "AsyncHTTPTransport", "handle_async_request")
         self._transport = transport
@@ -170,6 +186,9 @@ class AsyncRetryTransport(_Retrying, _AsyncTransport):
             judge=judge,
             release=arelease,
         )
+        self._hand_off = handoff.made(
+            hand_off, policy, looped=True, parts=parts, judge=judge, release=arelease
+        )
         self._known = Recent()
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -179,9 +198,13 @@ class AsyncRetryTransport(_Retrying, _AsyncTransport):
             usual = request.method, url.scheme, url.host, url.port, request.stream.__class__
             return await (self._known.get(usual) or self._sender(request, usual))(request)
         except ResultNotAccepted as error:
+            if self._hand_off is not None:
+                await self._hand_off.aover(request, error)
             return outgoing.handed_out(error)
         except Exception as error:
             self._failed(request, error)
+            if self._hand_off is not None:
+                await self._hand_off.aover(request, error)
             raise
 
     if not TYPE_CHECKING:
