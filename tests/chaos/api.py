@@ -14,7 +14,7 @@ from tests.service.api.rig import Shelf
 from tests.service.engine.rig import Rig
 
 
-async def _no_metrics() -> tuple[bytes, str]:
+async def _no_metrics(_: str | None) -> tuple[bytes, str]:
     return b"", "text/plain"
 
 

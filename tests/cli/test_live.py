@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
@@ -16,9 +17,10 @@ import pytest
 from tarry.cli.tail import said
 from tarry.cli.top import Look, numbers_of, summary
 from tarry.client import Client
-from tarry.client.stream import Event
-from tests.cli.operating import Done
+from tarry.wire.tasks import EventNews
+from tests.cli.operating import Done, tarry
 from tests.integration.flaky import Flaky
+from tests.integration.tenants import two_tenants
 
 Ask = Callable[..., Done]
 
@@ -123,6 +125,15 @@ def test_top_into_a_pipe_is_one_table(
     assert any(line.startswith(f"{lane} ") for line in done.out.splitlines())
 
 
+def test_top_of_a_tenant_has_no_rates(tmp_path: Path) -> None:
+    """What the process counts is an operator's to see, and it says so instead of zero."""
+    with two_tenants(tmp_path) as callers:
+        given = ("top", "--server", f"http://127.0.0.1:{callers.running.port}")
+        done = tarry(*given, "--key", callers.secrets["ann"])
+
+    assert (0, "a second: only an operator's key is told") == (done.code, done.out.splitlines()[1])
+
+
 @pytest.mark.parametrize("command", ["tail", "top"])
 def test_no_service_is_told(ask: Ask, command: str) -> None:
     """Nobody watches what is not there."""
@@ -169,12 +180,12 @@ def test_rates_are_differences_over_time() -> None:
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        (Event(kind="missed", missed=3), "3 events, for this reader was too slow"),
-        (Event(kind="exhausted", reason="permanent"), "permanent"),
-        (Event(kind="resumed", lane="http:x"), ""),
+        (EventNews(kind="missed", missed=3), "3 events, for this reader was too slow"),
+        (EventNews(kind="exhausted", reason="permanent"), "permanent"),
+        (EventNews(kind="resumed", lane="http:x"), ""),
     ],
-    ids=lambda value: value.kind if isinstance(value, Event) else "",
+    ids=lambda value: value.kind if isinstance(value, EventNews) else "",
 )
-def test_events_are_words(event: Event, words: str) -> None:
+def test_events_are_words(event: EventNews, words: str) -> None:
     """What is special about each."""
     assert words == said(event)

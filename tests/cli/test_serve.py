@@ -113,7 +113,7 @@ def test_config_tells_where_values_come_from(
     assert {"value": "4", "from": "--port"} == told["port"]
     assert {"value": "3", "from": "TARRY_IN_FLIGHT"} == told["in_flight"]
     assert {"value": "::1", "from": f"host in {file}"} == told["host"]
-    assert {"value": "5", "from": "--drain-ms"} == told["drain_ms"]
+    assert {"value": "5", "from": "--set drain_ms"} == told["drain_ms"]
     assert "default" == told["store"]["from"]
     assert "whsec_hidden" not in shown.out
     assert ["port", "4", "--port"] == next(
@@ -125,11 +125,12 @@ def test_config_tells_where_values_come_from(
     ("flags", "said"),
     [
         (["--set", "port"], "--set takes NAME=VALUE, got 'port'"),
-        (["--set", "prot=1"], "--prot: there is no such setting; there are allow_target, "),
-        (["--set", "port=x"], "--port: expected"),
+        (["--set", "prot=1"], "--set prot: there is no such setting; there are allow_host, "),
+        (["--set", "port=x"], "--set port: expected"),
+        (["--port", "99999"], "--port: expected"),
         (["--config", "none.toml"], "cannot read none.toml"),
     ],
-    ids=["no value", "no such setting", "no number", "no file"],
+    ids=["no value", "no such setting", "no number", "too large", "no file"],
 )
 def test_mistake_is_named(flags: list[str], said: str) -> None:
     """Before anything is started."""

@@ -58,6 +58,39 @@ def test_a_deadline_ends_a_wait() -> None:
     assert 3.0 == pytest.approx(clock.elapsed)
 
 
+def waits(clock: VirtualClock, timeout: float | None, most: int) -> list[float]:
+    """The seconds that a service was asked to wait, and waited; below 0 are pauses."""
+    flow = Flows().wait("a", timeout)
+    step = next(flow)
+    asked: list[float] = []
+    while len(asked) < most:
+        if isinstance(step, (float, int)):
+            asked.append(-step)
+            clock.advance(step)
+        else:
+            asked.append(step.waits)
+            assert ("waited" if step.waits else "retried") == step.manner
+            clock.advance(step.waits)
+        step = flow.send(PENDING)
+    return asked
+
+
+def test_a_service_that_waits_is_not_polled() -> None:
+    """One look after the other, without a pause, for as long as it takes."""
+    with VirtualClock() as clock:
+        assert [20, 20, 20, 20] == waits(clock, None, 4)
+
+
+def test_a_service_is_not_asked_to_wait_for_longer_than_the_caller() -> None:
+    """The last second is for looks that are answered at once."""
+    with VirtualClock() as clock, scripted_dice([0.999999]):
+        asked = waits(clock, 25.0, 4)
+        assert [20, 4, 0] == asked[:3]
+        assert -0.05 == round(asked[3], 2)
+    with VirtualClock() as clock, tarry.deadline(3):
+        assert [2, 0] == waits(clock, None, 2)
+
+
 def test_a_wait_is_a_length_of_time() -> None:
     """What is none is refused by name."""
     with pytest.raises(ConfigurationError, match="timeout must be at least 0, got -1"):

@@ -11,11 +11,11 @@ from tarry.client import AsyncClient, Client
 from tarry.client.operating import Health
 from tarry.client.options import NewTask
 from tarry.client.replays import AsyncReplay, Replay
-from tarry.client.stream import Event
 from tarry.wire.tasks import (
     AttemptLog,
     BatchResult,
     Downstream,
+    EventNews,
     Explanation,
     RetryPolicy,
     RetryTask,
@@ -50,7 +50,7 @@ def blocking() -> None:
         assert_type(client.put_policy("x", tarry.Policy()), RetryPolicy)
         assert_type(client.put_policy("x", {"maxAttempts": 3}), RetryPolicy)
         assert_type(client.pause("x"), Downstream)
-        assert_type(client.events(), Generator[Event, None, None])
+        assert_type(client.events(), Generator[EventNews, None, None])
         assert_type(client.health(), Health)
 
 
@@ -63,4 +63,4 @@ async def awaiting() -> None:
         assert_type(await client.replay(), AsyncReplay)
         assert_type(await (await client.replay()).refresh(), AsyncReplay)
         assert_type(await client.replays(), list[AsyncReplay])
-        assert_type(client.events(), AsyncGenerator[Event, None])
+        assert_type(client.events(), AsyncGenerator[EventNews, None])

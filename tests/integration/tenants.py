@@ -19,16 +19,16 @@ class Callers:
 
     def __init__(self, running: Service, secrets: dict[str, str]) -> None:
         self.running = running
-        self._secrets = secrets
+        self.secrets = secrets
 
     def ask(self, tenant: str, method: str, path: str, body: Any = None) -> Reply:
         """Make a request as one of them."""
-        headers = {"authorization": f"Bearer {self._secrets[tenant]}"}
+        headers = {"authorization": f"Bearer {self.secrets[tenant]}"}
         return self.running.reply(method, path, body, headers)
 
     def raw(self, *parts: bytes) -> bytes:
         """Send bytes as they are, KEY replaced; return the answer up to its end."""
-        secret = self._secrets["ann"].encode()
+        secret = self.secrets["ann"].encode()
         with socket.create_connection(("127.0.0.1", self.running.port), 30) as wire:
             try:
                 for part in parts:
@@ -69,8 +69,8 @@ async def _make_keys(database: Path, *tenants: str) -> dict[str, str]:
 
 
 @contextmanager
-def two_tenants(folder: Path) -> Iterator[Callers]:
+def two_tenants(folder: Path, *flags: str) -> Iterator[Callers]:
     """Run a service for "ann" and "bob"."""
     secrets = asyncio.run(_make_keys(folder / "tarry.db", "ann", "bob"))
-    with service(folder, "--set", "require_keys=true", dev=False) as running:
+    with service(folder, "--set", "require_keys=true", *flags, dev=False) as running:
         yield Callers(running, secrets)

@@ -219,3 +219,16 @@ def test_what_is_another_tenants_is_not_there(callers: Callers) -> None:
     listed = callers.ask("ann", "GET", "/retry-tasks").body
     assert [task_id] == [task["taskId"] for task in listed["items"]]
     assert "bob" not in json.dumps(listed)
+
+
+def test_metrics_of_the_process_are_the_operators(tmp_path: Path) -> None:
+    """A tenant sees how many tasks he has, and nothing that others had a part in."""
+    with two_tenants(tmp_path, "--set", "operator=bob") as callers:
+        far = {"targetUrl": TARGET, "delayMs": 3_600_000}
+        for tenant in ("ann", "ann", "bob"):
+            assert 201 == callers.ask(tenant, "POST", "/retry-tasks", far).status
+        anns, bobs = (callers.ask(tenant, "GET", "/metrics").body for tenant in ("ann", "bob"))
+    assert 'retry_tasks{status="PENDING"} 2.0' in anns
+    assert "retry_attempts_total" not in anns
+    assert 'retry_tasks{status="PENDING"} 3.0' in bobs
+    assert "retry_attempts_total" in bobs

@@ -50,6 +50,7 @@ def test_what_is_no_request_gets_400(callers: Callers, name: str, parts: tuple[b
     with callers.nothing_kept():
         answer = callers.raw(*parts)
     assert answer.startswith(b"HTTP/1.1 400 "), name
+    assert b'"type": "/docs#problem-not-http"' in answer
     assert 1 == answer.count(b"HTTP/1.1 ")
 
 
@@ -82,6 +83,8 @@ def test_what_has_no_end_is_not_read_to_it(
         answer = callers.raw(*parts)
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
     assert b"application/problem+json" in answer
+    kind = {413: b"too-large", 431: b"head-too-large"}[status]
+    assert b'"type": "/docs#problem-%b"' % kind in answer
 
 
 def test_callers_that_say_nothing_keep_nobody_out(callers: Callers) -> None:

@@ -9,6 +9,7 @@ from tarry.service.model import Status
 from tarry.wire.policies import FIELDS, SERVICE_PRESETS, policy_to_wire
 from tarry.wire.tasks import (
     Backoff,
+    EventNews,
     Jitter,
     NewRetryTask,
     Page,
@@ -70,6 +71,14 @@ def test_a_page_of_tasks_comes_back() -> None:
     assert page == msgspec.json.decode(written, type=Page[RetryTask])
     assert b'"nextCursor":"c"' in written
     assert b'"attemptNumber":0' in written
+
+
+def test_news_of_an_event_come_back() -> None:
+    """What there is nothing to say about is left out, and read as nothing."""
+    news = EventNews(kind="parked", at=5, lane="http:a:80")
+    written = msgspec.json.encode(news)
+    assert b'{"kind":"parked","at":5,"lane":"http:a:80"}' == written
+    assert news == msgspec.json.decode(written, type=EventNews)
 
 
 def test_a_client_of_today_reads_a_service_of_tomorrow() -> None:

@@ -112,6 +112,8 @@ def _show(task: RetryTask) -> None:
         say(f"the target answered {task.response.status}")
         for line in (task.response.body or "").splitlines():
             say(line)
+        if task.response.truncated:
+            say("... (only its beginning is kept)")
     if task.status == "EXHAUSTED":
         say(f"tarry tasks explain {task.task_id} says why")
 

@@ -151,22 +151,21 @@ def settings_of(
     need_service()
     from tarry.service.settings import load
 
-    flags: dict[str, Any] = {}
+    changed: dict[str, str] = {}
     for text in changes or ():
         name, equals, value = text.partition("=")
         if not equals:
             msg = f"--set takes NAME=VALUE, got {text!r}"
             raise ConfigurationError(msg)
-        flags[name.strip().replace("-", "_")] = value
-    given = {
+        changed[name.strip().replace("-", "_")] = value
+    flags = {
         "store": store,
         "host": host,
         "port": port,
         "allow_target": allow or None,
         "dev": dev or None,
     }
-    flags |= {name: value for name, value in given.items() if value is not None}
-    return load(flags, file=config)
+    return load(flags, file=config, changes=changed)
 
 
 def _log(form: str, level: str) -> None:

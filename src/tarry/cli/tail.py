@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tarry.cli.remote import DEFAULT_SERVER, Json, Key, Server, connected
 
 if TYPE_CHECKING:
-    from tarry.client.stream import Event
+    from tarry.wire.tasks import EventNews
 
 _STYLES = {"succeeded": "green", "exhausted": "red", "parked": "red", "missed": "yellow"}
 
@@ -28,7 +28,7 @@ def tail(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False
                 _show(event)
 
 
-def _show(event: Event) -> None:
+def _show(event: EventNews) -> None:
     from rich.text import Text
 
     from tarry.cli.shown import clock, console
@@ -42,7 +42,7 @@ def _show(event: Event) -> None:
     console().print(line, soft_wrap=True)
 
 
-def said(event: Event) -> str:
+def said(event: EventNews) -> str:
     """Say what is special about an event."""
     from tarry.cli.shown import came_to, followed
     from tarry.core.explain import duration

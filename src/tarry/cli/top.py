@@ -35,6 +35,8 @@ class Look(NamedTuple):
     numbers: dict[str, dict[str, float]]
     """Each metric of `_COUNTED`, by its label."""
     downstreams: list[Downstream]
+    whole: bool = True
+    """Whether the page had more than a tenant's own numbers, so that there are rates."""
 
 
 def top(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False) -> None:
@@ -61,7 +63,7 @@ def top(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False)
 
 
 def summary(before: Look, now: Look) -> dict[str, Any]:
-    """Return what programs get: counts, rates a second, downstreams."""
+    """Return what programs get: counts, rates a second where they are told, downstreams."""
     from tarry.cli.shown import builtin
 
     return {
@@ -105,7 +107,8 @@ def _look(client: Client, server: str, key: str | None) -> Look:
         islice(client.downstreams(), _MOST),
         key=lambda one: (-one.pending - one.in_flight, -one.dead, one.lane),
     )
-    return Look(world.now(), numbers_of(_metrics(server, key)), found)
+    page = _metrics(server, key)
+    return Look(world.now(), numbers_of(page), found, "retry_attempts_total" in page)
 
 
 def _metrics(server: str, key: str | None) -> str:
@@ -125,7 +128,9 @@ def _metrics(server: str, key: str | None) -> str:
     return answer.text
 
 
-def _rates(name: str, before: Look, now: Look) -> dict[str, float]:
+def _rates(name: str, before: Look, now: Look) -> dict[str, float] | None:
+    if not now.whole:
+        return None
     passed = max(now.at - before.at, 1e-9)
     # A service that was started again counts from nothing.
     return {
@@ -143,11 +148,14 @@ def _frame(before: Look, now: Look, room: int) -> RenderableType:
 
     seen = summary(before, now)
     tasks = "  ".join(f"{plain(name)} {count:,}" for name, count in seen["tasks"].items())
-    attempts = "  ".join(_paced("attempts", seen["attemptsPerSecond"]))
-    ends = "  ".join(_paced("tasks", seen["endsPerSecond"]))
+    rates = "only an operator's key is told"
+    if now.whole:
+        attempts = "  ".join(_paced("attempts", seen["attemptsPerSecond"]))
+        ends = "  ".join(_paced("tasks", seen["endsPerSecond"]))
+        rates = f"{attempts or 'no attempts yet'}  {ends}".rstrip()
     return Group(
         Text(f"tasks: {tasks or 'none'}"),
-        Text(f"a second: {attempts or 'no attempts yet'}  {ends}".rstrip()),
+        Text(f"a second: {rates}"),
         Text(),
         downstream_table(now.downstreams[: max(1, room)]),
     )

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
         TaskFilter,
         TaskOptions,
     )
-    from tarry.client.stream import Event
     from tarry.core.policy import Policy
     from tarry.wire.tasks import (
         AttemptLog,
         BatchResult,
         Downstream,
+        EventNews,
         Explanation,
         RetryPolicy,
         RetryTask,
@@ -143,7 +143,7 @@ class AsyncClient(AsyncSender):
 
     # --- the service itself -----------------------------------------------------------------------
 
-    def events(self) -> AsyncGenerator[Event, None]:
+    def events(self) -> AsyncGenerator[EventNews, None]:
         """Listen to what happens from now on. A connection that is lost is made again."""
         return self._events()
 

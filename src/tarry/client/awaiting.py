@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
     from tarry.client.flows import Flow
     from tarry.client.request import Manner, Request
-    from tarry.client.stream import Event
     from tarry.core.policy import Policy
-    from tarry.wire.tasks import Page
+    from tarry.wire.tasks import EventNews, Page
 
 T = TypeVar("T")
 
@@ -52,9 +51,10 @@ class AsyncSender:
                 transport=transport, base_url=service.url, headers=service.headers
             )
 
-        events = service.seen_by_readers()
+        waits, events = service.seen_by("wait"), service.seen_by("events")
         self._http: dict[Manner, httpx.AsyncClient] = {
             "retried": opened(AsyncRetryTransport(whole, policy=service.policy)),
+            "waited": opened(AsyncRetryTransport(whole, policy=service.policy, downstream=waits)),
             "once": opened(whole),
             "for_ever": opened(AsyncRetryTransport(whole, policy=FOR_EVER, downstream=events)),
         }
@@ -123,7 +123,7 @@ class AsyncSender:
             if cursor is None:
                 return
 
-    async def _events(self) -> AsyncGenerator[Event, None]:
+    async def _events(self) -> AsyncGenerator[EventNews, None]:
         import httpx
 
         from tarry.client.stream import PAUSE, SILENCE, EventParser

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
     from tarry.client.flows import Flow
     from tarry.client.request import Manner, Request
-    from tarry.client.stream import Event
     from tarry.core.policy import Policy
-    from tarry.wire.tasks import Page
+    from tarry.wire.tasks import EventNews, Page
 
 T = TypeVar("T")
 
@@ -50,9 +49,10 @@ class Sender:
         def opened(transport: Any) -> httpx.Client:
             return httpx.Client(transport=transport, base_url=service.url, headers=service.headers)
 
-        events = service.seen_by_readers()
+        waits, events = service.seen_by("wait"), service.seen_by("events")
         self._http: dict[Manner, httpx.Client] = {
             "retried": opened(RetryTransport(whole, policy=service.policy)),
+            "waited": opened(RetryTransport(whole, policy=service.policy, downstream=waits)),
             "once": opened(whole),
             "for_ever": opened(RetryTransport(whole, policy=FOR_EVER, downstream=events)),
         }
@@ -118,7 +118,7 @@ class Sender:
             if cursor is None:
                 return
 
-    def _events(self) -> Generator[Event, None, None]:
+    def _events(self) -> Generator[EventNews, None, None]:
         import httpx
 
         from tarry.client.stream import PAUSE, SILENCE, EventParser

@@ -29,6 +29,12 @@ FINISHED = frozenset({"SUCCEEDED", "EXHAUSTED", "CANCELLED"})
 
 _LOOKS = Policy(initial_delay=0.05, multiplier=1.5, max_delay=2.0, jitter="equal")
 """The delays between two looks at something that is waited for."""
+_LONGEST_LOOK = 20
+"""Seconds that the service is asked to wait at a time: proxies close what is silent for longer."""
+_SPARE = 0.5
+"""Seconds that an answer may take beyond the wait, so that it is there before the time is over."""
+_WAITED = 1.0
+"""Seconds of a look that the service did wait for; one that it answers at once has a pause."""
 
 
 class Flows(Requests):
@@ -68,7 +74,9 @@ class Flows(Requests):
 
     def wait(self, task: str | RetryTask, timeout: Duration | None) -> Flow[RetryTask]:
         """Wait for the end of a task."""
-        return _until(self.get(task), lambda found: found.status in FINISHED, timeout)
+        return _until(
+            lambda wait: self.get(task, wait), lambda found: found.status in FINISHED, timeout
+        )
 
     def look_at_replay(self, job: ReplayJob) -> Flow[ReplayJob]:
         """Look at a replay again; a dry run is as it was."""
@@ -87,22 +95,30 @@ class Flows(Requests):
         if job.replay_id is None:
             return job
         look = self.replay_job(job.replay_id, "GET")
-        return (yield from _until(look, lambda found: found.status != "RUNNING", timeout))
+        return (yield from _until(lambda _: look, lambda found: found.status != "RUNNING", timeout))
 
 
-def _until(look: Request[T], is_over: Callable[[T], bool], timeout: Duration | None) -> Flow[T]:
+def _until(
+    look: Callable[[int], Request[T]], is_over: Callable[[T], bool], timeout: Duration | None
+) -> Flow[T]:
+    """Look until it is over; `look` is told how many seconds the service may wait."""
     seconds = inf if timeout is None else seconds_of("timeout", timeout)
     end = earliest(world.now() + seconds)
     delay: float | None = None
     number = 0
     while True:
-        found: T = yield look
+        began = world.now()
+        request = look(int(max(0.0, min(end - began - _SPARE, _LONGEST_LOOK))))
+        found: T = yield request
         if is_over(found):
             return found
-        left = end - world.now()
+        now = world.now()
+        left = end - now
         if left <= 0:
             status = getattr(found, "status", None)
-            raise NotFinished(f"{look.path} is still {status}", found)
+            raise NotFinished(f"{request.path} is still {status}", found)
+        if request.waits and now - began >= _WAITED:
+            continue
         number += 1
         delay = _LOOKS.delay(_LOOKS.ceiling(number), delay, world.draw())
         yield min(delay, left)

@@ -33,8 +33,9 @@ _ERRORS: dict[int, type[ServiceError]] = {
     504: ServiceUnavailable,
 }
 
-Manner: TypeAlias = Literal["retried", "once", "for_ever"]
-"""Sent again as the client's policy says, sent once, or sent again until it is answered."""
+Manner: TypeAlias = Literal["retried", "waited", "once", "for_ever"]
+"""Sent again as the client's policy says; the same, but slow on purpose, so that its time says
+nothing about the service; sent once; or sent again until it is answered."""
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -76,9 +76,14 @@ class Requests(OperatorRequests):
             content=content,
         )
 
-    def get(self, task: str | RetryTask) -> Request[RetryTask]:
-        """Look at a task."""
-        return Request(method="GET", path=_of(task), read=_task)
+    def get(self, task: str | RetryTask, wait: int = 0) -> Request[RetryTask]:
+        """Look at a task, now or when it has ended, if that is within so many seconds."""
+        if not wait:
+            return Request(method="GET", path=_of(task), read=_task)
+        headers = {"prefer": f"wait={wait}"}
+        return Request(
+            method="GET", path=_of(task), read=_task, headers=headers, waits=wait, manner="waited"
+        )
 
     def tasks(
         self,

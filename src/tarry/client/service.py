@@ -6,7 +6,7 @@ Needs neither httpx nor msgspec, so that the clients' names can be had without t
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from tarry.core.checks import positive
@@ -62,9 +62,9 @@ class Service:
             extensions={"timeout": limits},
         )
 
-    def seen_by_readers(self) -> Downstream:
+    def seen_by(self, waiting: Literal["wait", "events"]) -> Downstream:
         """Return the dependency as those see it who wait for it: nothing is too much."""
-        return Downstream(f"{self.url}/events")
+        return Downstream(f"{self.url}/{waiting}")
 
     def unreachable(self, request: object, error: Exception) -> ServiceUnreachable:
         """Return what a failed connection means to the user."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.errors import ServiceError
-from tarry.wire.tasks import AttemptLog  # noqa: TC001 - msgspec reads annotations when it decodes
+from tarry.wire.tasks import EventNews
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,25 +21,7 @@ _LONGEST = 1 << 18
 """Bytes of one event: many times what one has."""
 
 
-class Event(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """Something that happened to a task or to a lane."""
-
-    kind: str
-    """added, attempt, succeeded, exhausted, cancelled, superseded, deferred, parked, probing,
-    resumed, paused; or missed, when this reader was too slow for some events."""
-    at: int | None = None
-    lane: str | None = None
-    task_id: str | None = None
-    policy_id: str | None = None
-    attempt: AttemptLog | None = None
-    reason: str | None = None
-    next_attempt_at: int | None = None
-    attempt_number: int | None = None
-    missed: int | None = None
-    """How many events were missed."""
-
-
-_event = msgspec.json.Decoder(Event).decode
+_event = msgspec.json.Decoder(EventNews).decode
 
 
 class EventParser:
@@ -50,7 +32,7 @@ class EventParser:
         self._data: list[bytes] = []
         self._size = 0
 
-    def feed(self, chunk: bytes) -> Iterator[Event]:
+    def feed(self, chunk: bytes) -> Iterator[EventNews]:
         """Return the events that end in these bytes."""
         text = self._rest + chunk
         # A CR at the end may be half of a CRLF.
@@ -74,7 +56,7 @@ class EventParser:
             self._size += len(value)
 
 
-def _decoded(data: bytes) -> Event:
+def _decoded(data: bytes) -> EventNews:
     try:
         return _event(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
         TaskFilter,
         TaskOptions,
     )
-    from tarry.client.stream import Event
     from tarry.core.policy import Policy
     from tarry.wire.tasks import (
         AttemptLog,
         BatchResult,
         Downstream,
+        EventNews,
         Explanation,
         RetryPolicy,
         RetryTask,
@@ -144,7 +144,7 @@ class Client(Sender):
 
     # --- the service itself -----------------------------------------------------------------------
 
-    def events(self) -> Generator[Event, None, None]:
+    def events(self) -> Generator[EventNews, None, None]:
         """Listen to what happens from now on. A connection that is lost is made again."""
         return self._events()
 

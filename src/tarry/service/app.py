@@ -121,6 +121,8 @@ class Service:
                 monotonic=world.now,
                 metrics=self._numbers,
                 keys=demand_keys(settings),
+                operator=settings.operator,
+                hosts=known_hosts(settings),
                 grpc=has_grpc(),
                 limits=ApiLimits(
                     request=settings.max_body_bytes,
@@ -137,9 +139,13 @@ class Service:
         await self.store.open()
         await self.engine.start()
 
+    def leave(self) -> None:
+        """Let nobody wait or listen any longer: the server is about to close its connections."""
+        self._api.close()
+
     async def close(self) -> None:
         """Finish what runs, hand back what has not begun, and let go of everything."""
-        self._api.close()
+        self.leave()
         await self.engine.stop(self.settings.drain_ms / 1000)
         await self._delivery.close()
         await self.store.close()
@@ -163,8 +169,9 @@ class Service:
         await self.close()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _numbers(self) -> tuple[bytes, str]:
-        return self.metrics.render(await self.store.counters(), self.engine.clock.seconds())
+    async def _numbers(self, tenant: str | None) -> tuple[bytes, str]:
+        counters = await self.store.counters(tenant)
+        return self.metrics.render(counters, self.engine.clock.seconds(), tenant)
 
 
 def make_store(url: str) -> Store:
@@ -223,6 +230,16 @@ def demand_keys(settings: Settings) -> bool:
         return not ip_address(settings.host).is_loopback
     except ValueError:
         return settings.host != "localhost"
+
+
+def known_hosts(settings: Settings) -> frozenset[str] | None:
+    """Return the host names that requests may be sent to where no key protects the service.
+
+    A page in a browser can have its own name point to loopback; it cannot send another `Host`.
+    """
+    if demand_keys(settings):
+        return None
+    return frozenset((settings.host, *settings.allow_host))
 
 
 async def _sweep(payloads: Payloads, store: Store) -> int:

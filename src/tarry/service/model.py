@@ -160,6 +160,8 @@ class Attempt(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     decision: Decision | None = None
     excerpt: str | None = None
     """The beginning of the answer: bounded, redacted, text."""
+    truncated: bool = False
+    """Whether the answer has more than the excerpt."""
     worker: str | None = None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
@@ -50,6 +51,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(description="Targets allowed beside public addresses: networks and host names"),
     ] = ()
     require_keys: Annotated[bool, Meta(description="Demand API keys also on loopback")] = False
+    operator: Annotated[
+        str, Meta(description="The tenant whose keys see the metrics of all tenants")
+    ] = ""
+    allow_host: Annotated[
+        tuple[str, ...],
+        Meta(description="Host names that requests may be sent to on loopback, beside its own"),
+    ] = ()
     horizon_ms: Annotated[_Positive, Meta(description="How far ahead tasks are claimed")] = 1_000
     max_attempt_timeout_ms: Annotated[
         _Positive, Meta(description="The longest attemptTimeoutMs that a policy may ask for")
@@ -63,6 +71,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_body_bytes: Annotated[
         _Positive, Meta(description="The largest body of a request to the API")
     ] = 10_485_760
+    head_timeout_ms: Annotated[
+        _Positive, Meta(description="How long the head of a request may take to arrive")
+    ] = 10_000
+    body_timeout_ms: Annotated[
+        _Positive, Meta(description="How long the body of a request may take to arrive")
+    ] = 60_000
     inline_body_bytes: Annotated[
         _NotNegative, Meta(description="Larger bodies go to where large bodies are kept")
     ] = 16_384
@@ -132,14 +146,17 @@ def load(
     flags: Mapping[str, Any],
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
+    *,
+    changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Loaded:
-    """Lay flags over variables over the file over the defaults."""
+    """Lay flags over `changes` (of --set) over variables over the file over the defaults."""
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     origins = dict.fromkeys(Settings.__struct_fields__, DEFAULT)
     sources = [
         *(_from_file(file) if file is not None else ()),
         *_from_environ(environ),
+        *((f"--set {name}", name, value) for name, value in changes.items()),
         *((f"--{name.replace('_', '-')}", name, value) for name, value in flags.items()),
     ]
     for origin, name, value in sources:

@@ -85,6 +85,8 @@ class TargetResponse(_Told, omit_defaults=True):
     headers: dict[str, str]
     body: str | None = None
     body_base64: str | None = None
+    truncated: bool = False
+    """Whether the target's body is longer than this: only its beginning is kept."""
 
 
 class RetryTask(_Told):
@@ -181,6 +183,28 @@ class AttemptLog(_Told):
     decision: Decision | None
     response_excerpt: str | None
     worker: str | None
+    response_truncated: bool = False
+    """Whether the target's body is longer than the excerpt."""
+
+
+class EventNews(
+    msgspec.Struct, rename="camel", kw_only=True, frozen=True, omit_defaults=True, gc=False
+):
+    """Something that happened to a task or to a lane: the data of one event of `/events`."""
+
+    kind: str
+    """added, attempt, succeeded, exhausted, cancelled, superseded, deferred, parked, probing,
+    resumed, paused; or missed, when this reader was too slow for some events."""
+    at: int | None = None
+    lane: str | None = None
+    task_id: str | None = None
+    policy_id: str | None = None
+    attempt: AttemptLog | None = None
+    reason: str | None = None
+    next_attempt_at: int | None = None
+    attempt_number: int | None = None
+    missed: int | None = None
+    """How many events were missed."""
 
 
 class ExplainedStep(_Told):

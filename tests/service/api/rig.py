@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from tarry.errors import ConfigurationError
 from tarry.service.api.application import Api
+from tarry.service.api.kinds import KINDS
 from tarry.service.api.surroundings import Engine as EnginePort
 from tarry.service.api.surroundings import Limits, Surroundings
 from tarry.service.delivery.guard import Guard
@@ -175,7 +176,10 @@ class Reply:
         """The problem that the body tells."""
         assert "application/problem+json" == self.header("content-type"), self.body
         problem = cast("dict[str, Any]", json.loads(self.body))
+        [kind] = [one for one in KINDS if one.type == problem["type"]]
+        assert kind.title == problem["title"]
         assert self.status == problem["status"]
+        assert self.status in kind.statuses
         return problem
 
     def header(self, name: str) -> str | None:
@@ -195,6 +199,8 @@ class Rig:
         quota: int | None = None,
         limits: Limits | None = None,
         grpc: bool = True,
+        operator: str = "",
+        hosts: frozenset[str] | None = None,
     ) -> None:
         self.time = Time()
         self.store = MemoryStore(self.time.milliseconds)
@@ -212,6 +218,8 @@ class Rig:
             monotonic=self.time.seconds,
             metrics=_metrics,
             keys=keys,
+            operator=operator,
+            hosts=hosts,
             grpc=grpc,
             limits=limits or Limits(),
         )
@@ -316,5 +324,5 @@ def with_rig(test: Callable[[Rig], Coroutine[Any, Any, T]], **options: Any) -> T
 __all__ = ["NOW", "TARGET", "Event", "Query", "Reply", "Rig", "with_rig"]
 
 
-async def _metrics() -> tuple[bytes, str]:
-    return b"retry_tasks 1\n", "text/plain; version=0.0.4; charset=utf-8"
+async def _metrics(tenant: str | None) -> tuple[bytes, str]:
+    return f"of {tenant or 'all'}\n".encode(), "text/plain; version=0.0.4; charset=utf-8"

@@ -72,7 +72,7 @@ def test_metrics_are_passed_on() -> None:
 
     async def test(rig: Rig) -> None:
         reply = await rig.ask("GET", "/metrics")
-        assert (b"retry_tasks 1\n", "text/plain; version=0.0.4; charset=utf-8") == (
+        assert (b"of all\n", "text/plain; version=0.0.4; charset=utf-8") == (
             reply.body,
             reply.header("content-type"),
         )

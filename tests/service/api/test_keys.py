@@ -181,3 +181,15 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (1, 10) == (len(keys._good), len(keys._bad))
 
     with_rig(test)
+
+
+@pytest.mark.parametrize(("operator", "told"), [("", b"of acme\n"), ("acme", b"of all\n")])
+def test_metrics_of_all_are_an_operators(operator: str, told: bytes) -> None:
+    """A key shows the numbers of its tenant, unless that is the operator."""
+
+    async def test(rig: Rig) -> None:
+        secret, _ = await key_for(rig, "acme")
+        reply = await rig.ask("GET", "/metrics", headers={"X-API-Key": secret})
+        assert told == reply.body
+
+    with_rig(test, keys=True, operator=operator)

@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
+from tarry.service.api.kinds import KINDS
 from tarry.wire.policies import FIELDS
 from tests.service.api.rig import Rig, with_rig
 
@@ -86,6 +87,22 @@ def test_the_page_shows_every_call_and_needs_nothing_from_elsewhere() -> None:
         for path in schema.raw_schema["paths"]:
             assert path in page
         assert not re.search(r"<script|src=|https?://|@import", page)
+
+    with_rig(test)
+
+
+def test_the_type_of_a_problem_leads_to_words_about_it() -> None:
+    """Whoever opens it reads what it means; the document has all of them."""
+
+    async def test(rig: Rig) -> None:
+        path, _, place = (await rig.ask("GET", "/nothing")).problem["type"].partition("#")
+        page = (await rig.ask("GET", path)).body.decode()
+        assert 1 == page.count(f'id="{place}"')
+        for kind in KINDS:
+            assert f'id="{kind.type.partition("#")[2]}"' in page
+        types = schema.raw_schema["components"]["schemas"]["Problem"]["properties"]["type"]["enum"]
+        assert [kind.type for kind in KINDS] == types
+        assert len(KINDS) == len(set(types))
 
     with_rig(test)
 

@@ -44,6 +44,7 @@ async def wait_once(rig: Rig, task_id: str, excerpt: str | None = None) -> None:
         outcome="transient",
         decision=decision,
         excerpt=excerpt,
+        truncated=True,
         remote="93.184.216.34",
         worker="w",
     )
@@ -209,6 +210,7 @@ def test_the_attempt_log_in_the_words_of_the_api() -> None:
                 "breaker": "closed",
             },
             "responseExcerpt": "busy",
+            "responseTruncated": True,
             "worker": "w",
         }
         assert {"items": [expected], "nextCursor": None} == reply.json

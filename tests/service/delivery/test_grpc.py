@@ -99,7 +99,8 @@ def test_a_call_goes_out_as_it_is(hostile: Hostile) -> None:
     assert ("OK", b"got \x00\xff", None) == (first.status, first.excerpt, first.fault)
     assert [("grpc-retry-pushback-ms", "5"), ("x-bin", "AQI=")] == first.headers == second.headers
     assert ("UNAVAILABLE", "not now", None) == (second.status, second.error, second.fault)
-    assert ("OK", b"got a") == (third.status, third.excerpt)
+    assert ("OK", b"got a", True) == (third.status, third.excerpt, third.truncated)
+    assert not first.truncated
     assert "127.0.0.1" == first.remote
 
 

@@ -110,8 +110,9 @@ def test_a_large_body_is_sent_without_asking_first(hostile: Hostile) -> None:
 
 def test_the_excerpt_is_bounded(hostile: Hostile) -> None:
     """It may be less than the answer, or nothing."""
-    assert b"o" == send(hostile.url + "ok", max_excerpt=1).excerpt
-    assert b"" == send(hostile.url + "ok", max_excerpt=0).excerpt
+    for most, excerpt, truncated in ((0, b"", True), (1, b"o", True), (2, b"ok", False)):
+        delivered = send(hostile.url + "ok", max_excerpt=most)
+        assert (excerpt, truncated) == (delivered.excerpt, delivered.truncated)
 
 
 @pytest.mark.parametrize(

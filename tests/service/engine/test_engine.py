@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 
 from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
@@ -671,5 +672,31 @@ def test_cancel_is_told() -> None:
             await rig.engine.cancel("default", task.id)
 
         assert ["added", "added", "cancelled", "cancelled"] == rig.kinds()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("answer", "logged"),
+    [
+        (Delivered(status=404, excerpt=b"gone"), ("gone", False)),
+        (Delivered(status=404, excerpt=b"g" * 512), ("g" * 512, False)),
+        (Delivered(status=404, excerpt=b"g" * 513), ("g" * 512, True)),
+        (Delivered(status=404, excerpt=b"go\nne", truncated=True), ("go ne", True)),
+        (Delivered(status=404), (None, False)),
+        (Delivered(status=200, excerpt=b"fine", truncated=True), (None, False)),
+    ],
+)
+def test_log_says_whether_an_answer_had_more(
+    answer: Delivered, logged: tuple[str | None, bool]
+) -> None:
+    """Of a failed attempt 512 characters are kept, of one that went well nothing."""
+
+    async def main() -> None:
+        rig = Rig(Target(answer))
+        [task] = await rig.add(rig.new())
+        await asyncio.sleep(1)
+        [attempt] = await rig.attempts(task)
+        assert logged == (attempt.excerpt, attempt.truncated)
 
     run(main)

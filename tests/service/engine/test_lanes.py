@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from tarry.service.engine.lanes import Lane, protected
+import asyncio
+from functools import partial
+
+import pytest
+
+from tarry.core.breaker import BreakerState
+from tarry.service.engine.lanes import Lane, Lanes, protected
+from tests.service.engine.rig import OK, Rig, Target, run
+
+
+def lanes(*names: str) -> Lanes:
+    """The lanes of a process that has seen these."""
+    made = Lanes(partial(protected, max_in_flight=10), most_held=10)
+    for name in names:
+        assert name == made[name].name
+    return made
 
 
 def lane(running: int) -> Lane:
@@ -38,3 +53,63 @@ def test_idle_lane_is_never_full() -> None:
     idle = lane(0)
     idle.refused(1000)
     assert not idle.is_full
+
+
+def test_lane_that_is_idle_and_well_is_forgotten() -> None:
+    """After two looks without a task in between; a new one takes its place."""
+    known = lanes("t/a", "t/b")
+    first = known["t/a"]
+    known.forget()
+    known.took(known["t/b"])
+    known.dropped(known["t/b"])
+    known.forget()
+    assert known.get("t/a") is None
+    assert known.get("t/b") is not None
+    known.forget()
+    assert known.get("t/b") is None
+    assert first is not known["t/a"]
+
+
+def test_lane_that_matters_is_kept() -> None:
+    """One with a task, one with an attempt, one whose breaker moved, one that is parked."""
+    known = lanes("t/held", "t/running", "t/open", "t/forced", "t/parked", "t/idle")
+    known.took(known["t/held"])
+    known["t/running"].running = 1
+    known["t/open"].breaker.half_open(1)
+    known["t/forced"].breaker.force("disabled")
+    known.parked.add("t/parked")
+    assert [0, 1, 0] == [known.forget() for _ in range(3)]
+    assert known.get("t/idle") is None
+    assert BreakerState.HALF_OPEN is known["t/open"].breaker.state
+
+
+def test_lanes_are_bounded_even_if_all_are_shut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The well go first; what is shut and empty goes when nothing else is left to forget."""
+    monkeypatch.setattr("tarry.service.engine.lanes._MOST", 4)
+    known = lanes("t/1", "t/2", "t/3", "t/4")
+    known.took(known["t/1"])
+    for name in ("t/1", "t/2", "t/3"):
+        known[name].breaker.half_open(1)
+        known.parked.add(name)
+    known["t/5"].breaker.half_open(1)
+    assert known.get("t/4") is None
+    assert "t/6" == known["t/6"].name
+    assert ["t/1", "t/5", "t/6"] == sorted(lane.name for lane in known.first(9))
+    assert {"t/1"} == known.parked
+
+
+def test_maintenance_forgets_idle_lanes() -> None:
+    """A process that has called many hosts does not remember them for good."""
+
+    async def main() -> None:
+        rig = Rig(Target(OK))
+        await rig.add(*(rig.new(f"http://h{number}.example:80/") for number in range(5)))
+        await asyncio.sleep(1)
+        left: list[int] = []
+        for _ in range(4):
+            await rig.engine.maintenance.run_once()
+            left.append(len(rig.lanes.first(9)))
+            await asyncio.sleep(200)
+        assert [5, 5, 0, 0] == left
+
+    run(main)

@@ -19,9 +19,9 @@ def samples(rig: Rig, metrics: Metrics, page: bytes) -> dict[str, float]:
     return found
 
 
-async def rendered(rig: Rig, metrics: Metrics) -> dict[str, float]:
+async def rendered(rig: Rig, metrics: Metrics, tenant: str | None = None) -> dict[str, float]:
     """Render a page and read it."""
-    page, kind = metrics.render(await rig.store.counters(), rig.parts.clock.seconds())
+    page, kind = metrics.render(await rig.store.counters(tenant), rig.parts.clock.seconds(), tenant)
     assert kind.startswith("text/plain")
     return samples(rig, metrics, page)
 
@@ -90,5 +90,25 @@ def test_labels_are_bounded() -> None:
         assert 30 == found["retry_attempts_total{outcome=success,policy=other}"]
         assert 101 == sum(name.startswith("retry_attempts_total") for name in found)
         assert 100 == sum(name.startswith("retry_budget_balance") for name in found)
+
+    run(main)
+
+
+def test_tenant_sees_what_is_his() -> None:
+    """His tasks and his lanes, and no name of another tenant's lane or policy."""
+
+    async def main() -> None:
+        rig = Rig(Target(OK))
+        metrics = Metrics(rig.lanes)
+        rig.events.listen(metrics)
+        await rig.add(rig.new(tenant="ann"))
+        await rig.add(*(rig.new(f"http://h{n}.example:80/", tenant="bob") for n in range(120)))
+        await asyncio.sleep(1)
+        found = await rendered(rig, metrics, "ann")
+
+        assert 1 == found["retry_tasks{status=SUCCEEDED}"]
+        assert 1 == sum(name.startswith("retry_budget_balance{lane=ann/") for name in found)
+        assert 3 == sum(name.startswith("retry_breaker_state{lane=ann/") for name in found)
+        assert not [name for name in found if "bob" in name or "policy" in name]
 
     run(main)

@@ -24,6 +24,7 @@ from tarry.service.api.openapi import openapi
 from tarry.service.api.operations import Operation
 from tarry.service.api.policies import PolicyResource
 from tarry.service.api.tasks import Tasks
+from tarry.service.api.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,10 +41,11 @@ class Api:
     """Every row of the API behind one ASGI application."""
 
     def __init__(self, around: Surroundings, *, version: str = "0") -> None:
-        tasks = Tasks(around)
+        self._waiting = Waiting(around)
+        tasks = Tasks(around, self._waiting)
         self._events = EventStreams(around)
         operations = [
-            *Creation(around).operations(),
+            *Creation(around, self._waiting).operations(),
             *tasks.operations(),
             *DeadLetters(around, tasks).operations(),
             *PolicyResource(around).operations(),
@@ -77,7 +79,8 @@ class Api:
             await self._router(scope, receive, send)
 
     def close(self) -> None:
-        """End the streams of events, so that their connections do not hold up the end."""
+        """End streams and waits, so that their connections do not hold up the end."""
+        self._waiting.close()
         self._events.close()
 
 
@@ -88,7 +91,7 @@ def _endpoints(operations: list[Operation], door: Door) -> dict[str, Endpoint]:
         handlers.setdefault(operation.path, {})[operation.method] = operation.handler
         is_open[operation.path] = operation.is_open
     return {
-        path: Endpoint(methods, None if is_open[path] else door.tenant_of)
+        path: Endpoint(methods, None if is_open[path] else door.tenant_of, door.check_host)
         for path, methods in handlers.items()
     }
 

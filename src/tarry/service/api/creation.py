@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.errors import StoreUnavailable
 from tarry.idempotency.key import MalformedKey, parse_key
 from tarry.service.api import problems
 from tarry.service.api.exchange import decode, told
 from tarry.service.api.intake import Intake
 from tarry.service.api.operations import Operation
 from tarry.service.api.rates import Rates
-from tarry.service.api.views import STATUS_NAMES, response_view, task_view
+from tarry.service.api.views import task_view, view_of
+from tarry.service.api.waiting import HEADER, applied
 from tarry.service.model import Status
 from tarry.service.store import Added, Addition
 from tarry.wire.tasks import (
@@ -29,13 +29,13 @@ from tarry.wire.tasks import (
 
 if TYPE_CHECKING:
     from tarry.service.api.exchange import Answer, Asked
-    from tarry.service.api.surroundings import Settled, Surroundings
-    from tarry.service.model import Content, Task
+    from tarry.service.api.surroundings import Surroundings
+    from tarry.service.api.waiting import Waiting
+    from tarry.service.model import Content
     from tarry.service.store import New
 
 _one = msgspec.json.Decoder(NewRetryTask)
 _many = msgspec.json.Decoder(NewBatch)
-_WAIT = re.compile(r'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?=$|[;,])', re.IGNORECASE)
 _TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _BREATH = 50
 """Tasks of a batch that are checked before others get their turn."""
@@ -46,14 +46,14 @@ _TRY_AGAIN = 10.0
 class Creation:
     """Takes tasks in: what it has answered with 201 is durable."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: Surroundings, waiting: Waiting) -> None:
         self._around = around
+        self._waiting = waiting
         self._intake = Intake(around)
         limits = around.limits
         self._rates = (
             None if limits.rate is None else Rates(limits.rate, limits.burst, around.monotonic)
         )
-        self._waiting = 0
 
     def operations(self) -> list[Operation]:
         """Return the rows of the API that make tasks."""
@@ -69,8 +69,7 @@ class Creation:
                 answers={201: RetryTask, 200: RetryTask},
                 refuses=(400, 413, 415, 422, 429, 503),
                 more_headers={
-                    "Prefer": "wait=SECONDS answers with the outcome when it comes in time "
-                    "(RFC 7240).",
+                    **HEADER,
                     "Idempotency-Key": "The idempotencyKey, when the body has none.",
                 },
             ),
@@ -100,10 +99,10 @@ class Creation:
         status, view = self._verdict(added, content)
         location = (b"location", f"/retry-tasks/{view.task_id}".encode())
         if b"prefer" in fields:
-            wait = self._wait_of(asked)
+            wait = self._waiting.asked_for(asked)
             if wait is not None:
-                view = await self._outcome(added.task, view, wait)
-                return told(status, view, location, (b"preference-applied", b"wait=%d" % wait))
+                view = await self._waiting.outcome(added.task, view, wait)
+                return told(status, view, location, applied(wait))
         return told(status, view, location)
 
     async def create_many(self, asked: Asked) -> Answer:
@@ -164,45 +163,12 @@ class Creation:
             case Addition.ADDED:
                 return 201, task_view(added.task, content, Status.PENDING)
             case Addition.EXISTING:
-                return 200, self._view(added.task)
+                return 200, view_of(self._around, added.task)
             case Addition.CONFLICT:
                 raise problems.reused_key()
             case Addition.FULL:
                 detail = "The tenant has as many live tasks as it may have."
                 raise problems.too_many(detail, _TRY_AGAIN)
-
-    def _view(self, task: Task) -> RetryTask:
-        status = task.status_at(self._around.engine.clock.now())
-        return task_view(task, self._around.seal.unpack(task.content), status)
-
-    def _wait_of(self, asked: Asked) -> int | None:
-        """Return the seconds to wait; a preference that makes no sense, or is too much, is none."""
-        found = _WAIT.search(b",".join(asked.lines(b"prefer")).decode("latin-1"))
-        if found is None or self._waiting >= self._around.limits.waiting:
-            return None
-        return min(int(found[1]), self._around.limits.wait)
-
-    async def _outcome(self, task: Task, pending: RetryTask, wait: int) -> RetryTask:
-        """Return the task as it ended, with its target's answer, or as it stands."""
-        settled: Settled | None = None
-        if not task.status.is_terminal and wait:
-            self._waiting += 1
-            try:
-                settled = await self._around.engine.settled(task.id, wait)
-            finally:
-                self._waiting -= 1
-        try:
-            stored = await self._around.store.get(task.tenant, task.id)
-        except StoreUnavailable:
-            stored = None
-        view = pending if stored is None else self._view(stored)
-        if settled is not None:
-            view.status, view.reason = STATUS_NAMES[settled.status], settled.reason
-            if settled.status.is_terminal:
-                view.next_attempt_at = None
-            if settled.delivered is not None and settled.delivered.status is not None:
-                view.response = response_view(settled.delivered)
-        return view
 
 
 def _header_key(asked: Asked) -> str:

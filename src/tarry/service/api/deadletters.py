@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.service.api import problems
+from tarry.service.api import kinds, problems
 from tarry.service.api.exchange import told
 from tarry.service.api.operations import NoQuery, Operation
 from tarry.service.api.tasks import LetterQuery
@@ -154,5 +154,5 @@ class DeadLetters:
         if job is None:
             raise problems.missing("such replay")
         if job.status == "done":
-            raise problems.conflict("Already ended", "The replay is DONE.")
+            raise problems.conflict(kinds.ENDED, "The replay is DONE.")
         return told(200, replay_view(job))

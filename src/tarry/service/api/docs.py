@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import TYPE_CHECKING, Any
+
+from tarry.service.api.kinds import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +27,10 @@ pre { background: var(--soft); border-radius: .3rem; padding: .6rem; overflow-x:
 table { border-collapse: collapse; width: 100%; }
 td, th { text-align: left; vertical-align: top; padding: .25rem .6rem .25rem 0;
   border-bottom: 1px solid var(--line); }
+tr:target { background: var(--soft); }
 """
 
+_CODE = re.compile("`([^`]*)`")
 _RULES = {
     "minimum": "at least",
     "exclusiveMinimum": "above",
@@ -46,7 +51,7 @@ def page(document: dict[str, Any]) -> bytes:
         f"<title>{escape(info['title'])}: the API</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(info['title'])} <small>{escape(info['version'])}</small></h1>",
         f"<p>{escape(info['description'])} Times are epoch milliseconds, durations milliseconds, ",
-        "errors are problem details (RFC 9457). The same for programs: ",
+        'errors are <a href="#problems">problem details</a> (RFC 9457). The same for programs: ',
         '<a href="openapi.json">openapi.json</a>.</p><h2>Calls</h2>',
     ]
     for path, methods in document["paths"].items():
@@ -55,6 +60,7 @@ def page(document: dict[str, Any]) -> bytes:
     parts.append("<h2>Forms</h2>")
     for name, schema in sorted(document["components"]["schemas"].items()):
         parts += _form(name, schema)
+    parts += _problems()
     parts.append("</body></html>")
     return "".join(parts).encode()
 
@@ -89,6 +95,17 @@ def _form(name: str, schema: dict[str, Any]) -> Iterator[str]:
         must = "required" if field in required else ""
         yield f"<tr><td><code>{escape(field)}</code></td><td>{must}</td><td>{_rule(rule)}</td></tr>"
     yield "</table></div></details>"
+
+
+def _problems() -> Iterator[str]:
+    yield '<h2 id="problems">Problems</h2><p>The <code>type</code> of a problem is its place here.'
+    yield "</p><table>"
+    for kind in KINDS:
+        said = _CODE.sub(r"<code>\1</code>", escape(kind.help))
+        statuses = ", ".join(map(str, kind.statuses))
+        yield f'<tr id="{kind.anchor}"><td><code>{kind.name}</code></td><td>{statuses}</td>'
+        yield f"<td>{escape(kind.title)}</td><td>{said}</td></tr>"
+    yield "</table>"
 
 
 def _forms_of(content: dict[str, Any]) -> str:

@@ -1,13 +1,16 @@
-"""Who asks: the tenant whose key a request carries."""
+"""Who may ask: the tenant whose key a request carries, and only what was meant for this service."""
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from tarry.service.api import problems
 from tarry.service.api.keys import DEFAULT_TENANT, Keys
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from tarry.service.api.exchange import Asked
     from tarry.service.api.surroundings import Surroundings
 
@@ -17,6 +20,9 @@ class Door:
 
     def __init__(self, around: Surroundings) -> None:
         self._keys = Keys(around.store, around.monotonic) if around.keys else None
+        self.check_host: Callable[[dict[bytes, bytes]], None] | None = (
+            None if around.hosts is None else Hosts(around.hosts).check
+        )
 
     async def tenant_of(self, asked: Asked) -> str:
         """Return the tenant of a request."""
@@ -30,6 +36,46 @@ class Door:
         if tenant is None:
             raise problems.unauthorized("The API key is not known, or was revoked.")
         return tenant
+
+
+class Hosts:
+    """The names of this service, beside those of loopback.
+
+    Without keys, a page in a browser could let its own name point to loopback and then read what
+    is here (DNS rebinding). It cannot send another `Host` than that name.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(map(_name_in, names))
+        self._last: bytes | None = None
+        """The one that was last found to be ours, for it will come again."""
+
+    def check(self, fields: dict[bytes, bytes]) -> None:
+        """Refuse a request to another host; one without a `Host` is of no browser."""
+        host = fields.get(b"host")
+        if host is None or host == self._last:
+            return
+        said = host.decode("latin-1")
+        name = _name_in(said)
+        if name not in self._names and not _is_loopback(name):
+            raise problems.misdirected(said[:100])
+        self._last = host
+
+
+def _name_in(host: str) -> str:
+    """Return the name or address in a `Host`, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    if host.count(":") == 1:  # else it is an IPv6 address without brackets
+        host = host.partition(":")[0]
+    return host.removesuffix(".").lower()
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _secret(fields: dict[bytes, bytes]) -> str | None:

@@ -14,6 +14,7 @@ import msgspec
 from tarry.service.api import problems
 from tarry.service.api.operations import NoQuery, Operation
 from tarry.service.api.views import attempt_view, lane_shown
+from tarry.wire.tasks import EventNews
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from tarry.service.api.exchange import Asked
     from tarry.service.api.surroundings import Event, Subscription, Surroundings
     from tarry.wire.asgi import Receive, Send
-    from tarry.wire.tasks import AttemptLog
 
 _encode = msgspec.json.Encoder().encode
 _HEARTBEAT = 15.0
@@ -32,20 +32,6 @@ _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-class EventNews(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True, gc=False):
-    """The data of one event; its kind is the name of the event too."""
-
-    kind: str
-    at: int
-    lane: str
-    task_id: str | None = None
-    policy_id: str | None = None
-    attempt: AttemptLog | None = None
-    reason: str | None = None
-    next_attempt_at: int | None = None
-    attempt_number: int | None = None
 
 
 class EventStreams:
@@ -150,13 +136,13 @@ class EventStream:
                 continue
             if self._subscription.missed:
                 missed, self._subscription.missed = self._subscription.missed, 0
-                await self._tell(send, event.at, "missed", {"kind": "missed", "missed": missed})
-            await self._tell(send, event.at, event.kind, _news(event))
+                await self._tell(send, event.at, EventNews(kind="missed", missed=missed))
+            await self._tell(send, event.at, _news(event))
 
-    async def _tell(self, send: Send, at: int, kind: str, data: Any) -> None:
+    async def _tell(self, send: Send, at: int, news: EventNews) -> None:
         self._number += 1
-        head = f"id: {at}-{self._number}\nevent: {kind}\ndata: "
-        await _write(send, head.encode() + _encode(data) + b"\n\n")
+        head = f"id: {at}-{self._number}\nevent: {news.kind}\ndata: "
+        await _write(send, head.encode() + _encode(news) + b"\n\n")
 
 
 def _news(event: Event) -> EventNews:
@@ -164,7 +150,7 @@ def _news(event: Event) -> EventNews:
     attempt = None
     if event.attempt is not None:
         attempt = attempt_view(event.task_id or "", event.attempt, [])
-        attempt.response_excerpt = None
+        attempt.response_excerpt, attempt.response_truncated = None, False
     return EventNews(
         kind=event.kind,
         at=event.at,

@@ -170,11 +170,13 @@ class Endpoint:
         self,
         handlers: dict[str, Callable[[Asked], Awaitable[Answer | Stream]]],
         tenant_of: Callable[[Asked], Awaitable[str]] | None,
+        check_host: Callable[[dict[bytes, bytes]], None] | None = None,
     ) -> None:
         self._handlers = dict(handlers)
         if "GET" in handlers:
             self._handlers["HEAD"] = handlers["GET"]
         self._tenant_of = tenant_of
+        self._check_host = check_host
         self._allowed = ", ".join(sorted({*self._handlers, "OPTIONS"}))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -209,6 +211,8 @@ class Endpoint:
                 return empty(204, (b"allow", self._allowed.encode()))
             raise problems.not_allowed(self._allowed)
         fields = dict(scope["headers"])
+        if self._check_host is not None:
+            self._check_host(fields)
         if b"origin" in fields and method not in _SAFE:
             _check_origin(fields)
         asked = Asked(scope, receive, fields)

@@ -50,7 +50,8 @@ class Watch:
             ),
             Operation(
                 method="GET", path="/metrics", name="getMetrics",
-                does="Tell the metrics, as Prometheus reads them.", handler=self.metrics,
+                does="Tell the metrics, as Prometheus reads them; with keys, those of the tenant.",
+                handler=self.metrics,
                 answers={200: "text/plain"},
             ),
         ]  # fmt: skip
@@ -72,9 +73,10 @@ class Watch:
         detail = f"Out of order: {', '.join(sorted(ills))}."
         raise problems.unavailable(detail, 5.0, ills=told_ills)
 
-    async def metrics(self, _: Asked) -> Answer:
-        """Tell the metrics."""
-        body, kind = await self._around.metrics()
+    async def metrics(self, asked: Asked) -> Answer:
+        """Tell the metrics: all of them to an operator, and what is his own to another tenant."""
+        sees_all = not self._around.keys or asked.tenant == self._around.operator
+        body, kind = await self._around.metrics(None if sees_all else asked.tenant)
         return Answer(200, body, [(b"content-type", kind.encode())])
 
     async def _look(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tarry.service.api.kinds import KINDS
 from tarry.wire.problem import MEDIA_TYPE
 from tarry.wire.tasks import MOST_IN_BATCH, NewBatch, NewRetryTask
 
@@ -24,7 +25,11 @@ _PROBLEM: dict[str, Any] = {
     "title": "Problem",
     "description": "What went wrong (RFC 9457); `field` is what to mend.",
     "properties": {
-        "type": {"type": "string"},
+        "type": {
+            "type": "string",
+            "format": "uri-reference",
+            "enum": [kind.type for kind in KINDS],
+        },
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},

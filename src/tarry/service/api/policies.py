@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from tarry.errors import ConfigurationError
-from tarry.service.api import problems
+from tarry.service.api import kinds, problems
 from tarry.service.api.exchange import empty, named, told
 from tarry.service.api.operations import NoQuery, Operation, PageQuery
 from tarry.service.api.policychecks import check_policy, check_policy_id
@@ -123,7 +123,7 @@ class PolicyResource:
         change, policy = await self._write(asked.tenant, policy_id, fields, replace=False)
         if change is PolicyChange.CONFLICT:
             detail = f"{policy_id} has other content. PUT /retry-policies/{policy_id} changes it."
-            raise problems.conflict("policyId is taken", detail, field="policyId")
+            raise problems.conflict(kinds.POLICY_TAKEN, detail, field="policyId")
         location = (b"location", f"/retry-policies/{policy_id}".encode())
         return told(201 if change is PolicyChange.DONE else 200, _view(policy), location)
 
@@ -182,11 +182,11 @@ class PolicyResource:
         change = await self._around.store.delete_policy(asked.tenant, policy_id)
         self._around.engine.policies.forget(asked.tenant, policy_id)
         if change is PolicyChange.CONFLICT:
-            raise problems.conflict("Policy is in use", f"Live tasks use {policy_id}.")
+            raise problems.conflict(kinds.POLICY_IN_USE, f"Live tasks use {policy_id}.")
         if change is PolicyChange.MISSING:
             if policy_id in SERVICE_PRESETS:
                 detail = f"{policy_id} comes with the service; PUT lays a policy of yours over it."
-                raise problems.conflict("Policy cannot be deleted", detail)
+                raise problems.conflict(kinds.POLICY_BUILT_IN, detail)
             raise problems.missing("such policy")
         return empty()
 

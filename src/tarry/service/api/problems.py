@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tarry.wire.problem import Problem
+from tarry.service.api import kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from tarry.service.api.kinds import Kind
+    from tarry.wire.problem import Problem
 
 _AT = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
@@ -31,12 +34,12 @@ class Refused(Exception):
 
 def invalid(field: str, detail: str, status: int = 422) -> Refused:
     """A field breaks a rule; `field` is its path in the JSON, or the name of a parameter."""
-    return Refused(Problem(status, "Invalid request", detail, more={"field": field}))
+    return Refused(kinds.INVALID.problem(detail, status, field=field))
 
 
 def unreadable(detail: str) -> Refused:
     """The body is not JSON."""
-    return Refused(Problem(400, "Malformed JSON", detail))
+    return Refused(kinds.MALFORMED.problem(detail))
 
 
 def too_deep() -> Refused:
@@ -46,12 +49,12 @@ def too_deep() -> Refused:
 
 def missing(what: str) -> Refused:
     """There is no such thing, or it is another tenant's, which is the same."""
-    return Refused(Problem(404, "Not found", f"There is no {what}."))
+    return Refused(kinds.NOT_FOUND.problem(f"There is no {what}."))
 
 
-def conflict(title: str, detail: str, **more: Any) -> Refused:
+def conflict(kind: Kind, detail: str, **more: Any) -> Refused:
     """It is there, but not in a state for this."""
-    return Refused(Problem(409, title, detail, more=more))
+    return Refused(kind.problem(detail, **more))
 
 
 def reused_key() -> Refused:
@@ -60,57 +63,59 @@ def reused_key() -> Refused:
         "idempotencyKey belongs to a task with other content. Send a new key with a new task, and "
         "what was sent first with a retry."
     )
-    return Refused(
-        Problem(422, "idempotencyKey is already used", detail, more={"field": "idempotencyKey"})
-    )
+    return Refused(kinds.KEY_REUSED.problem(detail, field="idempotencyKey"))
 
 
 def too_large(limit: int) -> Refused:
     """The body is longer than it may be."""
     detail = f"The request may have {limit} bytes. Larger bodies go by `bodyRef`."
-    return Refused(Problem(413, "Content is too large", detail), [(b"connection", b"close")])
+    return Refused(kinds.TOO_LARGE.problem(detail), [(b"connection", b"close")])
 
 
 def not_json() -> Refused:
     """The content type is another."""
-    detail = "Send JSON, with the header `Content-Type: application/json`."
-    return Refused(
-        Problem(415, "Unsupported media type", detail), [(b"accept", b"application/json")]
-    )
+    return Refused(kinds.NOT_JSON.problem(kinds.NOT_JSON.help), [(b"accept", b"application/json")])
 
 
 def unauthorized(detail: str) -> Refused:
     """There is no key, or not a valid one."""
     challenge = (b"www-authenticate", b'Bearer realm="tarry"')
-    return Refused(Problem(401, "API key needed", detail), [challenge])
+    return Refused(kinds.KEY_NEEDED.problem(detail), [challenge])
 
 
 def foreign(origin: str) -> Refused:
     """A page of another site asks through somebody's browser."""
-    detail = f"Requests from pages of {origin} are not accepted."
-    return Refused(Problem(403, "Cross-site request", detail))
+    return Refused(kinds.CROSS_SITE.problem(f"Requests from pages of {origin} are not accepted."))
+
+
+def misdirected(host: str) -> Refused:
+    """The name that a request was sent to is none of this service's."""
+    detail = (
+        f"Requests to {host} are not served: without API keys only those to loopback are. "
+        "The operator can allow the name (allow_host)."
+    )
+    return Refused(kinds.HOST.problem(detail))
 
 
 def not_allowed(allowed: str) -> Refused:
     """The path has other methods."""
-    problem = Problem(405, "Method not allowed", f"This path takes {allowed}.")
+    problem = kinds.NOT_ALLOWED.problem(f"This path takes {allowed}.")
     return Refused(problem, [(b"allow", allowed.encode())])
 
 
 def too_many(detail: str, seconds: float) -> Refused:
     """A quota of the tenant is used up."""
-    return Refused(Problem(429, "Too many requests", detail), [retry_after(seconds)])
+    return Refused(kinds.QUOTA.problem(detail), [retry_after(seconds)])
 
 
 def unavailable(detail: str, seconds: float = 1.0, **more: Any) -> Refused:
     """The service cannot do it now; the same request may do better later."""
-    problem = Problem(503, "Service unavailable", detail, more=more)
-    return Refused(problem, [retry_after(seconds)])
+    return Refused(kinds.UNAVAILABLE.problem(detail, **more), [retry_after(seconds)])
 
 
 def broken() -> Refused:
     """A mistake of ours."""
-    return Refused(Problem(500, "Internal error", "The service failed; its log says why."))
+    return Refused(kinds.BROKEN.problem("The service failed; its log says why."))
 
 
 def retry_after(seconds: float) -> tuple[bytes, bytes]:

@@ -234,10 +234,14 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     new_id: Callable[[], str]
     """Make a UUIDv7."""
     monotonic: Callable[[], float]
-    metrics: Callable[[], Awaitable[tuple[bytes, str]]]
-    """Return the metrics as a text, and its content type."""
+    metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]
+    """Return the metrics, of one tenant or of all, as a text, and its content type."""
     keys: bool = False
     """Whether API keys are demanded; without them everything belongs to one tenant."""
+    operator: str = ""
+    """The tenant whose keys see the metrics of all."""
+    hosts: frozenset[str] | None = None
+    """The names, beside those of loopback, that requests may be sent to; None asks for none."""
     grpc: bool = True
     """Whether gRPC targets can be called."""
     limits: Limits = Limits()

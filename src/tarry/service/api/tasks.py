@@ -7,12 +7,13 @@ import re
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError
-from tarry.service.api import problems
+from tarry.service.api import kinds, problems
 from tarry.service.api.exchange import named, told
 from tarry.service.api.explaining import explained
 from tarry.service.api.operations import NoQuery, Operation, PageQuery
 from tarry.service.api.redact import secrets_of
-from tarry.service.api.views import attempt_view, lane_meant, task_view
+from tarry.service.api.views import attempt_view, lane_meant, view_of
+from tarry.service.api.waiting import HEADER, applied
 from tarry.service.model import Status
 from tarry.service.store import Cancellation, Query, Retrieval
 from tarry.wire.tasks import (
@@ -29,6 +30,7 @@ from tarry.wire.tasks import (
 if TYPE_CHECKING:
     from tarry.service.api.exchange import Answer, Asked
     from tarry.service.api.surroundings import Surroundings
+    from tarry.service.api.waiting import Waiting
     from tarry.service.model import Task
 
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -58,8 +60,9 @@ class AttemptQuery(PageQuery, frozen=True):
 class Tasks:
     """What a tenant may see of his tasks, and do with them."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: Surroundings, waiting: Waiting) -> None:
         self._around = around
+        self._waiting = waiting
 
     def operations(self) -> list[Operation]:
         """Return the rows of the API about tasks."""
@@ -73,7 +76,7 @@ class Tasks:
                 method="GET", path="/retry-tasks/{taskId}", name="getTask",
                 does="Tell a task: its status, attempts made, and the next time.",
                 handler=self.get, query=NoQuery,
-                answers={200: RetryTask}, refuses=(400, 404, 422, 503),
+                answers={200: RetryTask}, refuses=(400, 404, 422, 503), more_headers=HEADER,
             ),
             Operation(
                 method="DELETE", path="/retry-tasks/{taskId}", name="cancelTask",
@@ -128,9 +131,13 @@ class Tasks:
         return Page(items=items, next_cursor=page.cursor)
 
     async def get(self, asked: Asked) -> Answer:
-        """Tell one task."""
+        """Tell one task, at once or when it has ended."""
         asked.query(NoQuery)
-        return told(200, self._view(await self._find(asked)))
+        task = await self._find(asked)
+        view = self._view(task)
+        if b"prefer" in asked.fields and (wait := self._waiting.asked_for(asked)) is not None:
+            return told(200, await self._waiting.outcome(task, view, wait), applied(wait))
+        return told(200, view)
 
     async def cancel(self, asked: Asked) -> Answer:
         """Cancel a task."""
@@ -140,7 +147,7 @@ class Tasks:
         task = await self._find(asked)
         if answer is Cancellation.TERMINAL:
             raise problems.conflict(
-                "Already ended", f"The task is {task.status.name}.", taskStatus=task.status.name
+                kinds.ENDED, f"The task is {task.status.name}.", taskStatus=task.status.name
             )
         return told(202 if answer is Cancellation.REQUESTED else 200, self._view(task))
 
@@ -152,7 +159,7 @@ class Tasks:
         task = await self._find(asked)
         if answer is Retrieval.FINISHED:
             detail = f"The task is {task.status.name}: send a new one."
-            raise problems.conflict("Already ended", detail, taskStatus=task.status.name)
+            raise problems.conflict(kinds.ENDED, detail, taskStatus=task.status.name)
         return told(202 if answer is Retrieval.RUNNING else 200, self._view(task))
 
     async def attempts(self, asked: Asked) -> Answer:
@@ -206,8 +213,7 @@ class Tasks:
         return task
 
     def _view(self, task: Task) -> RetryTask:
-        status = task.status_at(self._around.engine.clock.now())
-        return task_view(task, self._around.seal.unpack(task.content), status)
+        return view_of(self._around, task)
 
 
 def _id_of(asked: Asked) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from codecs import utf_8_decode
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +25,7 @@ from tarry.wire.tasks import (
 
 if TYPE_CHECKING:
     from tarry.service import model
+    from tarry.service.api.surroundings import Surroundings
     from tarry.service.delivery.exchange import Delivered
     from tarry.service.model import Content, Status, Task
 
@@ -65,17 +67,34 @@ def task_view(task: Task, content: Content, status: Status) -> RetryTask:
     )
 
 
+def view_of(around: Surroundings, task: Task) -> RetryTask:
+    """Tell a task that was read from the store, as it stands now."""
+    status = task.status_at(around.engine.clock.now())
+    return task_view(task, around.seal.unpack(task.content), status)
+
+
 def response_view(delivered: Delivered) -> TargetResponse:
     """Tell what the target answered."""
     headers: dict[str, str] = {}
     for name, value in delivered.headers:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    response = TargetResponse(
+        status=delivered.status, headers=headers, truncated=delivered.truncated
+    )
+    text = _text_in(delivered)
+    if text is None:
+        response.body_base64 = b64encode(delivered.excerpt).decode()
+    else:
+        response.body = text
+    return response
+
+
+def _text_in(delivered: Delivered) -> str | None:
+    """Return a body as text, or None; one that was cut may end within a character."""
     try:
-        text = delivered.excerpt.decode()
+        return utf_8_decode(delivered.excerpt, "strict", not delivered.truncated)[0]
     except UnicodeDecodeError:
-        coded = b64encode(delivered.excerpt).decode()
-        return TargetResponse(status=delivered.status, headers=headers, body_base64=coded)
-    return TargetResponse(status=delivered.status, headers=headers, body=text)
+        return None
 
 
 def attempt_view(task_id: str, attempt: model.Attempt, secrets: list[str]) -> AttemptLog:
@@ -98,6 +117,7 @@ def attempt_view(task_id: str, attempt: model.Attempt, secrets: list[str]) -> At
         outcome=attempt.outcome,
         decision=None if decision is None else _decision_view(decision),
         response_excerpt=redact.text(attempt.excerpt, secrets),
+        response_truncated=attempt.truncated,
         worker=attempt.worker,
     )
 

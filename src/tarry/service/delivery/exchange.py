@@ -51,6 +51,8 @@ class Delivered(msgspec.Struct, kw_only=True, gc=False):
     headers: list[tuple[str, str]] = []
     """Of the answer, names in lower case; for gRPC its trailing metadata."""
     excerpt: bytes = b""
+    truncated: bool = False
+    """Whether the answer has more than the excerpt."""
     fault: Fault | None = None
     error: str | None = None
     """The fault in words, without the request's secrets."""

@@ -112,7 +112,10 @@ class GrpcDelivery:
             if task is not None and task.cancelling():
                 raise
             return Delivered(fault=Fault.OURS, error="the delivery was closed meanwhile")
-        return Delivered(status="OK", headers=headers, excerpt=answer[: request.max_excerpt])
+        most = request.max_excerpt
+        return Delivered(
+            status="OK", headers=headers, excerpt=answer[:most], truncated=len(answer) > most
+        )
 
 
 def _metadata_of(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str | bytes]]:

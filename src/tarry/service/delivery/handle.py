@@ -212,6 +212,8 @@ class Handle:
             duration_ms=getinfo(_TOTAL) / 1000,
             first_byte_ms=(getinfo(_FIRST) - getinfo(_READY)) / 1000,
         )
+        if self._size > self._limit:
+            delivered.truncated = True
         if getinfo(_CONNECTS):
             _add_phases(delivered, getinfo)
         return delivered

@@ -94,7 +94,7 @@ def attempt_of(
 ) -> Attempt:
     """Write an attempt down, all but the decision."""
     fault = delivered.fault
-    return Attempt(
+    attempt = Attempt(
         number=task.attempts + 1,
         scheduled_at=task.next_attempt_at,
         started_at=started_at,
@@ -108,9 +108,11 @@ def attempt_of(
         error=delivered.error,
         error_class=None if fault is None else str(fault),
         outcome=str(outcome.kind),
-        excerpt=None if outcome is SUCCESS else _text(delivered.excerpt),
         worker=worker,
     )
+    if outcome is not SUCCESS and delivered.excerpt:
+        attempt.excerpt, attempt.truncated = _text(delivered)
+    return attempt
 
 
 def decision_of(
@@ -186,9 +188,9 @@ def kept(task: Task, finish: Finish) -> Task:
     )
 
 
-def _text(excerpt: bytes) -> str | None:
-    """Return the beginning of an answer as text that can be shown anywhere."""
-    if not excerpt:
-        return None
-    text = excerpt[: 4 * _EXCERPT].decode("utf-8", "replace")[:_EXCERPT]
-    return "".join(character if character.isprintable() else " " for character in text)
+def _text(delivered: Delivered) -> tuple[str, bool]:
+    """Return the beginning of an answer as text for any screen, and whether there is more of it."""
+    text = delivered.excerpt.decode("utf-8", "replace")
+    kept = text[:_EXCERPT]
+    shown = "".join(character if character.isprintable() else " " for character in kept)
+    return shown, delivered.truncated or len(kept) < len(text)

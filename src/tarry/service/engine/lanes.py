@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from tarry.service.model import Content, Task
 
-_MOST_IDLE = 10_000
+_MOST = 10_000
+"""Lanes beyond which those that hold no task are forgotten at once."""
 _ASK_AGAIN = 50
 """Milliseconds for which a limit is believed to be what it was."""
 
@@ -36,6 +37,7 @@ class Lane:
         "name",
         "running",
         "tenant",
+        "used",
     )
 
     def __init__(self, name: str, downstream: Downstream) -> None:
@@ -50,6 +52,8 @@ class Lane:
         """Attempts that run."""
         self.in_turn: bool = False
         """Whether it stands in the worker's queue of lanes."""
+        self.used: bool = True
+        """Whether it has had a task since somebody last looked for idle lanes."""
         self._limit: int | None = None
         self._asked_at = 0
 
@@ -59,6 +63,11 @@ class Lane:
         breaker = self.downstream.breaker
         assert breaker is not None  # noqa: S101 - `protected` made it
         return breaker
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of it is here: no task, and no attempt that outlived its lease."""
+        return not self.held and not self.running
 
     @property
     def is_full(self) -> bool:
@@ -115,8 +124,8 @@ class Lanes:
         """Return a lane."""
         lane = self._lanes.get(name)
         if lane is None:
-            if len(self._lanes) >= _MOST_IDLE:
-                self._forget()
+            if len(self._lanes) >= _MOST:
+                self._make_room()
             lane = self._lanes[name] = Lane(name, self._protected(name))
         return lane
 
@@ -124,13 +133,15 @@ class Lanes:
         """Return a lane that is known, or None."""
         return self._lanes.get(name)
 
-    def first(self, most: int) -> list[Lane]:
-        """Return the lanes that need a look first: those that are shut, then the busiest."""
-        return nlargest(most, self._lanes.values(), key=lambda lane: (lane.is_shut, lane.held))
+    def first(self, most: int, tenant: str | None = None) -> list[Lane]:
+        """Return the lanes, of one tenant or all, that need a look first: the shut, the busiest."""
+        lanes = (lane for lane in self._lanes.values() if tenant in {None, lane.tenant})
+        return nlargest(most, lanes, key=lambda lane: (lane.is_shut, lane.held))
 
     def took(self, lane: Lane) -> None:
         """Count a task that is held from now on."""
         lane.held += 1
+        lane.used = True
         if lane.held >= self._most_held:
             self.full.add(lane.name)
 
@@ -143,11 +154,35 @@ class Lanes:
         """Forget everything that was learnt of a downstream."""
         lane.downstream = self._protected(lane.name)
 
-    def _forget(self) -> None:
-        """Forget the older half of what is idle: a breaker that is closed has little to say."""
-        idle = [name for name, lane in self._lanes.items() if not lane.held and not lane.is_shut]
-        for name in idle[: len(idle) // 2 + 1]:
-            del self._lanes[name]
+    def forget(self) -> int:
+        """Forget lanes that are well and were not used since the last call; return how many.
+
+        By then their windows are empty, and a new lane knows as much.
+        """
+        idle = [lane for lane in self._lanes.values() if not lane.used and self._is_well(lane)]
+        for lane in self._lanes.values():
+            lane.used = not lane.is_empty
+        self._drop(idle)
+        return len(idle)
+
+    def _make_room(self) -> None:
+        """Forget half of what is empty, the oldest first, and what is shut only if all is.
+
+        The store knows which lanes are parked, and says so when it hands out their tasks.
+        """
+        empty = [lane for lane in self._lanes.values() if lane.is_empty]
+        chosen = [lane for lane in empty if self._is_well(lane)] or empty
+        self._drop(chosen[: len(chosen) // 2 + 1])
+
+    def _is_well(self, lane: Lane) -> bool:
+        """Say whether nothing would be lost with an empty lane but a few latencies."""
+        is_closed = lane.breaker.state is BreakerState.CLOSED
+        return lane.is_empty and is_closed and lane.name not in self.parked
+
+    def _drop(self, lanes: list[Lane]) -> None:
+        for lane in lanes:
+            del self._lanes[lane.name]
+            self.parked.discard(lane.name)
 
 
 def protected(

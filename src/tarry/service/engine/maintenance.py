@@ -1,4 +1,4 @@
-"""Maintenance: old tasks leave in small steps, replays go on, bodies of the gone are deleted."""
+"""Maintenance: old tasks leave in small steps, replays go on, what is not needed is forgotten."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _logger = logging.getLogger("tarry.service")
 _STEP = 200
 _BODIES = 100
 _STRAYS_EVERY = 600_000
+_LANES_EVERY = 300_000
+"""Milliseconds: a lane that is idle for twice as long is forgotten."""
 _IDLE, _BUSY = 1.0, 0.02
 """Seconds between two rounds; a round that found work leaves others their turn and goes on."""
 
@@ -32,12 +34,12 @@ class Upkeep(msgspec.Struct):
 
 
 class Maintenance:
-    """Keeps the store small."""
+    """Keeps the store small, and the memory."""
 
     def __init__(self, parts: Parts, scheduler: Scheduler) -> None:
         self._parts = parts
         self._scheduler = scheduler
-        self._strays_at = 0
+        self._strays_at = self._lanes_at = 0
 
     async def run_once(self) -> Upkeep:
         """Make one small step of everything."""
@@ -59,6 +61,9 @@ class Maintenance:
         if self._parts.clock.now() >= self._strays_at:
             self._strays_at = self._parts.clock.now() + _STRAYS_EVERY
             done.bodies += await self._parts.sweep_bodies()
+        if self._parts.clock.now() >= self._lanes_at:
+            self._lanes_at = self._parts.clock.now() + _LANES_EVERY
+            self._parts.lanes.forget()
         if done.replayed:
             self._scheduler.wake()
         return done

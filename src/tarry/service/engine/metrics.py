@@ -111,10 +111,16 @@ class Metrics:
         elif kind == "superseded":
             self._superseded += 1
 
-    def render(self, counters: Counters, now: float) -> tuple[bytes, str]:
-        """Return the page and its content type; `counters` are the store's."""
+    def render(
+        self, counters: Counters, now: float, tenant: str | None = None
+    ) -> tuple[bytes, str]:
+        """Return the page and its content type; `counters` are the store's.
+
+        For a tenant it has what is the tenant's alone: what was counted is of all of them.
+        """
         registry = CollectorRegistry()
-        registry.register(_Page([*self._counted(), *self._gauges(counters, now)]))
+        counted = self._counted() if tenant is None else ()
+        registry.register(_Page([*counted, *self._gauges(counters, now, tenant)]))
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
     def _counted(self) -> Iterator[Metric]:
@@ -140,7 +146,7 @@ class Metrics:
         for histogram in (self._age, self._delay, self._lag, self._duration):
             yield histogram.family()
 
-    def _gauges(self, counters: Counters, now: float) -> Iterator[Metric]:
+    def _gauges(self, counters: Counters, now: float, tenant: str | None) -> Iterator[Metric]:
         tasks = GaugeMetricFamily("retry_tasks", "Tasks, by status.", labels=["status"])
         for status, count in counters.tasks.items():
             tasks.add_metric([status.name], count)
@@ -152,7 +158,7 @@ class Metrics:
         balances = GaugeMetricFamily(
             "retry_budget_balance", "Retries that a lane's budget still pays for.", labels=["lane"]
         )
-        for lane in self._lanes.first(_MOST_LABELS):
+        for lane in self._lanes.first(_MOST_LABELS, tenant):
             state, balance = lane.downstream.standing(now)
             for known in _STATES:
                 states.add_metric([lane.name, known], known == state)

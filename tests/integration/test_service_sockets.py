@@ -1,0 +1,134 @@
+"""A service that runs, and connections that do not end by themselves: half a request, a wait, a
+stream; and requests that were meant for another host.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.service import Service, service
+
+POST = b"POST /retry-tasks HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+TASK = b'{"targetUrl": "http://127.0.0.1:1/", "delayMs": 3600000}'
+SIZED = b"Content-Length: %d\r\n\r\n" % len(TASK)
+GET = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+HURRY = ("--set", "head_timeout_ms=300", "--set", "body_timeout_ms=300")
+
+
+@pytest.fixture(scope="module")
+def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that waits for no part of a request for long."""
+    with service(tmp_path_factory.mktemp("hurried"), *HURRY) as running:
+        yield running
+
+
+@contextmanager
+def connected(running: Service) -> Iterator[socket.socket]:
+    """A connection; what does not come within a minute never will."""
+    with socket.create_connection(("127.0.0.1", running.port), 60) as wire:
+        yield wire
+
+
+def read_to_end(wire: socket.socket) -> bytes:
+    """Read until the other side closes."""
+    answer = b""
+    while more := wire.recv(65536):
+        answer += more
+    return answer
+
+
+def waiting_for(task_id: str, seconds: int) -> bytes:
+    """A request that waits for the end of a task."""
+    head = f"GET /retry-tasks/{task_id} HTTP/1.1\r\nHost: localhost\r\nPrefer: wait={seconds}"
+    return f"{head}\r\n\r\n".encode()
+
+
+def problem_in(answer: bytes) -> tuple[int, dict[str, Any]]:
+    """The status and the problem of an answer."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"application/problem+json" in head
+    return int(head.split()[1]), json.loads(body)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        POST[:10],
+        POST,
+        POST + SIZED,
+        POST + SIZED + TASK[:9],
+        POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\n",
+    ],
+    ids=["request line", "head", "no body", "half a body", "half a chunk"],
+)
+def test_half_a_request_is_given_up_on(hurried: Service, sent: bytes) -> None:
+    """It gets 408, its connection is closed, and nothing is kept of it."""
+    with connected(hurried) as wire:
+        wire.sendall(sent)
+        status, problem = problem_in(read_to_end(wire))
+    assert (408, "/docs#problem-timeout") == (status, problem["type"])
+    assert [] == hurried.all_tasks()
+
+
+def test_a_connection_without_a_word_is_closed(hurried: Service) -> None:
+    """There is nothing to answer."""
+    with connected(hurried) as wire:
+        assert b"" == read_to_end(wire)
+
+
+def test_half_a_request_after_a_whole_one_is_given_up_on(hurried: Service) -> None:
+    """Each request of a connection has its own time."""
+    with connected(hurried) as wire:
+        wire.sendall(GET + POST)
+        first, _, second = read_to_end(wire).partition(b'{"status":"ok"}')
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert second.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_body_that_nobody_reads_is_given_up_on(hurried: Service) -> None:
+    """The answer came before the body; the connection ends without a second one."""
+    with connected(hurried) as wire:
+        wire.sendall(POST.replace(b"application/json", b"text/plain") + SIZED)
+        answer = read_to_end(wire)
+    assert answer.startswith(b"HTTP/1.1 415 ")
+    assert 1 == answer.count(b"HTTP/1.1 ")
+
+
+def test_an_answer_may_take_longer_than_a_request(hurried: Service) -> None:
+    """What was received in time is not cut off, nor is half a request that comes behind it."""
+    task = hurried.post(targetUrl="http://127.0.0.1:1/", delayMs=3_600_000)
+    with connected(hurried) as wire:
+        wire.sendall(waiting_for(task["taskId"], 2) + POST)
+        first, _, second = read_to_end(wire).partition(b"\r\n\r\n")
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert b"preference-applied: wait=2" in first
+    assert 1 == second.count(b"HTTP/1.1 408 ")
+    assert 200 == hurried.ask("DELETE", f"/retry-tasks/{task['taskId']}")[0]
+
+
+def test_waits_and_streams_do_not_hold_up_the_end(tmp_path: Path) -> None:
+    """Who waits is answered, who listens is let go, and the service ends in order."""
+    with service(tmp_path, "--set", "drain_ms=3600000") as running:
+        task = running.post(targetUrl="http://127.0.0.1:1/", delayMs=3_600_000)
+        with connected(running) as listening, connected(running) as waiting:
+            listening.sendall(GET.replace(b"/healthz", b"/events"))
+            waiting.sendall(waiting_for(task["taskId"], 60))
+            assert 200 == running.ask("GET", "/healthz")[0]  # so the others have been read
+            assert 0 == running.stop()
+            assert read_to_end(waiting).startswith(b"HTTP/1.1 200 ")
+            assert read_to_end(listening).startswith(b"HTTP/1.1 200 ")
+
+
+def test_another_host_is_not_served_without_keys(tmp_path: Path) -> None:
+    """A page whose name was made to point to loopback gets nothing; the operator may allow it."""
+    with service(tmp_path, "--set", "allow_host=tarry.internal") as running:
+        for host, status in (("evil.example", 421), ("tarry.internal", 200), ("localhost", 200)):
+            headers = {"host": f"{host}:{running.port}"}
+            assert status == running.ask("GET", "/retry-tasks", headers=headers)[0]
