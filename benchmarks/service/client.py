@@ -16,6 +16,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._parser = None
         self._answered: asyncio.Future[int] | None = None
+        self.is_closed = False
 
     def connection_made(self, transport) -> None:
         self._transport = transport
@@ -29,6 +30,7 @@ class Connection(asyncio.Protocol):
         answered.set_result(self._parser.get_status_code())
 
     def connection_lost(self, exc) -> None:
+        self.is_closed = True
         if self._answered is not None and not self._answered.done():
             self._answered.set_exception(exc or ConnectionResetError("the server closed"))
 
@@ -44,30 +46,37 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Connections to one server."""
+    """Connections to one server; one that it closes while idle is made anew."""
 
-    def __init__(self, connections: list[Connection]) -> None:
-        self.all = connections
-        self._idle = asyncio.LifoQueue()
-        for connection in connections:
-            self._idle.put_nowait(connection)
+    def __init__(self, url: str, headers: dict[str, str]) -> None:
+        where = urlsplit(url)
+        self._host, self._port = where.hostname, where.port
+        lines = {"Host": where.netloc, **headers}
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._idle: asyncio.LifoQueue[Connection] = asyncio.LifoQueue()
+        self.all: list[Connection] = []
 
     @classmethod
     async def open(cls, url: str, count: int, headers: dict[str, str]) -> Connections:
-        where = urlsplit(url)
-        lines = {"Host": where.netloc, **headers}
-        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        connections = cls(url, headers)
+        for _ in range(count):
+            connections._idle.put_nowait(await connections._connect())
+        return connections
+
+    async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
-        made = [
-            await loop.create_connection(lambda: Connection(head), where.hostname, where.port)
-            for _ in range(count)
-        ]
-        return cls([connection for _, connection in made])
+        _, made = await loop.create_connection(
+            lambda: Connection(self._head), self._host, self._port
+        )
+        self.all.append(made)
+        return made
 
     async def post(self, path: str, body: bytes) -> int:
         """Make a request on a connection that is idle, waiting for one if need be."""
         connection = await self._idle.get()
         try:
+            if connection.is_closed:
+                connection = await self._connect()
             return await connection.post(path, body)
         finally:
             self._idle.put_nowait(connection)

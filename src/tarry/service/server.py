@@ -23,6 +23,8 @@ _Part: TypeAlias = Literal["first", "head", "body"]
 """What a connection still owes: anything at all, the rest of a head, the rest of a body."""
 
 _BACKLOG = 2048
+_KEEP_ALIVE = 75
+"""Seconds that an idle connection is kept: longer than balancers keep theirs, usually for 60."""
 _MOST_HEAD = 65_536
 _TOO_LONG = kinds.HEAD_TOO_LARGE.problem(
     f"The request line and the headers may have {_MOST_HEAD} bytes together."
@@ -53,6 +55,7 @@ class Server:
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=int(patience) + 1,
+            timeout_keep_alive=_KEEP_ALIVE,
         )
 
     def run(self, ready: Callable[[str], None]) -> int:
