@@ -300,6 +300,28 @@ def test_slow_lane_does_not_hold_up_another() -> None:
     run(main)
 
 
+def test_retry_that_is_due_goes_before_new_tasks() -> None:
+    """A task that has begun was promised a time; those that queue in its lane were not."""
+
+    async def main() -> None:
+        async def slow(_request: Request) -> Delivered:
+            await asyncio.sleep(0.1)
+            return OK
+
+        target = Target(BUSY, slow)
+        rig = Rig(target, limits=Limits(lane_in_flight=1))
+        await rig.engine.start()
+        tasks = await rig.add(*[rig.new() for _ in range(50)])
+        await asyncio.sleep(30)
+
+        (log,) = [log for log in [await rig.attempts(task) for task in tasks] if len(log) == 2]
+        waited = (log[1].started_at - log[1].scheduled_at) / 1000
+        assert 51 == len(target.seen)
+        assert waited <= 0.1
+
+    run(main)
+
+
 def test_total_budget_ends_a_task_before_an_attempt_that_cannot_fit() -> None:
     """A task whose time is over is dead without another attempt."""
 

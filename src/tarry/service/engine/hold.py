@@ -89,17 +89,18 @@ class Hold:
 
     def next_due(self, lane: Lane) -> Held | None:
         """Take the next task of a lane that is due, and not in somebody's hand."""
-        while lane.due:
-            held = lane.due.popleft()
-            held.queued = False
-            if not held.gone and not held.started:
-                return held
+        for waiting in (lane.again, lane.due):
+            while waiting:
+                held = waiting.popleft()
+                held.queued = False
+                if not held.gone and not held.started:
+                    return held
         return None
 
     def put_back(self, held: Held) -> None:
         """Let a task that was due be the next of its lane again."""
         held.queued = True
-        held.lane.due.appendleft(held)
+        _queue_of(held).appendleft(held)
 
     def next_lane(self) -> Lane | None:
         """Take the lane whose turn it is; whoever serves it puts it back with `queue`."""
@@ -111,7 +112,7 @@ class Hold:
 
     def queue(self, lane: Lane) -> None:
         """Put a lane at the end of the line, if anything is due in it."""
-        if lane.due and not lane.in_turn:
+        if (lane.due or lane.again) and not lane.in_turn:
             lane.in_turn = True
             self._turn.append(lane)
 
@@ -122,7 +123,7 @@ class Hold:
             self._timer = None
 
     def _due(self, held: Held) -> None:
-        held.lane.due.append(held)
+        _queue_of(held).append(held)
         self.queue(held.lane)
 
     def _arm(self) -> None:
@@ -152,3 +153,7 @@ class Hold:
         self._arm()
         if found:
             self._ready()
+
+
+def _queue_of(held: Held) -> deque[Held]:
+    return held.lane.again if held.task.attempts else held.lane.due

@@ -30,6 +30,7 @@ class Lane:
     __slots__ = (
         "_asked_at",
         "_limit",
+        "again",
         "downstream",
         "due",
         "held",
@@ -44,8 +45,11 @@ class Lane:
         self.name: str = name
         self.tenant: str = name.partition("/")[0]
         self.downstream: Downstream = downstream
+        self.again: deque[Held] = deque()
+        """Tasks that have begun and whose time has come again. They go first: new ones were not
+        promised a time, and the budget of retries keeps these from being many."""
         self.due: deque[Held] = deque()
-        """Tasks whose time has come, in that order."""
+        """New tasks whose time has come, in that order."""
         self.held: int = 0
         """Tasks of the lane that are leased to this process."""
         self.running: int = 0
