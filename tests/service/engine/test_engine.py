@@ -558,6 +558,33 @@ def test_task_whose_lease_was_lost_is_not_started() -> None:
     run(main)
 
 
+@pytest.mark.parametrize(("lost", "sent"), [(1, 1), (2, 0)])
+def test_lost_attempt_does_not_end_a_task(lost: int, sent: int) -> None:
+    """Nobody knows whether it was made, so another takes its place; but not for ever."""
+
+    async def main() -> None:
+        target = Target(OK)
+        rig = Rig(target, limits=Limits(in_flight=1))
+        new = rig.new(overrides={"maxAttempts": 1})
+        new.direct = True
+        await rig.store.add([new], Lease("dead", 10_000, 1_000))
+        for worker in range(lost - 1):
+            await asyncio.sleep(11)
+            lease = Lease(f"dead {worker}", 10_000, 1_000)
+            assert (await rig.store.claim(lease, limit=1, per_lane=1)).tasks
+        await asyncio.sleep(11)
+
+        await rig.engine.start()
+        await asyncio.sleep(5)
+
+        ended = await rig.task(new.task)
+        assert sent == len(target.seen)
+        assert (Status.SUCCEEDED if sent else Status.EXHAUSTED) is ended.status
+        assert ["lost"] * lost == [one.outcome for one in await rig.attempts(ended)][:lost]
+
+    run(main)
+
+
 def test_result_after_a_lost_lease_is_void() -> None:
     """Somebody else has taken the task over: our finish changes nothing, and is counted."""
 

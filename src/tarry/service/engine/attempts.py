@@ -20,7 +20,7 @@ from tarry.core.outcome import (
 )
 from tarry.core.verdict import Progress, Wait
 from tarry.service.delivery.exchange import Delivered, Fault, Request
-from tarry.service.model import Attempt, Decision, Status, Task
+from tarry.service.model import LOST, Attempt, Decision, Status, Task
 from tarry.service.store import Finish
 from tarry.wire import http
 
@@ -37,9 +37,13 @@ _EXCERPT = 512
 
 
 def progress_of(task: Task) -> Progress:
-    """Return how far a task has come, as the core counts it: from its last replay."""
+    """Return how far a task has come, as the core counts it: from its last replay.
+
+    Nobody knows whether a lost attempt was made, so the next one takes its place: no task ends that
+    was never sent. Of several that are lost in a row the others count, or it might go on for ever.
+    """
     return Progress(
-        task.attempts - task.forgiven,
+        task.attempts - task.forgiven - (task.last_kind == LOST),
         task.started_at / 1000,
         task.previous_delay,
         task.restarted,

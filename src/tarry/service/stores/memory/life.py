@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.service.model import Status
+from tarry.service.model import LOST, Status
 from tarry.service.store import (
     Added,
     Addition,
@@ -99,7 +99,8 @@ class Life(Part):
         if task.cancelling:
             data.end(row, Status.CANCELLED, now, attempts=task.attempts + 1)
             return False
-        data.lease(row, lease, task.wake_at, now, attempts=task.attempts + 1)
+        lost = {"attempts": task.attempts + 1, "last_kind": LOST}
+        data.lease(row, lease, task.wake_at, now, **lost)
         return True
 
     def _line_up(self, queue: Queue, lease: Lease, now: int) -> None:
