@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tarry.service.engine import attempts
-from tarry.service.engine.hold import Hold
-from tarry.service.engine.worker import Worker
+from tarry.service.engine.clock import StoreClock
+from tarry.service.engine.ends import Ends
 from tarry.service.model import Status
 from tarry.service.store import Finished
 from tarry.service.stores.memory import MemoryStore
@@ -42,14 +42,9 @@ def _forgets_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _starts_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hold that does not look at the clock."""
-
-    def due(self: Any, held: Any) -> None:
-        held.queued = True
-        self._due(held)
-        self._ready()
-
-    monkeypatch.setattr(Hold, "wait", due)
+    """A worker whose clock is ahead of the store's."""
+    now = StoreClock.now
+    monkeypatch.setattr(StoreClock, "now", lambda self: now(self) + 500)
 
 
 def _loses_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,16 +63,16 @@ def _loses_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _ignores_a_lost_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that goes on with a task that somebody else has taken over."""
-    finish = Worker._finish
+    write = Ends._write
 
-    async def stubborn(self: Any, finishes: Any) -> Any:
-        answers = await finish(self, finishes)
-        for end, answer in zip(finishes, answers, strict=True):
+    async def stubborn(self: Any, ends: Any) -> Any:
+        answers = await write(self, ends)
+        for end, answer in zip(ends, answers, strict=True):
             if answer is Finished.DONE:
-                self.hold.take(end.task)
+                self._hold.take(end.finish.task)
         return answers
 
-    monkeypatch.setattr(Worker, "_finish", stubborn)
+    monkeypatch.setattr(Ends, "_write", stubborn)
 
 
 @pytest.mark.parametrize(

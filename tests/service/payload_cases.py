@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.model import Content
 from tarry.service.payloads import BodyUnusable, Payloads
 
@@ -36,6 +36,27 @@ async def damaged_body_is_not_used(payloads: Payloads) -> None:
         await payloads.read(content)
 
 
+async def bodies_without_their_place_are_away(payloads: Payloads) -> None:
+    """Where the place is missing too, no body is gone: that is trouble of our own."""
+    ref, checksum = await payloads.put("default", "t4", BODY)
+    _, place, *_ = ref.split("/")
+    content = Content(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
+    await payloads.delete([ref, f".tarry/places/{place}"])
+
+    with pytest.raises(StoreUnavailable, match=f"neither {ref} is there nor .tarry/places/{place}"):
+        await payloads.read(content)
+    content.checksum = None
+    with pytest.raises(BodyUnusable, match="gone"):
+        await payloads.read(content)
+    other, _ = await payloads.put("default", "t4", BODY)
+    assert place != other.split("/")[1]
+    await payloads._obstore.put_async(payloads._store, f".tarry/places/{place}", b"")
+    content.checksum = checksum
+    with pytest.raises(BodyUnusable, match="gone"):
+        await payloads.read(content)
+    await payloads.delete([other])
+
+
 async def deleting_twice_is_no_error(payloads: Payloads) -> None:
     """Maintenance may die between deleting a body and writing that down."""
     ref, _ = await payloads.put("default", "t3", BODY)
@@ -59,7 +80,8 @@ async def object_of_the_caller_is_stamped(payloads: Payloads) -> None:
 
 
 async def strays_are_swept(payloads: Payloads) -> None:
-    """A body whose task was never added goes after an hour; one with a task stays."""
+    """A body whose task was never added goes after an hour; one with a task stays, as all else."""
+    await payloads._obstore.put_async(payloads._store, ".tarry/default/other", b"no body of ours")
     stray, _ = await payloads.put("default", "stray", BODY)
     kept, checksum = await payloads.put("default", "kept", BODY)
 
@@ -68,6 +90,7 @@ async def strays_are_swept(payloads: Payloads) -> None:
 
     assert 0 == await payloads.sweep(is_live, now=0.0, limit=10)
     assert 1 == await payloads.sweep(is_live, now=4e9, limit=10)
+    assert 0 == await payloads.sweep(is_live, now=4e9, limit=10)
     content = Content(url="", body_ref=kept, body_size=len(BODY), checksum=checksum)
     assert BODY == await payloads.read(content)
     content.body_ref = stray
@@ -77,6 +100,7 @@ async def strays_are_swept(payloads: Payloads) -> None:
 
 CASES: list[Case] = [
     body_comes_back,
+    bodies_without_their_place_are_away,
     damaged_body_is_not_used,
     deleting_twice_is_no_error,
     object_of_the_caller_is_stamped,

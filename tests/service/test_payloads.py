@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,41 @@ def test_folder_is_nobody_elses_business(tmp_path: Path) -> None:
     Payloads(str(tmp_path / "bodies"), most_bytes=10)
 
     assert 0o700 == (tmp_path / "bodies").stat().st_mode & 0o777
+
+
+def test_folder_that_is_not_mounted_loses_nothing(tmp_path: Path) -> None:
+    """Bodies wait for their folder; those put meanwhile wait likewise, and both can be joined."""
+    folder, away = tmp_path / "bodies", tmp_path / "away"
+
+    async def main() -> None:
+        before = Payloads(str(folder), most_bytes=100)
+        refs = [await before.put("default", "t1", b"one")]
+        folder.rename(away)
+        payloads = Payloads(str(folder), most_bytes=100)
+        contents = [Content(url="", body_ref=ref, checksum=checksum) for ref, checksum in refs]
+        for reader in (before, payloads):
+            with pytest.raises(StoreUnavailable, match="mount their place or copy it back"):
+                await reader.read(contents[0])
+        ref, checksum = await payloads.put("default", "t2", b"two")
+        contents.append(Content(url="", body_ref=ref, checksum=checksum))
+        folder.rename(tmp_path / "meanwhile")
+        away.rename(folder)
+        assert b"one" == await payloads.read(contents[0])
+        with pytest.raises(StoreUnavailable, match="mount their place or copy it back"):
+            await payloads.read(contents[1])
+        shutil.copytree(tmp_path / "meanwhile", folder, dirs_exist_ok=True)
+        assert [b"one", b"two"] == [await payloads.read(content) for content in contents]
+
+    asyncio.run(main())
+
+
+def test_place_keeps_its_name(tmp_path: Path) -> None:
+    """Many first bodies at once, and those of another start or process, go to the same place."""
+
+    async def main() -> set[str]:
+        first, second = (Payloads(str(tmp_path), most_bytes=100) for _ in range(2))
+        put = await asyncio.gather(*(first.put("default", f"t{n}", b"x") for n in range(9)))
+        put.append(await second.put("default", "t", b"x"))
+        return {ref.split("/")[1] for ref, _ in put}
+
+    assert 1 == len(asyncio.run(main()))

@@ -100,6 +100,9 @@ class Task(msgspec.Struct, kw_only=True, gc=False):
     """Attempts made, the lost ones included."""
     forgiven: int = 0
     """Attempts made before the last replay: they do not count against the policy any more."""
+    lost: int = 0
+    """Attempts since then whose worker went away: nobody knows whether they were made. They do not
+    count either, but there may not be many of them."""
     previous_delay: float | None = None
     """Seconds: with `restarted` and `last_kind`, what the next decision has to know."""
     restarted: int = 0

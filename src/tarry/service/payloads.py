@@ -1,15 +1,20 @@
 """Large bodies: kept in object storage, written before the row that names them, deleted after it.
 
-A body of ours lies at `.tarry/TENANT/TASK`, which is how a stray is known: its task is not there. A
-caller may also name an object of his own, under `TENANT/`, and it is never deleted.
+A body of ours lies at `.tarry/PLACE/TENANT/TASK`, which is how a stray is known: its task is not
+there. PLACE is a name that was drawn when the first body was kept, and `.tarry/places/PLACE` says
+that these are its bodies: where it is missing, so is the place (a folder that is not mounted), and
+no body counts as gone. A caller may also name an object of his own, under `TENANT/`, and it is
+never deleted.
 """
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError, MissingExtra, StoreUnavailable, TarryError
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
     from tarry.service.model import Content
 
 _OURS = ".tarry"
+_PLACES = ".tarry/places"
+_MARK = b"The bodies of tasks lie here. Keep this with them.\n"
 _LONGEST_REF = 1024
 _STRAY_AFTER = timedelta(hours=1)
 """A body is written before its task: one that is younger may still get it."""
@@ -53,6 +60,8 @@ class Payloads:
             raise MissingExtra(msg) from error
         self._obstore: Any = obstore
         self._most = most_bytes
+        self._place: str | None = None
+        self._finding = asyncio.Lock()
         self._seal, self._open = seal, open
         try:
             if "://" in url:
@@ -70,7 +79,7 @@ class Payloads:
 
     async def put(self, tenant: str, task_id: str, body: bytes) -> tuple[str, bytes]:
         """Keep a body; return its name and its SHA-256."""
-        ref = f"{_OURS}/{tenant}/{task_id}"
+        ref = f"{_OURS}/{await self._known_place()}/{tenant}/{task_id}"
         await _tried(self._obstore.put_async(self._store, ref, self._seal(body)))
         return ref, sha256(body).digest()
 
@@ -104,6 +113,8 @@ class Payloads:
         try:
             found = await _tried(self._obstore.get_async(self._store, ref))
         except FileNotFoundError:
+            if content.checksum is not None:
+                await self._check_place(ref)
             msg = f"the body {ref} is gone"
             raise BodyUnusable(msg) from None
         if content.checksum is None:
@@ -133,13 +144,46 @@ class Payloads:
         strays: list[str] = []
         async for batch in self._obstore.list(self._store, prefix=_OURS, chunk_size=limit):
             for found in batch:
-                _, tenant, task_id = found["path"].split("/", 2)
-                if found["last_modified"] < before and not await is_live(tenant, task_id):
-                    strays.append(found["path"])
+                match found["path"].split("/"):
+                    case [_, _, tenant, task_id] if found["last_modified"] < before:
+                        if not await is_live(tenant, task_id):
+                            strays.append(found["path"])
+                    case _:
+                        pass  # too young, the mark of a place, or no body of ours
             if len(strays) >= limit:
                 break
         await self.delete(strays)
         return len(strays)
+
+    async def _known_place(self) -> str:
+        """Return the name of the place; one that has none gets it now."""
+        async with self._finding:
+            place = self._place
+            if place is None:
+                marks = await _tried(_all(self._obstore.list(self._store, prefix=_PLACES)))
+                place = min((mark["path"].rpartition("/")[2] for mark in marks), default=None)
+            if place is None:
+                place = uuid4().hex[:8]
+                await _tried(self._obstore.put_async(self._store, f"{_PLACES}/{place}", _MARK))
+            self._place = place
+            return place
+
+    async def _check_place(self, ref: str) -> None:
+        """Say so if a body is missing together with the place where it was put."""
+        mark = f"{_PLACES}/{ref.split('/')[1]}"
+        try:
+            await _tried(self._obstore.head_async(self._store, mark))
+        except FileNotFoundError:
+            self._place = None
+            msg = (
+                f"the bodies are away: neither {ref} is there nor {mark}, which was kept with it; "
+                "mount their place or copy it back, or make that object if they are lost for good"
+            )
+            raise StoreUnavailable(msg) from None
+
+
+async def _all(batches: Any) -> list[Any]:
+    return [found async for batch in batches for found in batch]
 
 
 async def _tried(work: Any) -> Any:

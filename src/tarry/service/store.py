@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ARREARS = 1000
+"""Milliseconds by which the steps of a replay may lag behind its rate and still catch up."""
+
 
 class Lease(msgspec.Struct, frozen=True):
     """The right of one worker to run attempts for `length` ms; `horizon`: how far ahead it looks.
@@ -246,8 +249,9 @@ class Store(Protocol):
         probes less the leases that have not run out.
 
         A lease is abandoned when its end has come. The attempt is written to the log as lost (begun
-        when it was due, by the worker that held it), and counts; the next is due since that end. A
-        task that was being cancelled is CANCELLED instead of leased, and takes the place of one.
+        when it was due, by the worker that held it) and counted in `lost`; the next is due since
+        that end. A task that was being cancelled is CANCELLED instead of leased, and takes the
+        place of one.
         """
         ...
 
@@ -348,14 +352,15 @@ class Store(Protocol):
         ...
 
     async def replays(self, *, running: bool, tenant: str | None = None) -> list[Replay]:
-        """Return the latest jobs, newest first, at most 100: those that run, or all."""
+        """Return at most 100 jobs: all, newest first; or those that run, by when they are due."""
         ...
 
     async def replay_step(self, replay_id: str, limit: int) -> Replay | None:
         """Bring back up to `limit` letters if the job is due, and set when it is due again.
 
-        Oldest task first. By its rate, n letters put the next step off by n / rate seconds. A step
-        that finds fewer than `limit` ends the job. One that is not due changes nothing.
+        Oldest task first. By its rate, n letters put the next step off by n / rate seconds, counted
+        from when this one was due: what comes late catches up, but for no more than `ARREARS`. A
+        step that finds fewer than `limit` ends the job. One that is not due changes nothing.
         """
         ...
 

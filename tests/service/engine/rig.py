@@ -69,6 +69,7 @@ class Rig:
         breaker: Callable[[], Breaker] = Breaker,
         monotonic: Callable[[], float] | None = None,
         sign: Callable[[Task, bytes], list[tuple[str, str]]] | None = None,
+        read_body: Callable[[Content], Awaitable[bytes]] | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.store: Store = store or MemoryStore(lambda: int((EPOCH + loop.time()) * 1000))
@@ -98,7 +99,7 @@ class Rig:
             retention=Retention(7 * DAY, 30 * DAY),
             draw=dice.random,
             unpack=plain.unpack,
-            read_body=_no_body,
+            read_body=read_body or _no_body,
             delete_bodies=_no_bodies,
             sweep_bodies=_no_strays,
             sign=sign or (lambda _task, _body: []),

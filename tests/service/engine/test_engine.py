@@ -558,7 +558,7 @@ def test_task_whose_lease_was_lost_is_not_started() -> None:
     run(main)
 
 
-@pytest.mark.parametrize(("lost", "sent"), [(1, 1), (2, 0)])
+@pytest.mark.parametrize(("lost", "sent"), [(1, 1), (9, 1), (10, 0)])
 def test_lost_attempt_does_not_end_a_task(lost: int, sent: int) -> None:
     """Nobody knows whether it was made, so another takes its place; but not for ever."""
 
@@ -605,8 +605,7 @@ def test_result_after_a_lost_lease_is_void() -> None:
 
         await asyncio.sleep(100)
         assert taken == await first.task(task)
-        assert 1 == first.engine.worker.superseded
-        assert "superseded" == first.kinds()[-1]
+        assert 1 == first.kinds().count("superseded")
         await second.engine.stop(1)
 
     run(main)

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 
 from tarry.core.breaker import BreakerState
-from tarry.service.engine.lanes import Lane, Lanes, protected
+from tarry.service.engine.lanes import Held, Lane, Lanes, protected
+from tarry.service.model import Task
 from tests.service.engine.rig import OK, Rig, Target, run
 
 
@@ -113,3 +114,60 @@ def test_maintenance_forgets_idle_lanes() -> None:
         assert [5, 5, 0, 0] == left
 
     run(main)
+
+
+def held(of: Lane, *, attempts: int = 0, forgiven: int = 0, lost: int = 0) -> Held:
+    """A task that has come so far, in the queue where it belongs."""
+    task = Task(
+        id="", tenant="", lane="", key="", fingerprint=b"", content=b"",
+        attempts=attempts, forgiven=forgiven, lost=lost,
+    )  # fmt: skip
+    made = Held(task, of, None)
+    of.queue_of(task).append(made)
+    return made
+
+
+def test_every_fourth_place_is_for_tasks_that_have_begun() -> None:
+    """While there are new ones too; then they have all of them."""
+    busy = lane(0)
+    for _ in range(6):
+        held(busy)
+        held(busy, attempts=1)
+
+    begun = [bool(one.task.attempts) for one in iter(busy.next_due, None)]
+
+    assert [False] * 3 + [True] + [False] * 3 + [True] * 5 == begun
+
+
+def test_task_that_was_replayed_or_lost_has_not_begun() -> None:
+    """Nothing was promised to it: it queues with the new ones."""
+    busy = lane(0)
+
+    held(busy, attempts=5, forgiven=4, lost=1)
+
+    assert (1, 0) == (len(busy.due), len(busy.again))
+
+
+def test_retries_that_the_budget_refuses_come_one_after_the_other() -> None:
+    """No sooner than it may let them through, and no later than in a minute."""
+    poor = lane(0)
+
+    first, second = poor.put_off(10_000), poor.put_off(10_000)
+    last = max(poor.put_off(10_000) for _ in range(5_000))
+    later = poor.put_off(100_000)
+
+    assert (11_000, 11_050, 70_000, 101_000) == (first, second, last, later)
+
+
+def test_full_lane_is_full_until_there_is_room() -> None:
+    """One task that leaves makes no room where there were too many."""
+    known = lanes("t/a")
+    for _ in range(12):
+        known.took(known["t/a"])
+
+    full = []
+    for _ in range(4):
+        known.dropped(known["t/a"])
+        full.append("t/a" in known.full)
+
+    assert [True, True, False, False] == full

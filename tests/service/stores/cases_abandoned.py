@@ -29,7 +29,7 @@ async def an_abandoned_task_is_claimed_again(bench: Bench) -> None:
     expected = replace(
         old,
         attempts=1,
-        last_kind=LOST,
+        lost=1,
         worker="other",
         version=old.version + 1,
         next_attempt_at=old.wake_at,
@@ -117,7 +117,7 @@ async def an_abandoned_task_that_was_cancelled_ends(bench: Bench) -> None:
 
 @conforms
 async def what_the_next_decision_needs_outlives_a_lost_attempt(bench: Bench) -> None:
-    """A lost attempt leaves the previous delay, and is known as the last."""
+    """A lost attempt leaves previous delay and class as the last outcome set them."""
     held = await bench.leased(1)
     result = wait(held, NOON + 10, previous_delay=0.1 + 0.2, restarted=2)
     await bench.store.finish([result])
@@ -127,7 +127,7 @@ async def what_the_next_decision_needs_outlives_a_lost_attempt(bench: Bench) -> 
     [new] = (await bench.claim(OTHER)).tasks
 
     assert (2, 0.1 + 0.2, 2) == (new.attempts, new.previous_delay, new.restarted)
-    assert LOST == new.last_kind == (await bench.get(1)).last_kind
+    assert ("transient", 1) == (new.last_kind, new.lost)
 
 
 @conforms

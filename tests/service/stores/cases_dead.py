@@ -205,6 +205,20 @@ async def a_rate_puts_the_next_step_off(bench: Bench) -> None:
 
 
 @conforms
+async def a_step_that_comes_late_catches_up(bench: Bench) -> None:
+    """The next is due as if it had come in time, but a job that rested for long makes no rush."""
+    await bury(bench, 9)
+    await bench.store.start_replay(job(rate=2.0))
+
+    bench.clock.advance(300)
+    assert NOON + 500 == (await step(bench, 1)).next_at
+    bench.clock.advance(HOUR)
+    late = await step(bench, 1)
+
+    assert (2, NOON + HOUR + 300 - 1000 + 500) == (late.replayed, late.next_at)
+
+
+@conforms
 async def without_a_rate_the_next_step_is_due_at_once(bench: Bench) -> None:
     """A rate of 0 is no limit."""
     await bury(bench, 3)
@@ -288,7 +302,7 @@ async def jobs_are_those_of_a_tenant(bench: Bench) -> None:
 
 @conforms
 async def the_latest_jobs_come_first(bench: Bench) -> None:
-    """All or those that run, newest first, a hundred at most."""
+    """All that were made, newest first, a hundred at most."""
     ids = [f"0195d000-0000-7000-9000-{number:012x}" for number in range(120)]
     for replay_id in ids:
         await bench.store.start_replay(job(replay_id))
@@ -296,4 +310,29 @@ async def the_latest_jobs_come_first(bench: Bench) -> None:
     await bench.store.cancel_replay("acme", ids[-1])
 
     assert ids[:19:-1] == [found.id for found in await bench.store.replays(running=False)]
-    assert ids[-2:18:-1] == [found.id for found in await bench.store.replays(running=True)]
+
+
+@conforms
+async def of_the_jobs_that_run_those_that_are_due_come_first(bench: Bench) -> None:
+    """A hundred jobs that rest keep none waiting, whosever they are and however old."""
+    await bury(bench, 1)
+    ids = [f"0195d000-0000-7000-9000-{number:012x}" for number in range(103)]
+    for replay_id in ids:
+        await bench.store.start_replay(job(replay_id, rate=0.001))
+        bench.clock.advance(1)
+    other = await bench.store.start_replay(job("other", tenant="beta"))
+    await bench.store.cancel_replay("acme", ids[2])
+
+    async def running(tenant: str | None = None) -> list[str]:
+        return [found.id for found in await bench.store.replays(running=True, tenant=tenant)]
+
+    assert [*ids[:2], *ids[3:101]] == await running()
+    assert ["other"] == await running("beta")
+    for replay_id in ids[:4]:
+        await bench.store.retry_now("acme", task_id(0))
+        [held] = (await bench.claim()).tasks
+        await bench.store.finish([stop(held)])
+        await step(bench, 1, replay_id)
+    await bench.reopen()
+
+    assert [*ids[4:], other.id] == (await running())[:100]

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tarry.errors import ConfigurationError
-from tarry.service.model import Task
+from tarry.service.model import Status, Task
 from tarry.service.store import Added, Addition, Finish, Finished, New
 from tarry.service.stores.sqlite import Database, add, finish, life
 from tarry.service.stores.sqlite.ledger import Ledger
@@ -174,3 +174,24 @@ def test_an_id_that_comes_with_two_keys_in_a_batch(tmp_path: Path) -> None:
         file.add([New(task(1)), New(task(2)), New(task(1, key="other"))])
 
     assert [] == file.rows()["task"]
+
+
+def test_ends_find_their_tasks_in_whatever_order_the_rows_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite promises no order of the rows that it gathers into one."""
+    file = File(tmp_path / "tasks.db")
+    held = [added.task for added in file.add([New(task(n), direct=True) for n in range(70)])]
+    late = replace(held[0], version=held[0].version + 1)
+    decode = finish._decode
+    monkeypatch.setattr(finish, "_decode", lambda text: decode(text)[::-1])
+
+    ends = [stop(one) if n % 2 else succeed(one) for n, one in enumerate([late, *held[1:]])]
+    answers = file.finish(ends)
+
+    assert [Finished.SUPERSEDED] + [Finished.DONE] * 69 == answers
+    statement = "SELECT t.key, s.status FROM task AS t JOIN state AS s USING (seq)"
+    found = dict(file.database.open()[0].execute(statement).fetchall())
+    ended = {True: int(Status.EXHAUSTED), False: int(Status.SUCCEEDED)}
+    expected = {f"key {n}": ended[n % 2 == 1] for n in range(1, 70)}
+    assert {"key 0": int(Status.IN_FLIGHT), **expected} == found

@@ -19,7 +19,7 @@ import pytest
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.model import Status
 from tarry.service.store import New, Query
-from tarry.service.stores.sqlite import SqliteStore, schema
+from tarry.service.stores.sqlite import SqliteStore, schema, tables
 from tests.service.stores.bench import LEASE, Clock, succeed, task
 from tests.service.stores.test_sqlite import on
 
@@ -195,7 +195,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         await store.add([New(task(1))])
 
     on(path, fill)
-    newer = len(schema.MIGRATIONS) + 1
+    newer = len(tables.MIGRATIONS) + 1
     with closing(sqlite3.connect(path)) as other:
         other.execute(f"PRAGMA user_version = {newer}")
 
@@ -221,10 +221,10 @@ def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
 
 def test_an_old_sqlite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Python with a SQLite that lacks what is used is told which one is needed."""
-    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
-    monkeypatch.setattr(sqlite3, "sqlite_version", "3.34.1")
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 37, 2))
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.37.2")
 
-    assert "needs SQLite 3.35.0 or newer, and this Python has 3.34.1" in open_error(
+    assert "needs SQLite 3.38.0 or newer, and this Python has 3.37.2" in open_error(
         tmp_path / "tasks.db"
     )
 
@@ -240,7 +240,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
 
     on(path, fill)
     good = "CREATE TABLE extra (a); INSERT INTO extra VALUES (1)"
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, f"{good}; nonsense"))
+    monkeypatch.setattr(tables, "MIGRATIONS", (*tables.MIGRATIONS, f"{good}; nonsense"))
 
     async def refused() -> None:
         store = SqliteStore(path)
@@ -249,7 +249,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
         await store.close()
 
     asyncio.run(refused())
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS[:-1], good))
+    monkeypatch.setattr(tables, "MIGRATIONS", (*tables.MIGRATIONS[:-1], good))
 
     async def look(store: SqliteStore) -> None:
         assert 1 == (await store.counters()).tasks[Status.PENDING]
@@ -257,4 +257,4 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     on(path, look)
     with closing(sqlite3.connect(path)) as other:
         assert [(1,)] == other.execute("SELECT a FROM extra").fetchall()
-        assert [(len(schema.MIGRATIONS),)] == other.execute("PRAGMA user_version").fetchall()
+        assert [(len(tables.MIGRATIONS),)] == other.execute("PRAGMA user_version").fetchall()

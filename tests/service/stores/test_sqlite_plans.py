@@ -56,8 +56,8 @@ def test_no_statement_reads_a_table(tmp_path: Path) -> None:
         await store.start_replay(Replay(id="r", tenant="acme"))
         await store.replay_step("r", 5)
         for tenant in ("acme", None):
-            await store.replays(running=True, tenant=tenant)
-        await store.replays(running=False)
+            for running in (True, False):
+                await store.replays(running=running, tenant=tenant)
         await store.purge("acme", Query(), 5)
         await store.put_policy(Policy(tenant="acme", id="p", version=0, document=b""), replace=True)
         await store.policies("acme")

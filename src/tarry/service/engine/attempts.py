@@ -20,7 +20,7 @@ from tarry.core.outcome import (
 )
 from tarry.core.verdict import Progress, Wait
 from tarry.service.delivery.exchange import Delivered, Fault, Request
-from tarry.service.model import LOST, Attempt, Decision, Status, Task
+from tarry.service.model import Attempt, Decision, Status, Task
 from tarry.service.store import Finish
 from tarry.wire import http
 
@@ -39,11 +39,11 @@ _EXCERPT = 512
 def progress_of(task: Task) -> Progress:
     """Return how far a task has come, as the core counts it: from its last replay.
 
-    Nobody knows whether a lost attempt was made, so the next one takes its place: no task ends that
-    was never sent. Of several that are lost in a row the others count, or it might go on for ever.
+    Nobody knows whether a lost attempt was made, so another takes its place: a worker that dies has
+    many tasks in hand that it never sent.
     """
     return Progress(
-        task.attempts - task.forgiven - (task.last_kind == LOST),
+        task.attempts - task.forgiven - task.lost,
         task.started_at / 1000,
         task.previous_delay,
         task.restarted,
@@ -156,14 +156,14 @@ def exhausted(task: Task, attempt: Attempt | None, reason: str) -> Finish:
 
 
 def waiting(
-    task: Task, attempt: Attempt, wait: Wait, outcome: Outcome, now: int, lease: Lease
+    task: Task, attempt: Attempt, wait: Wait, outcome: Outcome, now: int, lease: Lease | None
 ) -> Finish:
-    """Return the next attempt's date; the lease is kept for one that is near."""
+    """Return the next attempt's date; the lease, if there is one, is kept for one that is near."""
     hint = outcome.hint
     exact = hint is not None and hint.exact
     # Rounded up: a hint is a floor, and an attempt never comes early.
     next_attempt_at = now + ceil(wait.delay * 1000)
-    near = next_attempt_at - now <= lease.horizon
+    near = lease is not None and next_attempt_at - now <= lease.horizon
     return Finish(
         task=task,
         attempt=attempt,
@@ -171,7 +171,7 @@ def waiting(
         next_attempt_at=next_attempt_at,
         keep=lease if near else None,
         previous_delay=None if exact else wait.delay,
-        restarted=task.attempts + 1 - task.forgiven if exact else task.restarted,
+        restarted=task.attempts + 1 - task.forgiven - task.lost if exact else task.restarted,
         last_kind=attempt.outcome,
     )
 

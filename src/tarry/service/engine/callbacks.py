@@ -8,6 +8,7 @@ import msgspec
 
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Content, Task
+from tarry.wire.tasks import STATUS_NAMES, TaskEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,20 +31,23 @@ def callback_for(
     assert url is not None  # noqa: S101 - asked for with one
     target = parse_target(url)
     attempt = finish.attempt
-    news = {
-        "taskId": task.id,
-        "idempotencyKey": task.key,
-        "targetUrl": content.url.partition("?")[0],  # a query may hold secrets
-        "status": finish.status.name,
-        "reason": finish.reason,
-        "attemptNumber": task.attempts + (attempt is not None),
-        "responseStatus": None if attempt is None else attempt.status,
-        "createdAt": task.created_at,
-    }
+    body = _encode(
+        TaskEnd(
+            task_id=task.id,
+            idempotency_key=task.key,
+            target_url=content.url.partition("?")[0],
+            status=STATUS_NAMES[finish.status],
+            reason=finish.reason,
+            attempt_number=task.attempts + (attempt is not None),
+            response_status=None if attempt is None else attempt.status,
+            created_at=task.created_at,
+        )
+    )
     told = Content(
         url=target.url,
         headers={"content-type": "application/json"},
-        body=_encode(news),
+        body=body,
+        body_size=len(body),
         trace=content.trace,
     )
     return Task(

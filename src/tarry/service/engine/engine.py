@@ -35,7 +35,8 @@ class Engine:
         self.scheduler: Scheduler = Scheduler(parts, self.worker)
         self.maintenance: Maintenance = Maintenance(parts, self.scheduler)
         self.ingest: Ingest = Ingest(parts, self.worker, self.scheduler)
-        self._loops: list[asyncio.Task[None]] = []
+        self._claiming: asyncio.Task[None] | None = None
+        self._keeping_house: asyncio.Task[None] | None = None
 
     @property
     def events(self) -> Events:
@@ -62,19 +63,27 @@ class Engine:
         asked = self.clock.asks()
         self.clock.learn(asked, await self._parts.store.ping())
         loop = asyncio.get_running_loop()
-        self._loops = [
-            loop.create_task(self.scheduler.run()),
-            loop.create_task(self.maintenance.run()),
-        ]
+        self._claiming = loop.create_task(self.scheduler.run())
+        self._keeping_house = loop.create_task(self.maintenance.run())
+
+    def halt(self) -> None:
+        """Claim and start nothing more; what is added meanwhile is written down."""
+        self.worker.halt()
+        self.scheduler.stop()
 
     async def stop(self, patience: float) -> None:
         """Claim nothing more, hand back what has not begun, wait for what runs."""
-        for loop in self._loops:
+        end = asyncio.get_running_loop().time() + patience
+        self.halt()
+        if self._claiming is not None:  # the leases of a claim on its way would have no holder
+            await asyncio.wait([self._claiming], timeout=patience / 2)
+        loops = [loop for loop in (self._claiming, self._keeping_house) if loop is not None]
+        for loop in loops:
             loop.cancel()
-        if self._loops:
-            await asyncio.wait(self._loops)
+        if loops:
+            await asyncio.wait(loops)
         await self.ingest.stop()
-        await self.worker.stop(patience)
+        await self.worker.stop(max(0.0, end - asyncio.get_running_loop().time()))
 
     async def submit(
         self, news: list[New], contents: Sequence[Content] | None = None
@@ -97,7 +106,7 @@ class Engine:
                 answer = await self._parts.store.cancel(tenant, task_id)
                 if answer is Cancellation.REQUESTED:
                     end = Finish(task=held.task, attempt=None, status=Status.CANCELLED)
-                    if await self.worker.finish(end) is not Finished.SUPERSEDED:
+                    if await self.worker.ends.put(end) is not Finished.SUPERSEDED:
                         answer = Cancellation.CANCELLED
             except BaseException:
                 self.worker.hold.wait(held)
@@ -107,7 +116,7 @@ class Engine:
             self._parts.waiters.tell(task_id, Settled(Status.CANCELLED, None, None))
             task = await self._parts.store.get(tenant, task_id) if self.events else None
             if task is not None:
-                self.worker.tell_end(task)
+                self.worker.ends.tell(task)
         return answer
 
     async def retry_now(self, tenant: str, task_id: str) -> Retrieval | None:
@@ -124,6 +133,7 @@ class Engine:
 
     async def pause(self, lane: str) -> None:
         """Stop a lane until somebody resumes it; what runs may finish."""
+        self._parts.lanes[lane].paused = True
         await self._parts.store.pause(lane)
         self.worker.empty(lane)
         self._tell("paused", lane)
@@ -133,6 +143,7 @@ class Engine:
         await self._parts.store.resume(lane)
         known = self._parts.lanes.get(lane)
         if known is not None:
+            known.paused = False
             self._parts.lanes.parked.discard(lane)
             known.downstream.recovered(self._parts.clock.seconds())
             known.downstream.moves.clear()

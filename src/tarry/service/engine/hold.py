@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tarry.service.engine.lanes import Lane, Lanes
     from tarry.service.model import Content, Task
 
+_LONGEST = 1_000
+"""Milliseconds until the clock is looked at again: the store's may have been set meanwhile."""
+
 
 class Hold:
     """Leased tasks: a heap by time, a queue for each lane, and the lanes in turn.
@@ -89,18 +92,16 @@ class Hold:
 
     def next_due(self, lane: Lane) -> Held | None:
         """Take the next task of a lane that is due, and not in somebody's hand."""
-        for waiting in (lane.again, lane.due):
-            while waiting:
-                held = waiting.popleft()
-                held.queued = False
-                if not held.gone and not held.started:
-                    return held
+        while (held := lane.next_due()) is not None:
+            held.queued = False
+            if not held.gone and not held.started:
+                return held
         return None
 
     def put_back(self, held: Held) -> None:
         """Let a task that was due be the next of its lane again."""
         held.queued = True
-        _queue_of(held).appendleft(held)
+        held.lane.queue_of(held.task).appendleft(held)
 
     def next_lane(self) -> Lane | None:
         """Take the lane whose turn it is; whoever serves it puts it back with `queue`."""
@@ -123,7 +124,7 @@ class Hold:
             self._timer = None
 
     def _due(self, held: Held) -> None:
-        _queue_of(held).append(held)
+        held.lane.queue_of(held.task).append(held)
         self.queue(held.lane)
 
     def _arm(self) -> None:
@@ -136,7 +137,7 @@ class Hold:
             if at >= self._timer_at:
                 return
             self._timer.cancel()
-        delay = max(0, at - self._clock.now()) / 1000
+        delay = min(max(0, at - self._clock.now()), _LONGEST) / 1000
         self._timer_at = at
         self._timer = asyncio.get_running_loop().call_later(delay, self._on_time)
 
@@ -153,7 +154,3 @@ class Hold:
         self._arm()
         if found:
             self._ready()
-
-
-def _queue_of(held: Held) -> deque[Held]:
-    return held.lane.again if held.task.attempts else held.lane.due

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 _MOST = 10_000
 """Lanes beyond which those that hold no task are forgotten at once."""
+_NEW_ONES = 3
+"""New tasks between two that are tried again. More of the latter, and a few that always fail would
+make the whole look broken: a breaker opens at one of two."""
+_SOONEST, _LATEST = 1_000, 60_000
+_BETWEEN = 50
+"""Milliseconds until a retry that the budget refuses is asked for again, and from one to the next:
+twice as many as the budget's floor lets through, so that the rest do not come in vain."""
 _ASK_AGAIN = 50
 """Milliseconds for which a limit is believed to be what it was."""
 
@@ -30,12 +37,15 @@ class Lane:
     __slots__ = (
         "_asked_at",
         "_limit",
+        "_new_ones",
+        "_refused_until",
         "again",
         "downstream",
         "due",
         "held",
         "in_turn",
         "name",
+        "paused",
         "running",
         "tenant",
         "used",
@@ -46,8 +56,8 @@ class Lane:
         self.tenant: str = name.partition("/")[0]
         self.downstream: Downstream = downstream
         self.again: deque[Held] = deque()
-        """Tasks that have begun and whose time has come again. They go first: new ones were not
-        promised a time, and the budget of retries keeps these from being many."""
+        """Tasks that have begun and whose time has come again. They were promised a time, and
+        new ones were not, so they need not queue behind these: every fourth place is theirs."""
         self.due: deque[Held] = deque()
         """New tasks whose time has come, in that order."""
         self.held: int = 0
@@ -56,10 +66,32 @@ class Lane:
         """Attempts that run."""
         self.in_turn: bool = False
         """Whether it stands in the worker's queue of lanes."""
+        self.paused: bool = False
+        """Whether somebody has stopped it, as far as this process was asked to."""
         self.used: bool = True
         """Whether it has had a task since somebody last looked for idle lanes."""
         self._limit: int | None = None
         self._asked_at = 0
+        self._new_ones = 0
+        self._refused_until = 0
+
+    def next_due(self) -> Held | None:
+        """Take a task whose time has come: of four one that has begun, while there are both."""
+        if self.due and (not self.again or self._new_ones < _NEW_ONES):
+            self._new_ones += 1
+            return self.due.popleft()
+        self._new_ones = 0
+        return self.again.popleft() if self.again else None
+
+    def queue_of(self, task: Task) -> deque[Held]:
+        """Return where a task waits for its turn. One that was replayed begins anew."""
+        return self.again if task.attempts > task.forgiven + task.lost else self.due
+
+    def put_off(self, now: int) -> int:
+        """Return when to ask again for a retry that the budget has refused."""
+        soonest = max(now + _SOONEST, self._refused_until + _BETWEEN)
+        self._refused_until = min(soonest, now + _LATEST)
+        return self._refused_until
 
     @property
     def breaker(self) -> Breaker:
@@ -152,7 +184,8 @@ class Lanes:
     def dropped(self, lane: Lane) -> None:
         """Count a task that is held no longer."""
         lane.held -= 1
-        self.full.discard(lane.name)
+        if lane.held < self._most_held:
+            self.full.discard(lane.name)
 
     def renew(self, lane: Lane) -> None:
         """Forget everything that was learnt of a downstream."""
@@ -181,7 +214,8 @@ class Lanes:
     def _is_well(self, lane: Lane) -> bool:
         """Say whether nothing would be lost with an empty lane but a few latencies."""
         is_closed = lane.breaker.state is BreakerState.CLOSED
-        return lane.is_empty and is_closed and lane.name not in self.parked
+        is_open = is_closed and not lane.paused and lane.name not in self.parked
+        return lane.is_empty and is_open
 
     def _drop(self, lanes: list[Lane]) -> None:
         for lane in lanes:

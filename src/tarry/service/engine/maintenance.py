@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from math import ceil
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,15 +14,19 @@ from tarry.errors import StoreUnavailable
 if TYPE_CHECKING:
     from tarry.service.engine.parts import Parts
     from tarry.service.engine.scheduler import Scheduler
+    from tarry.service.model import Replay
 
 _logger = logging.getLogger("tarry.service")
 _STEP = 200
+_RELEASES = 10
+"""Steps a second, about, in which a replay with a rate brings its letters back."""
 _BODIES = 100
 _STRAYS_EVERY = 600_000
 _LANES_EVERY = 300_000
 """Milliseconds: a lane that is idle for twice as long is forgotten."""
 _IDLE, _BUSY = 1.0, 0.02
-"""Seconds between two rounds; a round that found work leaves others their turn and goes on."""
+"""Seconds between two rounds, at most and at least: a round that found work leaves others their
+turn and goes on."""
 
 
 class Upkeep(msgspec.Struct):
@@ -31,6 +36,8 @@ class Upkeep(msgspec.Struct):
     replayed: int = 0
     bodies: int = 0
     more: bool = False
+    next_at: int | None = None
+    """When the next step of a replay is due."""
 
 
 class Maintenance:
@@ -46,12 +53,7 @@ class Maintenance:
         store, done = self._parts.store, Upkeep()
         swept = await store.sweep(self._parts.retention, _STEP)
         done.swept, done.more = swept.tasks, swept.more
-        for job in await store.replays(running=True):
-            if job.next_at <= self._parts.clock.now():
-                after = await store.replay_step(job.id, _STEP)
-                if after is not None:
-                    done.replayed += after.replayed - job.replayed
-                    done.more |= after.status == "running" and not after.rate
+        await self._replay(done)
         orphans = await store.orphans(_BODIES)
         if orphans:
             await self._parts.delete_bodies(orphans)
@@ -68,15 +70,39 @@ class Maintenance:
             self._scheduler.wake()
         return done
 
+    async def _replay(self, done: Upkeep) -> None:
+        """Make a step of each replay that is due."""
+        times: list[int] = []
+        for job in await self._parts.store.replays(running=True):
+            after: Replay | None = job
+            if job.next_at <= self._parts.clock.now():
+                after = await self._parts.store.replay_step(job.id, letters_at_once(job.rate))
+            if after is not None:
+                done.replayed += after.replayed - job.replayed
+                if after.status == "running":
+                    times.append(after.next_at)
+        done.next_at = min(times, default=None)
+
+    def _pause(self, done: Upkeep) -> float:
+        if done.more:
+            return _BUSY
+        if done.next_at is None:
+            return _IDLE
+        return min(_IDLE, max(_BUSY, (done.next_at - self._parts.clock.now()) / 1000))
+
     async def run(self) -> None:
         """Go on for ever."""
         while True:
             pause = _IDLE
             try:
-                if (await self.run_once()).more:
-                    pause = _BUSY
+                pause = self._pause(await self.run_once())
             except StoreUnavailable as error:
                 self._parts.health.failed("store", error)
             except Exception:
                 _logger.exception("maintenance failed")
             await asyncio.sleep(pause)
+
+
+def letters_at_once(rate: float) -> int:
+    """Return how many letters one step of a replay brings back; a rate of 0 is no limit."""
+    return min(_STEP, ceil(rate / _RELEASES)) if rate else _STEP

@@ -4,10 +4,12 @@ changes on top.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from tarry.errors import ConfigurationError
 from tarry.wire.policies import SERVICE_PRESETS, policy_from_wire
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from tarry.service.model import Task
     from tarry.service.store import Store
 
+_logger = logging.getLogger("tarry.service")
 _MOST = 10_000
 _FRESH_FOR = 1_000
 """Milliseconds after which a policy is looked at again: another process may have changed it."""
@@ -39,19 +42,25 @@ class Policies:
         self._now = now
         self._known: dict[tuple[str, str, int | None], Chosen] = {}
         self._asked: set[tuple[str, str, int | None]] = set()
-        """What somebody looks up anew; the others go by what is known meanwhile."""
+        """What somebody looks up anew; meanwhile all go by what is known."""
         self._changed: dict[tuple[Any, ...], tuple[Chosen, Chosen]] = {}
 
     def known(self, task: Task, overrides: Mapping[str, Any] | None) -> Chosen | None:
-        """Return a task's policy if it is at hand; one that is old is asked for by the first."""
+        """Return a task's policy if it is at hand."""
+        chosen = self._known.get((task.tenant, task.policy_id, task.policy_version))
+        if chosen is None or not overrides:
+            return chosen
+        return self._with(task, overrides, chosen)
+
+    def is_old(self, task: Task, chosen: Chosen, now: int) -> bool:
+        """Say whether to look a policy up anew; only the first is told so, and has to do it."""
+        if now - chosen.read_at < _FRESH_FOR:
+            return False
         key = (task.tenant, task.policy_id, task.policy_version)
-        chosen = self._known.get(key)
-        if chosen is None:
-            return None
-        if self._now() - chosen.read_at >= _FRESH_FOR and key not in self._asked:
-            self._asked.add(key)
-            return None
-        return chosen if not overrides else self._with(task, overrides, chosen)
+        if key in self._asked:
+            return False
+        self._asked.add(key)
+        return True
 
     async def look_up(self, task: Task) -> None:
         """Have a task's policy at hand; a policy that is gone leaves the default one."""
@@ -91,7 +100,17 @@ class Policies:
         key = (task.tenant, task.policy_id, task.policy_version, msgspec.json.encode(overrides))
         made = self._changed.get(key)
         if made is None or made[0] is not chosen:
-            policy = policy_from_wire(overrides, chosen.policy)
+            try:
+                policy = policy_from_wire(overrides, chosen.policy)
+            except ConfigurationError as error:  # the policy was changed since it was checked
+                _logger.warning(
+                    "tasks of tenant %s go by policy %s as it is: their changes of it do not fit "
+                    "any more (%s)",
+                    task.tenant,
+                    task.policy_id,
+                    error,
+                )
+                policy = chosen.policy
             made = chosen, Chosen(policy, chosen.version, chosen.read_at)
             if len(self._changed) >= _MOST:
                 del self._changed[next(iter(self._changed))]

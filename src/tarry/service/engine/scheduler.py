@@ -26,12 +26,17 @@ class Scheduler:
         self._parts = parts
         self._worker = worker
         self._woken = asyncio.Event()
-        self._starved = False
+        self._starved = self._stopping = False
         # Half the horizon: whatever others add meanwhile is claimed before it is due.
         self._poll = parts.lease.horizon / 2000
 
     def wake(self) -> None:
         """Ask for a claim: something may be due that nobody has claimed."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Claim nothing more; a claim that has begun is taken up."""
+        self._stopping = True
         self._woken.set()
 
     def room(self) -> None:
@@ -65,7 +70,7 @@ class Scheduler:
 
     async def run(self) -> None:
         """Claim again and again: at once while there is plenty, else twice in a horizon."""
-        while True:
+        while not self._stopping:
             self._woken.clear()
             try:
                 claimed = await self.run_once()

@@ -12,7 +12,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from msgspec import MsgspecError, Struct
+from msgspec import MsgspecError
 
 from tarry.core.durable import Defer, DurableCall
 from tarry.core.outcome import SUCCESS, TRANSIENT
@@ -22,14 +22,14 @@ from tarry.errors import StoreUnavailable, TarryError
 from tarry.service.delivery.exchange import Delivered, Fault
 from tarry.service.engine import attempts
 from tarry.service.engine.batches import Batches
+from tarry.service.engine.ends import ENDLESS, GROUP, Ends
 from tarry.service.engine.hold import Hold
 from tarry.service.engine.parking import Parking
 from tarry.service.engine.persistence import FIRST_PAUSE, until_taken
 from tarry.service.engine.telling import Teller
-from tarry.service.engine.waiters import Settled
-from tarry.service.model import Decision, Status
+from tarry.service.model import Decision
 from tarry.service.payloads import BodyUnusable
-from tarry.service.store import Finished, Release
+from tarry.service.store import Release
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -42,25 +42,15 @@ if TYPE_CHECKING:
     from tarry.service.store import Finish
 
 _logger = logging.getLogger("tarry.service")
-_GROUP = 500
-_ENDLESS = 1 << 60
-"""Finishes are never refused: there are no more of them than attempts."""
 _TIMEOUT = 30.0
 _GRACE = 5.0
 """Seconds of a lease that no attempt may take: its result must be written down."""
 _OURS_AGAIN = 1_000
 """Milliseconds after which a task is tried again that our own side has failed."""
 _UNREADABLE_AGAIN = 60_000
-_LEAST_DEFERRAL = 1_000
-_ENDS = {status: status.name.lower() for status in Status}
-
-
-class _End(Struct, gc=False):
-    """A result on its way into the store; without `held` somebody else waits for the answer."""
-
-    finish: Finish
-    held: Held | None = None
-    delivered: Delivered | None = None
+_MOST_LOST = 10
+"""Attempts of a task that may be lost: one that brings the process down each time must end."""
+_INSTANT = 0.001
 
 
 class Worker:
@@ -75,15 +65,10 @@ class Worker:
         self._longest = parts.lease.length / 1000 - _GRACE
         self.hold: Hold = Hold(parts.lanes, parts.clock, most=parts.limits.held, ready=self._pump)
         self.running: int = 0
-        self.superseded: int = 0
         self._stopping = False
         self._jobs: set[asyncio.Future[Any]] = set()
-        self._finishes: Batches[_End, Finished] = Batches(
-            self._write, most=_GROUP, waiting=_ENDLESS
-        )
-        self._releases: Batches[Release, None] = Batches(
-            self._release, most=_GROUP, waiting=_ENDLESS
-        )
+        self.ends: Ends = Ends(parts, self.hold, self._teller, room)
+        self._releases: Batches[Release, None] = Batches(self._release, most=GROUP, waiting=ENDLESS)
 
     # --- starting ---------------------------------------------------------------------------------
 
@@ -103,8 +88,17 @@ class Worker:
             if lane.is_full:
                 continue  # an attempt that ends makes room
             held = self.hold.next_due(lane)
-            if held is not None and self._start(held):
+            if held is not None and self._started(held):
                 self.hold.queue(lane)
+
+    def _started(self, held: Held) -> bool:
+        """Start a task, or let go of one that cannot be: it must not stand in others' way."""
+        try:
+            return self._start(held)
+        except Exception:
+            _logger.exception("task %s could not be started, and is tried again", held.task.id)
+            self._give_back(held, self._parts.clock.now() + _UNREADABLE_AGAIN)
+            return True
 
     def _start(self, held: Held) -> bool:
         """Start a task, or do what its downstream says; whether to go on with its lane."""
@@ -124,11 +118,17 @@ class Worker:
         task = held.task
         timeout = min(chosen.policy.attempt_timeout or _TIMEOUT, self._longest)
         now = self._parts.clock.now()
+        if self._parts.policies.is_old(task, chosen, now):
+            self._spawn(self._refresh_policy(task))
         if now < task.next_attempt_at:
             self.hold.wait(held)  # the store's clock was set back since it was due
             return True
         if now + timeout * 1000 >= task.wake_at:
             self._give_back(held, None)  # we were held up: the lease would end before the attempt
+            return True
+        if task.lost >= _MOST_LOST:
+            held.started = True
+            self._settle(held, attempts.exhausted(task, None, str(Reason.ATTEMPTS)), None)
             return True
         call = DurableCall(chosen.policy, lane.downstream)
         call.resume(attempts.progress_of(task))
@@ -160,8 +160,7 @@ class Worker:
         self._parking.look_at(lane)
         later = None
         if answer.reason is Reason.BUDGET_EMPTY:
-            spread = 1 + self._parts.draw()
-            later = self._parts.clock.now() + int(_LEAST_DEFERRAL * spread)
+            later = lane.put_off(self._parts.clock.now())
         self._teller.task("deferred", held.task, reason=str(answer.reason))
         self._give_back(held, later)
         return True
@@ -179,6 +178,12 @@ class Worker:
             await asyncio.sleep(FIRST_PAUSE)
         if not held.gone:
             self.hold.wait(held)
+
+    async def _refresh_policy(self, task: Task) -> None:
+        try:
+            await self._parts.policies.look_up(task)
+        except StoreUnavailable as error:
+            self._parts.health.failed("store", error)
 
     # --- an attempt -------------------------------------------------------------------------------
 
@@ -208,10 +213,16 @@ class Worker:
         return parts.delivery.send(attempts.request_for(task, content, body, timeout, more))
 
     async def _fetch_and_send(self, task: Task, content: Content, timeout: float) -> Delivered:
-        parts = self._parts
-        body = await parts.read_body(content)
+        parts, loop = self._parts, asyncio.get_running_loop()
+        end = loop.time() + timeout
+        try:
+            async with asyncio.timeout_at(end):
+                body = await parts.read_body(content)
+        except TimeoutError:
+            return Delivered(fault=Fault.OURS, error="the body could not be read in time")
         more = parts.sign(task, body)
-        return await parts.delivery.send(attempts.request_for(task, content, body, timeout, more))
+        left = max(end - loop.time(), _INSTANT)
+        return await parts.delivery.send(attempts.request_for(task, content, body, left, more))
 
     def _came_back(
         self,
@@ -251,7 +262,8 @@ class Worker:
             attempt.decision = attempts.decision_of(verdict, outcome, chosen.version, standing)
             if isinstance(verdict, Wait):
                 at = parts.clock.now()
-                finish = attempts.waiting(task, attempt, verdict, outcome, at, parts.lease)
+                lease = None if self._stopping or lane.paused else parts.lease
+                finish = attempts.waiting(task, attempt, verdict, outcome, at, lease)
             else:
                 finish = attempts.exhausted(task, attempt, str(verdict.reason))
         if lane.downstream.moves:
@@ -266,54 +278,7 @@ class Worker:
         content = held.content
         if finish.status.is_terminal and content is not None and content.callback_url is not None:
             finish.callback = self._parts.callback(finish.task, content, finish)
-        self._finishes.post(_End(finish, held, delivered))
-
-    async def _write(self, ends: Sequence[_End]) -> Sequence[Finished]:
-        try:
-            answers = await self._finish([end.finish for end in ends])
-        except BaseException:  # their leases end by themselves, and somebody takes them up
-            for end in ends:
-                if end.held is not None:
-                    self.hold.drop(end.held)
-            raise
-        for end, finished in zip(ends, answers, strict=True):
-            if end.held is not None:
-                try:
-                    self._settled(end.held, end.finish, end.delivered, finished)
-                except Exception:
-                    _logger.exception(
-                        "task %s is written, but not gone on with", end.finish.task.id
-                    )
-        return answers
-
-    def _settled(
-        self, held: Held, finish: Finish, delivered: Delivered | None, finished: Finished
-    ) -> None:
-        """Tell what was written, then go on with the task or let it go."""
-        task = finish.task
-        if finished is Finished.DONE and finish.keep is not None:
-            held.task = attempts.kept(task, finish)
-            self._teller.attempt(finish)
-            if not held.gone:
-                self.hold.wait(held)
-            return
-        self.hold.drop(held)
-        self._room()
-        if finished is Finished.SUPERSEDED:
-            self.superseded += 1
-            _logger.warning("task %s was taken over: our result of it is void", task.id)
-            self._teller.task("superseded", task)
-            return
-        self._teller.attempt(finish)
-        status = Status.CANCELLED if finished is Finished.CANCELLED else finish.status
-        if status.is_terminal:
-            self._teller.task(_ENDS[status], task, finish.reason, finish.attempt is not None)
-            if task.id in self._parts.waiters:
-                self._parts.waiters.tell(task.id, Settled(status, finish.reason, delivered))
-
-    async def finish(self, finish: Finish) -> Finished:
-        """Write an end that nobody attempted: a cancelled task that was held here."""
-        return (await self._finishes.put([_End(finish)]))[0]
+        self.ends.post(finish, held, delivered)
 
     def _give_back(self, held: Held, next_attempt_at: int | None) -> None:
         self.hold.drop(held)
@@ -329,17 +294,10 @@ class Worker:
     async def _hand_back(self, releases: list[Release]) -> None:
         await self._releases.put(releases)
 
-    async def _finish(self, finishes: Sequence[Finish]) -> Sequence[Finished]:
-        return await until_taken(lambda: self._parts.store.finish(finishes), self._parts.health)
-
     async def _release(self, releases: Sequence[Release]) -> Sequence[None]:
         await self._parking.settled()  # a task that goes back before its lane is parked returns
         await until_taken(lambda: self._parts.store.release(releases), self._parts.health)
         return [None] * len(releases)
-
-    def tell_end(self, task: Task) -> None:
-        """Tell that a task was cancelled by hand."""
-        self._teller.task(_ENDS[task.status], task)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -353,27 +311,39 @@ class Worker:
         if not job.cancelled() and (error := job.exception()) is not None:
             _logger.error("a job of the worker failed", exc_info=error)
 
-    async def stop(self, patience: float) -> None:
-        """Start nothing more, hand back what has not begun, and wait for what runs."""
+    def halt(self) -> None:
+        """Start nothing more; whatever comes is handed back."""
         self._stopping = True
         self.hold.stop()
-        unstarted = [held for held in self.hold if not held.started]
-        for held in unstarted:
-            self.hold.drop(held)
-        if unstarted:
-            self._spawn(self._hand_back([Release(held.task) for held in unstarted]))
+
+    async def stop(self, patience: float) -> None:
+        """Start nothing more, hand back what has not begun, and wait for what runs."""
+        self.halt()
         try:
             async with asyncio.timeout(patience):
-                while self._jobs:
-                    await asyncio.wait(tuple(self._jobs))
-                await self._finishes.flushed()
+                await self._drain()
         except TimeoutError:  # their leases end by themselves
             late = tuple(self._jobs)
             for job in late:
                 job.cancel()
             if late:
                 await asyncio.wait(late)
-            await self._finishes.stop()
+            await self.ends.stop()
+
+    async def _drain(self) -> None:
+        """Wait for what runs, and hand back what has not begun, now or when that has ended."""
+        while True:
+            unstarted = [held for held in self.hold if not held.started]
+            for held in unstarted:
+                self.hold.drop(held)
+            if unstarted:
+                self._spawn(self._hand_back([Release(held.task) for held in unstarted]))
+            if self._jobs:
+                await asyncio.wait(tuple(self._jobs))
+            elif self.ends.waiting:
+                await self.ends.flushed()
+            else:
+                return
 
 
 def _ours(task: Task, error: BaseException) -> Delivered:

@@ -134,6 +134,7 @@ class Data:
             reason=None,
             finished_at=None,
             forgiven=row.task.attempts,
+            lost=0,
             previous_delay=None,
             restarted=0,
             last_kind=None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.service.model import Replay, Status
-from tarry.service.store import Query
+from tarry.service.store import ARREARS, Query
 from tarry.service.stores.memory.asking import matches
 from tarry.service.stores.memory.base import Part, copy
 
@@ -61,13 +61,16 @@ class Dead(Part):
         return None if job is None or job.tenant != tenant else copy(job)
 
     async def replays(self, *, running: bool, tenant: str | None = None) -> list[Replay]:
-        """Return the latest jobs, newest first."""
+        """Return jobs: the latest, or of those that run the ones that are due first."""
         jobs = [
             copy(job)
             for job in self.data.replays.values()
             if tenant in {None, job.tenant} and (not running or job.status == "running")
         ]
-        jobs.sort(key=lambda job: (job.created_at, job.id), reverse=True)
+        if running:
+            jobs.sort(key=lambda job: (job.next_at, job.id))
+        else:
+            jobs.sort(key=lambda job: (job.created_at, job.id), reverse=True)
         return jobs[:MOST_JOBS]
 
     async def replay_step(self, replay_id: str, limit: int) -> Replay | None:
@@ -81,7 +84,11 @@ class Dead(Part):
                 self.data.revive(row, now)
                 job.cursor = str(row.number)
             job.replayed += len(rows)
-            job.next_at = now + (math.ceil(len(rows) * 1000 / job.rate) if job.rate else 0)
+            if job.rate > 0:
+                since = max(job.next_at, now - ARREARS)
+                job.next_at = since + math.ceil(len(rows) * 1000 / job.rate)
+            else:
+                job.next_at = now
             if len(rows) < limit:
                 job.status, job.finished_at = "done", now
         return copy(job)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.service.model import LOST, Status
+from tarry.service.model import Status
 from tarry.service.store import (
     Added,
     Addition,
@@ -99,7 +99,7 @@ class Life(Part):
         if task.cancelling:
             data.end(row, Status.CANCELLED, now, attempts=task.attempts + 1)
             return False
-        lost = {"attempts": task.attempts + 1, "last_kind": LOST}
+        lost = {"attempts": task.attempts + 1, "lost": task.lost + 1}
         data.lease(row, lease, task.wake_at, now, **lost)
         return True
 

@@ -36,11 +36,11 @@ _ABANDONED = (
 _LEASE = Bulk(
     """
 INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, version,
-    attempts, last_kind, worker)
+    attempts, lost, worker)
 VALUES {rows}
 ON CONFLICT (seq) DO UPDATE SET status = 1, wake_at = excluded.wake_at,
     next_attempt_at = excluded.next_attempt_at, version = excluded.version,
-    attempts = excluded.attempts, last_kind = excluded.last_kind, worker = excluded.worker
+    attempts = excluded.attempts, lost = excluded.lost, worker = excluded.worker
 """,
     "(?, 0, 0, 0, 0, 1, ?, ?, ?, ?, ?, ?)",
 )
@@ -106,7 +106,7 @@ def _lease(
         task.version += 1
         task.worker = lease.worker
         task.wake_at = max(ledger.now, task.next_attempt_at) + lease.length
-        state = (task.wake_at, task.next_attempt_at, task.version, task.attempts, task.last_kind)
+        state = (task.wake_at, task.next_attempt_at, task.version, task.attempts, task.lost)
         leases.append((row[SEQ], *state, worker))
         taken.append((task.next_attempt_at, row[SEQ], task))
         ledger.move(row[TENANT], lane, row[POLICY], row[STATUS], Status.IN_FLIGHT)
@@ -117,7 +117,7 @@ def _lease(
 def _lose(ledger: Ledger, task: Task, row: Row) -> bool:
     """Log an abandoned attempt; True: the task was cancelled, and ends with it."""
     task.attempts += 1
-    task.last_kind = LOST
+    task.lost += 1
     attempt = Attempt(
         number=task.attempts,
         scheduled_at=task.next_attempt_at,

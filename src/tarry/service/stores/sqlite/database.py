@@ -14,6 +14,7 @@ from tarry.service.stores.sqlite import faults
 from tarry.service.stores.sqlite.ledger import Ledger, View
 from tarry.service.stores.sqlite.names import Names
 from tarry.service.stores.sqlite.schema import connect
+from tarry.service.stores.sqlite.wal import Wal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     Operation = Callable[[Ledger], Any]
     Question = Callable[[View], Any]
     Answer = tuple[Any, Exception | None]
+
+_READS = 8
+"""Questions that are answered in one transaction: while it lasts, the log cannot be emptied."""
 
 
 class Database:
@@ -44,6 +48,7 @@ class Database:
         self.commits: int = 0
         """How many transactions were written."""
         self._clock = clock
+        self._wal = Wal(path)
         self._opened: tuple[sqlite3.Connection, Names] | None = None
         self._place: tuple[int, int] | None = None
 
@@ -61,18 +66,9 @@ class Database:
         return [answer for operation in operations for answer in self.apply([operation])]
 
     def read(self, questions: Sequence[Question]) -> list[Answer]:
-        """Answer questions, all from one state of the file."""
-        answers: list[Answer] = []
-        try:
-            connection, _ = self.open()
-            connection.execute("BEGIN")
-            view = View(connection, self._clock())
-            answers.extend(self._answer(question, view) for question in questions)
-            connection.execute("COMMIT")
-        except Exception as error:  # noqa: BLE001 - as above
-            self._clean_up(error)
-            return [(None, self._told(error)) for _ in questions]
-        return answers
+        """Answer questions, a few at a time from one state of the file."""
+        parts = [questions[begin : begin + _READS] for begin in range(0, len(questions), _READS)]
+        return [answer for part in parts for answer in self._read(part)]
 
     def open(self) -> tuple[sqlite3.Connection, Names]:
         """Open the file unless it is open."""
@@ -105,6 +101,7 @@ class Database:
 
     def _together(self, operations: Sequence[Operation]) -> list[Any]:
         connection, names = self.open()
+        self._wal.shorten(connection)
         connection.execute("BEGIN IMMEDIATE")
         before = connection.total_changes
         # The time is read under the write lock: it grows with the order of the transactions.
@@ -114,6 +111,19 @@ class Database:
         connection.execute("COMMIT")
         self.commits += connection.total_changes != before
         return values
+
+    def _read(self, questions: Sequence[Question]) -> list[Answer]:
+        answers: list[Answer] = []
+        try:
+            connection, _ = self.open()
+            connection.execute("BEGIN")
+            view = View(connection, self._clock())
+            answers.extend(self._answer(question, view) for question in questions)
+            connection.execute("COMMIT")
+        except Exception as error:  # noqa: BLE001 - as above
+            self._clean_up(error)
+            return [(None, self._told(error)) for _ in questions]
+        return answers
 
     def _answer(self, question: Question, view: View) -> Answer:
         try:

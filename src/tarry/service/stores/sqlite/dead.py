@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.service.model import Replay, Status
+from tarry.service.store import ARREARS
 from tarry.service.stores.sqlite.life import revive
 from tarry.service.stores.sqlite.reading import SCANNED, place, wanted_by
 from tarry.service.stores.sqlite.rows import encode
@@ -25,12 +26,18 @@ _LETTERS = """
 SELECT seq, lane, policy, reason, finished_at FROM state
 WHERE tenant = ? AND status = 3 AND finished_at IS NOT NULL AND seq > ? ORDER BY seq LIMIT ?
 """
-_UPDATE = "UPDATE replay SET running = ?, job = ? WHERE id = ?"
+_INSERT = """
+INSERT INTO replay (id, tenant, created_at, next_at, running, job) VALUES (?, ?, ?, ?, 1, ?)
+ON CONFLICT DO NOTHING
+"""
+_UPDATE = "UPDATE replay SET running = ?, next_at = ?, job = ? WHERE id = ?"
 _LATEST = "ORDER BY created_at DESC, id DESC LIMIT ?"
 _JOBS = f"SELECT job FROM replay {_LATEST}"
-_RUNNING_JOBS = f"SELECT job FROM replay WHERE running = 1 {_LATEST}"
 _JOBS_OF = f"SELECT job FROM replay WHERE tenant = ? {_LATEST}"
-_RUNNING_OF = f"SELECT job FROM replay WHERE tenant = ? AND running = 1 {_LATEST}"
+_RUNNING = "SELECT job FROM replay INDEXED BY replay_running WHERE running = 1"
+_DUE_FIRST = "ORDER BY next_at, id LIMIT ?"
+_RUNNING_JOBS = f"{_RUNNING} {_DUE_FIRST}"
+_RUNNING_OF = f"{_RUNNING} AND tenant = ? {_DUE_FIRST}"
 
 _job_of = msgspec.msgpack.Decoder(Replay).decode
 
@@ -98,10 +105,7 @@ def start_replay(ledger: Ledger, replay: Replay) -> Replay:
         status="running",
         finished_at=None,
     )
-    ledger.execute(
-        "INSERT INTO replay VALUES (?, ?, ?, 1, ?) ON CONFLICT DO NOTHING",
-        (replay.id, replay.tenant, ledger.now, encode(made)),
-    )
+    ledger.execute(_INSERT, (replay.id, replay.tenant, made.created_at, made.next_at, encode(made)))
     return job(ledger, replay.id) or made
 
 
@@ -118,7 +122,7 @@ def job(view: View, replay_id: str) -> Replay | None:
 
 
 def jobs(view: View, *, running: bool, tenant: str | None) -> list[Replay]:
-    """Return the latest jobs."""
+    """Return jobs: the latest, or of those that run the ones that are due first."""
     if tenant is None:
         rows = view.execute(_RUNNING_JOBS if running else _JOBS, (_MOST,))
     else:
@@ -135,9 +139,11 @@ def replay_step(ledger: Ledger, replay_id: str, limit: int) -> Replay | None:
     for letter in page.rows:
         revive(ledger, *letter)
     found.replayed += len(page.rows)
-    found.next_at = ledger.now
     if found.rate > 0:
-        found.next_at += ceil(len(page.rows) * 1000 / found.rate)
+        since = max(found.next_at, ledger.now - ARREARS)
+        found.next_at = since + ceil(len(page.rows) * 1000 / found.rate)
+    else:
+        found.next_at = ledger.now
     if page.cursor is not None:
         found.cursor = str(page.cursor)
     elif len(page.rows) < limit:
@@ -158,4 +164,4 @@ def cancel_replay(ledger: Ledger, tenant: str, replay_id: str) -> Replay | None:
 
 
 def _keep(ledger: Ledger, replay: Replay) -> None:
-    ledger.execute(_UPDATE, (replay.status == "running", encode(replay), replay.id))
+    ledger.execute(_UPDATE, (replay.status == "running", replay.next_at, encode(replay), replay.id))

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 _STATES = Bulk(
     """
-WITH asked (id) AS (VALUES {rows})
+WITH asked (place, id) AS (VALUES {rows})
 SELECT json_group_array(json_array(
-    s.seq, s.tenant, s.lane, s.policy, s.version, s.status, s.cancelling, s.attempts))
+    asked.place, s.seq, s.tenant, s.lane, s.policy, s.version, s.status, s.cancelling, s.attempts))
 FROM asked LEFT JOIN task AS t ON t.id = asked.id LEFT JOIN state AS s ON s.seq = t.seq
 """,
-    "(?)",
+    "(?, ?)",
 )
-"""Each row that is read lets go of the interpreter, so all come as one."""
+"""Each row that is read lets go of the interpreter, so all come as one, in any order."""
 _GO_ON = Bulk(
     """
 INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, worker,
@@ -71,11 +71,12 @@ def finish(ledger: Ledger, results: Sequence[Finish]) -> list[Finished]:
 
 
 def _finish(ledger: Ledger, results: Sequence[Finish]) -> list[Finished]:
-    rows: list[Row] = []
-    for _, cursor in _STATES.parts(ledger, [(found(result.task.id),) for result in results]):
-        rows += _decode(cursor.fetchone()[0])
+    asked = [(place, found(result.task.id)) for place, result in enumerate(results)]
+    rows: dict[int, Sequence[Any]] = {}
+    for _, cursor in _STATES.parts(ledger, asked):
+        rows.update((place, row) for place, *row in _decode(cursor.fetchone()[0]))
     step = _Step(ledger)
-    answers = [step.take(result, row) for result, row in zip(results, rows, strict=True)]
+    answers = [step.take(result, rows[place]) for place, result in enumerate(results)]
     step.write()
     return answers
 
@@ -90,7 +91,7 @@ class _Step:
         self._going_on: list[Row] = []
         self._callbacks: list[New] = []
 
-    def take(self, result: Finish, row: Row) -> Finished:
+    def take(self, result: Finish, row: Sequence[Any]) -> Finished:
         """Take one end; `row` is where its task stands, all None if it is gone."""
         ledger = self._ledger
         seq, tenant, lane_id, policy, version, status, cancelling, attempts = row

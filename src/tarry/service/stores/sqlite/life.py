@@ -34,7 +34,8 @@ WHERE seq = ?
 _REVIVE = """
 UPDATE state SET status = 0, wake_at = ?1, next_attempt_at = ?1, started_at = ?1,
     finished_at = NULL, reason = NULL, version = version + 1, forgiven = attempts,
-    replays = replays + 1, previous_delay = NULL, restarted = 0, last_kind = NULL
+    replays = replays + 1, lost = 0,
+    previous_delay = NULL, restarted = 0, last_kind = NULL
 WHERE seq = ?2
 """
 _LOG = Bulk("INSERT INTO attempt (id, log) VALUES {rows}", "(?, ?)")

@@ -16,7 +16,8 @@ TASK = """
 SELECT s.seq, t.id, n.name, l.name, t.key, t.fingerprint, t.content, t.body_ref, u.policy,
        t.policy_version, t.created_at, s.next_attempt_at, s.started_at, s.status, s.reason,
        s.attempts, s.forgiven, s.previous_delay, s.restarted, s.last_kind, s.version, w.name,
-       s.wake_at, s.cancelling, s.replays, s.finished_at, s.tenant, s.lane, s.policy
+       s.wake_at, s.cancelling, s.replays, s.finished_at, s.tenant, s.lane, s.policy,
+       s.lost
 FROM state AS s
 CROSS JOIN task AS t ON t.seq = s.seq
 CROSS JOIN tenant AS n ON n.id = s.tenant
@@ -63,6 +64,7 @@ def task_of(row: Sequence[Any]) -> Task:
         cancelling=bool(row[23]),
         replays=row[24],
         finished_at=row[25],
+        lost=row[29],
     )
 
 

@@ -1,0 +1,79 @@
+"""Maintenance: replays keep to their rate, and none is forgotten behind the others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tarry.service.delivery.exchange import Delivered
+from tarry.service.engine.maintenance import letters_at_once
+from tarry.service.model import Replay
+from tests.service.engine.rig import OK, Rig, Target, run
+
+WRONG = Delivered(status=400, duration_ms=1.0)
+
+
+async def bury(rig: Rig, target: Target, count: int, tenant: str = "default") -> None:
+    """Make so many dead letters; then the target is well."""
+    target.answers = [WRONG]
+    await rig.add(*(rig.new(tenant=tenant) for _ in range(count)))
+    await asyncio.sleep(5)
+    target.answers = [OK]
+    target.times.clear()
+
+
+@pytest.mark.parametrize(("rate", "count"), [(0.5, 5), (1.5, 12), (30.0, 240), (400.0, 1200)])
+def test_a_replay_keeps_to_its_rate(rate: float, count: int) -> None:
+    """From beginning to end, in small portions, whatever the rate is."""
+
+    async def main() -> None:
+        target = Target()
+        rig = Rig(target)
+        await rig.engine.start()
+        await bury(rig, target, count)
+
+        await rig.store.start_replay(Replay(id="r", tenant="default", rate=rate))
+        await asyncio.sleep(count / rate + 5)
+
+        assert count == len(target.times)
+        begin = target.times[0]
+        portion = letters_at_once(rate)
+        for number, time in enumerate(target.times):
+            assert number <= (time - begin + 1.1) * rate + portion
+        length = target.times[-1] - begin
+        assert (count - portion) / rate - 1.1 <= length <= count / rate + 1.1
+        await rig.engine.stop(0)
+
+    run(main)
+
+
+def test_a_portion_is_a_tenth_of_a_second() -> None:
+    """At least one letter, and no more than one transaction should hold."""
+    assert [1, 1, 2, 100, 200, 200] == [
+        letters_at_once(rate) for rate in (0.001, 10.0, 11.0, 1000.0, 5000.0, 0.0)
+    ]
+
+
+def test_a_hundred_slow_replays_keep_none_waiting() -> None:
+    """The replay of one tenant goes on, however many another has started before it and after."""
+
+    async def main() -> None:
+        target = Target()
+        rig = Rig(target)
+        await rig.engine.start()
+        await bury(rig, target, 250, "evil")
+        await bury(rig, target, 10, "victim")
+        for number in range(110):
+            await rig.store.start_replay(Replay(id=f"a{number}", tenant="evil", rate=0.0001))
+        await rig.store.start_replay(Replay(id="v", tenant="victim", rate=2.0))
+        for number in range(110):
+            await rig.store.start_replay(Replay(id=f"z{number}", tenant="evil", rate=0.0001))
+        await asyncio.sleep(10)
+
+        job = await rig.store.replay("victim", "v")
+        assert job is not None
+        assert ("done", 10) == (job.status, job.replayed)
+        await rig.engine.stop(0)
+
+    run(main)

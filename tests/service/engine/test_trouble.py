@@ -1,0 +1,282 @@
+"""The engine when clocks jump, stores are slow, people intervene, and it has to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+import msgspec
+import pytest
+
+from tarry.core.breaker import Breaker
+from tarry.service.delivery.exchange import Delivered, Request
+from tarry.service.engine.parts import Limits
+from tarry.service.model import Content, Policy, Status
+from tarry.service.store import Claimed, Finish, Finished, Lease
+from tarry.service.stores.memory import MemoryStore
+from tests.service.engine.rig import BUSY, EPOCH, OK, Rig, Target, run
+
+QUICK = {"maxAttempts": 2, "initialDelayMs": 500, "jitterType": "NONE"}
+
+
+class SlowClaims(MemoryStore):
+    """A store that has claimed long before it answers."""
+
+    async def claim(
+        self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
+    ) -> Claimed:
+        """Claim, and take a second to say so."""
+        claimed = await super().claim(lease, limit=limit, per_lane=per_lane, skip=skip)
+        await asyncio.sleep(1)
+        return claimed
+
+
+def test_clock_that_jumps_ahead_delays_no_retry() -> None:
+    """A task that was added at the moment of the jump sets no timer for an hour."""
+
+    async def main() -> None:
+        loop, jump = asyncio.get_running_loop(), 0
+        store = MemoryStore(lambda: int((EPOCH + loop.time() + jump) * 1000))
+        rig = Rig(Target(OK, BUSY, OK), store=store)
+        await rig.engine.start()
+        await asyncio.sleep(5.1)
+
+        jump = 3600
+        await rig.engine.submit([rig.new()])
+        await asyncio.sleep(5)
+        (task,) = await rig.engine.submit([rig.new(overrides=QUICK)])
+        await asyncio.sleep(5)
+
+        assert Status.SUCCEEDED is (await rig.task(task.task)).status
+        assert ["transient", "success"] == [one.outcome for one in await rig.attempts(task.task)]
+        await rig.engine.stop(1)
+
+    run(main)
+
+
+def test_stop_takes_up_a_claim_on_its_way() -> None:
+    """What it leased is handed back: else nobody would hold it until its lease ends."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = SlowClaims(lambda: int((EPOCH + loop.time()) * 1000))
+        rig = Rig(Target(OK), store=store)
+        new = rig.new()
+        await store.add([new])
+        await rig.engine.start()
+        await asyncio.sleep(0.5)
+
+        await rig.engine.stop(30)
+
+        task = await rig.task(new.task)
+        assert (Status.PENDING, None, 0) == (task.status, task.worker, task.attempts)
+
+    run(main)
+
+
+def test_stop_does_not_wait_for_ever_for_a_claim() -> None:
+    """A store that hangs has half of the time; the rest is for what runs."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = SlowClaims(lambda: int((EPOCH + loop.time()) * 1000))
+        rig = Rig(Target(OK), store=store)
+        await rig.engine.start()
+        await asyncio.sleep(0.1)
+        began = loop.time()
+
+        await rig.engine.stop(0.5)
+
+        assert loop.time() - began <= 0.5
+
+    run(main)
+
+
+def test_attempt_that_fails_during_the_stop_keeps_no_lease() -> None:
+    """Its retry is near, but nobody will be there to make it."""
+
+    async def main() -> None:
+        async def busy(_request: Request) -> Delivered:
+            await asyncio.sleep(0.3)
+            return BUSY
+
+        rig = Rig(Target(busy))
+        await rig.engine.start()
+        (task,) = await rig.add(rig.new(overrides=QUICK))
+        await asyncio.sleep(0.1)
+
+        await rig.engine.stop(30)
+
+        task = await rig.task(task)
+        assert (Status.PENDING, None, 1) == (task.status, task.worker, task.attempts)
+
+    run(main)
+
+
+def test_retry_that_is_kept_while_it_stops_is_handed_back() -> None:
+    """Its lease was asked for before the stop, and came after."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        class SlowFinishes(MemoryStore):
+            async def finish(self, results: Sequence[Finish]) -> list[Finished]:
+                await asyncio.sleep(1)
+                return await super().finish(results)
+
+        store = SlowFinishes(lambda: int((EPOCH + loop.time()) * 1000))
+        rig = Rig(Target(BUSY), store=store)
+        await rig.engine.start()
+        (task,) = await rig.add(rig.new(overrides=QUICK))
+        await asyncio.sleep(0.5)
+
+        await rig.engine.stop(30)
+
+        task = await rig.task(task)
+        assert (Status.PENDING, None, 1) == (task.status, task.worker, task.attempts)
+
+    run(main)
+
+
+def test_paused_lane_is_not_called_again() -> None:
+    """What runs may finish, and its retry waits for whoever resumes the lane."""
+
+    async def main() -> None:
+        async def busy(_request: Request) -> Delivered:
+            await asyncio.sleep(0.1)
+            return BUSY
+
+        target = Target(busy)
+        rig = Rig(target)
+        await rig.engine.start()
+        (task,) = await rig.add(rig.new(overrides=QUICK))
+        await asyncio.sleep(0.05)
+
+        await rig.engine.pause(task.lane)
+        await asyncio.sleep(60)
+        paused = len(target.seen)
+        await rig.engine.resume(task.lane)
+        await asyncio.sleep(5)
+
+        assert (1, 2) == (paused, len(target.seen))
+        await rig.engine.stop(1)
+
+    run(main)
+
+
+def test_body_that_is_not_read_in_time_charges_nobody() -> None:
+    """The time for an attempt is for all of it, so that its lease outlasts it."""
+
+    async def main() -> None:
+        waits = [100.0, 10.0]
+
+        async def read(_content: Content) -> bytes:
+            await asyncio.sleep(waits.pop(0))
+            return b"large"
+
+        target = Target(OK)
+        rig = Rig(target, read_body=read)
+        await rig.engine.start()
+        (task,) = await rig.add(rig.new(body_ref="x", overrides={"attemptTimeoutMs": 60_000}))
+        await asyncio.sleep(90)
+
+        (request,) = target.seen
+        assert (b"large", 50.0) == (request.body, round(request.timeout))
+        ended = await rig.task(task)
+        assert (Status.SUCCEEDED, 1) == (ended.status, ended.attempts)
+        await rig.engine.stop(1)
+
+    run(main)
+
+
+def test_changes_that_do_not_fit_a_new_policy_are_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The task goes by the policy as it is, and no other task suffers."""
+
+    async def main() -> None:
+        rig = Rig(Target(OK))
+        await rig.engine.start()
+        document = msgspec.json.encode({"initialDelayMs": 5000, "maxDelayMs": 30_000})
+        policy = Policy(tenant="default", id="p", version=1, document=document)
+        await rig.store.put_policy(policy, replace=False)
+        odd = rig.new(overrides={"maxDelayMs": 1000}, policy_id="p")
+
+        tasks = await rig.add(odd, rig.new("http://b.example:80/"))
+        await asyncio.sleep(5)
+
+        assert [Status.SUCCEEDED] * 2 == [(await rig.task(task)).status for task in tasks]
+        await rig.engine.stop(1)
+
+    run(main)
+    assert "do not fit any more" in caplog.text
+
+
+def test_task_that_cannot_be_started_stands_in_nobodys_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error of ours is logged, and the task is given back."""
+
+    async def main() -> None:
+        rig = Rig(Target(OK), limits=Limits(in_flight=1))
+        known = rig.parts.policies.known
+
+        def broken(task, overrides):  # type: ignore[no-untyped-def]
+            if task.key == "broken":
+                raise ZeroDivisionError
+            return known(task, overrides)
+
+        monkeypatch.setattr(rig.parts.policies, "known", broken)
+        await rig.engine.start()
+        bad, good = await rig.add(rig.new(key="broken"), rig.new())
+        await asyncio.sleep(5)
+
+        assert Status.SUCCEEDED is (await rig.task(good)).status
+        bad = await rig.task(bad)
+        assert (Status.PENDING, 0) == (bad.status, bad.attempts)
+        await rig.engine.stop(1)
+
+    run(main)
+
+
+def test_retries_that_the_budget_refuses_are_not_asked_for_in_vain() -> None:
+    """They come back one after the other, about as fast as it lets them through."""
+
+    async def main() -> None:
+        target = Target(BUSY)
+        rig = Rig(target, breaker=lambda: Breaker(min_calls=10**6))
+        await rig.engine.start()
+        overrides = {"maxAttempts": 50, "initialDelayMs": 100, "maxDelayMs": 100}
+        await rig.add(*[rig.new(overrides=overrides) for _ in range(500)])
+        await asyncio.sleep(60)
+
+        deferred = rig.kinds().count("deferred")
+        retries = len(target.seen) - 500
+        assert deferred < 3 * retries
+        await rig.engine.stop(1)
+
+    run(main)
+
+
+def test_result_that_the_store_refuses_takes_no_other_with_it() -> None:
+    """Its lease ends by itself; the others of its group are written down."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        class Picky(MemoryStore):
+            async def finish(self, results: Sequence[Finish]) -> list[Finished]:
+                if any(result.task.key == "odd" for result in results):
+                    raise ValueError
+                return await super().finish(results)
+
+        rig = Rig(Target(OK), store=Picky(lambda: int((EPOCH + loop.time()) * 1000)))
+        await rig.engine.start()
+        odd, *others = await rig.add(rig.new(key="odd"), *[rig.new() for _ in range(20)])
+        await asyncio.sleep(5)
+
+        assert {Status.SUCCEEDED} == {(await rig.task(task)).status for task in others}
+        assert Status.IN_FLIGHT is (await rig.task(odd)).status
+        await rig.engine.stop(1)
+
+    run(main)
