@@ -28,6 +28,18 @@ from tarry.wire.doubts import doubts
             {"retryable_codes": ["NOT_FOUND", "UNAVAILABLE"]},
             "retryable_codes has NOT_FOUND: the same request gets the same answer again",
         ),
+        ({"jitter": "none"}, 'jitter is "none": clients that fail together come back together'),
+        (
+            {"initial_delay": 0.001},
+            "initial_delay = 0.001 is 1 ms: nothing has recovered by then",
+        ),
+        (
+            {"max_attempts": 500},
+            (
+                "max_attempts = 500: one call may be sent 500 times; a total_budget ends it by its "
+                "time"
+            ),
+        ),
         (
             {"initial_delay": 20, "total_budget": 5, "jitter": "equal"},
             "total_budget = 5 leaves no time for any retry: the first waits for at least 10 s",

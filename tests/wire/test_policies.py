@@ -7,7 +7,14 @@ import pytest
 from tarry.core.backoff import Schedule
 from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError
-from tarry.wire.policies import FIELDS, SERVICE_PRESETS, policy_from_wire, policy_to_wire
+from tarry.wire.policies import (
+    FIELDS,
+    SERVICE_PRESETS,
+    policy_from_file,
+    policy_from_wire,
+    policy_sent,
+    policy_to_wire,
+)
 
 BASE = SERVICE_PRESETS["default"]
 
@@ -107,3 +114,39 @@ def test_a_mistake_names_its_field_as_it_was_written(
     with pytest.raises(ConfigurationError) as caught:
         policy_from_wire(document, BASE)
     assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize("fields", [{"max_attempts": 3}, {"max_attempts": 3, "jitter": "equal"}])
+def test_the_same_policy_however_it_is_written(fields: dict[str, Any]) -> None:
+    """In a file, as a policy of the library, as JSON: what is left out is as the service has it."""
+    wire = {"max_attempts": "maxAttempts", "jitter": "jitterType"}
+    document = {
+        wire[name]: value.upper() if name == "jitter" else value for name, value in fields.items()
+    }
+
+    put = policy_from_wire(document, BASE)
+
+    assert put == policy_from_file(fields) == policy_from_wire(policy_sent(Policy(**fields)), BASE)
+    assert 86_400.0 == put.max_hint
+
+
+def test_what_a_file_says_is_kept() -> None:
+    """Also where it is what the library has by default."""
+    policy = policy_from_file({"max_attempts": 4, "max_hint": 120.0})
+
+    assert (4, 120.0) == (policy.max_attempts, policy.max_hint)
+    assert 60_000 == policy_sent(Policy(max_hint=60.0))["maxHintMs"]
+
+
+@pytest.mark.parametrize("name", SERVICE_PRESETS)
+def test_a_preset_in_a_file_is_that_of_the_service(name: str) -> None:
+    """As `GET /retry-policies` tells it."""
+    assert SERVICE_PRESETS[name] == policy_from_file({"preset": name})
+
+
+def test_what_the_service_cannot_hold_is_refused() -> None:
+    """Not dropped without a word."""
+    with pytest.raises(ConfigurationError, match="retry_marked has no form in the service"):
+        policy_sent(Policy(retry_marked=True))
+    with pytest.raises(ConfigurationError, match="backoff is a callable"):
+        policy_sent(Policy(backoff=float))

@@ -114,6 +114,12 @@ class _Bounded(HttpToolsProtocol):
         self._set_timer()
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """End the connection; a request that is still on its way may take too long."""
+        super().shutdown()
+        if self._owes is not None and not self.transport.is_closing():
+            self._late()
+
     def data_received(self, data: bytes) -> None:
         self._piece = len(data)
         self._head += self._piece

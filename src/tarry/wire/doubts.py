@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from tarry.wire.defence import Defence
 
 _FIRST_ERROR = 400
+_SHORTEST = 0.005
+"""Seconds: less than most calls take, so that a retry meets what the first attempt met."""
+_MANY = 100
 _PERMANENT_STATUSES = frozenset(
     {*range(400, 408), *range(410, 418), 422, 426, 428, 431, 451, 501, 505}
 )
@@ -36,7 +39,8 @@ def doubts(defence: Defence) -> list[str]:
     """Return a line for each thing that is allowed and looks wrong."""
     if defence.hedging is not None:
         return []
-    return [*_of_answers(defence.policy), *_of_time(defence.policy)]
+    policy = defence.policy
+    return [*_of_answers(policy), *_of_delays(policy), *_of_time(policy)]
 
 
 def _of_answers(policy: Policy) -> Iterator[str]:
@@ -51,6 +55,23 @@ def _of_answers(policy: Policy) -> Iterator[str]:
     ):
         if permanent:
             yield f"{field} has {shown(permanent)}: the same request gets the same answer again"
+
+
+def _of_delays(policy: Policy) -> Iterator[str]:
+    if policy.max_attempts == 1:
+        return
+    if policy.jitter == "none":
+        yield 'jitter is "none": clients that fail together come back together'
+    if policy.initial_delay < _SHORTEST:
+        yield (
+            f"initial_delay = {policy.initial_delay:g} is {duration(policy.initial_delay)}: "
+            "nothing has recovered by then"
+        )
+    if policy.max_attempts > _MANY and policy.total_budget is None:
+        yield (
+            f"max_attempts = {policy.max_attempts}: one call may be sent {policy.max_attempts} "
+            "times; a total_budget ends it by its time"
+        )
 
 
 def _of_time(policy: Policy) -> Iterator[str]:

@@ -146,6 +146,33 @@ def _merge_schedule(changes: dict[str, Any], base: Policy) -> None:
         changes["backoff"] = schedule
 
 
+def policy_from_file(plain: Mapping[str, Any]) -> Policy:
+    """Build a policy of the service from the fields of a policy file, with the library's names.
+
+    What it leaves out is as in the service's `default`, or in the `preset` that it names.
+    """
+    fields = dict(plain)
+    preset = fields.pop("preset", "default")
+    one_of("preset", preset, SERVICE_PRESETS)
+    return Policy.from_dict(SERVICE_PRESETS[preset].to_dict() | fields)
+
+
+def policy_sent(policy: Policy) -> dict[str, Any]:
+    """Return the fields of a policy of the library that a service is sent.
+
+    What it leaves open, the service's default policy says: a limit that is None, and a `max_hint`
+    that is the library's default, which is meant for a caller who waits.
+    """
+    policy.to_dict()  # refuses what cannot be written, which is a callable
+    if policy.retry_marked:
+        msg = "retry_marked has no form in the service, where no mark arrives: leave it out"
+        raise ConfigurationError(msg)
+    fields = {name: value for name, value in policy_to_wire(policy).items() if value is not None}
+    if policy.max_hint == PRESETS["default"].max_hint:
+        del fields["maxHintMs"]
+    return fields
+
+
 def policy_to_wire(policy: Policy) -> dict[str, Any]:
     """Return all fields of a policy."""
     scheduled = isinstance(policy.backoff, Schedule)

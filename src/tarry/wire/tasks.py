@@ -7,13 +7,17 @@ client have it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from tarry.core.verdict import Reason
+
 T = TypeVar("T")
 
+FIRST_TIME = 100_000_000_000
+"""In 1973: an earlier time is one in seconds."""
 LAST_TIME = 253_402_300_799_999
 """The end of the year 9999."""
 LONGEST_DELAY = 3_155_760_000_000
@@ -22,13 +26,18 @@ MOST_IN_BATCH = 1_000
 MOST_IN_PAGE = 1_000
 
 StatusName: TypeAlias = Literal["PENDING", "IN_FLIGHT", "SUCCEEDED", "EXHAUSTED", "CANCELLED"]
+STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
+"""At the number of each status."""
 LaneState: TypeAlias = Literal["OPEN", "PAUSED", "PARKED", "PROBING"]
 PolicyName: TypeAlias = Annotated[
     str,
     Meta(min_length=1, max_length=100, pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$"),
 ]
 LaneName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
-ReasonName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100)]
+ReasonName: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=100, extra_json_schema={"enum": list(Reason)})
+]
+"""A reason to end. The service takes no other; a client takes what a newer one may tell."""
 KeyText: TypeAlias = Annotated[
     str,
     Meta(
@@ -39,7 +48,10 @@ KeyText: TypeAlias = Annotated[
     ),
 ]
 UrlText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=8192)]
-Time: TypeAlias = Annotated[int, Meta(ge=0, le=LAST_TIME)]
+Time: TypeAlias = Annotated[
+    int, Meta(ge=0, le=LAST_TIME, extra_json_schema={"minimum": FIRST_TIME})
+]
+"""Epoch milliseconds. One below `FIRST_TIME` is refused with a question, and not by its form."""
 
 
 class _Asked(
@@ -144,6 +156,22 @@ class Page(msgspec.Struct, Generic[T], rename="camel", kw_only=True):
 
     items: list[T]
     next_cursor: str | None
+
+
+class TaskEnd(_Told):
+    """How a task ended: what is posted to its `callbackUrl`."""
+
+    task_id: str
+    idempotency_key: str
+    target_url: str
+    """Without its query, which may hold secrets."""
+    status: StatusName
+    reason: str | None
+    attempt_number: int
+    """Attempts made."""
+    response_status: int | str | None
+    """Of the last attempt; null where there was no answer."""
+    created_at: int
 
 
 # --- attempts -------------------------------------------------------------------------------------
@@ -274,15 +302,15 @@ class ReplayFilter(_Asked):
 
 
 class NewReplay(_Asked):
-    """A job that brings dead letters back, `rate` a second; 0 is no limit."""
+    """A job that brings dead letters back, `rate` a second; without one, all at once."""
 
     filter: ReplayFilter | None = None
-    rate: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
+    rate: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
     dry_run: bool = False
 
 
 class ReplayJob(_Told):
-    """How far a replay has come. One that was a dry run has no id, and nothing was changed."""
+    """How far a replay has come; a `rate` of 0 is none. A dry run has no id and changes nothing."""
 
     replay_id: str | None
     status: Literal["DRY_RUN", "RUNNING", "DONE", "CANCELLED"]

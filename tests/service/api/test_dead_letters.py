@@ -108,6 +108,9 @@ def test_a_replay_that_is_not_there(method: str) -> None:
     ("asked", "field"),
     [
         ({"rate": -1}, "rate"),
+        ({"rate": 0}, "rate"),
+        ({"filter": {"before": NOW // 1000}}, "filter.before"),
+        ({"filter": {"reason": "bogus"}}, "filter.reason"),
         ({"rate": "fast"}, "rate"),
         ({"dryRun": 1}, "dryRun"),
         ({"filter": {"status": "PENDING"}}, "filter.status"),
@@ -124,6 +127,29 @@ def test_a_bad_replay_is_refused_by_its_field(asked: dict[str, object], field: s
         reply = await rig.ask("POST", "/dead-letters/replays", asked)
         assert (422, field) == (reply.status, reply.problem["field"])
         assert [] == (await rig.ask("GET", "/dead-letters/replays")).json["items"]
+
+    with_rig(test)
+
+
+def test_a_filter_that_there_is_not_is_told_those_that_there_are() -> None:
+    """Also within a form."""
+
+    async def test(rig: Rig) -> None:
+        reply = await rig.ask("POST", "/dead-letters/replays", {"filter": {"lan": "x"}})
+        detail = "There is no field filter.lan. The fields are lane, policyId, reason, before."
+        assert detail == reply.problem["detail"]
+
+    with_rig(test)
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_a_reason_that_no_letter_has_is_refused(method: str) -> None:
+    """422 with those that there are."""
+
+    async def test(rig: Rig) -> None:
+        reply = await rig.ask(method, "/dead-letters?reason=bogus")
+        assert (422, "reason") == (reply.status, reply.problem["field"])
+        assert "permanent or overloaded" in reply.problem["detail"]
 
     with_rig(test)
 

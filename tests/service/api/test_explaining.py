@@ -12,8 +12,14 @@ LANE = Lane(name="t/https:a:443", tenant="t")
 
 def attempt(number: int, **fields: object) -> Attempt:
     """An attempt that got 503, unless said otherwise."""
-    given: dict[str, object] = {"status": 503, "outcome": "transient", **fields}
-    return Attempt(number=number, scheduled_at=NOW, started_at=NOW, **given)  # type: ignore[arg-type]
+    given: dict[str, object] = {
+        "status": 503,
+        "outcome": "transient",
+        "scheduled_at": fields.get("started_at", NOW),
+        "started_at": NOW,
+        **fields,
+    }
+    return Attempt(number=number, **given)  # type: ignore[arg-type]
 
 
 def task(**fields: object) -> Task:
@@ -72,8 +78,14 @@ WAIT = Decision(action="wait", delay_ms=50.0, ceiling_ms=100.0)
         (
             task(status=Status.SUCCEEDED, attempts=2),
             [
-                attempt(1, status=None, error_class="refused", decision=WAIT),
-                attempt(2, status=200, outcome="success", decision=Decision(action="done")),
+                attempt(1, status=None, error_class="refused", error="Failed", decision=WAIT),
+                attempt(
+                    2,
+                    status=200,
+                    outcome="success",
+                    decision=Decision(action="done"),
+                    started_at=NOW + 50,
+                ),
             ],
             LANE,
             (
@@ -86,7 +98,7 @@ WAIT = Decision(action="wait", delay_ms=50.0, ceiling_ms=100.0)
             [attempt(6, outcome="lost", status=None), attempt(7, decision=STOP)],
             LANE,
             (
-                "5 attempts before; attempt 6 was lost with its worker, and counts; attempt 7 "
+                "5 attempts before; attempt 6 was lost with its worker; attempt 7 "
                 "got 503; stopped: no attempts left. It is a dead letter: nothing follows "
                 "until somebody replays it (POST /retry-tasks/i/retry)."
             ),
@@ -140,3 +152,67 @@ def test_the_story_of_a_task(
 ) -> None:
     """What happened, why, and what comes next, in a sentence or two."""
     assert expected == text(subject, *attempts, lane=lane)
+
+
+LONG = Decision(action="wait", delay_ms=20_000.0, ceiling_ms=20_000.0)
+BEFORE = attempt(1, started_at=NOW - 21_500, duration_ms=100.0, decision=LONG)
+DONE = Decision(action="done")
+
+
+@pytest.mark.parametrize(
+    ("subject", "more", "expected"),
+    [
+        (
+            task(status=Status.SUCCEEDED, finished_at=NOW),
+            [attempt(2, status=200, started_at=NOW - 20_000, decision=DONE)],
+            "was to wait 20 s (ceiling 20 s, full jitter), cut short after 1.4 s; attempt 2",
+        ),
+        (
+            task(status=Status.SUCCEEDED, finished_at=NOW),
+            [attempt(2, status=200, started_at=NOW - 1_390, decision=DONE)],
+            "waited 20 s (ceiling 20 s, full jitter); attempt 2",
+        ),
+        (
+            task(status=Status.SUCCEEDED, finished_at=NOW),
+            [attempt(2, status=200, started_at=NOW + 18_600, decision=DONE)],
+            "was to wait 20 s (ceiling 20 s, full jitter), waited 40 s; attempt 2",
+        ),
+        (
+            task(status=Status.CANCELLED, finished_at=NOW - 20_400),
+            [],
+            "was to wait 20 s (ceiling 20 s, full jitter), cut short after 1 s. It was cancelled",
+        ),
+        (
+            task(next_attempt_at=NOW - 20_400),
+            [],
+            "was to wait 20 s (ceiling 20 s, full jitter), cut short after 1 s. Attempt 1 of 5 is",
+        ),
+        (
+            task(status=Status.IN_FLIGHT, next_attempt_at=NOW - 20_400),
+            [],
+            "was to wait 20 s (ceiling 20 s, full jitter), cut short after 1 s. Attempt 1 is run",
+        ),
+    ],
+    ids=["retried", "as decided", "held back", "cancelled", "due", "running"],
+)
+def test_a_wait_is_told_as_it_was(subject: Task, more: list[Attempt], expected: str) -> None:
+    """What was decided, and where somebody cut it short or a lane held it back, that."""
+    assert f"attempt 1 got 503; {expected}" in text(subject, BEFORE, *more)
+
+
+def test_why_an_attempt_got_no_answer_is_said_without_secrets() -> None:
+    """The class, and the words of whoever noticed it."""
+    failed = attempt(
+        1, status=None, error_class="tls", error="TLS error for hush-hush: wrong version.",
+        decision=STOP,
+    )  # fmt: skip
+    told = explained(
+        task(status=Status.EXHAUSTED, reason="attempts"),
+        Content(url="https://a/?token=hush-hush"),
+        [failed],
+        chosen=None,
+        lane=None,
+        now=NOW,
+    )
+    expected = "attempt 1 failed (tls: TLS error for [redacted]: wrong version); stopped: no"
+    assert told.text.startswith(expected)

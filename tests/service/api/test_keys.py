@@ -76,6 +76,21 @@ def test_a_wrong_key_is_no_key(headers: dict[str, str]) -> None:
     with_rig(test, keys=True)
 
 
+def test_two_keys_that_differ_are_refused() -> None:
+    """Nobody can tell which was meant; the same key twice is one."""
+
+    async def test(rig: Rig) -> None:
+        one, other = (await key_for(rig, "acme"))[0], (await key_for(rig, "shop"))[0]
+        both = {"Authorization": f"Bearer {one}", "X-API-Key": other}
+        reply = await rig.ask("GET", "/retry-tasks", headers=both)
+        assert 401 == reply.status
+        assert "Authorization and X-API-Key differ" in reply.problem["detail"]
+        same = await rig.ask("GET", "/retry-tasks", headers={**both, "X-API-Key": one})
+        assert 200 == same.status
+
+    with_rig(test, keys=True)
+
+
 @pytest.mark.parametrize(
     "header", ["Authorization: Bearer {}", "authorization: bearer  {}", "X-API-Key: {}"]
 )

@@ -76,6 +76,21 @@ def test_the_document_says_where_a_key_is_needed() -> None:
     assert paths - {"/healthz", "/readyz"} == with_rig(secured, keys=True)
 
 
+def test_the_callback_is_described() -> None:
+    """What is posted to a `callbackUrl`, for programs and on the page."""
+
+    async def test(rig: Rig) -> None:
+        callbacks = schema.raw_schema["paths"]["/retry-tasks"]["post"]["callbacks"]
+        post = callbacks["ended"]["{$request.body#/callbackUrl}"]["post"]
+        form = post["requestBody"]["content"]["application/json"]["schema"]
+        assert {"$ref": "#/components/schemas/TaskEnd"} == form
+        page = (await rig.ask("GET", "/docs")).body.decode()
+        assert "<code>{$request.body#/callbackUrl}</code>" in page
+        assert 'id="form-TaskEnd"' in page
+
+    with_rig(test)
+
+
 def test_the_page_shows_every_call_and_needs_nothing_from_elsewhere() -> None:
     """No script, no address of another host, and a policy that forbids both."""
 

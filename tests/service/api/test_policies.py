@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tarry.wire.policies import SERVICE_PRESETS
-from tests.service.api.rig import NOW, Rig, with_rig
+from tests.service.api.rig import NOW, TARGET, Rig, with_rig
 
 
 def test_a_policy_is_registered_once() -> None:
@@ -103,6 +103,42 @@ def test_a_preset_can_be_laid_over_and_comes_back() -> None:
         assert 2 == (await rig.ask("GET", path)).json["maxAttempts"]
         assert 204 == (await rig.ask("DELETE", path)).status
         assert 5 == (await rig.ask("GET", path)).json["maxAttempts"]
+
+    with_rig(test)
+
+
+def test_what_helps_while_tasks_use_a_policy_is_said() -> None:
+    """Which tasks they are and, for the service's own, how to have that again at once."""
+
+    async def test(rig: Rig) -> None:
+        path = "/retry-policies/default"
+        preset = (await rig.ask("GET", path)).json
+        await rig.ask("PUT", path, {"maxAttempts": 2})
+        await rig.create()
+        detail = (await rig.ask("DELETE", path)).problem["detail"]
+        assert "GET /retry-tasks?policyId=default" in detail
+        assert "PUT /retry-policies/default with {}" in detail
+        again = (await rig.ask("PUT", path, {})).json
+        assert {**preset, "version": 2, "createdAt": NOW} == again
+
+    with_rig(test)
+
+
+def test_a_version_that_there_is_not_is_told_those_that_there_are() -> None:
+    """When a task pins it, and when it is looked at."""
+
+    async def test(rig: Rig) -> None:
+        for attempts in (2, 3):
+            await rig.ask("PUT", "/retry-policies/mine", {"maxAttempts": attempts})
+        detail = "Policy 'mine' has no version 9: it has versions 1 to 2."
+        task = {"targetUrl": TARGET, "policyId": "mine", "policyVersion": 9}
+        refused = await rig.ask("POST", "/retry-tasks", task)
+        assert (detail, "policyVersion") == (
+            refused.problem["detail"],
+            refused.problem["field"],
+        )
+        looked_at = await rig.ask("GET", "/retry-policies/mine?version=9")
+        assert (404, detail) == (looked_at.status, looked_at.problem["detail"])
 
     with_rig(test)
 

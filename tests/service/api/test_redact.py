@@ -57,3 +57,17 @@ def test_secrets_that_come_back() -> None:
     echoed = "longest-secret s/ecret-1 s%2Fecret-1 visible 12 Bearer longest-secret"
     assert "[redacted] [redacted] [redacted] visible 12 [redacted]" == redact.text(echoed, secrets)
     assert redact.text(None, secrets) is None
+
+
+def test_a_secret_that_is_cut_is_hidden_too() -> None:
+    """At the end of a text that has more, six characters of a secret are one."""
+    assert "a [redacted]" == redact.text("a longest-s", ["longest-secret"], cut=True)
+    assert "a longe" == redact.text("a longe", ["longest-secret"], cut=True)
+    assert "a longest-s" == redact.text("a longest-s", ["longest-secret"])
+    assert b"\xff [redacted]" == redact.body(b"\xff longest-s", ["longest-secret"], cut=True)
+
+
+def test_where_nobody_knows_the_secrets_nothing_is_shown() -> None:
+    """The content of the task cannot be read, and any word may be one."""
+    assert redact.secrets_of(None) is None
+    assert ("[redacted]", "", None) == tuple(redact.text(one, None) for one in ("x", "", None))

@@ -66,15 +66,15 @@ BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"bodyRef": "other/a"}, "bodyRef", "under default/"),
     ({"bodyRef": "default/missing"}, "bodyRef", "not there"),
     ({"bodyRef": ""}, "bodyRef", "length >= 1"),
-    ({"policyId": "nobody"}, "policyId", "There is no policy 'nobody'"),
+    ({"policyId": "nobody"}, "policyId", "no policy 'nobody': GET /retry-policies"),
     ({"policyId": "../x"}, "policyId", "matching regex"),
     ({"policyId": "a\n"}, "policyId", "letters, digits"),
     ({"policyId": ""}, "policyId", "length >= 1"),
-    ({"policyId": "default", "policyVersion": 3}, "policyVersion", "in version 3"),
+    ({"policyId": "default", "policyVersion": 3}, "policyVersion", "which keeps none"),
     ({"policyVersion": 0}, "policyVersion", ">= 1"),
     ({"idempotencyKey": ""}, "idempotencyKey", "length >= 1"),
     ({"idempotencyKey": "x" * 256}, "idempotencyKey", "length <= 255"),
-    ({"idempotencyKey": "ü"}, "idempotencyKey", "visible ASCII"),
+    ({"idempotencyKey": "ü"}, "idempotencyKey", "visible ASCII characters and spaces"),
     ({"idempotencyKey": "a\n"}, "idempotencyKey", "visible ASCII"),
     ({"delayMs": -1}, "delayMs", ">= 0"),
     ({"delayMs": 1.5}, "delayMs", "expected integer"),
@@ -82,6 +82,8 @@ BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"delayMs": 10**30}, "delayMs", "<= 3155760000000"),
     ({"delayMs": 5, "nextAttemptAt": NOW}, "nextAttemptAt", "exclude each other"),
     ({"nextAttemptAt": 2**60}, "nextAttemptAt", "<= 253402300799999"),
+    ({"nextAttemptAt": NOW // 1000}, "nextAttemptAt", "are these seconds?"),
+    ({"nextAttemptAt": 1}, "nextAttemptAt", "at least 100000000000, got 1"),
     ({"nextAttemptAt": True}, "nextAttemptAt", "expected integer"),
     ({"policy": []}, "policy", "expected object"),
     ({"policy": {"maxAttempts": 0}}, "policy.maxAttempts", "at least 1"),
@@ -101,7 +103,8 @@ BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 BAD_DOCUMENTS: list[tuple[bytes, int, str]] = [
-    (b"", 400, "truncated"),
+    (b"", 400, "The body is empty: send JSON"),
+    (b" \n", 400, "The body is empty"),
     (b"{", 400, "truncated"),
     (b"{} x", 422, "targetUrl is missing"),
     (b"null", 422, "expected object"),
@@ -279,6 +282,23 @@ def test_two_keys_that_differ_are_refused() -> None:
     with_rig(test)
 
 
+def test_a_key_of_a_batch_is_none_of_its_tasks() -> None:
+    """400 while a task has none: ignored, it would let a retry add that twice."""
+
+    async def test(rig: Rig) -> None:
+        tasks: list[object] = [{"targetUrl": TARGET, "idempotencyKey": "k"}, 7]
+        document = {"tasks": [*tasks, {"targetUrl": TARGET}]}
+        headers = {"Idempotency-Key": '"a"'}
+        reply = await rig.ask("POST", "/retry-tasks/batch", document, headers=headers)
+        assert (400, "Idempotency-Key") == (reply.status, reply.problem["field"])
+        assert "each task its own idempotencyKey" in reply.problem["detail"]
+        assert 0 == await rig.count()
+        taken = await rig.ask("POST", "/retry-tasks/batch", {"tasks": tasks}, headers=headers)
+        assert [201, 422] == [one["status"] for one in taken.json["results"]]
+
+    with_rig(test)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
@@ -347,6 +367,23 @@ def test_a_bad_query_is_refused_by_its_parameter(query: str, field: str) -> None
     async def test(rig: Rig) -> None:
         reply = await rig.ask("GET", f"/retry-tasks?{query}")
         assert (422, field) == (reply.status, reply.problem["field"])
+
+    with_rig(test)
+
+
+@pytest.mark.parametrize(
+    ("query", "values"),
+    [
+        ("status=pending", "CANCELLED or EXHAUSTED or IN_FLIGHT or PENDING or SUCCEEDED"),
+        ("reason=bogus", "permanent or overloaded or"),
+    ],
+)
+def test_a_value_that_there_is_not_is_told_those_that_there_are(query: str, values: str) -> None:
+    """Nobody has to guess; an empty list would look as if all were well."""
+
+    async def test(rig: Rig) -> None:
+        detail = (await rig.ask("GET", f"/retry-tasks?{query}")).problem["detail"]
+        assert f"must be {values}" in detail
 
     with_rig(test)
 

@@ -3,10 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cryptography.fernet import Fernet
 
 from tarry.service.model import Attempt, Decision, Status
+from tarry.service.sealing import Sealed
 from tarry.service.store import Finish
-from tests.service.api.rig import NOW, Rig, with_rig
+from tests.service.api.rig import NOW, TARGET, Rig, with_rig
 
 NOBODY = "01890000-0000-7000-8000-0000000000ff"
 
@@ -163,6 +165,23 @@ def test_retrying_now() -> None:
     with_rig(test)
 
 
+def test_a_task_that_is_being_cancelled_is_not_retried() -> None:
+    """409: its attempt may finish, and none follows. When it has ended it is not ending."""
+
+    async def test(rig: Rig) -> None:
+        path = f"/retry-tasks/{(await rig.create())['taskId']}"
+        (leased,) = await rig.lease()
+        await rig.ask("DELETE", path)
+        reply = await rig.ask("POST", f"{path}/retry")
+        assert (409, "IN_FLIGHT") == (reply.status, reply.problem["taskStatus"])
+        assert "being cancelled" in reply.problem["detail"]
+        await rig.store.finish([Finish(task=leased, attempt=None, status=Status.PENDING)])
+        ended = (await rig.ask("GET", path)).json
+        assert ("CANCELLED", False) == (ended["status"], ended["cancelling"])
+
+    with_rig(test)
+
+
 def test_a_lease_ahead_of_its_time_is_no_attempt_yet() -> None:
     """People see PENDING until the attempt is due."""
 
@@ -253,6 +272,28 @@ def test_secrets_are_redacted_wherever_a_task_is_told() -> None:
             assert b"sesame" not in reply.body
         _, content = await rig.stored(task["taskId"])
         assert "Bearer sesame-two" == content.headers["Authorization"]  # it is sent all the same
+
+    with_rig(test)
+
+
+def test_a_task_whose_key_is_gone_can_still_be_looked_at_and_cancelled() -> None:
+    """Its content is left out, and what its target wrote, for nobody knows what is secret there."""
+
+    async def test(rig: Rig) -> None:
+        shown = (await rig.create(delayMs=1))["taskId"]
+        rig.seal.pack = Sealed([Fernet.generate_key().decode()]).pack  # type: ignore[method-assign]
+        headers = {"Authorization": "Bearer sesame-two"}
+        sealed = (await rig.create(headers=headers, idempotencyKey="k"))["taskId"]
+        path = f"/retry-tasks/{sealed}"
+        await wait_once(rig, sealed, excerpt="no sesame-two here")
+        listed = (await rig.ask("GET", "/retry-tasks")).json["items"]
+        assert [(sealed, "[encrypted]", {}), (shown, TARGET, {})] == [
+            (one["taskId"], one["targetUrl"], one["headers"]) for one in listed
+        ]
+        attempts = (await rig.ask("GET", f"{path}/attempts")).json["items"]
+        assert "[redacted]" == attempts[0]["responseExcerpt"]
+        assert "attempt 1 got 503" in (await rig.ask("GET", f"{path}/explain")).json["text"]
+        assert "CANCELLED" == (await rig.ask("DELETE", path)).json["status"]
 
     with_rig(test)
 

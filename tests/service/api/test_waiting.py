@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
+
+import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.api.surroundings import Limits
@@ -29,6 +32,46 @@ def test_a_look_can_wait_for_the_end() -> None:
         reply = await asking
         assert (200, "wait=5") == (reply.status, reply.header("preference-applied"))
         assert ("SUCCEEDED", "done") == (reply.json["status"], reply.json["response"]["body"])
+
+    with_rig(test)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("tail", [b"", b"\xff"], ids=["text", "bytes"])
+def test_secrets_that_a_target_echoes_are_redacted_in_its_response(
+    method: str, tail: bytes
+) -> None:
+    """In its body, whatever that is, and in its headers; what goes by a secret's name as well."""
+
+    async def test(rig: Rig) -> None:
+        document = {
+            "targetUrl": "https://example.com/?token=sesame-one",
+            "headers": {"Authorization": "Bearer sesame-two"},
+            "idempotencyKey": "k",
+        }
+        path = "/retry-tasks"
+        if method == "GET":
+            path += f"/{(await rig.create(**document))['taskId']}"
+        asking = asyncio.create_task(
+            rig.ask(
+                method,
+                path,
+                document if method == "POST" else None,
+                headers={"Prefer": "wait=5"},
+            )
+        )
+        task_id = await rig.engine.waited_for.get()
+        echo = Delivered(
+            status=200,
+            headers=[("x-echo", "for sesame-one"), ("set-cookie", "a=b"), ("x-plain", "shown")],
+            excerpt=b"you sent sesame-two" + tail,
+        )
+        rig.engine.waiters.tell(task_id, Settled(Status.SUCCEEDED, None, echo))
+        response = (await asking).json["response"]
+        expected = {"x-echo": "for [redacted]", "set-cookie": "[redacted]", "x-plain": "shown"}
+        assert expected == response["headers"]
+        body = b64decode(response["bodyBase64"]) if tail else response["body"].encode()
+        assert b"you sent [redacted]" + tail == body
 
     with_rig(test)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,6 +25,7 @@ from tarry.wire.tasks import (
     NewBatch,
     NewRetryTask,
     RetryTask,
+    TaskEnd,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +42,15 @@ _BREATH = 50
 """Tasks of a batch that are checked before others get their turn."""
 _TRY_AGAIN = 10.0
 """Seconds: a tenant with too many live tasks has fewer when some have ended."""
+
+
+class _Keyed(msgspec.Struct, rename="camel"):
+    """As much of a task as says whether it has a key."""
+
+    idempotency_key: Any = None
+
+
+_keyed = msgspec.json.Decoder(_Keyed)
 
 
 class Creation:
@@ -66,6 +76,7 @@ class Creation:
                 "first task.",
                 handler=self.create,
                 takes=NewRetryTask,
+                calls_back=TaskEnd,
                 answers={201: RetryTask, 200: RetryTask},
                 refuses=(400, 413, 415, 422, 429, 503),
                 more_headers={
@@ -109,6 +120,9 @@ class Creation:
         """Make many tasks, each in its own right."""
         limits = self._around.limits
         form = await asked.document(_many, limits.batch)
+        if b"idempotency-key" in asked.fields and not all(map(_has_key, form.tasks)):
+            detail = "Idempotency-Key is for one task: give each task its own idempotencyKey."
+            raise problems.invalid("Idempotency-Key", detail, 400)
         if len(form.tasks) > MOST_IN_BATCH:
             detail = f"tasks may have {MOST_IN_BATCH} entries, got {len(form.tasks)}."
             raise problems.invalid("tasks", detail)
@@ -151,7 +165,7 @@ class Creation:
 
     def _charge(self, tenant: str, tasks: int) -> None:
         if self._rates is not None and (wait := self._rates.take(tenant, tasks)):
-            detail = f"A tenant may add {self._around.limits.rate:g} tasks a second."
+            detail = f"A tenant may add {self._around.limits.rate:g} tasks a second (tenant_rate)."
             raise problems.too_many(detail, wait)
 
     async def _tidy(self, added: Added, content: Content) -> None:
@@ -167,8 +181,15 @@ class Creation:
             case Addition.CONFLICT:
                 raise problems.reused_key()
             case Addition.FULL:
-                detail = "The tenant has as many live tasks as it may have."
+                detail = "The tenant has as many live tasks as it may have (tenant_pending)."
                 raise problems.too_many(detail, _TRY_AGAIN)
+
+
+def _has_key(task: msgspec.Raw) -> bool:
+    try:
+        return _keyed.decode(task).idempotency_key is not None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return True  # it is no task, and its verdict says so
 
 
 def _header_key(asked: Asked) -> str:

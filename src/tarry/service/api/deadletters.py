@@ -8,8 +8,9 @@ import msgspec
 
 from tarry.service.api import kinds, problems
 from tarry.service.api.exchange import told
+from tarry.service.api.intake import check_time
 from tarry.service.api.operations import NoQuery, Operation
-from tarry.service.api.tasks import LetterQuery
+from tarry.service.api.tasks import LetterQuery, check_reason
 from tarry.service.api.views import lane_meant, replay_view
 from tarry.service.model import Replay, Status
 from tarry.service.store import Query
@@ -98,6 +99,7 @@ class DeadLetters:
     async def purge(self, asked: Asked) -> Answer:
         """Remove dead letters."""
         query = asked.query(PurgeQuery)
+        check_reason("reason", query.reason)
         wanted = Query(
             status=Status.EXHAUSTED,
             policy_id=query.policy_id,
@@ -117,6 +119,8 @@ class DeadLetters:
         """Make a replay job, or say what it would do."""
         form = await asked.document(_new, self._around.limits.request)
         which = form.filter or ReplayFilter()
+        check_time("filter.before", which.before)
+        check_reason("filter.reason", which.reason)
         job = Replay(
             id=self._around.new_id(),
             tenant=asked.tenant,
@@ -124,7 +128,7 @@ class DeadLetters:
             policy_id=which.policy_id,
             reason=which.reason,
             before=which.before or 0,
-            rate=form.rate,
+            rate=form.rate or 0.0,
         )
         if form.dry_run:
             job.matched = await self._around.store.count_dead(job)

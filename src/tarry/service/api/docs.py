@@ -78,6 +78,11 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> Iterator[st
         yield "</table>"
     if body := operation.get("requestBody"):
         yield f"<h4>Takes</h4><p>{_forms_of(body['content'])}</p>"
+    for callback in operation.get("callbacks", {}).values():
+        for place, methods in callback.items():
+            content = methods["post"]["requestBody"]["content"]
+            yield f"<h4>Posts later to <code>{escape(place)}</code></h4>"
+            yield f"<p>{_forms_of(content)}</p>"
     yield "<h4>Answers</h4><table>"
     for status, answer in operation["responses"].items():
         yield f"<tr><td>{status}</td><td>{escape(answer['description'])}</td>"

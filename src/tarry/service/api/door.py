@@ -28,7 +28,9 @@ class Door:
         """Return the tenant of a request."""
         if self._keys is None:
             return DEFAULT_TENANT
-        secret = _secret(asked.fields)
+        secret, other = _secrets(asked.fields)
+        if other is not None and other != secret:
+            raise problems.unauthorized("Authorization and X-API-Key differ: send one key.")
         if secret is None:
             detail = "Send `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
             raise problems.unauthorized(detail)
@@ -78,10 +80,12 @@ def _is_loopback(name: str) -> bool:
         return False
 
 
-def _secret(fields: dict[bytes, bytes]) -> str | None:
-    line = fields.get(b"authorization")
-    if line is not None:
-        scheme, _, rest = line.partition(b" ")
-        return rest.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
+def _secrets(fields: dict[bytes, bytes]) -> tuple[str | None, str | None]:
+    """Return the key of a request, and the one that it carries besides."""
     key = fields.get(b"x-api-key")
-    return None if key is None else key.strip().decode("latin-1")
+    other = None if key is None else key.strip().decode("latin-1")
+    line = fields.get(b"authorization")
+    if line is None:
+        return other, None
+    scheme, _, rest = line.partition(b" ")
+    return (rest.strip().decode("latin-1") if scheme.lower() == b"bearer" else None), other

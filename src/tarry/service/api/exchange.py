@@ -28,6 +28,16 @@ _COMMON = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-stor
 _JSON = (b"content-type", b"application/json")
 
 
+MOST_UNREAD = 256 << 20
+"""Bytes of bodies that come in pieces and are not complete, of all requests together."""
+
+
+class _Arriving:
+    """Bodies of which a part is here: many that are slow would fill the memory."""
+
+    size = 0
+
+
 class Disconnected(Exception):
     """The client went away before its request had arrived."""
 
@@ -68,17 +78,23 @@ class Asked:
             return body
         chunks: list[bytes] = []
         size = 0
-        while True:
-            if message["type"] == "http.disconnect":
-                raise Disconnected
-            chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > limit:
-                raise problems.too_large(limit)
-            chunks.append(chunk)
-            if not message.get("more_body"):
-                return b"".join(chunks)
-            message = await self._receive()
+        try:
+            while True:
+                if message["type"] == "http.disconnect":
+                    raise Disconnected
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                _Arriving.size += len(chunk)
+                if size > limit:
+                    raise problems.too_large(limit)
+                if _Arriving.size > MOST_UNREAD:
+                    raise problems.unavailable("Too many large requests arrive at the same time.")
+                chunks.append(chunk)
+                if not message.get("more_body"):
+                    return b"".join(chunks)
+                message = await self._receive()
+        finally:
+            _Arriving.size -= size
 
     async def document(self, decoder: msgspec.json.Decoder[Q], limit: int) -> Q:
         """Return the body as a form."""
@@ -160,6 +176,8 @@ def decode(decoder: msgspec.json.Decoder[Q], body: bytes | msgspec.Raw) -> Q:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if not bytes(body).strip():
+            raise problems.bodiless() from None
         raise problems.misread(error, decoder.type) from None
 
 

@@ -8,21 +8,26 @@ from tarry.core.explain import duration
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
 from tarry.service.api.redact import secrets_of
-from tarry.service.api.views import STATUS_NAMES, attempt_view
+from tarry.service.api.views import attempt_view
 from tarry.service.model import LOST, Status
 from tarry.wire.policies import policy_from_wire
-from tarry.wire.tasks import ExplainedStep, Explanation, WhatNext
+from tarry.wire.tasks import STATUS_NAMES, ExplainedStep, Explanation, WhatNext
 
 if TYPE_CHECKING:
     from tarry.core.policy import Policy
     from tarry.service.model import Attempt, Content, Decision, Lane, Task
 
 _REASONS = {one.value: one.words for one in Reason}
+_SAYS_ALL = frozenset({"refused"})
+"""Classes to which the words of whoever noticed it add nothing."""
+_MOST_OF_ERROR = 200
+_EARLY, _LATE = 50, 1_000
+"""Milliseconds by which a wait may differ from what was decided: two clocks, and some work."""
 
 
 def explained(
     task: Task,
-    content: Content,
+    content: Content | None,
     attempts: list[Attempt],
     *,
     chosen: Policy | None,
@@ -33,16 +38,12 @@ def explained(
     status = task.status_at(now)
     policy = _with_overrides(chosen, content)
     secrets = secrets_of(content)
-    waits = status is Status.PENDING and task.next_attempt_at > now
-    waiting = attempts[-1] if attempts and waits else None
-    steps = [
-        ExplainedStep(
-            attempt_number=attempt.number,
-            words=_step(attempt, policy, over=attempt is not waiting),
-            attempt=attempt_view(task.id, attempt, secrets),
-        )
-        for attempt in attempts
-    ]
+    ends = [max(one.started_at, one.scheduled_at) for one in attempts[1:]]
+    steps: list[ExplainedStep] = []
+    for attempt, until in zip(attempts, [*ends, _end_of_wait(task, status, now)], strict=False):
+        view = attempt_view(task.id, attempt, secrets)
+        words = _step(attempt, view.error_message, policy, until)
+        steps.append(ExplainedStep(attempt_number=attempt.number, words=words, attempt=view))
     following = _next(task, status, policy, lane, now)
     story = [step.words for step in steps]
     if attempts and attempts[0].number > 1:
@@ -66,8 +67,16 @@ def words_of(reason: str) -> str:
     return _REASONS.get(reason, reason)
 
 
-def _with_overrides(chosen: Policy | None, content: Content) -> Policy | None:
-    if chosen is None or not content.overrides:
+def _end_of_wait(task: Task, status: Status, now: int) -> int | None:
+    """Return when the wait after the last attempt was over; None: it is not."""
+    if status.is_terminal:
+        return task.finished_at
+    waits = status is Status.PENDING and task.next_attempt_at > now
+    return None if waits else task.next_attempt_at
+
+
+def _with_overrides(chosen: Policy | None, content: Content | None) -> Policy | None:
+    if chosen is None or content is None or not content.overrides:
         return chosen
     try:
         return policy_from_wire(content.overrides, chosen)
@@ -75,19 +84,27 @@ def _with_overrides(chosen: Policy | None, content: Content) -> Policy | None:
         return chosen
 
 
-def _step(attempt: Attempt, policy: Policy | None, *, over: bool) -> str:
+def _step(attempt: Attempt, error: str | None, policy: Policy | None, until: int | None) -> str:
+    """Tell an attempt, its `error` without secrets, and the wait that was over at `until`."""
     if attempt.outcome == LOST:
-        came_to = f"attempt {attempt.number} was lost with its worker, and counts"
+        came_to = f"attempt {attempt.number} was lost with its worker"
     elif attempt.status is not None:
         came_to = f"attempt {attempt.number} got {attempt.status}"
     else:
-        came_to = f"attempt {attempt.number} failed ({attempt.error_class or attempt.outcome})"
+        why = attempt.error_class or attempt.outcome
+        if error and why not in _SAYS_ALL:
+            why += f": {error[:_MOST_OF_ERROR].rstrip('.')}"
+        came_to = f"attempt {attempt.number} failed ({why})"
     if attempt.decision is None or attempt.decision.action == "done":
         return came_to
-    return f"{came_to}; {_decided(attempt.decision, policy, over=over)}"
+    waited = None
+    if until is not None:
+        waited = until - attempt.started_at - (attempt.duration_ms or 0.0)
+    return f"{came_to}; {_decided(attempt.decision, policy, waited)}"
 
 
-def _decided(decision: Decision, policy: Policy | None, *, over: bool) -> str:
+def _decided(decision: Decision, policy: Policy | None, waited: float | None) -> str:
+    """Tell what was decided; `waited`: the ms that it was, None while it waits."""
     if decision.action == "stop":
         return f"stopped: {words_of(decision.reason or 'unknown')}"
     by: list[str] = []
@@ -99,8 +116,15 @@ def _decided(decision: Decision, policy: Policy | None, *, over: bool) -> str:
         source = decision.hint_source or "the server"
         by.append(f"{source} asked for {duration(decision.hint_ms / 1000)}")
     reasons = f" ({', '.join(by)})" if by else ""
-    verb = "waited" if over else "waits"
-    return f"{verb} {duration((decision.delay_ms or 0.0) / 1000)}{reasons}"
+    delay = decision.delay_ms or 0.0
+    words = f"{duration(delay / 1000)}{reasons}"
+    if waited is None:
+        return f"waits {words}"
+    if -_EARLY <= waited - delay <= _LATE:
+        return f"waited {words}"
+    real = duration(max(0.0, waited) / 1000)
+    ending = f"cut short after {real}" if waited < delay else f"waited {real}"
+    return f"was to wait {words}, {ending}"
 
 
 def _stopped(attempt: Attempt) -> bool:
@@ -128,7 +152,7 @@ def _next(
             return WhatNext(words=f"Attempt {number} is running{ending}.", at=None)
         case Status.PENDING:
             pass
-    most = "" if policy is None else f" of {policy.max_attempts + task.forgiven}"
+    most = "" if policy is None else f" of {policy.max_attempts + task.forgiven + task.lost}"
     due = task.next_attempt_at
     if lane is not None and lane.paused:
         words = f"Attempt {number}{most} waits until an operator resumes its downstream."

@@ -14,13 +14,15 @@ import msgspec
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError
 from tarry.service.api.headers import check_headers
-from tarry.service.api.policychecks import check_policy, check_policy_id
+from tarry.service.api.policychecks import check_policy, check_policy_id, no_version
 from tarry.service.api.problems import invalid, unreadable
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Content, Task
 from tarry.service.store import New
+from tarry.wire.tasks import FIRST_TIME
 
 if TYPE_CHECKING:
+    from tarry.service.api.problems import Refused
     from tarry.service.api.surroundings import Surroundings
     from tarry.service.delivery.targets import Target
     from tarry.wire.tasks import NewRetryTask
@@ -57,6 +59,8 @@ class Intake:
             callback = self._target("callbackUrl", callback).url
         if asked.delay_ms is not None and asked.next_attempt_at is not None:
             raise invalid("nextAttemptAt", "delayMs and nextAttemptAt exclude each other.")
+        if asked.next_attempt_at is not None:
+            check_time("nextAttemptAt", asked.next_attempt_at)
         key = _key(asked.idempotency_key, key)
         policy_id = check_policy_id(asked.policy_id) if asked.policy_id else "default"
         overrides = asked.policy or None
@@ -85,7 +89,7 @@ class Intake:
             callback_url=callback,
             trace=trace,
         )
-        task.fingerprint = _fingerprint(task, content, asked)
+        task.fingerprint = _fingerprint(task, content)
         if asked.body_ref is not None:
             await self._refer(tenant, content, asked.body_ref)
         elif len(body) > around.limits.inline:
@@ -124,12 +128,17 @@ class Intake:
         if chosen is None:
             chosen = await policies.read(task.tenant, task.policy_id, task.policy_version)
         if chosen is None:
-            which = "" if task.policy_version is None else f" in version {task.policy_version}"
-            field = "policyId" if task.policy_version is None else "policyVersion"
-            detail = f"There is no policy {short(task.policy_id)}{which}: POST /retry-policies."
-            raise invalid(field, detail)
+            raise await self._no_policy(task)
         if overrides:
             check_policy(overrides, chosen.policy, self._around.limits, "policy.")
+
+    async def _no_policy(self, task: Task) -> Refused:
+        name, version = task.policy_id, task.policy_version
+        newest = await self._around.engine.policies.read(task.tenant, name)
+        if newest is None:
+            detail = f"There is no policy {short(name)}: GET /retry-policies lists those there are."
+            return invalid("policyId", detail)
+        return invalid("policyVersion", no_version(name, version, newest.version))
 
     async def _refer(self, tenant: str, content: Content, ref: str) -> None:
         payloads = self._around.payloads
@@ -138,6 +147,16 @@ class Intake:
             content.body_size, content.etag = await payloads.stamp(ref)
         except ConfigurationError as error:
             raise invalid("bodyRef", f"{error}.") from None
+
+
+def check_time(field: str, time: int | None) -> None:
+    """Refuse a time near 1970: it is one of today, in seconds."""
+    if time is not None and time < FIRST_TIME:
+        detail = (
+            f"{field} must be milliseconds since 1970, at least {FIRST_TIME}, got {time}: are "
+            "these seconds?"
+        )
+        raise invalid(field, detail)
 
 
 def _method(method: str, target: Target) -> str:
@@ -156,7 +175,8 @@ def _key(field: str | None, header: str | None) -> str | None:
     if field is None:
         return header
     if not (field.isascii() and field.isprintable()):
-        raise invalid("idempotencyKey", "idempotencyKey must be visible ASCII characters.")
+        detail = "idempotencyKey must be visible ASCII characters and spaces."
+        raise invalid("idempotencyKey", detail)
     if header is not None and header != field:
         raise invalid("idempotencyKey", "idempotencyKey and the Idempotency-Key header differ.")
     return field
@@ -192,8 +212,11 @@ def _check_one_body(asked: NewRetryTask, body: bool) -> None:  # noqa: FBT001
         raise invalid(given[1], f"{' and '.join(given)} exclude each other: send one of them.")
 
 
-def _fingerprint(task: Task, content: Content, asked: NewRetryTask) -> bytes:
-    """Return a digest of what the caller asked for: the same again gives the same."""
+def _fingerprint(task: Task, content: Content) -> bytes:
+    """Return a digest of what the caller asked for: the same again gives the same.
+
+    When to begin is no part of it: who asks again may have less time left.
+    """
     wanted = (
         content.url,
         content.method,
@@ -204,7 +227,5 @@ def _fingerprint(task: Task, content: Content, asked: NewRetryTask) -> bytes:
         content.callback_url,
         task.policy_id,
         task.policy_version,
-        asked.delay_ms,
-        asked.next_attempt_at,
     )
     return blake2b(_canonical(wanted), digest_size=16).digest()

@@ -70,7 +70,7 @@ TIMEOUT = Kind(
 )
 ENDED = Kind(
     "ended", (409,), "Already ended",
-    "The task or the replay has ended, and cannot be changed. Look at it, or send a new one.",
+    "The task or the replay has ended, or is about to. Look at it, or send a new one.",
 )
 POLICY_TAKEN = Kind(
     "policy-taken", (409,), "policyId is taken",

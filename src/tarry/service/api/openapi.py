@@ -79,6 +79,8 @@ def _forms(operation: Operation) -> Iterable[Any]:
     )
     if operation.takes is not None:
         yield operation.takes
+    if operation.calls_back is not None:
+        yield operation.calls_back
     if operation.query is not None:
         yield operation.query
 
@@ -139,9 +141,20 @@ def _described(
     if operation.takes is not None:
         content = {"application/json": {"schema": by_form[str(operation.takes)]}}
         told["requestBody"] = {"required": True, "content": content}
+    if operation.calls_back is not None:
+        told["callbacks"] = {"ended": _callback(by_form[str(operation.calls_back)])}
     if needs_key:
         told["security"] = [{"key": []}]
     return told
+
+
+def _callback(form: dict[str, Any]) -> dict[str, Any]:
+    post = {
+        "summary": "Tell how the task ended: a task of its own, by the default policy.",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": form}}},
+        "responses": {"2XX": {"description": "It was heard."}},
+    }
+    return {"{$request.body#/callbackUrl}": {"post": post}}
 
 
 def _not_null(schema: dict[str, Any]) -> dict[str, Any]:

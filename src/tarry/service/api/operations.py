@@ -29,6 +29,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     query: type[msgspec.Struct] | None = None
     more_headers: dict[str, str] = {}
     """Further request headers that mean something, and what."""
+    calls_back: type[msgspec.Struct] | None = None
+    """What is posted to the `callbackUrl` of the request, later."""
     is_open: bool = False
     """Whether it needs no key."""
 

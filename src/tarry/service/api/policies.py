@@ -11,7 +11,7 @@ from tarry.errors import ConfigurationError
 from tarry.service.api import kinds, problems
 from tarry.service.api.exchange import empty, named, told
 from tarry.service.api.operations import NoQuery, Operation, PageQuery
-from tarry.service.api.policychecks import check_policy, check_policy_id
+from tarry.service.api.policychecks import check_policy, check_policy_id, no_version
 from tarry.service.api.views import policy_view
 from tarry.service.model import Policy
 from tarry.service.store import PolicyChange
@@ -173,6 +173,9 @@ class PolicyResource:
             return told(200, _view(policy))
         if query.version is None and policy_id in SERVICE_PRESETS:
             return told(200, _preset(policy_id))
+        newest = await self._around.engine.policies.read(asked.tenant, policy_id)
+        if query.version is not None and newest is not None:
+            raise problems.not_found(no_version(policy_id, query.version, newest.version))
         raise problems.missing("such policy")
 
     async def delete(self, asked: Asked) -> Answer:
@@ -182,7 +185,7 @@ class PolicyResource:
         change = await self._around.store.delete_policy(asked.tenant, policy_id)
         self._around.engine.policies.forget(asked.tenant, policy_id)
         if change is PolicyChange.CONFLICT:
-            raise problems.conflict(kinds.POLICY_IN_USE, f"Live tasks use {policy_id}.")
+            raise problems.conflict(kinds.POLICY_IN_USE, _in_use(policy_id))
         if change is PolicyChange.MISSING:
             if policy_id in SERVICE_PRESETS:
                 detail = f"{policy_id} comes with the service; PUT lays a policy of yours over it."
@@ -195,6 +198,8 @@ class PolicyResource:
         try:
             return _document.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if not body.strip():
+                raise problems.bodiless() from None
             raise problems.misread(error, PolicyFields) from None
 
     async def _write(
@@ -207,6 +212,16 @@ class PolicyResource:
         answer = await self._around.store.put_policy(policy, replace=replace)
         self._around.engine.policies.forget(tenant, policy_id)
         return answer
+
+
+def _in_use(policy_id: str) -> str:
+    words = (
+        f"Live tasks use {policy_id}: wait until they have ended, or cancel them "
+        f"(GET /retry-tasks?policyId={policy_id} lists them)."
+    )
+    if policy_id == "default":
+        words += " PUT /retry-policies/default with {} puts the service's own over it at once."
+    return words
 
 
 def _view(policy: Policy) -> RetryPolicy:

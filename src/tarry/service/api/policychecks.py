@@ -33,6 +33,15 @@ def check_policy_id(policy_id: str) -> str:
     return policy_id
 
 
+def no_version(policy_id: str, version: int | None, newest: int | None) -> str:
+    """Say which versions a policy has instead of the one that was asked for."""
+    if newest is None:
+        has = "it comes with the service, which keeps none: leave it out"
+    else:
+        has = "it has version 1" if newest == 1 else f"it has versions 1 to {newest}"
+    return f"Policy {short(policy_id)} has no version {version}: {has}."
+
+
 def check_policy(
     document: Mapping[str, Any], base: Policy, limits: Limits, within: str = ""
 ) -> Policy:

@@ -42,6 +42,11 @@ def unreadable(detail: str) -> Refused:
     return Refused(kinds.MALFORMED.problem(detail))
 
 
+def bodiless() -> Refused:
+    """There is no body where one is needed."""
+    return unreadable("The body is empty: send JSON.")
+
+
 def too_deep() -> Refused:
     """The JSON has more levels than can be followed, here or where it is looked at later."""
     return unreadable("The JSON is nested too deeply.")
@@ -49,7 +54,12 @@ def too_deep() -> Refused:
 
 def missing(what: str) -> Refused:
     """There is no such thing, or it is another tenant's, which is the same."""
-    return Refused(kinds.NOT_FOUND.problem(f"There is no {what}."))
+    return not_found(f"There is no {what}.")
+
+
+def not_found(detail: str) -> Refused:
+    """There is something, but not this of it."""
+    return Refused(kinds.NOT_FOUND.problem(detail))
 
 
 def conflict(kind: Kind, detail: str, **more: Any) -> Refused:
@@ -137,15 +147,34 @@ def misread(error: Exception, form: type[msgspec.Struct]) -> Refused:
     said = text if at is None else text[: at.start()]
     if unknown := _UNKNOWN.fullmatch(said):
         field = _within(where, unknown[1])
-        # Of a nested form the fields are not at hand, and its documentation is.
-        known = "" if where else f" The fields are {', '.join(form.__struct_encode_fields__)}."
-        return invalid(field, f"There is no field {field}.{known}")
+        return invalid(field, f"There is no field {field}.{_fields_at(form, where)}")
     if required := _MISSING.fullmatch(said):
         field = _within(where, required[1])
         return invalid(field, f"{field} is missing.")
+    if values := _values_at(form, where):
+        return invalid(where, f"{where} must be {' or '.join(values)}.")
     rule = _TYPES.sub(_in_json, said)
     rule = rule[:1].lower() + rule[1:]
     return invalid(where, f"{where or 'The document'} is invalid: {rule}.")
+
+
+def _types_at(form: type[msgspec.Struct], where: str) -> list[Any]:
+    """Return the types that stand at a path in a form."""
+    found: list[Any] = [msgspec.inspect.type_info(form)]
+    for name in filter(None, where.split(".")):
+        fields = [field for one in found for field in getattr(one, "fields", ())]
+        types = [field.type for field in fields if field.encode_name == name]
+        found = [each for one in types for each in getattr(one, "types", (one,))]
+    return found
+
+
+def _fields_at(form: type[msgspec.Struct], where: str) -> str:
+    fields = [field for one in _types_at(form, where) for field in getattr(one, "fields", ())]
+    return f" The fields are {', '.join(field.encode_name for field in fields)}." if fields else ""
+
+
+def _values_at(form: type[msgspec.Struct], where: str) -> list[str]:
+    return [str(value) for one in _types_at(form, where) for value in getattr(one, "values", ())]
 
 
 def _within(where: str, name: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from tarry.service.model import Content
 
@@ -44,16 +44,30 @@ def url(given: str) -> str:
     return path + _ARGUMENT.sub(_hidden, mark + query)
 
 
-def text(given: str | None, secrets: Iterable[str]) -> str | None:
-    """Return a text that a target wrote without the secrets that it was sent."""
-    if given:
-        for secret in secrets:
-            given = given.replace(secret, REDACTED)
-    return given
+def text(given: str | None, secrets: Sequence[str] | None, *, cut: bool = False) -> str | None:
+    """Return a text that a target wrote without the secrets that it was sent.
+
+    Where nobody knows them (None), any word may be one. One that was cut may end within a secret.
+    """
+    if not given:
+        return given
+    if secrets is None:
+        return REDACTED
+    for secret in secrets:
+        given = given.replace(secret, REDACTED)
+    return _without_beginning(given, secrets) if cut else given
 
 
-def secrets_of(content: Content) -> list[str]:
-    """Return the secrets that a task sends, the longest first."""
+def body(given: bytes, secrets: Sequence[str] | None, *, cut: bool = False) -> bytes:
+    """Return bytes that a target wrote, as `text` does."""
+    shown = text(given.decode("latin-1"), secrets and [_as_bytes(one) for one in secrets], cut=cut)
+    return (shown or "").encode("latin-1")
+
+
+def secrets_of(content: Content | None) -> list[str] | None:
+    """Return the secrets that a task sends, the longest first; None: its content is not known."""
+    if content is None:
+        return None
     found = {value for name, value in content.headers.items() if is_secret(name)}
     for whole in tuple(found):
         found.update(whole.split())  # Bearer SECRET
@@ -61,6 +75,20 @@ def secrets_of(content: Content) -> list[str]:
         if is_secret(unquote_plus(name)):
             found.update((value, unquote_plus(value)))
     return sorted((one for one in found if len(one) >= _SHORTEST), key=len, reverse=True)
+
+
+def _without_beginning(given: str, secrets: Sequence[str]) -> str:
+    """Hide the beginning of a secret at the end of a text."""
+    for secret in secrets:
+        for length in range(min(len(secret), len(given)), _SHORTEST - 1, -1):
+            if given.endswith(secret[:length]):
+                return given[:-length] + REDACTED
+    return given
+
+
+def _as_bytes(secret: str) -> str:
+    """Return a secret as it stands in bytes that are read as Latin-1."""
+    return secret.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 def _hidden(argument: re.Match[str]) -> str:

@@ -6,13 +6,15 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
+from tarry.core.checks import short
+from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
 from tarry.service.api import kinds, problems
 from tarry.service.api.exchange import named, told
 from tarry.service.api.explaining import explained
 from tarry.service.api.operations import NoQuery, Operation, PageQuery
 from tarry.service.api.redact import secrets_of
-from tarry.service.api.views import attempt_view, lane_meant, view_of
+from tarry.service.api.views import attempt_view, content_of, lane_meant, view_of
 from tarry.service.api.waiting import HEADER, applied
 from tarry.service.model import Status
 from tarry.service.store import Cancellation, Query, Retrieval
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from tarry.service.model import Task
 
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_REASONS = tuple(Reason)
 _MOST_EXPLAINED = 100
 _BREATH = 100
 """Tasks of a page that are unpacked before others get their turn."""
@@ -111,6 +114,7 @@ class Tasks:
 
     async def page(self, tenant: str, query: LetterQuery, status: Status | None) -> Page[RetryTask]:
         """Return a page of tasks."""
+        check_reason("reason", query.reason)
         wanted = Query(
             status=status,
             policy_id=query.policy_id,
@@ -157,9 +161,13 @@ class Tasks:
         task_id = _id_of(asked)
         answer = await self._around.engine.retry_now(asked.tenant, task_id)
         task = await self._find(asked)
+        status = task.status.name
         if answer is Retrieval.FINISHED:
-            detail = f"The task is {task.status.name}: send a new one."
-            raise problems.conflict(kinds.ENDED, detail, taskStatus=task.status.name)
+            detail = f"The task is {status}: send a new one."
+            raise problems.conflict(kinds.ENDED, detail, taskStatus=status)
+        if answer is Retrieval.RUNNING and task.cancelling:
+            detail = "The task is being cancelled, and no attempt follows: send a new one."
+            raise problems.conflict(kinds.ENDED, detail, taskStatus=status)
         return told(202 if answer is Retrieval.RUNNING else 200, self._view(task))
 
     async def attempts(self, asked: Asked) -> Answer:
@@ -175,7 +183,7 @@ class Tasks:
             asked.tenant, task.id, after=after, limit=query.limit + 1
         )
         shown, more = found[: query.limit], len(found) > query.limit
-        secrets = secrets_of(self._around.seal.unpack(task.content))
+        secrets = secrets_of(content_of(self._around, task))
         return told(
             200,
             Page(
@@ -198,7 +206,7 @@ class Tasks:
             200,
             explained(
                 task,
-                around.seal.unpack(task.content),
+                content_of(around, task),
                 found,
                 chosen=None if chosen is None else chosen.policy,
                 lane=await around.store.lane(task.lane),
@@ -214,6 +222,13 @@ class Tasks:
 
     def _view(self, task: Task) -> RetryTask:
         return view_of(self._around, task)
+
+
+def check_reason(field: str, reason: str | None) -> None:
+    """Refuse a reason that no task has: it would find nothing, which looks as if all were well."""
+    if reason is not None and reason not in _REASONS:
+        detail = f"{field} must be {' or '.join(_REASONS)}, got {short(reason)}."
+        raise problems.invalid(field, detail)
 
 
 def _id_of(asked: Asked) -> str:

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tarry.service.api import redact
+from tarry.service.model import Content
+from tarry.service.sealing import CannotOpen
 from tarry.wire.tasks import (
+    STATUS_NAMES,
     AttemptLog,
     Decision,
     Downstream,
@@ -19,7 +22,6 @@ from tarry.wire.tasks import (
     RetryPolicy,
     RetryTask,
     Standing,
-    StatusName,
     TargetResponse,
 )
 
@@ -27,17 +29,11 @@ if TYPE_CHECKING:
     from tarry.service import model
     from tarry.service.api.surroundings import Surroundings
     from tarry.service.delivery.exchange import Delivered
-    from tarry.service.model import Content, Status, Task
+    from tarry.service.model import Status, Task
 
-
-STATUS_NAMES: tuple[StatusName, ...] = (
-    "PENDING",
-    "IN_FLIGHT",
-    "SUCCEEDED",
-    "EXHAUSTED",
-    "CANCELLED",
-)
-"""At the number of each status."""
+_ENCRYPTED = "[encrypted]"
+_UNREADABLE = Content(url=_ENCRYPTED, method=_ENCRYPTED)
+"""Stands for a content whose key is not here."""
 
 
 def task_view(task: Task, content: Content, status: Status) -> RetryTask:
@@ -61,7 +57,7 @@ def task_view(task: Task, content: Content, status: Status) -> RetryTask:
         body_size=content.body_size,
         body_ref=None if content.owned else content.body_ref,
         callback_url=None if content.callback_url is None else redact.url(content.callback_url),
-        cancelling=task.cancelling,
+        cancelling=task.cancelling and not status.is_terminal,
         replays=task.replays,
         version=task.version,
     )
@@ -70,22 +66,39 @@ def task_view(task: Task, content: Content, status: Status) -> RetryTask:
 def view_of(around: Surroundings, task: Task) -> RetryTask:
     """Tell a task that was read from the store, as it stands now."""
     status = task.status_at(around.engine.clock.now())
-    return task_view(task, around.seal.unpack(task.content), status)
+    return task_view(task, content_of(around, task) or _UNREADABLE, status)
 
 
-def response_view(delivered: Delivered) -> TargetResponse:
-    """Tell what the target answered."""
+def content_of(around: Surroundings, task: Task) -> Content | None:
+    """Return what a task sends; None: it is encrypted, and its key is not here.
+
+    One such task does not keep others from being told, and it can be cancelled.
+    """
+    try:
+        return around.seal.unpack(task.content)
+    except CannotOpen:
+        return None
+
+
+def response_view(delivered: Delivered, secrets: list[str] | None) -> TargetResponse:
+    """Tell what the target answered; `secrets` are those that its task sends."""
     headers: dict[str, str] = {}
     for name, value in delivered.headers:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     response = TargetResponse(
-        status=delivered.status, headers=headers, truncated=delivered.truncated
+        status=delivered.status,
+        headers={
+            name: redact.text(value, secrets) or ""
+            for name, value in redact.headers(headers).items()
+        },
+        truncated=delivered.truncated,
     )
     text = _text_in(delivered)
     if text is None:
-        response.body_base64 = b64encode(delivered.excerpt).decode()
+        shown = redact.body(delivered.excerpt, secrets, cut=delivered.truncated)
+        response.body_base64 = b64encode(shown).decode()
     else:
-        response.body = text
+        response.body = redact.text(text, secrets, cut=delivered.truncated)
     return response
 
 
@@ -97,7 +110,7 @@ def _text_in(delivered: Delivered) -> str | None:
         return None
 
 
-def attempt_view(task_id: str, attempt: model.Attempt, secrets: list[str]) -> AttemptLog:
+def attempt_view(task_id: str, attempt: model.Attempt, secrets: list[str] | None) -> AttemptLog:
     """Tell one line of the attempt log; `secrets` are those that its task sends."""
     decision = attempt.decision
     return AttemptLog(
@@ -116,7 +129,7 @@ def attempt_view(task_id: str, attempt: model.Attempt, secrets: list[str]) -> At
         error_class=attempt.error_class,
         outcome=attempt.outcome,
         decision=None if decision is None else _decision_view(decision),
-        response_excerpt=redact.text(attempt.excerpt, secrets),
+        response_excerpt=redact.text(attempt.excerpt, secrets, cut=attempt.truncated),
         response_truncated=attempt.truncated,
         worker=attempt.worker,
     )

@@ -6,7 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 from tarry.errors import StoreUnavailable
-from tarry.service.api.views import STATUS_NAMES, response_view, view_of
+from tarry.service.api.redact import secrets_of
+from tarry.service.api.views import content_of, response_view, view_of
+from tarry.wire.tasks import STATUS_NAMES
 
 if TYPE_CHECKING:
     from tarry.service.api.exchange import Asked
@@ -53,7 +55,8 @@ class Waiting:
             if settled.status.is_terminal:
                 view.next_attempt_at = None
             if settled.delivered is not None and settled.delivered.status is not None:
-                view.response = response_view(settled.delivered)
+                secrets = secrets_of(content_of(self._around, task))
+                view.response = response_view(settled.delivered, secrets)
         return view
 
     def close(self) -> None:

@@ -1,0 +1,42 @@
+"""Requests as they arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tarry.service.api import exchange
+from tarry.service.api.exchange import Asked
+from tarry.service.api.problems import Refused
+
+JSON = {b"content-type": b"application/json"}
+
+
+def asked(*pieces: bytes) -> Asked:
+    """A request whose body comes in pieces."""
+    left = list(pieces)
+
+    async def receive() -> dict[str, Any]:
+        piece = left.pop(0)
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(left)}
+
+    return Asked({}, receive, JSON)
+
+
+def test_bodies_that_arrive_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many that come in pieces do not fill the memory; when they have come, there is room again."""
+    monkeypatch.setattr(exchange, "MOST_UNREAD", 18)
+
+    async def main() -> None:
+        many = [asked(b"12345", b"67890").json(100) for _ in range(4)]
+        ends = await asyncio.gather(*many, return_exceptions=True)
+        refused = [end for end in ends if isinstance(end, Refused)]
+
+        assert {503} == {one.problem.status for one in refused}
+        assert len(ends) - len(refused) == ends.count(b"1234567890") > 0
+        assert b"1234567890" == await asked(b"12345", b"67890").json(100)
+
+    asyncio.run(main())
