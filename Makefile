@@ -82,6 +82,7 @@ service: $(READY)
 
 .PHONY: serve
 serve: $(SERVE)/.ready ## Start the retry service on this machine; ARGS are for `tarry serve`
+	@echo 'For `tarry` in another terminal: export PATH="$$PWD/$(SERVE)/bin:$$PATH"'
 	@$(SERVE)/bin/tarry serve --dev $(ARGS)
 
 .PHONY: demo

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,19 @@ def test_help_of_a_command_has_an_example_of_it(command: str) -> None:
     text = help_.stdout.partition("Example")[2]
     assert 0 == help_.exit_code
     assert command in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_broken_by_the_terminal_only(command: str) -> None:
+    """Where a line of the text ends, the next word had no room."""
+    words, width = command.split()[1:], 80
+    help_ = CliRunner(env={"COLUMNS": str(width), "TERM": "dumb"}).invoke(app, [*words, "--help"])
+
+    text = help_.stdout.partition("Usage")[2].partition("╭")[0]
+    lines = [line.strip() for line in text.splitlines()]
+    for line, following in pairwise(lines):
+        if line and following:
+            assert len(f"{line} {following.split()[0]}") > width - 2
 
 
 def test_help_of_a_command_loads_neither_client_nor_service() -> None:

@@ -21,11 +21,14 @@ def letters(client: Client, target: Flaky) -> list[str]:
 
 
 def test_list(ask: Ask, lane: str, letters: list[str]) -> None:
-    """Only what has died is there."""
+    """Only what has died is there, and why."""
     shown = ask("dead", "list", "--lane", lane)
     told = ask("dead", "list", "--lane", lane, "--limit", "1", "--json").json
 
-    assert letters == [line.split()[0] for line in shown.out.splitlines()[1:]]
+    heading, *rows = shown.out.splitlines()
+    assert ["task", "reason", "attempts", "died", "target"] == heading.split()
+    assert [[letter, "permanent", "1"] for letter in letters] == [row.split()[:3] for row in rows]
+    assert all(" ago  POST http://" in row for row in rows)
     assert letters[:1] == [task["taskId"] for task in told]
 
 
@@ -67,6 +70,13 @@ def test_one_and_several_cannot_be_meant(ask: Ask) -> None:
 
     assert 2 == done.code
     assert "TASK goes without options that choose several" in done.err
+
+
+def test_wrong_rate_is_named_as_it_was_given(ask: Ask) -> None:
+    """By the option."""
+    done = ask("dead", "replay", "--rate", "-1")
+
+    assert (2, "", "error: --rate must be greater than 0, got -1.0\n") == done
 
 
 def test_purge_asks_first(ask: Ask, lane: str, letters: list[str]) -> None:

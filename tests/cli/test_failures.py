@@ -71,11 +71,17 @@ def test_no_service_says_how_to_start_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [("--server", "nowhere"), ("--key", "két")], ids=["server", "key"]
+    ("option", "value", "said"),
+    [
+        ("--server", "127.0.0.1:8080", "must be the address of the service, as http://127.0.0.1"),
+        ("--key", "két", "must be an API key of the service"),
+    ],
+    ids=["server", "key"],
 )
-def test_wrong_address_or_key_is_a_mistake(options: tuple[str, str]) -> None:
-    """Nothing is sent."""
-    done = tarry("tasks", "list", *options)
+def test_wrong_address_or_key_is_a_mistake(option: str, value: str, said: str) -> None:
+    """Nothing is sent; the option is named, and not what Python calls it."""
+    done = tarry("tasks", "list", option, value)
 
     assert (2, "") == (done.code, done.out)
-    assert done.err.startswith("error: --server or --key: ")
+    assert done.err.startswith(f"error: {option} {said}")
+    assert "key=" not in done.err

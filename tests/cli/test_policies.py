@@ -37,6 +37,17 @@ def test_apply_registers_and_replaces(ask: Ask, client: Client, file: Path) -> N
     )
 
 
+def test_apply_leaves_the_rest_to_the_service(ask: Ask, client: Client, file: Path) -> None:
+    """As `PUT` does; what the service cannot hold is said."""
+    file.write_text("max_attempts = 3\nretry_marked = true\n")
+    applied = ask("policy", "apply", file, "--name", "as-file", "--json")
+    put = client.put_policy("as-json", {"maxAttempts": 3})
+
+    assert f"{file}: retry_marked is left out: no mark arrives at the service\n" == applied.err
+    assert (86_400_000, 3) == (applied.json["maxHintMs"], applied.json["maxAttempts"])
+    assert put.max_hint_ms == applied.json["maxHintMs"]
+
+
 @pytest.mark.parametrize("name", ["default", "interactive", "patient", "webhook"])
 def test_show_prints_a_file_that_apply_takes(
     ask: Ask, client: Client, tmp_path: Path, name: str
@@ -100,3 +111,18 @@ def test_mistake_in_a_file_is_named(ask: Ask, tmp_path: Path, text: str, said: s
 
     assert 2 == done.code
     assert said in done.err
+
+
+def test_version_that_is_not_there_is_told_from_the_policy(ask: Ask, tmp_path: Path) -> None:
+    """The policy is there, so its newest version is named."""
+    file = tmp_path / "versioned.toml"
+    file.write_text("max_attempts = 3\n")
+    ask("policy", "apply", file)
+
+    done = ask("policy", "show", "versioned", "--version", "9")
+    built_in = ask("policy", "show", "webhook", "--version", "9")
+    unknown = ask("policy", "show", "nowhere", "--version", "9")
+
+    assert (3, "", "error: versioned has no version 9: the newest is 1\n") == done
+    assert "error: webhook has no version 9: it is built in, and has none\n" == built_in.err
+    assert unknown.err.startswith("error: There is no such policy")

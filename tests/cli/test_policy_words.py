@@ -41,10 +41,10 @@ def test_explain_says_what_the_file_does(tmp_path: Path, defence: Defence) -> No
 @pytest.mark.parametrize(
     ("plain", "said"),
     [
-        ({}, "4 attempts by retries (every field is a default)"),
-        ({"max_attempts": 1}, "1 attempt by retries"),
-        ({"breaker": {}, "budget": {"kind": "token"}}, "4 attempts by retries, breaker, budget"),
-        ({"hedging": {"after": 0.1}}, "2 attempts by hedging"),
+        ({}, "up to 4 attempts (every field is a default)"),
+        ({"max_attempts": 1}, "1 attempt"),
+        ({"breaker": {}, "budget": {"kind": "token"}}, "up to 4 attempts, breaker, budget"),
+        ({"hedging": {"after": 0.1}}, "up to 2 attempts, hedged"),
     ],
     ids=repr,
 )
@@ -63,7 +63,7 @@ def test_check_warns(tmp_path: Path) -> None:
 
     result = run("check", path)
 
-    assert f"{path}: ok: 4 attempts by retries\n" == result.stdout
+    assert f"{path}: ok: up to 4 attempts\n" == result.stdout
     assert ["retryable_statuses has 200", "retryable_statuses has 404", "total_budget = 0.05"] == [
         line.removeprefix(f"{path}: warning: ").partition(":")[0].partition(" is ")[0]
         for line in result.stderr.splitlines()

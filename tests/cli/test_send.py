@@ -120,7 +120,7 @@ def test_one_key_is_one_task(ask: Ask) -> None:
         (["-H", "no colon"], "--header is written 'Name: value', got 'no colon'"),
         (["-H", "A: 1", "-H", "a: 2"], "--header: a is given twice"),
         (["-d", "@none.json"], "--data: cannot read none.json: No such file or directory"),
-        (["--delay", "soon"], "--delay must be a time such as 2s or 500ms, got 'soon'"),
+        (["--delay", "soon"], "--delay must be a time such as 500ms, 2s, 10m or 24h, got 'soon'"),
         (["--wait", "0"], "--wait must be greater than 0"),
         (["--policy", "none"], "There is no policy 'none'"),
         (["-X", "G T"], "method"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +17,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tarry.cli.serve import _unheard
 from tests.cli.operating import tarry
+
+SECRET = f"whsec_{'c2hoaGho' * 4}"
 
 
 @contextmanager
@@ -87,15 +92,49 @@ def test_greeting_says_how_to_get_a_key(tmp_path: Path) -> None:
 
 
 def test_service_that_cannot_start_says_so(tmp_path: Path) -> None:
-    """The port is taken: 4, and the log has the reason."""
+    """The port is taken, the address is another machine's: 4, and the way out."""
     with serving(tmp_path, "--store", "memory:") as (_, greeting):
         port = greeting.split()[2].rpartition(":")[2]
-        command = [sys.executable, "-m", "tarry", "serve", "--store", "memory:", "--port", port]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        taken = tarry("serve", "--store", "memory:", "--port", port)
+    elsewhere = tarry("serve", "--store", "memory:", "--port", "0", "--host", "192.0.2.1")
 
-    assert (4, "") == (done.returncode, done.stdout)
-    assert "address already in use" in done.stderr
-    assert "\nerror: the service did not start: the log above says why\n" in done.stderr
+    assert (4, "") == (taken.code, taken.out)
+    assert taken.err.endswith(
+        f"error: port {port} of 127.0.0.1 is taken: choose another with --port\n"
+    )
+    assert (4, "") == (elsewhere.code, elsewhere.out)
+    assert elsewhere.err.endswith(
+        "error: 192.0.2.1 is no address of this machine: choose another with --host\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError(errno.EACCES, "permission denied"), "choose one above 1023 with --port"),
+        (socket.gaierror(-2, "name or service not known"), "choose another with --host"),
+        (OSError(errno.EIO, "odd"), None),
+    ],
+    ids=["privileged port", "unknown name", "something else"],
+)
+def test_words_for_where_it_cannot_listen(error: OSError, words: str | None) -> None:
+    """What is not known is in the log."""
+    said = _unheard(error, "nowhere", 80)
+
+    assert (said or "").endswith(words or "")
+    assert (words is None) == (said is None)
+
+
+def test_greeting_of_a_service_on_every_address_can_be_pasted(tmp_path: Path) -> None:
+    """Nobody can call 0.0.0.0, and no task may go there."""
+    every = "0.0.0.0"  # noqa: S104 - what is tried
+    with serving(tmp_path, "--dev", "--host", every) as (_, greeting):
+        first, *rest = greeting.splitlines()
+
+    port = first.split()[2].rpartition(":")[2]
+    assert f"tarry serves http://{every}:{port} (API at http://127.0.0.1:{port}/docs)" == first
+    assert every not in "".join(rest)
+    assert f'"targetUrl": "http://127.0.0.1:{port}/healthz"' in greeting
 
 
 def test_config_tells_where_values_come_from(
@@ -103,19 +142,22 @@ def test_config_tells_where_values_come_from(
 ) -> None:
     """Flags over variables over the file over defaults; secrets are only counted."""
     file = tmp_path / "tarry.toml"
-    file.write_text('port = 1\nhost = "::1"\nsigning_secrets = ["whsec_hidden"]\n')
+    file.write_text(f'port = 1\nhost = "::1"\nsigning_secrets = ["{SECRET}"]\n')
     monkeypatch.setenv("TARRY_PORT", "2")
     monkeypatch.setenv("TARRY_IN_FLIGHT", "3")
     given = ("config", "--config", file, "--port", "4", "--set", "drain-ms=5")
 
     told, shown = tarry(*given, "--json").json, tarry(*given)
 
-    assert {"value": "4", "from": "--port"} == told["port"]
-    assert {"value": "3", "from": "TARRY_IN_FLIGHT"} == told["in_flight"]
+    assert {"value": 4, "from": "--port"} == told["port"]
+    assert {"value": 3, "from": "TARRY_IN_FLIGHT"} == told["in_flight"]
     assert {"value": "::1", "from": f"host in {file}"} == told["host"]
-    assert {"value": "5", "from": "--set drain_ms"} == told["drain_ms"]
+    assert {"value": 5, "from": "--set drain_ms"} == told["drain_ms"]
+    assert [False, [], ["[redacted]"], 0.0] == [
+        told[name]["value"] for name in ("dev", "allow_target", "signing_secrets", "tenant_rate")
+    ]
     assert "default" == told["store"]["from"]
-    assert "whsec_hidden" not in shown.out
+    assert SECRET not in shown.out
     assert ["port", "4", "--port"] == next(
         line.split()[:3] for line in shown.out.splitlines() if line.startswith("port ")
     )
@@ -125,19 +167,24 @@ def test_config_tells_where_values_come_from(
     ("flags", "said"),
     [
         (["--set", "port"], "--set takes NAME=VALUE, got 'port'"),
-        (["--set", "prot=1"], "--set prot: there is no such setting; there are allow_host, "),
+        (["--set", "prot=1"], "--set prot: there is no such setting; did you mean port?"),
+        (["--set", "zz=1"], "--set zz: there is no such setting; there are allow_host, "),
         (["--set", "port=x"], "--set port: expected"),
         (["--port", "99999"], "--port: expected"),
         (["--config", "none.toml"], "cannot read none.toml"),
+        (["--allow-target", "10.0.0.0/99"], "--allow-target: allow_target must hold CIDRs"),
+        (["--set", "ca_file=/nope.pem"], "--set ca_file: ca_file must be a file of PEM"),
+        (["--store", "sqlite:/usr"], "--store: store must be a file, and /usr is a folder"),
     ],
-    ids=["no value", "no such setting", "no number", "too large", "no file"],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
 def test_mistake_is_named(flags: list[str], said: str) -> None:
-    """Before anything is started."""
+    """Before anything is started; both commands say the same."""
     done = tarry("config", *flags)
 
     assert (2, "") == (done.code, done.out)
     assert said in done.err
+    assert done == tarry("serve", *flags)
 
 
 @pytest.mark.parametrize(

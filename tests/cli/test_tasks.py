@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from tarry.cli.shown import cell, clock, counted, since, until
 from tarry.cli.tasks import story
 from tarry.client import Client
+from tarry.runtime.clocks import world
 from tests.cli.operating import Done
 from tests.integration.flaky import Flaky
 
@@ -122,6 +124,24 @@ def test_cancel(ask: Ask, waiting: str) -> None:
     assert (0, "CANCELLED") == (again.code, again.json["status"])
 
 
+def test_cancel_goes_by_the_status(
+    ask: Ask, client: Client, target: Flaky, waiting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt may finish where one runs; a task that has ended has none."""
+    ended = msgspec.structs.replace(client.cancel(waiting), cancelling=True)
+    running = client.enqueue(f"{target.url}/?plan=late&run=slow")
+    while client.get(running).status != "IN_FLIGHT":
+        world.sleep(0.01, None)
+
+    slow = ask("tasks", "cancel", running.task_id)
+    target.go_on.set()
+    monkeypatch.setattr(Client, "cancel", lambda *_: ended)
+    done = ask("tasks", "cancel", waiting)
+
+    assert f"{running.task_id} IN_FLIGHT: cancelled; the attempt that runs may finish\n" == slow.out
+    assert f"{waiting} CANCELLED: cancelled\n" == done.out
+
+
 def test_task_that_has_ended_cannot_be_cancelled(ask: Ask, failed: str) -> None:
     """That is no mistake in what was written, and not what was asked for either: 1."""
     done = ask("tasks", "cancel", failed)
@@ -136,9 +156,34 @@ def test_retry_makes_the_next_attempt_now(
     done = ask("tasks", "retry", waiting)
 
     assert 0 == done.code, done.err
-    assert "the next attempt is made now" in done.out
+    assert done.out.startswith(f"{waiting} ")
     assert "SUCCEEDED" == client.wait(waiting, 30).status
     assert 1 == len(target.seen[""])
+
+
+def test_retry_says_what_keeps_the_next_attempt(
+    ask: Ask, client: Client, lane: str, waiting: str
+) -> None:
+    """A paused downstream gets nothing, also by hand."""
+    client.pause(lane)
+    done = ask("tasks", "retry", waiting)
+    client.resume(lane)
+
+    words = "Attempt 1 of 5 waits until an operator resumes its downstream."
+    assert (0, f"{waiting} PENDING: {words}\n", "") == done
+
+
+def test_retry_of_a_running_task_promises_nothing(ask: Ask, client: Client, target: Flaky) -> None:
+    """The attempt that runs is not the next one."""
+    running = client.enqueue(f"{target.url}/?plan=late&run=slow")
+    while client.get(running).status != "IN_FLIGHT":
+        world.sleep(0.01, None)
+
+    done = ask("tasks", "retry", running.task_id)
+    target.go_on.set()
+
+    words = "an attempt is running; if it fails, the next waits as its policy says"
+    assert (0, f"{running.task_id} IN_FLIGHT: {words}\n", "") == done
 
 
 @pytest.mark.parametrize("command", ["show", "explain", "cancel", "retry"])

@@ -243,6 +243,7 @@ def test_policies(talker: Talker, service: Played) -> None:
             createdAt=1,
             totalBudgetMs=None,
             attemptTimeoutMs=30_000,
+            maxHintMs=86_400_000,
         )
         return 201, kept
 
@@ -255,7 +256,7 @@ def test_policies(talker: Talker, service: Played) -> None:
 
     sent = service.seen[0].json
     assert (9, 2000, "FULL") == (sent["maxAttempts"], sent["initialDelayMs"], sent["jitterType"])
-    assert "attemptTimeoutMs" not in sent
+    assert sent.keys().isdisjoint({"attemptTimeoutMs", "maxHintMs"})
     assert (9, 1) == (put_policy.max_attempts, put_policy.version)
     assert put_policy == talker.do("policy", "slow", 1)
     assert {"version": "1"} == service.seen[-1].query

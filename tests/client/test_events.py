@@ -22,7 +22,9 @@ def told(kind: str, at: int) -> bytes:
 
 
 @pytest.mark.usefixtures("_hurry")
-def test_a_stream_that_is_lost_is_opened_again(talker: Talker, service: Played) -> None:
+def test_a_stream_that_is_lost_is_opened_again(
+    talker: Talker, service: Played, caplog: pytest.LogCaptureFixture
+) -> None:
     """A reader goes on after its connection was lost, and after a service that was away."""
     service.streams.extend(
         [
@@ -37,6 +39,9 @@ def test_a_stream_that_is_lost_is_opened_again(talker: Talker, service: Played) 
 
     assert [("added", 1), ("succeeded", 3), ("added", 4)] == [(one.kind, one.at) for one in events]
     assert 11 == len(service.seen)
+    lost = [one.getMessage() for one in caplog.records if one.name == "tarry.client"]
+    assert 2 == len(lost)
+    assert lost[0].endswith(": the stream of events was lost; it is opened again")
     assert {"text/event-stream"} == {seen.headers["accept"] for seen in service.seen}
 
 

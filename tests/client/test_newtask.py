@@ -11,6 +11,7 @@ import pytest
 
 from tarry.client.newtask import BATCH_BYTES, batches, content_of, new_task
 from tarry.client.options import NewTask
+from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 HOOK = "https://example.com/hook"
@@ -107,6 +108,8 @@ def test_delays() -> None:
         ({"at": 1_800_000_000_000}, "at must be in seconds since 1970.* milliseconds"),
         ({"at": datetime(2027, 1, 15)}, "at must have a time zone"),  # noqa: DTZ001
         ({"at": -1}, "at must be at least 0"),
+        ({"delay": 1, "at": 1_800_000_000}, "delay and at both say when"),
+        ({"policy": Policy()}, r"policy must be the name of a policy, got .*put_policy\(\)"),
     ],
 )
 def test_refusals(options: dict[str, Any], said: str) -> None:
@@ -119,8 +122,12 @@ def test_refusals(options: dict[str, Any], said: str) -> None:
     ("task", "said"),
     [
         ({"url": HOOK, "delay": -1}, r"^tasks\[1\]: delay must be at least 0"),
-        ({"url": HOOK, "polcy": "x"}, r"^tasks\[1\]: .*polcy"),
-        ({}, r"^tasks\[1\]: .*url"),
+        (
+            {"url": HOOK, "polcy": "x"},
+            r"^tasks\[1\]: enqueue has no argument 'polcy'; did you mean policy\?",
+        ),
+        ({"url": HOOK, "zz": 1}, r"^tasks\[1\]: enqueue has no argument 'zz'; it has url, body, "),
+        ({}, r"^tasks\[1\] must have a url"),
         (HOOK, r"^tasks\[1\] must be the arguments of enqueue"),
     ],
 )

@@ -126,6 +126,16 @@ def test_waits_and_streams_do_not_hold_up_the_end(tmp_path: Path) -> None:
             assert read_to_end(listening).startswith(b"HTTP/1.1 200 ")
 
 
+def test_half_a_request_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """An upload that stands still is cut off when the service ends, however long it might take."""
+    patient = ("--set", "body_timeout_ms=3600000")
+    with service(tmp_path, *patient) as running, connected(running) as wire:
+        wire.sendall(POST + SIZED + TASK[:10])
+        assert 200 == running.ask("GET", "/healthz")[0]  # so it has been read
+        assert 0 == running.stop()
+        assert 408 == problem_in(read_to_end(wire))[0]
+
+
 def test_another_host_is_not_served_without_keys(tmp_path: Path) -> None:
     """A page whose name was made to point to loopback gets nothing; the operator may allow it."""
     with service(tmp_path, "--set", "allow_host=tarry.internal") as running:

@@ -8,6 +8,9 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.service.settings import Settings, load
 
+_KEY = "A" * 43 + "="
+_FILE = __file__
+
 
 def test_defaults_are_safe() -> None:
     """Nothing said: loopback, a file, no targets beside public ones."""
@@ -57,16 +60,19 @@ def test_flag_that_was_not_given_changes_nothing() -> None:
 
 def test_list_in_a_variable_is_divided_by_commas() -> None:
     """Networks and names are parted by commas; a flag has a list already."""
-    given = load({"signing_secrets": ["a", "b"]}, {"TARRY_ALLOW_TARGET": "10.0.0.0/8, *.internal,"})
+    given = load({"allow_host": ["a", "b"]}, {"TARRY_ALLOW_TARGET": "10.0.0.0/8, *.internal,"})
 
     assert ("10.0.0.0/8", "*.internal") == given.settings.allow_target
-    assert ("a", "b") == given.settings.signing_secrets
+    assert ("a", "b") == given.settings.allow_host
 
 
 def test_secrets_are_not_shown() -> None:
     """`tarry config` says that there are some, and no more."""
-    loaded = load({"encryption_keys": ["hush"], "dev": True}, {})
+    proxy = "http://me:hush@proxy:3128"
+    loaded = load({"encryption_keys": [_KEY], "dev": True, "egress_proxy": proxy}, {})
 
+    assert ("[redacted]",) == loaded.harmless("encryption_keys")
+    assert "http://[redacted]@proxy:3128" == loaded.harmless("egress_proxy")
     assert "1 kept secret" == loaded.shown("encryption_keys")
     assert "none" == loaded.shown("signing_secrets")
     assert "true" == loaded.shown("dev")
@@ -79,7 +85,9 @@ def test_secrets_are_not_shown() -> None:
         ({"port": "x"}, {}, ["--port", "int", "'x'"]),
         ({"port": 70_000}, {}, ["--port", "65535"]),
         ({}, {"TARRY_IN_FLIGHT": "0"}, ["TARRY_IN_FLIGHT", ">= 1", "'0'"]),
-        ({}, {"TARRY_LOG": "xml"}, ["TARRY_LOG", "text|json", "'xml'"]),
+        ({}, {"TARRY_LOG": "xml"}, ["TARRY_LOG: must be text or json, got 'xml'"]),
+        ({}, {"TARRY_LOG_LEVEL": "all"}, ["must be debug, info, warning or error, got 'all'"]),
+        ({}, {"TARRY_DEV": "yes"}, ["TARRY_DEV: must be true or false, got 'yes'"]),
         ({}, {"TARRY_LEASE_MS": "5"}, ["TARRY_LEASE_MS", "max_attempt_timeout_ms", "65000"]),
     ],
 )
@@ -92,11 +100,100 @@ def test_a_mistake_names_its_place_and_the_rule(
     assert all(word in str(caught.value) for word in words)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("store", "postgres://x", "store must be sqlite:PATH or memory:, got 'postgres://x'"),
+        ("store", "sqlite:", "store must name a file: sqlite:PATH"),
+        ("store", "sqlite:/usr", "store must be a file, and /usr is a folder: write sqlite:/usr/"),
+        ("store", f"sqlite:{_FILE}/x", f"store must lie in a folder, and {_FILE} is none"),
+        ("bodies", "ftp://x", "bodies must be a folder, or a bucket as s3://bucket/path: "),
+        ("bodies", _FILE, f"bodies must lie in a folder, and {_FILE} is none"),
+        ("bodies_endpoint", "minio:9000", "bodies_endpoint must be a URL as http://host:port"),
+        ("host", "http://x", "host must name a host of letters"),
+        ("host", "", "host must name a host"),
+        ("allow_host", "http://x", "allow_host must hold host names, got 'http://x'"),
+        ("allow_target", "10.0.0.0/99", "allow_target must hold CIDRs"),
+        ("allow_target", "http://x", "allow_target must hold CIDRs"),
+        ("operator", "a/b", "operator must have 1 to 63 letters"),
+        ("tenant_rate", "inf", "tenant_rate must be finite, got inf"),
+        ("egress_proxy", "foo", "egress_proxy must be a URL as http://host:port, got 'foo'"),
+        ("egress_proxy", "http://x:99999", "egress_proxy must be a URL as http://host:port"),
+        ("ca_file", "/nope.pem", "ca_file must be a file of PEM certificates, got '/nope.pem'"),
+        ("ca_file", _FILE, "ca_file must be a file of PEM certificates"),
+        ("signing_secrets", "abc", "signing_secrets[0] must start with whsec_"),
+        ("encryption_keys", "abc", "encryption_keys must be 32 random bytes"),
+    ],
+)
+def test_a_value_is_checked_where_it_is_loaded(name: str, value: str, words: str) -> None:
+    """The part that goes by it is not reached: the place, the setting and its rule are told."""
+    variable = f"TARRY_{name.upper()}"
+    for origin, flags, environ, changes in (
+        (f"--{name.replace('_', '-')}", {name: value}, {}, {}),
+        (variable, {}, {variable: value}, {}),
+        (f"--set {name}", {}, {}, {name: value}),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            load(flags, environ, changes=changes)
+        assert str(caught.value).startswith(f"{origin}: {words}")
+
+
+def test_folder_that_cannot_be_written_to_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the service tries to make its file there, whoever runs this."""
+    monkeypatch.setattr("os.access", lambda *_: False)
+
+    with pytest.raises(ConfigurationError, match=r"^--store: store must lie in a folder that can"):
+        load({"store": "sqlite:x/tarry.db"}, {})
+
+
+def test_a_check_makes_nothing(tmp_path: Path) -> None:
+    """`tarry config` leaves no folder behind."""
+    load({"store": f"sqlite:{tmp_path}/a/t.db", "bodies": f"{tmp_path}/b"}, {})
+
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_default_that_cannot_be_is_told_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder lies where the store would be."""
+    (tmp_path / "tarry-data" / "tarry.db").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ConfigurationError, match=r"^store: store must be a file, and tarry-data"):
+        load({}, {})
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("TARRY_REQUIRE_KEY", "did you mean TARRY_REQUIRE_KEYS?"),
+        ("TARRY_PROT", "did you mean TARRY_PORT?"),
+        ("TARRY_port", "did you mean TARRY_PORT?"),
+        ("TARRY_QQQQ", "there are TARRY_ALLOW_HOST, "),
+    ],
+)
+def test_misspelt_variable_is_refused(variable: str, words: str) -> None:
+    """Its default would stay in force, and with it an open door."""
+    with pytest.raises(ConfigurationError) as caught:
+        load({}, {variable: "true"})
+    assert str(caught.value).startswith(f"{variable}: there is no such setting; {words}")
+
+
+def test_variables_of_callers_are_passed_over() -> None:
+    """Who calls the service from the same shell has some too."""
+    given = {"TARRY_SERVER": "http://x", "TARRY_KEY": "k", "OTHER": "x"}
+
+    assert {"default"} == set(load({}, given).origins.values())
+
+
 def test_a_wrong_secret_is_not_repeated() -> None:
     """An error does not print what was to be kept secret."""
-    with pytest.raises(ConfigurationError) as caught:
-        load({"encryption_keys": [{"hush": 1}]}, {})
-    assert "hush" not in str(caught.value)
+    for name in ("encryption_keys", "signing_secrets"):
+        for wrong in ({"hush": 1}, "hush", "whsec_hush"):
+            with pytest.raises(ConfigurationError) as caught:
+                load({name: [wrong]}, {})
+            assert "hush" not in str(caught.value)
 
 
 def test_file_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
@@ -118,3 +215,16 @@ def test_lease_is_longer_than_the_longest_attempt() -> None:
 
     assert settings.lease > 1000 + 5000
     assert 9000 == Settings(max_attempt_timeout_ms=1000, lease_ms=9000).lease
+
+
+def test_variables_that_kubernetes_sets_are_not_ours() -> None:
+    """A Service that is called tarry leaves such in every pod."""
+    links = {
+        "TARRY_SERVICE_HOST": "10.0.0.1",
+        "TARRY_SERVICE_PORT": "80",
+        "TARRY_SERVICE_PORT_HTTP": "80",
+        "TARRY_PORT": "tcp://10.0.0.1:80",
+        "TARRY_PORT_80_TCP_ADDR": "10.0.0.1",
+    }
+
+    assert Settings() == load({}, links).settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import getdoc
 from typing import Annotated
 
 import typer
@@ -96,3 +97,16 @@ app.command(rich_help_panel=_POLICY, epilog=example("tarry simulate storm --html
 app.command(rich_help_panel=_POLICY, epilog=example("tarry tune attempts.csv --out policy.toml"))(
     tune
 )
+
+
+def _unwrap(group: typer.Typer) -> None:
+    """Let the terminal break the lines of the help, which docstrings break at their own width."""
+    for command in group.registered_commands:
+        paragraphs = (getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(" ".join(one.split()) for one in paragraphs)
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            _unwrap(inner.typer_instance)
+
+
+_unwrap(app)

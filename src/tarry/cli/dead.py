@@ -45,7 +45,7 @@ def list_(
 
     with connected(server, key) as client:
         found = client.dead_letters(policy=policy, lane=lane, reason=reason)
-        show_tasks(list(islice(found, limit)), as_json=as_json)
+        show_tasks(list(islice(found, limit)), as_json=as_json, dead=True)
 
 
 @app.command(epilog=example("tarry dead replay --lane https:example.com:443 --rate 10"))
@@ -71,6 +71,7 @@ def replay(
     The service does it by itself from here on; task ids and idempotency keys stay.
     """
     from tarry.cli.shown import counted, print_json, say
+    from tarry.core.checks import positive
 
     if task is not None:
         given = (policy, lane, reason, rate, dry_run or None)
@@ -81,6 +82,8 @@ def replay(
 
         retry(task, server, key, as_json)
         return
+    if rate is not None:
+        positive("--rate", rate)
     with connected(server, key) as client:
         job = client.replay(policy=policy, lane=lane, reason=reason, rate=rate, dry_run=dry_run).job
     if as_json:

@@ -122,7 +122,8 @@ def _with_store(
     import asyncio
 
     from tarry.errors import ConfigurationError
-    from tarry.service.app import make_store, sqlite_path
+    from tarry.service.app import make_store
+    from tarry.service.checks import sqlite_path
     from tarry.service.settings import load
 
     url = load({"store": url}, file=config).settings.store

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tarry.cli.remote import DEFAULT_SERVER, Json, Key, Server, connected
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, NotFound
 
 if TYPE_CHECKING:
+    from tarry.client import Client
     from tarry.wire.tasks import RetryPolicy
 
 _HEADINGS = ("policy", "version", "attempts", "first delay", "longest", "jitter", "timeout", "ends")
@@ -44,12 +45,25 @@ def show(
     from tarry.wire.policies import FIELDS, policy_from_wire
 
     with connected(server, key) as client:
-        found = client.policy(name, version)
+        found = _found(client, name, version)
     if as_json:
         print_json(found)
         return
     fields = {field: value for field, value in builtin(found).items() if field in FIELDS}
     typer.echo(toml.dumps(policy_from_wire(fields, Policy()).to_dict()), nl=False)
+
+
+def _found(client: Client, name: str, version: int | None) -> RetryPolicy:
+    """Look at a policy; where only the version is not there, say which is."""
+    try:
+        return client.policy(name, version)
+    except NotFound as error:
+        if version is None:
+            raise
+        newest = client.policy(name).version
+        there = "it is built in, and has none" if newest is None else f"the newest is {newest}"
+        msg = f"{name} has no version {version}: {there}"
+        raise NotFound(msg) from error
 
 
 def apply(
@@ -67,16 +81,21 @@ def apply(
     """
     from tarry.cli.shown import print_json, say
     from tarry.simulator.files import read_defence
+    from tarry.simulator.files.documents import read_document
+    from tarry.wire.policies import policy_from_file, policy_to_wire
 
     defence = read_defence(file)
     if defence.hedging is not None:
         msg = f"{file}: the service retries and does not hedge: leave [hedging] out"
         raise ConfigurationError(msg)
+    fields = dict(read_document(file).data)
     for part in ("breaker", "budget", "limiter"):
-        if getattr(defence, part) is not None:
+        if fields.pop(part, None) is not None:
             typer.echo(f"{file}: [{part}] is left out: the service has its own", err=True)
+    if fields.pop("retry_marked", False):
+        typer.echo(f"{file}: retry_marked is left out: no mark arrives at the service", err=True)
     with connected(server, key) as client:
-        kept = client.put_policy(name or file.stem, defence.policy)
+        kept = client.put_policy(name or file.stem, policy_to_wire(policy_from_file(fields)))
     if as_json:
         print_json(kept)
     else:

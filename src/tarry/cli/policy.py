@@ -166,14 +166,13 @@ def check(file: File) -> None:
     for doubt in doubts(defence):
         typer.echo(f"{file}: warning: {doubt}", err=True)
     attempts = (defence.hedging or defence.policy).max_attempts
-    kind = "retries" if defence.hedging is None else "hedging"
+    most = "1 attempt" if attempts == 1 else f"up to {attempts} attempts"
+    hedged = [] if defence.hedging is None else ["hedged"]
     beside = [
         name for name in ("breaker", "budget", "limiter") if getattr(defence, name) is not None
     ]
-    plural = "" if attempts == 1 else "s"
     defaults = " (every field is a default)" if defence == Defence() else ""
-    said = ", ".join([f"{attempts} attempt{plural} by {kind}", *beside])
-    typer.echo(f"{file}: ok: {said}{defaults}")
+    typer.echo(f"{file}: ok: {', '.join([most, *hedged, *beside])}{defaults}")
 
 
 def _unused(by: str, reason: str, **given: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +33,8 @@ ForReason = Annotated[str | None, typer.Option("--reason", help="Only those ende
 Task = Annotated[str, typer.Argument(metavar="TASK", help="The id of a task.")]
 
 LISTED = 50
+_LONG_WAIT = 1.0
+"""Seconds of silence that people ask about."""
 
 
 def example(command: str) -> str:
@@ -39,30 +42,59 @@ def example(command: str) -> str:
     return f"[bold]Example[/bold]\n\n[bold cyan]  {command}[/bold cyan]"
 
 
+class _News(logging.Handler):
+    """Says why a command is silent: a stream was lost, or the service asked to wait."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tarry.cli.words import plain
+        from tarry.core.explain import duration
+
+        wait = getattr(record, "tarry", {})
+        if record.name == "tarry.client":
+            typer.echo(plain(record.getMessage()), err=True)
+        elif "max_retries" in wait and wait["hint"] is not None and wait["delay"] >= _LONG_WAIT:
+            said = f"the service answered {wait['detail']}: trying again in "
+            typer.echo(said + duration(wait["delay"]), err=True)
+
+
 @contextmanager
 def connected(server: str, key: str | None) -> Generator[Client]:
     """Talk to a service; one that does not answer is told with the way to start one."""
-    import logging
+    from tarry.errors import ServiceUnreachable
 
-    from tarry.client import Client
-    from tarry.errors import ConfigurationError, ServiceUnreachable
-
-    # The client's own retries are no news here: the last error says what there is to say.
-    if not (logger := logging.getLogger("tarry")).handlers:
-        logger.addHandler(logging.NullHandler())
+    opened = _opened(server, key)
+    logger = logging.getLogger("tarry")
+    # The client's other retries are no news here: the last error says what there is to say.
+    logger.addHandler(news := _News())
     try:
-        opened = Client(server, key=key)
-    except ConfigurationError as error:
-        msg = f"--server or --key: {error}"
-        raise ConfigurationError(msg) from None
-    with opened as client:
-        try:
+        with opened as client:
             yield client
-        except ServiceUnreachable as error:
-            why = str(error.__cause__ or "").partition("] ")
-            said = (why[2] or why[0] or "no answer").lower()
-            msg = (
-                f"no service answers at {server} ({said}): start one with `tarry serve`, or name "
-                "another with --server or TARRY_SERVER"
-            )
-            raise ServiceUnreachable(msg) from error
+    except ServiceUnreachable as error:
+        msg = (
+            f"no service answers at {server} ({_why(server, error)}): start one with "
+            "`tarry serve`, or name another with --server or TARRY_SERVER"
+        )
+        raise ServiceUnreachable(msg) from error
+    finally:
+        logger.removeHandler(news)
+
+
+def _opened(server: str, key: str | None) -> Client:
+    from tarry.client import Client
+    from tarry.errors import ConfigurationError
+
+    try:
+        return Client(server, key=key)
+    except ConfigurationError as error:
+        parameter, _, rule = str(error).partition(" ")
+        option = "--server" if parameter == "url" else f"--{parameter}"
+        msg = f"{option} {rule.replace('key=', '--key')}"
+        raise ConfigurationError(msg) from None
+
+
+def _why(server: str, error: Exception) -> str:
+    cause = str(error.__cause__ or "")
+    _, _, after = cause.partition("] ")
+    said = (after or cause or "no answer").lower()
+    is_plain = server.startswith("https:") and "SSL" in cause and "CERTIFICATE" not in cause
+    return f"{said}; is it http:// and not https://?" if is_plain else said

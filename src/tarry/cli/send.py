@@ -51,8 +51,8 @@ def send(
 ) -> None:
     """Give the service a call to make; it makes it until it succeeds, or its policy ends it.
 
-    When this returns, the task is kept. A body that is JSON goes as application/json, unless a
-    header says otherwise.
+    When this returns, the task is kept. A body that is a JSON object or list goes as
+    application/json, unless a header says otherwise.
     """
     from tarry.cli.shown import print_json
     from tarry.tuning.words import seconds

@@ -64,6 +64,7 @@ def serve(
     server = Server(service, patience=loaded.settings.drain_ms / 1000 + _PAUSED_FOR)
     signal.signal(signal.SIGTERM, _ended)
     is_up = False
+    why = "the service did not start: the log above says why"
 
     def ready(address: str) -> None:
         nonlocal is_up
@@ -75,8 +76,11 @@ def serve(
     except SystemExit as end:  # the server's own way to say that it cannot listen
         if not end.code:
             raise
+        if isinstance(end.__context__, OSError):
+            settings = loaded.settings
+            why = _unheard(end.__context__, settings.host, settings.port) or why
     if not is_up:
-        typer.echo("error: the service did not start: the log above says why", err=True)
+        typer.echo(f"error: {why}", err=True)
         raise typer.Exit(AWAY)
 
 
@@ -100,7 +104,7 @@ def config(
     if as_json:
         print_json(
             {
-                name: {"value": loaded.shown(name), "from": loaded.origins[name]}
+                name: {"value": loaded.harmless(name), "from": loaded.origins[name]}
                 for name in Settings.__struct_fields__
             }
         )
@@ -110,6 +114,20 @@ def config(
         for field in msgspec.structs.fields(Settings)
     ]
     console().print(table(("setting", "value", "from", "what it is"), rows))
+
+
+def _unheard(error: OSError, host: str, port: int) -> str | None:
+    """Say what helps where the service cannot listen."""
+    import errno
+    import socket
+
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is taken: choose another with --port"
+    if error.errno == errno.EACCES:
+        return f"this user may not listen on port {port}: choose one above 1023 with --port"
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return f"{host} is no address of this machine: choose another with --host"
+    return None
 
 
 def _meaning(annotated: Any) -> str:
@@ -189,8 +207,10 @@ def _greet(address: str, loaded: Loaded) -> None:
     from tarry.service.settings import DEFAULT
 
     settings = loaded.settings
+    # Where it listens on every address, this one can be pasted.
+    here = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     lines = [
-        f"tarry serves {address} (API at {address}/docs)",
+        f"tarry serves {address} (API at {here}/docs)",
         f"data in {place_of(settings)}",
     ]
     if settings.dev:
@@ -202,12 +222,12 @@ def _greet(address: str, loaded: Loaded) -> None:
     else:
         key = ""
     # Something that answers: the service itself, where it may be a target.
-    task: dict[str, Any] = {"targetUrl": f"{address}/healthz", "method": "GET"}
+    task: dict[str, Any] = {"targetUrl": f"{here}/healthz", "method": "GET"}
     if not settings.dev:
         task = {"targetUrl": "https://example.com/hook", "body": {"hello": "world"}}
     lines += [
         "",
-        f"curl {address}/retry-tasks{key} \\",
+        f"curl {here}/retry-tasks{key} \\",
         f"  -H 'Content-Type: application/json' -H 'Prefer: wait=5' -d '{json.dumps(task)}'",
         "",
     ]

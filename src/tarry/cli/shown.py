@@ -32,6 +32,7 @@ STYLES = {
     "PROBING": "yellow",
 }
 TASK_HEADINGS = ("task", "status", "attempts", "next", "target")
+LETTER_HEADINGS = ("task", "reason", "attempts", "died", "target")
 
 _PIPED = 10_000
 """Columns where nobody looks: a row is a line, whatever is in it."""
@@ -99,6 +100,17 @@ def task_row(task: RetryTask, now: float) -> tuple[object, ...]:
         task.status,
         task.attempt_number,
         "" if task.next_attempt_at is None else until(task.next_attempt_at, now),
+        f"{task.method} {task.target_url}",
+    )
+
+
+def letter_row(task: RetryTask, now: float) -> tuple[object, ...]:
+    """Return a dead letter under `LETTER_HEADINGS`; `now` in epoch seconds."""
+    return (
+        task.task_id,
+        task.reason,
+        task.attempt_number,
+        None if task.finished_at is None else since(task.finished_at, now),
         f"{task.method} {task.target_url}",
     )
 

@@ -102,7 +102,8 @@ def cancel(
     with connected(server, key) as client:
         found = client.cancel(task)
     running = "cancelled; the attempt that runs may finish"
-    _tell(found, running if found.cancelling else "cancelled", as_json=as_json)
+    words = running if found.status == "IN_FLIGHT" else "cancelled"
+    _tell(found, found.status, words, as_json=as_json)
 
 
 @app.command(epilog=example("tarry tasks retry 0199c0de-0000-7000-8000-000000000000"))
@@ -112,22 +113,29 @@ def retry(
     """Make the next attempt now; a dead letter begins anew."""
     with connected(server, key) as client:
         found = client.retry(task)
-    _tell(found, "the next attempt is made now", as_json=as_json)
+        if found.status == "IN_FLIGHT":
+            words = "an attempt is running; if it fails, the next waits as its policy says"
+            _tell(found, found.status, words, as_json=as_json)
+            return
+        after = client.explain(found)  # its downstream may be paused, or its breaker open
+    _tell(found, after.status, after.next.words, as_json=as_json)
 
 
-def show_tasks(tasks: list[RetryTask], *, as_json: bool) -> None:
-    """Print tasks."""
-    from tarry.cli.shown import TASK_HEADINGS, console, print_json, say, table, task_row
+def show_tasks(tasks: list[RetryTask], *, as_json: bool, dead: bool = False) -> None:
+    """Print tasks, or dead letters: those have no next attempt, and a reason."""
+    from tarry.cli import shown
     from tarry.runtime.clocks import world
 
     if as_json:
-        print_json(tasks)
+        shown.print_json(tasks)
     elif not tasks:
-        say("none")
+        shown.say("none")
     else:
         now = world.epoch()
-        rows = [task_row(task, now) for task in tasks]
-        console().print(table(TASK_HEADINGS, rows, cut=TASK_HEADINGS[-1]))
+        headings = shown.LETTER_HEADINGS if dead else shown.TASK_HEADINGS
+        row = shown.letter_row if dead else shown.task_row
+        rows = [row(task, now) for task in tasks]
+        shown.console().print(shown.table(headings, rows, cut=headings[-1]))
 
 
 def story(text: str, following: str) -> list[str]:
@@ -137,13 +145,13 @@ def story(text: str, following: str) -> list[str]:
     return [first, *(f"attempt {one}" for one in rest), following]
 
 
-def _tell(task: RetryTask, words: str, *, as_json: bool) -> None:
+def _tell(task: RetryTask, status: str, words: str, *, as_json: bool) -> None:
     from tarry.cli.shown import print_json, say
 
     if as_json:
         print_json(task)
     else:
-        say(f"{task.task_id} {task.status}: {words}")
+        say(f"{task.task_id} {status}: {words}")
 
 
 def _show(task: RetryTask, attempts: list[AttemptLog]) -> None:

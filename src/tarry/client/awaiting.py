@@ -138,5 +138,6 @@ class AsyncSender:
                     async for chunk in response.aiter_bytes():
                         for event in parser.feed(chunk):
                             yield event
+            self._service.tell_lost()
             request = self._api.events("for_ever")
             await world.asleep(PAUSE * world.draw())

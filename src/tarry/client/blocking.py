@@ -132,5 +132,6 @@ class Sender:
                 with suppress(httpx.RequestError):  # lost: it is opened again
                     for chunk in response.iter_bytes():
                         yield from parser.feed(chunk)
+            self._service.tell_lost()
             request = self._api.events("for_ever")
             world.sleep(PAUSE * world.draw(), None)

@@ -6,12 +6,14 @@ import json
 from base64 import b64encode
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, Raw
 
+from tarry.client.options import TaskOptions
 from tarry.core.checks import at_least, short
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.wire import http
@@ -26,6 +28,7 @@ BATCH_BYTES = 8 << 20
 """Of JSON in a batch: half of what the service takes unless it is told otherwise."""
 
 _encode = msgspec.json.Encoder().encode
+_NAMES = ("url", "body", *TaskOptions.__annotations__)
 
 
 def new_task(
@@ -44,6 +47,15 @@ def new_task(
     callback: str | None = None,
 ) -> NewRetryTask:
     """Return the form of a task. It has a key, so that sending it twice makes one task."""
+    if not isinstance(policy, str):
+        msg = (
+            f"policy must be the name of a policy, got {short(policy)}: put_policy() gives one a "
+            "name, and overrides= changes fields for one task"
+        )
+        raise ConfigurationTypeError(msg)
+    if delay is not None and at is not None:
+        msg = "delay and at both say when a task begins: leave one of them out"
+        raise ConfigurationError(msg)
     key = str(uuid4()) if key is None else key
     http.key_text(key)
     is_bytes = isinstance(body, (bytes, bytearray))
@@ -62,6 +74,16 @@ def new_task(
         policy=_dict("overrides", overrides),
         callback_url=callback,
     )
+
+
+def check_names(arguments: Iterable[str]) -> None:
+    """Refuse arguments that `enqueue` does not have."""
+    for name in arguments:
+        if name not in _NAMES:
+            close = get_close_matches(name, _NAMES, n=1)
+            meant = f"did you mean {close[0]}?" if close else f"it has {', '.join(_NAMES)}"
+            msg = f"enqueue has no argument {name!r}; {meant}"
+            raise ConfigurationTypeError(msg)
 
 
 def content_of(task: NewRetryTask) -> bytes:
@@ -114,11 +136,14 @@ def _one_of_many(place: int, task: NewTask) -> bytes:
     if not isinstance(task, Mapping):
         msg = f'{where} must be the arguments of enqueue, {{"url": ...}}, got {short(task)}'
         raise ConfigurationTypeError(msg)
+    if "url" not in task:
+        msg = f"{where} must have a url"
+        raise ConfigurationTypeError(msg)
     try:
+        check_names(task)
         return _written(where, new_task(**task))
-    except (ConfigurationError, TypeError) as error:
-        kind = ConfigurationTypeError if isinstance(error, TypeError) else ConfigurationError
-        raise kind(f"{where}: {error}") from None
+    except ConfigurationError as error:
+        raise type(error)(f"{where}: {error}") from None
 
 
 def _written(what: str, task: NewRetryTask) -> bytes:

@@ -12,7 +12,7 @@ from tarry.client.request import Answer, Manner, Request, decoded, nothing, prob
 from tarry.client.whole import is_whole
 from tarry.core.policy import Policy
 from tarry.errors import ServiceError
-from tarry.wire.policies import policy_to_wire
+from tarry.wire.policies import policy_sent
 from tarry.wire.tasks import Downstream, Page, RetryPolicy
 
 if TYPE_CHECKING:
@@ -112,8 +112,4 @@ def _policy_path(policy_id: str) -> str:
 
 
 def _fields(policy: Policy | Mapping[str, Any]) -> Mapping[str, Any]:
-    if not isinstance(policy, Policy):
-        return policy
-    policy.to_dict()  # refuses what cannot be written, which is a callable
-    # What a policy leaves open, the service's default policy says.
-    return {name: value for name, value in policy_to_wire(policy).items() if value is not None}
+    return policy_sent(policy) if isinstance(policy, Policy) else policy

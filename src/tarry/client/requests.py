@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from tarry.client.newtask import content_of, epoch_ms, new_task
+from tarry.client.newtask import check_names, content_of, epoch_ms, new_task
 from tarry.client.operating import OperatorRequests
 from tarry.client.paths import named, page, path_of, repeatable
 from tarry.client.request import Answer, Request, decoded, problem_of
@@ -52,6 +52,7 @@ class Requests(OperatorRequests):
         self, url: str, body: Any, wait: float | None, options: TaskOptions
     ) -> Request[RetryTask]:
         """Add a task, and wait for its end when asked to."""
+        check_names(options)
         task = new_task(url, body, **options)
         headers = _JSON | repeatable(task.idempotency_key)
         waits = 0 if wait is None else ceil(positive("wait", wait))
@@ -160,7 +161,7 @@ class Requests(OperatorRequests):
         since = None if before is None else epoch_ms("before", before)
         form = NewReplay(
             filter=ReplayFilter(lane=lane, policy_id=policy, reason=reason, before=since),
-            rate=0.0 if rate is None else positive("rate", rate),
+            rate=None if rate is None else positive("rate", rate),
             dry_run=dry_run,
         )
         return Request(

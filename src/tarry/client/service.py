@@ -5,6 +5,7 @@ Needs neither httpx nor msgspec, so that the clients' names can be had without t
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import httpx
 
     from tarry.client.request import Request
+
+logger: logging.Logger = logging.getLogger("tarry.client")
 
 FOR_EVER = Policy(max_attempts=1_000_000_000, max_delay=10.0)
 """For a reader of events that has been connected once: the service comes back."""
@@ -65,6 +68,10 @@ class Service:
     def seen_by(self, waiting: Literal["wait", "events"]) -> Downstream:
         """Return the dependency as those see it who wait for it: nothing is too much."""
         return Downstream(f"{self.url}/{waiting}")
+
+    def tell_lost(self) -> None:
+        """Say that a stream of events has ended, which a reader of it cannot see."""
+        logger.warning("%s: the stream of events was lost; it is opened again", self.url)
 
     def unreachable(self, request: object, error: Exception) -> ServiceUnreachable:
         """Return what a failed connection means to the user."""

@@ -7,7 +7,6 @@ import secrets
 from functools import partial
 from importlib.metadata import version
 from ipaddress import ip_address
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError, MissingExtra
@@ -19,6 +18,7 @@ try:
     from tarry.service.api.application import Api
     from tarry.service.api.surroundings import Limits as ApiLimits
     from tarry.service.api.surroundings import Surroundings
+    from tarry.service.checks import MEMORY, SQLITE, check, sqlite_path
     from tarry.service.delivery.deliveries import Deliveries
     from tarry.service.delivery.grpc import GrpcDelivery
     from tarry.service.delivery.grpc import is_installed as has_grpc
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from tarry.service.settings import Settings
     from tarry.service.store import Store
     from tarry.wire.asgi import Receive, Scope, Send
-
-_MEMORY, _SQLITE = "memory:", "sqlite:"
 
 
 class Service:
@@ -140,7 +138,8 @@ class Service:
         await self.engine.start()
 
     def leave(self) -> None:
-        """Let nobody wait or listen any longer: the server is about to close its connections."""
+        """Begin nothing more, and let nobody wait: the server is about to close its connections."""
+        self.engine.halt()
         self._api.close()
 
     async def close(self) -> None:
@@ -176,48 +175,36 @@ class Service:
 
 def make_store(url: str) -> Store:
     """Return the store that a URL names."""
-    if url == _MEMORY:
+    check("store", url)
+    if url == MEMORY:
         from tarry.service.stores.memory import MemoryStore
 
         return MemoryStore()
-    if url.startswith(_SQLITE):
-        from tarry.service.stores.sqlite import SqliteStore
+    from tarry.service.stores.sqlite import SqliteStore
 
-        path = sqlite_path(url)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
-                path.touch(mode=0o600)  # what callers post is nobody else's business
-        except OSError as error:
-            msg = f"store: cannot make {path}: {error.strerror}"
-            raise ConfigurationError(msg) from error
-        return SqliteStore(path)
-    msg = f"store must be sqlite:PATH or memory:, got {url!r}"
-    raise ConfigurationError(msg)
-
-
-def sqlite_path(url: str) -> Path:
-    """Return the file of a sqlite: URL; `sqlite:///srv/t.db` and `sqlite:/srv/t.db` are one."""
-    rest = url.removeprefix(_SQLITE)
-    path = "/" + rest.lstrip("/") if rest.startswith("/") else rest
-    if not path.strip("/"):
-        msg = f"store must name a file: sqlite:PATH, got {url!r}"
-        raise ConfigurationError(msg)
-    return Path(path)
+    path = sqlite_path(url)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.touch(mode=0o600)  # what callers post is nobody else's business
+    except OSError as error:
+        msg = f"store: cannot make {path}: {error.strerror}"
+        raise ConfigurationError(msg) from error
+    return SqliteStore(path)
 
 
 def bodies_at(settings: Settings) -> str:
     """Return where large bodies lie: beside the store, unless it is said."""
     if settings.bodies:
         return settings.bodies
-    if settings.store.startswith(_SQLITE):
+    if settings.store.startswith(SQLITE):
         return str(sqlite_path(settings.store).parent / "bodies")
     return "memory:///"
 
 
 def place_of(settings: Settings) -> str:
     """Say where the data lies."""
-    if settings.store.startswith(_SQLITE):
+    if settings.store.startswith(SQLITE):
         return str(sqlite_path(settings.store).absolute())
     return "memory: it is gone when the process ends"
 

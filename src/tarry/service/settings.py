@@ -1,29 +1,35 @@
 """What the service can be told: by flags, by `TARRY_*` variables, by a TOML file, in that order.
 
-The only reader of the environment and of the file. A value is checked where it comes from, and a
-mistake names that place.
+The only reader of the environment and of the file. A mistake names the place it was made in.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
+from difflib import get_close_matches
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError
+from tarry.service.checks import check
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 PREFIX = "TARRY_"
 DEFAULT = "default"
+_LINK = re.compile(r"TARRY_SERVICE_HOST|TARRY_SERVICE_PORT(_.+)?|TARRY_PORT_\d+_.+")
+_ELSEWHERE = frozenset({"TARRY_KEY", "TARRY_SERVER"})
+"""Variables of those who call a service."""
 _SECRETS = frozenset({"encryption_keys", "signing_secrets"})
+_REDACTED = "[redacted]"
 _GRACE_MS = 5_000
 """Milliseconds that a lease must leave after the longest attempt, to write down what came of it."""
 
@@ -112,9 +118,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     drain_ms: Annotated[
         _NotNegative, Meta(description="How long running attempts are waited for at the end")
     ] = 30_000
-    log: Annotated[str, Meta(pattern="^(text|json)$", description="text or json")] = "text"
+    log: Annotated[Literal["text", "json"], Meta(description="text or json")] = "text"
     log_level: Annotated[
-        str, Meta(pattern="^(debug|info|warning|error)$", description="The least level to log")
+        Literal["debug", "info", "warning", "error"], Meta(description="The least level to log")
     ] = "info"
 
     @property
@@ -129,14 +135,21 @@ class Loaded(msgspec.Struct, frozen=True):
     settings: Settings
     origins: dict[str, str]
 
-    def shown(self, name: str) -> str:
-        """Return a value as people may see it."""
+    def harmless(self, name: str) -> Any:
+        """Return a value as it may be seen: without its secrets."""
         value = getattr(self.settings, name)
         if name in _SECRETS:
-            return f"{len(value)} kept secret" if value else "none"
+            return (_REDACTED,) * len(value)
         if name == "egress_proxy" and "@" in value:
             scheme, _, rest = value.rpartition("://")
-            return f"{scheme}://[redacted]@{rest.rpartition('@')[2]}"
+            return f"{scheme}://{_REDACTED}@{rest.rpartition('@')[2]}"
+        return value
+
+    def shown(self, name: str) -> str:
+        """Return a value as people see it."""
+        value = self.harmless(name)
+        if name in _SECRETS:
+            return f"{len(value)} kept secret" if value else "none"
         if isinstance(value, tuple):
             return ", ".join(map(str, cast("tuple[object, ...]", value))) or "none"
         return str(value).lower() if isinstance(value, bool) else str(value)
@@ -165,6 +178,12 @@ def load(
         values[name] = _checked(origin, name, value)
         origins[name] = origin
     loaded = Loaded(Settings(**values), origins)
+    for name, origin in origins.items():
+        try:
+            check(name, getattr(loaded.settings, name))
+        except ConfigurationError as error:
+            msg = f"{name if origin == DEFAULT else origin}: {error}"
+            raise ConfigurationError(msg) from None
     _check_lease(loaded)
     return loaded
 
@@ -182,20 +201,44 @@ def _from_file(file: Path) -> list[tuple[str, str, Any]]:
 
 
 def _from_environ(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
+    """Return what variables say; one that is misspelt would leave its default in force."""
+    ours = {name: text for name, text in environ.items() if not _is_link(name, text)}
+    for variable in ours:
+        if variable.startswith(PREFIX) and variable not in {*_VARIABLES, *_ELSEWHERE}:
+            raise _unknown(variable, variable.removeprefix(PREFIX).lower(), _variable)
     return [
-        (variable, name, environ[variable])
-        for name in Settings.__struct_fields__
-        if (variable := PREFIX + name.upper()) in environ
+        (variable, name, ours[variable])
+        for variable, name in _VARIABLES.items()
+        if variable in ours
     ]
+
+
+def _is_link(variable: str, text: str) -> bool:
+    """Say whether Kubernetes has set a variable, for a Service that is called tarry."""
+    return _LINK.fullmatch(variable) is not None or (variable == "TARRY_PORT" and "://" in text)
 
 
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
 
 
+def _variable(name: str) -> str:
+    return PREFIX + name.upper()
+
+
+_VARIABLES = {_variable(name): name for name in _TYPES}
+
+
+def _unknown(origin: str, name: str, written: Callable[[str], str]) -> ConfigurationError:
+    """Return what to say of a name that is none; there, names are `written` so."""
+    close = [written(one) for one in get_close_matches(name, _TYPES, n=1)]
+    every = ", ".join(map(written, sorted(_TYPES)))
+    said = f"did you mean {close[0]}?" if close else f"there are {every}"
+    return ConfigurationError(f"{origin}: there is no such setting; {said}")
+
+
 def _checked(origin: str, name: str, value: Any) -> Any:
     if name not in _TYPES:
-        msg = f"{origin}: there is no such setting; there are {', '.join(sorted(_TYPES))}"
-        raise ConfigurationError(msg)
+        raise _unknown(origin, name, str)
     is_list = isinstance(getattr(_DEFAULTS, name), tuple)
     if is_list and isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
@@ -203,8 +246,16 @@ def _checked(origin: str, name: str, value: Any) -> Any:
         return msgspec.convert(value, _TYPES[name], strict=False)
     except msgspec.ValidationError as error:
         given = "" if name in _SECRETS else f", got {short(value)}"
-        msg = f"{origin}: {str(error).lower()}{given}"
+        msg = f"{origin}: {_rule(name) or str(error).lower()}{given}"
         raise ConfigurationError(msg) from error
+
+
+def _rule(name: str) -> str | None:
+    """Return the words of a setting that is one of a few."""
+    kind = get_args(_TYPES[name])[0]
+    words = ("true", "false") if kind is bool else get_args(kind)
+    is_few = kind is bool or get_origin(kind) is Literal
+    return f"must be {', '.join(words[:-1])} or {words[-1]}" if is_few else None
 
 
 _DEFAULTS = Settings()

@@ -1,0 +1,139 @@
+"""What the value of a setting must be beyond its type: the rules of the part that will go by it.
+
+A check makes and changes nothing on the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from tarry.core.checks import number, short
+from tarry.errors import ConfigurationError
+from tarry.service.api.keys import check_tenant
+from tarry.service.delivery.guard import Guard
+from tarry.service.delivery.signing import Signer
+from tarry.service.delivery.targets import parse_host
+from tarry.service.payloads import Payloads
+from tarry.service.sealing import Sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MEMORY, SQLITE = "memory:", "sqlite:"
+_WEB = frozenset({"http", "https"})
+_PROXIES = _WEB | {"socks5h"}
+_NEEDED = frozenset({"host", "store"})
+"""What may not be empty."""
+
+
+def check(name: str, value: Any) -> None:
+    """Raise ConfigurationError when a value breaks the rule of its setting."""
+    if name not in _RULES or (not value and name not in _NEEDED):
+        return
+    rule, parameter = _RULES[name]
+    try:
+        rule(value)
+    except ConfigurationError as error:
+        # The part names its parameter; the user knows the setting.
+        raise ConfigurationError(name + str(error).removeprefix(parameter)) from None
+
+
+def sqlite_path(url: str) -> Path:
+    """Return the file of a sqlite: URL; `sqlite:///srv/t.db` and `sqlite:/srv/t.db` are one."""
+    rest = url.removeprefix(SQLITE)
+    path = "/" + rest.lstrip("/") if rest.startswith("/") else rest
+    if not path.strip("/"):
+        msg = f"store must name a file: sqlite:PATH, got {url!r}"
+        raise ConfigurationError(msg)
+    return Path(path)
+
+
+def _store(url: str) -> None:
+    if url == MEMORY:
+        return
+    if not url.startswith(SQLITE):
+        msg = f"store must be sqlite:PATH or memory:, got {short(url)}"
+        raise ConfigurationError(msg)
+    path = sqlite_path(url)
+    if path.is_dir():
+        msg = f"store must be a file, and {path} is a folder: write sqlite:{path}/tarry.db"
+        raise ConfigurationError(msg)
+    _folder("store", path.parent)
+
+
+def _bodies(url: str) -> None:
+    if "://" in url:
+        try:
+            Payloads(url, most_bytes=1)
+        except ConfigurationError as error:
+            said = str(error).removeprefix("bodies: ")
+            msg = f"bodies must be a folder, or a bucket as s3://bucket/path: {said}"
+            raise ConfigurationError(msg) from None
+    else:
+        _folder("bodies", Path(url))
+
+
+def _folder(name: str, path: Path) -> None:
+    """Refuse what is no folder that files can be put into, and can be made none."""
+    there = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not there.is_dir():
+        msg = f"{name} must lie in a folder, and {there} is none"
+        raise ConfigurationError(msg)
+    if not os.access(there, os.W_OK | os.X_OK):
+        msg = f"{name} must lie in a folder that can be written to, and {there} cannot"
+        raise ConfigurationError(msg)
+
+
+def _url(name: str, url: str, schemes: frozenset[str]) -> None:
+    try:
+        parts = urlsplit(url)
+        is_right = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_right = False
+    if not is_right:
+        msg = f"{name} must be a URL as http://host:port, got {short(url.rpartition('@')[2])}"
+        raise ConfigurationError(msg)
+
+
+def _certificates(file: str) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+    except (OSError, ValueError):  # an SSLError is an OSError
+        msg = f"ca_file must be a file of PEM certificates, got {short(file)}"
+        raise ConfigurationError(msg) from None
+
+
+def _host(host: str) -> None:
+    try:
+        ip_address(host)
+    except ValueError:
+        parse_host(host)
+
+
+def _hosts(hosts: Sequence[str]) -> None:
+    for host in hosts:
+        if "/" in host or not urlsplit(f"//{host}").hostname:
+            msg = f"allow_host must hold host names, got {short(host)}"
+            raise ConfigurationError(msg)
+
+
+_RULES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "store": (_store, "store"),
+    "bodies": (_bodies, "bodies"),
+    "bodies_endpoint": (lambda url: _url("bodies_endpoint", url, _WEB), "bodies_endpoint"),
+    "host": (_host, "targetUrl"),
+    "allow_host": (_hosts, "allow_host"),
+    "allow_target": (Guard, "allow"),
+    "operator": (check_tenant, "tenant"),
+    "tenant_rate": (lambda rate: number("tenant_rate", rate), "tenant_rate"),
+    "egress_proxy": (lambda url: _url("egress_proxy", url, _PROXIES), "egress_proxy"),
+    "ca_file": (_certificates, "ca_file"),
+    "signing_secrets": (Signer, "secrets"),
+    "encryption_keys": (Sealed, "an encryption key"),
+}
+"""By the setting: its rule, and what the rule calls it."""

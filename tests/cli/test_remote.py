@@ -1,0 +1,74 @@
+"""What commands say while they talk to a service: why they are silent, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+from tarry.testing import no_wait
+from tests.cli.operating import tarry
+
+EVENTS = {"content-type": "text/event-stream"}
+
+
+@contextmanager
+def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[str]:
+    """A server that gives these answers, each on a connection of its own; give its address."""
+    left = list(answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, headers, body = left.pop(0)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_stream_that_is_lost_is_told() -> None:
+    """The tail goes on, and whoever reads it knows that events may be missing."""
+    event = b'data: {"kind": "resumed", "lane": "http:x"}\n\n'
+    with no_wait(), answering((200, EVENTS, event), (404, {}, b"")) as address:
+        done = tarry("tail", "--server", address)
+
+    lost, end = done.err.splitlines()
+    assert f"{address}: the stream of events was lost; it is opened again" == lost
+    assert end.startswith("error: ")
+    assert 1 == len(done.out.splitlines())
+
+
+def test_long_wait_is_told() -> None:
+    """The service asks to come back later; short retries are no news."""
+    page = b'{"items": [], "nextCursor": null}'
+    answers = [(429, {"retry-after": "7"}, b""), (503, {}, b""), (200, {}, page)]
+    with no_wait(), answering(*answers) as address:
+        done = tarry("tasks", "list", "--server", address)
+
+    assert (0, "none\n") == (done.code, done.out)
+    (said,) = done.err.splitlines()
+    assert said.startswith("the service answered 429: trying again in 7")
+
+
+def test_https_where_http_is_spoken_is_asked_about() -> None:
+    """The words of TLS help nobody."""
+    with answering() as address:
+        done = tarry("tasks", "list", "--server", address.replace("http:", "https:"))
+
+    assert (4, "") == (done.code, done.out)
+    assert "; is it http:// and not https://?): start one with" in done.err
