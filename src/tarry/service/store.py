@@ -89,6 +89,8 @@ class Claimed(msgspec.Struct):
     """A lower bound for when the same call may find something to claim, as things stand (a paused
     lane gives nothing, a half-open one that is full gives when a lease ends); None when nothing
     waits. It lies ahead of now when nothing could be claimed."""
+    lost: int = 0
+    """Attempts that were found abandoned, and written to the log as lost."""
 
 
 class Finish(msgspec.Struct, kw_only=True):

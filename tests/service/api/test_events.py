@@ -98,6 +98,9 @@ def test_an_attempt_is_told_without_the_words_of_its_target() -> None:
             told["responseExcerpt"],
             told["taskId"],
         )
+        attempt.status, attempt.error = "UNAUTHENTICATED", "token s is not valid"
+        rig.engine.events.publish(event("attempt", task_id="i", attempt=attempt))
+        assert (await reader.event())[2]["attempt"]["errorMessage"] is None
         reader.leave.set()
         await reader.task
 

@@ -581,6 +581,7 @@ def test_lost_attempt_does_not_end_a_task(lost: int, sent: int) -> None:
         assert sent == len(target.seen)
         assert (Status.SUCCEEDED if sent else Status.EXHAUSTED) is ended.status
         assert ["lost"] * lost == [one.outcome for one in await rig.attempts(ended)][:lost]
+        assert [1] == [event.attempts for event in rig.told if event.kind == "lost"]
 
     run(main)
 

@@ -5,6 +5,7 @@ import asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from tarry.core.breaker import Breaker
+from tarry.service.engine.events import Event
 from tarry.service.engine.metrics import Metrics
 from tests.service.engine.rig import BUSY, OK, Rig, Target, run
 
@@ -36,8 +37,10 @@ def test_attempts_outcomes_delays_and_ages_are_counted() -> None:
         for overrides in ({}, {}, {"maxAttempts": 2}):
             await rig.add(rig.new(overrides=overrides or None))
             await asyncio.sleep(5)
+        rig.events.publish(Event(kind="lost", at=0, tenant="", lane="", attempts=7))
         found = await rendered(rig, metrics)
 
+        assert 7 == found["retry_attempts_total{outcome=lost,policy=}"]
         assert 3 == found["retry_attempts_total{outcome=transient,policy=default}"]
         assert 2 == found["retry_attempts_total{outcome=success,policy=default}"]
         assert 1 == found["retry_task_outcomes_total{attempts=retried,outcome=succeeded}"]

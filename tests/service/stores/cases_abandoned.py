@@ -24,8 +24,10 @@ async def an_abandoned_task_is_claimed_again(bench: Bench) -> None:
     old = await bench.leased(1, next_attempt_at=NOON + 500)
     bench.clock.now = old.wake_at
 
-    [new] = (await bench.claim(OTHER)).tasks
+    claimed = await bench.claim(OTHER)
 
+    [new] = claimed.tasks
+    assert (1, 0) == (claimed.lost, (await bench.claim()).lost)
     expected = replace(
         old,
         attempts=1,

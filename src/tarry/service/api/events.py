@@ -151,6 +151,8 @@ def _news(event: Event) -> EventNews:
     if event.attempt is not None:
         attempt = attempt_view(event.task_id or "", event.attempt, [])
         attempt.response_excerpt, attempt.response_truncated = None, False
+        if isinstance(event.attempt.status, str):  # of gRPC, whose errors have words of the target
+            attempt.error_message = None
     return EventNews(
         kind=event.kind,
         at=event.at,

@@ -22,7 +22,7 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
     kind: str
     """added, attempt, succeeded, exhausted, cancelled, superseded, deferred, parked, probing,
-    resumed, paused."""
+    resumed, paused; lost is of several tasks, and of no tenant."""
     at: int
     tenant: str
     lane: str

@@ -110,6 +110,8 @@ class Metrics:
             self._transitions[(_MOVES[kind],)] += 1
         elif kind == "superseded":
             self._superseded += 1
+        elif kind == "lost":
+            self._attempts["lost", ""] += event.attempts or 0
 
     def render(
         self, counters: Counters, now: float, tenant: str | None = None

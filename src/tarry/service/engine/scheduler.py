@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
+from tarry.service.engine.events import Event
 
 if TYPE_CHECKING:
     from tarry.service.engine.parts import Parts
@@ -62,11 +63,19 @@ class Scheduler:
         if not claimed.tasks and "store" in parts.health.ills:
             await parts.store.ping()  # finding nothing writes nothing: a full disk lets it pass
         parts.health.worked("store")
+        if claimed.lost:
+            self._tell_lost(claimed)
         for name in dict.fromkeys(task.lane for task in claimed.tasks):
             self._agree(name, claimed.probing.get(name), was_parked=name in parked)
         for task in claimed.tasks:
             self._worker.take(task)
         return claimed
+
+    def _tell_lost(self, claimed: Claimed) -> None:
+        _logger.warning("%d attempts were lost: their workers have gone away", claimed.lost)
+        self._parts.events.publish(
+            Event(kind="lost", at=claimed.now, tenant="", lane="", attempts=claimed.lost)
+        )
 
     async def run(self) -> None:
         """Claim again and again: at once while there is plenty, else twice in a horizon."""

@@ -81,6 +81,7 @@ class Life(Part):
         places, given = 0, len(claimed.tasks)
         while places < room and (row := queue.waiting.pop(now + lease.horizon)):
             places += 1
+            claimed.lost += row.task.status is Status.IN_FLIGHT
             if self._lease(row, lease, now):
                 claimed.tasks.append(copy(row.task))
         if places:

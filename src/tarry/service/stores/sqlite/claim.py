@@ -51,6 +51,7 @@ def claim(
 ) -> Claimed:
     """Lease tasks that are due within the horizon, or abandoned, from lanes that are open."""
     ledger.flush()
+    lost = ledger.lost
     ring = Ring(ledger, lease.horizon, limit, skip)
     gave: set[int] = set()
     taken: list[tuple[int, int, Task]] = []
@@ -68,7 +69,8 @@ def claim(
             probing[lane.name] = lane.opened
     ring.seat(gave)
     tasks = [task for _, _, task in sorted(taken, key=_order)]
-    return Claimed(ledger.now, tasks, probing, ring.next_at(full=room <= 0))
+    next_at = ring.next_at(full=room <= 0)
+    return Claimed(ledger.now, tasks, probing, next_at, ledger.lost - lost)
 
 
 def _order(taken: tuple[int, int, Task]) -> tuple[int, int]:
@@ -118,6 +120,7 @@ def _lose(ledger: Ledger, task: Task, row: Row) -> bool:
     """Log an abandoned attempt; True: the task was cancelled, and ends with it."""
     task.attempts += 1
     task.lost += 1
+    ledger.lost += 1
     attempt = Attempt(
         number=task.attempts,
         scheduled_at=task.next_attempt_at,

@@ -133,6 +133,8 @@ class Ledger(View):
         self.presence = presence
         self.executemany: Callable[..., sqlite3.Cursor] = connection.executemany
         self.names = names
+        self.lost: int = 0
+        """Attempts that this transaction has found abandoned."""
         self._lanes: dict[int, LaneRow] = {}
         self._tenants: dict[int, list[int]] = {}
         self._live: dict[int, int] = {}
