@@ -27,6 +27,27 @@ PACKAGES = pytest.mark.parametrize("package", [httpx, httpx2], ids=lambda packag
 # --- connections ----------------------------------------------------------------------------------
 
 
+@PACKAGES
+def test_transport_that_is_patched_later(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test doubles and tracers replace methods of clients that are there: none goes around them."""
+
+    def answer(_self: object, _request: object) -> Any:
+        return package.Response(200, text="patched")
+
+    async def aanswer(_self: object, _request: object) -> Any:
+        return package.Response(200, text="patched")
+
+    client = package.Client(transport=RetryTransport(package.HTTPTransport()))
+    aclient = package.AsyncClient(transport=AsyncRetryTransport(package.AsyncHTTPTransport()))
+    monkeypatch.setattr(package.HTTPTransport, "handle_request", answer)
+    monkeypatch.setattr(package.AsyncHTTPTransport, "handle_async_request", aanswer)
+
+    async def main() -> str:
+        return str((await aclient.get("http://127.0.0.1:9/")).text)
+
+    assert "patched" == client.get("http://127.0.0.1:9/").text == asyncio.run(main())
+
+
 def test_pool_that_is_full_says_nothing_about_the_server(server: Server) -> None:
     """A call that finds all connections taken is retried, but the breaker does not count it."""
     payments = Downstream("payments", breaker=Breaker(consecutive=1))

@@ -164,3 +164,32 @@ def test_a_key_in_memory_is_held_without_a_lease() -> None:
     with VirtualClock() as clock:
         clock.run(main)
     assert 1 == payments.runs
+
+
+def test_a_step_that_fails_in_memory_leaves_the_key_to_its_lease() -> None:
+    """Even a clock may fail: the key is not held for ever."""
+    payments = Payments()
+    now, broken = 1000.0, False
+
+    def clock() -> float:
+        if broken:
+            raise OSError("no clock")
+        return now
+
+    async def breaking(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal broken
+        broken = payments.runs == 0
+        try:
+            await payments(scope, receive, send)
+        finally:
+            broken = False
+
+    async def main() -> None:
+        nonlocal now
+        app = IdempotencyMiddleware(breaking, MemoryStore(clock=clock), lease=30.0)
+        with pytest.raises(OSError, match="no clock"):
+            await ask(app)
+        now += 31
+        assert 201 == (await ask(app)).status
+
+    asyncio.run(main())

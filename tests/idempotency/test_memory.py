@@ -257,3 +257,31 @@ def test_a_key_that_is_held_can_be_extended() -> None:
         assert 1 == await store.sweep(10)
 
     asyncio.run(main())
+
+
+def test_a_finalizer_may_let_a_key_run_out_while_the_lock_is_held() -> None:
+    """The collector closes lost requests wherever it runs, also within a call of the store."""
+    clock = Clock()
+    store = MemoryStore(1, clock=lambda: clock.now)
+    store.hold("a", "print", "owner", 10.0)
+
+    with store._lock:
+        store.let_run_out("a", "owner", 10.0)
+    clock.now += 10.0
+
+    assert store.hold("b", "print", "owner", 10.0) is None
+
+
+def test_a_store_full_of_held_keys_does_not_know_when_there_is_room() -> None:
+    """It refuses without a time, also after its heap was made anew."""
+    store = MemoryStore(1)
+    for number in range(1100):
+        store.hold(str(number), "print", "owner", 10.0)
+        store.let_run_out(str(number), "owner", 10.0)
+        asyncio.run(store.release(str(number), "owner"))
+    store.hold("a", "print", "owner", 10.0)
+
+    with pytest.raises(LimitReached) as refused:
+        store.hold("b", "print", "owner", 10.0)
+
+    assert refused.value.retry_after is None

@@ -161,17 +161,16 @@ class IdempotencyMiddleware:
         if taken is not None:
             await self._answer(taken, asked, send)
             return
-        exchange = Exchange(lease, body, receive, send)
         renewed = self._renewals.begin(lease) if self._terms.memory is None else None
-        scope[_GUARDED] = True
         try:
-            await exchange.run(self._app, scope)
+            scope[_GUARDED] = True
+            await Exchange(lease, body, receive, send).run(self._app, scope)
         finally:
             if renewed is None:
                 lease.abandon()
             else:
                 renewed.pop(lease, None)
-            del scope[_GUARDED]
+            scope.pop(_GUARDED, None)
         if world.draw() < _SWEEPS:
             await self._sweep()
 

@@ -140,22 +140,27 @@ class Lease:
 
     async def finish(self, response: StoredResponse) -> None:
         """Keep the response."""
-        self.over = True
         terms = self.terms
         memory = terms.memory
         if memory is None:
+            self.over = True
             await self._settle(partial(self._finish, response), "its response is not kept")
-        elif not memory.finish_now(self._key, self._fingerprint, self._owner, response, terms.keep):
+            return
+        kept = memory.finish_now(self._key, self._fingerprint, self._owner, response, terms.keep)
+        self.over = True
+        if not kept:
             self._warn()
 
     async def release(self) -> None:
         """Give the key back."""
-        if not self.over:
+        if self.over:
+            return
+        if self.terms.memory is not None:
+            await self._release()
             self.over = True
-            if self.terms.memory is not None:
-                await self._release()
-            else:
-                await self._settle(self._release, "its key is held until the lease ends")
+        else:
+            self.over = True
+            await self._settle(self._release, "its key is held until the lease ends")
 
     def abandon(self) -> None:
         """Leave the key of a request that was cut off to its lease: its handler may still run."""

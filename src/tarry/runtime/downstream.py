@@ -135,6 +135,8 @@ class Downstream(core.Downstream):
         """Count the successes of first attempts."""
         with self._lock:
             self._settle()
+        if self.moves:
+            self._tell()
 
     def _settle(self) -> None:
         successes = self.successes

@@ -103,7 +103,7 @@ class RetryTransport(_Retrying, _Transport):
         self._transport = transport = inner.checked(transport, "HTTPTransport", "handle_request")
         self._sending = Sending(
             partial(_send, transport),
-            transport.handle_request,
+            partial(_first, transport),
             looped=False,
             policy=policy,
             hedging=hedging,
@@ -176,7 +176,7 @@ class AsyncRetryTransport(_Retrying, _AsyncTransport):
         self._transport = transport
         self._sending = Sending(
             partial(_asend, transport),
-            transport.handle_async_request,
+            partial(_afirst, transport),
             looped=True,
             policy=policy,
             hedging=hedging,
@@ -238,7 +238,15 @@ def _send(transport: Any, request: Any, *, limit: float | None, number: int = 1)
     return transport.handle_request(request)
 
 
+def _first(transport: Any, request: Any) -> Any:
+    return transport.handle_request(request)  # as it is now: somebody may have patched it
+
+
 async def _asend(transport: Any, request: Any, *, limit: float | None, number: int = 1) -> Any:
     if number > 1 or limit is not None or _deadline() is not None:
         request = told(request, number, limit)
     return await transport.handle_async_request(request)
+
+
+def _afirst(transport: Any, request: Any) -> Any:
+    return transport.handle_async_request(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from math import inf
 from threading import Lock
 from typing import TYPE_CHECKING, NoReturn
@@ -42,13 +43,12 @@ class MemoryStore:
         self._entries: dict[str, _Entry] = {}
         self._ends: list[tuple[float, str]] = []
         """A heap of when each key ends, unless that has been put off since."""
+        self._left: deque[tuple[str, str, float]] = deque()
+        """Keys that were held and are to run out, with their owners, and when."""
 
     async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> Taken | None:
         """Take a free key for `lease` seconds, or say by what it is taken."""
-        taken = self.hold(key, fingerprint, owner, lease)
-        if taken is None:
-            self.let_run_out(key, owner, lease)
-        return taken
+        return self._take(key, fingerprint, owner, lease, lease)
 
     def hold(self, key: str, fingerprint: str, owner: str, lease: float) -> Taken | None:
         """Take a free key until it is finished, released or let run out.
@@ -56,7 +56,21 @@ class MemoryStore:
         Whoever shares this memory needs no lease: they live and die together. The others are told
         that it is held for `lease` seconds.
         """
+        return self._take(key, fingerprint, owner, lease, inf)
+
+    def let_run_out(self, key: str, owner: str, lease: float) -> None:
+        """Free a key in `lease` seconds, unless it is finished, released or extended by then.
+
+        A finalizer may call this while the lock is held, by this very thread: it may not wait for
+        it. So it leaves a word, and the next who has the lock sees to it.
+        """
+        self._left.append((key, owner, (self._clock or world.now)() + lease))
+
+    def _take(
+        self, key: str, fingerprint: str, owner: str, lease: float, held_for: float
+    ) -> Taken | None:
         with self._lock:
+            self._see_to_the_left()
             now = (self._clock or world.now)()
             entry = self._entries.get(key)
             if entry is not None:
@@ -66,20 +80,25 @@ class MemoryStore:
                 self._drop(key, entry)
             elif len(self._entries) >= self._capacity and not self._forget(1, now):
                 self._refuse(now)
-            self._entries[key] = _Entry(fingerprint, owner)
+            entry = _Entry(fingerprint, owner, now + held_for)
+            if held_for == inf:
+                self._entries[key] = entry
+            else:
+                self._put(key, entry)
             return None
 
-    def let_run_out(self, key: str, owner: str, lease: float) -> None:
-        """Free a key in `lease` seconds, unless it is finished, released or extended by then."""
-        with self._lock:
+    def _see_to_the_left(self) -> None:
+        while self._left:
+            key, owner, free_at = self._left.popleft()
             entry = self._entries.get(key)
             if entry is not None and entry.owner == owner and entry.response is None:
-                entry.free_at = (self._clock or world.now)() + lease
+                entry.free_at = free_at
                 self._put(key, entry)
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
         """Hold a key for `lease` more seconds from now; False: it is finished, or another's."""
         with self._lock:
+            self._see_to_the_left()
             now = (self._clock or world.now)()
             entry = self._entries.get(key)
             if entry is None:
@@ -103,6 +122,7 @@ class MemoryStore:
     ) -> bool:
         """Do what `finish` does, without a coroutine."""
         with self._lock:
+            self._see_to_the_left()
             now = (self._clock or world.now)()
             entry = self._entries.get(key)
             if entry is None:
@@ -128,6 +148,7 @@ class MemoryStore:
     async def release(self, key: str, owner: str) -> None:
         """Free a key that is still the owner's and not finished."""
         with self._lock:
+            self._see_to_the_left()
             entry = self._entries.get(key)
             if entry is not None and entry.owner == owner and entry.response is None:
                 self._drop(key, entry)
@@ -135,6 +156,7 @@ class MemoryStore:
     async def sweep(self, limit: int) -> int:
         """Forget up to `limit` records that are over, and say how many those were."""
         with self._lock:
+            self._see_to_the_left()
             return self._forget(limit, (self._clock or world.now)())
 
     async def close(self) -> None:
@@ -174,7 +196,8 @@ class MemoryStore:
         entry.look_at = entry.free_at
         heapq.heappush(self._ends, (entry.look_at, key))
         if len(self._ends) > 4 * len(self._entries) + _SLACK:
-            self._ends = [(entry.look_at, key) for key, entry in self._entries.items()]
+            looks = ((entry.look_at, key) for key, entry in self._entries.items())
+            self._ends = [look for look in looks if look[0] < inf]
             heapq.heapify(self._ends)
 
     def _first(self) -> tuple[str, _Entry] | None:
@@ -195,7 +218,7 @@ class _Entry:
 
     __slots__ = ("fingerprint", "free_at", "look_at", "owner", "response", "size")
 
-    def __init__(self, fingerprint: str, owner: str, free_at: float = inf) -> None:
+    def __init__(self, fingerprint: str, owner: str, free_at: float) -> None:
         self.fingerprint = fingerprint
         self.owner = owner
         self.free_at = free_at
