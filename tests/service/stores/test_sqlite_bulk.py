@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,18 @@ class File:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> list[File]:
+def files(tmp_path: Path) -> Iterator[list[File]]:
     """Two empty files."""
-    return [File(tmp_path / "whole.db"), File(tmp_path / "singly.db")]
+    made = [File(tmp_path / "whole.db"), File(tmp_path / "singly.db")]
+    yield made
+    for file in made:
+        file.database.close()
+
+
+@pytest.fixture
+def file(files: list[File]) -> File:
+    """One empty file."""
+    return files[0]
 
 
 def news(size: int) -> list[New]:
@@ -148,9 +157,8 @@ def test_a_batch_is_finished_as_its_attempts_one_by_one(files: list[File], size:
         assert set(Finished) == set(answers)
 
 
-def test_one_task_twice_in_a_batch_of_ends(tmp_path: Path) -> None:
+def test_one_task_twice_in_a_batch_of_ends(file: File) -> None:
     """The second sees what the first did: it is superseded, or goes on from the next version."""
-    file = File(tmp_path / "tasks.db")
     first, second = (added.task for added in file.add([New(task(n), direct=True) for n in (1, 2)]))
 
     answers = file.finish(
@@ -166,10 +174,8 @@ def test_one_task_twice_in_a_batch_of_ends(tmp_path: Path) -> None:
     assert [done, done, late, done] == answers
 
 
-def test_an_id_that_comes_with_two_keys_in_a_batch(tmp_path: Path) -> None:
+def test_an_id_that_comes_with_two_keys_in_a_batch(file: File) -> None:
     """It is refused, and nothing of the batch is kept."""
-    file = File(tmp_path / "tasks.db")
-
     with pytest.raises(ConfigurationError, match="id must be a new one"):
         file.add([New(task(1)), New(task(2)), New(task(1, key="other"))])
 
@@ -177,10 +183,9 @@ def test_an_id_that_comes_with_two_keys_in_a_batch(tmp_path: Path) -> None:
 
 
 def test_ends_find_their_tasks_in_whatever_order_the_rows_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite promises no order of the rows that it gathers into one."""
-    file = File(tmp_path / "tasks.db")
     held = [added.task for added in file.add([New(task(n), direct=True) for n in range(70)])]
     late = replace(held[0], version=held[0].version + 1)
     decode = finish._decode
