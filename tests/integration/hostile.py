@@ -3,7 +3,8 @@
 `with hostile_targets() as hostile:` starts them in a thread of their own; `hostile.url` + "never",
 "endless", ... are targets, and "ok" is one that behaves. What arrived is in `hostile.seen`.
 `hostile.closing` hangs up on every connection at once, `hostile.tls[kind]` are HTTPS targets whose
-certificates are "good", "expired", "selfsigned" or "wronghost"; the file `hostile.ca` has the CA.
+certificates are "good", "expired", "selfsigned" or "wronghost"; the file `hostile.ca` has the CA,
+and `hostile.contexts` is for servers of one's own.
 """
 
 from __future__ import annotations
@@ -71,15 +72,14 @@ async def _never(_: asyncio.StreamWriter) -> None:
 
 
 _HEAD = b"HTTP/1.1 200 OK\r\n"
+_CHUNKED = _HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 BEHAVIOURS: dict[str, Behaviour] = {
     "never": _never,
     "drip": _repeats(_HEAD + b"Content-Length: 1000\r\n\r\n", b"x", 1.0),
     "dripping-headers": _repeats(_HEAD + b"X-Drip: ", b"x", 1.0),
     "endless": _repeats(_HEAD + b"\r\n", b"x" * 65536),
     "endless-500": _repeats(b"HTTP/1.1 500 No\r\n\r\n", b"x" * 65536),
-    "endless-chunks": _repeats(
-        _HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"10000\r\n" + b"x" * 65536 + b"\r\n"
-    ),
+    "endless-chunks": _repeats(_CHUNKED, b"10000\r\n" + b"x" * 65536 + b"\r\n"),
     "huge": _repeats(_HEAD + b"Content-Length: 999999999999\r\n\r\n", b"x" * 65536),
     "bomb": _says(
         _HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(BOMB), BOMB
@@ -96,7 +96,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "close-in-status": _says(b"HTTP/1.1 20"),
     "close-in-headers": _says(_HEAD + b"Content-Le"),
     "close-in-body": _says(_HEAD + b"Content-Length: 100\r\n\r\nonly this"),
-    "close-in-chunk": _says(_HEAD + b"Transfer-Encoding: chunked\r\n\r\nff\r\nonly this"),
+    "close-in-chunk": _says(_CHUNKED + b"ff\r\nonly this"),
     "redirect": _says(
         b"HTTP/1.1 302 Found\r\nLocation: " + METADATA.encode() + b"\r\nContent-Length: 0\r\n\r\n"
     ),
@@ -113,7 +113,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "body-too-long": _says(_HEAD + b"Content-Length: 2\r\n\r\nok and more than was said"),
     "two-lengths": _says(_HEAD + b"Content-Length: 2\r\nContent-Length: 5\r\n\r\nokxyz"),
     "bad-length": _says(_HEAD + b"Content-Length: -5\r\n\r\nok"),
-    "bad-chunks": _says(_HEAD + b"Transfer-Encoding: chunked\r\n\r\nzzzz\r\ngarbage\r\n"),
+    "bad-chunks": _says(_CHUNKED + b"zzzz\r\ngarbage\r\n"),
     "bad-encoding": _says(_HEAD + b"Transfer-Encoding: sideways\r\n\r\nok"),
     "null-in-header": _says(_HEAD + b"X-Null: a\x00b\r\nContent-Length: 0\r\n\r\n"),
     "no-colon": _says(_HEAD + b"What is this\r\nContent-Length: 0\r\n\r\n"),
@@ -121,6 +121,17 @@ BEHAVIOURS: dict[str, Behaviour] = {
         _HEAD + b"X-Head: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Tail: 2\r\n\r\n"
     ),
     "bytes-in-header": _says(_HEAD + b"X-Odd: \xff\xfe\r\nContent-Length: 0\r\n\r\n"),
+    "second-answer": _says(OK + b"HTTP/1.1 500 Planted\r\nContent-Length: 3\r\n\r\nbad"),
+    "endless-extension": _repeats(_CHUNKED + b"2;", b"x" * 65536),
+    "endless-trailers": _repeats(_CHUNKED + b"0\r\n", b"X-Line: value\r\n" * 1000),
+    "endless-short-headers": _repeats(_HEAD, b"a:\r\n" * 100, 0.001),
+    "endless-lines": _repeats(b"", b"\r\n" * 10_000),
+    "continue-then-nonsense": _says(b"HTTP/1.1 100 Continue\r\n\r\nnonsense\r\n\r\n"),
+    "length-and-chunks": _says(
+        _HEAD + b"Content-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
+    ),
+    "carriage-return": _says(_HEAD + b"X-Odd: a\rX-Two: b\r\nContent-Length: 0\r\n\r\n"),
+    "zipped-chunks": _says(_HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
 }
 """What happens after a request was read; then the connection is closed. "ok" keeps it open."""
 
@@ -134,7 +145,7 @@ class Hostile:
         self.url = self.closing = ""
         self.tls: dict[str, str] = {}
         self.ca = str(home / "ca.pem")
-        self._home = home
+        self.contexts = make_certificates(home)
         self._tasks: set[asyncio.Task[None] | None] = set()
         self._started = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -162,7 +173,7 @@ class Hostile:
         servers = [plain, closing]
         self.url = f"http://127.0.0.1:{_port(plain)}/"
         self.closing = f"http://127.0.0.1:{_port(closing)}/"
-        for kind, context in make_certificates(self._home).items():
+        for kind, context in self.contexts.items():
             server = await asyncio.start_server(self._answer, "127.0.0.1", 0, ssl=context)
             servers.append(server)
             self.tls[kind] = f"https://127.0.0.1:{_port(server)}/"
@@ -224,6 +235,7 @@ def make_certificates(home: Path) -> dict[str, ssl.SSLContext]:
         .not_valid_after(now + day)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(key_id, critical=False)
+        .add_extension(_signs_certificates(), critical=True)
         .sign(root_key, hashes.SHA256())
     )
     (home / "ca.pem").write_bytes(root.public_bytes(serialization.Encoding.PEM))
@@ -236,13 +248,16 @@ def make_certificates(home: Path) -> dict[str, ssl.SSLContext]:
         if kind != "wronghost":
             names = [here, x509.DNSName("localhost")]
         by_itself = kind == "selfsigned"
+        signer = key if by_itself else root_key
+        signer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
         certificate = (
             x509.CertificateBuilder(name if by_itself else root_name, name, key.public_key())
             .serial_number(2)
             .not_valid_before(now - 3 * day)
             .not_valid_after(now - day if kind == "expired" else now + day)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .sign(key if by_itself else root_key, hashes.SHA256())
+            .add_extension(signer_id, critical=False)  # Python 3.13 insists on it
+            .sign(signer, hashes.SHA256())
         )
         path = home / f"{kind}.pem"
         path.write_bytes(
@@ -256,6 +271,22 @@ def make_certificates(home: Path) -> dict[str, ssl.SSLContext]:
         contexts[kind] = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         contexts[kind].load_cert_chain(path)
     return contexts
+
+
+def _signs_certificates() -> x509.KeyUsage:
+    uses = dict.fromkeys(
+        (
+            "digital_signature",
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "encipher_only",
+            "decipher_only",
+        ),
+        False,
+    )
+    return x509.KeyUsage(**uses, key_cert_sign=True, crl_sign=True)
 
 
 @contextmanager

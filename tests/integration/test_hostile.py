@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +8,7 @@ from tarry.service.delivery.exchange import Delivered, Fault
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http import MAX_BODY, HttpDelivery
 from tests.integration.hostile import BEHAVIOURS, BOMB, METADATA, Hostile, hostile_targets
-from tests.service.delivery.sending import HERE, request, send, send_all
+from tests.service.delivery.sending import HERE, LOOPS, request, run, send, send_all, use
 
 EXPECTED: dict[str, int | Fault] = {
     "never": Fault.TIMEOUT,
@@ -49,6 +48,15 @@ EXPECTED: dict[str, int | Fault] = {
     "no-colon": Fault.PROTOCOL,
     "trailers": 200,
     "bytes-in-header": 200,
+    "second-answer": 200,
+    "endless-extension": 200,
+    "endless-trailers": 200,
+    "endless-short-headers": Fault.PROTOCOL,
+    "endless-lines": Fault.PROTOCOL,
+    "continue-then-nonsense": Fault.PROTOCOL,
+    "length-and-chunks": Fault.PROTOCOL,
+    "carriage-return": Fault.PROTOCOL,
+    "zipped-chunks": Fault.PROTOCOL,
 }
 
 
@@ -59,11 +67,17 @@ def hostile() -> Iterator[Hostile]:
         yield targets
 
 
+@pytest.fixture(params=LOOPS, autouse=True)
+def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test runs twice."""
+    use(request.param, monkeypatch)
+
+
 @pytest.mark.parametrize("name", BEHAVIOURS)
 def test_what_a_hostile_target_comes_to(hostile: Hostile, name: str) -> None:
     """A value, whatever it does: its status, or a fault in words; and it was asked but once."""
     expected, before = EXPECTED[name], len(hostile.seen)
-    delivered = send(hostile.url + name, timeout=0.5 if expected is Fault.TIMEOUT else 20.0)
+    delivered = send(hostile.url + name, timeout=0.3 if expected is Fault.TIMEOUT else 20.0)
     if isinstance(expected, Fault):
         assert (expected, None) == (delivered.fault, delivered.status)
         assert delivered.error
@@ -102,7 +116,6 @@ def test_a_bomb_is_not_unpacked(hostile: Hostile) -> None:
 def test_a_new_connection_that_ends_is_not_tried_again(hostile: Hostile) -> None:
     """The target may have read it: that is one attempt, and it failed."""
     before = len(hostile.seen)
-
     assert Fault.RESET is send(hostile.url + "close-before-answer").fault
     assert 1 == len(hostile.seen) - before
 
@@ -117,7 +130,7 @@ def test_a_redirect_is_shown_and_not_followed(hostile: Hostile) -> None:
 def test_reading_ends_at_the_bound(hostile: Hostile) -> None:
     """An endless body costs no more than that; the connection is not used again."""
 
-    async def run() -> list[Delivered]:
+    async def main() -> list[Delivered]:
         return await send_all(
             HttpDelivery(HERE, max_body=100_000),
             request(hostile.url + "endless", max_excerpt=MAX_BODY),
@@ -125,7 +138,7 @@ def test_reading_ends_at_the_bound(hostile: Hostile) -> None:
         )
 
     before = hostile.connections
-    first, second = asyncio.run(run())
+    first, second = run(main())
     assert 100_000 <= len(first.excerpt) < 200_000
     assert [200, 200] == [first.status, second.status]
     assert 2 == hostile.connections - before
@@ -141,7 +154,7 @@ def test_only_the_headers_of_the_answer_count(hostile: Hostile) -> None:
 def test_what_ends_on_a_kept_connection_is_sent_once_more_and_no_oftener(hostile: Hostile) -> None:
     """It may have been closed long ago; on a new connection the silence counts."""
 
-    async def run() -> list[Delivered]:
+    async def main() -> list[Delivered]:
         return await send_all(
             HttpDelivery(HERE),
             request(hostile.url + "ok"),
@@ -151,7 +164,7 @@ def test_what_ends_on_a_kept_connection_is_sent_once_more_and_no_oftener(hostile
         )
 
     before = len(hostile.seen)
-    delivered = asyncio.run(run())
+    delivered = run(main())
     assert [None, Fault.RESET, None, Fault.RESET] == [each.fault for each in delivered]
     assert 4 + 2 == len(hostile.seen) - before
 

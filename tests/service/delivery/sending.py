@@ -1,16 +1,42 @@
-"""Short ways to send a request in a test."""
+"""Short ways to send a request in a test, on one kind of event loop or the other."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
 
 from tarry.service.delivery.exchange import Delivered, Delivery, Request
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http import HttpDelivery
 
+T = TypeVar("T")
+
 HERE = Guard(dev=True)
 """Lets attempts go to this machine."""
+LOOPS = ["asyncio", "uvloop"]
+"""The service runs on the second where there is one."""
+_on = "asyncio"
+
+
+def use(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `run` run on one of LOOPS in this test."""
+    if loop == "uvloop":
+        pytest.importorskip("uvloop")
+    monkeypatch.setattr(f"{__name__}._on", loop)
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run on a loop of its own."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    if _on == "uvloop":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)
 
 
 def request(url: str, **others: Any) -> Request:
@@ -30,7 +56,28 @@ async def send_all(delivery: Delivery, *requests: Request) -> list[Delivered]:
 def send(url: str, guard: Guard = HERE, ca: str | None = None, **others: Any) -> Delivered:
     """Send one request over HTTP, on a connection of its own."""
 
-    async def run() -> list[Delivered]:
+    async def main() -> list[Delivered]:
         return await send_all(HttpDelivery(guard, ca=ca), request(url, **others))
 
-    return asyncio.run(run())[0]
+    return run(main())[0]
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait for something that other tasks or threads bring about."""
+    while not holds():  # noqa: ASYNC110 - there is nothing to be woken by
+        await asyncio.sleep(0.002)
+
+
+async def emptied(delivery: HttpDelivery) -> int:
+    """Wait until nothing is left in a delivery; return how much room there is then."""
+    pools = list(delivery._pools.values())
+    await until(lambda: all(pool.is_empty for pool in pools))
+    return delivery._room._left
+
+
+async def closed(delivery: HttpDelivery) -> int:
+    """Close a delivery; return how much room there is when nothing is left in it."""
+    pools = list(delivery._pools.values())
+    await delivery.close()
+    await until(lambda: all(pool.is_empty for pool in pools))
+    return delivery._room._left

@@ -16,7 +16,7 @@ from tarry.service.delivery.grpc import GrpcDelivery, is_installed
 from tarry.service.delivery.guard import Guard
 from tests.integration.hostile import Hostile
 from tests.service.delivery.sending import HERE, request, send_all
-from tests.service.delivery.test_proxy import running
+from tests.service.delivery.serving import proxying
 
 grpc: Any = import_module("grpc")
 import_module("grpc.aio")
@@ -203,10 +203,12 @@ def test_an_egress_proxy_is_not_gone_around(hostile: Hostile) -> None:
     """It looks the name up: here nobody knows it."""
 
     async def test(server: Server) -> list[Delivered]:
-        async with running(port=server.port) as proxy:
+        async with proxying(port=server.port) as (proxy, asked):
             delivery = GrpcDelivery(Guard(), proxy=proxy.url)
             delivered = await send_all(delivery, request("grpc://only-there.invalid:7/S/M"))
-            assert ["CONNECT only-there.invalid:7 HTTP/1.1"] == proxy.asked
+            assert ["CONNECT only-there.invalid:7 HTTP/1.1"] == [
+                each.splitlines()[0] for each in asked
+            ]
             return delivered
 
     assert "OK" == served(hostile, test)[0].status

@@ -14,10 +14,11 @@ from tarry.errors import ConfigurationError
 from tarry.service.delivery.exchange import Delivered, Fault
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http import HttpDelivery
-from tarry.service.delivery.library import pycurl
 from tarry.service.delivery.targets import parse_target
 from tests.integration.hostile import Hostile
-from tests.service.delivery.sending import HERE, request, send, send_all
+from tests.service.delivery.sending import HERE, emptied, request, run, send, send_all, until
+
+pytestmark = pytest.mark.usefixtures("either_loop")
 
 
 def test_an_answer_comes_back_whole(hostile: Hostile) -> None:
@@ -38,14 +39,15 @@ def test_a_request_goes_out_as_it_is(hostile: Hostile) -> None:
     send(hostile.url + "ok?q=%2F..%2F", method="PUT", headers=headers, body=b"\x00\xff")
     seen = hostile.seen[-1]
     assert ("PUT", b"\x00\xff") == (seen.method, seen.body)
-    assert seen.head.splitlines()[2:-1] == [
-        f"User-Agent: tarry/{version('tarry')}",
-        "Accept: */*",
+    assert seen.head.splitlines()[1:-1] == [
+        f"Host: {hostile.url.split('/')[2]}",
+        f"user-agent: tarry/{version('tarry')}",
+        "accept: */*",
+        "accept-encoding: identity",
         "X-One: 1",
-        "X-Empty:",
+        "X-Empty: ",
         "X-Word: grüß",
         "Content-Type: a/b",
-        "Accept-Encoding: identity",
         "Content-Length: 2",
     ]
     send(hostile.url + "ok", headers=[("user-agent", "mine/1")])
@@ -68,7 +70,7 @@ def test_a_path_is_not_tidied_up(hostile: Hostile) -> None:
 )
 def test_any_method_with_or_without_a_body(hostile: Hostile, method: str, body: bytes) -> None:
     """Also one after the other on one handle; only HEAD has no body."""
-    delivered = asyncio.run(
+    delivered = run(
         send_all(
             HttpDelivery(HERE),
             request(hostile.url + "ok"),
@@ -92,7 +94,7 @@ def test_any_method_with_or_without_a_body(hostile: Hostile, method: str, body: 
 def test_connections_are_kept(hostile: Hostile) -> None:
     """The second request needs no look-up and no connection."""
     before = hostile.connections
-    first, second = asyncio.run(
+    first, second = run(
         send_all(HttpDelivery(HERE), request(hostile.url + "ok"), request(hostile.url + "ok"))
     )
     assert 1 == hostile.connections - before
@@ -176,22 +178,16 @@ def test_the_guard_judges_when_a_connection_is_made(hostile: Hostile, host: str)
     assert before == hostile.connections
 
 
-def resolving(delivery: HttpDelivery, *entries: str) -> HttpDelivery:
-    """Have the first handle's DNS say this."""
-    delivery._common.append((pycurl.RESOLVE, list(entries)))
-    return delivery
-
-
-def test_a_name_that_points_inside_is_refused(hostile: Hostile) -> None:
+def test_a_name_that_points_inside_is_refused(hostile: Hostile, dns: dict[str, list[str]]) -> None:
     """What counts is the address it resolves to; an allowed one among them is used."""
-    port = hostile.url.rpartition(":")[2].strip("/")
-    url = f"http://rebound.example:{port}/ok"
-    blocked = resolving(HttpDelivery(Guard()), f"rebound.example:{port}:127.0.0.1,169.254.169.254")
-    partly = resolving(HttpDelivery(HERE), f"rebound.example:{port}:169.254.169.254,127.0.0.1")
-    by_name = resolving(HttpDelivery(Guard(["*.example"])), f"rebound.example:{port}:127.0.0.1")
-    assert Fault.BLOCKED is asyncio.run(send_all(blocked, request(url)))[0].fault
-    assert 200 == asyncio.run(send_all(partly, request(url)))[0].status
-    assert 200 == asyncio.run(send_all(by_name, request(url)))[0].status
+    url = hostile.url.replace("127.0.0.1", "rebound.example") + "ok"
+    dns["rebound.example"] = ["127.0.0.1", "169.254.169.254"]
+    assert Fault.BLOCKED is send(url, Guard()).fault
+    assert 200 == send(url, Guard(["*.example"])).status
+    dns["rebound.example"] = ["169.254.169.254", "127.0.0.1"]
+    delivered = send(url)
+    assert (200, "127.0.0.1") == (delivered.status, delivered.remote)
+    assert delivered.dns_ms is not None
 
 
 def test_nobody_there() -> None:
@@ -200,6 +196,18 @@ def test_nobody_there() -> None:
         taken.bind(("127.0.0.1", 0))
         assert Fault.REFUSED is send(f"http://127.0.0.1:{taken.getsockname()[1]}/").fault
     assert Fault.DNS is send("http://does-not-exist.invalid/").fault
+
+
+def test_a_url_without_a_path_is_not_sent_to_a_server_that_is_known(hostile: Hostile) -> None:
+    """Its last digit is no path, and the port without it no port it named."""
+
+    async def main() -> list[Delivered]:
+        urls = hostile.url + "ok", hostile.url.strip("/") + "1", hostile.url.strip("/")
+        return await send_all(HttpDelivery(HERE), *map(request, urls))
+
+    before = len(hostile.seen)
+    assert [None, Fault.INVALID, Fault.INVALID] == [each.fault for each in run(main())]
+    assert 1 == len(hostile.seen) - before
 
 
 def test_the_environment_has_no_say(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +220,7 @@ def test_the_environment_has_no_say(hostile: Hostile, monkeypatch: pytest.Monkey
 def test_out_of_sockets_is_our_fault(hostile: Hostile) -> None:
     """Nobody is charged for it."""
 
-    async def run() -> Delivered:
+    async def main() -> Delivered:
         delivery = HttpDelivery(HERE)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         lowest = os.dup(0)
@@ -224,66 +232,62 @@ def test_out_of_sockets_is_our_fault(hostile: Hostile) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             await delivery.close()
 
-    assert Fault.OURS is asyncio.run(run()).fault
+    assert Fault.OURS is run(main()).fault
 
 
 def test_a_connection_that_never_comes_free_is_our_fault(hostile: Hostile) -> None:
     """Our limit held the request back, not the target."""
 
-    async def run() -> list[Delivered]:
+    async def main() -> list[Delivered]:
         delivery = HttpDelivery(HERE, max_host_connections=1)
         try:
-            first = delivery.send(request(hostile.url + "never", timeout=1.0))
-            second = delivery.send(request(hostile.url + "ok", timeout=0.3))
+            first = delivery.send(request(hostile.url + "never", timeout=0.3))
+            second = delivery.send(request(hostile.url + "ok", timeout=0.1))
             return [await first, await second]
         finally:
             await delivery.close()
 
-    first, second = asyncio.run(run())
+    first, second = run(main())
     assert (Fault.TIMEOUT, Fault.OURS) == (first.fault, second.fault)
 
 
-async def until_seen(hostile: Hostile, number: int) -> None:
-    """Wait for a request to arrive."""
-    while len(hostile.seen) < number:  # noqa: ASYNC110 - they live in another thread
-        await asyncio.sleep(0.005)
-
-
 def test_a_cancelled_attempt_leaves_nothing(hostile: Hostile) -> None:
-    """The next one works, and what was cancelled is not in the driver any more."""
+    """The next one works, and what was cancelled is no connection any more."""
 
-    async def run() -> tuple[int, Delivered]:
-        delivery = HttpDelivery(HERE)
+    async def main() -> tuple[int, Delivered]:
+        delivery = HttpDelivery(HERE, max_connections=3)
+        before = len(hostile.seen)
         task = delivery.send(request(hostile.url + "never"))
-        await until_seen(hostile, len(hostile.seen) + 1)
+        await until(lambda: len(hostile.seen) > before)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        left = len(delivery._driver._running)
+        left = await emptied(delivery)
         return left, (await send_all(delivery, request(hostile.url + "ok")))[0]
 
-    left, delivered = asyncio.run(run())
-    assert (0, 200) == (left, delivered.status)
+    left, delivered = run(main())
+    assert (3, 200) == (left, delivered.status)
 
 
 def test_close_ends_what_runs(hostile: Hostile) -> None:
     """As a fault of ours, and so does every attempt after it."""
 
-    async def run() -> list[Delivered]:
+    async def main() -> list[Delivered]:
         delivery = HttpDelivery(HERE)
+        before = len(hostile.seen)
         task = delivery.send(request(hostile.url + "never"))
-        await until_seen(hostile, len(hostile.seen) + 1)
+        await until(lambda: len(hostile.seen) > before)
         await delivery.close()
         await delivery.close()
         return [await task, await delivery.send(request(hostile.url + "ok"))]
 
-    assert [Fault.OURS, Fault.OURS] == [each.fault for each in asyncio.run(run())]
+    assert [Fault.OURS, Fault.OURS] == [each.fault for each in run(main())]
 
 
 def test_many_at_once(hostile: Hostile) -> None:
     """Each gets its own answer."""
 
-    async def run() -> list[Delivered]:
+    async def main() -> list[Delivered]:
         delivery = HttpDelivery(HERE)
         names = ["ok", "redirect", "http10", "status-999"] * 25
         try:
@@ -292,7 +296,7 @@ def test_many_at_once(hostile: Hostile) -> None:
         finally:
             await delivery.close()
 
-    assert [200, 302, 200, 999] * 25 == [each.status for each in asyncio.run(run())]
+    assert [200, 302, 200, 999] * 25 == [each.status for each in run(main())]
 
 
 def test_a_target_with_a_good_certificate(hostile: Hostile) -> None:
@@ -309,6 +313,8 @@ def test_a_target_with_a_good_certificate(hostile: Hostile) -> None:
     [
         ({"ca": "/nowhere/ca.pem"}, "ca must be a file"),
         ({"proxy": "example.com:80"}, "proxy must be a URL"),
+        ({"proxy": "http://[::1"}, "proxy must be a URL"),
+        ({"proxy": "http://proxy:99999"}, "proxy must be a URL"),
         ({"proxy": "ftp://user:hunter2@example.com"}, "proxy must be a URL"),
         ({"max_body": 0}, "max_body must be at least 1"),
         ({"max_connections": 0}, "max_connections must be at least 1"),
@@ -325,6 +331,6 @@ def test_without_certificates_https_is_our_fault(
     hostile: Hostile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A machine without trusted certificates can still reach plain HTTP."""
-    monkeypatch.setattr("tarry.service.delivery.http._trusted", lambda ca: [])
+    monkeypatch.setattr("tarry.service.delivery.http._trusting", lambda ca: None)
     assert Fault.OURS is send(hostile.tls["good"] + "ok").fault
     assert 200 == send(hostile.url + "ok").status

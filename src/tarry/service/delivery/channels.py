@@ -8,11 +8,11 @@ server cannot be reached. With an egress proxy, the proxy looks names up and jud
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from tarry.service.delivery.exchange import Fault
+from tarry.service.delivery.names import Names
+from tarry.service.delivery.ways import addresses_of, allowed_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,14 +31,6 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.client_idle_timeout_ms", _IDLE_MS),
 )
-
-
-class NoWay(Exception):
-    """There is no channel to this server; says why."""
-
-    def __init__(self, fault: Fault, words: str) -> None:
-        super().__init__(words)
-        self.fault = fault
 
 
 class Channel:
@@ -65,6 +57,7 @@ class Channels:
     def __init__(self, grpc: Any, guard: Guard, proxy: str | None, ca: Path | None) -> None:
         self._grpc = grpc
         self._guard = guard
+        self._names = Names()
         self._proxy = proxy
         self._roots = None if ca is None else ca.read_bytes()
         self._kept: OrderedDict[str, Channel] = OrderedDict()
@@ -111,29 +104,20 @@ class Channels:
         self._left.clear()
         for channel in channels:
             await channel.raw.close()
+        await self._names.close()
 
     async def _address_of(self, target: Target) -> str:
         """Return what gRPC is to connect to: every address of the name that is allowed."""
         if self._proxy is not None:
             return f"dns:///{target.authority}"
-        loop = asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise NoWay(Fault.DNS, f"Could not resolve host {target.host}: {error}") from None
-        why: str | None = None
-        allowed: dict[int, list[str]] = {}  # by family: one address text of gRPC's holds one
-        for family, _, _, _, address in found:
-            host = str(address[0])
-            refusal = self._guard.refusal(host, target.host)
-            if refusal is None:
-                text = f"[{host}]" if family == socket.AF_INET6 else host
-                allowed.setdefault(family, []).append(f"{text}:{target.port}")
-            why = why or refusal
-        if not allowed:
-            raise NoWay(Fault.BLOCKED, why or f"{target.host} has no address")
-        texts = next(iter(allowed.values()))
-        return f"{'ipv6' if texts[0].startswith('[') else 'ipv4'}:{','.join(texts)}"
+        allowed = allowed_of(await addresses_of(target.host, self._names), target.host, self._guard)
+        is_6 = ":" in allowed[0]  # one address text of gRPC's holds one family
+        texts = [
+            f"[{each}]:{target.port}" if is_6 else f"{each}:{target.port}"
+            for each in allowed
+            if (":" in each) == is_6
+        ]
+        return f"{'ipv6' if is_6 else 'ipv4'}:{','.join(texts)}"
 
     def _open(self, target: Target, address: str) -> Any:
         options: list[tuple[str, object]] = [

@@ -64,6 +64,14 @@ class Delivered(msgspec.Struct, kw_only=True, gc=False):
     first_byte_ms: float | None = None
 
 
+class NoWay(Exception):
+    """There is no connection to a server; says why, and whose fault it is."""
+
+    def __init__(self, fault: Fault, words: str) -> None:
+        super().__init__(words)
+        self.fault: Fault = fault
+
+
 class Delivery(Protocol):
     """A way to make attempts."""
 

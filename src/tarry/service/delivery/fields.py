@@ -1,4 +1,4 @@
-"""Headers of requests and answers, between our pairs and libcurl's lines.
+"""Headers of requests, on their way to the wire.
 
 This is the last place where a header can be stopped that would break out of its line.
 """
@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from importlib.metadata import version
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 FRAMING = frozenset(
@@ -30,6 +27,8 @@ FRAMING = frozenset(
     }
 )
 """Headers that belong to the connection: never the caller's to set."""
+_OURS = {"user-agent": f"tarry/{version('tarry')}", "accept": "*/*", "accept-encoding": "identity"}
+"""What is said unless the caller says otherwise."""
 
 
 def is_token(text: str) -> bool:
@@ -37,46 +36,20 @@ def is_token(text: str) -> bool:
     return _TOKEN.fullmatch(text) is not None
 
 
-@lru_cache(1024)
-def _lower(name: str) -> str:
-    """Return the name of a header in lower case; nothing when it is not the caller's to set."""
-    lower = name.lower()
-    return "" if not is_token(name) or lower in FRAMING else lower
-
-
-def lines_of(headers: list[tuple[str, str]]) -> list[str] | list[bytes] | None:
-    """Return the headers as libcurl takes them; None when they cannot be sent."""
-    names = [_lower(name) for name, _ in headers]
-    # `Name;` is how libcurl is told of an empty value; `Name:` takes away one of its own headers.
-    lines = [f"{name}: {value}" if value.strip() else f"{name};" for name, value in headers]
-    whole = "".join(lines)
-    if "" in names or "\n" in whole or "\r" in whole or "\0" in whole:
+def lines_of(headers: list[tuple[str, str]]) -> str | None:
+    """Return the lines of a request's headers, and of our own; None when they cannot be sent."""
+    ours = _lines_beside(tuple([name for name, _ in headers]))
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    count = len(headers)
+    if ours is None or lines.count("\n") != count or lines.count("\r") != count or "\0" in lines:
         return None
-    if "accept-encoding" not in names:
-        lines.append("Accept-Encoding: identity")
-    if "content-type" not in names:
-        lines.append("Content-Type:")
-    lines.append("Expect:")
-    if whole.isascii():
-        return lines
-    try:
-        return [line.encode() for line in lines]
-    except UnicodeEncodeError:
+    return ours + lines
+
+
+@lru_cache(1024)  # most requests of a caller have the same headers
+def _lines_beside(names: tuple[str, ...]) -> str | None:
+    """Return our own lines beside these headers; None when one is not the caller's to set."""
+    given = {name.lower() for name in names}
+    if given & FRAMING or not all(map(is_token, names)):
         return None
-
-
-def headers_of(lines: Iterable[bytes]) -> list[tuple[str, str]] | None:
-    """Return the headers of the last answer, not of interim ones, nor trailers; None: no end."""
-    headers: list[tuple[str, str]] = []
-    is_open = False
-    for line in lines:
-        if line.startswith(b"HTTP/"):
-            headers.clear()
-            is_open = True
-        elif is_open:
-            name, colon, value = line.decode("latin-1").partition(":")
-            if colon:
-                headers.append((name.strip().lower(), value.strip()))
-            else:
-                is_open = False
-    return None if is_open else headers
+    return "".join(f"{name}: {value}\r\n" for name, value in _OURS.items() if name not in given)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.service.delivery.channels import Channel, Channels, NoWay
-from tarry.service.delivery.exchange import Delivered, Fault
+from tarry.service.delivery.channels import Channel, Channels
+from tarry.service.delivery.exchange import Delivered, Fault, NoWay
 from tarry.service.delivery.targets import parse_target
 
 if TYPE_CHECKING:

@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import ssl
+from typing import Any
+
+import pytest
+
+from tarry.service.delivery import connection
+from tarry.service.delivery.connection import Connection
+from tarry.service.delivery.exchange import Delivered, Fault
+from tarry.service.delivery.http import HttpDelivery
+from tarry.service.delivery.sending import Sending
+from tests.integration.hostile import OK, Hostile
+from tests.service.delivery.sending import HERE, closed, emptied, request, run, send_all, until
+from tests.service.delivery.serving import Served, read_request, saying, serving
+
+pytestmark = pytest.mark.usefixtures("either_loop")
+
+KEPT = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = KEPT + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def asked(*parts: bytes, method: str = "POST", times: int = 1) -> tuple[list[Delivered], int]:
+    """Send to a server that says this each time, in these pieces; return its connections too."""
+
+    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await read_request(reader)
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0.001)  # so that they come in pieces
+
+    async def main() -> tuple[list[Delivered], int]:
+        async with serving(behave) as served:
+            sent = [request(served.url, method=method, body=b"")] * times
+            return await send_all(HttpDelivery(HERE), *sent), served.connections
+
+    return run(main())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        OK,
+        KEPT + b"Content-Length: 0\r\n\r\n",
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok",
+        CHUNKED + b"2;a=b\r\nok\r\n0\r\nX-Trailer: 1\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nX: y\r\n\r\n" + OK,
+        OK + b"\r\n",
+    ],
+)
+def test_a_connection_is_used_again_after_an_answer_with_an_end(said: bytes) -> None:
+    """Whatever says where it ends; each answer has its own headers alone."""
+    delivered, connections = asked(said, times=3)
+    assert 1 == connections
+    assert [delivered[0].headers] * 3 == [each.headers for each in delivered]
+    assert "x-trailer" not in dict(delivered[0].headers)
+    assert [delivered[0].excerpt] * 3 == [each.excerpt for each in delivered]
+
+
+@pytest.mark.parametrize(
+    ("said", "method"),
+    [
+        (OK + b"surplus", "POST"),
+        (OK + OK, "POST"),
+        (OK + b"HTTP/1.1 500 No\r\nContent-Length: 3\r\n\r\nbad", "POST"),
+        (OK + b"H", "POST"),
+        (OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1), "POST"),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", "POST"),
+        (KEPT + b"Content-Length: 100\r\n\r\n", "HEAD"),
+        (KEPT + b"Transfer-Encoding: chunked\r\n\r\n", "HEAD"),
+        (OK, "HEAD"),
+    ],
+)
+def test_a_connection_is_not_used_again_when_its_state_is_in_doubt(
+    said: bytes, method: str
+) -> None:
+    """More came than was asked for, it says so, or the end is not to be seen."""
+    delivered, connections = asked(said, method=method, times=2)
+    assert 2 == connections
+    for each in delivered:
+        assert (200, None) == (each.status, each.fault)
+        assert each.excerpt in {b"ok", b""}
+
+
+def test_what_comes_when_nobody_has_asked_ends_the_connection() -> None:
+    """It is not taken for the answer to the next request."""
+
+    async def main() -> tuple[list[int | str | None], int]:
+        async with serving() as served:
+            delivery = HttpDelivery(HERE)
+            statuses = []
+            for _ in range(2):
+                sent = delivery.send(request(served.url))
+                arrived = await served.arrived.get()
+                arrived.answer()
+                statuses.append((await sent).status)
+                arrived.answer(b"HTTP/1.1 500 Planted\r\nContent-Length: 0\r\n\r\n")
+                await emptied(delivery)
+            await delivery.close()
+            return statuses, served.connections
+
+    assert ([200, 200], 2) == run(main())
+
+
+def test_a_server_that_speaks_first_is_no_http_server() -> None:
+    """What it says is not taken for an answer."""
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK)
+        await reader.read(1)
+        await reader.read()
+
+    async def main() -> tuple[Delivered, int]:
+        async with serving(greet) as served:
+            delivery = HttpDelivery(HERE, max_connections=3)
+            delivered = await delivery.send(request(served.url, timeout=5.0))
+            return delivered, await closed(delivery)
+
+    delivered, left = run(main())
+    assert 3 == left
+    assert delivered.fault in {Fault.RESET, None}  # None: it came together with the request
+
+
+def test_an_answer_may_come_byte_by_byte() -> None:
+    """Headers, chunks and trailers, cut anywhere."""
+    said = (
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nX-Empty:\r\nX-Long: a b c \r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n2;x=y\r\nok\r\n0\r\nX-Trailer: 1\r\n\r\n"
+    )
+    (delivered,), _ = asked(*[said[at : at + 1] for at in range(len(said))])
+    assert (200, b"ok") == (delivered.status, delivered.excerpt)
+    assert [("x-empty", ""), ("x-long", "a b c"), ("transfer-encoding", "chunked")] == (
+        delivered.headers
+    )
+
+
+def test_headers_lose_only_the_spaces_around_them() -> None:
+    """Bytes that are spaces in Latin-1 may be the end of a character in UTF-8."""
+    said = KEPT + "X-Word: \t voilà \t\r\nX-None:  \r\n".encode() + b"Content-Length: 0\r\n\r\n"
+    headers = dict(asked(said)[0][0].headers)
+    assert ("voilà", "") == (headers["x-word"].encode("latin-1").decode(), headers["x-none"])
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (b"HTTP/1.1 100 Continue\r\n\r\nnonsense\r\n\r\n", "no proper HTTP"),
+        (KEPT + b"Transfer-Encoding: gzip, chunked\r\n\r\n", "Transfer-Encoding: gzip, chunked"),
+        (CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 2\r\n\r\n"), "no proper HTTP"),
+        (
+            b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
+            "101 is no answer",
+        ),
+        (KEPT + b"X: a\rb\r\nContent-Length: 0\r\n\r\n", "no proper HTTP"),
+        (KEPT + b"a:\r\n" * 300, "too many headers"),
+    ],
+)
+def test_the_words_say_what_is_wrong_with_an_answer(said: bytes, words: str) -> None:
+    """So that whoever runs the target finds it."""
+    (delivered,), _ = asked(said)
+    assert Fault.PROTOCOL is delivered.fault
+    assert words in (delivered.error or "")
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "expected"),
+    [
+        (KEPT, b"a:\r\n", Fault.PROTOCOL),
+        (KEPT + b"a: ", b"xxxxxxxx", Fault.PROTOCOL),
+        (KEPT + b"a", b"aaaaaaaa", Fault.PROTOCOL),
+        (b"HTTP/1.1 200 ", b"xxxxxxxx", Fault.PROTOCOL),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", Fault.PROTOCOL),
+        (b"", b"\r\n", Fault.PROTOCOL),
+        (CHUNKED + b"2;a", b"aaaaaaaa", 200),
+        (CHUNKED, b"1\r\nx\r\n", 200),
+        (CHUNKED + b"0\r\n", b"a: b\r\n", 200),
+        (CHUNKED + b"0\r\na: ", b"xxxxxxxx", 200),
+        (KEPT + b"\r\n", b"xxxxxxxx", 200),
+    ],
+)
+def test_nothing_is_read_without_end(first: bytes, again: bytes, expected: int | Fault) -> None:
+    """There is a bound in every state of an answer, and the server is hung up on."""
+
+    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(first)
+        while not writer.is_closing():
+            writer.write(again * 500)
+            await writer.drain()
+
+    async def main() -> tuple[Delivered, int]:
+        async with serving(behave) as served:
+            delivery = HttpDelivery(HERE, max_body=50_000, max_connections=3)
+            delivered = await delivery.send(request(served.url))
+            await until(lambda: not served.open)
+            return delivered, await closed(delivery)
+
+    delivered, left = run(main())
+    assert (expected, 3) == (delivered.fault or delivered.status, left)
+
+
+async def _answer_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read no more of a request than its head, and answer it."""
+    await reader.readuntil(b"\r\n\r\n")
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(OK)
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("kind", ["plain", "tls"])
+def test_an_answer_that_comes_while_a_body_goes_out_counts(
+    hostile: Hostile, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the body is not waited for: the target may never take it."""
+    monkeypatch.setattr(connection, "_GOODBYE_SECONDS", 0.01)
+    tls = hostile.contexts["good"] if kind == "tls" else None
+
+    async def main() -> tuple[Delivered, int]:
+        async with serving(_answer_early, tls) as served:
+            delivery = HttpDelivery(HERE, ca=hostile.ca, max_connections=3)
+            body = bytes(32 * 1024 * 1024)
+            delivered = await delivery.send(request(served.url, body=body))
+            return delivered, await emptied(delivery)
+
+    delivered, left = run(main())
+    assert (200, b"ok", 3) == (delivered.status, delivered.excerpt, left)
+
+
+def test_a_target_that_does_not_end_tls_is_hung_up_on(
+    hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a second to say goodbye; then its connection is no longer counted."""
+    monkeypatch.setattr(connection, "_GOODBYE_SECONDS", 0.01)
+
+    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+        await writer.drain()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.Event().wait()
+
+    async def main() -> tuple[Delivered, int]:
+        async with serving(behave, hostile.contexts["good"]) as served:
+            delivery = HttpDelivery(HERE, ca=hostile.ca, max_connections=3)
+            delivered = await delivery.send(request(served.url))
+            return delivered, await emptied(delivery)
+
+    delivered, left = run(main())
+    assert (200, 3) == (delivered.status, left)
+
+
+def test_tls_is_ended_in_good_order(hostile: Hostile) -> None:
+    """A connection that is closed says so first: the server sees no broken one."""
+    ends: list[bytes | Exception] = []
+
+    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+        try:
+            ends.append(await reader.read())
+        except OSError as error:
+            ends.append(error)
+
+    async def main() -> Delivered:
+        async with serving(behave, hostile.contexts["good"]) as served:
+            delivery = HttpDelivery(HERE, ca=hostile.ca)
+            delivered = await delivery.send(request(served.url))
+            await emptied(delivery)
+            await until(lambda: ends)
+            await delivery.close()
+            return delivered
+
+    assert 200 == run(main()).status
+    assert [b""] == ends
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_nothing_is_left_for_the_garbage_collector(hostile: Hostile, tls: bool) -> None:
+    """Connections, requests and parsers go when they are no longer needed."""
+
+    async def use(served: Served, url: str) -> None:
+        delivery = HttpDelivery(HERE, ca=hostile.ca)
+        for path in ("ok", "ok", "http10", "not-http", "close-before-answer", "million-headers"):
+            await delivery.send(request(url + path))
+        await delivery.send(request("http://does-not-exist.invalid/"))
+        await delivery.send(request("http://127.0.0.1:1/"))
+        cancelled = delivery.send(request(served.url))
+        await served.arrived.get()
+        cancelled.cancel()
+        await closed(delivery)
+
+    async def main() -> list[Any]:
+        async with serving() as served:
+            gc.collect()
+            gc.disable()
+            try:
+                await use(served, hostile.tls["good"] if tls else hostile.url)
+                await asyncio.sleep(0)
+                found = [each for each in gc.get_objects() if _is_ours(each)]
+            finally:
+                gc.enable()
+            return [type(each) for each in found]
+
+    assert [] == run(main())
+
+
+def _is_ours(each: object) -> bool:
+    return type(each) in {Connection, Sending}
+
+
+def test_a_trailing_answer_does_not_count_for_the_excerpt() -> None:
+    """What is cut off is told by the sizes of this answer alone."""
+    (delivered,), _ = asked(OK + b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nanother!!")
+    assert (b"ok", False) == (delivered.excerpt, delivered.truncated)
+
+
+def test_old_tls_is_not_spoken(hostile: Hostile) -> None:
+    """TLS 1.1 and below are broken."""
+    delivery = HttpDelivery(HERE, ca=hostile.ca)
+    assert delivery._tls is not None
+    assert delivery._tls.minimum_version >= ssl.TLSVersion.TLSv1_2
+    assert (True, ssl.CERT_REQUIRED) == (delivery._tls.check_hostname, delivery._tls.verify_mode)
+
+
+def test_a_server_without_an_end_to_its_answer(hostile: Hostile) -> None:
+    """The end of the connection is the end of the body, unless the body has a length."""
+
+    async def main() -> list[Delivered]:
+        found = []
+        for said in (KEPT + b"\r\nall", KEPT + b"Content-Length: 4\r\n\r\nall"):
+            async with serving(saying(said)) as served:
+                found += await send_all(HttpDelivery(HERE), request(served.url))
+        return found
+
+    whole, cut = run(main())
+    assert (200, b"all") == (whole.status, whole.excerpt)
+    assert (Fault.RESET, "The connection ended within the body") == (cut.fault, cut.error)

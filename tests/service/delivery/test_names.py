@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from tarry.service.delivery import names
+from tarry.service.delivery.exchange import Fault, NoWay
+from tarry.service.delivery.names import Addresses, Names
+from tests.service.delivery.sending import run, until
+
+pytestmark = pytest.mark.usefixtures("either_loop")
+
+
+class Resolver:
+    """A resolver that answers when it is let."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.says: dict[str, list[str]] = {}
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def __call__(self, host: str, *_: object, **__: object) -> list[tuple[Any, ...]]:
+        """Resolve a name."""
+        self.asked.append(host)
+        self.may_answer.wait(30)
+        if host not in self.says:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(0, 0, 0, "", (address, 0)) for address in self.says[host]]
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
+    """In the place of the system's."""
+    made = Resolver()
+    made.says["one.example"] = ["192.0.2.1", "2001:db8::1", "192.0.2.1"]
+    monkeypatch.setattr("socket.getaddrinfo", made)
+    return made
+
+
+def test_addresses_come_in_the_resolvers_order_and_once(resolver: Resolver) -> None:
+    """And there are no more of them than can be tried."""
+
+    async def main() -> tuple[Addresses, Addresses]:
+        resolver.says["many.example"] = [f"192.0.2.{number}" for number in range(200)]
+        known = Names()
+        return await known.look_up("one.example"), await known.look_up("many.example")
+
+    one, many = run(main())
+    assert (("192.0.2.1", "2001:db8::1"), 8) == (one, len(many))
+
+
+def test_who_asks_at_the_same_time_shares_the_answer(resolver: Resolver) -> None:
+    """Also when the one that asked first has left."""
+
+    async def main() -> list[Addresses]:
+        resolver.may_answer.clear()
+        known = Names()
+        first, *others = [asyncio.create_task(known.look_up("one.example")) for _ in range(5)]
+        await until(lambda: resolver.asked)
+        first.cancel()
+        resolver.may_answer.set()
+        return await asyncio.gather(*others)
+
+    assert 1 == len(set(run(main())))
+    assert ["one.example"] == resolver.asked
+
+
+def test_an_answer_is_remembered_for_a_while(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then DNS is asked again: an address may have changed."""
+
+    async def main() -> list[Addresses]:
+        known = Names()
+        found = [await known.look_up("one.example"), await known.look_up("one.example")]
+        monkeypatch.setattr(names, "_FRESH_SECONDS", 0.0)
+        known._known.clear()
+        resolver.says["one.example"] = ["192.0.2.9"]
+        return [*found, await known.look_up("one.example"), await known.look_up("one.example")]
+
+    first, second, third, fourth = run(main())
+    assert first == second
+    assert ("192.0.2.9",) == third == fourth
+    assert 3 == len(resolver.asked)
+
+
+def test_a_failure_is_not_remembered(resolver: Resolver) -> None:
+    """It is told in words, and the next one asks again."""
+
+    async def main() -> Addresses:
+        known = Names()
+        with pytest.raises(NoWay, match=r"Could not resolve new.example: Name or service") as no:
+            await known.look_up("new.example")
+        assert Fault.DNS is no.value.fault
+        resolver.says["new.example"] = ["192.0.2.2"]
+        return await known.look_up("new.example")
+
+    assert ("192.0.2.2",) == run(main())
+
+
+def test_a_name_that_dns_cannot_have(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not resolve, whatever the codec says."""
+    monkeypatch.undo()
+
+    async def main() -> None:
+        await Names().look_up("a" * 64 + ".invalid")
+
+    with pytest.raises(NoWay, match="Could not resolve"):
+        run(main())
+
+
+def test_what_is_remembered_is_bounded(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names cost nothing to make up."""
+    monkeypatch.setattr(names, "_MOST_KNOWN", 4)
+
+    async def main() -> int:
+        known = Names()
+        for number in range(10):
+            resolver.says[f"{number}.example"] = ["192.0.2.1"]
+            await known.look_up(f"{number}.example")
+        return len(known._known)
+
+    assert 4 >= run(main())
+
+
+def test_so_many_threads_and_no_more(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who leaves the line is not looked up; the others are, in their turn."""
+    monkeypatch.setattr(names, "_MOST_AT_ONCE", 2)
+
+    async def main() -> tuple[list[str], list[str], int]:
+        resolver.may_answer.clear()
+        known = Names()
+        hosts = [f"{number}.example" for number in range(6)]
+        for host in hosts:
+            resolver.says[host] = ["192.0.2.1"]
+        tasks = [asyncio.create_task(known.look_up(host)) for host in hosts]
+        await until(lambda: len(resolver.asked) == 2)
+        at_once = sorted(resolver.asked)
+        for task in tasks[:5]:
+            task.cancel()
+        await asyncio.wait(tasks[:5])
+        resolver.may_answer.set()
+        await tasks[5]
+        await until(lambda: not known._asked)
+        return at_once, resolver.asked[2:], known._turn._value
+
+    assert (["0.example", "1.example"], ["5.example"], 2) == run(main())
+
+
+def test_no_thread_is_our_fault(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And costs no turn."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> Addresses:
+        known = Names()
+        with monkeypatch.context() as without:
+            without.setattr(threading.Thread, "start", start)
+            for _ in range(100):
+                with pytest.raises(NoWay, match="no thread") as no:
+                    await known.look_up("one.example")
+                assert Fault.OURS is no.value.fault
+        return await known.look_up("one.example")
+
+    assert ("192.0.2.1", "2001:db8::1") == run(main())
+
+
+def test_close_waits_for_nobody(resolver: Resolver) -> None:
+    """Who still waits is told that it is a fault of ours; the answer comes to nobody."""
+
+    async def main() -> Fault:
+        resolver.may_answer.clear()
+        known = Names()
+        task = asyncio.create_task(known.look_up("one.example"))
+        await until(lambda: resolver.asked)
+        await known.close()
+        with pytest.raises(NoWay, match="closed") as no:
+            await task
+        resolver.may_answer.set()
+        await until(lambda: not known._asked)
+        return no.value.fault
+
+    assert Fault.OURS is run(main())
+
+
+def test_an_answer_after_the_end_of_the_loop_is_lost_in_silence(resolver: Resolver) -> None:
+    """The thread ends, and nothing is said."""
+    resolver.may_answer.clear()
+
+    async def main() -> None:
+        task = asyncio.create_task(Names().look_up("one.example"))
+        await until(lambda: resolver.asked)
+        task.cancel()
+
+    before = threading.active_count()
+    run(main())
+    resolver.may_answer.set()
+    for thread in threading.enumerate():
+        if thread.name.endswith("(_resolve)"):
+            thread.join(30)
+    assert threading.active_count() <= before

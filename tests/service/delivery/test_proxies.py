@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import asyncio
+import ssl
+from base64 import b64encode
+
+import pytest
+
+from tarry.errors import ConfigurationError
+from tarry.service.delivery.exchange import Delivered, Fault
+from tarry.service.delivery.guard import Guard
+from tarry.service.delivery.http import HttpDelivery
+from tarry.service.delivery.proxies import parse_proxy
+from tests.integration.hostile import OK, Hostile
+from tests.service.delivery.sending import HERE, closed, request, run, send_all
+from tests.service.delivery.serving import OPEN, proxying, serving, silent
+
+pytestmark = pytest.mark.usefixtures("either_loop")
+
+
+def through(
+    url: str,
+    says: bytes | None = None,
+    ca: str | None = None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    guard: Guard | None = None,
+    user: str = "",
+) -> tuple[Delivered, list[str]]:
+    """Send a request through a proxy; return what came of it and what the proxy was asked."""
+
+    async def main() -> tuple[Delivered, list[str]]:
+        async with proxying(says, tls) as (proxy, asked):
+            delivery = HttpDelivery(
+                guard or Guard(), proxy=proxy.url.replace("://", f"://{user}"), ca=ca
+            )
+            return (await send_all(delivery, request(url)))[0], asked
+
+    return run(main())
+
+
+def test_plain_http_goes_to_the_proxy() -> None:
+    """Which looks the name up: here nobody knows it."""
+    delivered, (head,) = through("http://only-there.invalid/x", OK)
+    assert 200 == delivered.status
+    assert "POST http://only-there.invalid/x HTTP/1.1" == head.partition("\r\n")[0]
+    assert "\r\nHost: only-there.invalid\r\n" in head
+
+
+def test_https_goes_through_a_tunnel(hostile: Hostile) -> None:
+    """TLS is with the target, and the proxy's headers are not the answer's."""
+    url = hostile.tls["good"] + "ok"
+    delivered, (head,) = through(url, ca=hostile.ca, guard=HERE)
+    authority = url.split("/")[2]
+    assert f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n" == head
+    assert (200, [("content-length", "2")]) == (delivered.status, delivered.headers)
+    assert delivered.tls_ms is not None
+
+
+def test_the_target_behind_a_tunnel_has_to_prove_who_it_is(hostile: Hostile) -> None:
+    """The proxy could have led anywhere."""
+    before = len(hostile.seen)
+    for kind in ("wronghost", "expired", "selfsigned"):
+        delivered, asked = through(hostile.tls[kind] + "ok", ca=hostile.ca, guard=HERE)
+        assert (Fault.TLS, 1) == (delivered.fault, len(asked))
+        assert "certificate" in (delivered.error or "")
+    assert before == len(hostile.seen)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_may_speak_tls(hostile: Hostile, scheme: str) -> None:
+    """Then TLS with the target is inside of TLS with the proxy."""
+    good = hostile.contexts["good"]
+    if scheme == "http":
+        delivered, asked = through("http://only-there.invalid/", OK, hostile.ca, tls=good)
+    else:
+        url = hostile.tls["good"] + "ok"
+        delivered, asked = through(url, ca=hostile.ca, tls=good, guard=HERE)
+    assert (200, b"ok", 1) == (delivered.status, delivered.excerpt, len(asked))
+
+
+def test_tunnels_are_kept(hostile: Hostile) -> None:
+    """Also through a proxy that speaks TLS; nothing of them is left at the end."""
+
+    async def main(tls: ssl.SSLContext | None) -> tuple[list[Delivered], int, int]:
+        async with proxying(tls=tls) as (proxy, asked):
+            delivery = HttpDelivery(HERE, proxy=proxy.url, ca=hostile.ca, max_connections=3)
+            url = hostile.tls["good"] + "ok"
+            delivered = [await delivery.send(request(url, body=bytes(300_000))) for _ in range(3)]
+            return delivered, len(asked), await closed(delivery)
+
+    for tls in (None, hostile.contexts["good"]):
+        delivered, tunnels, left = run(main(tls))
+        assert ([200] * 3, 1, 3) == ([each.status for each in delivered], tunnels, left)
+
+
+def test_a_proxy_has_to_prove_who_it_is(hostile: Hostile) -> None:
+    """Nothing is asked of one that cannot, and it is a fault of ours."""
+    tls = hostile.contexts["wronghost"]
+    delivered, asked = through("https://target.invalid/", OPEN, hostile.ca, tls=tls, user="u:p@")
+    assert (Fault.OURS, []) == (delivered.fault, asked)
+    assert "No way to the egress proxy" in (delivered.error or "")
+
+
+def test_a_handshake_inside_tls_that_fails(hostile: Hostile) -> None:
+    """It is the target's fault, and nothing is left."""
+    url = hostile.tls["expired"] + "ok"
+    delivered, _ = through(url, ca=hostile.ca, tls=hostile.contexts["good"], guard=HERE)
+    assert Fault.TLS is delivered.fault
+
+
+def test_credentials_are_for_the_proxy_alone(hostile: Hostile) -> None:
+    """In the request for a tunnel, or in the request itself where the proxy passes it on."""
+    line = f"Proxy-Authorization: Basic {b64encode(b'us@er:pa:ss').decode()}\r\n"
+    url = hostile.tls["good"] + "ok"
+    delivered, (head,) = through(url, ca=hostile.ca, guard=HERE, user="us%40er:pa:ss@")
+    assert 200 == delivered.status
+    assert line in head
+    assert "proxy-authorization" not in hostile.seen[-1].head.lower()
+    _, (head,) = through("http://only-there.invalid/", OK, user="us%40er:pa:ss@")
+    assert line in head
+
+
+@pytest.mark.parametrize(
+    ("status", "fault"),
+    [
+        (403, Fault.BLOCKED),
+        (407, Fault.OURS),
+        (500, Fault.OURS),
+        (502, Fault.REFUSED),
+        (504, Fault.REFUSED),
+        (302, Fault.OURS),
+        (101, Fault.OURS),
+    ],
+)
+def test_a_proxy_that_does_not_open_the_way(status: int, fault: Fault) -> None:
+    """It refuses the target, or fails itself, or finds nobody there."""
+    says = f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode()
+    delivered, _ = through("https://target.invalid/", says)
+    assert fault is delivered.fault
+    assert str(status) in (delivered.error or "")
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        b"",
+        b"HTTP/1.1 2",
+        b"HTTP/1.1 200 Open\r\nX: y\r\n",
+        b"SSH-2.0-OpenSSH_9.9\r\n\r\n",
+        b"HTTP/1.1 abc\r\n\r\n",
+        b"HTTP/1.1 200 Open\r\n" + b"X: y\r\n" * 100_000,
+        b"x" * 1_000_000,
+    ],
+)
+def test_a_proxy_that_talks_nonsense_is_our_fault(says: bytes) -> None:
+    """It hangs up, it speaks something else, it has no end."""
+    delivered, _ = through("https://target.invalid/", says)
+    assert Fault.OURS is delivered.fault
+    assert "egress proxy" in (delivered.error or "")
+
+
+def test_a_tunnel_that_ends_at_once_is_the_targets_fault(hostile: Hostile) -> None:
+    """It stood; what comes through it is the target's."""
+    for says in (OPEN, OPEN + b"no TLS at all, but something else, and rather long"):
+        delivered, _ = through("https://target.invalid/", says, hostile.ca)
+        assert Fault.TLS is delivered.fault
+
+
+def test_a_proxy_that_is_not_there_is_our_fault() -> None:
+    """Nobody listens, or its name is unknown."""
+    for proxy in ("http://127.0.0.1:1", "http://proxy.invalid:3128", "https://127.0.0.1:1"):
+        for url in ("http://target.invalid/", "https://target.invalid/"):
+
+            async def main(url: str = url, proxy: str = proxy) -> list[Delivered]:
+                return await send_all(HttpDelivery(Guard(), proxy=proxy), request(url))
+
+            assert Fault.OURS is run(main())[0].fault
+
+
+def test_what_is_said_before_tls_is_not_heard(hostile: Hostile) -> None:
+    """Whoever sits between could say that the tunnel stands."""
+
+    async def forge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(OPEN)
+        await silent(reader, writer)
+
+    async def main() -> Delivered:
+        async with serving(forge) as served:
+            proxy = served.url.replace("http:", "https:")
+            delivery = HttpDelivery(Guard(), proxy=proxy, ca=hostile.ca)
+            return (await send_all(delivery, request("https://target.invalid/")))[0]
+
+    delivered = run(main())
+    assert Fault.OURS is delivered.fault
+    assert "TLS" in (delivered.error or "")
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("http://127.0.0.1/", Fault.BLOCKED),
+        ("http://localhost/", Fault.BLOCKED),
+        ("http://[fd00:ec2::254]/", Fault.BLOCKED),
+        ("http://0x7f.1/", Fault.INVALID),
+    ],
+)
+def test_what_the_url_shows_is_judged_before(url: str, fault: Fault) -> None:
+    """The proxy is not even asked."""
+    delivered, asked = through(url, OK)
+    assert fault is delivered.fault
+    assert [] == asked
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port"),
+    [
+        ("http://proxy", "proxy", 80),
+        ("https://proxy/", "proxy", 443),
+        ("http://[::1]:3128", "::1", 3128),
+        ("http://user@proxy:8080", "proxy", 8080),
+    ],
+)
+def test_a_proxy_is_named_by_a_url(url: str, host: str, port: int) -> None:
+    """Its port is that of the scheme, unless it says another."""
+    proxy = parse_proxy(url)
+    assert (host, port) == (proxy.host, proxy.port)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "proxy", "socks5h://proxy", "http://", "http://proxy:0", "http://proxy:x"]
+)
+def test_what_names_no_proxy_is_refused(url: str) -> None:
+    """The message names the option."""
+    with pytest.raises(ConfigurationError, match="proxy must be a URL as http://host:port"):
+        parse_proxy(url)

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
+
+import pytest
+
+from tarry.service.delivery.exchange import Delivered, Fault
+from tarry.service.delivery.guard import Guard
+from tarry.service.delivery.http import HttpDelivery
+from tarry.service.delivery.sending import Sending
+from tests.integration.hostile import Hostile
+from tests.service.delivery.sending import HERE, closed, emptied, request, run, until
+from tests.service.delivery.serving import proxying, serving, silent
+
+pytestmark = pytest.mark.usefixtures("either_loop")
+
+PHASES = {
+    "waiting": Fault.OURS,
+    "looking up": Fault.TIMEOUT,
+    "connecting": Fault.TIMEOUT,
+    "handshake": Fault.TIMEOUT,
+    "reaching the proxy": Fault.OURS,
+    "asking the proxy": Fault.OURS,
+    "handshake in the tunnel": Fault.TIMEOUT,
+    "sending": Fault.TIMEOUT,
+    "sending over TLS": Fault.TIMEOUT,
+    "reading": Fault.TIMEOUT,
+    "reading over TLS": Fault.TIMEOUT,
+}
+"""Where an attempt can be when it ends, and whose fault it is when its time is over there."""
+
+
+class Stage:
+    """A request that has come to a certain phase, and stays there."""
+
+    def __init__(self, delivery: HttpDelivery, sent: asyncio.Future[Delivered]) -> None:
+        self.delivery = delivery
+        self.sending = cast("Sending", sent)
+
+    def is_at(self, phase: str) -> bool:
+        """Whether it has a connection, or is getting one."""
+        if phase == "waiting" or "sending" in phase or "reading" in phase:
+            return self.sending.connection is not None
+        return self.sending.connecting is not None
+
+
+@asynccontextmanager
+async def at(phase: str, hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
+    """Bring a request to a phase."""
+    answered = threading.Event()
+    tls = hostile.contexts["good"] if "over TLS" in phase else None
+    behave: Any = silent if "reading" not in phase else None
+    async with serving(behave, tls) as served, proxying() as (proxy, _), full() as port:
+        there: Callable[[], int]
+        url, there, guard = served.url, lambda: served.connections, HERE
+        options: dict[str, Any] = {"ca": hostile.ca, "max_connections": 3}
+        body = b"{}"
+        if phase == "waiting":
+            options["max_host_connections"] = 1
+        elif phase == "looking up":
+            asked = threading.Event()
+            monkeypatch.setattr("socket.getaddrinfo", held(asked, answered))
+            url, there = "http://slow.example/", asked.is_set
+        elif phase == "connecting":
+            url, there = f"http://127.0.0.1:{port}/", lambda: 1
+        elif phase == "reaching the proxy":
+            options["proxy"], there, guard = f"http://127.0.0.1:{port}", lambda: 1, Guard()
+            url = "https://target.invalid/"
+        elif phase == "asking the proxy":
+            options["proxy"], guard = served.url, Guard()
+            url = "https://target.invalid/"
+        elif phase == "handshake in the tunnel":
+            options["proxy"] = proxy.url
+            url = served.url.replace("http:", "https:")
+        elif phase == "handshake":
+            url = served.url.replace("http:", "https:")
+        elif "sending" in phase:
+            body = bytes(16 * 1024 * 1024)
+        else:
+            there = served.arrived.qsize
+        delivery = HttpDelivery(guard, **options)
+        first = stage = Stage(delivery, delivery.send(request(url, body=body)))
+        await until(lambda: there() and stage.is_at(phase))
+        if phase == "waiting":
+            stage = Stage(delivery, delivery.send(request(url)))
+        try:
+            yield stage
+        finally:
+            first.sending.cancel()
+            answered.set()
+
+
+def held(asked: threading.Event, answered: threading.Event) -> Callable[..., list[Any]]:
+    """A resolver that takes its time."""
+
+    def resolve(*_: object, **__: object) -> list[Any]:
+        asked.set()
+        answered.wait(30)
+        return [(0, 0, 0, "", ("127.0.0.1", 0))]
+
+    return resolve
+
+
+@asynccontextmanager
+async def full() -> AsyncIterator[int]:
+    """A port that answers no more connections: its queue is full, and nobody accepts."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        port: int = listening.getsockname()[1]
+        queued = [socket.socket() for _ in range(4)]
+        for each in queued:
+            each.setblocking(False)
+            with suppress(BlockingIOError):
+                each.connect(("127.0.0.1", port))
+        await asyncio.sleep(0)
+        yield port
+        for each in queued:
+            each.close()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_time_that_is_over_leaves_nothing(
+    phase: str, hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever phase; what held the attempt up says whose fault it is."""
+
+    async def main() -> tuple[Delivered, int]:
+        async with at(phase, hostile, monkeypatch) as stage:
+            sender: Any = stage.sending._sender
+            sender.late(stage.sending)
+            delivered = await stage.sending
+            if phase == "waiting":
+                assert not sender._waiting
+                return delivered, await closed(stage.delivery)
+            left = await emptied(stage.delivery)
+            await stage.delivery.close()
+            return delivered, left
+
+    delivered, left = run(main())
+    assert (PHASES[phase], 3) == (delivered.fault, left)
+    assert "within 20 s" in (delivered.error or "")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_cancelled_request_leaves_nothing(
+    phase: str, hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever phase: no connection, no timer, no room that is taken."""
+
+    async def main() -> tuple[int, bool]:
+        async with at(phase, hostile, monkeypatch) as stage:
+            assert stage.sending.cancel()
+            assert not stage.sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await stage.sending
+            assert stage.sending.timer is not None
+            is_quiet = stage.sending.timer.cancelled()
+            if phase == "waiting":
+                return await closed(stage.delivery), is_quiet
+            left = await emptied(stage.delivery)
+            await stage.delivery.close()
+            return left, is_quiet
+
+    assert (3, True) == run(main())
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_close_ends_a_request(
+    phase: str, hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In whatever phase, and as a fault of ours."""
+
+    async def main() -> tuple[Delivered, int]:
+        async with at(phase, hostile, monkeypatch) as stage:
+            left = await closed(stage.delivery)
+            return await stage.sending, left
+
+    delivered, left = run(main())
+    assert (Fault.OURS, "the delivery is closed", 3) == (delivered.fault, delivered.error, left)
+
+
+def test_time_runs_by_itself(hostile: Hostile) -> None:
+    """The timer of a request ends it, and an answer ends the timer."""
+
+    async def main() -> tuple[Fault | None, bool]:
+        delivery = HttpDelivery(HERE)
+        late = await delivery.send(request(hostile.url + "never", timeout=0.05))
+        answered = cast("Sending", delivery.send(request(hostile.url + "ok")))
+        await answered
+        await delivery.close()
+        assert answered.timer is not None
+        return late.fault, answered.timer.cancelled()
+
+    assert (Fault.TIMEOUT, True) == run(main())
