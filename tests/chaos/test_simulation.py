@@ -43,8 +43,8 @@ def _forgets_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _starts_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker whose clock is ahead of the store's."""
-    now = StoreClock.now
-    monkeypatch.setattr(StoreClock, "now", lambda self: now(self) + 500)
+    exact = StoreClock.exact
+    monkeypatch.setattr(StoreClock, "exact", lambda self: exact(self) + 500)
 
 
 def _loses_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def _ignores_a_lost_lease(monkeypatch: pytest.MonkeyPatch) -> None:
         answers = await write(self, ends)
         for end, answer in zip(ends, answers, strict=True):
             if answer is Finished.DONE:
-                self._hold.take(end.finish.task)
+                self._hold.take([end.finish.task])
         return answers
 
     monkeypatch.setattr(Ends, "_write", stubborn)

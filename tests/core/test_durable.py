@@ -139,3 +139,13 @@ def test_attempts_beyond_the_table_of_commands_are_begun_too() -> None:
     call = resumed(Policy(max_attempts=100, attempt_timeout=3.0), attempts=50)
 
     assert Attempt(51, 3.0) == call.begin(0.0)
+
+
+def test_a_verdict_says_what_it_went_by() -> None:
+    """The breaker's state and the budget's balance, after the failure was counted."""
+    fresh = resumed(Policy())
+    call = resumed(Policy(), Downstream("d", breaker=Breaker(), budget=TokenBudget(capacity=7)))
+    call.begin(0.0)
+    call.failed(TRANSIENT, 1.0, 0.5)
+
+    assert ((None, None), ("closed", 7)) == (fresh.standing, call.standing)

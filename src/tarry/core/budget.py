@@ -146,7 +146,10 @@ class RatioBudget:
     def settle(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002
         """Count a call when its first attempt ends."""
         if not paid:
-            self._window_at(now).current[_CALLS] += 1
+            window = self._window
+            if now >= window.ends:
+                window.roll(now)
+            window.current[_CALLS] += 1
 
     def _window_at(self, now: float) -> Window:
         window = self._window

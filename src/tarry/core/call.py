@@ -23,7 +23,7 @@ _MOST_STEPS = 256
 Standing: TypeAlias = tuple[str | None, float | None]
 """The breaker's state and the budget's balance."""
 
-_NOWHERE: Standing = (None, None)
+NOWHERE: Standing = (None, None)
 _Log: TypeAlias = "tuple[_Log | None, int, Outcome, str, Wait | Stop, Standing]"
 
 
@@ -141,7 +141,7 @@ class Call:
         if downstream is not None:
             self._record(downstream, outcome, now, u)
         verdict = decide(self.policy, self, outcome, now, u, downstream, self.deadline)
-        standing = _NOWHERE
+        standing = NOWHERE
         if downstream is not None:
             standing = downstream.standing(now)
             if isinstance(verdict, Wait):
@@ -156,7 +156,7 @@ class Call:
     def took_over(self, outcome: Outcome, detail: str, verdict: Wait) -> None:
         """Go on where a driver has judged the first failure and begun the second attempt."""
         self.attempts = 1
-        self._note(outcome, detail, verdict, _NOWHERE)
+        self._note(outcome, detail, verdict, NOWHERE)
         self.attempts = 2
 
     def _note(

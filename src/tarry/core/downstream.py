@@ -96,7 +96,12 @@ class Downstream:
         """Learn from an attempt that ended; `paid` is what the retry budget took for it."""
         kind = outcome.kind
         breaker = self.breaker
-        if kind is _SUCCESS and not paid and self.passed(permit, duration, now):
+        if (
+            kind is _SUCCESS
+            and not paid
+            and not self._limiters
+            and self.passed(permit, duration, now)
+        ):
             return
         if outcome.local:  # nobody was asked
             Downstream.cancelled(self, permit, duration, now)
@@ -146,7 +151,7 @@ class Downstream:
 
     def standing(self, now: float) -> tuple[str | None, float | None]:
         """Return the breaker's state and the budget's balance, for the decision record."""
-        breaker = None if self.breaker is None else self.breaker.state.value
+        breaker = None if self.breaker is None else self.breaker.state._value_
         balance = None if self.budget is None else self.budget.balance(now)
         return breaker, balance
 
@@ -186,22 +191,23 @@ class Downstream:
 
     def _limited(self, permit: int, now: float) -> int | Delayed | Stop:
         delay = 0.0
-        acquired: list[Limiter] = []
+        acquired = 0
         try:
             for limiter in self._limiters:
                 answer = limiter.acquire(now)
                 if answer is None:
                     self._undo(permit, acquired, now)
                     return Stop(Reason.LIMIT)
-                acquired.append(limiter)
-                delay = max(delay, answer)
+                acquired += 1
+                if answer:
+                    delay = max(delay, answer)
         except BaseException:  # of a limiter of the user's
             self._undo(permit, acquired, now)
             raise
         return Delayed(permit, delay) if delay else permit
 
-    def _undo(self, permit: int, acquired: list[Limiter], now: float) -> None:
-        for limiter in acquired:
+    def _undo(self, permit: int, acquired: int, now: float) -> None:
+        for limiter in self._limiters[:acquired]:
             limiter.release(None, 0.0, now)
         if self.breaker is not None:
             self.breaker.cancelled(permit)

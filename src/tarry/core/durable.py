@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.call import Call
+from tarry.core.call import NOWHERE, Call
 from tarry.core.decide import decide
 from tarry.core.outcome import TRANSIENT
-from tarry.core.verdict import Attempt, Delayed, Reason, Stop, Wait
+from tarry.core.verdict import Attempt, Reason, Stop, Wait
 
 if TYPE_CHECKING:
+    from tarry.core.call import Standing
     from tarry.core.downstream import Downstream
     from tarry.core.outcome import Outcome
 
@@ -55,7 +56,7 @@ class DurableCall(Call):
     def failed(self, outcome: Outcome, now: float, u: float, detail: str = "") -> Wait | Stop:
         """Learn that the attempt failed; answer what to do."""
         downstream = self.downstream
-        standing: tuple[str | None, float | None] = (None, None)
+        standing = NOWHERE
         if downstream is not None:
             self._record(downstream, outcome, now, u)
             standing = downstream.standing(now)
@@ -65,11 +66,16 @@ class DurableCall(Call):
         self._note(outcome, detail, verdict, standing)
         return verdict
 
+    @property
+    def standing(self) -> Standing:
+        """What the last verdict went by."""
+        return NOWHERE if self._log is None else self._log[-1]
+
     def _ask(self, downstream: Downstream, last: Outcome, now: float) -> Defer | None:
         answer = downstream.admit(now)
-        if isinstance(answer, Stop):
-            return Defer(answer.reason, answer.retry_after)
-        if isinstance(answer, Delayed):
+        if not isinstance(answer, int):
+            if isinstance(answer, Stop):
+                return Defer(answer.reason, answer.retry_after)
             downstream.cancelled(answer.permit, 0.0, now)
             return Defer(Reason.LIMIT, answer.delay)
         if self.attempts:

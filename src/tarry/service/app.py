@@ -79,9 +79,7 @@ class Service:
             partial(protected, max_in_flight=limits.lane_in_flight), most_held=limits.lane_held
         )
         clock = StoreClock(world.now)
-        events = Events()
         self.metrics: Metrics = Metrics(lanes)
-        events.listen(self.metrics)
         self.engine: Engine = Engine(
             Parts(
                 store=self.store,
@@ -89,7 +87,8 @@ class Service:
                 policies=Policies(self.store, clock.now),
                 lanes=lanes,
                 clock=clock,
-                events=events,
+                events=Events(),
+                metrics=self.metrics,
                 waiters=Waiters(),
                 health=Health(),
                 lease=Lease(

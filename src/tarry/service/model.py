@@ -24,10 +24,11 @@ class Status(IntEnum):
     EXHAUSTED = 3
     CANCELLED = 4
 
-    @property
-    def is_terminal(self) -> bool:
-        """Whether no attempt follows by itself."""
-        return self >= Status.SUCCEEDED
+    is_terminal: bool
+    """Whether no attempt follows by itself."""
+
+    def __init__(self, number: int) -> None:
+        self.is_terminal = number > 1
 
 
 TRANSITIONS: dict[Status, frozenset[Status]] = {

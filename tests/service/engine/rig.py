@@ -18,6 +18,7 @@ from tarry.service.engine.engine import Engine
 from tarry.service.engine.events import Event, Events
 from tarry.service.engine.health import Health
 from tarry.service.engine.lanes import Lanes, protected
+from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.parts import Limits, Parts
 from tarry.service.engine.policies import Policies
 from tarry.service.engine.waiters import Waiters
@@ -83,6 +84,7 @@ class Rig:
             most_held=limits.lane_held,
         )
         self.events = Events()
+        self.metrics = Metrics(self.lanes)
         self.told: list[Event] = []
         self.events.listen(self.told.append)
         self.parts = Parts(
@@ -92,6 +94,7 @@ class Rig:
             lanes=self.lanes,
             clock=clock,
             events=self.events,
+            metrics=self.metrics,
             waiters=Waiters(),
             health=Health(),
             lease=lease,

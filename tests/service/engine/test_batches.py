@@ -135,6 +135,48 @@ def test_what_nobody_waits_for_goes_with_the_others(caplog: pytest.LogCaptureFix
     assert ["what nobody waits for could not be sent"] == [each.message for each in caplog.records]
 
 
+def test_what_nobody_waits_for_is_no_more_than_a_call_takes() -> None:
+    """It goes in parts, in its order, and what is put between stays between."""
+
+    async def main() -> None:
+        sender = Sender()
+        batches = Batches(sender, most=3, waiting=100)
+        for item in range(1, 5):
+            batches.post(item)
+        between = batches.put([5, 6])
+        batches.post(7)
+        assert 7 == batches.waiting
+        await asyncio.sleep(0)
+        batches.post(8)  # the first are on their way
+        sender.gate.set()
+        assert [10, 12] == list(await between)
+        await batches.flushed()
+
+        assert [[1, 2, 3], [4, 5, 6], [7, 8]] == sender.calls
+        assert 0 == batches.waiting
+
+    asyncio.run(main())
+
+
+def test_what_was_left_behind_goes_with_what_comes_next() -> None:
+    """A sender that was stopped is made anew."""
+
+    async def main() -> None:
+        sender = Sender()
+        batches = Batches(sender, most=1, waiting=100)
+        batches.post(1)
+        await asyncio.sleep(0)
+        batches.post(2)
+        await batches.stop()
+        sender.gate.set()
+        batches.post(3)
+        await batches.flushed()
+
+        assert [[1], [2], [3]] == sender.calls
+
+    asyncio.run(main())
+
+
 def test_stop_breaks_off() -> None:
     """What is on its way is cancelled, what waits is not sent."""
 

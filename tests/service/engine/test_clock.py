@@ -30,6 +30,8 @@ def test_the_store_is_never_run_ahead_of() -> None:
     assert 1_000_000 == clock.now()
     machine.time += 1
     assert (1_001_000, 1001.0) == (clock.now(), clock.seconds())
+    machine.time += 0.000_75
+    assert (1_001_000, 1_001_000.75) == (clock.now(), clock.exact())
 
 
 def test_a_quick_answer_tells_more_than_a_slow_one() -> None:

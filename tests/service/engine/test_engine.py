@@ -582,6 +582,34 @@ def test_lost_attempt_does_not_end_a_task(lost: int, sent: int) -> None:
         assert (Status.SUCCEEDED if sent else Status.EXHAUSTED) is ended.status
         assert ["lost"] * lost == [one.outcome for one in await rig.attempts(ended)][:lost]
         assert [1] == [event.attempts for event in rig.told if event.kind == "lost"]
+        page, _ = rig.metrics.render(await rig.store.counters(), 0.0)
+        assert b'retry_attempts_total{outcome="lost",policy=""} 1.0' in page
+
+    run(main)
+
+
+def test_caller_who_leaves_while_a_task_is_written_does_not_stop_it() -> None:
+    """It is leased to this process, so this process makes it, and at once."""
+
+    async def main() -> None:
+        target = Target(OK)
+        rig = Rig(target)
+        add, written = rig.store.add, asyncio.Event()
+
+        async def slowly(*args: Any, **options: Any) -> Any:
+            await written.wait()
+            return await add(*args, **options)
+
+        rig.store.add = slowly  # type: ignore[method-assign]
+        adding = asyncio.ensure_future(rig.add(rig.new()))
+        await asyncio.sleep(1)
+        adding.cancel()
+        await asyncio.wait([adding])
+        written.set()
+        await asyncio.sleep(1)
+
+        assert adding.cancelled()
+        assert 1 == len(target.seen)
 
     run(main)
 
@@ -607,6 +635,8 @@ def test_result_after_a_lost_lease_is_void() -> None:
         await asyncio.sleep(100)
         assert taken == await first.task(task)
         assert 1 == first.kinds().count("superseded")
+        page, _ = first.metrics.render(await first.store.counters(), 0.0)
+        assert b"retry_superseded_total 1.0" in page
         await second.engine.stop(1)
 
     run(main)

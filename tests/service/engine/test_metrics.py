@@ -5,12 +5,10 @@ import asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from tarry.core.breaker import Breaker
-from tarry.service.engine.events import Event
-from tarry.service.engine.metrics import Metrics
 from tests.service.engine.rig import BUSY, OK, Rig, Target, run
 
 
-def samples(rig: Rig, metrics: Metrics, page: bytes) -> dict[str, float]:
+def samples(page: bytes) -> dict[str, float]:
     """Return the samples of a page, as Prometheus reads them."""
     found = {}
     for family in text_string_to_metric_families(page.decode()):
@@ -20,11 +18,13 @@ def samples(rig: Rig, metrics: Metrics, page: bytes) -> dict[str, float]:
     return found
 
 
-async def rendered(rig: Rig, metrics: Metrics, tenant: str | None = None) -> dict[str, float]:
+async def rendered(rig: Rig, tenant: str | None = None) -> dict[str, float]:
     """Render a page and read it."""
-    page, kind = metrics.render(await rig.store.counters(tenant), rig.parts.clock.seconds(), tenant)
+    page, kind = rig.metrics.render(
+        await rig.store.counters(tenant), rig.parts.clock.seconds(), tenant
+    )
     assert kind.startswith("text/plain")
-    return samples(rig, metrics, page)
+    return samples(page)
 
 
 def test_attempts_outcomes_delays_and_ages_are_counted() -> None:
@@ -32,13 +32,11 @@ def test_attempts_outcomes_delays_and_ages_are_counted() -> None:
 
     async def main() -> None:
         rig = Rig(Target(BUSY, OK, OK, BUSY))
-        metrics = Metrics(rig.lanes)
-        rig.events.listen(metrics)
         for overrides in ({}, {}, {"maxAttempts": 2}):
             await rig.add(rig.new(overrides=overrides or None))
             await asyncio.sleep(5)
-        rig.events.publish(Event(kind="lost", at=0, tenant="", lane="", attempts=7))
-        found = await rendered(rig, metrics)
+        rig.metrics.lost(7)
+        found = await rendered(rig)
 
         assert 7 == found["retry_attempts_total{outcome=lost,policy=}"]
         assert 3 == found["retry_attempts_total{outcome=transient,policy=default}"]
@@ -62,11 +60,9 @@ def test_breakers_and_budgets_of_lanes_are_gauges() -> None:
 
     async def main() -> None:
         rig = Rig(Target(BUSY), breaker=lambda: Breaker(min_calls=2, spread=0.0))
-        metrics = Metrics(rig.lanes)
-        rig.events.listen(metrics)
         await rig.add(rig.new(), rig.new(), rig.new())
         await asyncio.sleep(1)
-        found = await rendered(rig, metrics)
+        found = await rendered(rig)
 
         lane = "default/http:a.example:80"
         assert 1 == found[f"retry_breaker_state{{lane={lane},state=open}}"]
@@ -77,18 +73,52 @@ def test_breakers_and_budgets_of_lanes_are_gauges() -> None:
     run(main)
 
 
+def test_what_nobody_listens_to_is_counted() -> None:
+    """Attempts, ends and breakers that move; no event is made of them."""
+
+    async def main() -> None:
+        rig = Rig(Target(BUSY), breaker=lambda: Breaker(min_calls=2, spread=0.0))
+        rig.events.listeners.clear()
+        await rig.add(*(rig.new(overrides={"maxAttempts": 1}) for _ in range(3)))
+        await asyncio.sleep(1)
+        found = await rendered(rig)
+
+        assert 3 == found["retry_attempts_total{outcome=transient,policy=default}"]
+        assert 3 == found["retry_task_outcomes_total{attempts=first,outcome=exhausted}"]
+        assert 1 == found["retry_breaker_transitions_total{to=open}"]
+        assert [] == rig.told
+
+    run(main)
+
+
+def test_what_a_person_does_is_counted() -> None:
+    """A task that is cancelled has ended, and a lane that is resumed is closed again."""
+
+    async def main() -> None:
+        rig = Rig(Target(OK))
+        (task,) = await rig.add(rig.new(delay=900))
+        await rig.engine.cancel(task.tenant, task.id)
+        await rig.engine.pause(task.lane)
+        await rig.engine.resume(task.lane)
+        found = await rendered(rig)
+
+        assert 1 == found["retry_task_outcomes_total{attempts=first,outcome=cancelled}"]
+        assert 1 == found["retry_breaker_transitions_total{to=closed}"]
+        assert 1 == sum(name.startswith("retry_breaker_transitions_total") for name in found)
+
+    run(main)
+
+
 def test_labels_are_bounded() -> None:
     """After a hundred policies and lanes there is `other`, and no more lines."""
 
     async def main() -> None:
         rig = Rig(Target(OK))
-        metrics = Metrics(rig.lanes)
-        rig.events.listen(metrics)
         for number in range(130):
             url = f"http://h{number}.example:80/"
             await rig.add(rig.new(url, policy_id=f"p{number}"))
         await asyncio.sleep(1)
-        found = await rendered(rig, metrics)
+        found = await rendered(rig)
 
         assert 30 == found["retry_attempts_total{outcome=success,policy=other}"]
         assert 101 == sum(name.startswith("retry_attempts_total") for name in found)
@@ -102,12 +132,10 @@ def test_tenant_sees_what_is_his() -> None:
 
     async def main() -> None:
         rig = Rig(Target(OK))
-        metrics = Metrics(rig.lanes)
-        rig.events.listen(metrics)
         await rig.add(rig.new(tenant="ann"))
         await rig.add(*(rig.new(f"http://h{n}.example:80/", tenant="bob") for n in range(120)))
         await asyncio.sleep(1)
-        found = await rendered(rig, metrics, "ann")
+        found = await rendered(rig, "ann")
 
         assert 1 == found["retry_tasks{status=SUCCEEDED}"]
         assert 1 == sum(name.startswith("retry_budget_balance{lane=ann/") for name in found)

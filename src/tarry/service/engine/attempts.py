@@ -10,64 +10,70 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tarry.core.durable import DurableCall
 from tarry.core.outcome import (
     PERMANENT,
     SUCCESS,
+    TRANSIENT,
     Kind,
     Outcome,
     outcome_of_code,
     outcome_of_status,
 )
-from tarry.core.verdict import Progress, Wait
+from tarry.core.verdict import Wait
 from tarry.service.delivery.exchange import Delivered, Fault, Request
 from tarry.service.model import Attempt, Decision, Status, Task
 from tarry.service.store import Finish
 from tarry.wire import http
 
 if TYPE_CHECKING:
+    from tarry.core.downstream import Downstream
     from tarry.core.policy import Policy
     from tarry.core.verdict import Stop
     from tarry.service.model import Content
     from tarry.service.store import Lease
 
 _FIRST_SUCCESS, _FIRST_REDIRECT, _FIRST_ERROR = 200, 300, 400
+_THROTTLED = Outcome(Kind.THROTTLED)
 _NO_CHANCE = frozenset({Fault.BLOCKED, Fault.INVALID})
 _EXCERPT = 512
 """Characters of an answer that the attempt log keeps."""
 
 
-def progress_of(task: Task) -> Progress:
-    """Return how far a task has come, as the core counts it: from its last replay.
+def call_of(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:
+    """Return a task as the core knows it, with how far it has come since its last replay.
 
     Nobody knows whether a lost attempt was made, so another takes its place: a worker that dies has
     many tasks in hand that it never sent.
     """
-    return Progress(
-        task.attempts - task.forgiven - task.lost,
-        task.started_at / 1000,
-        task.previous_delay,
-        task.restarted,
-    )
+    call = DurableCall(policy, downstream, task.started_at / 1000)
+    call.attempts = task.attempts - task.forgiven - task.lost
+    call.previous_delay = task.previous_delay
+    call.restarted = task.restarted
+    return call
 
 
 def last_outcome(task: Task) -> Outcome:
     """Return what the attempt before came to, as far as it sets the price of a retry."""
-    return Outcome(Kind.THROTTLED if task.last_kind == Kind.THROTTLED else Kind.TRANSIENT)
+    return _THROTTLED if task.last_kind == _THROTTLED.kind else TRANSIENT
 
 
 def request_for(
     task: Task, content: Content, body: bytes, timeout: float, more: list[tuple[str, str]]
 ) -> Request:
     """Return what goes out: the caller's headers, and ours."""
-    headers = list(content.headers.items())
-    headers.append((http.KEY, http.key_text(task.key)))
-    headers.append((http.ATTEMPT, str(task.attempts + 1)))
+    headers = [
+        *content.headers.items(),
+        (http.KEY, http.key_text(task.key)),
+        (http.ATTEMPT, str(task.attempts + 1)),
+    ]
     if content.trace is not None:
         headers.append(("traceparent", content.trace))
+    headers += more
     return Request(
         url=content.url,
         method=content.method,
-        headers=headers + more,
+        headers=headers,
         body=body,
         timeout=timeout,
     )
@@ -127,24 +133,23 @@ def decision_of(
 ) -> Decision:
     """Write the core's verdict down, with what it went by."""
     breaker, balance = standing
+    decision = Decision(action="stop", policy_version=version, budget=balance, breaker=breaker)
+    if isinstance(verdict, Wait):
+        decision.action = "wait"
+        decision.delay_ms = round(verdict.delay * 1000, 3)
+        decision.ceiling_ms = round(verdict.ceiling * 1000, 3)
+    else:
+        decision.reason = str(verdict.reason)
     hint = outcome.hint
-    waits = isinstance(verdict, Wait)
-    return Decision(
-        action="wait" if waits else "stop",
-        reason=None if isinstance(verdict, Wait) else str(verdict.reason),
-        delay_ms=round(verdict.delay * 1000, 3) if isinstance(verdict, Wait) else None,
-        ceiling_ms=round(verdict.ceiling * 1000, 3) if isinstance(verdict, Wait) else None,
-        hint_ms=None if hint is None or hint.delay is None else round(hint.delay * 1000, 3),
-        hint_source=None if hint is None else hint.source,
-        policy_version=version,
-        budget=balance,
-        breaker=breaker,
-    )
+    if hint is not None:
+        decision.hint_ms = None if hint.delay is None else round(hint.delay * 1000, 3)
+        decision.hint_source = hint.source
+    return decision
 
 
 def succeeded(task: Task, attempt: Attempt) -> Finish:
     """Return the end of a task that got through."""
-    return Finish(task=task, attempt=attempt, status=Status.SUCCEEDED, last_kind=str(Kind.SUCCESS))
+    return Finish(task=task, attempt=attempt, status=Status.SUCCEEDED, last_kind=attempt.outcome)
 
 
 def exhausted(task: Task, attempt: Attempt | None, reason: str) -> Finish:

@@ -36,6 +36,8 @@ class Batches(Generic[T, R]):
         self._most = most
         self._bound = waiting
         self._parts: deque[tuple[list[T], asyncio.Future[Sequence[R]] | None]] = deque()
+        self._posted: list[T] = []
+        """The items of the last part, while it is one that others may join."""
         self._sender: asyncio.Task[None] | None = None
         self.waiting: int = 0
         """Items that wait or are on their way."""
@@ -46,15 +48,21 @@ class Batches(Generic[T, R]):
             msg = f"{self.waiting} tasks wait to be written"
             raise Overloaded(msg, retry_after=_AGAIN_AFTER)
         answer: asyncio.Future[Sequence[R]] = asyncio.get_running_loop().create_future()
+        self.waiting += len(items)
+        self._posted = []
         self._append(items, answer)
         return answer
 
     def post(self, item: T) -> None:
         """Send an item whose answer `send` sees to by itself; an error of it is logged."""
-        self._append([item], None)
+        self.waiting += 1
+        if self._posted and len(self._posted) < self._most:
+            self._posted.append(item)
+        else:
+            self._posted = [item]
+            self._append(self._posted, None)
 
     def _append(self, items: list[T], answer: asyncio.Future[Sequence[R]] | None) -> None:
-        self.waiting += len(items)
         self._parts.append((items, answer))
         if self._sender is None:
             self._sender = asyncio.get_running_loop().create_task(self._run())
@@ -77,6 +85,7 @@ class Batches(Generic[T, R]):
                 await self._send_some()
         finally:
             self._sender = None
+            self._posted = []  # whoever comes next begins anew
 
     async def _send_some(self) -> None:
         parts: list[tuple[list[T], asyncio.Future[Sequence[R]] | None]] = []
@@ -84,6 +93,8 @@ class Batches(Generic[T, R]):
         while self._parts and (not items or len(items) + len(self._parts[0][0]) <= self._most):
             parts.append(self._parts.popleft())
             items += parts[-1][0]
+        if not self._parts:
+            self._posted = []  # it goes now
         try:
             answers = await self._send(items)
         except BaseException as error:

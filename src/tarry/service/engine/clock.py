@@ -21,13 +21,17 @@ class StoreClock:
         self._offset = _UNKNOWN
         """Milliseconds; nothing is due before the store has told its time."""
 
+    def exact(self) -> float:
+        """Return the store's time with its fraction, for who needs both of the others at once."""
+        return self._monotonic() * 1000 + self._offset
+
     def now(self) -> int:
         """Return the store's time, rounded down: what is due by it is due."""
-        return int(self._monotonic() * 1000 + self._offset)
+        return int(self.exact())
 
     def seconds(self) -> float:
         """Return the store's time in seconds, for the core."""
-        return self._monotonic() + self._offset / 1000
+        return self.exact() / 1000
 
     def asks(self) -> float:
         """Return our own time, when the store is asked for its."""

@@ -29,7 +29,6 @@ _logger = logging.getLogger("tarry.service")
 GROUP = 500
 ENDLESS = 1 << 60
 """Ends are never refused: there are no more of them than attempts."""
-_NAMES = {status: status.name.lower() for status in Status}
 
 
 class _End(Struct, gc=False):
@@ -65,6 +64,9 @@ class Ends:
 
     def post(self, finish: Finish, held: Held, delivered: Delivered | None) -> None:
         """Have what came of a task that is held written down, in a group with others."""
+        content = held.content
+        if content is not None and content.callback_url is not None and finish.status.is_terminal:
+            finish.callback = self._parts.callback(finish.task, content, finish)
         self._batches.post(_End(finish, held, delivered))
 
     async def put(self, finish: Finish) -> Finished:
@@ -73,7 +75,7 @@ class Ends:
 
     def tell(self, task: Task) -> None:
         """Tell that a task was cancelled by hand."""
-        self._teller.task(_NAMES[task.status], task)
+        self._teller.ended(task.status, task, task.attempts, None, self._parts.clock.now())
 
     async def _write(self, ends: Sequence[_End]) -> Sequence[Finished]:
         finishes, parts = [end.finish for end in ends], self._parts
@@ -86,14 +88,17 @@ class Ends:
                 if end.held is not None:
                     self._hold.drop(end.held)
             raise
+        now, before = parts.clock.now(), len(self._hold)
         for end, finished in zip(ends, answers, strict=True):
             if end.held is not None:
                 try:
-                    self._settled(end.held, end.finish, end.delivered, finished)
+                    self._settled(end.held, end.finish, end.delivered, finished, now)
                 except Exception:
                     _logger.exception(
                         "task %s is written, but not gone on with", end.finish.task.id
                     )
+        if len(self._hold) < before:
+            self._room()
         return answers
 
     async def _write_singly(self, ends: Sequence[_End]) -> Sequence[Finished]:
@@ -108,25 +113,30 @@ class Ends:
         return answers
 
     def _settled(
-        self, held: Held, finish: Finish, delivered: Delivered | None, finished: Finished
+        self,
+        held: Held,
+        finish: Finish,
+        delivered: Delivered | None,
+        finished: Finished,
+        now: int,
     ) -> None:
         """Tell what was written, then go on with the task or let it go."""
         task = finish.task
         if finished is Finished.DONE and finish.keep is not None:
             held.task = attempts.kept(task, finish)
-            self._teller.attempt(finish)
+            self._teller.attempt(finish, now)
             if not held.gone:
                 self._hold.wait(held)
             return
         self._hold.drop(held)
-        self._room()
         if finished is Finished.SUPERSEDED:
             _logger.warning("task %s was taken over: our result of it is void", task.id)
-            self._teller.task("superseded", task)
+            self._teller.superseded(task, now)
             return
-        self._teller.attempt(finish)
+        self._teller.attempt(finish, now)
         status = Status.CANCELLED if finished is Finished.CANCELLED else finish.status
         if status.is_terminal:
-            self._teller.task(_NAMES[status], task, finish.reason, finish.attempt is not None)
-            if task.id in self._parts.waiters:
+            made = task.attempts + (finish.attempt is not None)
+            self._teller.ended(status, task, made, finish.reason, now)
+            if task.id in self._parts.waiters.waiting:
                 self._parts.waiters.tell(task.id, Settled(status, finish.reason, delivered))

@@ -114,7 +114,7 @@ class Engine:
             self.worker.hold.drop(held)
         if answer is Cancellation.CANCELLED:
             self._parts.waiters.tell(task_id, Settled(Status.CANCELLED, None, None))
-            task = await self._parts.store.get(tenant, task_id) if self.events else None
+            task = await self._parts.store.get(tenant, task_id)
             if task is not None:
                 self.worker.ends.tell(task)
         return answer
@@ -124,7 +124,7 @@ class Engine:
         held = self.worker.hold.find(task_id)
         if held is not None and held.task.tenant == tenant and not held.started:
             held.task.next_attempt_at = self._parts.clock.now()
-            self.worker.hold.take(held.task, held.content)
+            self.worker.hold.take([held.task], [held.content])
             return Retrieval.DUE
         answer = await self._parts.store.retry_now(tenant, task_id)
         if answer is Retrieval.DUE:
@@ -178,7 +178,8 @@ class Engine:
         self.scheduler.room()
 
     def _tell(self, kind: str, lane: str) -> None:
-        if self.events:
+        self._parts.metrics.moved(kind)
+        if self.events.listeners:
             tenant = lane.partition("/")[0]
             now = self._parts.clock.now()
             self.events.publish(Event(kind=kind, at=now, tenant=tenant, lane=lane))

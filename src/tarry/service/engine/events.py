@@ -1,4 +1,4 @@
-"""What happens in this process, for everybody who wants to know: metrics, logs, `/events`."""
+"""What happens in this process, for everybody who wants to know, such as `/events`."""
 
 from __future__ import annotations
 
@@ -39,20 +39,21 @@ class Events:
     """Hands each event to the listeners, which are quick and do not fail each other."""
 
     def __init__(self) -> None:
-        self._listeners: list[Callable[[Event], None]] = []
+        self.listeners: list[Callable[[Event], None]] = []
+        """Those who listen, to look at: an event that nobody wants is not made."""
 
     def __bool__(self) -> bool:
-        """Whether anybody listens: an event that nobody wants is not made."""
-        return bool(self._listeners)
+        """Whether anybody listens."""
+        return bool(self.listeners)
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call a function with each event from now on, until what this returns is called."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
 
     def publish(self, event: Event) -> None:
         """Tell everybody."""
-        for listener in tuple(self._listeners):
+        for listener in tuple(self.listeners):
             try:
                 listener(event)
             except Exception:

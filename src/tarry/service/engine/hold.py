@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tarry.service.engine.lanes import Held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from tarry.service.engine.clock import StoreClock
     from tarry.service.engine.lanes import Lane, Lanes
@@ -37,7 +37,8 @@ class Hold:
         self._tasks: dict[str, Held] = {}
         self._heap: list[tuple[int, int, Held]] = []
         self._order = count()
-        self._turn: deque[Lane] = deque()
+        self.turn: deque[Lane] = deque()
+        """The lanes in which something is due, in their order; to look at."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
 
@@ -58,30 +59,27 @@ class Hold:
         """Return a task that is held."""
         return self._tasks.get(task_id)
 
-    def take(self, task: Task, content: Content | None = None) -> None:
-        """Hold a task from now on. One that was here before has lost its lease: it is replaced."""
-        before = self._tasks.get(task.id)
-        if before is not None:
-            before.gone = True
-            self._lanes.dropped(before.lane)
-        lane = self._lanes[task.lane]
-        held = self._tasks[task.id] = Held(task, lane, content)
-        self._lanes.took(lane)
-        self.wait(held)
+    def take(self, tasks: Sequence[Task], contents: Sequence[Content | None] | None = None) -> None:
+        """Hold tasks from now on. One that was here before has lost its lease: it is replaced."""
+        now, lanes = self._clock.now(), self._lanes
+        is_due = False
+        for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):
+            before = self._tasks.get(task.id)
+            if before is not None:
+                before.gone = True
+                lanes.dropped(before.lane)
+            lane = lanes[task.lane]
+            held = self._tasks[task.id] = Held(task, lane, content)
+            lanes.took(lane)
+            is_due = self._place(held, now) or is_due
+        if is_due:
+            self._ready()
 
     def wait(self, held: Held) -> None:
         """Let a held task wait for its time."""
         held.started = False
-        if held.queued:
-            return
-        held.queued = True
-        due_at = held.task.next_attempt_at
-        if due_at <= self._clock.now():
-            self._due(held)
+        if not held.queued and self._place(held, self._clock.now()):
             self._ready()
-            return
-        heappush(self._heap, (due_at, next(self._order), held))
-        self._arm()
 
     def drop(self, held: Held) -> None:
         """Hold a task no longer."""
@@ -90,12 +88,22 @@ class Hold:
             del self._tasks[held.task.id]
             self._lanes.dropped(held.lane)
 
-    def next_due(self, lane: Lane) -> Held | None:
-        """Take the next task of a lane that is due, and not in somebody's hand."""
-        while (held := lane.next_due()) is not None:
-            held.queued = False
-            if not held.gone and not held.started:
-                return held
+    def next_due(self) -> Held | None:
+        """Take the next task of the lane whose turn it is, if it is due and in nobody's hand.
+
+        Whoever serves it puts its lane back with `queue`. A full one is left out: an attempt that
+        ends makes room.
+        """
+        turn = self.turn
+        while turn:
+            lane = turn.popleft()
+            lane.in_turn = False
+            if lane.limit is not None and lane.is_full:
+                continue
+            while (held := lane.next_due()) is not None:
+                held.queued = False
+                if not held.gone and not held.started:
+                    return held
         return None
 
     def put_back(self, held: Held) -> None:
@@ -103,19 +111,11 @@ class Hold:
         held.queued = True
         held.lane.queue_of(held.task).appendleft(held)
 
-    def next_lane(self) -> Lane | None:
-        """Take the lane whose turn it is; whoever serves it puts it back with `queue`."""
-        if not self._turn:
-            return None
-        lane = self._turn.popleft()
-        lane.in_turn = False
-        return lane
-
     def queue(self, lane: Lane) -> None:
         """Put a lane at the end of the line, if anything is due in it."""
         if (lane.due or lane.again) and not lane.in_turn:
             lane.in_turn = True
-            self._turn.append(lane)
+            self.turn.append(lane)
 
     def stop(self) -> None:
         """Let no more time pass."""
@@ -123,9 +123,23 @@ class Hold:
             self._timer.cancel()
             self._timer = None
 
+    def _place(self, held: Held, now: int) -> bool:
+        """Let a task wait for its time, or for its turn; whether it is that."""
+        held.queued = True
+        due_at = held.task.next_attempt_at
+        if due_at <= now:
+            self._due(held)
+            return True
+        heappush(self._heap, (due_at, next(self._order), held))
+        self._arm()
+        return False
+
     def _due(self, held: Held) -> None:
-        held.lane.queue_of(held.task).append(held)
-        self.queue(held.lane)
+        lane = held.lane
+        lane.queue_of(held.task).append(held)
+        if not lane.in_turn:
+            lane.in_turn = True
+            self.turn.append(lane)
 
     def _arm(self) -> None:
         while self._heap and self._heap[0][2].gone:

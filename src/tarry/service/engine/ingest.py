@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.batches import Batches
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from tarry.service.engine.parts import Parts
     from tarry.service.engine.scheduler import Scheduler
     from tarry.service.engine.worker import Worker
-    from tarry.service.model import Content
+    from tarry.service.model import Content, Task
     from tarry.service.store import New
 
 _GROUP = 1_000
+_Item: TypeAlias = "tuple[New, Content | None]"
 
 
 class Ingest:
@@ -28,7 +29,7 @@ class Ingest:
         self._parts = parts
         self._worker = worker
         self._scheduler = scheduler
-        self._adds: Batches[New, Added] = Batches(
+        self._adds: Batches[_Item, Added] = Batches(
             self._add, most=_GROUP, waiting=parts.limits.ingest
         )
         self._stopping = False
@@ -37,48 +38,71 @@ class Ingest:
         self, news: list[New], contents: Sequence[Content] | None = None
     ) -> Sequence[Added]:
         """Add tasks. `contents` are theirs, where the caller has them at hand."""
-        lanes, hold, limits = self._parts.lanes, self._worker.hold, self._parts.limits
         # Those on their way into the hold count: it must not be promised twice.
-        room = hold.room - self._adds.waiting if not self._stopping else 0
+        room = self._worker.hold.room - self._adds.waiting if not self._stopping else 0
+        open_lanes: dict[str, bool] = {}
         for new in news:
-            lane = lanes.get(new.task.lane)
-            if room > 0 and (lane is None or (lane.held < limits.lane_held and not lane.is_shut)):
+            if room <= 0:
+                break
+            name = new.task.lane
+            if name not in open_lanes:
+                open_lanes[name] = self._is_open(name)
+            if open_lanes[name]:
                 new.direct = True
                 room -= 1
-        answers = await self._adds.put(news)
-        for i, answer in enumerate(answers):
-            if answer.addition is Addition.ADDED:
-                self._added(answer, None if contents is None else contents[i])
-        return answers
+        theirs: Sequence[Content | None] = contents or [None] * len(news)
+        return await self._adds.put(list(zip(news, theirs, strict=True)))
 
-    def _added(self, answer: Added, content: Content | None) -> None:
-        task, parts = answer.task, self._parts
-        if answer.leased:
-            self._worker.take(task, content)
-        elif task.next_attempt_at <= parts.clock.now() + parts.lease.horizon:
-            self._scheduler.wake()
-        if parts.events:
-            event = Event(
-                kind="added",
-                at=task.created_at,
-                tenant=task.tenant,
-                lane=task.lane,
-                task_id=task.id,
-                policy_id=task.policy_id,
-                next_attempt_at=task.next_attempt_at,
-                created_at=task.created_at,
-            )
-            parts.events.publish(event)
+    def _is_open(self, name: str) -> bool:
+        lane = self._parts.lanes.get(name)
+        return lane is None or (lane.held < self._parts.limits.lane_held and not lane.is_shut)
 
-    async def _add(self, news: Sequence[New]) -> Sequence[Added]:
-        parts = self._parts
+    async def _add(self, items: Sequence[_Item]) -> Sequence[Added]:
+        parts, news = self._parts, [new for new, _ in items]
         try:
             answers = await parts.store.add(news, parts.lease, quota=parts.limits.pending)
         except StoreUnavailable as error:
             parts.health.failed("store", error)
             raise
         parts.health.worked("store")
+        self._added(items, answers)
         return answers
+
+    def _added(self, items: Sequence[_Item], answers: Sequence[Added]) -> None:
+        """Have the worker take what is leased to it, and the scheduler claim what is near.
+
+        Whoever submitted a task may have left meanwhile, and it is made all the same.
+        """
+        parts = self._parts
+        near = parts.clock.now() + parts.lease.horizon
+        tasks: list[Task] = []
+        contents: list[Content | None] = []
+        for (_, content), answer in zip(items, answers, strict=True):
+            if answer.addition is not Addition.ADDED:
+                continue
+            task = answer.task
+            if parts.events.listeners:
+                self._tell(task)
+            if answer.leased:
+                tasks.append(task)
+                contents.append(content)
+            elif task.next_attempt_at <= near:
+                self._scheduler.wake()
+        if tasks:
+            self._worker.take(tasks, contents)
+
+    def _tell(self, task: Task) -> None:
+        event = Event(
+            kind="added",
+            at=task.created_at,
+            tenant=task.tenant,
+            lane=task.lane,
+            task_id=task.id,
+            policy_id=task.policy_id,
+            next_attempt_at=task.next_attempt_at,
+            created_at=task.created_at,
+        )
+        self._parts.events.publish(event)
 
     async def stop(self) -> None:
         """Lease nothing more to this process, and write what waits."""

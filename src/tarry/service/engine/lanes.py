@@ -9,6 +9,8 @@ from collections import deque
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import RatioBudget
 from tarry.core.downstream import Downstream
@@ -36,7 +38,6 @@ class Lane:
 
     __slots__ = (
         "_asked_at",
-        "_limit",
         "_new_ones",
         "_refused_until",
         "again",
@@ -44,6 +45,7 @@ class Lane:
         "due",
         "held",
         "in_turn",
+        "limit",
         "name",
         "paused",
         "running",
@@ -70,7 +72,8 @@ class Lane:
         """Whether somebody has stopped it, as far as this process was asked to."""
         self.used: bool = True
         """Whether it has had a task since somebody last looked for idle lanes."""
-        self._limit: int | None = None
+        self.limit: int | None = None
+        """How many attempts its limit let through when it was last asked, if it refused one."""
         self._asked_at = 0
         self._new_ones = 0
         self._refused_until = 0
@@ -107,17 +110,17 @@ class Lane:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many attempts run as its limit let through when it was last asked."""
-        return self._limit is not None and self.running >= self._limit
+        """Whether as many attempts run as its limit let through."""
+        return self.limit is not None and self.running >= self.limit
 
     def refused(self, now: int) -> None:
         """Learn that its limit lets no more through: it need not be asked for each task."""
-        self._limit, self._asked_at = max(1, self.running), now
+        self.limit, self._asked_at = max(1, self.running), now
 
     def ended(self, now: int) -> None:
         """Learn that an attempt has ended. A limit that ramps is asked again after a while."""
         if now >= self._asked_at + _ASK_AGAIN:
-            self._limit = None
+            self.limit = None
 
     @property
     def is_shut(self) -> bool:
@@ -126,22 +129,19 @@ class Lane:
         return state is BreakerState.OPEN or state is BreakerState.HALF_OPEN
 
 
-class Held:
+class Held(Struct, eq=False):
     """One leased task."""
 
-    __slots__ = ("content", "gone", "lane", "queued", "started", "task")
-
-    def __init__(self, task: Task, lane: Lane, content: Content | None) -> None:
-        self.task: Task = task
-        self.lane: Lane = lane
-        self.content: Content | None = content
-        """What to send, once it was unpacked."""
-        self.started: bool = False
-        """Whether somebody has it in hand: its attempt runs, or its end is being written down."""
-        self.queued: bool = False
-        """Whether it waits for its time or its turn."""
-        self.gone: bool = False
-        """Whether it is not to be started any more: it waits in a queue that will skip it."""
+    task: Task
+    lane: Lane
+    content: Content | None
+    """What to send, once it was unpacked."""
+    started: bool = False
+    """Whether somebody has it in hand: its attempt runs, or its end is being written down."""
+    queued: bool = False
+    """Whether it waits for its time or its turn."""
+    gone: bool = False
+    """Whether it is not to be started any more: it waits in a queue that will skip it."""
 
 
 class Lanes:
@@ -184,7 +184,7 @@ class Lanes:
     def dropped(self, lane: Lane) -> None:
         """Count a task that is held no longer."""
         lane.held -= 1
-        if lane.held < self._most_held:
+        if self.full and lane.held < self._most_held:
             self.full.discard(lane.name)
 
     def renew(self, lane: Lane) -> None:

@@ -1,4 +1,4 @@
-"""The service's numbers for Prometheus, counted from its events.
+"""The service's numbers for Prometheus, counted as things happen.
 
 Counting is on the path of every attempt, so it is a few additions here, and becomes Prometheus'
 own classes when somebody asks. Labels are bounded: what comes after the first hundred policies is
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from tarry.service.engine.events import Event
     from tarry.service.engine.lanes import Lanes
+    from tarry.service.model import Attempt
     from tarry.service.store import Counters
 
 _MOST_LABELS = 100
@@ -39,7 +39,6 @@ _OTHER = "other"
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _LONG = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0, 604800.0)
 _STATES = ("closed", "open", "half-open")
-_ENDS = frozenset({"succeeded", "exhausted", "cancelled"})
 _MOVES = {"parked": "open", "probing": "half-open", "resumed": "closed"}
 
 
@@ -71,7 +70,7 @@ class _Histogram:
 
 
 class Metrics:
-    """Listens to events, and renders what it has counted."""
+    """Counts what it is told, and renders it."""
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
@@ -89,29 +88,34 @@ class Metrics:
             "retry_attempt_duration_seconds", "How long attempts took.", _SHORT
         )
 
-    def __call__(self, event: Event) -> None:
-        """Count an event."""
-        attempt = event.attempt
-        if attempt is not None:
-            self._attempts[attempt.outcome, self._policy(event.policy_id or "")] += 1
-            self._lag.observe(max(0, attempt.started_at - attempt.scheduled_at) / 1000)
-            if attempt.duration_ms is not None:
-                self._duration.observe(attempt.duration_ms / 1000)
-            decision = attempt.decision
-            if decision is not None and decision.delay_ms is not None:
-                self._delay.observe(decision.delay_ms / 1000)
-            return
-        kind = event.kind
-        if kind in _ENDS:
-            self._outcomes[kind, "first" if (event.attempts or 0) <= 1 else "retried"] += 1
-            if event.created_at is not None:
-                self._age.observe(max(0, event.at - event.created_at) / 1000)
-        elif kind in _MOVES:
+    def attempt(self, attempt: Attempt, policy_id: str) -> None:
+        """Count an attempt."""
+        policy = policy_id if policy_id in self._policies else self._label(policy_id)
+        self._attempts[attempt.outcome, policy] += 1
+        self._lag.observe(max(0, attempt.started_at - attempt.scheduled_at) / 1000)
+        if attempt.duration_ms is not None:
+            self._duration.observe(attempt.duration_ms / 1000)
+        decision = attempt.decision
+        if decision is not None and decision.delay_ms is not None:
+            self._delay.observe(decision.delay_ms / 1000)
+
+    def ended(self, kind: str, attempts: int, age: int) -> None:
+        """Count a task that ended `age` ms after it was added."""
+        self._outcomes[kind, "first" if attempts <= 1 else "retried"] += 1
+        self._age.observe(max(0, age) / 1000)
+
+    def superseded(self) -> None:
+        """Count a result that came after its lease was lost."""
+        self._superseded += 1
+
+    def lost(self, attempts: int) -> None:
+        """Count attempts whose worker went away."""
+        self._attempts["lost", ""] += attempts
+
+    def moved(self, kind: str) -> None:
+        """Count what became of a lane, where its breaker did it."""
+        if kind in _MOVES:
             self._transitions[(_MOVES[kind],)] += 1
-        elif kind == "superseded":
-            self._superseded += 1
-        elif kind == "lost":
-            self._attempts["lost", ""] += event.attempts or 0
 
     def render(
         self, counters: Counters, now: float, tenant: str | None = None
@@ -168,11 +172,11 @@ class Metrics:
                 balances.add_metric([lane.name], balance)
         yield from (tasks, states, balances)
 
-    def _policy(self, policy_id: str) -> str:
-        if policy_id not in self._policies:
-            if len(self._policies) >= _MOST_LABELS:
-                return _OTHER
-            self._policies.add(policy_id)
+    def _label(self, policy_id: str) -> str:
+        """Return the label of a policy that has none yet."""
+        if len(self._policies) >= _MOST_LABELS:
+            return _OTHER
+        self._policies.add(policy_id)
         return policy_id
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.events import Events
     from tarry.service.engine.health import Health
     from tarry.service.engine.lanes import Lanes
+    from tarry.service.engine.metrics import Metrics
     from tarry.service.engine.policies import Policies
     from tarry.service.engine.waiters import Waiters
     from tarry.service.model import Content, Task
@@ -50,6 +51,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     lanes: Lanes
     clock: StoreClock
     events: Events
+    metrics: Metrics
     waiters: Waiters
     health: Health
     lease: Lease

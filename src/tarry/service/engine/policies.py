@@ -31,7 +31,8 @@ class Chosen(msgspec.Struct, gc=False):
 
     policy: Policy
     version: int | None
-    read_at: int
+    old_at: int
+    """When to look it up again."""
 
 
 class Policies:
@@ -52,10 +53,8 @@ class Policies:
             return chosen
         return self._with(task, overrides, chosen)
 
-    def is_old(self, task: Task, chosen: Chosen, now: int) -> bool:
-        """Say whether to look a policy up anew; only the first is told so, and has to do it."""
-        if now - chosen.read_at < _FRESH_FOR:
-            return False
+    def is_first(self, task: Task) -> bool:
+        """Say whether to look up a policy that is old; only the first is told so, and has to."""
         key = (task.tenant, task.policy_id, task.policy_version)
         if key in self._asked:
             return False
@@ -67,7 +66,7 @@ class Policies:
         tenant, policy_id, version = task.tenant, task.policy_id, task.policy_version
         try:
             if await self.read(tenant, policy_id, version) is None:
-                gone = Chosen(SERVICE_PRESETS["default"], None, self._now())
+                gone = Chosen(SERVICE_PRESETS["default"], None, self._now() + _FRESH_FOR)
                 self._keep(tenant, policy_id, version, gone)
         finally:
             self._asked.discard((tenant, policy_id, version))
@@ -75,12 +74,12 @@ class Policies:
     async def read(self, tenant: str, policy_id: str, version: int | None = None) -> Chosen | None:
         """Look a policy up: the tenant's own, else the one that comes with the service."""
         stored = await self._store.policy(tenant, policy_id, version)
-        default = SERVICE_PRESETS["default"]
+        default, old_at = SERVICE_PRESETS["default"], self._now() + _FRESH_FOR
         if stored is not None:
             document = msgspec.json.decode(stored.document)
-            chosen = Chosen(policy_from_wire(document, default), stored.version, self._now())
+            chosen = Chosen(policy_from_wire(document, default), stored.version, old_at)
         elif version is None and policy_id in SERVICE_PRESETS:
-            chosen = Chosen(SERVICE_PRESETS[policy_id], None, self._now())
+            chosen = Chosen(SERVICE_PRESETS[policy_id], None, old_at)
         else:
             return None
         self._keep(tenant, policy_id, version, chosen)
@@ -111,7 +110,7 @@ class Policies:
                     error,
                 )
                 policy = chosen.policy
-            made = chosen, Chosen(policy, chosen.version, chosen.read_at)
+            made = chosen, Chosen(policy, chosen.version, chosen.old_at)
             if len(self._changed) >= _MOST:
                 del self._changed[next(iter(self._changed))]
             self._changed[key] = made

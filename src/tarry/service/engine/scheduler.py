@@ -67,12 +67,12 @@ class Scheduler:
             self._tell_lost(claimed)
         for name in dict.fromkeys(task.lane for task in claimed.tasks):
             self._agree(name, claimed.probing.get(name), was_parked=name in parked)
-        for task in claimed.tasks:
-            self._worker.take(task)
+        self._worker.take(claimed.tasks)
         return claimed
 
     def _tell_lost(self, claimed: Claimed) -> None:
         _logger.warning("%d attempts were lost: their workers have gone away", claimed.lost)
+        self._parts.metrics.lost(claimed.lost)
         self._parts.events.publish(
             Event(kind="lost", at=claimed.now, tenant="", lane="", attempts=claimed.lost)
         )

@@ -24,30 +24,27 @@ class Waiters:
     """Futures by task. A task that ends elsewhere, or is never settled, leaves its waiter alone."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[asyncio.Future[Settled]]] = {}
-
-    def __contains__(self, task_id: str) -> bool:
-        """Say whether anybody waits for a task."""
-        return task_id in self._waiting
+        self.waiting: dict[str, list[asyncio.Future[Settled]]] = {}
+        """Those who wait, by task; to look at."""
 
     async def wait(self, task_id: str, seconds: float) -> Settled | None:
         """Wait for the end of a task, for so long."""
         future: asyncio.Future[Settled] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(task_id, []).append(future)
+        self.waiting.setdefault(task_id, []).append(future)
         try:
             async with asyncio.timeout(seconds):
                 return await future
         except TimeoutError:
             return None
         finally:
-            waiting = self._waiting.get(task_id, [])
+            waiting = self.waiting.get(task_id, [])
             if future in waiting:
                 waiting.remove(future)
             if not waiting:
-                self._waiting.pop(task_id, None)
+                self.waiting.pop(task_id, None)
 
     def tell(self, task_id: str, settled: Settled) -> None:
         """Wake everybody who waits for a task."""
-        for future in self._waiting.pop(task_id, ()):
+        for future in self.waiting.pop(task_id, ()):
             if not future.done():
                 future.set_result(settled)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import MsgspecError
 
-from tarry.core.durable import Defer, DurableCall
+from tarry.core.durable import Defer
 from tarry.core.outcome import SUCCESS, TRANSIENT
 from tarry.core.verdict import Attempt as Go
 from tarry.core.verdict import Reason, Wait
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
+    from tarry.core.durable import DurableCall
     from tarry.service.engine.lanes import Held, Lane
     from tarry.service.engine.parts import Parts
     from tarry.service.engine.policies import Chosen
     from tarry.service.model import Content, Task
-    from tarry.service.store import Finish
 
 _logger = logging.getLogger("tarry.service")
 _TIMEOUT = 30.0
@@ -72,53 +72,50 @@ class Worker:
 
     # --- starting ---------------------------------------------------------------------------------
 
-    def take(self, task: Task, content: Content | None = None) -> None:
-        """Hold a task that is leased to this process, and start it when its time comes."""
-        if self._stopping:
-            self._spawn(self._hand_back([Release(task)]))
-        else:
-            self.hold.take(task, content)
+    def take(self, tasks: Sequence[Task], contents: Sequence[Content | None] | None = None) -> None:
+        """Hold tasks that are leased to this process, and start each when its time comes."""
+        if not self._stopping:
+            self.hold.take(tasks, contents)
+        elif tasks:
+            self._spawn(self._hand_back([Release(task) for task in tasks]))
 
     def _pump(self) -> None:
-        """Start what is due, lane by lane in turn, while there is room."""
-        while self.running < self._most_running and not self._stopping:
-            lane = self.hold.next_lane()
-            if lane is None:
-                return
-            if lane.is_full:
-                continue  # an attempt that ends makes room
-            held = self.hold.next_due(lane)
-            if held is not None and self._started(held):
-                self.hold.queue(lane)
+        """Start what is due, lane by lane in turn, while there is room.
 
-    def _started(self, held: Held) -> bool:
-        """Start a task, or let go of one that cannot be: it must not stand in others' way."""
-        try:
-            return self._start(held)
-        except Exception:
-            _logger.exception("task %s could not be started, and is tried again", held.task.id)
-            self._give_back(held, self._parts.clock.now() + _UNREADABLE_AGAIN)
-            return True
+        A task that cannot be started is let go of: it must not stand in others' way.
+        """
+        while self.running < self._most_running and not self._stopping:
+            held = self.hold.next_due()
+            if held is None:
+                return
+            try:
+                goes_on = self._start(held)
+            except Exception:
+                _logger.exception("task %s could not be started, and is tried again", held.task.id)
+                self._give_back(held, self._parts.clock.now() + _UNREADABLE_AGAIN)
+                goes_on = True
+            if goes_on:
+                self.hold.queue(held.lane)
 
     def _start(self, held: Held) -> bool:
         """Start a task, or do what its downstream says; whether to go on with its lane."""
-        lane, content = held.lane, held.content
+        parts, task, lane, content = self._parts, held.task, held.lane, held.content
         if content is None:
             try:
-                content = held.content = self._parts.unpack(held.task.content)
+                content = held.content = parts.unpack(task.content)
             except (TarryError, MsgspecError) as error:  # a key is missing: our own fault
-                self._parts.health.failed("encryption", error)
-                self._give_back(held, self._parts.clock.now() + _UNREADABLE_AGAIN)
+                parts.health.failed("encryption", error)
+                self._give_back(held, parts.clock.now() + _UNREADABLE_AGAIN)
                 return True
-        chosen = self._parts.policies.known(held.task, content.overrides)
+        chosen = parts.policies.known(task, content.overrides)
         if chosen is None:
             held.started = True  # nobody else may take it up meanwhile
             self._spawn(self._look_up_policy(held))
             return True
-        task = held.task
         timeout = min(chosen.policy.attempt_timeout or _TIMEOUT, self._longest)
-        now = self._parts.clock.now()
-        if self._parts.policies.is_old(task, chosen, now):
+        exact = parts.clock.exact()
+        now = int(exact)
+        if now >= chosen.old_at and parts.policies.is_first(task):
             self._spawn(self._refresh_policy(task))
         if now < task.next_attempt_at:
             self.hold.wait(held)  # the store's clock was set back since it was due
@@ -128,12 +125,11 @@ class Worker:
             return True
         if task.lost >= _MOST_LOST:
             held.started = True
-            self._settle(held, attempts.exhausted(task, None, str(Reason.ATTEMPTS)), None)
+            self.ends.post(attempts.exhausted(task, None, str(Reason.ATTEMPTS)), held, None)
             return True
-        call = DurableCall(chosen.policy, lane.downstream)
-        call.resume(attempts.progress_of(task))
+        call = attempts.call_of(task, chosen.policy, lane.downstream)
         last = attempts.last_outcome(task) if task.attempts else TRANSIENT
-        answer = call.begin(self._parts.clock.seconds(), last)
+        answer = call.begin(exact / 1000, last)
         if isinstance(answer, Go):
             held.started = True
             lane.running += 1
@@ -143,7 +139,7 @@ class Worker:
         if isinstance(answer, Defer):
             return self._defer(held, answer)
         held.started = True
-        self._settle(held, attempts.exhausted(task, None, str(answer.reason)), None)
+        self.ends.post(attempts.exhausted(task, None, str(answer.reason)), held, None)
         return True
 
     def _defer(self, held: Held, answer: Defer) -> bool:
@@ -153,7 +149,7 @@ class Worker:
             self.hold.put_back(held)
             if answer.delay is not None:
                 loop = asyncio.get_running_loop()
-                loop.call_later(answer.delay, self._go_on, lane)
+                loop.call_later(answer.delay, self._look_again, lane)
             else:
                 lane.refused(self._parts.clock.now())
             return False  # an attempt that ends makes room
@@ -161,14 +157,19 @@ class Worker:
         later = None
         if answer.reason is Reason.BUDGET_EMPTY:
             later = lane.put_off(self._parts.clock.now())
-        self._teller.task("deferred", held.task, reason=str(answer.reason))
+        self._teller.deferred(held.task, str(answer.reason))
         self._give_back(held, later)
         return True
 
-    def _go_on(self, lane: Lane) -> None:
-        lane.ended(self._parts.clock.now())
+    def _look_again(self, lane: Lane) -> None:
+        self._go_on(lane, self._parts.clock.now())
+
+    def _go_on(self, lane: Lane, now: int) -> None:
+        if lane.limit is not None:
+            lane.ended(now)
         self.hold.queue(lane)
-        self._pump()
+        if self.hold.turn:
+            self._pump()
 
     async def _look_up_policy(self, held: Held) -> None:
         try:
@@ -196,21 +197,22 @@ class Worker:
         timeout: float,
         started_at: int,
     ) -> None:
-        sending: asyncio.Future[Delivered]
+        task, parts = held.task, self._parts
+        sending: Awaitable[Delivered]
         try:
-            sending = asyncio.ensure_future(self._send(held.task, content, timeout))
+            if content.body_ref is None:
+                body = content.body
+                request = attempts.request_for(task, content, body, timeout, parts.sign(task, body))
+                sending = parts.delivery.send(request)
+            else:
+                sending = self._fetch_and_send(task, content, timeout)
+            if not isinstance(sending, asyncio.Future):
+                sending = asyncio.ensure_future(sending)
         except Exception as error:  # noqa: BLE001 - judged with those that come later
             sending = asyncio.get_running_loop().create_future()
             sending.set_exception(error)
         self._jobs.add(sending)
         sending.add_done_callback(partial(self._came_back, held, chosen, call, started_at))
-
-    def _send(self, task: Task, content: Content, timeout: float) -> Awaitable[Delivered]:
-        if content.body_ref is not None:
-            return self._fetch_and_send(task, content, timeout)
-        body, parts = content.body, self._parts
-        more = parts.sign(task, body)
-        return parts.delivery.send(attempts.request_for(task, content, body, timeout, more))
 
     async def _fetch_and_send(self, task: Task, content: Content, timeout: float) -> Delivered:
         parts, loop = self._parts, asyncio.get_running_loop()
@@ -240,17 +242,19 @@ class Worker:
             return
         error = sending.exception()
         delivered = sending.result() if error is None else _ours(task, error)
-        now, u = parts.clock.seconds(), parts.draw()
+        exact, u = parts.clock.exact(), parts.draw()
+        now, at = exact / 1000, int(exact)
         outcome = attempts.outcome_of(delivered, chosen.policy, now)
         lane.running -= 1
         self.running -= 1
         if outcome is None:
             parts.health.failed("delivery", delivered.error)
             call.cancelled(now)
-            self._go_on(lane)
-            self._give_back(held, parts.clock.now() + _OURS_AGAIN)
+            self._go_on(lane, at)
+            self._give_back(held, at + _OURS_AGAIN)
             return
-        parts.health.worked("delivery")
+        if parts.health.ills:
+            parts.health.worked("delivery")
         attempt = attempts.attempt_of(task, delivered, outcome, started_at, parts.lease.worker)
         if outcome is SUCCESS:
             call.succeeded(now, u)
@@ -258,27 +262,18 @@ class Worker:
             finish = attempts.succeeded(task, attempt)
         else:
             verdict = call.failed(outcome, now, u)
-            standing = lane.downstream.standing(now)
-            attempt.decision = attempts.decision_of(verdict, outcome, chosen.version, standing)
+            attempt.decision = attempts.decision_of(verdict, outcome, chosen.version, call.standing)
             if isinstance(verdict, Wait):
-                at = parts.clock.now()
                 lease = None if self._stopping or lane.paused else parts.lease
                 finish = attempts.waiting(task, attempt, verdict, outcome, at, lease)
             else:
                 finish = attempts.exhausted(task, attempt, str(verdict.reason))
         if lane.downstream.moves:
             self._parking.look_at(lane)
-        self._settle(held, finish, delivered)
-        self._go_on(lane)
+        self.ends.post(finish, held, delivered)
+        self._go_on(lane, at)
 
     # --- writing it down --------------------------------------------------------------------------
-
-    def _settle(self, held: Held, finish: Finish, delivered: Delivered | None) -> None:
-        """Have what came of a task written down, in a group with others."""
-        content = held.content
-        if finish.status.is_terminal and content is not None and content.callback_url is not None:
-            finish.callback = self._parts.callback(finish.task, content, finish)
-        self.ends.post(finish, held, delivered)
 
     def _give_back(self, held: Held, next_attempt_at: int | None) -> None:
         self.hold.drop(held)
