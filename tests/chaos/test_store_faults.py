@@ -37,14 +37,22 @@ def full(running: Service) -> Iterator[None]:
 
 @contextmanager
 def limited(running: Service) -> Iterator[None]:
-    """A limit of the process that lets no file grow: EFBIG."""
-    pid, kind = running.process.pid, resource.RLIMIT_FSIZE
-    soft, hard = resource.prlimit(pid, kind)
-    resource.prlimit(pid, kind, (4096, hard))
+    """A limit of the processes that lets no file grow: EFBIG."""
+    kind, pids = resource.RLIMIT_FSIZE, [running.process.pid, *children(running.process.pid)]
+    soft, hard = resource.prlimit(pids[0], kind)
+    for pid in pids:
+        resource.prlimit(pid, kind, (4096, hard))
     try:
         yield
     finally:
-        resource.prlimit(pid, kind, (soft, hard))
+        for pid in pids:
+            resource.prlimit(pid, kind, (soft, hard))
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for each in lists for child in each.read_text().split()]
 
 
 @contextmanager

@@ -51,9 +51,14 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """One process of the service: an ASGI application that opens and closes what it needs."""
+    """One process of the service: an ASGI application that opens and closes what it needs.
 
-    def __init__(self, settings: Settings, *, delivery: Delivery | None = None) -> None:
+    `apart` gives an embedded store's writer a process of its own.
+    """
+
+    def __init__(
+        self, settings: Settings, *, delivery: Delivery | None = None, apart: bool = False
+    ) -> None:
         self.settings: Settings = settings
         guard = Guard(settings.allow_target, dev=settings.dev)
         proxy, ca = settings.egress_proxy or None, settings.ca_file or None
@@ -61,7 +66,7 @@ class Service:
             HttpDelivery(guard, proxy=proxy, ca=ca, max_body=settings.max_response_bytes),
             partial(GrpcDelivery, guard, proxy=proxy, ca=ca),
         )
-        self.store: Store = make_store(settings.store)
+        self.store: Store = make_store(settings.store, apart=apart)
         seal = Sealed(settings.encryption_keys) if settings.encryption_keys else Plain()
         payloads = Payloads(
             bodies_at(settings),
@@ -172,7 +177,7 @@ class Service:
         return self.metrics.render(counters, self.engine.clock.seconds(), tenant)
 
 
-def make_store(url: str) -> Store:
+def make_store(url: str, *, apart: bool = False) -> Store:
     """Return the store that a URL names."""
     check("store", url)
     if url == MEMORY:
@@ -189,7 +194,7 @@ def make_store(url: str) -> Store:
     except OSError as error:
         msg = f"store: cannot make {path}: {error.strerror}"
         raise ConfigurationError(msg) from error
-    return SqliteStore(path)
+    return SqliteStore(path, apart=apart)
 
 
 def bodies_at(settings: Settings) -> str:

@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
+from tarry.service.model import Attempt, Status, Task  # noqa: TC001 - structs are sent
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from tarry.service.model import Attempt, Key, Lane, Policy, Replay, Status, Task
+    from tarry.service.model import Key, Lane, Policy, Replay
 
 T = TypeVar("T")
 
@@ -45,7 +47,7 @@ class Lease(msgspec.Struct, frozen=True):
     horizon: int
 
 
-class New(msgspec.Struct):
+class New(msgspec.Struct, gc=False):
     """A task to add. Its next attempt is due `delay` ms after it is added, or at its own time.
 
     A time that has passed is now. The task begins afresh: state that it carries is not looked at.
@@ -70,7 +72,7 @@ class Addition(StrEnum):
     """The tenant has as many live tasks as it may have; `task` is the one that was not added."""
 
 
-class Added(msgspec.Struct):
+class Added(msgspec.Struct, gc=False):
     """The answer for one new task: `task` is the one that is stored, also when it was there."""
 
     addition: Addition
@@ -93,7 +95,7 @@ class Claimed(msgspec.Struct):
     """Attempts that were found abandoned, and written to the log as lost."""
 
 
-class Finish(msgspec.Struct, kw_only=True):
+class Finish(msgspec.Struct, kw_only=True, gc=False):
     """How an attempt ended, and what follows. `task` is the one that was leased.
 
     PENDING needs `next_attempt_at`. `keep` keeps the lease for it, for a time within the horizon
@@ -126,7 +128,7 @@ class Finished(StrEnum):
     stays one, and is DONE."""
 
 
-class Release(msgspec.Struct):
+class Release(msgspec.Struct, gc=False):
     """An unstarted lease to hand back: due when it was, or not before a later time."""
 
     task: Task

@@ -200,3 +200,16 @@ def test_ends_find_their_tasks_in_whatever_order_the_rows_come(
     ended = {True: int(Status.EXHAUSTED), False: int(Status.SUCCEEDED)}
     expected = {f"key {n}": ended[n % 2 == 1] for n in range(1, 70)}
     assert {"key 0": int(Status.IN_FLIGHT), **expected} == found
+
+
+def test_many_lanes_take_no_more_statements_than_one(files: list[File]) -> None:
+    """The lanes of a group are read together and written together."""
+    said: list[list[str]] = []
+    for file, lanes in zip(files, (1, 48), strict=True):
+        file.add([New(task(1000 + n, f"h{n}")) for n in range(lanes)])
+        said.append([])
+        file.database.open()[0].set_trace_callback(said[-1].append)
+        batch = [New(task(n, f"h{n % lanes}"), direct=True) for n in range(48)]
+        file.finish([wait(added.task, NOON + HOUR) for added in file.add(batch)])
+
+    assert len(said[0]) == len(said[1])

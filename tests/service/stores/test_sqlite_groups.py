@@ -141,7 +141,7 @@ def test_nobody_waits_for_a_thread_that_failed() -> None:
         raise MemoryError
 
     async def main() -> None:
-        broken = line.Line("broken", fail)
+        broken = line.ThreadLine("broken", fail)
         for _ in range(2):
             with pytest.raises(MemoryError):
                 await broken.put(lambda _: None, 1)

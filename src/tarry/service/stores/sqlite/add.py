@@ -6,21 +6,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from tarry.errors import ConfigurationError
-from tarry.service.model import Status, Task
+from tarry.service.model import Task
 from tarry.service.store import Added, Addition
-from tarry.service.stores.sqlite.bulk import Bulk
-from tarry.service.stores.sqlite.names import packed
-from tarry.service.stores.sqlite.rows import TASK, task_of
+from tarry.service.stores.sqlite.bulk import NO_NUMBER, NO_TEXT, NUMBER, TEXT, Bulk
+from tarry.service.stores.sqlite.ledger import IN_FLIGHT, PENDING
+from tarry.service.stores.sqlite.names import packed, unpacked
+from tarry.service.stores.sqlite.rows import STATUSES, TASK, task_of
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
     from tarry.service.store import Lease, New
+    from tarry.service.stores.sqlite.lanerows import LaneRow
     from tarry.service.stores.sqlite.ledger import Ledger
-
-    Row = tuple[Any, ...]
 
 _BY_KEY = TASK + "WHERE s.seq = (SELECT seq FROM task WHERE tenant = ? AND key = ?)"
 _ADD_TASKS = Bulk(
@@ -29,15 +31,26 @@ INSERT INTO task (id, tenant, key, created_at, policy_version, fingerprint, body
 VALUES {rows}
 ON CONFLICT DO NOTHING
 """,
-    "(?, ?, ?, ?, ?, ?, ?, ?)",
+    f"(?, ?, ?, ?, {NUMBER}, ?, {TEXT}, ?)",
 )
 _ADD_STATES = Bulk(
     """
 INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at, started_at, worker)
 VALUES {rows}
 """,
-    "(?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    f"(?, ?, ?, ?, ?, ?, ?, ?, {NUMBER})",
 )
+
+
+class _Place(Struct, gc=False):
+    """Where tasks of one lane and policy go, and how many went there."""
+
+    tenant: int
+    lane: LaneRow
+    policy: int
+    is_open: bool
+    waiting: int = 0
+    leased: int = 0
 
 
 def add(
@@ -66,32 +79,40 @@ def _add_within(ledger: Ledger, new: New, lease: Lease | None, quota: int) -> Ad
 
 def add_all(ledger: Ledger, tasks: Sequence[New], lease: Lease | None) -> list[Added]:
     """Add tasks whose number no quota bounds."""
-    rows: list[Row] = []
-    for new in tasks:
-        task = new.task
-        tenant = ledger.names.tenant(task.tenant)
-        content = (task.policy_version, task.fingerprint, task.body_ref, task.content)
-        rows.append((packed(task.id), tenant, task.key, ledger.now, *content))
-    added: list[Added | None] = []
-    states: list[Row] = []
-    for new, row, seq in zip(tasks, rows, _insert(ledger, rows), strict=True):
-        added.append(None if seq is None else _begin(ledger, new, lease, seq, row[1], states))
-    _ADD_STATES.run(ledger, states)
+    tenants = [ledger.names.tenant(new.task.tenant) for new in tasks]
+    seqs = _insert(ledger, tasks, tenants)
+    added = _begin(ledger, tasks, tenants, seqs, lease)
     return [
-        answer or _same(ledger, row[1], new.task)
-        for answer, row, new in zip(added, rows, tasks, strict=True)
+        answer or _same(ledger, tenant, new.task)
+        for answer, tenant, new in zip(added, tenants, tasks, strict=True)
     ]
 
 
-def _insert(ledger: Ledger, rows: list[Row]) -> list[int | None]:
+def _insert(ledger: Ledger, tasks: Sequence[New], tenants: Sequence[int]) -> list[int | None]:
     """Insert tasks; return the number of each, None where its key or its id was there."""
+    now = ledger.now
+    keys = packed([new.task.id for new in tasks])
+    values: list[Any] = []
+    for new, key, tenant in zip(tasks, keys, tenants, strict=True):
+        task = new.task
+        version, ref = task.policy_version, task.body_ref
+        values += (
+            key,
+            tenant,
+            task.key,
+            now,
+            NO_NUMBER if version is None else version,
+            bytearray(task.fingerprint),
+            NO_TEXT if ref is None else ref,
+            bytearray(task.content),
+        )
     seqs: list[int | None] = []
-    for part, cursor in _ADD_TASKS.parts(ledger, rows):
-        seqs += _numbers(ledger, part, cursor)
+    for size, cursor in _ADD_TASKS.parts(ledger.execute, values):
+        seqs += _numbers(ledger, tasks[len(seqs) : len(seqs) + size], cursor)
     return seqs
 
 
-def _numbers(ledger: Ledger, part: Sequence[Row], cursor: sqlite3.Cursor) -> Sequence[int | None]:
+def _numbers(ledger: Ledger, part: Sequence[New], cursor: sqlite3.Cursor) -> Sequence[int | None]:
     """Return the numbers of those that were inserted: SQLite counts on from the highest."""
     if not cursor.rowcount:
         return [None] * len(part)
@@ -99,46 +120,77 @@ def _numbers(ledger: Ledger, part: Sequence[Row], cursor: sqlite3.Cursor) -> Seq
     begin = end - cursor.rowcount
     if end - begin == len(part):
         return range(begin, end)
-    inserted = dict(ledger.execute("SELECT id, seq FROM task WHERE seq >= ?", (begin,)).fetchall())
-    return [inserted.pop(row[0], None) for row in part]  # twice the same: the first it was
+    rows = ledger.execute("SELECT id, seq FROM task WHERE seq >= ?", (begin,)).fetchall()
+    inserted = {unpacked(key): seq for key, seq in rows}
+    return [inserted.pop(new.task.id, None) for new in part]  # twice the same: the first it was
 
 
 def _begin(
-    ledger: Ledger, new: New, lease: Lease | None, seq: int, tenant: int, states: list[Row]
-) -> Added:
-    """Give a task that was inserted its first state."""
-    task, now, names = new.task, ledger.now, ledger.names
+    ledger: Ledger,
+    tasks: Sequence[New],
+    tenants: Sequence[int],
+    seqs: Sequence[int | None],
+    lease: Lease | None,
+) -> list[Added | None]:
+    """Give tasks that were inserted their first state; the others are None."""
+    now = ledger.now
+    places: dict[tuple[str, str, str], _Place] = {}
+    lanes = dict.fromkeys([new.task.lane for new, seq in zip(tasks, seqs, strict=True) if seq])
+    ledger.load([ledger.names.lane(lane) for lane in lanes])
+    values: list[Any] = []
+    added: list[Added | None] = []
+    for new, tenant, seq in zip(tasks, tenants, seqs, strict=True):
+        if seq is None:
+            added.append(None)
+            continue
+        task = new.task
+        key = (task.tenant, task.lane, task.policy_id)
+        place = places.get(key)
+        if place is None:
+            place = places[key] = _place(ledger, tenant, task)
+        lane = place.lane
+        due = max(now, task.next_attempt_at if new.delay is None else now + new.delay)
+        held = lease if new.direct and place.is_open else None
+        worker: int | str
+        if held is not None and due <= now + held.horizon:
+            status, wake_at, worker = IN_FLIGHT, due + held.length, ledger.names.worker(held.worker)
+            lane.leased(wake_at)
+            place.leased += 1
+        else:
+            held, status, wake_at, worker = None, PENDING, due, NO_NUMBER
+            lane.due(wake_at)
+            place.waiting += 1
+        values += (seq, tenant, lane.id, place.policy, status, wake_at, due, due, worker)
+        stored = Task(
+            id=task.id,
+            tenant=task.tenant,
+            lane=task.lane,
+            key=task.key,
+            fingerprint=task.fingerprint,
+            content=task.content,
+            body_ref=task.body_ref,
+            policy_id=task.policy_id,
+            policy_version=task.policy_version,
+            created_at=now,
+            next_attempt_at=due,
+            started_at=due,
+            status=STATUSES[status],
+            worker=None if held is None else held.worker,
+            wake_at=wake_at,
+        )
+        added.append(Added(Addition.ADDED, stored, held is not None))
+    _ADD_STATES.run(ledger.execute, values)
+    for place in places.values():
+        ledger.move(place.tenant, place.lane, place.policy, None, PENDING, place.waiting)
+        ledger.move(place.tenant, place.lane, place.policy, None, IN_FLIGHT, place.leased)
+    return added
+
+
+def _place(ledger: Ledger, tenant: int, task: Task) -> _Place:
+    names = ledger.names
     lane = ledger.lane(names.lane(task.lane))
     policy = names.policy(task.tenant, task.policy_id)
-    due = max(now, task.next_attempt_at if new.delay is None else now + new.delay)
-    is_open = lane.parked_until is None and not lane.paused
-    held = lease if new.direct and is_open else None
-    if held is not None and due <= now + held.horizon:
-        status, wake_at, worker = Status.IN_FLIGHT, due + held.length, names.worker(held.worker)
-        lane.leased(wake_at)
-    else:
-        held, status, wake_at, worker = None, Status.PENDING, due, None
-        lane.due(wake_at)
-    ledger.move(tenant, lane, policy, None, status)
-    states.append((seq, tenant, lane.id, policy, int(status), wake_at, due, due, worker))
-    stored = Task(
-        id=task.id,
-        tenant=task.tenant,
-        lane=task.lane,
-        key=task.key,
-        fingerprint=task.fingerprint,
-        content=task.content,
-        body_ref=task.body_ref,
-        policy_id=task.policy_id,
-        policy_version=task.policy_version,
-        created_at=now,
-        next_attempt_at=due,
-        started_at=due,
-        status=status,
-        worker=None if held is None else held.worker,
-        wake_at=wake_at,
-    )
-    return Added(Addition.ADDED, stored, held is not None)
+    return _Place(tenant, lane, policy, lane.parked_until is None and not lane.paused)
 
 
 def _same(ledger: Ledger, tenant: int, task: Task) -> Added:

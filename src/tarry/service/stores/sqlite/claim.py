@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from tarry.service.model import Task
     from tarry.service.store import Lease
-    from tarry.service.stores.sqlite.ledger import LaneRow, Ledger
+    from tarry.service.stores.sqlite.lanerows import LaneRow
+    from tarry.service.stores.sqlite.ledger import Ledger
 
     Row = tuple[Any, ...]
 
@@ -99,7 +100,7 @@ def _lease(
     """Lease tasks; return each with its time and number."""
     worker = ledger.names.worker(lease.worker)
     taken: list[tuple[int, int, Task]] = []
-    leases: list[Row] = []
+    leases: list[Any] = []
     for row in rows:
         task = task_of(row)
         if task.status is Status.IN_FLIGHT and _lose(ledger, task, row):
@@ -109,10 +110,10 @@ def _lease(
         task.worker = lease.worker
         task.wake_at = max(ledger.now, task.next_attempt_at) + lease.length
         state = (task.wake_at, task.next_attempt_at, task.version, task.attempts, task.lost)
-        leases.append((row[SEQ], *state, worker))
+        leases += (row[SEQ], *state, worker)
         taken.append((task.next_attempt_at, row[SEQ], task))
         ledger.move(row[TENANT], lane, row[POLICY], row[STATUS], Status.IN_FLIGHT)
-    _LEASE.run(ledger, leases)
+    _LEASE.run(ledger.execute, leases)
     return taken
 
 

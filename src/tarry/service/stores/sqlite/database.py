@@ -83,6 +83,15 @@ class Database:
             self._opened = connection, Names(connection, token)
         return self._opened
 
+    def prepare(self) -> None:
+        """Make the file and take the lock, for another process that is to write."""
+        try:
+            self.open()
+        except Exception as error:  # noqa: BLE001 - told in the port's words
+            raise self._told(error) from None
+        finally:
+            self.close()
+
     def close(self) -> None:
         """Close the file; the next operation opens it again."""
         if self._opened is not None:

@@ -1,4 +1,4 @@
-"""The store: the file behind two threads, one that writes in groups and one that reads."""
+"""The store: the file behind two lines, one that writes in groups and one that reads."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.errors import StoreUnavailable
 from tarry.runtime.clocks import world
+from tarry.service.stores.sqlite.apart import ProcessLine
 from tarry.service.stores.sqlite.database import Database
-from tarry.service.stores.sqlite.line import Line
+from tarry.service.stores.sqlite.line import ThreadLine
+from tarry.service.stores.sqlite.operations import Call
 from tarry.service.stores.sqlite.port import Port
 from tarry.service.stores.sqlite.presence import Presence
 from tarry.service.stores.sqlite.workers import recover
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from tarry.service.stores.sqlite.ledger import Ledger, View
+    from tarry.service.stores.sqlite.line import Line
 
 T = TypeVar("T")
 
@@ -26,14 +29,20 @@ _RECOVERED = 1000
 class SqliteStore(Port):
     """Keeps everything in the SQLite file at `path`, which it makes when it is missing.
 
-    `clock` gives epoch milliseconds. Several processes of one machine may use one file.
+    `clock` gives epoch milliseconds. Several processes of one machine may use one file. `apart`
+    has a process of its own write, by the machine's clock.
     """
 
     def __init__(
-        self, path: str | PathLike[str], *, clock: Callable[[], int] | None = None
+        self,
+        path: str | PathLike[str],
+        *,
+        clock: Callable[[], int] | None = None,
+        apart: bool = False,
     ) -> None:
         clock = clock or _now
         self.database: Database = Database(path, clock, Presence(path))
+        self._apart = apart
         self._view = Database(path, clock)
         self._writer: Line | None = None
         self._reader: Line | None = None
@@ -41,13 +50,17 @@ class SqliteStore(Port):
     async def open(self) -> None:
         """Connect, bring the schema up to date, and end the leases of workers that have died."""
         if self._writer is None:
-            self._writer = Line("tarry-sqlite-writer", self.database.apply)
-            self._reader = Line("tarry-sqlite-reader", self._view.read)
-        while await self._write(lambda ledger: recover(ledger, _RECOVERED)):
+            self._writer = (
+                ProcessLine(self.database)
+                if self._apart
+                else ThreadLine("tarry-sqlite-writer", self.database.apply)
+            )
+            self._reader = ThreadLine("tarry-sqlite-reader", self._view.read)
+        while await self._write(Call(recover, _RECOVERED)):
             pass
 
     async def close(self) -> None:
-        """End the threads when they have done what waits, and close the file."""
+        """End the lines when they have done what waits, and close the file."""
         lines, self._writer, self._reader = (self._writer, self._reader), None, None
         for line in lines:
             if line is not None:

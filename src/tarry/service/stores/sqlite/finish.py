@@ -8,10 +8,10 @@ from msgspec.json import Decoder
 
 from tarry.service.store import Finished, New
 from tarry.service.stores.sqlite.add import add_all
-from tarry.service.stores.sqlite.bulk import Bulk
+from tarry.service.stores.sqlite.bulk import NO_NUMBER, NO_TEXT, NUMBER, TEXT, Bulk
 from tarry.service.stores.sqlite.ledger import CANCELLED, IN_FLIGHT, PENDING, SUCCEEDED
 from tarry.service.stores.sqlite.life import log
-from tarry.service.stores.sqlite.names import found
+from tarry.service.stores.sqlite.names import all_found
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,12 +26,14 @@ _STATES = Bulk(
     """
 WITH asked (place, id) AS (VALUES {rows})
 SELECT json_group_array(json_array(
-    asked.place, s.seq, s.tenant, s.lane, s.policy, s.version, s.status, s.cancelling, s.attempts))
-FROM asked LEFT JOIN task AS t ON t.id = asked.id LEFT JOIN state AS s ON s.seq = t.seq
+    asked.place, s.seq, s.tenant, s.lane, s.policy, s.version, s.cancelling, s.attempts))
+FROM asked LEFT JOIN task AS t ON t.id = asked.id
+    LEFT JOIN state AS s ON s.seq = t.seq AND s.status = 1
 """,
     "(?, ?)",
 )
 """Each row that is read lets go of the interpreter, so all come as one, in any order."""
+_LANE = 3
 _GO_ON = Bulk(
     """
 INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, worker,
@@ -42,7 +44,7 @@ ON CONFLICT (seq) DO UPDATE SET status = excluded.status, wake_at = excluded.wak
     attempts = excluded.attempts, previous_delay = excluded.previous_delay,
     restarted = excluded.restarted, last_kind = excluded.last_kind, version = version + 1
 """,
-    "(?, 0, 0, 0, 0, ?, ?, ?, ?, ?, ?, ?, ?)",
+    f"(?, 0, 0, 0, 0, ?, ?, ?, {NUMBER}, ?, {NUMBER}, ?, ?)",
 )
 _END = Bulk(
     """
@@ -54,7 +56,7 @@ ON CONFLICT (seq) DO UPDATE SET status = excluded.status, finished_at = excluded
     previous_delay = excluded.previous_delay, restarted = excluded.restarted,
     last_kind = excluded.last_kind, version = version + 1
 """,
-    "(?, 0, 0, 0, 0, 0, 0, ?, ?, ?, ?, ?, ?, ?)",
+    f"(?, 0, 0, 0, 0, 0, 0, ?, ?, {TEXT}, ?, {NUMBER}, ?, ?)",
 )
 
 _decode = Decoder(list[tuple[Any, ...]]).decode
@@ -71,12 +73,16 @@ def finish(ledger: Ledger, results: Sequence[Finish]) -> list[Finished]:
 
 
 def _finish(ledger: Ledger, results: Sequence[Finish]) -> list[Finished]:
-    asked = [(place, found(result.task.id)) for place, result in enumerate(results)]
-    rows: dict[int, Sequence[Any]] = {}
-    for _, cursor in _STATES.parts(ledger, asked):
-        rows.update((place, row) for place, *row in _decode(cursor.fetchone()[0]))
+    asked: list[Any] = []
+    for asking in enumerate(all_found([result.task.id for result in results])):
+        asked += asking
+    rows: list[Row] = [()] * len(results)
+    for _, cursor in _STATES.parts(ledger.execute, asked):
+        for row in _decode(cursor.fetchone()[0]):
+            rows[row[0]] = row
+    ledger.load({row[_LANE] for row in rows if row[_LANE] is not None})
     step = _Step(ledger)
-    answers = [step.take(result, rows[place]) for place, result in enumerate(results)]
+    answers = [step.take(result, row) for result, row in zip(results, rows, strict=True)]
     step.write()
     return answers
 
@@ -87,28 +93,35 @@ class _Step:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._attempts: list[tuple[int, int, int, Attempt]] = []
-        self._ended: list[Row] = []
-        self._going_on: list[Row] = []
+        self._ended: list[Any] = []
+        self._going_on: list[Any] = []
+        self._moves: dict[tuple[int, int, int, int], int] = {}
         self._callbacks: list[New] = []
 
-    def take(self, result: Finish, row: Sequence[Any]) -> Finished:
-        """Take one end; `row` is where its task stands, all None if it is gone."""
-        ledger = self._ledger
-        seq, tenant, lane_id, policy, version, status, cancelling, attempts = row
-        if version != result.task.version or status != IN_FLIGHT:
+    def take(self, result: Finish, row: Row) -> Finished:
+        """Take one end; `row` is where its task stands, all None if it is not in flight."""
+        _, seq, tenant, lane_id, policy, version, cancelling, attempts = row
+        if version != result.task.version:
+            ledger = self._ledger
             ledger.superseded(ledger.names.tenant(result.task.tenant))
             return Finished.SUPERSEDED
         if result.attempt is not None:
             attempts += 1
             self._attempts.append((tenant, seq, attempts, result.attempt))
-        status = int(result.status)
+        status, delay = int(result.status), result.previous_delay
         cancelled = cancelling and status != SUCCEEDED
-        progress = (attempts, result.previous_delay, result.restarted, result.last_kind)
+        progress = (
+            attempts,
+            NO_NUMBER if delay is None else delay,
+            result.restarted,
+            result.last_kind,
+        )
         if cancelled or status >= SUCCEEDED:
             status = CANCELLED if cancelled else status
             reason = None if cancelled else result.reason
-            self._ended.append((seq, status, ledger.now, reason, *progress))
-            ledger.move(tenant, ledger.lane(lane_id), policy, IN_FLIGHT, status)
+            why = NO_TEXT if reason is None else reason
+            self._ended += (seq, status, self._ledger.now, why, *progress)
+            self._move((tenant, lane_id, policy, status))
         else:
             self._go_on(result, seq, tenant, lane_id, policy, progress)
         if cancelled:
@@ -124,19 +137,26 @@ class _Step:
         ledger, due, keep = self._ledger, result.next_attempt_at, result.keep
         lane = ledger.lane(lane_id)
         if keep is None:
-            self._going_on.append((seq, PENDING, due, due, None, *progress))
-            ledger.move(tenant, lane, policy, IN_FLIGHT, PENDING)
+            self._going_on += (seq, PENDING, due, due, NO_NUMBER, *progress)
+            self._move((tenant, lane_id, policy, PENDING))
             lane.due(due)
         else:
             wake_at = max(ledger.now, due) + keep.length
             worker = ledger.names.worker(keep.worker)
-            self._going_on.append((seq, IN_FLIGHT, wake_at, due, worker, *progress))
+            self._going_on += (seq, IN_FLIGHT, wake_at, due, worker, *progress)
             lane.leased(wake_at)
+
+    def _move(self, move: tuple[int, int, int, int]) -> None:
+        """Count a task of a tenant, lane and policy that is no longer in flight, but that."""
+        self._moves[move] = self._moves.get(move, 0) + 1
 
     def write(self) -> None:
         """Write attempts, states, and the tasks that report them."""
-        log(self._ledger, self._attempts)
-        _END.run(self._ledger, self._ended)
-        _GO_ON.run(self._ledger, self._going_on)
+        ledger = self._ledger
+        log(ledger, self._attempts)
+        _END.run(ledger.execute, self._ended)
+        _GO_ON.run(ledger.execute, self._going_on)
+        for (tenant, lane_id, policy, status), tasks in self._moves.items():
+            ledger.move(tenant, ledger.lane(lane_id), policy, IN_FLIGHT, status, tasks)
         if self._callbacks:
-            add_all(self._ledger, self._callbacks, None)
+            add_all(ledger, self._callbacks, None)

@@ -10,6 +10,7 @@ from tarry.service.model import Lane
 from tarry.service.store import Page
 
 if TYPE_CHECKING:
+    from tarry.service.stores.sqlite.lanerows import LaneRow
     from tarry.service.stores.sqlite.ledger import Ledger, View
 
 _LANE = """
@@ -39,15 +40,28 @@ def pause(ledger: Ledger, name: str) -> None:
     lane.rest()
 
 
-def unpark(ledger: Ledger, name: str, *, paused: bool = False) -> None:
-    """Open a lane whose downstream has recovered; `paused` ends an operator's pause too."""
-    found = ledger.execute("SELECT id FROM lane WHERE name = ?", (name,)).fetchone()
+def unpark(ledger: Ledger, name: str) -> None:
+    """Open a lane whose downstream has recovered; one that an operator paused stays paused."""
+    found = _opened(ledger, name)
     if found is not None:
-        lane = ledger.lane(found[0])
-        lane.parked_until, lane.probes, lane.opened = None, 0, 0
-        if paused:
-            lane.paused = 0
-        lane.rest()
+        found.rest()
+
+
+def resume(ledger: Ledger, name: str) -> None:
+    """Open a lane: forget that it was parked or paused."""
+    found = _opened(ledger, name)
+    if found is not None:
+        found.paused = 0
+        found.rest()
+
+
+def _opened(ledger: Ledger, name: str) -> LaneRow | None:
+    found = ledger.execute("SELECT id FROM lane WHERE name = ?", (name,)).fetchone()
+    if found is None:
+        return None
+    lane = ledger.lane(found[0])
+    lane.parked_until, lane.probes, lane.opened = None, 0, 0
+    return lane
 
 
 def lane(view: View, name: str) -> Lane | None:

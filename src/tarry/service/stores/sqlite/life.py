@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tarry.service.store import Cancellation, Retrieval
 from tarry.service.stores.sqlite.bulk import Bulk
@@ -73,11 +73,11 @@ def end_cancelled(
 
 def log(ledger: Ledger, attempts: Sequence[tuple[int, int, int, Attempt]]) -> None:
     """Write lines of the attempt log, and count them: of each its tenant, task, and number."""
-    lines: list[tuple[int, bytes]] = []
+    values: list[Any] = []
     for tenant, seq, number, attempt in attempts:
-        lines.append((log_key(seq, number), encode(attempt)))
+        values += (log_key(seq, number), bytearray(encode(attempt)))
         ledger.seen(tenant, attempt.outcome)
-    _LOG.run(ledger, lines)
+    _LOG.run(ledger.execute, values)
 
 
 def cancel(ledger: Ledger, tenant: str, task_id: str) -> Cancellation | None:

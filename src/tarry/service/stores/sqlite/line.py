@@ -1,9 +1,10 @@
-"""A thread that does work in groups: all that waits when it comes back goes into the next one."""
+"""Work done in groups, elsewhere: all that waits when the last group is done goes into the next."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
 
     from tarry.service.stores.sqlite.database import Answer
 
-    Work = Callable[[Any], Any]
-    Item = tuple[Work, asyncio.Future[Any], int]
+    Item = tuple[Any, asyncio.Future[Any], int]
 
 GROUP = 2_000
 """Tasks, about, that go into one group."""
@@ -24,34 +24,32 @@ WAITING = 50_000
 """Tasks, about, that may wait for it."""
 
 
-class Line:
-    """Hands work to `run`, in one thread, and its answers back to the event loop."""
+class Line(ABC):
+    """Takes work on the event loop, and hands its answers back there."""
 
-    def __init__(self, name: str, run: Callable[[Sequence[Work]], list[Answer]]) -> None:
-        self._run = run
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._queue: SimpleQueue[Item | None] = SimpleQueue()
         self._waiting = 0
-        self._ended = False
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
 
-    def put(self, work: Work, weight: int) -> asyncio.Future[Any]:
+    def put(self, work: Any, weight: int) -> asyncio.Future[Any]:
         """Let work wait for its turn; who awaits the future gets its answer."""
         if self._waiting > WAITING:
             msg = f"the store is slow: more than {WAITING:,} changes wait for the disk already"
             raise StoreUnavailable(msg)
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiting += weight
-        self._queue.put((work, future, weight))
+        self._take((work, future, weight))
         return future
 
-    async def close(self) -> None:
-        """End the thread when it has done what waits."""
-        self._queue.put(None)
-        await self._loop.run_in_executor(None, self._thread.join)
+    @abstractmethod
+    def _take(self, item: Item) -> None:
+        """Let an item wait."""
 
-    def _answer(self, group: list[Item], answers: list[Answer]) -> None:
+    @abstractmethod
+    async def close(self) -> None:
+        """Take no more, and return when all that waits is done."""
+
+    def _answer(self, group: Sequence[Item], answers: Sequence[Answer]) -> None:
         for (_, future, weight), (value, error) in zip(group, answers, strict=True):
             self._waiting -= weight
             if future.done():
@@ -60,6 +58,26 @@ class Line:
                 future.set_result(value)
             else:
                 future.set_exception(error)
+
+
+class ThreadLine(Line):
+    """Has work done by `run`, in a thread."""
+
+    def __init__(self, name: str, run: Callable[[Sequence[Any]], list[Answer]]) -> None:
+        super().__init__()
+        self._run = run
+        self._queue: SimpleQueue[Item | None] = SimpleQueue()
+        self._ended = False
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def _take(self, item: Item) -> None:
+        self._queue.put(item)
+
+    async def close(self) -> None:
+        """End the thread when it has done what waits."""
+        self._queue.put(None)
+        await self._loop.run_in_executor(None, self._thread.join)
 
     # --- in the thread ----------------------------------------------------------------------------
 

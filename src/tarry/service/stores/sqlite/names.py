@@ -14,10 +14,13 @@ from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import sqlite3
+    from collections.abc import Sequence
 
 _MOST = 100_000
 
-_is_id = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
+_ID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_is_id = re.compile(_ID).fullmatch
+_are_ids = re.compile(f"(?:{_ID}\n)*+").fullmatch
 
 
 class Names:
@@ -26,7 +29,7 @@ class Names:
     def __init__(self, connection: sqlite3.Connection, lock: str | None = None) -> None:
         self._execute = connection.execute
         self._lock = lock
-        self._known: dict[tuple[str, ...], int] = {}
+        self._known: dict[str | tuple[str, ...], int] = {}
 
     def forget(self) -> None:
         """Forget what may never have been written."""
@@ -34,14 +37,14 @@ class Names:
 
     def tenant(self, name: str) -> int:
         """Return a tenant's number."""
-        known = self._known.get((name,))
+        known = self._known.get(name)
         if known is None:
             known = self._number(
                 "SELECT id FROM tenant WHERE name = ?",
                 "INSERT INTO tenant (name) VALUES (?) RETURNING id",
                 (name,),
             )
-            self._remember((name,), known)
+            self._remember(name, known)
         return known
 
     def lane(self, name: str) -> int:
@@ -87,24 +90,35 @@ class Names:
             found = self._execute(insert, values).fetchone()
         return int(found[0])
 
-    def _remember(self, key: tuple[str, ...], number: int) -> None:
+    def _remember(self, key: str | tuple[str, ...], number: int) -> None:
         if len(self._known) >= _MOST:
             self._known.clear()
         self._known[key] = number
 
 
-def packed(task_id: str) -> bytes:
-    """Return a task's id as 16 bytes; what is no UUID is refused."""
-    key = found(task_id)
-    if key is None:
-        msg = f"id must be a UUID in its usual form, got {short(task_id)}"
-        raise ConfigurationError(msg)
-    return key
+def packed(task_ids: Sequence[str]) -> list[bytearray]:
+    """Return ids of tasks as 16 bytes each; what is no UUID is refused."""
+    keys: list[bytearray] = []
+    for task_id, key in zip(task_ids, all_found(task_ids), strict=True):
+        if key is None:
+            msg = f"id must be a UUID in its usual form, got {short(task_id)}"
+            raise ConfigurationError(msg)
+        keys.append(key)
+    return keys
 
 
-def found(task_id: str) -> bytes | None:
+def all_found(task_ids: Sequence[str]) -> list[bytearray | None]:
+    """Return for each id what `found` does; all at once costs half as much."""
+    lines = "\n".join([*task_ids, ""])
+    if len(lines) != 37 * len(task_ids) or not _are_ids(lines):
+        return [found(task_id) for task_id in task_ids]
+    keys = bytearray.fromhex(lines.replace("-", ""))
+    return [keys[begin : begin + 16] for begin in range(0, len(keys), 16)]
+
+
+def found(task_id: str) -> bytearray | None:
     """Return an id as 16 bytes; None: no task can have it."""
-    return bytes.fromhex(task_id.replace("-", "")) if _is_id(task_id) else None
+    return bytearray.fromhex(task_id.replace("-", "")) if _is_id(task_id) else None
 
 
 def unpacked(key: bytes) -> str:

@@ -18,6 +18,7 @@ from tarry.service.stores.sqlite import (
     registry,
     upkeep,
 )
+from tarry.service.stores.sqlite.operations import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -43,7 +44,7 @@ class Port(ABC):
         """Ask the file as it stands."""
 
     async def ping(self) -> int:
-        return await self._write(upkeep.ping)
+        return await self._write(Call(upkeep.ping))
 
     # --- the life of a task -----------------------------------------------------------------------
 
@@ -54,34 +55,32 @@ class Port(ABC):
         *,
         quota: int | None = None,
     ) -> list[port.Added]:
-        return await self._write(lambda ledger: add.add(ledger, tasks, lease, quota), len(tasks))
+        return await self._write(Call(add.add, tasks, lease, quota), len(tasks))
 
     async def claim(
         self, lease: port.Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
     ) -> port.Claimed:
-        return await self._write(
-            lambda ledger: claim.claim(ledger, lease, limit, per_lane, skip), limit
-        )
+        return await self._write(Call(claim.claim, lease, limit, per_lane, skip), limit)
 
     async def finish(self, results: Sequence[port.Finish]) -> list[port.Finished]:
-        return await self._write(lambda ledger: finish.finish(ledger, results), len(results))
+        return await self._write(Call(finish.finish, results), len(results))
 
     async def release(self, leases: Sequence[port.Release]) -> None:
-        await self._write(lambda ledger: life.release(ledger, leases), len(leases))
+        await self._write(Call(life.release, leases), len(leases))
 
     # --- lanes ------------------------------------------------------------------------------------
 
     async def park(self, lane: str, until: int, *, probes: int, opened: int) -> None:
-        await self._write(lambda ledger: lanes.park(ledger, lane, until, probes, opened))
+        await self._write(Call(lanes.park, lane, until, probes, opened))
 
     async def unpark(self, lane: str) -> None:
-        await self._write(lambda ledger: lanes.unpark(ledger, lane))
+        await self._write(Call(lanes.unpark, lane))
 
     async def resume(self, lane: str) -> None:
-        await self._write(lambda ledger: lanes.unpark(ledger, lane, paused=True))
+        await self._write(Call(lanes.resume, lane))
 
     async def pause(self, lane: str) -> None:
-        await self._write(lambda ledger: lanes.pause(ledger, lane))
+        await self._write(Call(lanes.pause, lane))
 
     async def lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
@@ -107,10 +106,10 @@ class Port(ABC):
         return await self._read(lambda view: reading.attempts(view, tenant, task_id, after, limit))
 
     async def cancel(self, tenant: str, task_id: str) -> port.Cancellation | None:
-        return await self._write(lambda ledger: life.cancel(ledger, tenant, task_id))
+        return await self._write(Call(life.cancel, tenant, task_id))
 
     async def retry_now(self, tenant: str, task_id: str) -> port.Retrieval | None:
-        return await self._write(lambda ledger: life.retry_now(ledger, tenant, task_id))
+        return await self._write(Call(life.retry_now, tenant, task_id))
 
     # --- dead letters -----------------------------------------------------------------------------
 
@@ -130,7 +129,7 @@ class Port(ABC):
             return found
         job = changed(replay, before=min(replay.before or now, now))
         job.matched = await self.count_dead(job)
-        return await self._write(lambda ledger: dead.start_replay(ledger, job))
+        return await self._write(Call(dead.start_replay, job))
 
     async def replay(self, tenant: str, replay_id: str) -> Replay | None:
         return await self._read(lambda view: dead.job_of(view, tenant, replay_id))
@@ -139,16 +138,16 @@ class Port(ABC):
         return await self._read(lambda view: dead.jobs(view, running=running, tenant=tenant))
 
     async def replay_step(self, replay_id: str, limit: int) -> Replay | None:
-        return await self._write(lambda ledger: dead.replay_step(ledger, replay_id, limit), limit)
+        return await self._write(Call(dead.replay_step, replay_id, limit), limit)
 
     async def cancel_replay(self, tenant: str, replay_id: str) -> Replay | None:
-        return await self._write(lambda ledger: dead.cancel_replay(ledger, tenant, replay_id))
+        return await self._write(Call(dead.cancel_replay, tenant, replay_id))
 
     async def purge(self, tenant: str, query: port.Query, limit: int) -> int:
         """Remove in steps, so that other operations have their turn between them."""
         total, after = 0, 0
         while total < limit:
-            step = _purging(tenant, query, after, limit - total)
+            step = Call(dead.purge, tenant, query, after, limit - total)
             count, cursor = await self._write(step, limit - total)
             total += count
             if cursor is None:
@@ -161,9 +160,7 @@ class Port(ABC):
     async def put_policy(
         self, policy: Policy, *, replace: bool
     ) -> tuple[port.PolicyChange, Policy]:
-        return await self._write(
-            lambda ledger: registry.put_policy(ledger, policy, replace=replace)
-        )
+        return await self._write(Call(registry.put_policy, policy, replace))
 
     async def policy(
         self, tenant: str, policy_id: str, version: int | None = None
@@ -176,10 +173,10 @@ class Port(ABC):
         return await self._read(lambda view: registry.policies(view, tenant, cursor, limit))
 
     async def delete_policy(self, tenant: str, policy_id: str) -> port.PolicyChange:
-        return await self._write(lambda ledger: registry.delete_policy(ledger, tenant, policy_id))
+        return await self._write(Call(registry.delete_policy, tenant, policy_id))
 
     async def put_key(self, key: Key) -> None:
-        await self._write(lambda ledger: registry.put_key(ledger, key))
+        await self._write(Call(registry.put_key, key))
 
     async def key(self, digest: bytes) -> Key | None:
         return await self._read(lambda view: registry.key(view, digest))
@@ -188,7 +185,7 @@ class Port(ABC):
         return await self._read(lambda view: registry.keys(view, tenant))
 
     async def revoke_key(self, key_id: str) -> bool:
-        return await self._write(lambda ledger: registry.revoke_key(ledger, key_id))
+        return await self._write(Call(registry.revoke_key, key_id))
 
     # --- numbers and upkeep -----------------------------------------------------------------------
 
@@ -199,20 +196,14 @@ class Port(ABC):
         return await self._read(lambda view: reading.series(view, tenant, since))
 
     async def sweep(self, retention: port.Retention, limit: int) -> port.Swept:
-        return await self._write(lambda ledger: upkeep.sweep(ledger, retention, limit), limit)
+        return await self._write(Call(upkeep.sweep, retention, limit), limit)
 
     async def orphans(self, limit: int) -> list[str]:
         return await self._read(lambda view: upkeep.orphans(view, limit))
 
     async def buried(self, refs: Sequence[str]) -> None:
-        await self._write(lambda ledger: upkeep.buried(ledger, refs), len(refs))
+        await self._write(Call(upkeep.buried, refs), len(refs))
 
 
 def _counting(replay: Replay, after: int) -> Callable[[View], tuple[int, int | None]]:
     return lambda view: dead.count(view, replay, after)
-
-
-def _purging(
-    tenant: str, query: port.Query, after: int, limit: int
-) -> Callable[[Ledger], tuple[int, int | None]]:
-    return lambda ledger: dead.purge(ledger, tenant, query, after, limit)

@@ -21,18 +21,21 @@ if TYPE_CHECKING:
 
 
 class Presence:
-    """The lock of one open store, and a look at those of the others."""
+    """The lock of one open store, and a look at those of the others.
 
-    def __init__(self, database: str | os.PathLike[str]) -> None:
+    `token` names the lock of the process that has started us, which holds it for both.
+    """
+
+    def __init__(self, database: str | os.PathLike[str], token: str | None = None) -> None:
         # By its real path: who names the file otherwise has to find the same locks.
         self._base = Path(f"{os.path.realpath(database)}.worker-")
         self._file: int | None = None
-        self.token: str | None = None
+        self.token: str | None = token
         """The name of our lock; None: there are no locks here, and nobody is known to be dead."""
 
     def enter(self) -> None:
         """Take a lock of our own; where that cannot be, leases end by their time alone."""
-        while self._file is None:
+        while self.token is None:
             token = uuid4().hex
             try:
                 file = os.open(self._path(token), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)

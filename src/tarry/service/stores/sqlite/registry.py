@@ -22,7 +22,11 @@ _NEXT = _POLICY + "p.id > ? ORDER BY p.id, p.version DESC LIMIT 1"
 _KEY = "SELECT id, tenant, digest, name, created_at, revoked_at FROM api_key"
 
 
-def put_policy(ledger: Ledger, given: Policy, *, replace: bool) -> tuple[PolicyChange, Policy]:
+def put_policy(
+    ledger: Ledger,
+    given: Policy,
+    replace: bool,  # noqa: FBT001 - what is sent has its place
+) -> tuple[PolicyChange, Policy]:
     """Write a policy, or a new version of it."""
     newest = policy(ledger, given.tenant, given.id, None)
     if newest is not None and newest.document == given.document:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from tarry.service.stores.sqlite.ledger import LaneRow, Ledger
+    from tarry.service.stores.sqlite.lanerows import LaneRow
+    from tarry.service.stores.sqlite.ledger import Ledger
 
 _TENANTS_AT_ONCE = 1000
 _PAGE = 16

@@ -29,7 +29,7 @@ LEFT JOIN worker AS w ON w.id = s.worker
 
 SEQ, STATUS, WAKE_AT, TENANT, LANE, POLICY = 0, 13, 22, 26, 27, 28
 
-_STATUS: tuple[Status, ...] = tuple(Status)
+STATUSES: tuple[Status, ...] = tuple(Status)
 _LOG_BITS = 24
 
 encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
@@ -51,7 +51,7 @@ def task_of(row: Sequence[Any]) -> Task:
         created_at=row[10],
         next_attempt_at=row[11],
         started_at=row[12],
-        status=_STATUS[int(row[STATUS])],
+        status=STATUSES[int(row[STATUS])],
         reason=row[14],
         attempts=row[15],
         forgiven=row[16],

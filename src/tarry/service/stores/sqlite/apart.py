@@ -1,0 +1,169 @@
+"""The writer in a process of its own, so that the one that serves and delivers has its interpreter
+for itself.
+
+Calls go there in groups, and answers come back the same way, in frames over its standard input and
+output. It ends when its input does, so it never outlives the process that has started it. One that
+ends before is started again; what it had in hand is `StoreUnavailable`: it was done, or it was not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+from tarry.errors import StoreUnavailable
+from tarry.service.stores.sqlite.frames import LENGTH, answers_of, frame_of
+from tarry.service.stores.sqlite.line import GROUP, Line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tarry.service.stores.sqlite.database import Database
+    from tarry.service.stores.sqlite.line import Item
+
+_WRITER = "tarry.service.stores.sqlite.writer"
+_PATIENCE = 10.0
+"""Seconds for a writer that was told to end."""
+
+
+class ProcessLine(Line):
+    """Has calls carried out by another process.
+
+    `database` makes the file, and holds the lock that says that we live.
+    """
+
+    def __init__(self, database: Database) -> None:
+        super().__init__()
+        self._database = database
+        self._items: deque[Item] = deque()
+        self._group: list[Item] = []
+        """What the writer has in hand."""
+        self.writer: Writer | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._is_woken = False
+
+    def _take(self, item: Item) -> None:
+        self._items.append(item)
+        if not self._group:
+            self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon(self._send)  # others may have something in this round too
+
+    async def close(self) -> None:
+        """End the process when it has done what waits."""
+        while waiting := [future for _, future, _ in (*self._group, *self._items)]:
+            await asyncio.wait(waiting)
+        if self.writer is not None:
+            await self.writer.close()
+
+    def _send(self) -> None:
+        self._is_woken = False
+        if self._group or not self._items:
+            return
+        if self.writer is None:
+            if self._starting is None:
+                self._starting = self._loop.create_task(self._start())
+            return
+        weight = 0
+        while self._items and weight < GROUP:
+            self._group.append(self._items.popleft())
+            weight += self._group[-1][2]
+        try:
+            self.writer.send(frame_of([work for work, _, _ in self._group]))
+        except Exception as error:  # noqa: BLE001 - else everybody would wait for ever
+            self._fail(error)
+
+    def _answered(self, frame: bytes) -> None:
+        group, self._group = self._group, []
+        self._answer(group, answers_of([work for work, _, _ in group], frame))
+        self._wake()
+
+    def _ended(self) -> None:
+        self.writer = None
+        if self._group:
+            msg = f"the writer of {self._database.path} has ended, and is started again"
+            self._fail(StoreUnavailable(msg))
+
+    def _fail(self, error: Exception) -> None:
+        group, self._group = self._group, []
+        self._answer(group, [(None, error) for _ in group])
+        self._send()
+
+    async def _start(self) -> None:
+        try:
+            await asyncio.to_thread(self._database.prepare)
+            presence = self._database.presence
+            token = (presence.token or "") if presence is not None else ""
+            _, self.writer = await self._loop.subprocess_exec(
+                lambda: Writer(self._answered, self._ended),
+                sys.executable, "-m", _WRITER, str(self._database.path), token,
+                stderr=None,
+                start_new_session=True,  # who interrupts us means to end us, not what we began
+            )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - whoever waits for it is told
+            self._group.extend(self._items)
+            self._items.clear()
+            self._fail(error)
+        finally:
+            self._starting = None
+        self._send()
+
+
+class Writer(asyncio.SubprocessProtocol):
+    """The other process, as we see it."""
+
+    def __init__(self, answered: Callable[[bytes], None], ended: Callable[[], None]) -> None:
+        self._answered = answered
+        self._told_ended = ended
+        self._received = bytearray()
+        self._ended = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._transport.get_pid()
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame."""
+        self._input.write(LENGTH.pack(len(frame)) + frame)
+
+    async def close(self) -> None:
+        """Let it end, and see to it that it does."""
+        self._input.close()
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await self._ended.wait()
+        except TimeoutError:
+            self._transport.kill()
+            await self._ended.wait()
+
+    # --- called by the loop -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Learn that it runs."""
+        self._transport = cast("asyncio.SubprocessTransport", transport)
+        self._input = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Take a part of an answer."""
+        del fd
+        self._received += data
+        if len(self._received) < LENGTH.size:
+            return
+        end = LENGTH.size + LENGTH.unpack_from(self._received)[0]
+        if len(self._received) >= end:
+            frame = bytes(self._received[LENGTH.size : end])
+            del self._received[:end]
+            self._answered(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Learn that it has ended."""
+        del exc
+        self._transport.close()
+        self._ended.set()
+        self._told_ended()

@@ -1,0 +1,105 @@
+"""The operations that change the file, by name: what each takes and gives.
+
+So named, one can be carried out by another process than the one that asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+
+import msgspec
+
+from tarry.service.model import Key, Policy, Replay
+from tarry.service.store import (
+    Added,
+    Cancellation,
+    Claimed,
+    Finish,
+    Finished,
+    Lease,
+    New,
+    PolicyChange,
+    Query,
+    Release,
+    Retention,
+    Retrieval,
+    Swept,
+)
+from tarry.service.stores.sqlite import (
+    add,
+    claim,
+    dead,
+    finish,
+    lanes,
+    life,
+    registry,
+    upkeep,
+    workers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tarry.service.stores.sqlite.ledger import Ledger
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Operation:
+    """A function of a ledger and of what it takes; its arguments and its value can be sent."""
+
+    def __init__(self, run: Callable[..., Any], takes: Any, gives: Any) -> None:
+        self.run: Callable[..., Any] = run
+        self.taken: msgspec.msgpack.Decoder[tuple[Any, ...]] = msgspec.msgpack.Decoder(takes)
+        self.given: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(gives)
+
+
+OPERATIONS: dict[str, Operation] = {
+    name: Operation(run, takes, gives)
+    for name, run, takes, gives in (
+        ("add", add.add, tuple[list[New], Lease | None, int | None], list[Added]),
+        ("claim", claim.claim, tuple[Lease, int, int, list[str]], Claimed),
+        ("finish", finish.finish, tuple[list[Finish]], list[Finished]),
+        ("release", life.release, tuple[list[Release]], None),
+        ("cancel", life.cancel, tuple[str, str], Cancellation | None),
+        ("retry_now", life.retry_now, tuple[str, str], Retrieval | None),
+        ("park", lanes.park, tuple[str, int, int, int], None),
+        ("unpark", lanes.unpark, tuple[str], None),
+        ("resume", lanes.resume, tuple[str], None),
+        ("pause", lanes.pause, tuple[str], None),
+        ("start_replay", dead.start_replay, tuple[Replay], Replay),
+        ("replay_step", dead.replay_step, tuple[str, int], Replay | None),
+        ("cancel_replay", dead.cancel_replay, tuple[str, str], Replay | None),
+        ("purge", dead.purge, tuple[str, Query, int, int], tuple[int, int | None]),
+        ("put_policy", registry.put_policy, tuple[Policy, bool], tuple[PolicyChange, Policy]),
+        ("delete_policy", registry.delete_policy, tuple[str, str], PolicyChange),
+        ("put_key", registry.put_key, tuple[Key], None),
+        ("revoke_key", registry.revoke_key, tuple[str], bool),
+        ("sweep", upkeep.sweep, tuple[Retention, int], Swept),
+        ("buried", upkeep.buried, tuple[list[str]], None),
+        ("ping", upkeep.ping, tuple[()], int),
+        ("recover", workers.recover, tuple[int], bool),
+    )
+}
+
+
+NAMES = {operation.run: name for name, operation in OPERATIONS.items()}
+
+
+class Call(Generic[T]):
+    """An operation that is asked for, with its arguments."""
+
+    __slots__ = ("arguments", "run")
+
+    def __init__(
+        self, run: Callable[Concatenate[Ledger, P], T], *arguments: P.args, **named: P.kwargs
+    ) -> None:
+        del named  # none of them has any: what is sent has its place
+        self.run: Callable[..., T] = run
+        self.arguments: tuple[Any, ...] = arguments
+
+    def __call__(self, ledger: Ledger) -> T:
+        """Carry it out."""
+        return self.run(ledger, *self.arguments)

@@ -1,0 +1,40 @@
+"""The process that writes: calls in, answers out; see `apart`, which starts it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import IO
+
+from tarry.runtime.clocks import world
+from tarry.service.stores.sqlite.database import Database
+from tarry.service.stores.sqlite.frames import LENGTH, carry_out
+from tarry.service.stores.sqlite.presence import Presence
+
+
+def main(path: str, token: str) -> None:
+    """Carry out what comes in, until nothing does any more."""
+    for each in (signal.SIGINT, signal.SIGTERM):  # they are for the one that has started us
+        signal.signal(each, signal.SIG_IGN)
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr
+    database = Database(path, lambda: int(world.epoch() * 1000), Presence(path, token or None))
+    try:
+        while True:
+            length = LENGTH.unpack(_read(source, LENGTH.size))[0]
+            frame = carry_out(database, _read(source, length))
+            sink.write(LENGTH.pack(len(frame)) + frame)
+            sink.flush()
+    except (EOFError, BrokenPipeError):  # nobody is there any more
+        database.close()
+
+
+def _read(pipe: IO[bytes], length: int) -> bytes:
+    data = pipe.read(length)
+    if len(data) < length:
+        raise EOFError
+    return data
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,191 @@
+"""The SQLite store whose writer is a process of its own: what crosses, and who ends when."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tarry.errors import StoreUnavailable
+from tarry.service.model import Status
+from tarry.service.store import Finished, New
+from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite.apart import ProcessLine
+from tarry.service.stores.sqlite.frames import answers_of, carry_out, frame_of
+from tarry.service.stores.sqlite.ledger import Ledger
+from tarry.service.stores.sqlite.operations import Call
+from tests.service.stores.bench import LEASE, numbers, succeed, task
+from tests.service.stores.conformance import CASES, Bench, Case, name_of
+from tests.service.stores.direct import Direct
+
+T = TypeVar("T")
+
+
+class Sent(Direct):
+    """A store whose calls and answers take the form in which they cross."""
+
+    async def _write(self, operation: Callable[[Ledger], T], weight: int = 1) -> T:
+        assert isinstance(operation, Call)
+        frame = carry_out(self._database, frame_of([operation]))
+        value: T = self._answer(answers_of([operation], frame))
+        return value
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_conformance_of_what_crosses(case: Case, tmp_path: Path) -> None:
+    """Nothing is lost between the two processes."""
+    asyncio.run(Bench(lambda clock: Sent(tmp_path / "tasks.db", clock)).run(case))
+
+
+def on(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
+    """Run a test on an open store."""
+
+    async def run() -> None:
+        store = SqliteStore(path, apart=True)
+        await store.open()
+        try:
+            await main(store)
+        finally:
+            await store.close()
+
+    asyncio.run(run())
+
+
+def writer_of(store: SqliteStore) -> int:
+    """Return the id of the process that writes."""
+    assert isinstance(store._writer, ProcessLine)
+    assert store._writer.writer is not None
+    return store._writer.writer.pid
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def until_gone(pid: int) -> None:
+    """Wait until a process has ended."""
+    async with asyncio.timeout(30):
+        while is_alive(pid):  # noqa: ASYNC110 - it may be nobody's child
+            await asyncio.sleep(0.01)
+
+
+def test_a_task_lives_in_both_processes(tmp_path: Path) -> None:
+    """It is added and finished by one, and read by the other; the writer ends with the store."""
+    writers: list[int] = []
+
+    async def main(store: SqliteStore) -> None:
+        writers.append(writer_of(store))
+        added = await store.add([New(task(n), direct=True) for n in range(3)], LEASE)
+        assert [True] * 3 == [each.leased for each in added]
+        done = await store.finish([succeed(each.task) for each in added])
+        assert [Finished.DONE] * 3 == done
+        assert 3 == (await store.counters()).tasks[Status.SUCCEEDED]
+        assert is_alive(writers[0])
+
+    on(tmp_path / "tasks.db", main)
+    assert not is_alive(writers[0])
+
+
+def test_a_writer_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    """What it was asked for is refused, and can be asked for again; leases are still held."""
+
+    async def main(store: SqliteStore) -> None:
+        [added] = await store.add([New(task(1), direct=True)], LEASE)
+        os.kill(writer_of(store), signal.SIGSTOP)
+        asked = asyncio.ensure_future(store.add([New(task(2))]))
+        await asyncio.sleep(0)
+        later = asyncio.ensure_future(store.add([New(task(3))]))
+        await asyncio.sleep(0)
+        os.kill(writer_of(store), signal.SIGKILL)
+        with pytest.raises(StoreUnavailable, match="started again"):
+            await asked
+        await later
+        await store.add([New(task(2))])
+        claimed = await store.claim(LEASE, limit=10, per_lane=10)
+        assert [2, 3] == sorted(numbers(claimed.tasks))
+        assert [Finished.DONE] == await store.finish([succeed(added.task)])
+
+    on(tmp_path / "tasks.db", main)
+
+
+def test_signals_for_the_service_do_not_end_the_writer(tmp_path: Path) -> None:
+    """A supervisor may send them to all processes: what runs is still to be written down."""
+
+    async def main(store: SqliteStore) -> None:
+        before = writer_of(store)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            os.kill(before, each)
+        await store.add([New(task(1))])
+        assert before == writer_of(store)
+
+    on(tmp_path / "tasks.db", main)
+
+
+_DIES = """
+import asyncio, os, sys
+from tarry.service.stores.sqlite import SqliteStore
+
+async def main():
+    store = SqliteStore(sys.argv[1], apart=True)
+    await store.open()
+    print(store._writer.writer.pid, flush=True)
+    os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")
+def test_the_writer_does_not_outlive_the_service(tmp_path: Path) -> None:
+    """Also when that is killed."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _DIES, str(tmp_path / "tasks.db")],
+        stdout=subprocess.PIPE,
+        check=False,
+        timeout=60,
+    )
+    pid = int(ended.stdout)
+
+    asyncio.run(until_gone(pid))
+
+
+def test_a_file_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    """In the words of the store, and no process is started for it."""
+
+    async def run() -> None:
+        store = SqliteStore(tmp_path / "nowhere" / "tasks.db", apart=True)
+        with pytest.raises(StoreUnavailable, match="nowhere"):
+            await store.open()
+        assert isinstance(store._writer, ProcessLine)
+        assert store._writer.writer is None
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_an_error_keeps_its_kind(tmp_path: Path) -> None:
+    """One of tarry's own is itself, any other is told in words."""
+
+    def broken(ledger: Ledger, what: Any) -> None:
+        raise KeyError(what)
+
+    from tarry.service.stores.sqlite import operations
+
+    operations.OPERATIONS["broken"] = operations.Operation(broken, tuple[str], None)
+    operations.NAMES[broken] = "broken"
+    try:
+        store = Sent(tmp_path / "tasks.db", lambda: 1)
+        with pytest.raises(RuntimeError, match="KeyError: 'x'"):
+            asyncio.run(store._write(Call(broken, "x")))
+        asyncio.run(store.close())
+    finally:
+        del operations.OPERATIONS["broken"], operations.NAMES[broken]

@@ -1,0 +1,95 @@
+"""Values on their way into the file: cheap to write, and the same when they come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tarry.service.store import New
+from tarry.service.stores.sqlite import add, finish, reading
+from tarry.service.stores.sqlite.ledger import Ledger
+from tarry.service.stores.sqlite.names import all_found, found
+from tests.service.stores.bench import LEASE, NOON, stop, succeed, task, task_id, wait
+from tests.service.stores.test_sqlite_bulk import File
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[File]:
+    """An empty file."""
+    made = File(tmp_path / "tasks.db")
+    yield made
+    made.database.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "ref", "reason"), [(None, None, None), (0, "", ""), (7, "0", "0")]
+)
+def test_what_is_missing_differs_from_what_is_empty(
+    file: File, number: int | None, ref: str | None, reason: str | None
+) -> None:
+    """None, nothing and zero come back as they were written: what stands for None is neither."""
+    batch = [
+        New(
+            task(n, policy_version=number, body_ref=ref), direct=n == 1, delay=None if n == 1 else 5
+        )
+        for n in (1, 2)
+    ]
+    held, waiting = (added.task for added in file.add(batch))
+    delay = None if number is None else float(number)
+
+    file.finish([replace(stop(held, previous_delay=delay), reason=reason)])
+
+    ended, kept = file.run(
+        *(partial(reading.get, tenant="acme", task_id=task_id(n)) for n in (1, 2))
+    )
+    assert (number, ref) == (ended.policy_version, ended.body_ref)
+    assert (reason, delay) == (ended.reason, ended.previous_delay)
+    assert waiting == kept
+
+
+def test_no_value_asks_how_it_wants_to_be_written(file: File) -> None:
+    """Each one that is neither int, float, str nor bytearray costs as much as ten that are."""
+    kinds: set[type] = set()
+
+    def live(ledger: Ledger) -> None:
+        execute = ledger.execute
+
+        def note(statement: str, values: list[Any]) -> Any:
+            kinds.update(map(type, values))
+            return execute(statement, values)
+
+        ledger.execute = note
+        batch = [New(task(n), direct=n > 1) for n in range(4)]
+        held = [added.task for added in add.add(ledger, batch, LEASE, None) if added.leased]
+        finish.finish(ledger, [succeed(held[0]), wait(held[1], NOON + 5, keep=LEASE)])
+        ledger.flush()
+
+    file.add([New(task(9))])
+    file.run(live)
+
+    assert {int, str, bytearray} == kinds
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [],
+        [task_id(1)],
+        [task_id(1), task_id(2), task_id(1)],
+        [task_id(1), "none", ""],
+        [task_id(10).upper(), task_id(2)],
+        [task_id(1) + "\n" + task_id(2)],
+        [task_id(1) + "\n" + task_id(2), ""],
+        [task_id(1) + "\n", task_id(2)[:-1]],
+        [task_id(1)[:-1] + " ", task_id(2)],
+        [task_id(1).replace("-", "0")],
+    ],
+)
+def test_ids_are_found_together_as_one_by_one(ids: list[str]) -> None:
+    """One that is malformed harms no other, and none is taken for two."""
+    assert [found(one) for one in ids] == all_found(ids)
