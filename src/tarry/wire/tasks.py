@@ -55,7 +55,12 @@ Time: TypeAlias = Annotated[
 
 
 class _Asked(
-    msgspec.Struct, rename="camel", kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    rename="camel",
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    gc=False,
 ):
     """What a caller sends: an unknown field is refused."""
 
@@ -101,7 +106,7 @@ class TargetResponse(_Told, omit_defaults=True):
     """Whether the target's body is longer than this: only its beginning is kept."""
 
 
-class RetryTask(_Told):
+class RetryTask(_Told, kw_only=False):
     """A task as the service tells it; secrets are redacted."""
 
     task_id: str

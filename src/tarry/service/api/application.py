@@ -1,6 +1,6 @@
 """The API put together: one ASGI application.
 
-Starlette finds the way to an endpoint. The one hot route is found without it.
+Starlette finds the way to an endpoint; where the path has no parameters, a look-up does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from tarry.service.api.deadletters import DeadLetters
 from tarry.service.api.docs import POLICY, page
 from tarry.service.api.door import Door
 from tarry.service.api.downstreams import Downstreams
+from tarry.service.api.endpoint import Endpoint
 from tarry.service.api.events import EventStreams
-from tarry.service.api.exchange import Answer, Endpoint, refusal
+from tarry.service.api.exchange import Answer, refusal
 from tarry.service.api.health import Watch
 from tarry.service.api.openapi import openapi
 from tarry.service.api.operations import Operation
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from tarry.service.api.operations import Handler
     from tarry.service.api.surroundings import Surroundings
     from tarry.wire.asgi import Receive, Scope, Send
-
-_HOT = "/retry-tasks"
 
 
 class Api:
@@ -58,7 +57,7 @@ class Api:
             cache(lambda: openapi(rows, version=version, keys=around.keys))
         )
         endpoints = _endpoints(operations, Door(around))
-        self._hot = endpoints[_HOT]
+        self._fixed = {path: one for path, one in endpoints.items() if "{" not in path}
         # Longer paths first: `{lane}` must not swallow `{lane}/pause`.
         self._router = Router(
             [
@@ -73,10 +72,9 @@ class Api:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] == "http" and scope["path"] == _HOT and not scope.get("root_path"):
-            await self._hot(scope, receive, send)
-        else:
-            await self._router(scope, receive, send)
+        is_plain = scope["type"] == "http" and not scope.get("root_path")
+        endpoint = self._fixed.get(scope["path"]) if is_plain else None
+        await (endpoint or self._router)(scope, receive, send)
 
     def close(self) -> None:
         """End streams and waits, so that their connections do not hold up the end."""
@@ -91,7 +89,7 @@ def _endpoints(operations: list[Operation], door: Door) -> dict[str, Endpoint]:
         handlers.setdefault(operation.path, {})[operation.method] = operation.handler
         is_open[operation.path] = operation.is_open
     return {
-        path: Endpoint(methods, None if is_open[path] else door.tenant_of, door.check_host)
+        path: Endpoint(methods, "" if is_open[path] else door.tenant_of, door.check_host)
         for path, methods in handlers.items()
     }
 
@@ -124,6 +122,5 @@ async def _nowhere(scope: Scope, _: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1000})
     else:
-        await refusal(problems.missing("such path: GET /docs lists them")).send(
-            send, bodiless=scope["method"] == "HEAD"
-        )
+        nothing = problems.missing("such path: GET /docs lists them")
+        await refusal(nothing).send(scope, send)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,6 +30,8 @@ from tarry.wire.tasks import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tarry.service.api.exchange import Answer, Asked
     from tarry.service.api.surroundings import Surroundings
     from tarry.service.api.waiting import Waiting
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 _one = msgspec.json.Decoder(NewRetryTask)
 _many = msgspec.json.Decoder(NewBatch)
+_NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _BREATH = 50
 """Tasks of a batch that are checked before others get their turn."""
@@ -50,7 +54,14 @@ class _Keyed(msgspec.Struct, rename="camel"):
     idempotency_key: Any = None
 
 
+class _WellFormed(msgspec.Struct, forbid_unknown_fields=True):
+    """A batch of which every task has the right form."""
+
+    tasks: list[NewRetryTask]
+
+
 _keyed = msgspec.json.Decoder(_Keyed)
+_all = msgspec.json.Decoder(_WellFormed)
 
 
 class Creation:
@@ -98,12 +109,14 @@ class Creation:
 
     async def create(self, asked: Asked) -> Answer:
         """Make one task."""
-        form = await asked.document(_one, self._around.limits.request)
+        form = decode(_one, await asked.json(self._around.limits.request))
         fields = asked.fields
         key = _header_key(asked) if b"idempotency-key" in fields else None
         trace = _trace(fields[b"traceparent"]) if b"traceparent" in fields else None
         self._charge(asked.tenant, 1)
-        new, content = await self._intake.accept(asked.tenant, form, key, trace)
+        new, content = self._intake.accept(asked.tenant, form, key, trace)
+        if not new.task.content:
+            await self._intake.complete(new.task, content)
         added = (await self._around.engine.submit([new], [content]))[0]
         if content.owned:
             await self._tidy(added, content)
@@ -119,23 +132,23 @@ class Creation:
     async def create_many(self, asked: Asked) -> Answer:
         """Make many tasks, each in its own right."""
         limits = self._around.limits
-        form = await asked.document(_many, limits.batch)
-        if b"idempotency-key" in asked.fields and not all(map(_has_key, form.tasks)):
+        tasks = self._tasks_in(await asked.json(limits.batch))
+        if b"idempotency-key" in asked.fields and not all(map(_has_key, tasks)):
             detail = "Idempotency-Key is for one task: give each task its own idempotencyKey."
             raise problems.invalid("Idempotency-Key", detail, 400)
-        if len(form.tasks) > MOST_IN_BATCH:
-            detail = f"tasks may have {MOST_IN_BATCH} entries, got {len(form.tasks)}."
+        if len(tasks) > MOST_IN_BATCH:
+            detail = f"tasks may have {MOST_IN_BATCH} entries, got {len(tasks)}."
             raise problems.invalid("tasks", detail)
-        self._charge(asked.tenant, len(form.tasks))
+        self._charge(asked.tenant, len(tasks))
         results: list[BatchResult | None] = []
         news: list[New] = []
         contents: list[Content] = []
-        for i, raw in enumerate(form.tasks, 1):
+        for i, task in enumerate(tasks, 1):
             try:
-                if len(bytes(raw)) > limits.request:
-                    raise problems.too_large(limits.request)
-                one = decode(_one, raw)
-                new, content = await self._intake.accept(asked.tenant, one, None, None)
+                one = task if isinstance(task, NewRetryTask) else self._read(task)
+                new, content = self._intake.accept(asked.tenant, one, None, None)
+                if not new.task.content:
+                    await self._intake.complete(new.task, content)
             except problems.Refused as refused:
                 results.append(_refused(refused))
             except RecursionError:
@@ -153,15 +166,24 @@ class Creation:
                 added, content = next(answers), next(told_by)
                 if content.owned:
                     await self._tidy(added, content)
-                results[i] = self._result(added, content)
+                try:
+                    status, view = self._verdict(added, content)
+                    results[i] = BatchResult(status=status, task=view)
+                except problems.Refused as refused:
+                    results[i] = _refused(refused)
         return told(200, BatchResults(results=[one for one in results if one is not None]))
 
-    def _result(self, added: Added, content: Content) -> BatchResult:
-        try:
-            status, view = self._verdict(added, content)
-        except problems.Refused as refused:
-            return _refused(refused)
-        return BatchResult(status=status, task=view)
+    def _tasks_in(self, body: bytes) -> Sequence[NewRetryTask | msgspec.Raw]:
+        """Return the tasks of a batch; where one may be wrong, they are read one by one later."""
+        if len(body) <= self._around.limits.request:
+            with suppress(*_NOT_READ):
+                return _all.decode(body).tasks
+        return decode(_many, body).tasks
+
+    def _read(self, task: msgspec.Raw) -> NewRetryTask:
+        if len(bytes(task)) > self._around.limits.request:
+            raise problems.too_large(self._around.limits.request)
+        return decode(_one, task)
 
     def _charge(self, tenant: str, tasks: int) -> None:
         if self._rates is not None and (wait := self._rates.take(tenant, tasks)):
@@ -173,22 +195,23 @@ class Creation:
             await self._intake.drop(content)
 
     def _verdict(self, added: Added, content: Content) -> tuple[int, RetryTask]:
-        match added.addition:
-            case Addition.ADDED:
-                return 201, task_view(added.task, content, Status.PENDING)
-            case Addition.EXISTING:
-                return 200, view_of(self._around, added.task)
-            case Addition.CONFLICT:
-                raise problems.reused_key()
-            case Addition.FULL:
-                detail = "The tenant has as many live tasks as it may have (tenant_pending)."
-                raise problems.too_many(detail, _TRY_AGAIN)
+        addition = added.addition
+        if addition is Addition.ADDED:
+            return 201, task_view(added.task, content, Status.PENDING)
+        if addition is Addition.EXISTING:
+            return 200, view_of(self._around, added.task)
+        if addition is Addition.CONFLICT:
+            raise problems.reused_key()
+        detail = "The tenant has as many live tasks as it may have (tenant_pending)."
+        raise problems.too_many(detail, _TRY_AGAIN)
 
 
-def _has_key(task: msgspec.Raw) -> bool:
+def _has_key(task: NewRetryTask | msgspec.Raw) -> bool:
+    if isinstance(task, NewRetryTask):
+        return task.idempotency_key is not None
     try:
         return _keyed.decode(task).idempotency_key is not None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _NOT_READ:
         return True  # it is no task, and its verdict says so
 
 

@@ -9,7 +9,7 @@ from tarry.service.api import problems
 from tarry.service.api.keys import DEFAULT_TENANT, Keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from tarry.service.api.exchange import Asked
     from tarry.service.api.surroundings import Surroundings
@@ -19,15 +19,16 @@ class Door:
     """Lets in who has a key, or everybody as one tenant where none is demanded."""
 
     def __init__(self, around: Surroundings) -> None:
-        self._keys = Keys(around.store, around.monotonic) if around.keys else None
+        self._keys = Keys(around.store, around.monotonic)
+        self.tenant_of: Callable[[Asked], Awaitable[str]] | str = (
+            self._tenant_of if around.keys else DEFAULT_TENANT
+        )
+        """Returns the tenant of a request; where no key is needed, all have the same."""
         self.check_host: Callable[[dict[bytes, bytes]], None] | None = (
             None if around.hosts is None else Hosts(around.hosts).check
         )
 
-    async def tenant_of(self, asked: Asked) -> str:
-        """Return the tenant of a request."""
-        if self._keys is None:
-            return DEFAULT_TENANT
+    async def _tenant_of(self, asked: Asked) -> str:
         secret, other = _secrets(asked.fields)
         if other is not None and other != secret:
             raise problems.unauthorized("Authorization and X-API-Key differ: send one key.")

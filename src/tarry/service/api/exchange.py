@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from tarry.errors import ConfigurationError, Overloaded, StoreUnavailable
 from tarry.service.api import problems
-from tarry.service.api.problems import Refused
 from tarry.wire.problem import MEDIA_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Mapping
 
+    from tarry.errors import ConfigurationError
+    from tarry.service.api.problems import Refused
     from tarry.wire.asgi import Receive, Scope, Send
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 
-_logger = logging.getLogger("tarry.service")
 _encode = msgspec.json.Encoder().encode
 _MOST_QUERY = 8192
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _COMMON = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 _JSON = (b"content-type", b"application/json")
 
 
+TAKES_WHOLE = "tarry.takes_whole"
+"""Where a scope has what takes a status, headers and a body at once, or says that it cannot."""
 MOST_UNREAD = 256 << 20
 """Bytes of bodies that come in pieces and are not complete, of all requests together."""
 
@@ -138,13 +137,16 @@ class Answer:
         self.body: bytes = body
         self.headers: list[tuple[bytes, bytes]] = headers
 
-    async def send(self, send: Send, *, bodiless: bool = False) -> None:
-        """Send it; a HEAD request gets all but the body."""
+    async def send(self, scope: Scope, send: Send) -> None:
+        """Send it, in one piece where the server takes it so; to HEAD all but the body."""
         headers = [*self.headers, *_COMMON]
         if self.status != 204:  # noqa: PLR2004 - No Content
             headers.append((b"content-length", b"%d" % len(self.body)))
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if bodiless else self.body})
+        body = b"" if scope["method"] == "HEAD" else self.body
+        take = scope.pop(TAKES_WHOLE, None)  # for it may hold the scope in turn
+        if take is None or not take(self.status, headers, body):
+            await send({"type": "http.response.start", "status": self.status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
 
 
 class Stream(Protocol):
@@ -179,73 +181,6 @@ def decode(decoder: msgspec.json.Decoder[Q], body: bytes | msgspec.Raw) -> Q:
         if not bytes(body).strip():
             raise problems.bodiless() from None
         raise problems.misread(error, decoder.type) from None
-
-
-class Endpoint:
-    """What stands behind one path: an ASGI application that knows its methods."""
-
-    def __init__(
-        self,
-        handlers: dict[str, Callable[[Asked], Awaitable[Answer | Stream]]],
-        tenant_of: Callable[[Asked], Awaitable[str]] | None,
-        check_host: Callable[[dict[bytes, bytes]], None] | None = None,
-    ) -> None:
-        self._handlers = dict(handlers)
-        if "GET" in handlers:
-            self._handlers["HEAD"] = handlers["GET"]
-        self._tenant_of = tenant_of
-        self._check_host = check_host
-        self._allowed = ", ".join(sorted({*self._handlers, "OPTIONS"}))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Whatever goes wrong is an answer."""
-        try:
-            answer = await self._answer(scope, receive)
-        except Disconnected:
-            return
-        except Refused as refused:
-            answer = refusal(refused)
-        except RecursionError:
-            answer = refusal(problems.too_deep())
-        except StoreUnavailable as error:
-            _logger.info("%s %s: %s", scope["method"], scope["path"], error)
-            detail = "The store is out of order. What was sent may have been kept: send it again."
-            answer = refusal(problems.unavailable(detail))
-        except Overloaded as error:
-            answer = refusal(problems.unavailable(f"{error}.", error.retry_after))
-        except Exception:
-            _logger.exception("%s %s failed", scope["method"], scope["path"])
-            answer = refusal(problems.broken())
-        if isinstance(answer, Answer):
-            await answer.send(send, bodiless=scope["method"] == "HEAD")
-        else:
-            await answer.run(receive, send)
-
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer | Stream:
-        method: str = scope["method"]
-        handler = self._handlers.get(method)
-        if handler is None:
-            if method == "OPTIONS":
-                return empty(204, (b"allow", self._allowed.encode()))
-            raise problems.not_allowed(self._allowed)
-        fields = dict(scope["headers"])
-        if self._check_host is not None:
-            self._check_host(fields)
-        if b"origin" in fields and method not in _SAFE:
-            _check_origin(fields)
-        asked = Asked(scope, receive, fields)
-        if self._tenant_of is not None:
-            asked.tenant = await self._tenant_of(asked)
-        return await handler(asked)
-
-
-def _check_origin(fields: dict[bytes, bytes]) -> None:
-    """Refuse what a page of another site asks a browser to send: here is no cookie, but no key
-    either on loopback.
-    """
-    origin = fields[b"origin"]
-    if origin.rpartition(b"://")[2] != fields.get(b"host"):
-        raise problems.foreign(origin.decode("latin-1")[:100])
 
 
 def _is_json(kind: bytes) -> bool:

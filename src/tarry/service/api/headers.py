@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tarry.service.api.surroundings import Limits
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
-_VALUE = re.compile(r"(?:[!-~](?:[\t -~]*[!-~])?)?")
+_is_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
 """Visible ASCII with blanks inside (RFC 9110, 5.5): no line can be smuggled in."""
 
 _HOP_BY_HOP = frozenset({
@@ -27,9 +27,39 @@ _OURS = frozenset({
 _OUR_PREFIX = "webhook-"
 
 
-@lru_cache(4096)
-def _name_is_wrong(name: str) -> str | None:
-    """Say what is wrong with the name of a header, if anything is."""
+def check_headers(given: dict[str, Any], limits: Limits) -> tuple[str, ...]:
+    """Return the names of headers in lower case, or refuse a header by its name."""
+    if len(given) > limits.headers:
+        detail = f"headers may have {limits.headers} fields, got {len(given)}."
+        raise invalid("headers", detail)
+    lower = lower_names(tuple(given))
+    size = 0
+    for name, value in given.items():
+        if not isinstance(value, str):
+            raise invalid(_path(name), f"{name} must be a string, got {short(value)}.")
+        if not _is_value(value):
+            detail = f"{name} must be visible ASCII characters, with blanks only between them."
+            raise invalid(_path(name), detail)
+        size += len(name) + len(value) + 4
+    if size > limits.header_bytes:
+        raise invalid("headers", f"headers may have {limits.header_bytes} bytes, got {size}.")
+    return lower
+
+
+@lru_cache(256)  # most tasks have the same few names; these are short, for others are refused
+def lower_names(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names of headers in lower case, or refuse one that is not the caller's to set."""
+    for name in given:
+        if wrong := _what_is_wrong(name):
+            raise invalid(_path(name), wrong)
+    lower = tuple(name.lower() for name in given)
+    if len(set(lower)) < len(lower):
+        twice = next(name for name in given if lower.count(name.lower()) > 1)
+        raise invalid(_path(twice), f"{twice} is given twice, in capitals and not.")
+    return lower
+
+
+def _what_is_wrong(name: str) -> str | None:
     if not _TOKEN.fullmatch(name):
         return f"A header name must be a token of 1 to 256 characters, got {short(name)}."
     lower = name.lower()
@@ -42,29 +72,3 @@ def _name_is_wrong(name: str) -> str | None:
 
 def _path(name: str) -> str:
     return f"headers.{name[:256]}"
-
-
-def check_headers(given: dict[str, Any], limits: Limits) -> dict[str, str]:
-    """Return the headers, or refuse one by its name."""
-    if len(given) > limits.headers:
-        detail = f"headers may have {limits.headers} fields, got {len(given)}."
-        raise invalid("headers", detail)
-    size = 0
-    seen: set[str] = set()
-    for name, value in given.items():
-        if wrong := _name_is_wrong(name):
-            raise invalid(_path(name), wrong)
-        if not isinstance(value, str):
-            raise invalid(_path(name), f"{name} must be a string, got {short(value)}.")
-        if not _VALUE.fullmatch(value):
-            detail = f"{name} must be visible ASCII characters, with blanks only between them."
-            raise invalid(_path(name), detail)
-        seen.add(name.lower())
-        size += len(name) + len(value) + 4
-    if len(seen) < len(given):
-        lower = [name.lower() for name in given]
-        twice = next(name for name in given if lower.count(name.lower()) > 1)
-        raise invalid(_path(twice), f"{twice} is given twice, in capitals and not.")
-    if size > limits.header_bytes:
-        raise invalid("headers", f"headers may have {limits.header_bytes} bytes, got {size}.")
-    return given

@@ -13,7 +13,7 @@ import msgspec
 
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError
-from tarry.service.api.headers import check_headers
+from tarry.service.api.headers import check_headers, lower_names
 from tarry.service.api.policychecks import check_policy, check_policy_id, no_version
 from tarry.service.api.problems import invalid, unreadable
 from tarry.service.delivery.targets import parse_target
@@ -42,42 +42,34 @@ class Intake:
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
+        self._policies = around.engine.policies
 
-    async def accept(
+    def accept(
         self, tenant: str, asked: NewRetryTask, key: str | None, trace: str | None
     ) -> tuple[New, Content]:
-        """Return the task to add and its content, or raise `Refused`; `key` is of the header."""
+        """Return the task to add and its content, or raise `Refused`; `key` is of the header.
+
+        A task without packed content, which few are, has to be completed.
+        """
         around = self._around
         target = self._target("targetUrl", asked.target_url)
         method = _method(asked.method, target)
-        headers = check_headers(asked.headers, around.limits) if asked.headers else {}
+        headers = asked.headers or {}
+        names = check_headers(headers, around.limits) if headers else ()
         body, is_json = _body(asked)
-        if is_json and not any(name.lower() == "content-type" for name in headers):
+        if is_json and "content-type" not in names:
             headers = {**headers, "Content-Type": _JSON}
+            names = (*names, "content-type")
         callback = asked.callback_url
         if callback is not None:
             callback = self._target("callbackUrl", callback).url
-        if asked.delay_ms is not None and asked.next_attempt_at is not None:
-            raise invalid("nextAttemptAt", "delayMs and nextAttemptAt exclude each other.")
-        if asked.next_attempt_at is not None:
-            check_time("nextAttemptAt", asked.next_attempt_at)
+        begin = asked.next_attempt_at
+        if begin is not None:
+            if asked.delay_ms is not None:
+                raise invalid("nextAttemptAt", "delayMs and nextAttemptAt exclude each other.")
+            check_time("nextAttemptAt", begin)
         key = _key(asked.idempotency_key, key)
-        policy_id = check_policy_id(asked.policy_id) if asked.policy_id else "default"
-        overrides = asked.policy or None
         task_id = around.new_id()
-        task = Task(
-            id=task_id,
-            tenant=tenant,
-            lane=f"{tenant}/{target.origin}",
-            key=task_id if key is None else key,
-            fingerprint=b"",
-            content=b"",
-            policy_id=policy_id,
-            policy_version=asked.policy_version,
-            next_attempt_at=asked.next_attempt_at or 0,
-        )
-        if overrides or around.engine.policies.known(task, None) is None:
-            await self._check_policy(task, overrides)
         content = Content(
             url=target.url,
             method=method,
@@ -85,22 +77,44 @@ class Intake:
             body=body,
             body_ref=asked.body_ref,
             body_size=len(body),
-            overrides=overrides,
+            overrides=asked.policy or None,
             callback_url=callback,
             trace=trace,
         )
-        task.fingerprint = _fingerprint(task, content)
-        if asked.body_ref is not None:
-            await self._refer(tenant, content, asked.body_ref)
-        elif len(body) > around.limits.inline:
-            content.body_ref, content.checksum = await around.payloads.put(tenant, task_id, body)
+        task = Task(
+            id=task_id,
+            tenant=tenant,
+            lane=f"{tenant}/{target.origin}",
+            key=task_id if key is None else key,
+            fingerprint=b"",
+            content=b"",
+            policy_id=check_policy_id(asked.policy_id) if asked.policy_id else "default",
+            policy_version=asked.policy_version,
+            next_attempt_at=begin or 0,
+        )
+        if (
+            not asked.policy
+            and asked.body_ref is None
+            and len(body) <= around.limits.inline
+            and self._policies.known(task, None) is not None
+        ):
+            task.fingerprint = _fingerprint(task, content, names)
+            task.content = around.seal.pack(content)
+        delay = asked.delay_ms
+        return New(task, 0 if delay is None and begin is None else delay), content
+
+    async def complete(self, task: Task, content: Content) -> None:
+        """Pack the content, when others were asked about the policy and about the body."""
+        await self._check_policy(task, content.overrides)
+        task.fingerprint = _fingerprint(task, content, lower_names(tuple(content.headers)))
+        if content.body_ref is not None:
+            await self._refer(task.tenant, content, content.body_ref)
+        elif len(content.body) > self._around.limits.inline:
+            put = self._around.payloads.put
+            content.body_ref, content.checksum = await put(task.tenant, task.id, content.body)
             content.body, content.owned = b"", True
             task.body_ref = content.body_ref
-        task.content = around.seal.pack(content)
-        delay = asked.delay_ms
-        if delay is None and asked.next_attempt_at is None:
-            delay = 0
-        return New(task, delay), content
+        task.content = self._around.seal.pack(content)
 
     async def drop(self, content: Content) -> None:
         """Delete the body of a task that was not added."""
@@ -111,19 +125,16 @@ class Intake:
         try:
             target = parse_target(text)
             self._around.guard.check_url(target)
-            self._check_scheme(target)
         except ConfigurationError as error:
             detail = f"{str(error).replace('targetUrl', field, 1)}."
             raise invalid(field, detail) from None
+        if target.scheme in _GRPC and not self._around.grpc:
+            detail = f"{field} must be http or https: this service has no gRPC (tarry[grpc])."
+            raise invalid(field, detail)
         return target
 
-    def _check_scheme(self, target: Target) -> None:
-        if target.scheme in _GRPC and not self._around.grpc:
-            msg = "targetUrl must be http or https: this service has no gRPC (tarry[grpc])"
-            raise ConfigurationError(msg)
-
     async def _check_policy(self, task: Task, overrides: dict[str, Any] | None) -> None:
-        policies = self._around.engine.policies
+        policies = self._policies
         chosen = policies.known(task, None)
         if chosen is None:
             chosen = await policies.read(task.tenant, task.policy_id, task.policy_version)
@@ -134,7 +145,7 @@ class Intake:
 
     async def _no_policy(self, task: Task) -> Refused:
         name, version = task.policy_id, task.policy_version
-        newest = await self._around.engine.policies.read(task.tenant, name)
+        newest = await self._policies.read(task.tenant, name)
         if newest is None:
             detail = f"There is no policy {short(name)}: GET /retry-policies lists those there are."
             return invalid("policyId", detail)
@@ -160,7 +171,7 @@ def check_time(field: str, time: int | None) -> None:
 
 
 def _method(method: str, target: Target) -> str:
-    if target.scheme.startswith("grpc"):
+    if target.scheme in _GRPC:
         if method != "POST":
             raise invalid("method", f"method of a gRPC call is POST, got {short(method)}.")
     elif method not in _USUAL and (not _METHOD.fullmatch(method) or method in _NOT_OURS):
@@ -184,8 +195,8 @@ def _key(field: str | None, header: str | None) -> str | None:
 
 def _body(asked: NewRetryTask) -> tuple[bytes, bool]:
     """Return the bytes to send, and whether they are JSON."""
-    raw = b"" if isinstance(asked.body, msgspec.UnsetType) else bytes(asked.body)
-    is_given = raw not in {b"", b"null"}
+    raw = b"" if asked.body is msgspec.UNSET else bytes(asked.body)
+    is_given = raw not in (b"", b"null")  # a set would hash a long text
     if asked.body_base64 is not None or asked.body_ref is not None:
         _check_one_body(asked, is_given)
     if asked.body_base64 is not None:
@@ -212,15 +223,16 @@ def _check_one_body(asked: NewRetryTask, body: bool) -> None:  # noqa: FBT001
         raise invalid(given[1], f"{' and '.join(given)} exclude each other: send one of them.")
 
 
-def _fingerprint(task: Task, content: Content) -> bytes:
+def _fingerprint(task: Task, content: Content, names: tuple[str, ...]) -> bytes:
     """Return a digest of what the caller asked for: the same again gives the same.
 
-    When to begin is no part of it: who asks again may have less time left.
+    `names` are those of its headers in lower case. When to begin is no part of it: who asks again
+    may have less time left.
     """
     wanted = (
         content.url,
         content.method,
-        sorted([(name.lower(), value) for name, value in content.headers.items()]),
+        sorted(zip(names, content.headers.values(), strict=True)),
         content.body,
         content.body_ref,
         content.overrides,

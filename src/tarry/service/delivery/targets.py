@@ -26,17 +26,20 @@ LONGEST = 8192
 _PORTS = {"http": 80, "https": 443}
 """What a URL without a port means."""
 _SCHEMES = frozenset({"http", "https", "grpc", "grpcs"})
+_SCHEME_RULE = "must start with http://, https://, grpc:// or grpcs://"
 _LAST_PORT = 65_535
 _LONGEST_HOST = 253
 
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\\s]")
-_PARTS = re.compile(r"([^:/?#]*)://([^/?#]*)([^#]*)", re.DOTALL)
+_START = r"([^:/?#]*+://[^/?#]*+)"
+_PARTS = re.compile(rf"{_START}([^#]*)", re.DOTALL)
+_PLAIN = re.compile(rf"{_START}([A-Za-z0-9/?:@!$&'()*+,;=._~%\[\]-]*+)")
+"""A URL whose path and query need no encoding, in two parts: the second begins with the path."""
 _PORT = re.compile(r"[0-9]{1,5}")
 _LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
 """A host that ends in a number: an IPv4 address to all who read it, or nothing."""
-_PLAIN = re.compile(r"[A-Za-z0-9/?:@!$&'()*+,;=._~%\[\]-]*")
 _KEPT = "/?:@!$&'()*+,;=._~%[]-"
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 _METHOD = re.compile(r"/[A-Za-z_][\w.]*/[A-Za-z_]\w*", re.ASCII)
@@ -52,6 +55,8 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     host: str
     """In ASCII and lower case; an IPv6 address without its brackets."""
     port: int
+    origin: str
+    """What names its lane: `scheme:host:port`."""
     path: str
     """The path, with the query if there is one."""
 
@@ -59,11 +64,6 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     def authority(self) -> str:
         """The host and port as a URL has them."""
         return self.origin.partition(":")[2]
-
-    @property
-    def origin(self) -> str:
-        """What names its lane: `scheme:host:port`."""
-        return _origin(self.scheme, self.host, self.port)
 
 
 def parse_target(text: str) -> Target:
@@ -73,21 +73,19 @@ def parse_target(text: str) -> Target:
         raise ConfigurationTypeError(msg)
     if len(text) > LONGEST:
         _refuse(f"must have at most {LONGEST} bytes: send long data in the body")
-    if found := _FORBIDDEN.search(text):
-        _refuse(
-            f"must have no spaces, control characters or backslashes, found {found[0]!r}: "
-            "write them as %XX"
-        )
-    parts = _PARTS.match(text)
-    if parts is None or parts[1].lower() not in _SCHEMES:
-        _refuse("must start with http://, https://, grpc:// or grpcs://")
-    scheme = parts[1].lower()
-    host, port, shown = _server(scheme, parts[2])
-    path = _path(parts[3], scheme)
-    url = f"{scheme}://{shown}{path}"
+    plain = _PLAIN.fullmatch(text)
+    start, path = _encoded(text) if plain is None else plain.groups()
+    scheme, host, port, shown, origin = _server(start)
+    if scheme not in _PORTS and _METHOD.fullmatch(path) is None:
+        _refuse(f"must name a gRPC method: {scheme}://host:port/package.Service/Method")
+    if not path.startswith("/"):
+        path = f"/{path}"
+    if "%" in path:
+        path = _ESCAPE.sub(lambda found: found[0].upper(), path)
+    url = shown + path
     if len(url) > LONGEST:
         _refuse(f"must have at most {LONGEST} bytes: send long data in the body")
-    return Target(url, scheme, host, port, path)
+    return Target(url, scheme, host, port, origin, path)
 
 
 def parse_host(text: str) -> str:
@@ -111,20 +109,20 @@ def parse_host(text: str) -> str:
 
 
 @lru_cache(1024)  # few servers get most of the tasks
-def _server(scheme: str, authority: str) -> tuple[str, int, str]:
-    """Return the host, the port, and both as the canonical form has them."""
+def _server(start: str) -> tuple[str, str, int, str, str]:
+    """Take the start of a URL apart: its scheme, host, port, canonical form, and origin."""
+    _check_characters(start)
+    scheme, _, authority = start.partition("://")
+    scheme = scheme.lower()
+    if scheme not in _SCHEMES:
+        _refuse(_SCHEME_RULE)
     if "@" in authority:
         _refuse("must have no user info before the host: put credentials into headers")
     host, port_text = _divided(authority)
     port = _port(port_text, scheme)
     shown = f"[{host}]" if ":" in host else host
-    return host, port, shown if port == _PORTS.get(scheme) else f"{shown}:{port}"
-
-
-@lru_cache(1024)
-def _origin(scheme: str, host: str, port: int) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return f"{scheme}:{shown}:{port}"
+    canonical = shown if port == _PORTS.get(scheme) else f"{shown}:{port}"
+    return scheme, host, port, f"{scheme}://{canonical}", f"{scheme}:{shown}:{port}"
 
 
 def _divided(authority: str) -> tuple[str, str | None]:
@@ -157,18 +155,24 @@ def _port(text: str | None, scheme: str) -> int:
     return int(text)
 
 
-def _path(text: str, scheme: str) -> str:
-    """Return the path and query: what no URL may have is encoded, the rest kept as it is."""
-    if scheme not in _PORTS and _METHOD.fullmatch(text) is None:
-        _refuse(f"must name a gRPC method: {scheme}://host:port/package.Service/Method")
-    if not text.startswith("/"):
-        text = f"/{text}"
-    if _PLAIN.fullmatch(text) is None:
-        try:
-            text = quote(text, safe=_KEPT)
-        except UnicodeEncodeError:
-            _refuse("must be valid Unicode text")
-    return _ESCAPE.sub(lambda found: found[0].upper(), text) if "%" in text else text
+def _encoded(text: str) -> tuple[str, str]:
+    """Return the two parts of a URL; what no path or query may have is encoded."""
+    _check_characters(text)
+    parts = _PARTS.match(text)
+    if parts is None:
+        _refuse(_SCHEME_RULE)
+    try:
+        return parts[1], quote(parts[2], safe=_KEPT)
+    except UnicodeEncodeError:
+        _refuse("must be valid Unicode text")
+
+
+def _check_characters(text: str) -> None:
+    if found := _FORBIDDEN.search(text):
+        _refuse(
+            f"must have no spaces, control characters or backslashes, found {found[0]!r}: "
+            "write them as %XX"
+        )
 
 
 def _ascii(host: str) -> str:
