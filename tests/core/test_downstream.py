@@ -478,6 +478,24 @@ def test_passed_does_not_forget_the_limiters() -> None:
     assert 2 == len(downstream.latency)
 
 
+@pytest.mark.parametrize("limit", [None, 1])
+@pytest.mark.parametrize("failures", [0, 1])
+def test_success_counts_whatever_came_before(limit: int | None, failures: int) -> None:
+    """First attempt or paid retry, with a limit or without, calm or not: it counts once."""
+    breaker, budget = Breaker(), TokenBudget("aws-2020", capacity=20)
+    downstream = Downstream("d", breaker=breaker, budget=budget, max_in_flight=limit)
+    run(downstream, TRANSIENT, times=failures)
+    paid = downstream.withdraw(TRANSIENT, 0.0)
+    assert 5.0 == paid
+
+    downstream.record(permit_of(downstream, 0.0), SUCCESS, 0.1, 0.0, 0.5, paid=paid)
+    run(downstream, SUCCESS)
+
+    assert (2 + failures, failures, 0) == breaker.counts(0.0)
+    assert not breaker.calm or not failures
+    assert (20.0, 2) == (budget.balance(0.0), len(downstream.latency))
+
+
 def test_recovery_that_somebody_else_has_seen_opens_slowly() -> None:
     """The breaker closes, and the limit begins its ramp; one without a breaker only ramps."""
     for breaker in (Breaker(consecutive=1), None):

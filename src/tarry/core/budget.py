@@ -136,7 +136,7 @@ class RatioBudget:
         """Take one retry from the window."""
         if self.balance(now) < cost:
             return False
-        self._window_at(now).current[_RETRIES] += 1
+        self._window.current[_RETRIES] += 1
         return True
 
     def deposit(self, amount: float, now: float) -> None:  # noqa: ARG002

@@ -94,21 +94,15 @@ class Downstream:
         paid: float = 0.0,
     ) -> None:
         """Learn from an attempt that ended; `paid` is what the retry budget took for it."""
-        kind = outcome.kind
-        breaker = self.breaker
-        if (
-            kind is _SUCCESS
-            and not paid
-            and not self._limiters
-            and self.passed(permit, duration, now)
-        ):
-            return
         if outcome.local:  # nobody was asked
             Downstream.cancelled(self, permit, duration, now)
             return
         for limiter in self._limiters:  # first: whatever happens next, the place is free
             limiter.release(outcome, duration, now)
-        if breaker is not None:
+        kind, breaker = outcome.kind, self.breaker
+        if breaker is not None and not (
+            kind is _SUCCESS and breaker.calm and breaker.passed(permit, now)
+        ):
             before = breaker.state
             if kind is _PERMANENT:  # says nothing about the dependency, good or bad
                 breaker.cancelled(permit)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tarry.core.call import Standing
     from tarry.core.downstream import Downstream
     from tarry.core.outcome import Outcome
+    from tarry.core.verdict import Delayed
 
 
 class Defer(NamedTuple):
@@ -45,9 +46,16 @@ class DurableCall(Call):
             if now + expected >= self.started + policy.total_budget:
                 return Stop(Reason.TOTAL_BUDGET)
         if downstream is not None:
-            refused = self._ask(downstream, last, now)
-            if refused is not None:
-                return refused
+            permit = downstream.admit(now)
+            if not isinstance(permit, int):
+                return _deferred(downstream, permit, now)
+            if self.attempts:
+                paid = downstream.withdraw(last, now)
+                if paid is None:
+                    downstream.cancelled(permit, 0.0, now)
+                    return Defer(Reason.BUDGET_EMPTY)
+                self._paid = paid
+            self._permit, self._begun = permit, now
         number = self.attempts + 1
         self.attempts: int = number
         known = policy.commands
@@ -71,21 +79,13 @@ class DurableCall(Call):
         """What the last verdict went by."""
         return NOWHERE if self._log is None else self._log[-1]
 
-    def _ask(self, downstream: Downstream, last: Outcome, now: float) -> Defer | None:
-        answer = downstream.admit(now)
-        if not isinstance(answer, int):
-            if isinstance(answer, Stop):
-                return Defer(answer.reason, answer.retry_after)
-            downstream.cancelled(answer.permit, 0.0, now)
-            return Defer(Reason.LIMIT, answer.delay)
-        if self.attempts:
-            paid = downstream.withdraw(last, now)
-            if paid is None:
-                downstream.cancelled(answer, 0.0, now)
-                return Defer(Reason.BUDGET_EMPTY)
-            self._paid = paid
-        self._permit, self._begun = answer, now
-        return None
+
+def _deferred(downstream: Downstream, answer: Delayed | Stop, now: float) -> Defer:
+    """Return what is said to an attempt that is not let through now."""
+    if isinstance(answer, Stop):
+        return Defer(answer.reason, answer.retry_after)
+    downstream.cancelled(answer.permit, 0.0, now)
+    return Defer(Reason.LIMIT, answer.delay)
 
 
 class _Patient:

@@ -31,9 +31,10 @@ class Latency:
 
     def quantile(self, q: float) -> float | None:
         """Return the duration that the share `q` of the last calls did not exceed."""
-        if len(self._new) >= _FRESH or len(self._sorted) < len(self):
-            self._durations.extend(self._new)
-            self._new.clear()
+        new = self._new
+        if new and (len(new) >= _FRESH or len(self._sorted) < MOST_SAMPLES):
+            self._durations.extend(new)
+            new.clear()
             self._sorted = sorted(self._durations)
         if not self._sorted:
             return None

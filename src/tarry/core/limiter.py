@@ -56,7 +56,8 @@ class InFlight:
 
     def acquire(self, now: float) -> float | None:
         """Take a place."""
-        if self._running >= self.limit(now):
+        limit = self._limit if self._recovered is None else self.limit(now)
+        if self._running >= limit:
             return None
         self._running += 1
         return 0.0

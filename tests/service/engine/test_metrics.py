@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tarry.core.breaker import Breaker
+from tarry.service.model import Attempt, Decision
 from tests.service.engine.rig import BUSY, OK, Rig, Target, run
 
 
@@ -51,6 +53,52 @@ def test_attempts_outcomes_delays_and_ages_are_counted() -> None:
         assert 2 == found["retry_tasks{status=SUCCEEDED}"]
         assert 1 == found["retry_tasks{status=EXHAUSTED}"]
         assert 0 == found["retry_superseded_total{}"]
+
+    run(main)
+
+
+def test_everything_noted_is_counted_by_who_looks() -> None:
+    """Counts are exact at any moment, notes are few, and no time is negative."""
+
+    async def main() -> None:
+        rig = Rig(Target(OK))
+        metrics, notes = rig.metrics, 0
+        for number in range(1, 1_235):
+            late, wait = number % 4 - 1, Decision(action="wait", delay_ms=100.5)
+            decision = wait if number % 2 else None
+            metrics.attempt(
+                Attempt(
+                    number=1,
+                    scheduled_at=9_000,
+                    started_at=9_000 + late,
+                    duration_ms=None if number % 3 else 5.0,
+                    outcome="success",
+                    decision=decision,
+                ),
+                "p",
+            )
+            metrics.ended("succeeded", number % 3, 500 if number % 2 else -500)
+            notes = max(notes, len(metrics._tried), len(metrics._ended))
+            if number not in (1, 2, 499, 500, 501, 1_234):
+                continue
+            found = await rendered(rig)
+
+            assert number == found["retry_attempts_total{outcome=success,policy=p}"]
+            assert number // 3 == found["retry_attempt_duration_seconds_count{}"]
+            assert number // 3 == found["retry_attempt_duration_seconds_bucket{le=0.005}"]
+            assert 0 == found["retry_attempt_duration_seconds_bucket{le=0.002}"]
+            odd = (number + 1) // 2
+            assert pytest.approx(odd * 0.1005) == found["retry_delay_seconds_sum{}"]
+            assert 0 == found["retry_delay_seconds_bucket{le=0.1}"]
+            assert odd == found["retry_delay_seconds_bucket{le=0.5}"]
+            assert odd * 0.5 == found["retry_task_age_seconds_sum{}"]
+            assert number - odd == found["retry_task_age_seconds_bucket{le=0.1}"]
+            lags = [max(0, each % 4 - 1) for each in range(1, number + 1)]
+            assert sum(lags) / 1000 == found["retry_scheduling_lag_seconds_sum{}"]
+            assert lags.count(2) == number - found["retry_scheduling_lag_seconds_bucket{le=0.001}"]
+            retried = "retry_task_outcomes_total{attempts=retried,outcome=succeeded}"
+            assert (number + 1) // 3 == found.get(retried, 0)
+        assert notes < 500
 
     run(main)
 

@@ -1,13 +1,14 @@
 """The service's numbers for Prometheus, counted as things happen.
 
-Counting is on the path of every attempt, so it is a few additions here, and becomes Prometheus'
-own classes when somebody asks. Labels are bounded: what comes after the first hundred policies is
-counted as `other`, and only the hundred lanes that need a look have gauges.
+Counting is on the path of every attempt, so things are only noted there. The notes are counted some
+hundreds at once, or when somebody asks; then it all becomes Prometheus' own classes. Labels are
+bounded: what comes after the first hundred policies is counted as `other`, and only the hundred
+lanes that need a look have gauges.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,8 @@ except ImportError as _missing:
     raise MissingExtra(_needed) from _missing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from typing import TypeAlias
 
     from prometheus_client.core import Metric
 
@@ -34,38 +36,49 @@ if TYPE_CHECKING:
     from tarry.service.model import Attempt
     from tarry.service.store import Counters
 
+    _Tried: TypeAlias = tuple[str, str, int, float | None, float | None]
+    """The outcome and the policy of an attempt, its lag, its duration, the delay after it."""
+    _Ended: TypeAlias = tuple[str, int, int]
+    """How a task ended, after how many attempts, at what age."""
+
 _MOST_LABELS = 100
 _OTHER = "other"
-_SHORT = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_LONG = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0, 604800.0)
+_SHORT = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
+_LONG = (
+    100, 500, 1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000, 43_200_000,
+    86_400_000, 604_800_000,
+)  # fmt: skip
+_MOST_NOTES = 500
 _STATES = ("closed", "open", "half-open")
 _MOVES = {"parked": "open", "probing": "half-open", "resumed": "closed"}
 
 
 class _Histogram:
-    """Counts of values by upper bound."""
+    """Counts of milliseconds by upper bound, which Prometheus wants in seconds."""
 
-    __slots__ = ("_bounds", "_counts", "_name", "_sum", "_text")
+    __slots__ = ("_bounds", "_count", "_counts", "_name", "_sum", "_text")
 
-    def __init__(self, name: str, text: str, bounds: tuple[float, ...]) -> None:
+    def __init__(self, name: str, text: str, bounds: tuple[int, ...]) -> None:
         self._name, self._text, self._bounds = name, text, bounds
-        self._counts = [0] * (len(bounds) + 1)
+        self._counts = [0] * len(bounds)
+        """How many values did not exceed each bound."""
+        self._count = 0
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, values: Iterable[float]) -> None:
+        """Count values; one below 0 counts as 0: a clock was set back."""
+        ordered = sorted(values)  # so each bound is looked up only once
+        self._count += len(ordered)
+        self._sum += sum(ordered[bisect_left(ordered, 0) :])
+        for place, bound in enumerate(self._bounds):
+            self._counts[place] += bisect_right(ordered, bound)
 
     def family(self) -> Metric:
         """Return what Prometheus makes of it."""
-        total = 0
-        buckets: list[tuple[str, float]] = []
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((bound, total))
+        bounds = (str(bound / 1000) for bound in self._bounds)
+        buckets = [*zip(bounds, self._counts, strict=True), ("+Inf", self._count)]
         family = HistogramMetricFamily(self._name, self._text)
-        family.add_metric([], buckets, self._sum)
+        family.add_metric([], buckets, self._sum / 1000)
         return family
 
 
@@ -74,6 +87,8 @@ class Metrics:
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
+        self._tried: list[_Tried] = []
+        self._ended: list[_Ended] = []
         self._policies: set[str] = set()
         self._attempts: Counter[tuple[str, ...]] = Counter()
         self._outcomes: Counter[tuple[str, ...]] = Counter()
@@ -89,20 +104,20 @@ class Metrics:
         )
 
     def attempt(self, attempt: Attempt, policy_id: str) -> None:
-        """Count an attempt."""
-        policy = policy_id if policy_id in self._policies else self._label(policy_id)
-        self._attempts[attempt.outcome, policy] += 1
-        self._lag.observe(max(0, attempt.started_at - attempt.scheduled_at) / 1000)
-        if attempt.duration_ms is not None:
-            self._duration.observe(attempt.duration_ms / 1000)
-        decision = attempt.decision
-        if decision is not None and decision.delay_ms is not None:
-            self._delay.observe(decision.delay_ms / 1000)
+        """Note an attempt."""
+        lag, decision = attempt.started_at - attempt.scheduled_at, attempt.decision
+        delay = None if decision is None else decision.delay_ms
+        tried = self._tried
+        tried.append((attempt.outcome, policy_id, lag, attempt.duration_ms, delay))
+        if len(tried) >= _MOST_NOTES:
+            self._count_tried()
 
     def ended(self, kind: str, attempts: int, age: int) -> None:
-        """Count a task that ended `age` ms after it was added."""
-        self._outcomes[kind, "first" if attempts <= 1 else "retried"] += 1
-        self._age.observe(max(0, age) / 1000)
+        """Note a task that ended `age` ms after it was added."""
+        ended = self._ended
+        ended.append((kind, attempts, age))
+        if len(ended) >= _MOST_NOTES:
+            self._count_ended()
 
     def superseded(self) -> None:
         """Count a result that came after its lease was lost."""
@@ -129,7 +144,31 @@ class Metrics:
         registry.register(_Page([*counted, *self._gauges(counters, now, tenant)]))
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
+    def _count_tried(self) -> None:
+        """Count the attempts that were noted."""
+        if not self._tried:
+            return
+        outcomes, policies, lags, durations, delays = zip(*self._tried, strict=True)
+        self._tried.clear()
+        for (outcome, policy_id), count in Counter(zip(outcomes, policies, strict=True)).items():
+            self._attempts[outcome, self._label(policy_id)] += count
+        self._lag.observe(lags)
+        self._duration.observe([took for took in durations if took is not None])
+        self._delay.observe([delay for delay in delays if delay is not None])
+
+    def _count_ended(self) -> None:
+        """Count the tasks that were noted."""
+        if not self._ended:
+            return
+        kinds, attempts, ages = zip(*self._ended, strict=True)
+        self._ended.clear()
+        for (kind, made), count in Counter(zip(kinds, attempts, strict=True)).items():
+            self._outcomes[kind, "first" if made <= 1 else "retried"] += count
+        self._age.observe(ages)
+
     def _counted(self) -> Iterator[Metric]:
+        self._count_tried()
+        self._count_ended()
         yield _counter(
             "retry_attempts", "Attempts, by what they came to.",
             ["outcome", "policy"], self._attempts,
@@ -173,10 +212,11 @@ class Metrics:
         yield from (tasks, states, balances)
 
     def _label(self, policy_id: str) -> str:
-        """Return the label of a policy that has none yet."""
-        if len(self._policies) >= _MOST_LABELS:
-            return _OTHER
-        self._policies.add(policy_id)
+        """Return the label of a policy: its own for the first hundred."""
+        if policy_id not in self._policies:
+            if len(self._policies) >= _MOST_LABELS:
+                return _OTHER
+            self._policies.add(policy_id)
         return policy_id
 
 
