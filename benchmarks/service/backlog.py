@@ -85,7 +85,7 @@ def _serve(folder: Path, target: Target, start: int, count: int) -> float:
             group.check()
             if time.time() > deadline:
                 raise Failed(f"{target.stats()['done']} of {count} done: {group.last_words()}")
-            most = max(most, process.memory_info().rss)
+            most = max(most, _resident(process))
             time.sleep(0.5)
         process.terminate()  # it writes down what it has in hand
         process.wait()
@@ -155,6 +155,12 @@ def lag_marks(it: Backlog) -> list[Mark]:
         Mark("lag p50 ms", quantile(it.lags, 0.5), most=2.0),
         Mark("lag p99 ms", quantile(it.lags, 0.99), most=5.0),
     ]
+
+
+def _resident(process: psutil.Process) -> int:
+    """Return the memory of a process and of those that it has started."""
+    every = (process, *process.children(recursive=True))
+    return sum(one.memory_info().rss for one in every)
 
 
 def memory_lines(few: Backlog, many: Backlog) -> Iterator[str]:

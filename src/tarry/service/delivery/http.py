@@ -5,9 +5,9 @@ cookies, nothing from the environment. Every address is judged by the guard when
 is about to be made; with an egress proxy, the guard judges what the URL alone shows, before each
 attempt.
 
-A client library of its own, for two reasons: the guard sees the very address, and an attempt costs
-a third of what it costs with libcurl, and a tenth of what the clients in Python take. What is hard
-is not ours: llhttp (httptools) parses, the ssl module does TLS, and the loop the rest.
+A client of our own, for two reasons: the guard sees the very address, and an attempt costs half of
+what it costs with libcurl (17 us of processor time against 35). What is hard is not ours: llhttp
+parses, the ssl module does TLS, and the loop the rest.
 """
 
 from __future__ import annotations
