@@ -113,6 +113,17 @@ def test_an_answer_may_take_longer_than_a_request(hurried: Service) -> None:
     assert 200 == hurried.ask("DELETE", f"/retry-tasks/{task['taskId']}")[0]
 
 
+def test_requests_that_come_together_are_answered_in_order(tmp_path: Path) -> None:
+    """The first has arrived whole, the others wait behind it, and the last is cut in two."""
+    with service(tmp_path) as running, connected(running) as wire:
+        post = POST + SIZED + TASK
+        wire.sendall(post * 3 + GET + post[:-9])
+        wire.sendall(post[-9:] + GET.replace(b"Host", b"Connection: close\r\nHost"))
+        answers = read_to_end(wire).split(b"HTTP/1.1 ")[1:]
+        assert [b"201", b"201", b"201", b"200", b"201", b"200"] == [one[:3] for one in answers]
+        assert 4 == len(running.all_tasks())
+
+
 def test_waits_and_streams_do_not_hold_up_the_end(tmp_path: Path) -> None:
     """Who waits is answered, who listens is let go, and the service ends in order."""
     with service(tmp_path, "--set", "drain_ms=3600000") as running:

@@ -112,7 +112,7 @@ class Service:
                 callback=partial(callback_for, new_id=_new_id, pack=seal.pack),
             )
         )
-        self._api = Api(
+        self.api: Api = Api(
             Surroundings(
                 engine=self.engine,
                 store=self.store,
@@ -144,7 +144,7 @@ class Service:
     def leave(self) -> None:
         """Begin nothing more, and let nobody wait: the server is about to close its connections."""
         self.engine.halt()
-        self._api.close()
+        self.api.close()
 
     async def close(self) -> None:
         """Finish what runs, hand back what has not begun, and let go of everything."""
@@ -158,7 +158,7 @@ class Service:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         else:
-            await self._api(scope, receive, send)
+            await self.api(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()

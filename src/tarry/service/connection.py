@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-
 from tarry.service.api import kinds
-from tarry.service.api.exchange import TAKES_WHOLE
+from tarry.service.shortway import ShortWay
 from tarry.wire.problem import MEDIA_TYPE
 
 if TYPE_CHECKING:
     from asyncio import BaseTransport, TimerHandle
-
-    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
     from tarry.wire.problem import Problem
 
@@ -26,14 +21,13 @@ _TOO_LONG = kinds.HEAD_TOO_LARGE.problem(
     f"The request line and the headers may have {_MOST_HEAD} bytes together."
 )
 _TOO_LATE = kinds.TIMEOUT.problem("The rest of the request did not arrive in time.")
-_CLOSE = (b"connection", b"close")
 
 
-class Connection(HttpToolsProtocol):
+class Connection(ShortWay):
     """Reads no head, body or trailers without end, in size or in time: uvicorn would.
 
-    A request that comes in one piece, as most do, needs no timer, and its answer can be given in
-    one. The timer of an idle connection is left alone when a request comes, and looked at late.
+    A request that comes in one piece, as most do, needs no timer. The one of an idle connection is
+    left alone when a request comes, and looked at late.
     """
 
     _head = 0
@@ -96,9 +90,6 @@ class Connection(HttpToolsProtocol):
         self._head = 0
         self._owes = "body"
         super().on_headers_complete()
-        if getattr(self.cycle, "scope", None) is self.scope and _CLOSE not in self.headers:
-            scope: Any = self.scope
-            scope[TAKES_WHOLE] = partial(_take_whole, self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Pass on a part of a body."""
@@ -176,21 +167,3 @@ class Connection(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
-
-
-def _take_whole(
-    cycle: RequestResponseCycle, status: int, headers: list[tuple[bytes, bytes]], body: bytes
-) -> bool:
-    """Write an answer with one call, or leave it to uvicorn, where there is more to it."""
-    if cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive or _CLOSE in headers:
-        return False
-    lines = [b"%b: %b\r\n" % field for field in (*cycle.default_headers, *headers)]
-    head = b"".join(lines)
-    if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-        return False  # uvicorn says what is wrong with it
-    cycle.response_started = cycle.response_complete = True
-    cycle.waiting_for_100_continue = False
-    cycle.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[status], head, body))
-    cycle.message_event.set()
-    cycle.on_response()
-    return True

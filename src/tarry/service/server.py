@@ -30,6 +30,7 @@ class Server:
             Connection,
             head_timeout=settings.head_timeout_ms / 1000,
             body_timeout=settings.body_timeout_ms / 1000,
+            whole=service.api.whole,
         )
         self._config = uvicorn.Config(
             service,

@@ -30,10 +30,13 @@ from tarry.service.api.waiting import Waiting
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.api.exchange import Asked
+    from tarry.service.api.exchange import Asked, Whole
     from tarry.service.api.operations import Handler
     from tarry.service.api.surroundings import Surroundings
     from tarry.wire.asgi import Receive, Scope, Send
+
+
+_HOT = "/retry-tasks"
 
 
 class Api:
@@ -58,6 +61,8 @@ class Api:
         )
         endpoints = _endpoints(operations, Door(around))
         self._fixed = {path: one for path, one in endpoints.items() if "{" not in path}
+        self.whole: dict[bytes, Whole] = {_HOT.encode(): self._fixed[_HOT].answer}
+        """By their paths, what serves a `POST` that has arrived whole."""
         # Longer paths first: `{lane}` must not swallow `{lane}/pause`.
         self._router = Router(
             [

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tarry.idempotency.key import MalformedKey, parse_key
 from tarry.service.api import problems
-from tarry.service.api.exchange import decode, told
+from tarry.service.api.exchange import Pending, decode, told
 from tarry.service.api.intake import Intake
 from tarry.service.api.operations import Operation
 from tarry.service.api.rates import Rates
@@ -30,7 +31,7 @@ from tarry.wire.tasks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
 
     from tarry.service.api.exchange import Answer, Asked
     from tarry.service.api.surroundings import Surroundings
@@ -107,27 +108,44 @@ class Creation:
             ),
         ]
 
-    async def create(self, asked: Asked) -> Answer:
-        """Make one task."""
-        form = decode(_one, await asked.json(self._around.limits.request))
+    def create(self, asked: Asked) -> Awaitable[Answer]:
+        """Make one task. Where the whole request is at hand, most wait for the store alone."""
+        if asked.whole is None:
+            return self._receive(asked)
+        asked.check_json(self._around.limits.request)
+        return self._begin(asked, asked.whole)
+
+    async def _receive(self, asked: Asked) -> Answer:
+        return await self._begin(asked, await asked.json(self._around.limits.request))
+
+    def _begin(self, asked: Asked, body: bytes) -> Awaitable[Answer]:
+        form = decode(_one, body)
         fields = asked.fields
         key = _header_key(asked) if b"idempotency-key" in fields else None
         trace = _trace(fields[b"traceparent"]) if b"traceparent" in fields else None
         self._charge(asked.tenant, 1)
         new, content = self._intake.accept(asked.tenant, form, key, trace)
+        if not new.task.content or b"prefer" in fields:
+            return self._go_on(asked, new, content)
+        added = self._around.engine.submit([new], [content])
+        return Pending(added, partial(self._created, content))
+
+    async def _go_on(self, asked: Asked, new: New, content: Content) -> Answer:
+        """Make a task about which others are asked, or whose end is waited for."""
         if not new.task.content:
             await self._intake.complete(new.task, content)
         added = (await self._around.engine.submit([new], [content]))[0]
-        if content.owned:
-            await self._tidy(added, content)
+        if content.owned and added.addition is not Addition.ADDED:
+            await self._intake.drop(content)
         status, view = self._verdict(added, content)
-        location = (b"location", f"/retry-tasks/{view.task_id}".encode())
-        if b"prefer" in fields:
-            wait = self._waiting.asked_for(asked)
-            if wait is not None:
-                view = await self._waiting.outcome(added.task, view, wait)
-                return told(status, view, location, applied(wait))
-        return told(status, view, location)
+        wait = self._waiting.asked_for(asked)
+        if wait is None:
+            return _made(status, view)
+        view = await self._waiting.outcome(added.task, view, wait)
+        return _made(status, view, applied(wait))
+
+    def _created(self, content: Content, added: Sequence[Added]) -> Answer:
+        return _made(*self._verdict(added[0], content))
 
     async def create_many(self, asked: Asked) -> Answer:
         """Make many tasks, each in its own right."""
@@ -164,8 +182,8 @@ class Creation:
         for i, result in enumerate(results):
             if result is None:
                 added, content = next(answers), next(told_by)
-                if content.owned:
-                    await self._tidy(added, content)
+                if content.owned and added.addition is not Addition.ADDED:
+                    await self._intake.drop(content)
                 try:
                     status, view = self._verdict(added, content)
                     results[i] = BatchResult(status=status, task=view)
@@ -190,10 +208,6 @@ class Creation:
             detail = f"A tenant may add {self._around.limits.rate:g} tasks a second (tenant_rate)."
             raise problems.too_many(detail, wait)
 
-    async def _tidy(self, added: Added, content: Content) -> None:
-        if added.addition is not Addition.ADDED:
-            await self._intake.drop(content)
-
     def _verdict(self, added: Added, content: Content) -> tuple[int, RetryTask]:
         addition = added.addition
         if addition is Addition.ADDED:
@@ -204,6 +218,10 @@ class Creation:
             raise problems.reused_key()
         detail = "The tenant has as many live tasks as it may have (tenant_pending)."
         raise problems.too_many(detail, _TRY_AGAIN)
+
+
+def _made(status: int, task: RetryTask, *headers: tuple[bytes, bytes]) -> Answer:
+    return told(status, task, (b"location", b"/retry-tasks/%b" % task.task_id.encode()), *headers)
 
 
 def _has_key(task: NewRetryTask | msgspec.Raw) -> bool:

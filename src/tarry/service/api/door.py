@@ -20,7 +20,7 @@ class Door:
 
     def __init__(self, around: Surroundings) -> None:
         self._keys = Keys(around.store, around.monotonic)
-        self.tenant_of: Callable[[Asked], Awaitable[str]] | str = (
+        self.tenant_of: Callable[[Asked], Awaitable[str] | str] | str = (
             self._tenant_of if around.keys else DEFAULT_TENANT
         )
         """Returns the tenant of a request; where no key is needed, all have the same."""
@@ -28,13 +28,16 @@ class Door:
             None if around.hosts is None else Hosts(around.hosts).check
         )
 
-    async def _tenant_of(self, asked: Asked) -> str:
+    def _tenant_of(self, asked: Asked) -> Awaitable[str] | str:
         secret, other = _secrets(asked.fields)
         if other is not None and other != secret:
             raise problems.unauthorized("Authorization and X-API-Key differ: send one key.")
         if secret is None:
             detail = "Send `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
             raise problems.unauthorized(detail)
+        return self._keys.believed(secret) or self._look_up(secret)
+
+    async def _look_up(self, secret: str) -> str:
         tenant = await self._keys.tenant_of(secret)
         if tenant is None:
             raise problems.unauthorized("The API key is not known, or was revoked.")

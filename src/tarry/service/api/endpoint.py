@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tarry.errors import Overloaded, StoreUnavailable
 from tarry.service.api import problems
-from tarry.service.api.exchange import Answer, Asked, Disconnected, empty, refusal
+from tarry.service.api.exchange import Answer, Asked, Disconnected, Pending, empty, refusal
 from tarry.service.api.problems import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tarry.service.api.exchange import Stream
+    from tarry.service.api.operations import Handler
     from tarry.wire.asgi import Receive, Scope, Send
 
 _logger = logging.getLogger("tarry.service")
@@ -25,8 +28,8 @@ class Endpoint:
 
     def __init__(
         self,
-        handlers: dict[str, Callable[[Asked], Awaitable[Answer | Stream]]],
-        tenant_of: Callable[[Asked], Awaitable[str]] | str,
+        handlers: dict[str, Handler],
+        tenant_of: Callable[[Asked], Awaitable[str] | str] | str,
         check_host: Callable[[dict[bytes, bytes]], None] | None = None,
     ) -> None:
         self._handlers = dict(handlers)
@@ -39,35 +42,51 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Whatever goes wrong is an answer."""
         try:
-            handler = self._handlers.get(scope["method"])
-            if handler is None:
-                answer: Answer | Stream = self._without_handler(scope["method"])
-            else:
-                asked = Asked(scope, receive, self._fields(scope))
-                tenant = self._tenant_of
-                asked.tenant = tenant if isinstance(tenant, str) else await tenant(asked)
-                answer = await handler(asked)
+            answer = await self._ask(scope, receive)
         except Disconnected:
             return
-        except Refused as refused:
-            answer = refusal(refused)
-        except RecursionError:
-            answer = refusal(problems.too_deep())
-        except StoreUnavailable as error:
-            _logger.info("%s %s: %s", scope["method"], scope["path"], error)
-            detail = "The store is out of order. What was sent may have been kept: send it again."
-            answer = refusal(problems.unavailable(detail))
-        except Overloaded as error:
-            answer = refusal(problems.unavailable(f"{error}.", error.retry_after))
-        except Exception:
-            _logger.exception("%s %s failed", scope["method"], scope["path"])
-            answer = refusal(problems.broken())
+        except Exception as error:  # noqa: BLE001 - it is told
+            answer = _answer_to(error, scope)
         if isinstance(answer, Answer):
             await answer.send(scope, send)
         else:
             await answer.run(receive, send)
 
-    def _without_handler(self, method: str) -> Answer:
+    def answer(
+        self, scope: Scope, body: bytes, reply: Callable[[Answer], None]
+    ) -> asyncio.Task[Any] | None:
+        """Serve one request that is here in full, to `reply`; return a task, where it needs one.
+
+        Its handler must not answer with a stream.
+        """
+        try:
+            awaited = self._ask(scope, _nothing, body)
+        except Exception as error:  # noqa: BLE001 - it is told
+            reply(_answer_to(error, scope))
+            return None
+        if not isinstance(awaited, Pending):
+            awaited = Pending(awaited, _as_it_is)
+        result, task = awaited.result, None
+        if not isinstance(result, asyncio.Future):
+            result = task = asyncio.ensure_future(result)
+        result.add_done_callback(partial(_reply, scope, awaited.answer, reply))
+        return task
+
+    def _ask(
+        self, scope: Scope, receive: Receive, whole: bytes | None = None
+    ) -> Awaitable[Answer | Stream]:
+        handler = self._handlers.get(scope["method"])
+        if handler is None:
+            return self._without_handler(scope["method"])
+        asked = Asked(scope, receive, self._fields(scope), whole)
+        tenant = self._tenant_of
+        whose = tenant if isinstance(tenant, str) else tenant(asked)
+        if not isinstance(whose, str):
+            return _ask_of(whose, handler, asked)
+        asked.tenant = whose
+        return handler(asked)
+
+    async def _without_handler(self, method: str) -> Answer:
         if method == "OPTIONS":
             return empty(204, (b"allow", self._allowed.encode()))
         raise problems.not_allowed(self._allowed)
@@ -80,6 +99,48 @@ class Endpoint:
         if b"origin" in fields and scope["method"] not in _SAFE:
             _check_origin(fields)
         return fields
+
+
+async def _ask_of(tenant: Awaitable[str], handler: Handler, asked: Asked) -> Answer | Stream:
+    asked.tenant = await tenant
+    return await handler(asked)
+
+
+def _reply(
+    scope: Scope,
+    make: Callable[[Any], Answer],
+    reply: Callable[[Answer], None],
+    result: asyncio.Future[Any],
+) -> None:
+    try:
+        answer = make(result.result())
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is told
+        answer = _answer_to(error, scope)
+    reply(answer)
+
+
+def _as_it_is(answer: Answer) -> Answer:
+    return answer
+
+
+async def _nothing() -> NoReturn:
+    raise Disconnected
+
+
+def _answer_to(error: BaseException, scope: Scope) -> Answer:
+    """Return what a caller is told of an error."""
+    if isinstance(error, Refused):
+        return refusal(error)
+    if isinstance(error, RecursionError):
+        return refusal(problems.too_deep())
+    if isinstance(error, StoreUnavailable):
+        _logger.info("%s %s: %s", scope["method"], scope["path"], error)
+        detail = "The store is out of order. What was sent may have been kept: send it again."
+        return refusal(problems.unavailable(detail))
+    if isinstance(error, Overloaded):
+        return refusal(problems.unavailable(f"{error}.", error.retry_after))
+    _logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+    return refusal(problems.broken())
 
 
 def _check_origin(fields: dict[bytes, bytes]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -11,7 +11,8 @@ from tarry.service.api import problems
 from tarry.wire.problem import MEDIA_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from asyncio import Task
+    from collections.abc import Awaitable, Callable, Generator, Mapping
 
     from tarry.errors import ConfigurationError
     from tarry.service.api.problems import Refused
@@ -22,11 +23,9 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 _encode = msgspec.json.Encoder().encode
 _MOST_QUERY = 8192
 _COMMON = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+_ALWAYS = b"".join(b"%b: %b\r\n" % field for field in _COMMON)
 _JSON = (b"content-type", b"application/json")
 
-
-TAKES_WHOLE = "tarry.takes_whole"
-"""Where a scope has what takes a status, headers and a body at once, or says that it cannot."""
 MOST_UNREAD = 256 << 20
 """Bytes of bodies that come in pieces and are not complete, of all requests together."""
 
@@ -44,11 +43,19 @@ class Disconnected(Exception):
 class Asked:
     """A request: who asks, and for what."""
 
-    __slots__ = ("_receive", "fields", "params", "scope", "tenant")
+    __slots__ = ("_receive", "fields", "params", "scope", "tenant", "whole")
 
-    def __init__(self, scope: Scope, receive: Receive, fields: dict[bytes, bytes]) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        fields: dict[bytes, bytes],
+        whole: bytes | None = None,
+    ) -> None:
         self.scope: Scope = scope
         self._receive = receive
+        self.whole: bytes | None = whole
+        """Its body, where it arrived together with its head."""
         self.fields: dict[bytes, bytes] = fields
         """Its header fields; of one that comes more than once, the last line."""
         self.tenant: str = ""
@@ -60,15 +67,25 @@ class Asked:
             return []
         return [value for field, value in self.scope["headers"] if field == name]
 
-    async def json(self, limit: int) -> bytes:
-        """Return the whole body, which must say that it is JSON, up to a limit."""
+    def check_json(self, limit: int) -> None:
+        """Refuse a body that does not say that it is JSON, or is larger than a limit."""
         kind = self.fields.get(b"content-type", b"")
         # Not even an absent type passes: pages of other sites can send that without being asked.
         if kind != b"application/json" and not _is_json(kind):
             raise problems.not_json()
-        length = self.fields.get(b"content-length", b"")
-        if length.isdigit() and float(length) > limit:  # int refuses more than 4,300 digits
+        if self.whole is None:
+            length = self.fields.get(b"content-length", b"")
+            is_long = length.isdigit() and float(length) > limit  # int refuses 4,300 digits
+        else:
+            is_long = len(self.whole) > limit
+        if is_long:
             raise problems.too_large(limit)
+
+    async def json(self, limit: int) -> bytes:
+        """Return the whole body, which must say that it is JSON, up to a limit."""
+        self.check_json(limit)
+        if self.whole is not None:
+            return self.whole
         message = await self._receive()
         if message["type"] == "http.request" and not message.get("more_body"):
             body: bytes = message.get("body", b"")
@@ -137,16 +154,40 @@ class Answer:
         self.body: bytes = body
         self.headers: list[tuple[bytes, bytes]] = headers
 
+    def to_http(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """Return all but the status line, of HTTP/1.1, with further headers."""
+        lines = [b"%b: %b\r\n" % field for field in (*headers, *self.headers)]
+        head = b"".join(lines)
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            msg = f"a header has no line of its own: {head!r}"
+            raise ValueError(msg)
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (head, _ALWAYS, len(self.body), self.body)
+
     async def send(self, scope: Scope, send: Send) -> None:
-        """Send it, in one piece where the server takes it so; to HEAD all but the body."""
+        """Send it; to HEAD all but the body."""
         headers = [*self.headers, *_COMMON]
         if self.status != 204:  # noqa: PLR2004 - No Content
             headers.append((b"content-length", b"%d" % len(self.body)))
         body = b"" if scope["method"] == "HEAD" else self.body
-        take = scope.pop(TAKES_WHOLE, None)  # for it may hold the scope in turn
-        if take is None or not take(self.status, headers, body):
-            await send({"type": "http.response.start", "status": self.status, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class Pending:
+    """An answer that waits for one thing alone: `result`, of which `answer` makes it."""
+
+    __slots__ = ("answer", "result")
+
+    def __init__(self, result: Awaitable[Any], answer: Callable[[Any], Answer]) -> None:
+        self.result: Awaitable[Any] = result
+        self.answer: Callable[[Any], Answer] = answer
+
+    def __await__(self) -> Generator[Any, Any, Answer]:
+        return self.answer((yield from self.result.__await__()))
+
+
+Whole: TypeAlias = "Callable[[Scope, bytes, Callable[[Answer], None]], Task[Any] | None]"
+"""Serves a request that has arrived whole: its scope, its body, and who takes the answer."""
 
 
 class Stream(Protocol):

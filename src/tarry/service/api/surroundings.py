@@ -123,10 +123,10 @@ class Engine(Protocol):
         """The store's time."""
         ...
 
-    async def submit(
+    def submit(
         self, news: list[New], contents: Sequence[Content] | None = None
-    ) -> Sequence[Added]:
-        """Add tasks; when it returns they are durable."""
+    ) -> Awaitable[Sequence[Added]]:
+        """Add tasks; when it has answered they are durable, also when nobody waits for it."""
         ...
 
     async def settled(self, task_id: str, seconds: float) -> Settled | None:

@@ -85,11 +85,11 @@ class Engine:
         await self.ingest.stop()
         await self.worker.stop(max(0.0, end - asyncio.get_running_loop().time()))
 
-    async def submit(
+    def submit(
         self, news: list[New], contents: Sequence[Content] | None = None
-    ) -> Sequence[Added]:
-        """Add tasks; when it returns they are durable."""
-        return await self.ingest.submit(news, contents)
+    ) -> asyncio.Future[Sequence[Added]]:
+        """Add tasks; they are durable when the future is done."""
+        return self.ingest.submit(news, contents)
 
     async def settled(self, task_id: str, seconds: float) -> Settled | None:
         """Wait for the end of a task that this process works on."""

@@ -10,6 +10,7 @@ from tarry.service.engine.events import Event
 from tarry.service.store import Added, Addition
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
 
     from tarry.service.engine.parts import Parts
@@ -34,10 +35,13 @@ class Ingest:
         )
         self._stopping = False
 
-    async def submit(
+    def submit(
         self, news: list[New], contents: Sequence[Content] | None = None
-    ) -> Sequence[Added]:
-        """Add tasks. `contents` are theirs, where the caller has them at hand."""
+    ) -> asyncio.Future[Sequence[Added]]:
+        """Add tasks: they are durable when the future is done.
+
+        `contents` are theirs, where the caller has them at hand. Whoever leaves leaves them here.
+        """
         # Those on their way into the hold count: it must not be promised twice.
         room = self._worker.hold.room - self._adds.waiting if not self._stopping else 0
         open_lanes: dict[str, bool] = {}
@@ -51,7 +55,7 @@ class Ingest:
                 new.direct = True
                 room -= 1
         theirs: Sequence[Content | None] = contents or [None] * len(news)
-        return await self._adds.put(list(zip(news, theirs, strict=True)))
+        return self._adds.put(list(zip(news, theirs, strict=True)))
 
     def _is_open(self, name: str) -> bool:
         lane = self._parts.lanes.get(name)
