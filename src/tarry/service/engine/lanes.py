@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _MOST = 10_000
 """Lanes beyond which those that hold no task are forgotten at once."""
-_NEW_ONES = 3
+_NEW_ONES = 2
 """New tasks between two that are tried again. More of the latter, and a few that always fail would
 make the whole look broken: a breaker opens at one of two."""
 _SOONEST, _LATEST = 1_000, 60_000
@@ -59,7 +59,7 @@ class Lane:
         self.downstream: Downstream = downstream
         self.again: deque[Held] = deque()
         """Tasks that have begun and whose time has come again. They were promised a time, and
-        new ones were not, so they need not queue behind these: every fourth place is theirs."""
+        new ones were not, so they need not queue behind these: every third place is theirs."""
         self.due: deque[Held] = deque()
         """New tasks whose time has come, in that order."""
         self.held: int = 0
@@ -79,7 +79,7 @@ class Lane:
         self._refused_until = 0
 
     def next_due(self) -> Held | None:
-        """Take a task whose time has come: of four one that has begun, while there are both."""
+        """Take a task whose time has come: of three one that has begun, while there are both."""
         if self.due and (not self.again or self._new_ones < _NEW_ONES):
             self._new_ones += 1
             return self.due.popleft()
