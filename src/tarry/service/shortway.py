@@ -53,6 +53,9 @@ class ShortWay(HttpToolsProtocol):
     """A connection of uvicorn that brings requests to `whole`, by their paths, where it can."""
 
     cycle: Any
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+    expect_100_continue: bool
     _begun: _Cycle | None = None
     """The request that may go the short way when the read ends."""
 
