@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
-from hashlib import blake2b
+from hashlib import sha256
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -240,4 +240,4 @@ def _fingerprint(task: Task, content: Content, names: tuple[str, ...]) -> bytes:
         task.policy_id,
         task.policy_version,
     )
-    return blake2b(_canonical(wanted), digest_size=16).digest()
+    return sha256(_canonical(wanted)).digest()[:16]  # in hardware, on most machines
