@@ -47,16 +47,51 @@ def test_what_comes_while_a_call_runs_goes_into_the_next() -> None:
 
 
 def test_a_call_takes_no_more_than_it_may() -> None:
-    """Parts stay together; one that is too large for any call goes alone."""
+    """Parts stay together, but for those that no call can take; answers keep their order."""
 
     async def main() -> None:
         sender = Sender()
         sender.gate.set()
         batches = Batches(sender, most=3, waiting=100)
         answers = [batches.put(part) for part in ([1, 2], [3, 4], [5], [6, 7, 8, 9, 10])]
-        await asyncio.gather(*answers)
+        assert [12, 14, 16, 18, 20] == list((await asyncio.gather(*answers))[-1])
 
-        assert [[1, 2], [3, 4, 5], [6, 7, 8, 9, 10]] == sender.calls
+        assert [[1, 2], [3, 4, 5], [6, 7, 8], [9, 10]] == sender.calls
+
+    asyncio.run(main())
+
+
+def test_others_have_their_turn_between_the_calls_of_a_large_part() -> None:
+    """Which is refused as a whole, before anything of it is sent."""
+
+    async def main() -> None:
+        sender = Sender()
+        batches = Batches(sender, most=2, waiting=6)
+        large = batches.put([1, 2, 3, 4, 5])
+        with pytest.raises(Overloaded):
+            batches.put([6, 7, 8])
+        small = batches.put([9])
+        sender.gate.set()
+
+        assert [2, 4, 6, 8, 10] == list(await large)
+        assert [18] == list(await small)
+        assert [[1, 2], [3, 4], [5, 9]] == sender.calls
+
+    asyncio.run(main())
+
+
+def test_an_error_of_one_call_is_that_of_the_whole_part() -> None:
+    """Who put it may put it again: nothing is done twice."""
+
+    async def main() -> None:
+        sender = Sender()
+        sender.error = StoreUnavailable("away")
+        sender.gate.set()
+        batches = Batches(sender, most=2, waiting=100)
+        with pytest.raises(StoreUnavailable):
+            await batches.put([1, 2, 3])
+        await batches.flushed()
+        assert 0 == batches.waiting
 
     asyncio.run(main())
 

@@ -43,10 +43,20 @@ class Batches(Generic[T, R]):
         """Items that wait or are on their way."""
 
     def put(self, items: list[T]) -> asyncio.Future[Sequence[R]]:
-        """Send items, with others, and answer in their order. They stay together in one call."""
+        """Send items, with others, and answer in their order: all of them, or with an error.
+
+        More than go into one call go in several, and others' have their turn between them.
+        """
         if self.waiting + len(items) > self._bound and self.waiting:
             msg = f"{self.waiting} tasks wait to be written"
             raise Overloaded(msg, retry_after=_AGAIN_AFTER)
+        most = self._most
+        if len(items) <= most:
+            return self._put(items)
+        parts = [self._put(items[i : i + most]) for i in range(0, len(items), most)]
+        return asyncio.ensure_future(_joined(parts))
+
+    def _put(self, items: list[T]) -> asyncio.Future[Sequence[R]]:
         answer: asyncio.Future[Sequence[R]] = asyncio.get_running_loop().create_future()
         self.waiting += len(items)
         self._posted = []
@@ -114,3 +124,7 @@ class Batches(Generic[T, R]):
                 begin = end
         finally:
             self.waiting -= len(items)
+
+
+async def _joined(parts: list[asyncio.Future[Sequence[R]]]) -> Sequence[R]:
+    return [answer for answers in await asyncio.gather(*parts) for answer in answers]
