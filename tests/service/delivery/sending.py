@@ -23,8 +23,6 @@ _on = "asyncio"
 
 def use(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `run` run on one of LOOPS in this test."""
-    if loop == "uvloop":
-        pytest.importorskip("uvloop")
     monkeypatch.setattr(f"{__name__}._on", loop)
 
 
