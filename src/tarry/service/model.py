@@ -69,7 +69,7 @@ class Content(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """The `traceparent` of the request that made the task."""
 
 
-class Task(msgspec.Struct, kw_only=True, gc=False):
+class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     """One call that the service keeps, as a store keeps it."""
 
     id: str

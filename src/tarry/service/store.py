@@ -47,7 +47,7 @@ class Lease(msgspec.Struct, frozen=True):
     horizon: int
 
 
-class New(msgspec.Struct, gc=False):
+class New(msgspec.Struct, array_like=True, gc=False):
     """A task to add. Its next attempt is due `delay` ms after it is added, or at its own time.
 
     A time that has passed is now. The task begins afresh: state that it carries is not looked at.

@@ -235,7 +235,7 @@ def test_the_file_can_be_run_without_threads() -> None:
 
     [(added, error)] = database.apply([lambda ledger: add.add(ledger, [New(task(1))], None, None)])
 
-    assert (Addition.ADDED, None) == (added[0].addition, error)
+    assert ([(NOON, NOON, NOON, False)], None) == (added, error)
     [(found, error)] = database.read([lambda view: view.execute("SELECT key FROM task").fetchall()])
     assert ([("key 1",)], None) == (found, error)
     database.close()

@@ -46,8 +46,8 @@ class File:
 
     def add(self, news: list[New], quota: int | None = None) -> list[Added]:
         """Add a batch."""
-        [added] = self.run(lambda ledger: add.add(ledger, news, LEASE, quota))
-        return list(added)
+        [answers] = self.run(lambda ledger: add.add(ledger, news, LEASE, quota))
+        return add.told(news, LEASE, answers)
 
     def add_singly(self, news: list[New], quota: int | None = None) -> list[Added]:
         """Add tasks as so many batches."""
@@ -55,7 +55,8 @@ class File:
 
     def finish(self, results: list[Finish]) -> list[Finished]:
         """Finish a batch."""
-        [finished] = self.run(lambda ledger: finish.finish(ledger, results))
+        ends = [finish.end_of(result) for result in results]
+        [finished] = self.run(lambda ledger: finish.finish(ledger, ends))
         return list(finished)
 
     def finish_singly(self, results: list[Finish]) -> list[Finished]:

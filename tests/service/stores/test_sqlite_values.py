@@ -65,8 +65,10 @@ def test_no_value_asks_how_it_wants_to_be_written(file: File) -> None:
 
         ledger.execute = note
         batch = [New(task(n), direct=n > 1) for n in range(4)]
-        held = [added.task for added in add.add(ledger, batch, LEASE, None) if added.leased]
-        finish.finish(ledger, [succeed(held[0]), wait(held[1], NOON + 5, keep=LEASE)])
+        answers = add.add(ledger, batch, LEASE, None)
+        held = [added.task for added in add.told(batch, LEASE, answers) if added.leased]
+        ends = [succeed(held[0]), wait(held[1], NOON + 5, keep=LEASE)]
+        finish.finish(ledger, [finish.end_of(end) for end in ends])
         ledger.flush()
 
     file.add([New(task(9))])

@@ -4,17 +4,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
 
 from tarry.errors import ConfigurationError
-from tarry.service.model import Task
+from tarry.service.model import Status, Task
 from tarry.service.store import Added, Addition
 from tarry.service.stores.sqlite.bulk import NO_NUMBER, NO_TEXT, NUMBER, TEXT, Bulk
 from tarry.service.stores.sqlite.ledger import IN_FLIGHT, PENDING
 from tarry.service.stores.sqlite.names import packed, unpacked
-from tarry.service.stores.sqlite.rows import STATUSES, TASK, task_of
+from tarry.service.stores.sqlite.rows import TASK, task_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -42,6 +42,11 @@ VALUES {rows}
 )
 
 
+Begun: TypeAlias = tuple[int, int, int, bool]
+"""What a caller does not know of a task that was added: when that was, when its first attempt is
+due, when it wants attention, and whether it is leased to him."""
+
+
 class _Place(Struct, gc=False):
     """Where tasks of one lane and policy go, and how many went there."""
 
@@ -53,9 +58,42 @@ class _Place(Struct, gc=False):
     leased: int = 0
 
 
+def told(
+    tasks: Sequence[New], lease: Lease | None, answers: Sequence[Begun | Added]
+) -> list[Added]:
+    """Return the answers of `add` as the port has them."""
+    return [
+        one
+        if isinstance(one, Added)
+        else Added(Addition.ADDED, _stored(new.task, lease, one), one[3])
+        for new, one in zip(tasks, answers, strict=True)
+    ]
+
+
+def _stored(task: Task, lease: Lease | None, begun: Begun) -> Task:
+    created_at, due, wake_at, leased = begun
+    return Task(
+        id=task.id,
+        tenant=task.tenant,
+        lane=task.lane,
+        key=task.key,
+        fingerprint=task.fingerprint,
+        content=task.content,
+        body_ref=task.body_ref,
+        policy_id=task.policy_id,
+        policy_version=task.policy_version,
+        created_at=created_at,
+        next_attempt_at=due,
+        started_at=due,
+        status=Status.IN_FLIGHT if leased else Status.PENDING,
+        worker=lease.worker if leased and lease is not None else None,
+        wake_at=wake_at,
+    )
+
+
 def add(
     ledger: Ledger, tasks: Sequence[New], lease: Lease | None, quota: int | None
-) -> list[Added]:
+) -> list[Begun | Added]:
     """Add tasks, each in its own right: one by one where a quota may not do for all."""
     if quota is None or _fits(ledger, tasks, quota):
         return add_all(ledger, tasks, lease)
@@ -69,7 +107,7 @@ def _fits(ledger: Ledger, tasks: Sequence[New], quota: int) -> bool:
     return all(ledger.live(ledger.names.tenant(tenant)) <= room for tenant in tenants)
 
 
-def _add_within(ledger: Ledger, new: New, lease: Lease | None, quota: int) -> Added:
+def _add_within(ledger: Ledger, new: New, lease: Lease | None, quota: int) -> Begun | Added:
     tenant = ledger.names.tenant(new.task.tenant)
     if ledger.live(tenant) >= quota:
         return _existing(ledger, tenant, new.task) or Added(Addition.FULL, new.task)
@@ -77,7 +115,7 @@ def _add_within(ledger: Ledger, new: New, lease: Lease | None, quota: int) -> Ad
     return added
 
 
-def add_all(ledger: Ledger, tasks: Sequence[New], lease: Lease | None) -> list[Added]:
+def add_all(ledger: Ledger, tasks: Sequence[New], lease: Lease | None) -> list[Begun | Added]:
     """Add tasks whose number no quota bounds."""
     tenants = [ledger.names.tenant(new.task.tenant) for new in tasks]
     seqs = _insert(ledger, tasks, tenants)
@@ -131,14 +169,14 @@ def _begin(
     tenants: Sequence[int],
     seqs: Sequence[int | None],
     lease: Lease | None,
-) -> list[Added | None]:
+) -> list[Begun | None]:
     """Give tasks that were inserted their first state; the others are None."""
     now = ledger.now
     places: dict[tuple[str, str, str], _Place] = {}
     lanes = dict.fromkeys([new.task.lane for new, seq in zip(tasks, seqs, strict=True) if seq])
     ledger.load([ledger.names.lane(lane) for lane in lanes])
     values: list[Any] = []
-    added: list[Added | None] = []
+    added: list[Begun | None] = []
     for new, tenant, seq in zip(tasks, tenants, seqs, strict=True):
         if seq is None:
             added.append(None)
@@ -161,24 +199,7 @@ def _begin(
             lane.due(wake_at)
             place.waiting += 1
         values += (seq, tenant, lane.id, place.policy, status, wake_at, due, due, worker)
-        stored = Task(
-            id=task.id,
-            tenant=task.tenant,
-            lane=task.lane,
-            key=task.key,
-            fingerprint=task.fingerprint,
-            content=task.content,
-            body_ref=task.body_ref,
-            policy_id=task.policy_id,
-            policy_version=task.policy_version,
-            created_at=now,
-            next_attempt_at=due,
-            started_at=due,
-            status=STATUSES[status],
-            worker=None if held is None else held.worker,
-            wake_at=wake_at,
-        )
-        added.append(Added(Addition.ADDED, stored, held is not None))
+        added.append((now, due, wake_at, held is not None))
     _ADD_STATES.run(ledger.execute, values)
     for place in places.values():
         ledger.move(place.tenant, place.lane, place.policy, None, PENDING, place.waiting)

@@ -17,6 +17,7 @@ from tarry.service.stores.sqlite.rows import (
     TASK,
     TENANT,
     WAKE_AT,
+    encode,
     task_of,
 )
 
@@ -130,7 +131,7 @@ def _lose(ledger: Ledger, task: Task, row: Row) -> bool:
         worker=task.worker,
     )
     seq, tenant = row[SEQ], row[TENANT]
-    log(ledger, [(tenant, seq, task.attempts, attempt)])
+    log(ledger, [(tenant, seq, task.attempts, LOST, bytearray(encode(attempt)))])
     if task.cancelling:
         old = int(Status.IN_FLIGHT)
         end_cancelled(ledger, seq, tenant, row[LANE], row[POLICY], old, task.attempts)

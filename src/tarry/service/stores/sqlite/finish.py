@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
 from msgspec.json import Decoder
 
-from tarry.service.store import Finished, New
+from tarry.service.model import Status, Task  # noqa: TC001 - structs are sent
+from tarry.service.store import Finished, Lease, New
 from tarry.service.stores.sqlite.add import add_all
 from tarry.service.stores.sqlite.bulk import NO_NUMBER, NO_TEXT, NUMBER, TEXT, Bulk
 from tarry.service.stores.sqlite.ledger import CANCELLED, IN_FLIGHT, PENDING, SUCCEEDED
-from tarry.service.stores.sqlite.life import log
+from tarry.service.stores.sqlite.life import Line, log
 from tarry.service.stores.sqlite.names import all_found
+from tarry.service.stores.sqlite.rows import encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.service.model import Attempt
     from tarry.service.store import Finish
     from tarry.service.stores.sqlite.ledger import Ledger
 
@@ -59,22 +61,62 @@ ON CONFLICT (seq) DO UPDATE SET status = excluded.status, finished_at = excluded
     f"(?, 0, 0, 0, 0, 0, 0, ?, ?, {TEXT}, ?, {NUMBER}, ?, ?)",
 )
 
+
+class End(Struct, array_like=True, gc=False):
+    """A `Finish`, with as much of its task as says which it is, and its attempt as it is kept."""
+
+    id: str
+    tenant: str
+    version: int
+    outcome: str | None
+    """Of the attempt; None: there was none."""
+    log: bytearray
+    status: Status
+    reason: str | None
+    next_attempt_at: int
+    keep: Lease | None
+    previous_delay: float | None
+    restarted: int
+    last_kind: str | None
+    callback: Task | None
+
+
+def end_of(finish: Finish) -> End:
+    """Return what the file has to know of a result."""
+    task, attempt = finish.task, finish.attempt
+    return End(
+        task.id,
+        task.tenant,
+        task.version,
+        None if attempt is None else attempt.outcome,
+        bytearray() if attempt is None else bytearray(encode(attempt)),
+        finish.status,
+        finish.reason,
+        finish.next_attempt_at,
+        finish.keep,
+        finish.previous_delay,
+        finish.restarted,
+        finish.last_kind,
+        finish.callback,
+    )
+
+
 _decode = Decoder(list[tuple[Any, ...]]).decode
 
 
-def finish(ledger: Ledger, results: Sequence[Finish]) -> list[Finished]:
+def finish(ledger: Ledger, results: Sequence[End]) -> list[Finished]:
     """Write attempt and next state, if the version still matches.
 
     All at once, if each is of another task: else one has to see what the one before it has done.
     """
-    if len({result.task.id for result in results}) == len(results):
+    if len({result.id for result in results}) == len(results):
         return _finish(ledger, results)
     return [answer for result in results for answer in _finish(ledger, [result])]
 
 
-def _finish(ledger: Ledger, results: Sequence[Finish]) -> list[Finished]:
+def _finish(ledger: Ledger, results: Sequence[End]) -> list[Finished]:
     asked: list[Any] = []
-    for asking in enumerate(all_found([result.task.id for result in results])):
+    for asking in enumerate(all_found([result.id for result in results])):
         asked += asking
     rows: list[Row] = [()] * len(results)
     for _, cursor in _STATES.parts(ledger.execute, asked):
@@ -92,22 +134,22 @@ class _Step:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._attempts: list[tuple[int, int, int, Attempt]] = []
+        self._attempts: list[Line] = []
         self._ended: list[Any] = []
         self._going_on: list[Any] = []
         self._moves: dict[tuple[int, int, int, int], int] = {}
         self._callbacks: list[New] = []
 
-    def take(self, result: Finish, row: Row) -> Finished:
+    def take(self, result: End, row: Row) -> Finished:
         """Take one end; `row` is where its task stands, all None if it is not in flight."""
         _, seq, tenant, lane_id, policy, version, cancelling, attempts = row
-        if version != result.task.version:
+        if version != result.version:
             ledger = self._ledger
-            ledger.superseded(ledger.names.tenant(result.task.tenant))
+            ledger.superseded(ledger.names.tenant(result.tenant))
             return Finished.SUPERSEDED
-        if result.attempt is not None:
+        if result.outcome is not None:
             attempts += 1
-            self._attempts.append((tenant, seq, attempts, result.attempt))
+            self._attempts.append((tenant, seq, attempts, result.outcome, result.log))
         status, delay = int(result.status), result.previous_delay
         cancelled = cancelling and status != SUCCEEDED
         progress = (
@@ -131,7 +173,7 @@ class _Step:
         return Finished.DONE
 
     def _go_on(
-        self, result: Finish, seq: int, tenant: int, lane_id: int, policy: int, progress: Row
+        self, result: End, seq: int, tenant: int, lane_id: int, policy: int, progress: Row
     ) -> None:
         """Let a task wait for its next attempt, in the hands of its worker or not."""
         ledger, due, keep = self._ledger, result.next_attempt_at, result.keep

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.service.store import Cancellation, Retrieval
 from tarry.service.stores.sqlite.bulk import Bulk
 from tarry.service.stores.sqlite.ledger import CANCELLED, EXHAUSTED, IN_FLIGHT, PENDING
 from tarry.service.stores.sqlite.names import found
-from tarry.service.stores.sqlite.rows import encode, log_key
+from tarry.service.stores.sqlite.rows import log_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.service.model import Attempt
     from tarry.service.store import Release
     from tarry.service.stores.sqlite.ledger import Ledger
 
@@ -38,6 +37,8 @@ UPDATE state SET status = 0, wake_at = ?1, next_attempt_at = ?1, started_at = ?1
     previous_delay = NULL, restarted = 0, last_kind = NULL
 WHERE seq = ?2
 """
+Line: TypeAlias = tuple[int, int, int, str, bytearray]
+"""A line of the attempt log: its tenant, task, and number, its outcome, and the attempt, packed."""
 _LOG = Bulk("INSERT INTO attempt (id, log) VALUES {rows}", "(?, ?)")
 
 
@@ -71,12 +72,12 @@ def end_cancelled(
     ledger.move(tenant, ledger.lane(lane_id), policy, old, CANCELLED)
 
 
-def log(ledger: Ledger, attempts: Sequence[tuple[int, int, int, Attempt]]) -> None:
-    """Write lines of the attempt log, and count them: of each its tenant, task, and number."""
+def log(ledger: Ledger, lines: Sequence[Line]) -> None:
+    """Write lines of the attempt log, and count them."""
     values: list[Any] = []
-    for tenant, seq, number, attempt in attempts:
-        values += (log_key(seq, number), bytearray(encode(attempt)))
-        ledger.seen(tenant, attempt.outcome)
+    for tenant, seq, number, outcome, attempt in lines:
+        values += (log_key(seq, number), attempt)
+        ledger.seen(tenant, outcome)
     _LOG.run(ledger.execute, values)
 
 

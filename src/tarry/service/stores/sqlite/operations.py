@@ -14,7 +14,6 @@ from tarry.service.store import (
     Added,
     Cancellation,
     Claimed,
-    Finish,
     Finished,
     Lease,
     New,
@@ -36,6 +35,8 @@ from tarry.service.stores.sqlite import (
     upkeep,
     workers,
 )
+from tarry.service.stores.sqlite.add import Begun
+from tarry.service.stores.sqlite.finish import End
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,9 +60,9 @@ class Operation:
 OPERATIONS: dict[str, Operation] = {
     name: Operation(run, takes, gives)
     for name, run, takes, gives in (
-        ("add", add.add, tuple[list[New], Lease | None, int | None], list[Added]),
+        ("add", add.add, tuple[list[New], Lease | None, int | None], list[Begun | Added]),
         ("claim", claim.claim, tuple[Lease, int, int, list[str]], Claimed),
-        ("finish", finish.finish, tuple[list[Finish]], list[Finished]),
+        ("finish", finish.finish, tuple[list[End]], list[Finished]),
         ("release", life.release, tuple[list[Release]], None),
         ("cancel", life.cancel, tuple[str, str], Cancellation | None),
         ("retry_now", life.retry_now, tuple[str, str], Retrieval | None),

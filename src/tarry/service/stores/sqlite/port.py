@@ -55,7 +55,8 @@ class Port(ABC):
         *,
         quota: int | None = None,
     ) -> list[port.Added]:
-        return await self._write(Call(add.add, tasks, lease, quota), len(tasks))
+        answers = await self._write(Call(add.add, tasks, lease, quota), len(tasks))
+        return add.told(tasks, lease, answers)
 
     async def claim(
         self, lease: port.Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
@@ -63,7 +64,8 @@ class Port(ABC):
         return await self._write(Call(claim.claim, lease, limit, per_lane, skip), limit)
 
     async def finish(self, results: Sequence[port.Finish]) -> list[port.Finished]:
-        return await self._write(Call(finish.finish, results), len(results))
+        ends = [finish.end_of(result) for result in results]
+        return await self._write(Call(finish.finish, ends), len(ends))
 
     async def release(self, leases: Sequence[port.Release]) -> None:
         await self._write(Call(life.release, leases), len(leases))
