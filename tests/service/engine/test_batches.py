@@ -46,6 +46,51 @@ def test_what_comes_while_a_call_runs_goes_into_the_next() -> None:
     asyncio.run(main())
 
 
+def test_a_second_call_is_made_when_enough_wait_for_it() -> None:
+    """Few wait for the end of the first, and there is never a third."""
+
+    async def main() -> None:
+        sender = Sender()
+        batches = Batches(sender, most=100, waiting=1000)
+        sizes = (1, 31, 1, 50)
+        answers: list[asyncio.Future[Sequence[int]]] = []
+        seen: list[list[int]] = []
+        for size in sizes:
+            answers.append(batches.put([size] * size))
+            await asyncio.sleep(0)
+            seen.append([len(call) for call in sender.calls])
+        assert [[1], [1], [1, 32], [1, 32]] == seen
+        sender.gate.set()
+
+        assert list(sizes) == [len(await answer) for answer in answers]
+        assert [1, 32, 50] == [len(call) for call in sender.calls]
+        await batches.flushed()
+        assert 0 == batches.waiting
+
+    asyncio.run(main())
+
+
+def test_what_is_posted_counts_towards_a_second_call() -> None:
+    """Nobody waits for it, and it goes as soon."""
+
+    async def main() -> None:
+        sender = Sender()
+        batches = Batches(sender, most=100, waiting=1000)
+        for n in range(40):
+            batches.post(n)
+            if n in {0, 30}:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert [1, 39] == [len(call) for call in sender.calls]
+        batches.post(40)
+        await asyncio.sleep(0)
+        sender.gate.set()
+        await batches.flushed()
+        assert [1, 39, 1] == [len(call) for call in sender.calls]
+
+    asyncio.run(main())
+
+
 def test_a_call_takes_no_more_than_it_may() -> None:
     """Parts stay together, but for those that no call can take; answers keep their order."""
 

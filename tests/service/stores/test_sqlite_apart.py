@@ -117,6 +117,43 @@ def test_a_writer_that_is_killed_is_started_again(tmp_path: Path) -> None:
     on(tmp_path / "tasks.db", main)
 
 
+def test_a_second_group_goes_before_the_first_is_answered(tmp_path: Path) -> None:
+    """When it is large enough; what comes after it waits. A writer that is killed had both."""
+
+    async def main(store: SqliteStore) -> None:
+        line = store._writer
+        assert isinstance(line, ProcessLine)
+        os.kill(writer_of(store), signal.SIGSTOP)
+        asked: list[asyncio.Future[Any]] = []
+        for first, size in ((0, 1), (1, 1), (2, 200), (202, 100)):
+            news = [New(task(n)) for n in range(first, first + size)]
+            asked.append(asyncio.ensure_future(store.add(news)))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert [[1], [1, 200]] == [[weight for _, _, weight in group] for group in line._groups]
+        os.kill(writer_of(store), signal.SIGKILL)
+        *lost, kept = await asyncio.gather(*asked, return_exceptions=True)
+        assert [StoreUnavailable] * 3 == [type(error) for error in lost]
+        assert isinstance(kept, list)
+        assert 100 == len(kept)
+
+    on(tmp_path / "tasks.db", main)
+
+
+def test_groups_are_answered_in_their_order(tmp_path: Path) -> None:
+    """Each call gets its own answer, however many are on their way."""
+
+    async def main(store: SqliteStore) -> None:
+        parts = [[New(task(n)) for n in range(first, first + 90)] for first in range(0, 900, 90)]
+        answers = await asyncio.gather(*(store.add(part) for part in parts))
+        for part, added in zip(parts, answers, strict=True):
+            assert [new.task.id for new in part] == [each.task.id for each in added]
+        counters = await store.counters()
+        assert 900 == counters.tasks[Status.PENDING]
+
+    on(tmp_path / "tasks.db", main)
+
+
 def test_signals_for_the_service_do_not_end_the_writer(tmp_path: Path) -> None:
     """A supervisor may send them to all processes: what runs is still to be written down."""
 

@@ -59,7 +59,7 @@ def test_what_waits_together_is_written_together(tmp_path: Path) -> None:
 
 def test_a_group_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large batches that wait together are not one transaction without end."""
-    monkeypatch.setattr(line, "GROUP", 100)
+    monkeypatch.setattr(line, "_GROUP", 100)
 
     async def main(store: SqliteStore) -> None:
         before = store.database.commits

@@ -1,4 +1,8 @@
-"""Group commit: all that is asked for while the last call runs goes into the next one."""
+"""Group commit: what is asked for while a call runs goes into the next one.
+
+That is made when the first has ended, or before, when there is enough for it: so whoever answers
+need not wait for us, nor we for him.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,10 @@ R = TypeVar("R")
 
 _logger = logging.getLogger("tarry.service")
 _AGAIN_AFTER = 1.0
+_CALLS = 2
+"""Calls at a time."""
+_ENOUGH = 32
+"""Items for which a second call is worth its price."""
 
 
 class Batches(Generic[T, R]):
@@ -38,7 +46,11 @@ class Batches(Generic[T, R]):
         self._parts: deque[tuple[list[T], asyncio.Future[Sequence[R]] | None]] = deque()
         self._posted: list[T] = []
         """The items of the last part, while it is one that others may join."""
-        self._sender: asyncio.Task[None] | None = None
+        self._queued = 0
+        """Items that wait for a call."""
+        self._senders: list[asyncio.Task[None]] = []
+        self._is_called = False
+        """Whether one of them is about to begin."""
         self.waiting: int = 0
         """Items that wait or are on their way."""
 
@@ -68,34 +80,43 @@ class Batches(Generic[T, R]):
         self.waiting += 1
         if self._posted and len(self._posted) < self._most:
             self._posted.append(item)
+            self._queued += 1
+            self._go()
         else:
             self._posted = [item]
             self._append(self._posted, None)
 
     def _append(self, items: list[T], answer: asyncio.Future[Sequence[R]] | None) -> None:
         self._parts.append((items, answer))
-        if self._sender is None:
-            self._sender = asyncio.get_running_loop().create_task(self._run())
+        self._queued += len(items)
+        self._go()
+
+    def _go(self) -> None:
+        """Make a call in the next round of the loop, with all that has come till then."""
+        calls = len(self._senders)
+        if not self._is_called and (not calls or (calls < _CALLS and self._queued >= _ENOUGH)):
+            self._is_called = True
+            sender = asyncio.get_running_loop().create_task(self._send_some())
+            self._senders.append(sender)
+            sender.add_done_callback(self._sent)
+
+    def _sent(self, sender: asyncio.Task[None]) -> None:
+        self._senders.remove(sender)
+        if self._parts and not sender.cancelled():
+            self._go()
 
     async def flushed(self) -> None:
         """Return when nothing waits any more."""
-        while self._sender is not None:
-            await asyncio.wait([self._sender])
+        while self._senders:
+            await asyncio.wait(self._senders)
 
     async def stop(self) -> None:
         """Send nothing more; what is on its way may arrive or not."""
-        sender = self._sender
-        if sender is not None:
+        senders = tuple(self._senders)
+        for sender in senders:
             sender.cancel()
-            await asyncio.wait([sender])
-
-    async def _run(self) -> None:
-        try:
-            while self._parts:
-                await self._send_some()
-        finally:
-            self._sender = None
-            self._posted = []  # whoever comes next begins anew
+        if senders:
+            await asyncio.wait(senders)
 
     async def _send_some(self) -> None:
         parts: list[tuple[list[T], asyncio.Future[Sequence[R]] | None]] = []
@@ -103,7 +124,11 @@ class Batches(Generic[T, R]):
         while self._parts and (not items or len(items) + len(self._parts[0][0]) <= self._most):
             parts.append(self._parts.popleft())
             items += parts[-1][0]
-        if not self._parts:
+        self._queued -= len(items)
+        self._is_called = False
+        if self._parts:
+            self._go()
+        else:
             self._posted = []  # it goes now
         try:
             answers = await self._send(items)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tarry.service.model import Content, Task
     from tarry.service.store import New
 
-_GROUP = 128
+_GROUP = 64
 """Tasks that are written together: what came of others is written between two groups, and a retry
 is not put off by a large batch."""
 _Item: TypeAlias = "tuple[New, Content | None]"

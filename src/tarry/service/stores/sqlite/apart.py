@@ -2,7 +2,8 @@
 for itself.
 
 Calls go there in groups, and answers come back the same way, in frames over its standard input and
-output. It ends when its input does, so it never outlives the process that has started it. One that
+output. A second group may go before the first is answered, so that neither process waits for the
+other. It ends when its input does, so it never outlives the process that has started it. One that
 ends before is started again; what it had in hand is `StoreUnavailable`: it was done, or it was not.
 """
 
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from tarry.errors import StoreUnavailable
 from tarry.service.stores.sqlite.frames import LENGTH, answers_of, frame_of
-from tarry.service.stores.sqlite.line import GROUP, Line
+from tarry.service.stores.sqlite.line import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.line import Item
 
 _WRITER = "tarry.service.stores.sqlite.writer"
+_GROUP = 128
+"""Tasks, about, that go into one group: while it is written, we go on with the one before."""
+_GROUPS = 2
+"""Groups that it may have in hand."""
+_ENOUGH = 32
+"""Tasks for which a second is worth a transaction."""
 _PATIENCE = 10.0
 """Seconds for a writer that was told to end."""
 
@@ -38,7 +45,9 @@ class ProcessLine(Line):
         super().__init__()
         self._database = database
         self._items: deque[Item] = deque()
-        self._group: list[Item] = []
+        self._weight = 0
+        """Tasks, about, in them."""
+        self._groups: deque[list[Item]] = deque()
         """What the writer has in hand."""
         self.writer: Writer | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -46,53 +55,62 @@ class ProcessLine(Line):
 
     def _take(self, item: Item) -> None:
         self._items.append(item)
-        if not self._group:
-            self._wake()
+        self._weight += item[2]
+        self._wake()
 
     def _wake(self) -> None:
-        if not self._is_woken:
+        if not self._is_woken and self._may_send():
             self._is_woken = True
             self._loop.call_soon(self._send)  # others may have something in this round too
 
+    def _may_send(self) -> bool:
+        groups = len(self._groups)
+        return bool(self._items) and (not groups or (groups < _GROUPS and self._weight >= _ENOUGH))
+
     async def close(self) -> None:
         """End the process when it has done what waits."""
-        while waiting := [future for _, future, _ in (*self._group, *self._items)]:
+        while waiting := [one[1] for group in (*self._groups, self._items) for one in group]:
             await asyncio.wait(waiting)
         if self.writer is not None:
             await self.writer.close()
 
     def _send(self) -> None:
         self._is_woken = False
-        if self._group or not self._items:
+        if not self._may_send():
             return
         if self.writer is None:
             if self._starting is None:
                 self._starting = self._loop.create_task(self._start())
             return
+        group: list[Item] = []
         weight = 0
-        while self._items and weight < GROUP:
-            self._group.append(self._items.popleft())
-            weight += self._group[-1][2]
+        while self._items and weight < _GROUP:
+            group.append(self._items.popleft())
+            weight += group[-1][2]
+        self._weight -= weight
         try:
-            self.writer.send(frame_of([work for work, _, _ in self._group]))
+            self.writer.send(frame_of([work for work, _, _ in group]))
         except Exception as error:  # noqa: BLE001 - else everybody would wait for ever
-            self._fail(error)
+            self._fail(group, error)
+        else:
+            self._groups.append(group)
+        self._wake()
 
     def _answered(self, frame: bytes) -> None:
-        group, self._group = self._group, []
+        group = self._groups.popleft()
         self._answer(group, answers_of([work for work, _, _ in group], frame))
         self._wake()
 
     def _ended(self) -> None:
         self.writer = None
-        if self._group:
+        groups, self._groups = self._groups, deque()
+        for group in groups:
             msg = f"the writer of {self._database.path} has ended, and is started again"
-            self._fail(StoreUnavailable(msg))
+            self._fail(group, StoreUnavailable(msg))
+        self._wake()
 
-    def _fail(self, error: Exception) -> None:
-        group, self._group = self._group, []
+    def _fail(self, group: list[Item], error: Exception) -> None:
         self._answer(group, [(None, error) for _ in group])
-        self._send()
 
     async def _start(self) -> None:
         try:
@@ -106,12 +124,11 @@ class ProcessLine(Line):
                 start_new_session=True,  # who interrupts us means to end us, not what we began
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - whoever waits for it is told
-            self._group.extend(self._items)
-            self._items.clear()
-            self._fail(error)
+            items, self._items, self._weight = list(self._items), deque(), 0
+            self._fail(items, error)
         finally:
             self._starting = None
-        self._send()
+        self._wake()
 
 
 class Writer(asyncio.SubprocessProtocol):
@@ -153,10 +170,10 @@ class Writer(asyncio.SubprocessProtocol):
         """Take a part of an answer."""
         del fd
         self._received += data
-        if len(self._received) < LENGTH.size:
-            return
-        end = LENGTH.size + LENGTH.unpack_from(self._received)[0]
-        if len(self._received) >= end:
+        while len(self._received) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._received)[0]
+            if len(self._received) < end:
+                return
             frame = bytes(self._received[LENGTH.size : end])
             del self._received[:end]
             self._answered(frame)

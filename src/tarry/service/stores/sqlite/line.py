@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Item = tuple[Any, asyncio.Future[Any], int]
 
-GROUP = 2_000
+_GROUP = 2_000
 """Tasks, about, that go into one group."""
 WAITING = 50_000
 """Tasks, about, that may wait for it."""
@@ -95,7 +95,7 @@ class ThreadLine(Line):
         """Wait for work, and take with it what else is there; nothing: this is the end."""
         group: list[Item] = []
         weight = 0
-        while not self._ended and weight < GROUP:
+        while not self._ended and weight < _GROUP:
             try:
                 item = self._queue.get(block=not group)
             except Empty:
