@@ -10,7 +10,7 @@ from benchmarks.service.client import Connections
 from benchmarks.service.peers import common
 from benchmarks.service.served import address, await_ready
 
-SINGLE_CONNECTIONS, BATCH_CONNECTIONS = 64, 2
+SINGLE_CONNECTIONS, BATCH_CONNECTIONS = 128, 4
 JSON = {"Content-Type": "application/json"}
 
 encode = msgspec.json.Encoder().encode
