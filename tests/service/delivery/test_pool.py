@@ -9,6 +9,7 @@ import pytest
 
 from tarry.runtime.clocks import world
 from tarry.service.delivery import http
+from tarry.service.delivery.deadlines import WHO
 from tarry.service.delivery.exchange import Delivered, Fault
 from tarry.service.delivery.http import HttpDelivery
 from tarry.service.delivery.ways import Way
@@ -274,8 +275,8 @@ def test_a_bug_of_ours_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch)
         sent = delivery.send(request(served.url))
         with pytest.raises(ZeroDivisionError):
             await sent
-        timer = getattr(sent, "timer")  # noqa: B009 - of a Sending
-        return bool(timer.cancelled())
+        deadline = getattr(sent, "deadline")  # noqa: B009 - of a Sending
+        return deadline[WHO] is None
 
     assert (True, 0, 3) == with_one(use, max_connections=3)
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from tarry.service.delivery.deadlines import WHO
 from tarry.service.delivery.exchange import Delivered, Fault
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http import HttpDelivery
@@ -159,8 +160,8 @@ def test_a_cancelled_request_leaves_nothing(
             assert not stage.sending.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await stage.sending
-            assert stage.sending.timer is not None
-            is_quiet = stage.sending.timer.cancelled()
+            assert stage.sending.deadline is not None
+            is_quiet = stage.sending.deadline[WHO] is None
             if phase == "waiting":
                 return await closed(stage.delivery), is_quiet
             left = await emptied(stage.delivery)
@@ -194,7 +195,7 @@ def test_time_runs_by_itself(hostile: Hostile) -> None:
         answered = cast("Sending", delivery.send(request(hostile.url + "ok")))
         await answered
         await delivery.close()
-        assert answered.timer is not None
-        return late.fault, answered.timer.cancelled()
+        assert answered.deadline is not None
+        return late.fault, answered.deadline[WHO] is None
 
     assert (Fault.TIMEOUT, True) == run(main())

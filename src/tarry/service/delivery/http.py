@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from tarry.core.checks import count, short
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import world
+from tarry.service.delivery.deadlines import Deadlines
 from tarry.service.delivery.exchange import Delivered, Fault, NoWay
 from tarry.service.delivery.fields import is_token, lines_of
 from tarry.service.delivery.names import Names
@@ -67,6 +68,7 @@ class HttpDelivery:
         self._max_body = count("max_body", max_body)
         self._tls = _trusting(ca)
         self._names = Names()
+        self._deadlines = Deadlines(self._clock)
         self._most = count("max_host_connections", max_host_connections)
         self._room = Room(count("max_connections", max_connections), self._make_room)
         self._pools: dict[str, Pool] = {}
@@ -87,7 +89,7 @@ class HttpDelivery:
             return answer
         now = self._clock()
         sending = Sending(pool, request, head, now)
-        sending.timer = loop.call_later(request.timeout, pool.late, sending)
+        sending.deadline = self._deadlines.add(now + request.timeout, sending)
         pool.send(sending, now)
         return sending
 
@@ -99,6 +101,7 @@ class HttpDelivery:
         if self._sweeper is not None:
             self._sweeper.cancel()
         pools, self._pools = self._pools, {}
+        self._deadlines.close()
         ending = [task for pool in pools.values() for task in pool.close(self._clock())]
         if ending:
             await asyncio.wait(ending)

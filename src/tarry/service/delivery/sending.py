@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tarry.service.delivery.deadlines import WHO
 from tarry.service.delivery.exchange import Delivered
 
 if TYPE_CHECKING:
+    from tarry.service.delivery.deadlines import Deadline
     from tarry.service.delivery.exchange import Fault, Request
 
 
@@ -16,6 +18,10 @@ class Sender(Protocol):
 
     def leave(self, sending: Sending) -> None:
         """Let go of a request that nobody waits for any more."""
+        ...
+
+    def late(self, sending: Sending) -> None:
+        """End a request whose time is over."""
         ...
 
 
@@ -41,7 +47,7 @@ class Sending(asyncio.Future[Delivered]):
         self.head: bytes = head
         """What goes out before the body."""
         self.started: float = started
-        self.timer: asyncio.TimerHandle | None = None
+        self.deadline: Deadline | None = None
         self.connecting: asyncio.Task[bool] | None = None
         self.connection: Carrier | None = None
         self.was_sent: bool = False
@@ -49,16 +55,21 @@ class Sending(asyncio.Future[Delivered]):
 
     def end(self, delivered: Delivered, now: float) -> None:
         """Say what came of it."""
-        if self.timer is not None:
-            self.timer.cancel()
+        if self.deadline is not None:
+            self.deadline[WHO] = None
         if not self.done():
             delivered.duration_ms = (now - self.started) * 1000
             self.set_result(delivered)
 
+    def late(self) -> None:
+        """Learn that the time is over."""
+        if not self.done():
+            self._sender.late(self)
+
     def fail(self, error: BaseException) -> None:
         """Say that we have a bug: whoever waits for it is told."""
-        if self.timer is not None:
-            self.timer.cancel()
+        if self.deadline is not None:
+            self.deadline[WHO] = None
         if not self.done():
             self.set_exception(error)
 
@@ -66,7 +77,7 @@ class Sending(asyncio.Future[Delivered]):
         """Break it off, and leave nothing behind."""
         if not super().cancel(msg):
             return False
-        if self.timer is not None:
-            self.timer.cancel()
+        if self.deadline is not None:
+            self.deadline[WHO] = None
         self._sender.leave(self)
         return True

@@ -201,5 +201,7 @@ def _text(delivered: Delivered) -> tuple[str, bool]:
     """Return the beginning of an answer as text for any screen, and whether there is more of it."""
     text = delivered.excerpt.decode("utf-8", "replace")
     kept = text[:_EXCERPT]
-    shown = "".join(character if character.isprintable() else " " for character in kept)
+    shown = kept
+    if not kept.isprintable():
+        shown = "".join(character if character.isprintable() else " " for character in kept)
     return shown, delivered.truncated or len(kept) < len(text)
