@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from tarry.service.app import Service
 
 _BACKLOG = 2048
+_GARBAGE = 10_000
+"""Objects after which cycles are looked for: there are few, and to look for them takes time."""
 _KEEP_ALIVE = 75
 """Seconds that an idle connection is kept: longer than balancers keep theirs, usually for 60."""
 
@@ -64,6 +67,8 @@ class _Announced(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
+        gc.freeze()  # what is here now stays
+        gc.set_threshold(_GARBAGE)
         if self.started and self.servers:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
