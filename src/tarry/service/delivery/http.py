@@ -88,7 +88,7 @@ class HttpDelivery:
             answer.set_result(Delivered(fault=error.fault, error=str(error)))
             return answer
         now = self._clock()
-        sending = Sending(pool, request, head, now)
+        sending = Sending(loop, pool, request, head, now)
         sending.deadline = self._deadlines.add(now + request.timeout, sending)
         pool.send(sending, now)
         return sending

@@ -40,18 +40,26 @@ class Carrier(Protocol):
 class Sending(asyncio.Future[Delivered]):
     """A request on its way. It is no coroutine: nothing has to be woken but who waits for it."""
 
-    def __init__(self, sender: Sender, request: Request, head: bytes, started: float) -> None:
-        super().__init__()
+    deadline: Deadline | None = None
+    connecting: asyncio.Task[bool] | None = None
+    connection: Carrier | None = None
+    was_sent: bool = False
+    """Whether it was sent before, on a connection that had been closed in silence."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sender: Sender,
+        request: Request,
+        head: bytes,
+        started: float,
+    ) -> None:
+        super().__init__(loop=loop)
         self._sender = sender
         self.request: Request = request
         self.head: bytes = head
         """What goes out before the body."""
         self.started: float = started
-        self.deadline: Deadline | None = None
-        self.connecting: asyncio.Task[bool] | None = None
-        self.connection: Carrier | None = None
-        self.was_sent: bool = False
-        """Whether it was sent before, on a connection that had been closed in silence."""
 
     def end(self, delivered: Delivered, now: float) -> None:
         """Say what came of it."""
