@@ -12,6 +12,7 @@ from benchmarks.service.served import address, await_ready
 
 SINGLE_CONNECTIONS, BATCH_CONNECTIONS = 128, 4
 JSON = {"Content-Type": "application/json"}
+FORGETTING = {"Prefer": "return=minimal"}
 
 encode = msgspec.json.Encoder().encode
 
@@ -24,7 +25,8 @@ async def connect():
     is_batch = common.role() == "batch"
     await_ready()
     count = BATCH_CONNECTIONS if is_batch else SINGLE_CONNECTIONS
-    connections = await Connections.open(address(), count, JSON)
+    headers = JSON | FORGETTING if is_batch else JSON
+    connections = await Connections.open(address(), count, headers)
     path = "/retry-tasks/batch" if is_batch else "/retry-tasks"
 
     async def enqueue(ids):

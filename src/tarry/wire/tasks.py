@@ -147,6 +147,8 @@ class BatchResult(_Told, omit_defaults=True):
 
     status: int
     task: RetryTask | None = None
+    task_id: str | None = None
+    """In its place, for who prefers a minimal answer."""
     problem: dict[str, Any] | None = None
 
 

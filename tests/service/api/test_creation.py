@@ -482,6 +482,44 @@ def test_a_batch_gets_one_verdict_each_in_order(more: list[int]) -> None:
     with_rig(test)
 
 
+@pytest.mark.parametrize(
+    ("prefer", "is_minimal"),
+    [
+        ("return=minimal", True),
+        ('wait=5, Return = "minimal"; why=not', True),
+        ("return=minimalist", False),
+        ("return=representation", False),
+        ("wait=1", False),
+    ],
+)
+def test_a_batch_is_answered_with_ids_alone_for_who_prefers_it(
+    prefer: str, is_minimal: bool
+) -> None:
+    """A hint that was followed is told (RFC 7240, 4.2); problems are told in full all the same."""
+
+    async def test(rig: Rig) -> None:
+        tasks = [
+            {"targetUrl": TARGET, "idempotencyKey": "a"},
+            {"targetUrl": TARGET, "idempotencyKey": "a"},
+            {"targetUrl": TARGET, "idempotencyKey": "a", "body": "other"},
+        ]
+        headers = {"Prefer": prefer}
+        reply = await rig.ask("POST", "/retry-tasks/batch", {"tasks": tasks}, headers=headers)
+        added, again, other = reply.json["results"]
+        if is_minimal:
+            assert "return=minimal" == reply.header("preference-applied")
+            assert {"status": 201, "taskId": added["taskId"]} == added
+            assert {"status": 200, "taskId": added["taskId"]} == again
+            assert (await rig.ask("GET", f"/retry-tasks/{added['taskId']}")).status == 200
+        else:
+            assert reply.header("preference-applied") is None
+            assert added["task"]["taskId"] == again["task"]["taskId"]
+            assert "taskId" not in added
+        assert (422, "idempotencyKey") == (other["status"], other["problem"]["field"])
+
+    with_rig(test)
+
+
 def test_a_batch_has_bounds() -> None:
     """1,000 tasks and no more; one that is too large for itself is refused alone."""
 

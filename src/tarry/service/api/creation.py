@@ -43,6 +43,8 @@ _one = msgspec.json.Decoder(NewRetryTask)
 _many = msgspec.json.Decoder(NewBatch)
 _NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_MINIMALLY = re.compile(rb'(?:^|,)\s*return\s*=\s*"?minimal"?\s*(?=$|[;,])', re.IGNORECASE)
+_MINIMAL = (b"preference-applied", b"return=minimal")
 _BREATH = 50
 """Tasks of a batch that are checked before others get their turn."""
 _TRY_AGAIN = 10.0
@@ -105,6 +107,9 @@ class Creation:
                 takes=NewBatch,
                 answers={200: BatchResults},
                 refuses=(400, 413, 415, 422, 429, 503),
+                more_headers={
+                    "Prefer": "return=minimal answers with the taskId of each alone (RFC 7240)."
+                },
             ),
         ]
 
@@ -177,6 +182,7 @@ class Creation:
                 contents.append(content)
             if not i % _BREATH:
                 await asyncio.sleep(0)
+        is_minimal = b"prefer" in asked.fields and _prefers_minimal(asked)
         answers = iter(await self._around.engine.submit(news, contents) if news else ())
         told_by = iter(contents)
         for i, result in enumerate(results):
@@ -185,11 +191,17 @@ class Creation:
                 if content.owned and added.addition is not Addition.ADDED:
                     await self._intake.drop(content)
                 try:
-                    status, view = self._verdict(added, content)
-                    results[i] = BatchResult(status=status, task=view)
+                    results[i] = self._result(added, content, is_minimal=is_minimal)
                 except problems.Refused as refused:
                     results[i] = _refused(refused)
-        return told(200, BatchResults(results=[one for one in results if one is not None]))
+        made = BatchResults(results=[one for one in results if one is not None])
+        return told(200, made, *((_MINIMAL,) if is_minimal else ()))
+
+    def _result(self, added: Added, content: Content, *, is_minimal: bool) -> BatchResult:
+        if is_minimal:
+            return BatchResult(status=_status_of(added), task_id=added.task.id)
+        status, view = self._verdict(added, content)
+        return BatchResult(status=status, task=view)
 
     def _tasks_in(self, body: bytes) -> Sequence[NewRetryTask | msgspec.Raw]:
         """Return the tasks of a batch; where one may be wrong, they are read one by one later."""
@@ -209,15 +221,26 @@ class Creation:
             raise problems.too_many(detail, wait)
 
     def _verdict(self, added: Added, content: Content) -> tuple[int, RetryTask]:
-        addition = added.addition
-        if addition is Addition.ADDED:
-            return 201, task_view(added.task, content, Status.PENDING)
-        if addition is Addition.EXISTING:
-            return 200, view_of(self._around, added.task)
-        if addition is Addition.CONFLICT:
-            raise problems.reused_key()
-        detail = "The tenant has as many live tasks as it may have (tenant_pending)."
-        raise problems.too_many(detail, _TRY_AGAIN)
+        status = _status_of(added)
+        if added.addition is Addition.ADDED:
+            return status, task_view(added.task, content, Status.PENDING)
+        return status, view_of(self._around, added.task)
+
+
+def _status_of(added: Added) -> int:
+    addition = added.addition
+    if addition is Addition.ADDED:
+        return 201
+    if addition is Addition.EXISTING:
+        return 200
+    if addition is Addition.CONFLICT:
+        raise problems.reused_key()
+    detail = "The tenant has as many live tasks as it may have (tenant_pending)."
+    raise problems.too_many(detail, _TRY_AGAIN)
+
+
+def _prefers_minimal(asked: Asked) -> bool:
+    return _MINIMALLY.search(b",".join(asked.lines(b"prefer"))) is not None
 
 
 def _made(status: int, task: RetryTask, *headers: tuple[bytes, bytes]) -> Answer:
