@@ -80,7 +80,8 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     key: str
     """The `Idempotency-Key` of every attempt; never changes."""
     fingerprint: bytes
-    """A digest of what the caller asked for: the same key with another one is a conflict."""
+    """A digest of what the caller asked for: the same key with another one is a conflict. Empty
+    where the caller gave no key."""
     content: bytes
     """A `Content`, packed."""
     body_ref: str | None = None

@@ -482,6 +482,28 @@ def test_a_batch_gets_one_verdict_each_in_order(more: list[int]) -> None:
     with_rig(test)
 
 
+def test_without_a_key_nothing_is_the_same_again() -> None:
+    """No digest is made; the id of such a task is nobody's key, also not for the same content."""
+
+    async def test(rig: Rig) -> None:
+        document = {"targetUrl": TARGET, "body": "x"}
+        first = (await rig.ask("POST", "/retry-tasks", document)).json["taskId"]
+        second = (await rig.ask("POST", "/retry-tasks", document)).json["taskId"]
+        assert first != second
+        stored = await rig.store.get("default", first)
+        assert stored is not None
+        assert b"" == stored.fingerprint
+        again = await rig.ask("POST", "/retry-tasks", {**document, "idempotencyKey": first})
+        assert (422, "idempotencyKey") == (again.status, again.problem["field"])
+        large = {"targetUrl": TARGET, "body": "x" * 40_000}
+        third = (await rig.ask("POST", "/retry-tasks", large)).json["taskId"]
+        elsewhere = await rig.store.get("default", third)
+        assert elsewhere is not None
+        assert b"" == elsewhere.fingerprint
+
+    with_rig(test)
+
+
 @pytest.mark.parametrize(
     ("prefer", "is_minimal"),
     [
