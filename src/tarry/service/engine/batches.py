@@ -93,12 +93,19 @@ class Batches(Generic[T, R]):
 
     def _go(self) -> None:
         """Make a call in the next round of the loop, with all that has come till then."""
-        calls = len(self._senders)
-        if not self._is_called and (not calls or (calls < _CALLS and self._queued >= _ENOUGH)):
+        if not self._is_called and self._may_call(len(self._senders)):
             self._is_called = True
-            sender = asyncio.get_running_loop().create_task(self._send_some())
+            sender = asyncio.get_running_loop().create_task(self._run())
             self._senders.append(sender)
             sender.add_done_callback(self._sent)
+
+    def _may_call(self, others: int) -> bool:
+        return not others or (others < _CALLS and self._queued >= _ENOUGH)
+
+    async def _run(self) -> None:
+        self._is_called = False
+        while self._parts and self._may_call(len(self._senders) - 1):
+            await self._send_some()
 
     def _sent(self, sender: asyncio.Task[None]) -> None:
         self._senders.remove(sender)
@@ -125,7 +132,6 @@ class Batches(Generic[T, R]):
             parts.append(self._parts.popleft())
             items += parts[-1][0]
         self._queued -= len(items)
-        self._is_called = False
         if self._parts:
             self._go()
         else:
