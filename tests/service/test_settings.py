@@ -118,6 +118,7 @@ def test_a_mistake_names_its_place_and_the_rule(
         ("operator", "a/b", "operator must have 1 to 63 letters"),
         ("tenant_rate", "inf", "tenant_rate must be finite, got inf"),
         ("egress_proxy", "foo", "egress_proxy must be a URL as http://host:port, got 'foo'"),
+        ("egress_proxy", "socks5h://x", "egress_proxy must be a URL as http://host:port, got"),
         ("egress_proxy", "http://x:99999", "egress_proxy must be a URL as http://host:port"),
         ("ca_file", "/nope.pem", "ca_file must be a file of PEM certificates, got '/nope.pem'"),
         ("ca_file", _FILE, "ca_file must be a file of PEM certificates"),

@@ -16,6 +16,7 @@ from tarry.core.checks import number, short
 from tarry.errors import ConfigurationError
 from tarry.service.api.keys import check_tenant
 from tarry.service.delivery.guard import Guard
+from tarry.service.delivery.proxies import parse_proxy
 from tarry.service.delivery.signing import Signer
 from tarry.service.delivery.targets import parse_host
 from tarry.service.payloads import Payloads
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 MEMORY, SQLITE = "memory:", "sqlite:"
 _WEB = frozenset({"http", "https"})
-_PROXIES = _WEB | {"socks5h"}
 _NEEDED = frozenset({"host", "store"})
 """What may not be empty."""
 
@@ -89,14 +89,15 @@ def _folder(name: str, path: Path) -> None:
         raise ConfigurationError(msg)
 
 
-def _url(name: str, url: str, schemes: frozenset[str]) -> None:
+def _endpoint(url: str) -> None:
     try:
         parts = urlsplit(url)
-        is_right = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+        is_right = parts.scheme in _WEB and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_right = False
     if not is_right:
-        msg = f"{name} must be a URL as http://host:port, got {short(url.rpartition('@')[2])}"
+        shown = short(url.rpartition("@")[2])
+        msg = f"bodies_endpoint must be a URL as http://host:port, got {shown}"
         raise ConfigurationError(msg)
 
 
@@ -125,13 +126,13 @@ def _hosts(hosts: Sequence[str]) -> None:
 _RULES: dict[str, tuple[Callable[[Any], object], str]] = {
     "store": (_store, "store"),
     "bodies": (_bodies, "bodies"),
-    "bodies_endpoint": (lambda url: _url("bodies_endpoint", url, _WEB), "bodies_endpoint"),
+    "bodies_endpoint": (_endpoint, "bodies_endpoint"),
     "host": (_host, "targetUrl"),
     "allow_host": (_hosts, "allow_host"),
     "allow_target": (Guard, "allow"),
     "operator": (check_tenant, "tenant"),
     "tenant_rate": (lambda rate: number("tenant_rate", rate), "tenant_rate"),
-    "egress_proxy": (lambda url: _url("egress_proxy", url, _PROXIES), "egress_proxy"),
+    "egress_proxy": (parse_proxy, "proxy"),
     "ca_file": (_certificates, "ca_file"),
     "signing_secrets": (Signer, "secrets"),
     "encryption_keys": (Sealed, "an encryption key"),
