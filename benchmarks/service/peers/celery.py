@@ -13,6 +13,7 @@ app = Celery("benchmark", broker=common.REDIS)
 app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_pool_limit=4,
+    broker_transport_options={"max_connections": 256},  # else an acknowledgement may find none
     task_acks_late=True,
     task_ignore_result=True,
     task_send_sent_event=False,
