@@ -37,7 +37,8 @@ def check_headers(given: dict[str, Any], limits: Limits) -> tuple[str, ...]:
     for name, value in given.items():
         if not isinstance(value, str):
             raise invalid(_path(name), f"{name} must be a string, got {short(value)}.")
-        if not _is_value(value):
+        is_plain = value.isascii() and value.isprintable() and value == value.strip()
+        if not is_plain and not _is_value(value):  # one with a tab may do
             detail = f"{name} must be visible ASCII characters, with blanks only between them."
             raise invalid(_path(name), detail)
         size += len(name) + len(value) + 4
