@@ -57,6 +57,16 @@ def test_list_for_programs_is_one_document(ask: Ask, lane: str, waiting: str, fa
     assert [] == policy
 
 
+def test_a_list_that_is_cut_says_so(ask: Ask, lane: str, waiting: str, failed: str) -> None:
+    """Beside what it prints, so that programs read on."""
+    one = ask("tasks", "list", "--lane", lane, "--limit", "1", "--json")
+    every = ask("tasks", "list", "--lane", lane, "--limit", "2", "--json")
+
+    assert [failed] == [task["taskId"] for task in one.json]
+    assert "the first 1 of more: --limit lists more of them\n" == one.err
+    assert ([failed, waiting], "") == ([task["taskId"] for task in every.json], every.err)
+
+
 def test_empty_list_is_said(ask: Ask, lane: str) -> None:
     """No table without rows."""
     assert "none\n" == ask("tasks", "list", "--lane", lane).out

@@ -45,7 +45,7 @@ def list_(
 
     with connected(server, key) as client:
         found = client.dead_letters(policy=policy, lane=lane, reason=reason)
-        show_tasks(list(islice(found, limit)), as_json=as_json, dead=True)
+        show_tasks(list(islice(found, limit + 1)), limit, as_json=as_json, dead=True)
 
 
 @app.command(epilog=example("tarry dead replay --lane https:example.com:443 --rate 10"))

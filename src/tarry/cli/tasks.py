@@ -59,7 +59,7 @@ def list_(
         found = client.tasks(
             status=cast("Status | None", status), policy=policy, lane=lane, reason=reason
         )
-        show_tasks(list(islice(found, limit)), as_json=as_json)
+        show_tasks(list(islice(found, limit + 1)), limit, as_json=as_json)
 
 
 @app.command(epilog=example("tarry tasks show 0199c0de-0000-7000-8000-000000000000"))
@@ -121,11 +121,14 @@ def retry(
     _tell(found, after.status, after.next.words, as_json=as_json)
 
 
-def show_tasks(tasks: list[RetryTask], *, as_json: bool, dead: bool = False) -> None:
-    """Print tasks, or dead letters: those have no next attempt, and a reason."""
+def show_tasks(tasks: list[RetryTask], limit: int, *, as_json: bool, dead: bool = False) -> None:
+    """Print up to `limit` tasks, or dead letters: those have no next attempt, and a reason."""
     from tarry.cli import shown
     from tarry.runtime.clocks import world
 
+    if len(tasks) > limit:
+        tasks = tasks[:limit]
+        typer.echo(f"the first {limit} of more: --limit lists more of them", err=True)
     if as_json:
         shown.print_json(tasks)
     elif not tasks:
