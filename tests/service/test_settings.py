@@ -82,7 +82,7 @@ def test_secrets_are_not_shown() -> None:
 @pytest.mark.parametrize(
     ("flags", "environ", "words"),
     [
-        ({"port": "x"}, {}, ["--port", "int", "'x'"]),
+        ({"port": "x"}, {}, ["--port: must be a whole number, got 'x'"]),
         ({"port": 70_000}, {}, ["--port", "65535"]),
         ({}, {"TARRY_IN_FLIGHT": "0"}, ["TARRY_IN_FLIGHT", ">= 1", "'0'"]),
         ({}, {"TARRY_LOG": "xml"}, ["TARRY_LOG: must be text or json, got 'xml'"]),

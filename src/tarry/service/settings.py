@@ -246,7 +246,10 @@ def _checked(origin: str, name: str, value: Any) -> Any:
         return msgspec.convert(value, _TYPES[name], strict=False)
     except msgspec.ValidationError as error:
         given = "" if name in _SECRETS else f", got {short(value)}"
-        msg = f"{origin}: {_rule(name) or str(error).lower()}{given}"
+        words = str(error).lower()
+        if words == "expected `int`, got `str`":
+            words = "must be a whole number"
+        msg = f"{origin}: {_rule(name) or words}{given}"
         raise ConfigurationError(msg) from error
 
 
