@@ -117,6 +117,28 @@ def test_a_writer_that_is_killed_is_started_again(tmp_path: Path) -> None:
     on(tmp_path / "tasks.db", main)
 
 
+def test_a_writer_that_ends_is_told_of_though_nobody_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who looks at the log sees it; the end of the store is none of that kind."""
+
+    async def main(store: SqliteStore) -> None:
+        before = writer_of(store)
+        os.kill(before, signal.SIGKILL)
+        line = store._writer
+        assert isinstance(line, ProcessLine)
+        async with asyncio.timeout(30):
+            while line.writer is not None:  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0.01)
+        await store.add([New(task(1))])
+        assert before != writer_of(store)
+
+    on(tmp_path / "tasks.db", main)
+    assert ["has ended, and is started again"] == [
+        message.partition("tasks.db ")[2] for message in caplog.messages
+    ]
+
+
 def test_a_second_group_goes_before_the_first_is_answered(tmp_path: Path) -> None:
     """When it is large enough; what comes after it waits. A writer that is killed had both."""
 

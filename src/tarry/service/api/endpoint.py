@@ -135,7 +135,10 @@ def _answer_to(error: BaseException, scope: Scope) -> Answer:
         return refusal(problems.too_deep())
     if isinstance(error, StoreUnavailable):
         _logger.info("%s %s: %s", scope["method"], scope["path"], error)
-        detail = "The store is out of order. What was sent may have been kept: send it again."
+        detail = (
+            "The store is out of order. What was sent may have been kept: send it again. A task "
+            "without an idempotencyKey may then be there twice."
+        )
         return refusal(problems.unavailable(detail))
     if isinstance(error, Overloaded):
         return refusal(problems.unavailable(f"{error}.", error.retry_after))

@@ -10,6 +10,7 @@ ends before is started again; what it had in hand is `StoreUnavailable`: it was 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections import deque
 from typing import TYPE_CHECKING, cast
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.database import Database
     from tarry.service.stores.sqlite.line import Item
 
+_logger = logging.getLogger("tarry.service")
 _WRITER = "tarry.service.stores.sqlite.writer"
 _GROUP = 128
 """Tasks, about, that go into one group: while it is written, we go on with the one before."""
@@ -52,6 +54,7 @@ class ProcessLine(Line):
         self.writer: Writer | None = None
         self._starting: asyncio.Task[None] | None = None
         self._is_woken = False
+        self._is_closing = False
 
     def _take(self, item: Item) -> None:
         self._items.append(item)
@@ -71,6 +74,7 @@ class ProcessLine(Line):
         """End the process when it has done what waits."""
         while waiting := [one[1] for group in (*self._groups, self._items) for one in group]:
             await asyncio.wait(waiting)
+        self._is_closing = True
         if self.writer is not None:
             await self.writer.close()
 
@@ -103,6 +107,8 @@ class ProcessLine(Line):
 
     def _ended(self) -> None:
         self.writer = None
+        if not self._is_closing:
+            _logger.warning("the writer of %s has ended, and is started again", self._database.path)
         groups, self._groups = self._groups, deque()
         for group in groups:
             msg = f"the writer of {self._database.path} has ended, and is started again"
