@@ -21,6 +21,8 @@ from tarry.service.stores.sqlite.apart import ProcessLine
 from tarry.service.stores.sqlite.frames import answers_of, carry_out, frame_of
 from tarry.service.stores.sqlite.ledger import Ledger
 from tarry.service.stores.sqlite.operations import Call
+from tests.service.delivery.sending import LOOPS, use
+from tests.service.delivery.sending import run as run_on_loop
 from tests.service.stores.bench import LEASE, numbers, succeed, task
 from tests.service.stores.conformance import CASES, Bench, Case, name_of
 from tests.service.stores.direct import Direct
@@ -55,7 +57,13 @@ def on(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
         finally:
             await store.close()
 
-    asyncio.run(run())
+    run_on_loop(run())
+
+
+@pytest.fixture(params=LOOPS)
+def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs twice: loops differ in what they say of a process that has ended."""
+    use(request.param, monkeypatch)
 
 
 def writer_of(store: SqliteStore) -> int:
@@ -78,6 +86,7 @@ async def until_gone(pid: int) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.usefixtures("either_loop")
 def test_a_task_lives_in_both_processes(tmp_path: Path) -> None:
     """It is added and finished by one, and read by the other; the writer ends with the store."""
     writers: list[int] = []
@@ -95,6 +104,7 @@ def test_a_task_lives_in_both_processes(tmp_path: Path) -> None:
     assert not is_alive(writers[0])
 
 
+@pytest.mark.usefixtures("either_loop")
 def test_a_writer_that_is_killed_is_started_again(tmp_path: Path) -> None:
     """What it was asked for is refused, and can be asked for again; leases are still held."""
 
@@ -117,6 +127,7 @@ def test_a_writer_that_is_killed_is_started_again(tmp_path: Path) -> None:
     on(tmp_path / "tasks.db", main)
 
 
+@pytest.mark.usefixtures("either_loop")
 def test_a_writer_that_ends_is_told_of_though_nobody_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,6 +150,7 @@ def test_a_writer_that_ends_is_told_of_though_nobody_waits(
     ]
 
 
+@pytest.mark.usefixtures("either_loop")
 def test_a_second_group_goes_before_the_first_is_answered(tmp_path: Path) -> None:
     """When it is large enough; what comes after it waits. A writer that is killed had both."""
 
@@ -162,6 +174,32 @@ def test_a_second_group_goes_before_the_first_is_answered(tmp_path: Path) -> Non
     on(tmp_path / "tasks.db", main)
 
 
+@pytest.mark.usefixtures("either_loop")
+@pytest.mark.parametrize("error", [RuntimeError("closed"), BrokenPipeError()], ids=repr)
+def test_whoever_asks_a_dying_writer_is_told_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A loop may refuse to write to one before it says that it has ended: uvloop does."""
+
+    def refuse(_: bytes) -> None:
+        raise error
+
+    async def main(store: SqliteStore) -> None:
+        line = store._writer
+        assert isinstance(line, ProcessLine)
+        monkeypatch.setattr(line.writer, "send", refuse)
+        asked = asyncio.ensure_future(store.add([New(task(1))]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        os.kill(writer_of(store), signal.SIGKILL)
+        with pytest.raises(StoreUnavailable, match="started again"):
+            await asked
+        assert 1 == len(await store.add([New(task(1))]))
+
+    on(tmp_path / "tasks.db", main)
+
+
+@pytest.mark.usefixtures("either_loop")
 def test_groups_are_answered_in_their_order(tmp_path: Path) -> None:
     """Each call gets its own answer, however many are on their way."""
 
@@ -176,6 +214,7 @@ def test_groups_are_answered_in_their_order(tmp_path: Path) -> None:
     on(tmp_path / "tasks.db", main)
 
 
+@pytest.mark.usefixtures("either_loop")
 def test_signals_for_the_service_do_not_end_the_writer(tmp_path: Path) -> None:
     """A supervisor may send them to all processes: what runs is still to be written down."""
 

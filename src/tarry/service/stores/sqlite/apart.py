@@ -13,6 +13,8 @@ import asyncio
 import logging
 import sys
 from collections import deque
+from contextlib import suppress
+from importlib.metadata import version
 from typing import TYPE_CHECKING, cast
 
 from tarry.errors import StoreUnavailable
@@ -93,16 +95,23 @@ class ProcessLine(Line):
             weight += group[-1][2]
         self._weight -= weight
         try:
-            self.writer.send(frame_of([work for work, _, _ in group]))
+            frame = frame_of([work for work, _, _ in group])
         except Exception as error:  # noqa: BLE001 - else everybody would wait for ever
             self._fail(group, error)
         else:
             self._groups.append(group)
+            with suppress(OSError, RuntimeError):  # it has ended, and `_ended` tells them
+                self.writer.send(frame)
         self._wake()
 
     def _answered(self, frame: bytes) -> None:
         group = self._groups.popleft()
-        self._answer(group, answers_of([work for work, _, _ in group], frame))
+        try:
+            answers = answers_of([work for work, _, _ in group], frame)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(group, error)
+        else:
+            self._answer(group, answers)
         self._wake()
 
     def _ended(self) -> None:
@@ -125,7 +134,7 @@ class ProcessLine(Line):
             token = (presence.token or "") if presence is not None else ""
             _, self.writer = await self._loop.subprocess_exec(
                 lambda: Writer(self._answered, self._ended),
-                sys.executable, "-m", _WRITER, str(self._database.path), token,
+                sys.executable, "-m", _WRITER, str(self._database.path), token, version("tarry"),
                 stderr=None,
                 start_new_session=True,  # who interrupts us means to end us, not what we began
             )  # fmt: skip

@@ -12,7 +12,7 @@ from tarry.service.store import Finished, Lease, New
 from tarry.service.stores.sqlite.add import add_all
 from tarry.service.stores.sqlite.bulk import NO_NUMBER, NO_TEXT, NUMBER, TEXT, Bulk
 from tarry.service.stores.sqlite.ledger import CANCELLED, IN_FLIGHT, PENDING, SUCCEEDED
-from tarry.service.stores.sqlite.life import Line, log
+from tarry.service.stores.sqlite.life import LogLine, log
 from tarry.service.stores.sqlite.names import all_found
 from tarry.service.stores.sqlite.rows import encode
 
@@ -134,7 +134,7 @@ class _Step:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._attempts: list[Line] = []
+        self._attempts: list[LogLine] = []
         self._ended: list[Any] = []
         self._going_on: list[Any] = []
         self._moves: dict[tuple[int, int, int, int], int] = {}

@@ -37,7 +37,7 @@ UPDATE state SET status = 0, wake_at = ?1, next_attempt_at = ?1, started_at = ?1
     previous_delay = NULL, restarted = 0, last_kind = NULL
 WHERE seq = ?2
 """
-Line: TypeAlias = tuple[int, int, int, str, bytearray]
+LogLine: TypeAlias = tuple[int, int, int, str, bytearray]
 """A line of the attempt log: its tenant, task, and number, its outcome, and the attempt, packed."""
 _LOG = Bulk("INSERT INTO attempt (id, log) VALUES {rows}", "(?, ?)")
 
@@ -72,7 +72,7 @@ def end_cancelled(
     ledger.move(tenant, ledger.lane(lane_id), policy, old, CANCELLED)
 
 
-def log(ledger: Ledger, lines: Sequence[Line]) -> None:
+def log(ledger: Ledger, lines: Sequence[LogLine]) -> None:
     """Write lines of the attempt log, and count them."""
     values: list[Any] = []
     for tenant, seq, number, outcome, attempt in lines:

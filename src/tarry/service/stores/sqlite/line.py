@@ -1,4 +1,4 @@
-"""Work done in groups, elsewhere: all that waits when the last group is done goes into the next."""
+"""Work done in groups, elsewhere: what waits while a group is done goes into the next."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from importlib.metadata import version
 from typing import IO
 
 from tarry.runtime.clocks import world
@@ -12,8 +13,10 @@ from tarry.service.stores.sqlite.frames import LENGTH, carry_out
 from tarry.service.stores.sqlite.presence import Presence
 
 
-def main(path: str, token: str) -> None:
+def main(path: str, token: str, ours: str) -> None:
     """Carry out what comes in, until nothing does any more."""
+    if ours != version("tarry"):
+        sys.exit("tarry was upgraded while the service ran: restart it")
     for each in (signal.SIGINT, signal.SIGTERM):  # they are for the one that has started us
         signal.signal(each, signal.SIG_IGN)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
