@@ -70,6 +70,46 @@ def test_a_second_call_is_made_when_enough_wait_for_it() -> None:
     asyncio.run(main())
 
 
+def test_after_a_stop_before_anything_began_the_next_goes() -> None:
+    """With what was left behind."""
+
+    async def main() -> None:
+        sender = Sender()
+        sender.gate.set()
+        batches = Batches(sender, most=10, waiting=100)
+        batches.post(1)
+        await batches.stop()
+        assert [] == sender.calls
+        assert [4] == list(await batches.put([2]))
+        assert [[1, 2]] == sender.calls
+
+    asyncio.run(main())
+
+
+def test_one_of_two_calls_that_fails_takes_nothing_of_the_other() -> None:
+    """Each has its own answer."""
+
+    async def main() -> None:
+        sender = Sender()
+        batches = Batches(sender, most=40, waiting=1000)
+        first = batches.put([1] * 40)
+        await asyncio.sleep(0)
+        second = batches.put([2] * 40)
+        await asyncio.sleep(0)
+        assert [40, 40] == [len(call) for call in sender.calls]
+        first.cancel()
+        sender.gate.set()
+        assert [4] * 40 == list(await second)
+        sender.error = StoreUnavailable("away")
+        failed = batches.put([3])
+        with pytest.raises(StoreUnavailable):
+            await failed
+        await batches.flushed()
+        assert 0 == batches.waiting
+
+    asyncio.run(main())
+
+
 def test_what_is_posted_counts_towards_a_second_call() -> None:
     """Nobody waits for it, and it goes as soon."""
 

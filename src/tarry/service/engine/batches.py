@@ -119,11 +119,13 @@ class Batches(Generic[T, R]):
 
     async def stop(self) -> None:
         """Send nothing more; what is on its way may arrive or not."""
-        senders = tuple(self._senders)
+        senders, self._senders = self._senders, []
         for sender in senders:
+            sender.remove_done_callback(self._sent)
             sender.cancel()
         if senders:
             await asyncio.wait(senders)
+        self._is_called = False
 
     async def _send_some(self) -> None:
         parts: list[tuple[list[T], asyncio.Future[Sequence[R]] | None]] = []
@@ -146,6 +148,8 @@ class Batches(Generic[T, R]):
                 raise
             if any(answer is None for _, answer in parts):
                 _logger.exception("what nobody waits for could not be sent")
+            parts.clear()  # the error knows this frame, and they know the error
+            answer = None
         else:
             begin = 0
             for part, answer in parts:
