@@ -67,6 +67,7 @@ class _Announced(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
+        gc.collect()
         gc.freeze()  # what is here now stays
         gc.set_threshold(_GARBAGE)
         if self.started and self.servers:

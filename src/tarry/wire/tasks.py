@@ -148,7 +148,7 @@ class BatchResult(_Told, omit_defaults=True):
     status: int
     task: RetryTask | None = None
     task_id: str | None = None
-    """In its place, for who prefers a minimal answer."""
+    """In its place, for who prefers a minimal answer, as `tarry.Client` never does."""
     problem: dict[str, Any] | None = None
 
 

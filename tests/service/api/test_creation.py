@@ -509,6 +509,8 @@ def test_without_a_key_nothing_is_the_same_again() -> None:
     [
         ("return=minimal", True),
         ('wait=5, Return = "minimal"; why=not', True),
+        ("return=minimal, return=representation", True),
+        ("return=representation, return=minimal", False),
         ("return=minimalist", False),
         ("return=representation", False),
         ("wait=1", False),

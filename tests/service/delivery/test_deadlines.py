@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -61,18 +62,39 @@ def test_an_error_of_one_keeps_no_other_from_its_end() -> None:
     assert ["odd", "even", "later"] == run(main())
 
 
+def test_a_timer_that_fires_early_is_set_anew() -> None:
+    """The clock says when a time has come."""
+
+    async def main() -> tuple[list[str], list[str]]:
+        told: list[str] = []
+        now = 100.0
+        deadlines = Deadlines(lambda: now)
+        deadlines.add(now + 0.001, Who("first", told))
+        await asyncio.sleep(0.02)
+        before = list(told)
+        now += 0.001
+        await until(lambda: told)
+        return before, told
+
+    assert ([], ["first"]) == run(main())
+
+
 def test_those_that_have_ended_are_not_kept() -> None:
     """However many requests there were, only those count that run."""
 
     async def main() -> int:
         told: list[str] = []
-        deadlines = Deadlines(world.now)
-        running = [deadlines.add(world.now() + 60, Who("running", told)) for _ in range(600)]
+        now = 100.0
+        deadlines = Deadlines(lambda: now)
+        for _ in range(600):
+            deadlines.add(now + 60, Who("running", told))
         for _ in range(20_000):
-            deadlines.add(world.now() + 60, Who("ended", told))[WHO] = None
+            deadlines.add(now + 60, Who("ended", told))[WHO] = None
         most = len(deadlines)
-        deadlines.close()
-        assert all(each[WHO] is not None for each in running)
+        now += 61
+        deadlines.add(now - 2, Who("late already", told))
+        await until(lambda: len(told) == 601)
+        assert {"running": 600, "late already": 1} == Counter(told)
         return most
 
     assert 600 <= run(main()) <= 1_200

@@ -43,7 +43,7 @@ _one = msgspec.json.Decoder(NewRetryTask)
 _many = msgspec.json.Decoder(NewBatch)
 _NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_MINIMALLY = re.compile(rb'(?:^|,)\s*return\s*=\s*"?minimal"?\s*(?=$|[;,])', re.IGNORECASE)
+_RETURN = re.compile(rb'(?:^|,)\s*return\s*=\s*"?([a-z]+)"?\s*(?=$|[;,])', re.IGNORECASE)
 _MINIMAL = (b"preference-applied", b"return=minimal")
 _BREATH = 50
 """Tasks of a batch that are checked before others get their turn."""
@@ -182,7 +182,7 @@ class Creation:
                 contents.append(content)
             if not i % _BREATH:
                 await asyncio.sleep(0)
-        is_minimal = b"prefer" in asked.fields and _prefers_minimal(asked)
+        is_minimal = _prefers_minimal(asked)
         answers = iter(await self._around.engine.submit(news, contents) if news else ())
         told_by = iter(contents)
         for i, result in enumerate(results):
@@ -240,7 +240,8 @@ def _status_of(added: Added) -> int:
 
 
 def _prefers_minimal(asked: Asked) -> bool:
-    return _MINIMALLY.search(b",".join(asked.lines(b"prefer"))) is not None
+    found = _RETURN.search(b",".join(asked.lines(b"prefer")))  # the first counts (RFC 7240, 2)
+    return found is not None and found[1].lower() == b"minimal"
 
 
 def _made(status: int, task: RetryTask, *headers: tuple[bytes, bytes]) -> Answer:

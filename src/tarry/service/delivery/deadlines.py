@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Deadline: TypeAlias = list[Any]
-"""A time, a number that no other has, and who is told at `WHO`; None: nobody is any more."""
+"""A time, a number that no other has, and who is told at `WHO`; None: nobody is any more. A list
+compares itself by its first items, which a heap does all the time."""
 WHO = 2
 _FEW = 512
 
