@@ -169,7 +169,7 @@ def test_config_tells_where_values_come_from(
         (["--set", "port"], "--set takes NAME=VALUE, got 'port'"),
         (["--set", "prot=1"], "--set prot: there is no such setting; did you mean port?"),
         (["--set", "zz=1"], "--set zz: there is no such setting; there are allow_host, "),
-        (["--set", "port=x"], "--set port: expected"),
+        (["--set", "port=x"], "--set port: must be a whole number, got"),
         (["--port", "99999"], "--port: expected"),
         (["--config", "none.toml"], "cannot read none.toml"),
         (["--allow-target", "10.0.0.0/99"], "--allow-target: allow_target must hold CIDRs"),
