@@ -122,6 +122,31 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     finished_at: int | None = None
     """When it became terminal."""
 
+    def begun(
+        self, created_at: int, due: int, *, wake_at: int | None = None, worker: str | None = None
+    ) -> Task:
+        """Return the task as it begins in a store: with what a caller may set, and nothing else.
+
+        Its first attempt is due then; a worker that holds it at once does so until `wake_at`.
+        """
+        return Task(
+            id=self.id,
+            tenant=self.tenant,
+            lane=self.lane,
+            key=self.key,
+            fingerprint=self.fingerprint,
+            content=self.content,
+            body_ref=self.body_ref,
+            policy_id=self.policy_id,
+            policy_version=self.policy_version,
+            created_at=created_at,
+            next_attempt_at=due,
+            started_at=due,
+            status=Status.PENDING if worker is None else Status.IN_FLIGHT,
+            worker=worker,
+            wake_at=due if wake_at is None else wake_at,
+        )
+
     def status_at(self, now: int) -> Status:
         """Return the status that people see: a lease taken ahead of its time is no attempt yet."""
         early = self.status is Status.IN_FLIGHT and now < self.next_attempt_at

@@ -76,21 +76,7 @@ class Data:
         self._last_number += 1
         tenant, queue = self.tenant(task.tenant), self.queue(task.lane)
         is_open = not queue.lane.paused and queue.lane.parked_until is None
-        fresh = Task(
-            id=task.id,
-            tenant=task.tenant,
-            lane=task.lane,
-            key=task.key,
-            fingerprint=task.fingerprint,
-            content=task.content,
-            body_ref=task.body_ref,
-            policy_id=task.policy_id,
-            policy_version=task.policy_version,
-            created_at=now,
-            next_attempt_at=task.next_attempt_at,
-            started_at=task.next_attempt_at,
-            wake_at=task.next_attempt_at,
-        )
+        fresh = task.begun(now, task.next_attempt_at)
         if is_open and lease is not None and fresh.next_attempt_at <= now + lease.horizon:
             fresh = msgspec.structs.replace(fresh, **under(lease, fresh.next_attempt_at, now))
         row = Row(self._last_number, fresh)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from msgspec import Struct
 
 from tarry.errors import ConfigurationError
-from tarry.service.model import Status, Task
 from tarry.service.store import Added, Addition
 from tarry.service.stores.sqlite.bulk import NO_NUMBER, NO_TEXT, NUMBER, TEXT, Bulk
 from tarry.service.stores.sqlite.ledger import IN_FLIGHT, PENDING
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Sequence
 
+    from tarry.service.model import Task
     from tarry.service.store import Lease, New
     from tarry.service.stores.sqlite.lanerows import LaneRow
     from tarry.service.stores.sqlite.ledger import Ledger
@@ -72,23 +72,8 @@ def told(
 
 def _stored(task: Task, lease: Lease | None, begun: Begun) -> Task:
     created_at, due, wake_at, leased = begun
-    return Task(
-        id=task.id,
-        tenant=task.tenant,
-        lane=task.lane,
-        key=task.key,
-        fingerprint=task.fingerprint,
-        content=task.content,
-        body_ref=task.body_ref,
-        policy_id=task.policy_id,
-        policy_version=task.policy_version,
-        created_at=created_at,
-        next_attempt_at=due,
-        started_at=due,
-        status=Status.IN_FLIGHT if leased else Status.PENDING,
-        worker=lease.worker if leased and lease is not None else None,
-        wake_at=wake_at,
-    )
+    worker = lease.worker if leased and lease is not None else None
+    return task.begun(created_at, due, wake_at=wake_at, worker=worker)
 
 
 def add(
