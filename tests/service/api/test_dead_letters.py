@@ -136,7 +136,7 @@ def test_a_filter_that_there_is_not_is_told_those_that_there_are() -> None:
 
     async def test(rig: Rig) -> None:
         reply = await rig.ask("POST", "/dead-letters/replays", {"filter": {"lan": "x"}})
-        detail = "There is no field filter.lan. The fields are lane, policyId, reason, before."
+        detail = "There is no field filter.lan. Did you mean lane?"
         assert detail == reply.problem["detail"]
 
     with_rig(test)

@@ -96,10 +96,13 @@ BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"policy": {"scheduleMs": [1] * 1001}}, "policy.scheduleMs", "1000 entries"),
     ({"policy": {"attemptTimeoutMs": 300_001}}, "policy.attemptTimeoutMs", "at most 300000"),
     ({"policy": {"backoffType": "SCHEDULE"}}, "policy.backoffType", "scheduleMs"),
-    ({"policy": {"retries": 3}}, "policy.retries", "no field 'retries'"),
+    ({"policy": {"retries": 3}}, "policy.retries", "no field policy.retries. The fields are"),
+    ({"policy": {"maxAttempt": 3}}, "policy.maxAttempt", "Did you mean maxAttempts?"),
     ({"policy": {"maxAttempts": {}}}, "policy.maxAttempts", "whole number"),
     ({"url": "x"}, "url", "There is no field url. The fields are targetUrl, method"),
     ({"tenant": "other"}, "tenant", "There is no field tenant"),
+    ({"idempotencykey": "k"}, "idempotencykey", "Did you mean idempotencyKey?"),
+    ({"x" * 200: 1}, "x" * 100, f"no field {'x' * 100}. "),
 ]  # fmt: skip
 
 BAD_DOCUMENTS: list[tuple[bytes, int, str]] = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError
-from tarry.service.api.problems import invalid
+from tarry.service.api.problems import invalid, no_field
 from tarry.wire.policies import FIELDS, policy_from_wire
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ def check_policy(
     """Lay fields over a policy, or refuse one by its name; `within` is the path to them."""
     for name, value in document.items():
         if name not in FIELDS:
-            detail = f"A policy has no field {short(name)}. Its fields are {', '.join(FIELDS)}."
-            raise invalid(within + name[:100], detail)
+            raise no_field(within.rstrip("."), name, FIELDS)
         _check_size(within + name, value)
     try:
         policy = policy_from_wire(document, base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ _AT = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _TYPES = re.compile(r"`([a-z| ]+)`")
+_MOST_OF_NAME = 100
 _NAMES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 
 
@@ -35,6 +37,18 @@ class Refused(Exception):
 def invalid(field: str, detail: str, status: int = 422) -> Refused:
     """A field breaks a rule; `field` is its path in the JSON, or the name of a parameter."""
     return Refused(kinds.INVALID.problem(detail, status, field=field))
+
+
+def no_field(where: str, name: str, fields: Iterable[str]) -> Refused:
+    """There is no such field there; say which was probably meant, or else which there are."""
+    name, fields = name[:_MOST_OF_NAME], list(fields)
+    field = _within(where, name)
+    said = f"There is no field {field}."
+    if close := get_close_matches(name, fields, n=1):
+        said += f" Did you mean {close[0]}?"
+    elif fields:
+        said += f" The fields are {', '.join(fields)}."
+    return invalid(field, said)
 
 
 def unreadable(detail: str) -> Refused:
@@ -146,8 +160,7 @@ def misread(error: Exception, form: type[msgspec.Struct]) -> Refused:
     where = "" if at is None else at[1]
     said = text if at is None else text[: at.start()]
     if unknown := _UNKNOWN.fullmatch(said):
-        field = _within(where, unknown[1])
-        return invalid(field, f"There is no field {field}.{_fields_at(form, where)}")
+        return no_field(where, unknown[1], _fields_at(form, where))
     if required := _MISSING.fullmatch(said):
         field = _within(where, required[1])
         return invalid(field, f"{field} is missing.")
@@ -168,9 +181,9 @@ def _types_at(form: type[msgspec.Struct], where: str) -> list[Any]:
     return found
 
 
-def _fields_at(form: type[msgspec.Struct], where: str) -> str:
-    fields = [field for one in _types_at(form, where) for field in getattr(one, "fields", ())]
-    return f" The fields are {', '.join(field.encode_name for field in fields)}." if fields else ""
+def _fields_at(form: type[msgspec.Struct], where: str) -> list[str]:
+    found = _types_at(form, where)
+    return [field.encode_name for one in found for field in getattr(one, "fields", ())]
 
 
 def _values_at(form: type[msgspec.Struct], where: str) -> list[str]:
