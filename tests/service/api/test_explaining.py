@@ -141,8 +141,18 @@ WAIT = Decision(action="wait", delay_ms=50.0, ceiling_ms=100.0)
             [attempt(3, decision=Decision(action="stop", reason="something new"))],
             Lane(name="l", tenant="t", parked_until=NOW),
             (
-                "2 attempts before; attempt 3 got 503; stopped: something new. Attempt 4 of 8 is "
-                "due now."
+                "2 attempts before; attempt 3 got 503; stopped: something new; was replayed. "
+                "Attempt 4 of 8 is due now."
+            ),
+        ),
+        (
+            task(status=Status.EXHAUSTED, attempts=2, forgiven=1, reason="attempts"),
+            [attempt(1, decision=STOP), attempt(2, decision=STOP)],
+            LANE,
+            (
+                "attempt 1 got 503; stopped: no attempts left; was replayed; attempt 2 got 503; "
+                "stopped: no attempts left. It is a dead letter: nothing follows until somebody "
+                "replays it (POST /retry-tasks/i/retry)."
             ),
         ),
     ],

@@ -43,6 +43,8 @@ def explained(
     for attempt, until in zip(attempts, [*ends, _end_of_wait(task, status, now)], strict=False):
         view = attempt_view(task.id, attempt, secrets)
         words = _step(attempt, view.error_message, policy, until)
+        if _stopped(attempt) and (attempt is not attempts[-1] or not status.is_terminal):
+            words += "; was replayed"
         steps.append(ExplainedStep(attempt_number=attempt.number, words=words, attempt=view))
     following = _next(task, status, policy, lane, now)
     story = [step.words for step in steps]
