@@ -86,6 +86,7 @@ def test_show_has_the_task_and_its_attempts(ask: Ask, failed: str) -> None:
 
     facts, attempts = shown.out.split("\n\n")
     assert [failed, "EXHAUSTED"] == [line.split()[-1] for line in facts.splitlines()[:2]]
+    assert 'with             {"initialDelayMs": 1}' in facts
     heading, first, second = attempts.splitlines()
     assert ["attempt", "started", "took", "got", "then"] == heading.split()
     assert " 503  next after " in first

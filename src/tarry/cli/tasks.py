@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
@@ -182,6 +183,7 @@ def _facts(task: RetryTask) -> Iterable[tuple[str, object]]:
         "target": f"{task.method} {task.target_url}",
         "lane": task.lane,
         "policy": f"{task.policy_id}{pinned}",
+        "with": json.dumps(task.policy) if task.policy else None,
         "idempotency key": task.idempotency_key,
         "body": f"{task.body_size:,} bytes",
         "attempts": task.attempt_number,
