@@ -141,7 +141,7 @@ $(READY): pyproject.toml requirements-dev.txt
 	@touch $@
 
 $(SERVE)/.ready: pyproject.toml requirements-dev.txt
-	$(call step,environment $(SERVE),$(call environment,$(SERVE)) && \
+	$(call step,environment $(SERVE) (once),$(call environment,$(SERVE)) && \
 	  $(SERVE)/bin/python $(PIP) -c requirements-dev.txt -e '.[service]')
 	@touch $@
 

@@ -48,6 +48,7 @@ def receiver() -> Generator[str]:
 @contextmanager
 def service() -> Generator[str]:
     command = [sys.executable, "-m", "tarry", "serve", "--dev", "--port", "0"]
+    command += ["--set", "log_level=warning"]
     with (
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process,

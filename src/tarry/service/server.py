@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from tarry.service.app import Service
 
+_logger = logging.getLogger("tarry.service")
 _BACKLOG = 2048
 _GARBAGE = 10_000
 """Objects after which cycles are looked for: there are few, and to look for them takes time."""
@@ -76,5 +78,7 @@ class _Announced(uvicorn.Server):
             self._ready(f"http://{shown}:{port}")
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        _logger.info("stopping: what runs is finished, the rest is handed back")
         self._leave()
         await super().shutdown(sockets)
+        _logger.info("stopped")
