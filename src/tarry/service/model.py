@@ -161,6 +161,8 @@ class Decision(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     reason: str | None = None
     delay_ms: float | None = None
     ceiling_ms: float | None = None
+    jitter: str | None = None
+    """How the delay was drawn below the ceiling; None: it was not."""
     hint_ms: float | None = None
     hint_source: str | None = None
     policy_version: int | None = None

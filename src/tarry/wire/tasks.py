@@ -96,7 +96,9 @@ class NewRetryTask(_Asked):
 
 
 class TargetResponse(_Told, omit_defaults=True):
-    """What the target answered to the last attempt; the body as text where it is UTF-8."""
+    """What the target answered to the last attempt, for who waited for it while it ran: it is not
+    kept. The body is text where it is UTF-8.
+    """
 
     status: int | str | None
     headers: dict[str, str]
@@ -191,6 +193,8 @@ class Decision(_Told):
     reason: str | None
     delay_ms: float | None
     ceiling_ms: float | None
+    jitter: str | None
+    """How the delay was drawn below the ceiling; None: it was not."""
     hint_ms: float | None
     hint_source: str | None
     policy_version: int | None

@@ -50,7 +50,8 @@ def text(subject: Task, *attempts: Attempt, lane: Lane | None = LANE) -> str:
 
 
 STOP = Decision(action="stop", reason="attempts")
-WAIT = Decision(action="wait", delay_ms=50.0, ceiling_ms=100.0)
+WAIT = Decision(action="wait", delay_ms=50.0, ceiling_ms=100.0, jitter="full")
+HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source="retry-after")
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,16 @@ WAIT = Decision(action="wait", delay_ms=50.0, ceiling_ms=100.0)
             (
                 "5 attempts before; attempt 6 was lost with its worker; attempt 7 "
                 "got 503; stopped: no attempts left. It is a dead letter: nothing follows "
+                "until somebody replays it (POST /retry-tasks/i/retry)."
+            ),
+        ),
+        (
+            task(status=Status.EXHAUSTED, attempts=1, reason="hint-too-long"),
+            [attempt(1, decision=HINT)],
+            LANE,
+            (
+                "attempt 1 got 503; stopped: the server asked for a longer wait than max_hint "
+                "allows (retry-after asked for 2.5 h). It is a dead letter: nothing follows "
                 "until somebody replays it (POST /retry-tasks/i/retry)."
             ),
         ),
@@ -164,7 +175,7 @@ def test_the_story_of_a_task(
     assert expected == text(subject, *attempts, lane=lane)
 
 
-LONG = Decision(action="wait", delay_ms=20_000.0, ceiling_ms=20_000.0)
+LONG = Decision(action="wait", delay_ms=20_000.0, ceiling_ms=20_000.0, jitter="full")
 BEFORE = attempt(1, started_at=NOW - 21_500, duration_ms=100.0, decision=LONG)
 DONE = Decision(action="done")
 
@@ -226,3 +237,20 @@ def test_why_an_attempt_got_no_answer_is_said_without_secrets() -> None:
     )
     expected = "attempt 1 failed (tls: TLS error for [redacted]: wrong version); stopped: no"
     assert told.text.startswith(expected)
+
+
+@pytest.mark.parametrize("status", Status)
+def test_a_policy_that_is_gone_is_told_to_who_still_needs_it(status: Status) -> None:
+    """The service's default takes its place, for what waits and for what may be replayed."""
+    told = explained(
+        task(status=status, policy_id="mine", policy_version=3),
+        Content(url="https://a/"),
+        [],
+        chosen=None,
+        lane=None,
+        now=NOW,
+    )
+    gone = "Its policy mine is gone: it goes by the service's default."
+    ended = status in {Status.SUCCEEDED, Status.CANCELLED}
+    assert told.text.endswith(gone) is not ended
+    assert (status is Status.PENDING) is ("Attempt 1 of 5" in told.text)

@@ -32,6 +32,7 @@ async def wait_once(rig: Rig, task_id: str, excerpt: str | None = None) -> None:
         action="wait",
         delay_ms=800.0,
         ceiling_ms=1000.0,
+        jitter="full",
         hint_ms=500.0,
         hint_source="retry-after",
         budget=3.0,
@@ -222,6 +223,7 @@ def test_the_attempt_log_in_the_words_of_the_api() -> None:
                 "reason": None,
                 "delayMs": 800.0,
                 "ceilingMs": 1000.0,
+                "jitter": "full",
                 "hintMs": 500.0,
                 "hintSource": "retry-after",
                 "policyVersion": None,
@@ -306,7 +308,7 @@ def test_a_task_is_explained() -> None:
         await wait_once(rig, task_id)
         told = (await rig.ask("GET", f"/retry-tasks/{task_id}/explain")).json
         assert (
-            "attempt 1 got 503; waits 800 ms (ceiling 1 s, equal jitter, retry-after asked for "
+            "attempt 1 got 503; waits 800 ms (ceiling 1 s, full jitter, retry-after asked for "
             "500 ms). Attempt 2 of 2 is due in 800 ms."
         ) == told["text"]
         assert {"words": "Attempt 2 of 2 is due in 800 ms.", "at": NOW + 800} == told["next"]

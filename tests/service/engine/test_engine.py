@@ -137,6 +137,25 @@ def test_what_the_target_says_is_heeded() -> None:
     run(main)
 
 
+def test_a_success_that_the_policy_asks_again_for_is_none() -> None:
+    """A 202 of who is not ready yet, as in the library; the log knows the jitter of its day."""
+
+    async def main() -> None:
+        target = Target(Delivered(status=202), Delivered(status=200))
+        rig = Rig(target)
+        overrides = {"retryableStatusCodes": [202], "jitterType": "EQUAL"}
+        (task,) = await rig.add(rig.new(overrides=overrides))
+        await asyncio.sleep(60)
+
+        assert (Status.SUCCEEDED, 2) == (
+            (await rig.task(task)).status,
+            (await rig.task(task)).attempts,
+        )
+        assert "equal" == decided((await rig.attempts(task))[0])["jitter"]
+
+    run(main)
+
+
 def test_address_that_is_blocked_is_not_tried_again() -> None:
     """The guard's no is final."""
 

@@ -10,7 +10,7 @@ from tarry.errors import ConfigurationError
 from tarry.service.api.redact import secrets_of
 from tarry.service.api.views import attempt_view
 from tarry.service.model import LOST, Status
-from tarry.wire.policies import policy_from_wire
+from tarry.wire.policies import SERVICE_PRESETS, policy_from_wire
 from tarry.wire.tasks import STATUS_NAMES, ExplainedStep, Explanation, WhatNext
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tarry.service.model import Attempt, Content, Decision, Lane, Task
 
 _REASONS = {one.value: one.words for one in Reason}
+_DONE = frozenset({Status.SUCCEEDED, Status.CANCELLED})
 _SAYS_ALL = frozenset({"refused"})
 """Classes to which the words of whoever noticed it add nothing."""
 _MOST_OF_ERROR = 200
@@ -34,19 +35,22 @@ def explained(
     lane: Lane | None,
     now: int,
 ) -> Explanation:
-    """Return the story of a task; `chosen` is the policy that it names."""
+    """Return the story of a task; `chosen` is the policy that it names, None: it is gone."""
     status = task.status_at(now)
-    policy = _with_overrides(chosen, content)
+    policy = _with_overrides(chosen or SERVICE_PRESETS["default"], content)
     secrets = secrets_of(content)
     ends = [max(one.started_at, one.scheduled_at) for one in attempts[1:]]
     steps: list[ExplainedStep] = []
     for attempt, until in zip(attempts, [*ends, _end_of_wait(task, status, now)], strict=False):
         view = attempt_view(task.id, attempt, secrets)
-        words = _step(attempt, view.error_message, policy, until)
+        words = _step(attempt, view.error_message, until)
         if _stopped(attempt) and (attempt is not attempts[-1] or not status.is_terminal):
             words += "; was replayed"
         steps.append(ExplainedStep(attempt_number=attempt.number, words=words, attempt=view))
     following = _next(task, status, policy, lane, now)
+    if chosen is None and status not in _DONE:
+        gone = f"Its policy {task.policy_id} is gone: it goes by the service's default."
+        following = WhatNext(words=f"{following.words} {gone}", at=following.at)
     story = [step.words for step in steps]
     if attempts and attempts[0].number > 1:
         story.insert(0, f"{attempts[0].number - 1} attempts before")
@@ -77,8 +81,8 @@ def _end_of_wait(task: Task, status: Status, now: int) -> int | None:
     return None if waits else task.next_attempt_at
 
 
-def _with_overrides(chosen: Policy | None, content: Content | None) -> Policy | None:
-    if chosen is None or content is None or not content.overrides:
+def _with_overrides(chosen: Policy, content: Content | None) -> Policy:
+    if content is None or not content.overrides:
         return chosen
     try:
         return policy_from_wire(content.overrides, chosen)
@@ -86,7 +90,7 @@ def _with_overrides(chosen: Policy | None, content: Content | None) -> Policy | 
         return chosen
 
 
-def _step(attempt: Attempt, error: str | None, policy: Policy | None, until: int | None) -> str:
+def _step(attempt: Attempt, error: str | None, until: int | None) -> str:
     """Tell an attempt, its `error` without secrets, and the wait that was over at `until`."""
     if attempt.outcome == LOST:
         came_to = f"attempt {attempt.number} was lost with its worker"
@@ -102,22 +106,22 @@ def _step(attempt: Attempt, error: str | None, policy: Policy | None, until: int
     waited = None
     if until is not None:
         waited = until - attempt.started_at - (attempt.duration_ms or 0.0)
-    return f"{came_to}; {_decided(attempt.decision, policy, waited)}"
+    return f"{came_to}; {_decided(attempt.decision, waited)}"
 
 
-def _decided(decision: Decision, policy: Policy | None, waited: float | None) -> str:
+def _decided(decision: Decision, waited: float | None) -> str:
     """Tell what was decided; `waited`: the ms that it was, None while it waits."""
-    if decision.action == "stop":
-        return f"stopped: {words_of(decision.reason or 'unknown')}"
     by: list[str] = []
     if decision.ceiling_ms is not None:
         by.append(f"ceiling {duration(decision.ceiling_ms / 1000)}")
-    if policy is not None and isinstance(policy.jitter, str) and policy.jitter != "none":
-        by.append(f"{policy.jitter} jitter")
+    if decision.jitter is not None:
+        by.append(f"{decision.jitter} jitter")
     if decision.hint_ms is not None:
         source = decision.hint_source or "the server"
         by.append(f"{source} asked for {duration(decision.hint_ms / 1000)}")
     reasons = f" ({', '.join(by)})" if by else ""
+    if decision.action == "stop":
+        return f"stopped: {words_of(decision.reason or 'unknown')}{reasons}"
     delay = decision.delay_ms or 0.0
     words = f"{duration(delay / 1000)}{reasons}"
     if waited is None:
@@ -133,9 +137,7 @@ def _stopped(attempt: Attempt) -> bool:
     return attempt.decision is not None and attempt.decision.action == "stop"
 
 
-def _next(
-    task: Task, status: Status, policy: Policy | None, lane: Lane | None, now: int
-) -> WhatNext:
+def _next(task: Task, status: Status, policy: Policy, lane: Lane | None, now: int) -> WhatNext:
     """Say what comes next, and when."""
     number = task.attempts + 1
     match status:
@@ -154,7 +156,7 @@ def _next(
             return WhatNext(words=f"Attempt {number} is running{ending}.", at=None)
         case Status.PENDING:
             pass
-    most = "" if policy is None else f" of {policy.max_attempts + task.forgiven + task.lost}"
+    most = f" of {policy.max_attempts + task.forgiven + task.lost}"
     due = task.next_attempt_at
     if lane is not None and lane.paused:
         words = f"Attempt {number}{most} waits until an operator resumes its downstream."

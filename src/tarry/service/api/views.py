@@ -142,6 +142,7 @@ def _decision_view(decision: model.Decision) -> Decision:
         reason=decision.reason,
         delay_ms=decision.delay_ms,
         ceiling_ms=decision.ceiling_ms,
+        jitter=decision.jitter,
         hint_ms=decision.hint_ms,
         hint_source=decision.hint_source,
         policy_version=decision.policy_version,

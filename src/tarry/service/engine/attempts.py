@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tarry.core.downstream import Downstream
     from tarry.core.policy import Policy
     from tarry.core.verdict import Stop
+    from tarry.service.engine.policies import Chosen
     from tarry.service.model import Content
     from tarry.service.store import Lease
 
@@ -89,9 +90,9 @@ def outcome_of(delivered: Delivered, policy: Policy, now: float) -> Outcome | No
             return PERMANENT.replace(detail=str(fault))
         return Outcome(Kind.TRANSIENT, timeout=fault is Fault.TIMEOUT, detail=str(fault))
     if isinstance(status, int):
-        if _FIRST_SUCCESS <= status < _FIRST_REDIRECT:
-            return SUCCESS
         if status < _FIRST_ERROR and status not in policy.retryable_statuses:
+            if _FIRST_SUCCESS <= status < _FIRST_REDIRECT:
+                return SUCCESS
             return PERMANENT.replace(detail=str(status))  # nobody asked us to go elsewhere
         return outcome_of_status(
             status, delivered.headers, now=now, retryable=policy.retryable_statuses
@@ -128,16 +129,20 @@ def attempt_of(
 def decision_of(
     verdict: Wait | Stop,
     outcome: Outcome,
-    version: int | None,
+    chosen: Chosen,
     standing: tuple[str | None, float | None],
 ) -> Decision:
     """Write the core's verdict down, with what it went by."""
     breaker, balance = standing
-    decision = Decision(action="stop", policy_version=version, budget=balance, breaker=breaker)
+    decision = Decision(
+        action="stop", policy_version=chosen.version, budget=balance, breaker=breaker
+    )
     if isinstance(verdict, Wait):
         decision.action = "wait"
         decision.delay_ms = round(verdict.delay * 1000, 3)
         decision.ceiling_ms = round(verdict.ceiling * 1000, 3)
+        jitter = chosen.policy.jitter
+        decision.jitter = jitter if isinstance(jitter, str) and jitter != "none" else None
     else:
         decision.reason = str(verdict.reason)
     hint = outcome.hint

@@ -262,7 +262,7 @@ class Worker:
             finish = attempts.succeeded(task, attempt)
         else:
             verdict = call.failed(outcome, now, u)
-            attempt.decision = attempts.decision_of(verdict, outcome, chosen.version, call.standing)
+            attempt.decision = attempts.decision_of(verdict, outcome, chosen, call.standing)
             if isinstance(verdict, Wait):
                 lease = None if self._stopping or lane.paused else parts.lease
                 finish = attempts.waiting(task, attempt, verdict, outcome, at, lease)
