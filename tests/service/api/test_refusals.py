@@ -108,7 +108,7 @@ BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
 BAD_DOCUMENTS: list[tuple[bytes, int, str]] = [
     (b"", 400, "The body is empty: send JSON"),
     (b" \n", 400, "The body is empty"),
-    (b"{", 400, "truncated"),
+    (b"{", 400, "ends too soon"),
     (b"{} x", 422, "targetUrl is missing"),
     (b"null", 422, "expected object"),
     (b"[]", 422, "expected object, got array"),
@@ -116,11 +116,11 @@ BAD_DOCUMENTS: list[tuple[bytes, int, str]] = [
     (b'{"targetUrl": "\xff"}', 400, "not UTF-8"),
     (b'{"targetUrl": "https://a.b/", "body": "\xff"}', 400, "not UTF-8"),
     (b'{"targetUrl": "https://a.b/", "body": {"a": "\xff"}}', 400, "not UTF-8"),
-    (b'{"targetUrl": "https://a.b/\\ud800"}', 400, "truncated"),
+    (b'{"targetUrl": "https://a.b/\\ud800"}', 400, "half of a pair"),
     (b'{"targetUrl": "https://a.b/", "body": tru}', 400, "malformed"),
     (b'{"targetUrl": "https://a.b/", "body": NaN}', 400, "malformed"),
     (b'{"targetUrl": "https://a.b/", "delayMs": 1e400}', 422, "out of range"),
-    (b'{"targetUrl": "https://a.b/", "policy": {"maxAttempts": 1e400}}', 422, "out of range"),
+    (b'{"targetUrl": "https://a.b/", "policy": {"maxAttempts": 1e400}}', 422, "policy is inv"),
     (b'{"body": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "nested too deeply"),
     (b'{"policy": {"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}", 400, "nested too deeply"),
 ]
@@ -151,6 +151,58 @@ def test_a_bad_document_is_refused(body: bytes, status: int, rule: str) -> None:
         assert status == reply.status
         assert rule in reply.problem["detail"]
         assert 0 == await rig.count()
+
+    with_rig(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "detail"),
+    [
+        ("DELETE", "/dead-letters", "This takes no body. Its query takes policyId, lane, reason."),
+        ("DELETE", "/retry-tasks/{task}", "This takes no body."),
+        ("POST", "/retry-tasks/{task}/retry", "This takes no body."),
+        ("DELETE", "/retry-policies/mine", "This takes no body."),
+        ("POST", "/downstreams/https:hooks.example:443/pause", "This takes no body."),
+    ],
+)
+def test_a_body_that_would_not_be_read_is_refused(method: str, path: str, detail: str) -> None:
+    """A filter in it was meant to keep something from being done."""
+
+    async def test(rig: Rig) -> None:
+        task = await rig.create()
+        reply = await rig.ask(
+            method, path.format(task=task["taskId"]), body=b"{}", headers={"content-length": "2"}
+        )
+        assert (422, "body", detail) == (
+            reply.status,
+            reply.problem["field"],
+            reply.problem["detail"],
+        )
+
+    with_rig(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/retry-tasks"),
+        ("POST", "/retry-tasks/batch"),
+        ("POST", "/dead-letters/replays"),
+        ("POST", "/retry-policies"),
+        ("PUT", "/retry-policies/mine"),
+    ],
+)
+def test_a_query_that_would_not_be_read_is_refused(method: str, path: str) -> None:
+    """A replay that was meant to be a dry run must not begin."""
+
+    async def test(rig: Rig) -> None:
+        reply = await rig.ask(method, f"{path}?dryRun=true", {})
+        assert (422, "dryRun", "There is no field dryRun.") == (
+            reply.status,
+            reply.problem["field"],
+            reply.problem["detail"],
+        )
+        assert [] == (await rig.ask("GET", "/dead-letters/replays")).json["items"]
 
     with_rig(test)
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.service.api import kinds, problems
-from tarry.service.api.exchange import told
+from tarry.service.api.exchange import NoQuery, told
 from tarry.service.api.intake import check_time
-from tarry.service.api.operations import NoQuery, Operation
+from tarry.service.api.operations import Operation
 from tarry.service.api.tasks import LetterQuery, check_reason
 from tarry.service.api.views import lane_meant, replay_view
 from tarry.service.model import Replay, Status

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError
 from tarry.service.api import problems
-from tarry.service.api.exchange import named, told
-from tarry.service.api.operations import NoQuery, Operation, PageQuery
+from tarry.service.api.exchange import NoQuery, named, told
+from tarry.service.api.operations import Operation, PageQuery
 from tarry.service.api.views import downstream_view, lane_meant
 from tarry.wire.tasks import Downstream, Page
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tarry.service.api import problems
-from tarry.service.api.operations import NoQuery, Operation
+from tarry.service.api.exchange import NoQuery
+from tarry.service.api.operations import Operation
 from tarry.service.api.views import attempt_view, lane_shown
 from tarry.wire.tasks import EventNews
 

@@ -22,6 +22,7 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 
 _encode = msgspec.json.Encoder().encode
 _MOST_QUERY = 8192
+_READING = frozenset({"GET", "HEAD"})
 _COMMON = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 _ALWAYS = b"".join(b"%b: %b\r\n" % field for field in _COMMON)
 _JSON = (b"content-type", b"application/json")
@@ -34,6 +35,10 @@ class _Arriving:
     """Bodies of which a part is here: many that are slow would fill the memory."""
 
     size = 0
+
+
+class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nothing may be asked."""
 
 
 class Disconnected(Exception):
@@ -68,7 +73,12 @@ class Asked:
         return [value for field, value in self.scope["headers"] if field == name]
 
     def check_json(self, limit: int) -> None:
-        """Refuse a body that does not say that it is JSON, or is larger than a limit."""
+        """Refuse a body that does not say that it is JSON, or is larger than a limit.
+
+        What goes by its body does not go by a query: one that is there was meant to change it.
+        """
+        if self.scope.get("query_string"):
+            self._parsed(NoQuery)
         kind = self.fields.get(b"content-type", b"")
         # Not even an absent type passes: pages of other sites can send that without being asked.
         if kind != b"application/json" and not _is_json(kind):
@@ -117,7 +127,16 @@ class Asked:
         return decode(decoder, await self.json(limit))
 
     def query(self, form: type[Q]) -> Q:
-        """Return the query as a form."""
+        """Return the query of a request that goes by it, as a form.
+
+        A body was meant to change what is done, and is refused where something is done.
+        """
+        has_body = self.fields.get(b"content-length", b"0") != b"0"
+        if has_body and self.scope["method"] not in _READING:
+            raise problems.no_body(form.__struct_encode_fields__)
+        return self._parsed(form)
+
+    def _parsed(self, form: type[Q]) -> Q:
         raw: bytes = self.scope.get("query_string", b"")
         if len(raw) > _MOST_QUERY:
             raise problems.invalid("query", f"The query may have {_MOST_QUERY} bytes.")

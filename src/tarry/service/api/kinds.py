@@ -42,7 +42,7 @@ NOT_HTTP = Kind(
 )
 MALFORMED = Kind(
     "malformed", (400,), "Malformed JSON",
-    "The body is not JSON in UTF-8, or is nested too deeply. `detail` says where it breaks.",
+    "The body is not JSON in UTF-8, or is nested too deeply. `detail` says what is wrong.",
 )
 INVALID = Kind(
     "invalid", (422, 400), "Invalid request",

@@ -42,7 +42,3 @@ class PageQuery(
 
     limit: Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)] = 100
     cursor: Annotated[str, Meta(max_length=1024)] | None = None
-
-
-class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nothing may be asked."""

@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from tarry.errors import ConfigurationError
 from tarry.service.api import kinds, problems
-from tarry.service.api.exchange import empty, named, told
-from tarry.service.api.operations import NoQuery, Operation, PageQuery
+from tarry.service.api.exchange import NoQuery, empty, named, told
+from tarry.service.api.operations import Operation, PageQuery
 from tarry.service.api.policychecks import check_policy, check_policy_id, no_version
 from tarry.service.api.views import policy_view
 from tarry.service.model import Policy

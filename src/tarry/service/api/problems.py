@@ -12,7 +12,7 @@ import msgspec
 from tarry.service.api import kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from tarry.service.api.kinds import Kind
     from tarry.wire.problem import Problem
@@ -21,6 +21,7 @@ _AT = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _TYPES = re.compile(r"`([a-z| ]+)`")
+_CUT_OFF = r"The JSON ends too soon, or has half of a pair of \u escapes (\ud83d alone)."
 _MOST_OF_NAME = 100
 _NAMES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 
@@ -59,6 +60,12 @@ def unreadable(detail: str) -> Refused:
 def bodiless() -> Refused:
     """There is no body where one is needed."""
     return unreadable("The body is empty: send JSON.")
+
+
+def no_body(query: Sequence[str]) -> Refused:
+    """There is a body where none is read; `query` are the names that go into the query."""
+    instead = f" Its query takes {', '.join(query)}." if query else ""
+    return invalid("body", f"This takes no body.{instead}")
 
 
 def too_deep() -> Refused:
@@ -155,9 +162,9 @@ def misread(error: Exception, form: type[msgspec.Struct]) -> Refused:
         return unreadable("The JSON is not UTF-8.")
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
-        return unreadable(f"{text}.")
+        return unreadable(_CUT_OFF if text == "Input data was truncated" else f"{text}.")
     at = _AT.search(text)
-    where = "" if at is None else at[1]
+    where = "" if at is None else at[1].replace("[...]", "")
     said = text if at is None else text[: at.start()]
     if unknown := _UNKNOWN.fullmatch(said):
         return no_field(where, unknown[1], _fields_at(form, where))

@@ -10,9 +10,9 @@ from tarry.core.checks import short
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
 from tarry.service.api import kinds, problems
-from tarry.service.api.exchange import named, told
+from tarry.service.api.exchange import NoQuery, named, told
 from tarry.service.api.explaining import explained
-from tarry.service.api.operations import NoQuery, Operation, PageQuery
+from tarry.service.api.operations import Operation, PageQuery
 from tarry.service.api.redact import secrets_of
 from tarry.service.api.views import attempt_view, content_of, lane_meant, view_of
 from tarry.service.api.waiting import HEADER, applied
