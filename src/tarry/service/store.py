@@ -179,6 +179,8 @@ class Retrieval(StrEnum):
 class PolicyChange(StrEnum):
     """What became of a policy that was to be written or deleted."""
 
+    CREATED = "created"
+    """It is the first of this id, or the first since a deletion."""
     DONE = "done"
     SAME = "same"
     CONFLICT = "conflict"
@@ -384,8 +386,9 @@ class Store(Protocol):
     async def put_policy(self, policy: Policy, *, replace: bool) -> tuple[PolicyChange, Policy]:
         """Write a policy; `replace` makes a new version of other content, else it is a conflict.
 
-        The store numbers versions from 1, whatever the policy says. The policy in the answer is the
-        newest that is stored.
+        The store numbers versions from 1, whatever the policy says, and goes on with the numbers
+        after a deletion: what a task has pinned is never something else. The policy in the answer
+        is the newest that is stored.
         """
         ...
 

@@ -130,7 +130,7 @@ def test_a_version_that_there_is_not_is_told_those_that_there_are() -> None:
     async def test(rig: Rig) -> None:
         for attempts in (2, 3):
             await rig.ask("PUT", "/retry-policies/mine", {"maxAttempts": attempts})
-        detail = "Policy 'mine' has no version 9: it has versions 1 to 2."
+        detail = "Policy 'mine' has no version 9: its newest is version 2."
         task = {"targetUrl": TARGET, "policyId": "mine", "policyVersion": 9}
         refused = await rig.ask("POST", "/retry-tasks", task)
         assert (detail, "policyVersion") == (

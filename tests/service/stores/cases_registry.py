@@ -28,7 +28,7 @@ def policy(policy_id: str = "p", document: bytes = b'{"a":1}', **fields: Any) ->
 async def a_policy_is_written_once(bench: Bench) -> None:
     """The same again is the same; other content is a conflict that names the one that is there."""
     change, first = await bench.store.put_policy(policy(version=7), replace=False)
-    assert PolicyChange.DONE is change
+    assert PolicyChange.CREATED is change
     assert policy(version=1, created_at=NOON) == first
     bench.clock.advance(5)
 
@@ -67,7 +67,7 @@ async def policies_are_those_of_a_tenant(bench: Bench) -> None:
     assert await bench.store.policy("beta", "p") is None
     assert await bench.store.policy("acme", "unknown") is None
     change, _ = await bench.store.put_policy(policy(tenant="beta", document=b"{}"), replace=False)
-    assert PolicyChange.DONE is change
+    assert PolicyChange.CREATED is change
     assert PolicyChange.DONE is await bench.store.delete_policy("beta", "p")
     assert await bench.store.policy("acme", "p") is not None
 
@@ -112,8 +112,25 @@ async def a_policy_in_use_is_not_deleted(bench: Bench) -> None:
     assert await bench.store.policy("acme", "p", 1) is None
     assert PolicyChange.MISSING is await bench.store.delete_policy("acme", "p")
     assert [] == (await bench.store.policies("acme")).items
+
+
+@conforms
+async def a_version_that_was_deleted_does_not_come_back(bench: Bench) -> None:
+    """A task that pinned it must never go by another content."""
+    await bench.store.put_policy(policy(), replace=False)
+    await bench.store.put_policy(policy(document=b"{}"), replace=True)
+    await bench.store.delete_policy("acme", "p")
+    await bench.reopen()
+
     change, anew = await bench.store.put_policy(policy(), replace=False)
-    assert (PolicyChange.DONE, 1) == (change, anew.version)
+
+    assert (PolicyChange.CREATED, 3) == (change, anew.version)
+    assert [None, None, anew, None] == [
+        await bench.store.policy("acme", "p", version) for version in (1, 2, 3, 4)
+    ]
+    await bench.store.delete_policy("acme", "p")
+    _, again = await bench.store.put_policy(policy(), replace=True)
+    assert 4 == again.version
 
 
 @conforms

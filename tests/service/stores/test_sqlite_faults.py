@@ -17,13 +17,32 @@ from pathlib import Path
 import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.service.model import Status
+from tarry.service.model import Policy, Status
 from tarry.service.store import New, Query
 from tarry.service.stores.sqlite import SqliteStore, schema, tables
 from tests.service.stores.bench import LEASE, Clock, succeed, task
 from tests.service.stores.test_sqlite import on
 
 NOBODY = 65_534
+
+
+def test_a_file_of_the_first_version_is_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What later versions have to know is there, too."""
+    path = tmp_path / "tasks.db"
+    with monkeypatch.context() as then:
+        then.setattr(tables, "MIGRATIONS", tables.MIGRATIONS[:1])
+        schema.connect(path).close()
+
+    async def change(store: SqliteStore) -> None:
+        policy = Policy(tenant="acme", id="p", version=0, document=b"{}")
+        await store.put_policy(policy, replace=False)
+        await store.delete_policy("acme", "p")
+        _, again = await store.put_policy(policy, replace=False)
+        assert 2 == again.version
+
+    on(path, change)
 
 
 def test_a_full_disk(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tarry.service.model import Policy
 from tarry.service.store import PolicyChange
 from tarry.wire.policies import SERVICE_PRESETS, policy_to_wire
 from tarry.wire.tasks import (
+    LONGEST_DELAY,
     Backoff,
     Jitter,
     Page,
@@ -33,7 +34,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 _PRESET = "preset:"
 """Begins the cursor of the presets, which come after the tenant's own; no id has a colon."""
 _MOST = 2**53
-_Ms = Annotated[float, Meta(gt=0, le=_MOST)]
+_Ms = Annotated[float, Meta(gt=0, le=LONGEST_DELAY)]
 
 
 class PolicyFields(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
@@ -48,7 +49,10 @@ class PolicyFields(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=T
     attempt_timeout_ms: _Ms | msgspec.UnsetType = msgspec.UNSET
     backoff_type: Backoff | msgspec.UnsetType = msgspec.UNSET
     schedule_ms: (
-        Annotated[list[Annotated[float, Meta(ge=0, le=_MOST)]], Meta(min_length=1, max_length=1000)]
+        Annotated[
+            list[Annotated[float, Meta(ge=0, le=LONGEST_DELAY)]],
+            Meta(min_length=1, max_length=1000),
+        ]
         | msgspec.UnsetType
     ) = msgspec.UNSET
     jitter_type: Jitter | msgspec.UnsetType = msgspec.UNSET
@@ -57,7 +61,7 @@ class PolicyFields(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=T
     )
     retryable_grpc_codes: list[str] | msgspec.UnsetType = msgspec.UNSET
     throttled_delay_ms: _Ms | msgspec.UnsetType = msgspec.UNSET
-    max_hint_ms: Annotated[float, Meta(ge=0, le=_MOST)] | msgspec.UnsetType = msgspec.UNSET
+    max_hint_ms: Annotated[float, Meta(ge=0, le=LONGEST_DELAY)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class VersionQuery(
@@ -105,7 +109,8 @@ class PolicyResource:
             ),
             Operation(
                 method="DELETE", path=one, name="deletePolicy",
-                does="Forget a policy with all its versions; refused while tasks use it.",
+                does="Forget a policy with all its versions; refused while live tasks use it. "
+                "Their numbers are not used again.",
                 handler=self.delete, query=NoQuery,
                 answers={204: None}, refuses=(400, 404, 409, 422, 503),
             ),
@@ -125,7 +130,7 @@ class PolicyResource:
             detail = f"{policy_id} has other content. PUT /retry-policies/{policy_id} changes it."
             raise problems.conflict(kinds.POLICY_TAKEN, detail, field="policyId")
         location = (b"location", f"/retry-policies/{policy_id}".encode())
-        return told(201 if change is PolicyChange.DONE else 200, _view(policy), location)
+        return told(201 if change is PolicyChange.CREATED else 200, _view(policy), location)
 
     async def put(self, asked: Asked) -> Answer:
         """Make a new version."""
@@ -134,8 +139,7 @@ class PolicyResource:
         if fields.pop("policyId", policy_id) != policy_id:
             raise problems.invalid("policyId", "policyId must be the one of the path.")
         change, policy = await self._write(asked.tenant, policy_id, fields, replace=True)
-        is_new = change is PolicyChange.DONE and policy.version == 1
-        return told(201 if is_new else 200, _view(policy))
+        return told(201 if change is PolicyChange.CREATED else 200, _view(policy))
 
     async def search(self, asked: Asked) -> Answer:
         """List policies: the tenant's own, then the presets that are not replaced by one."""

@@ -9,6 +9,7 @@ from tarry.core.checks import short
 from tarry.errors import ConfigurationError
 from tarry.service.api.problems import invalid, no_field
 from tarry.wire.policies import FIELDS, policy_from_wire
+from tarry.wire.tasks import LONGEST_DELAY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FIELD = re.compile(r"[A-Za-z]+(?:\[\d+\])?")
+_PYTHON = re.compile(r"(?<=got )(?:None|True|False)$")
 _LARGEST = 2**53
 _MOST = 1_000
 
@@ -38,7 +40,7 @@ def no_version(policy_id: str, version: int | None, newest: int | None) -> str:
     if newest is None:
         has = "it comes with the service, which keeps none: leave it out"
     else:
-        has = "it has version 1" if newest == 1 else f"it has versions 1 to {newest}"
+        has = f"its newest is version {newest}"
     return f"Policy {short(policy_id)} has no version {version}: {has}."
 
 
@@ -49,14 +51,14 @@ def check_policy(
     for name, value in document.items():
         if name not in FIELDS:
             raise no_field(within.rstrip("."), name, FIELDS)
-        _check_size(within + name, value)
+        _check_size(within + name, value, LONGEST_DELAY if name.endswith("Ms") else _LARGEST)
     try:
         policy = policy_from_wire(document, base)
     except ConfigurationError as error:
         named = _FIELD.match(str(error))
         field = named[0] if named and named[0].partition("[")[0] in FIELDS else ""
         path = (within + field).rstrip(".") or "policy"
-        raise invalid(path, f"{error}.") from None
+        raise invalid(path, f"{_PYTHON.sub(_in_json, str(error))}.") from None
     if policy.attempt_timeout is None or policy.attempt_timeout > limits.attempt_timeout:
         most = f"{limits.attempt_timeout * 1000:.0f}"
         detail = f"attemptTimeoutMs must be at most {most}: a lease has to outlast an attempt."
@@ -64,13 +66,17 @@ def check_policy(
     return policy
 
 
-def _check_size(path: str, value: object) -> None:
-    """Keep to numbers that every JSON parser and every store can hold."""
+def _in_json(match: re.Match[str]) -> str:
+    return {"None": "null", "True": "true", "False": "false"}[match[0]]
+
+
+def _check_size(path: str, value: object, most: int) -> None:
+    """Keep to numbers that every JSON parser and every store can hold, and to a hundred years."""
     if isinstance(value, list):
         entries = cast("list[object]", value)
         if len(entries) > _MOST:
             raise invalid(path, f"{path} may have {_MOST} entries, got {len(entries)}.")
         for one in entries:
-            _check_size(path, one)
-    elif isinstance(value, (int, float)) and abs(value) > _LARGEST:
-        raise invalid(path, f"{path} must be at most {_LARGEST}, got {short(value)}.")
+            _check_size(path, one, most)
+    elif isinstance(value, (int, float)) and abs(value) > most:
+        raise invalid(path, f"{path} must be at most {most}, got {short(value)}.")

@@ -112,6 +112,7 @@ class Tenant:
         "numbers",
         "policies",
         "policy_use",
+        "policy_versions",
         "ready",
         "series",
         "superseded",
@@ -131,6 +132,8 @@ class Tenant:
         self.policies: dict[str, list[Policy]] = {}
         self.policy_use: Counter[str] = Counter()
         """How many live tasks name each policy."""
+        self.policy_versions: Counter[str] = Counter()
+        """The last version of each policy, those that were deleted included."""
         self.ready: list[tuple[int, str]] = []
         """Its lanes in line, least recently served first."""
         self.turn: int = 0

@@ -28,22 +28,27 @@ class Upkeep(Part):
 
     async def put_policy(self, policy: Policy, *, replace: bool) -> tuple[PolicyChange, Policy]:
         """Write a policy; `replace` makes a new version of other content, else it is a conflict."""
-        versions = self.data.tenant(policy.tenant).policies.setdefault(policy.id, [])
+        owner = self.data.tenant(policy.tenant)
+        versions = owner.policies.setdefault(policy.id, [])
         if versions and versions[-1].document == policy.document:
             return PolicyChange.SAME, copy(versions[-1])
         if versions and not replace:
             return PolicyChange.CONFLICT, copy(versions[-1])
-        new = msgspec.structs.replace(policy, version=len(versions) + 1, created_at=self._clock())
+        change = PolicyChange.DONE if versions else PolicyChange.CREATED
+        version = owner.policy_versions[policy.id] + 1
+        new = msgspec.structs.replace(policy, version=version, created_at=self._clock())
+        owner.policy_versions[policy.id] = version
         versions.append(new)
-        return PolicyChange.DONE, copy(new)
+        return change, copy(new)
 
     async def policy(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> Policy | None:
         """Return a version of a policy, by default the newest."""
         versions = self.data.tenant(tenant).policies.get(policy_id, [])
-        number = len(versions) if version is None else version
-        return copy(versions[number - 1]) if 0 < number <= len(versions) else None
+        if version is not None:
+            versions = [one for one in versions if one.version == version]
+        return copy(versions[-1]) if versions else None
 
     async def policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100

@@ -33,10 +33,11 @@ def put_policy(
         return PolicyChange.SAME, newest
     if newest is not None and not replace:
         return PolicyChange.CONFLICT, newest
+    last = newest.version if newest is not None else _deleted(ledger, given.tenant, given.id)
     made = Policy(
         tenant=given.tenant,
         id=given.id,
-        version=1 if newest is None else newest.version + 1,
+        version=last + 1,
         document=given.document,
         created_at=ledger.now,
     )
@@ -44,7 +45,14 @@ def put_policy(
         "INSERT INTO policy (tenant, id, version, document, created_at) VALUES (?, ?, ?, ?, ?)",
         (ledger.names.tenant(made.tenant), made.id, made.version, made.document, made.created_at),
     )
-    return PolicyChange.DONE, made
+    return PolicyChange.CREATED if newest is None else PolicyChange.DONE, made
+
+
+def _deleted(ledger: Ledger, tenant: str, policy_id: str) -> int:
+    """Return the last version that a policy had when it was deleted; 0: there was none."""
+    number = ledger.names.policy(tenant, policy_id)
+    [(version,)] = ledger.execute("SELECT version FROM used WHERE id = ?", (number,))
+    return int(version)
 
 
 def policy(view: View, tenant: str, policy_id: str, version: int | None) -> Policy | None:
@@ -70,13 +78,15 @@ def policies(view: View, tenant: str, cursor: str | None, limit: int) -> Page[Po
 
 def delete_policy(ledger: Ledger, tenant: str, policy_id: str) -> PolicyChange:
     """Forget all versions of a policy that no live task uses."""
-    if policy(ledger, tenant, policy_id, None) is None:
+    newest = policy(ledger, tenant, policy_id, None)
+    if newest is None:
         return PolicyChange.MISSING
     ledger.flush()
-    whose = ledger.names.tenant(tenant)
-    used = "SELECT 1 FROM used WHERE tenant = ? AND policy = ? AND live > 0"
-    if ledger.execute(used, (whose, policy_id)).fetchall():
+    number = ledger.names.policy(tenant, policy_id)
+    unused = "UPDATE used SET version = ? WHERE id = ? AND live <= 0"
+    if not ledger.execute(unused, (newest.version, number)).rowcount:
         return PolicyChange.CONFLICT
+    whose = ledger.names.tenant(tenant)
     ledger.execute("DELETE FROM policy WHERE tenant = ? AND id = ?", (whose, policy_id))
     return PolicyChange.DONE
 

@@ -155,5 +155,8 @@ MIGRATIONS = (
     CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
     INSERT INTO meta VALUES ('turn', 0), ('pinged', 0);
     """,
+    """
+    ALTER TABLE used ADD COLUMN version INTEGER NOT NULL DEFAULT 0; -- the last before a deletion
+    """,
 )
 """What makes each version of the schema out of the one before."""
