@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tests.chaos.world import World
 
 _HEARD_OF = 10.0
+_ROUNDING = 0.001
+"""Milliseconds: what floats of today's date, of two clocks, may differ by."""
 T = TypeVar("T")
 
 
@@ -71,7 +73,7 @@ class Oracle:
         recent = asyncio.get_running_loop().time() - self._world.jumped_at < _HEARD_OF
         if task.id in self.over and not recent:
             self._broken(4, f"{name} was sent after it was {self.over[task.id]}")
-        now = int(self._world.epoch() * 1000)
+        now = int(self._world.epoch() * 1000 + _ROUNDING)
         if now < task.next_attempt_at and task.id not in self.hurried and not recent:
             self._broken(6, f"{name} was sent {task.next_attempt_at - now} ms early")
 

@@ -13,6 +13,8 @@ class Health:
     def __init__(self) -> None:
         self.ills: dict[str, str] = {}
         """The parts that are out of order, and why; to look at."""
+        self.behind: int = 0
+        """Writes of what has happened that the store did not take at once, and has not yet."""
 
     def failed(self, part: str, error: object) -> None:
         """Learn that a part does not work."""

@@ -49,10 +49,11 @@ class Scheduler:
         """Claim once, as much as there is room for; hand everything to the worker.
 
         Without room nothing is claimed, and the store's time is learnt all the same: a worker that
-        does not know it would not know either that its leases are over.
+        does not know it would not know either that its leases are over. Nor is anything claimed
+        after an outage before its results are written: with their leases over, it would be them.
         """
         parts, limits = self._parts, self._parts.limits
-        lanes, room = parts.lanes, self._worker.hold.room
+        lanes, room = parts.lanes, 0 if parts.health.behind else self._worker.hold.room
         self._starved = room < limits.claim or bool(lanes.full)
         limit, parked = max(0, min(limits.claim, room)), set(lanes.parked)
         asked = parts.clock.asks()
@@ -100,6 +101,7 @@ class Scheduler:
     def _agree(self, name: str, opened: int | None, *, was_parked: bool) -> None:
         """Bring a lane's breaker in line with what the store says of it."""
         lane = self._parts.lanes[name]
+        lane.paused = False  # else there would be no task of it
         breaker = lane.breaker
         if opened is not None:
             if breaker.state is BreakerState.CLOSED or not breaker.would_admit(
