@@ -151,7 +151,10 @@ def test_headers_lose_only_the_spaces_around_them() -> None:
     ("said", "words"),
     [
         (b"HTTP/1.1 100 Continue\r\n\r\nnonsense\r\n\r\n", "no proper HTTP"),
-        (KEPT + b"Transfer-Encoding: gzip, chunked\r\n\r\n", "Transfer-Encoding: gzip, chunked"),
+        (
+            KEPT + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
+            "Transfer-Encoding other than chunked",
+        ),
         (CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 2\r\n\r\n"), "no proper HTTP"),
         (
             b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",

@@ -198,7 +198,7 @@ class Connection(asyncio.Protocol):
             if name in _FRAMES:
                 self._is_framed = True
                 if name == "transfer-encoding" and value.lower() != "chunked":
-                    raise ValueError(f"Transfer-Encoding: {value[:40]}")
+                    raise ValueError("a Transfer-Encoding other than chunked")
         if self.sending.request.method == "HEAD":
             self._is_complete = True  # the parser waits for a body that will not come
 
