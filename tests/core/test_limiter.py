@@ -102,6 +102,13 @@ def test_a_clock_read_before_the_recovery() -> None:
     assert 1 == limiter.limit(99.9)
 
 
+def test_a_clock_that_is_set_back_begins_the_ramp_anew() -> None:
+    """It would stand at its lowest for as long as the clock was set back."""
+    limiter = InFlight(10, ramp=10.0)
+    limiter.recovered(3600.0)
+    assert [1, 5, 10] == [limiter.limit(now) for now in (0.0, 5.0, 10.0)]
+
+
 # --- AIMD ----------------------------------------------------------------------------------------
 
 

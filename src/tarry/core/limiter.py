@@ -49,6 +49,8 @@ class InFlight:
         if self._recovered is None:
             return self._limit
         share = (now - self._recovered) / self._ramp
+        if share < 0:  # the clock was set back: the ramp goes on from here
+            self._recovered, share = now, 0.0
         if share >= 1:
             self._recovered = None
             return self._limit
