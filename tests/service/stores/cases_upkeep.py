@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tarry.service.model import Status
+from tarry.service.model import Replay, Status
 from tarry.service.store import Addition, Retention
 from tests.service.stores.bench import (
     DAY,
@@ -185,6 +185,26 @@ async def a_replayed_letter_is_not_swept(bench: Bench) -> None:
     assert 0 == await swept(bench, 10)
     bench.clock.advance(1)
     assert 1 == await swept(bench, 10)
+
+
+@conforms
+async def replays_that_have_ended_are_swept(bench: Bench) -> None:
+    """When they are as old as a dead letter may be; one that runs stays."""
+    await bench.dead(1, tenant="beta")
+    ended, running = task_id(7), task_id(8)
+    await bench.store.start_replay(Replay(id=ended, tenant="acme"))
+    await bench.store.start_replay(Replay(id=running, tenant="acme"))
+    await bench.store.replay_step(ended, 1)
+    bench.clock.advance(DAY - 1)
+    await swept(bench, 10)
+    assert await bench.store.replay("acme", ended) is not None
+    bench.clock.advance(1)
+
+    await swept(bench, 10)
+
+    assert await bench.store.replay("acme", ended) is None
+    assert await bench.store.replay("acme", running) is not None
+    assert [running] == [job.id for job in await bench.store.replays(running=False)]
 
 
 @conforms

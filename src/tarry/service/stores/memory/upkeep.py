@@ -127,7 +127,14 @@ class Upkeep(Part):
                 heappop(self.data.ended[dead])
                 self.data.remove(row)
                 tasks += 1
+        self._forget_replays(now - retention.dead)
         return Swept(tasks, any(self._ended(until, dead=dead) for dead, until in kinds))
+
+    def _forget_replays(self, until: int) -> None:
+        jobs = self.data.replays
+        for job in [one for one in jobs.values() if one.created_at <= until]:
+            if job.status != "running":
+                del jobs[job.id]
 
     def _ended(self, until: int, *, dead: bool) -> Row | None:
         """Return the task that ended first, if it did so by then."""

@@ -24,6 +24,10 @@ _OLD_MINUTES = """
 DELETE FROM series WHERE (tenant, minute, outcome) IN (
     SELECT tenant, minute, outcome FROM series WHERE minute < ? LIMIT ?)
 """
+_OLD_REPLAYS = """
+DELETE FROM replay WHERE id IN (
+    SELECT id FROM replay WHERE created_at <= ? AND running = 0 ORDER BY created_at, id LIMIT ?)
+"""
 
 
 def sweep(ledger: Ledger, retention: Retention, limit: int) -> Swept:
@@ -41,7 +45,9 @@ def sweep(ledger: Ledger, retention: Retention, limit: int) -> Swept:
     for row in gone[:limit]:
         remove(ledger, *row)
     minutes = ledger.execute(_OLD_MINUTES, (ledger.now - DAY, limit)).rowcount
-    return Swept(min(len(gone), limit), more or len(gone) > limit or minutes == limit > 0)
+    replays = ledger.execute(_OLD_REPLAYS, (ledger.now - retention.dead, limit)).rowcount
+    more = more or len(gone) > limit or max(minutes, replays) == limit > 0
+    return Swept(min(len(gone), limit), more)
 
 
 def remove(ledger: Ledger, seq: int, tenant: int, lane: int, policy: int, status: int) -> None:
