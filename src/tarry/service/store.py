@@ -117,7 +117,7 @@ class Finish(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Finished(StrEnum):
-    """What a finish came to."""
+    """What a finish, or a release, came to."""
 
     DONE = "done"
     SUPERSEDED = "superseded"
@@ -265,10 +265,11 @@ class Store(Protocol):
         """Write attempt and next state in one step each, if the version still matches."""
         ...
 
-    async def release(self, leases: Sequence[Release]) -> None:
+    async def release(self, leases: Sequence[Release]) -> list[Finished]:
         """Hand unstarted leases back, where they are still held; no attempt is counted.
 
-        A task that was being cancelled is CANCELLED.
+        A task that was being cancelled is CANCELLED. A lease that is not held is SUPERSEDED, and
+        not counted as that.
         """
         ...
 
@@ -440,8 +441,9 @@ class Store(Protocol):
     async def sweep(self, retention: Retention, limit: int) -> Swept:
         """Remove up to `limit` terminal tasks whose time is up, their logs too.
 
-        The bodies that they owned are named by `orphans` until somebody has deleted them. Lanes in
-        which nothing is left, and that are neither parked nor paused, may go too.
+        The bodies that they owned are named by `orphans` until somebody has deleted them. Replays
+        that have ended go when they began as long ago as dead letters are kept. Lanes in which
+        nothing is left, and that are neither parked nor paused, may go too.
         """
         ...
 

@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from tarry.core.breaker import Breaker
+from tarry.errors import StoreUnavailable
 from tarry.service.delivery.exchange import Delivered, Request
 from tarry.service.engine.parts import Limits
 from tarry.service.model import Content, Policy, Status
-from tarry.service.store import Claimed, Finish, Finished, Lease
+from tarry.service.store import Cancellation, Claimed, Finish, Finished, Lease, Release
 from tarry.service.stores.memory import MemoryStore
 from tests.service.engine.rig import BUSY, EPOCH, OK, Rig, Target, run
 
@@ -159,6 +160,129 @@ def test_paused_lane_is_not_called_again() -> None:
         await asyncio.sleep(5)
 
         assert (1, 2) == (paused, len(target.seen))
+        await rig.engine.stop(1)
+
+    run(main)
+
+
+class SlowEnds(MemoryStore):
+    """A store that takes its time to write what came of attempts, and to take leases back."""
+
+    async def finish(self, results: Sequence[Finish]) -> list[Finished]:
+        """Wait, then write."""
+        await asyncio.sleep(0.3)
+        return await super().finish(results)
+
+    async def release(self, leases: Sequence[Release]) -> list[Finished]:
+        """Wait, then take them back."""
+        await asyncio.sleep(0.3)
+        return await super().release(leases)
+
+
+def slow_rig(target: Target) -> Rig:
+    """An engine over such a store."""
+    loop = asyncio.get_running_loop()
+    return Rig(target, store=SlowEnds(lambda: int((EPOCH + loop.time()) * 1000)))
+
+
+def test_pause_holds_for_a_result_on_its_way() -> None:
+    """Its retry was decided before the pause, and its lease was kept: it is handed back."""
+
+    async def main() -> None:
+        target = Target(BUSY, OK)
+        rig = slow_rig(target)
+        await rig.engine.start()
+        (task,) = await rig.add(rig.new(overrides=QUICK))
+        await asyncio.sleep(0.1)
+
+        await rig.engine.pause(task.lane)
+        await asyncio.sleep(60)
+
+        assert 1 == len(target.seen)
+        assert (Status.PENDING, None) == (
+            (await rig.task(task)).status,
+            (await rig.task(task)).worker,
+        )
+        await rig.store.resume(task.lane)  # by another process
+        await asyncio.sleep(5)
+        assert 2 == len(target.seen)
+        assert not rig.lanes[task.lane].paused
+        await rig.engine.stop(1)
+
+    run(main)
+
+
+def test_a_task_that_is_cancelled_on_its_way_back_is_told() -> None:
+    """To who listens, and to who waits for its end."""
+
+    async def main() -> None:
+        rig = slow_rig(Target(OK))
+        await rig.engine.start()
+        (task,) = await rig.add(rig.new(delay=900))
+        settled = asyncio.create_task(rig.engine.settled(task.id, 30))
+        await rig.engine.pause(task.lane)
+        await asyncio.sleep(0.1)
+
+        assert Cancellation.REQUESTED is await rig.engine.cancel("default", task.id)
+
+        told = await settled
+        assert told is not None
+        assert Status.CANCELLED is told.status
+        assert "cancelled" in rig.kinds()
+        await rig.engine.stop(1)
+
+    run(main)
+
+
+class Away(MemoryStore):
+    """A store that can be away."""
+
+    is_away = False
+
+    async def claim(
+        self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
+    ) -> Claimed:
+        """Claim, if it is there."""
+        self._check()
+        return await super().claim(lease, limit=limit, per_lane=per_lane, skip=skip)
+
+    async def finish(self, results: Sequence[Finish]) -> list[Finished]:
+        """Write, if it is there."""
+        self._check()
+        return await super().finish(results)
+
+    def _check(self) -> None:
+        if self.is_away:
+            raise StoreUnavailable("away")
+
+
+@pytest.mark.parametrize("outage", [60.0, 100.0, 101.3, 120.7])
+def test_what_was_delivered_while_the_store_was_away_is_not_sent_again(outage: float) -> None:
+    """Not even if its lease ended meanwhile: who holds the result writes before it claims."""
+
+    async def main() -> None:
+        async def slow(_request: Request) -> Delivered:
+            await asyncio.sleep(1)
+            return OK
+
+        target, loop = Target(slow), asyncio.get_running_loop()
+        store = Away(lambda: int((EPOCH + loop.time()) * 1000))
+        rig = Rig(target, store=store, lease=Lease("worker", 70_000, 1_000))
+        await rig.engine.start()
+        tasks = await rig.add(*[rig.new() for _ in range(20)])
+        await asyncio.sleep(0.5)
+        store.is_away = True
+        await asyncio.sleep(outage)
+        store.is_away = False
+        await asyncio.sleep(30)
+
+        assert 20 == len(target.seen)
+        logs = [[one.outcome for one in await rig.attempts(task)] for task in tasks]
+        assert [["success"]] * 20 == logs
+        assert 0 == rig.parts.health.behind
+        later = await rig.add(rig.new())
+        await asyncio.sleep(5)
+        assert Status.SUCCEEDED is (await rig.task(later[0])).status
         await rig.engine.stop(1)
 
     run(main)

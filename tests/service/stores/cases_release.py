@@ -27,7 +27,7 @@ async def a_released_task_is_due_when_it_was(bench: Bench) -> None:
     """No attempt is counted, another may claim it at once, and the old holder has lost it."""
     held = await bench.leased(1, next_attempt_at=NOON + 500)
 
-    await bench.store.release([Release(held)])
+    assert [Finished.DONE] == await bench.store.release([Release(held)])
 
     freed = await bench.get(1)
     assert (Status.PENDING, None, 0, NOON + 500, NOON + 500) == (
@@ -66,8 +66,9 @@ async def only_a_lease_that_is_held_is_released(bench: Bench) -> None:
     before = [await bench.get(number) for number in (1, 2, 3)]
 
     stranger = replace(one, id=task_id(77))
-    await bench.store.release([Release(one) for one in (one, two, three, stranger)])
-    await bench.store.release([])
+    again = await bench.store.release([Release(one) for one in (one, two, three, stranger)])
+    assert [Finished.SUPERSEDED] * 4 == again
+    assert [] == await bench.store.release([])
 
     assert before == [await bench.get(number) for number in (1, 2, 3)]
     assert 0 == (await bench.store.counters()).superseded
@@ -79,7 +80,7 @@ async def a_released_task_that_was_cancelled_ends(bench: Bench) -> None:
     held = await bench.leased(1)
     await bench.store.cancel("acme", held.id)
 
-    await bench.store.release([Release(held)])
+    assert [Finished.CANCELLED] == await bench.store.release([Release(held)])
 
     ended = await bench.get(1)
     assert (Status.CANCELLED, 0, NOON) == (ended.status, ended.attempts, ended.finished_at)

@@ -40,12 +40,21 @@ class _End(Struct, gc=False):
 
 
 class Ends:
-    """Writes results, then goes on with their tasks or lets them go; `room` is called for these."""
+    """Writes results, then lets tasks `wait` for more or go; `room` is called for the latter."""
 
-    def __init__(self, parts: Parts, hold: Hold, teller: Teller, room: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        hold: Hold,
+        teller: Teller,
+        *,
+        wait: Callable[[Held], None],
+        room: Callable[[], None],
+    ) -> None:
         self._parts = parts
         self._hold = hold
         self._teller = teller
+        self._wait = wait
         self._room = room
         self._batches: Batches[_End, Finished] = Batches(self._write, most=GROUP, waiting=ENDLESS)
 
@@ -75,7 +84,8 @@ class Ends:
 
     def tell(self, task: Task) -> None:
         """Tell that a task was cancelled by hand."""
-        self._teller.ended(task.status, task, task.attempts, None, self._parts.clock.now())
+        now = self._parts.clock.now()
+        self._teller.ended(Status.CANCELLED, task, task.attempts, None, now)
 
     async def _write(self, ends: Sequence[_End]) -> Sequence[Finished]:
         finishes, parts = [end.finish for end in ends], self._parts
@@ -125,8 +135,7 @@ class Ends:
         if finished is Finished.DONE and finish.keep is not None:
             held.task = attempts.kept(task, finish)
             self._teller.attempt(finish, now)
-            if not held.gone:
-                self._hold.wait(held)
+            self._wait(held)
             return
         self._hold.drop(held)
         if finished is Finished.SUPERSEDED:

@@ -109,7 +109,7 @@ class Engine:
                     if await self.worker.ends.put(end) is not Finished.SUPERSEDED:
                         answer = Cancellation.CANCELLED
             except BaseException:
-                self.worker.hold.wait(held)
+                self.worker.wait(held)
                 raise
             self.worker.hold.drop(held)
         if answer is Cancellation.CANCELLED:
@@ -135,6 +135,7 @@ class Engine:
         """Stop a lane until somebody resumes it; what runs may finish."""
         self._parts.lanes[lane].paused = True
         await self._parts.store.pause(lane)
+        self._parts.lanes[lane].paused = True  # a claim of before may have taken it for resumed
         self.worker.empty(lane)
         self._tell("paused", lane)
 

@@ -27,9 +27,10 @@ from tarry.service.engine.hold import Hold
 from tarry.service.engine.parking import Parking
 from tarry.service.engine.persistence import FIRST_PAUSE, until_taken
 from tarry.service.engine.telling import Teller
-from tarry.service.model import Decision
+from tarry.service.engine.waiters import Settled
+from tarry.service.model import Decision, Status
 from tarry.service.payloads import BodyUnusable
-from tarry.service.store import Release
+from tarry.service.store import Finished, Release
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -67,7 +68,7 @@ class Worker:
         self.running: int = 0
         self._stopping = False
         self._jobs: set[asyncio.Future[Any]] = set()
-        self.ends: Ends = Ends(parts, self.hold, self._teller, room)
+        self.ends: Ends = Ends(parts, self.hold, self._teller, wait=self.wait, room=room)
         self._releases: Batches[Release, None] = Batches(self._release, most=GROUP, waiting=ENDLESS)
 
     # --- starting ---------------------------------------------------------------------------------
@@ -177,8 +178,7 @@ class Worker:
         except StoreUnavailable as error:
             self._parts.health.failed("store", error)
             await asyncio.sleep(FIRST_PAUSE)
-        if not held.gone:
-            self.hold.wait(held)
+        self.wait(held)
 
     async def _refresh_policy(self, task: Task) -> None:
         try:
@@ -280,6 +280,15 @@ class Worker:
         self._spawn(self._hand_back([Release(held.task, next_attempt_at)]))
         self._room()
 
+    def wait(self, held: Held) -> None:
+        """Let a task that was in somebody's hand wait for its time, unless its lane was stopped."""
+        if held.gone:
+            return
+        if held.lane.paused:
+            self._give_back(held, None)
+        else:
+            self.hold.wait(held)
+
     def empty(self, lane: str) -> None:
         """Hand back what waits here for a lane that was stopped."""
         for held in self.hold:
@@ -291,7 +300,12 @@ class Worker:
 
     async def _release(self, releases: Sequence[Release]) -> Sequence[None]:
         await self._parking.settled()  # a task that goes back before its lane is parked returns
-        await until_taken(lambda: self._parts.store.release(releases), self._parts.health)
+        parts = self._parts
+        answers = await until_taken(lambda: parts.store.release(releases), parts.health)
+        for release, answer in zip(releases, answers, strict=True):
+            if answer is Finished.CANCELLED:
+                parts.waiters.tell(release.task.id, Settled(Status.CANCELLED, None, None))
+                self.ends.tell(release.task)
         return [None] * len(releases)
 
     # --- the end ----------------------------------------------------------------------------------

@@ -157,15 +157,17 @@ class Life(Part):
             self._add(New(result.callback), None, None, now)
         return Finished.DONE
 
-    async def release(self, leases: Sequence[Release]) -> None:
+    async def release(self, leases: Sequence[Release]) -> list[Finished]:
         """Hand unstarted leases back, where they are still held."""
         now = self._clock()
-        for release in leases:
-            row = self.data.held(release.task)
-            if row is None:
-                continue
-            if row.task.cancelling:
-                self.data.end(row, Status.CANCELLED, now)
-            else:
-                due = max(row.task.next_attempt_at, release.next_attempt_at or 0)
-                self.data.wait(row, due, now)
+        return [self._release(one, now) for one in leases]
+
+    def _release(self, one: Release, now: int) -> Finished:
+        row = self.data.held(one.task)
+        if row is None:
+            return Finished.SUPERSEDED
+        if row.task.cancelling:
+            self.data.end(row, Status.CANCELLED, now)
+            return Finished.CANCELLED
+        self.data.wait(row, max(row.task.next_attempt_at, one.next_attempt_at or 0), now)
+        return Finished.DONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tarry.service.store import Cancellation, Retrieval
+from tarry.service.store import Cancellation, Finished, Retrieval
 from tarry.service.stores.sqlite.bulk import Bulk
 from tarry.service.stores.sqlite.ledger import CANCELLED, EXHAUSTED, IN_FLIGHT, PENDING
 from tarry.service.stores.sqlite.names import found
@@ -42,18 +42,22 @@ LogLine: TypeAlias = tuple[int, int, int, str, bytearray]
 _LOG = Bulk("INSERT INTO attempt (id, log) VALUES {rows}", "(?, ?)")
 
 
-def release(ledger: Ledger, leases: Sequence[Release]) -> None:
+def release(ledger: Ledger, leases: Sequence[Release]) -> list[Finished]:
     """Hand unstarted leases back, where they are still held."""
-    for one in leases:
-        row = ledger.execute(_STATE, (found(one.task.id),)).fetchone()
-        if row is None or row[4] != one.task.version or row[5] != IN_FLIGHT:
-            continue
-        seq, tenant, lane_id, policy, _, _, cancelling, attempts, due = row
-        if cancelling:
-            end_cancelled(ledger, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
-            continue
-        due = due if one.next_attempt_at is None else max(due, one.next_attempt_at)
-        hand_back(ledger, seq, tenant, lane_id, policy, due)
+    return [_release(ledger, one) for one in leases]
+
+
+def _release(ledger: Ledger, one: Release) -> Finished:
+    row = ledger.execute(_STATE, (found(one.task.id),)).fetchone()
+    if row is None or row[4] != one.task.version or row[5] != IN_FLIGHT:
+        return Finished.SUPERSEDED
+    seq, tenant, lane_id, policy, _, _, cancelling, attempts, due = row
+    if cancelling:
+        end_cancelled(ledger, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
+        return Finished.CANCELLED
+    due = due if one.next_attempt_at is None else max(due, one.next_attempt_at)
+    hand_back(ledger, seq, tenant, lane_id, policy, due)
+    return Finished.DONE
 
 
 def hand_back(ledger: Ledger, seq: int, tenant: int, lane_id: int, policy: int, due: int) -> None:

@@ -63,7 +63,7 @@ OPERATIONS: dict[str, Operation] = {
         ("add", add.add, tuple[list[New], Lease | None, int | None], list[Begun | Added]),
         ("claim", claim.claim, tuple[Lease, int, int, list[str]], Claimed),
         ("finish", finish.finish, tuple[list[End]], list[Finished]),
-        ("release", life.release, tuple[list[Release]], None),
+        ("release", life.release, tuple[list[Release]], list[Finished]),
         ("cancel", life.cancel, tuple[str, str], Cancellation | None),
         ("retry_now", life.retry_now, tuple[str, str], Retrieval | None),
         ("park", lanes.park, tuple[str, int, int, int], None),

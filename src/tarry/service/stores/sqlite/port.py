@@ -67,8 +67,8 @@ class Port(ABC):
         ends = [finish.end_of(result) for result in results]
         return await self._write(Call(finish.finish, ends), len(ends))
 
-    async def release(self, leases: Sequence[port.Release]) -> None:
-        await self._write(Call(life.release, leases), len(leases))
+    async def release(self, leases: Sequence[port.Release]) -> list[port.Finished]:
+        return await self._write(Call(life.release, leases), len(leases))
 
     # --- lanes ------------------------------------------------------------------------------------
 
