@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
+import pytest
+import typer.main
+
+from tarry.cli.app import app
+from tarry.service.settings import check_variables
 from tarry.testing import no_wait
 from tests.cli.operating import tarry
+from tests.cli.test_cli_page import commands
 
 EVENTS = {"content-type": "text/event-stream"}
 
@@ -73,3 +82,53 @@ def test_https_where_http_is_spoken_is_asked_about() -> None:
 
     assert (4, "") == (done.code, done.out)
     assert "; is it http:// and not https://?): start one with" in done.err
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"), [("TARRY_SEVER", "TARRY_SERVER"), ("TARRY_PROT", "TARRY_PORT")]
+)
+def test_misspelt_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str, meant: str
+) -> None:
+    """A task would go to a service that was not meant."""
+    monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    done = tarry("send", "http://127.0.0.1:1/hook")
+
+    said = f"error: {variable}: there is no such setting; did you mean {meant}?\n"
+    assert (2, "", said) == done
+
+
+def test_variables_of_the_service_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who serves from the same shell has some."""
+    monkeypatch.setenv("TARRY_PORT", "9000")
+    with answering((200, {}, b'{"items": [], "nextCursor": null}')) as address:
+        assert (0, "none\n", "") == tarry("tasks", "list", "--server", address)
+
+
+def test_variables_of_all_commands_are_known() -> None:
+    """What an option reads, no other command refuses."""
+    inner = commands(typer.main.get_command(app), ("tarry",))
+    read = {one.envvar: "x" for _, command in inner for one in command.params if one.envvar}
+
+    check_variables(read)
+    assert {"TARRY_SERVER", "TARRY_KEY"} == set(read)
+
+
+def test_variables_are_looked_at_without_the_service() -> None:
+    """Where only the client is installed."""
+    hidden = ("cryptography", "obstore", "prometheus_client", "starlette", "uuid_utils", "uvicorn")
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({hidden}))\n"
+        "sys.argv = ['tarry', 'tasks', 'list']\n"
+        "from tarry import cli; cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TARRY_SEVER": "x"},
+    )
+
+    said = "error: TARRY_SEVER: there is no such setting; did you mean TARRY_SERVER?\n"
+    assert (2, said) == (done.returncode, done.stderr)

@@ -170,7 +170,7 @@ def test_config_tells_where_values_come_from(
         (["--set", "prot=1"], "--set prot: there is no such setting; did you mean port?"),
         (["--set", "zz=1"], "--set zz: there is no such setting; there are allow_host, "),
         (["--set", "port=x"], "--set port: must be a whole number, got"),
-        (["--port", "99999"], "--port: expected"),
+        (["--port", "99999"], "--port: must be a whole number <= 65535"),
         (["--config", "none.toml"], "cannot read none.toml"),
         (["--allow-target", "10.0.0.0/99"], "--allow-target: allow_target must hold CIDRs"),
         (["--set", "ca_file=/nope.pem"], "--set ca_file: ca_file must be a file of PEM"),

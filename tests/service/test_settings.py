@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.settings import Settings, load
+from tarry.service.settings import Settings, check_variables, load
 
 _KEY = "A" * 43 + "="
 _FILE = __file__
@@ -171,13 +173,18 @@ def test_default_that_cannot_be_is_told_by_its_name(
         ("TARRY_REQUIRE_KEY", "did you mean TARRY_REQUIRE_KEYS?"),
         ("TARRY_PROT", "did you mean TARRY_PORT?"),
         ("TARRY_port", "did you mean TARRY_PORT?"),
+        ("TARRY_SEVER", "did you mean TARRY_SERVER?"),
+        ("TARRY_KEYS", "did you mean TARRY_KEY?"),
         ("TARRY_QQQQ", "there are TARRY_ALLOW_HOST, "),
     ],
 )
-def test_misspelt_variable_is_refused(variable: str, words: str) -> None:
-    """Its default would stay in force, and with it an open door."""
+@pytest.mark.parametrize("refuse", [partial(load, {}), check_variables], ids=["load", "check"])
+def test_misspelt_variable_is_refused(
+    refuse: Callable[[dict[str, str]], object], variable: str, words: str
+) -> None:
+    """Its default would stay in force, and with it an open door; callers' names are known too."""
     with pytest.raises(ConfigurationError) as caught:
-        load({}, {variable: "true"})
+        refuse({variable: "true"})
     assert str(caught.value).startswith(f"{variable}: there is no such setting; {words}")
 
 
@@ -186,6 +193,39 @@ def test_variables_of_callers_are_passed_over() -> None:
     given = {"TARRY_SERVER": "http://x", "TARRY_KEY": "k", "OTHER": "x"}
 
     assert {"default"} == set(load({}, given).origins.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('port = "9000"', "port in {}: must be a whole number, got '9000'"),
+        ("port = true", "port in {}: must be a whole number, got true"),
+        ("port = -1", "port in {}: must be a whole number >= 0, got -1"),
+        ('tenant_rate = "5"', "tenant_rate in {}: must be a number, got '5'"),
+        ("host = 1", "host in {}: must be a text, got 1"),
+        ("dev = 1", "dev in {}: must be true or false, got 1"),
+        ('dev = "true"', "dev in {}: must be true or false, got 'true'"),
+        ('allow_host = "a,b"', "allow_host in {}: must be a list of texts, got 'a,b'"),
+        ('encryption_keys = "hush"', "encryption_keys in {}: must be a list of texts"),
+    ],
+)
+def test_file_has_types_of_its_own(tmp_path: Path, line: str, words: str) -> None:
+    """A number in quotes is a text there, as it is not in a variable."""
+    file = tmp_path / "tarry.toml"
+    file.write_text(line)
+
+    with pytest.raises(ConfigurationError) as caught:
+        load({}, {}, file)
+    assert words.format(file) == str(caught.value)
+
+
+def test_whole_number_is_a_number_in_the_file(tmp_path: Path) -> None:
+    """Nobody has to write 5.0."""
+    file = tmp_path / "tarry.toml"
+    file.write_text('tenant_rate = 5\nallow_host = ["a", "b"]\n')
+    settings = load({}, {}, file).settings
+
+    assert (5.0, ("a", "b")) == (settings.tenant_rate, settings.allow_host)
 
 
 def test_a_wrong_secret_is_not_repeated() -> None:

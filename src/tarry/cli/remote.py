@@ -81,8 +81,13 @@ def connected(server: str, key: str | None) -> Generator[Client]:
 
 def _opened(server: str, key: str | None) -> Client:
     from tarry.client import Client
+    from tarry.client.service import need_packages
     from tarry.errors import ConfigurationError
 
+    need_packages()
+    from tarry.service.settings import check_variables
+
+    check_variables()
     try:
         return Client(server, key=key)
     except ConfigurationError as error:

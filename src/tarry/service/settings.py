@@ -1,6 +1,7 @@
 """What the service can be told: by flags, by `TARRY_*` variables, by a TOML file, in that order.
 
 The only reader of the environment and of the file. A mistake names the place it was made in.
+Commands that call a service look for misspelt variables here: importing it loads little.
 """
 
 from __future__ import annotations
@@ -10,28 +11,37 @@ import re
 import tomllib
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError
-from tarry.service.checks import check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
 PREFIX = "TARRY_"
 DEFAULT = "default"
 _LINK = re.compile(r"TARRY_SERVICE_HOST|TARRY_SERVICE_PORT(_.+)?|TARRY_PORT_\d+_.+")
-_ELSEWHERE = frozenset({"TARRY_KEY", "TARRY_SERVER"})
-"""Variables of those who call a service."""
+_OF_CALLERS = ("key", "server")
+"""What else has a variable: for those who call a service."""
 _SECRETS = frozenset({"encryption_keys", "signing_secrets"})
 _REDACTED = "[redacted]"
 _GRACE_MS = 5_000
 """Milliseconds that a lease must leave after the longest attempt, to write down what came of it."""
+
+_BOUND = re.compile(r" [<>]=? \S+$")
+"""The end of an error of msgspec's about a number that is too large or too small."""
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    tuple: "a list of texts",
+}
 
 _Positive = Annotated[int, Meta(ge=1)]
 _NotNegative = Annotated[int, Meta(ge=0)]
@@ -155,6 +165,16 @@ class Loaded(msgspec.Struct, frozen=True):
         return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+class _Said(NamedTuple):
+    """A value as one place says it."""
+
+    origin: str
+    name: str
+    value: Any
+    is_typed: bool = False
+    """Whether the place has types of its own: there, a number in quotes is a text."""
+
+
 def load(
     flags: Mapping[str, Any],
     environ: Mapping[str, str] | None = None,
@@ -163,20 +183,21 @@ def load(
     changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Loaded:
     """Lay flags over `changes` (of --set) over variables over the file over the defaults."""
-    environ = os.environ if environ is None else environ
+    from tarry.service.checks import check  # loads parts of the service: callers do without
+
     values: dict[str, Any] = {}
     origins = dict.fromkeys(Settings.__struct_fields__, DEFAULT)
     sources = [
         *(_from_file(file) if file is not None else ()),
         *_from_environ(environ),
-        *((f"--set {name}", name, value) for name, value in changes.items()),
-        *((f"--{name.replace('_', '-')}", name, value) for name, value in flags.items()),
+        *(_Said(f"--set {name}", name, value) for name, value in changes.items()),
+        *(_Said(f"--{name.replace('_', '-')}", name, value) for name, value in flags.items()),
     ]
-    for origin, name, value in sources:
-        if value is None:
+    for said in sources:
+        if said.value is None:
             continue
-        values[name] = _checked(origin, name, value)
-        origins[name] = origin
+        values[said.name] = _checked(said)
+        origins[said.name] = said.origin
     loaded = Loaded(Settings(**values), origins)
     for name, origin in origins.items():
         try:
@@ -188,7 +209,17 @@ def load(
     return loaded
 
 
-def _from_file(file: Path) -> list[tuple[str, str, Any]]:
+def check_variables(environ: Mapping[str, str] | None = None) -> None:
+    """Refuse a `TARRY_*` variable that nobody reads: misspelt, it leaves a default in force."""
+    known = {_variable(name) for name in _WITH_VARIABLES}
+    for variable, text in (os.environ if environ is None else environ).items():
+        is_ours = variable.startswith(PREFIX) and not _is_link(variable, text)
+        if is_ours and variable not in known:
+            name = variable.removeprefix(PREFIX).lower()
+            raise _unknown(variable, name, _WITH_VARIABLES, _variable)
+
+
+def _from_file(file: Path) -> list[_Said]:
     try:
         table = tomllib.loads(file.read_text())
     except OSError as error:
@@ -197,19 +228,17 @@ def _from_file(file: Path) -> list[tuple[str, str, Any]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         msg = f"{file} is not TOML: {error}"
         raise ConfigurationError(msg) from error
-    return [(f"{name} in {file}", name, value) for name, value in table.items()]
+    return [_Said(f"{name} in {file}", name, value, is_typed=True) for name, value in table.items()]
 
 
-def _from_environ(environ: Mapping[str, str]) -> list[tuple[str, str, Any]]:
-    """Return what variables say; one that is misspelt would leave its default in force."""
-    ours = {name: text for name, text in environ.items() if not _is_link(name, text)}
-    for variable in ours:
-        if variable.startswith(PREFIX) and variable not in {*_VARIABLES, *_ELSEWHERE}:
-            raise _unknown(variable, variable.removeprefix(PREFIX).lower(), _variable)
+def _from_environ(environ: Mapping[str, str] | None) -> list[_Said]:
+    environ = os.environ if environ is None else environ
+    check_variables(environ)
+    given = {name: environ.get(_variable(name)) for name in _TYPES}
     return [
-        (variable, name, ours[variable])
-        for variable, name in _VARIABLES.items()
-        if variable in ours
+        _Said(_variable(name), name, text)
+        for name, text in given.items()
+        if text is not None and not _is_link(_variable(name), text)
     ]
 
 
@@ -219,49 +248,52 @@ def _is_link(variable: str, text: str) -> bool:
 
 
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
+_WITH_VARIABLES = (*_TYPES, *_OF_CALLERS)
 
 
 def _variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
-_VARIABLES = {_variable(name): name for name in _TYPES}
-
-
-def _unknown(origin: str, name: str, written: Callable[[str], str]) -> ConfigurationError:
+def _unknown(
+    origin: str, name: str, known: Iterable[str], written: Callable[[str], str]
+) -> ConfigurationError:
     """Return what to say of a name that is none; there, names are `written` so."""
-    close = [written(one) for one in get_close_matches(name, _TYPES, n=1)]
-    every = ", ".join(map(written, sorted(_TYPES)))
+    names = sorted(known)
+    close = [written(one) for one in get_close_matches(name, names, n=1)]
+    every = ", ".join(map(written, names))
     said = f"did you mean {close[0]}?" if close else f"there are {every}"
     return ConfigurationError(f"{origin}: there is no such setting; {said}")
 
 
-def _checked(origin: str, name: str, value: Any) -> Any:
+def _checked(said: _Said) -> Any:
+    origin, name, value, is_typed = said
     if name not in _TYPES:
-        raise _unknown(origin, name, str)
-    is_list = isinstance(getattr(_DEFAULTS, name), tuple)
-    if is_list and isinstance(value, str):
+        raise _unknown(origin, name, _TYPES, str)
+    if _kind(name) is tuple and isinstance(value, str) and not is_typed:
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:
-        return msgspec.convert(value, _TYPES[name], strict=False)
+        return msgspec.convert(value, _TYPES[name], strict=is_typed)
     except msgspec.ValidationError as error:
-        given = "" if name in _SECRETS else f", got {short(value)}"
-        words = str(error).lower()
-        if words == "expected `int`, got `str`":
-            words = "must be a whole number"
-        msg = f"{origin}: {_rule(name) or words}{given}"
+        bound = _BOUND.search(str(error))
+        seen = str(value).lower() if isinstance(value, bool) else short(value)
+        given = "" if name in _SECRETS else f", got {seen}"
+        msg = f"{origin}: must be {_wanted(name)}{bound[0] if bound else ''}{given}"
         raise ConfigurationError(msg) from error
 
 
-def _rule(name: str) -> str | None:
-    """Return the words of a setting that is one of a few."""
-    kind = get_args(_TYPES[name])[0]
-    words = ("true", "false") if kind is bool else get_args(kind)
-    is_few = kind is bool or get_origin(kind) is Literal
-    return f"must be {', '.join(words[:-1])} or {words[-1]}" if is_few else None
+def _wanted(name: str) -> str:
+    """Say what the value of a setting is."""
+    kind = _kind(name)
+    if kind is Literal:
+        *words, last = get_args(get_args(_TYPES[name])[0])
+        return f"{', '.join(words)} or {last}"
+    return _KINDS[kind]
 
 
-_DEFAULTS = Settings()
+def _kind(name: str) -> Any:
+    kind = get_args(_TYPES[name])[0]  # without what is noted on it
+    return get_origin(kind) or kind
 
 
 def _check_lease(loaded: Loaded) -> None:
