@@ -53,6 +53,55 @@ def test_replay_brings_back_those_of_a_downstream(
     assert ["SUCCEEDED"] * 2 == [client.wait(letter, 30).status for letter in letters]
 
 
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--json",)])
+def test_replay_of_nothing_stores_no_job(
+    ask: Ask, client: Client, lane: str, letters: list[str], options: tuple[str, ...]
+) -> None:
+    """The downstream is there, and no letter of it ended so."""
+    before = [job.replay_id for job in client.replays()]
+    done = ask(
+        "dead", "replay", "--lane", lane, "--policy", "default", "--reason", "deadline", *options
+    )
+
+    assert 0 == done.code, done.err
+    if "--json" in options:
+        assert (None, 0) == (done.json["replayId"], done.json["matched"])
+    else:
+        assert "no dead letters match\n" == done.out
+    assert before == [job.replay_id for job in client.replays()]
+
+
+@pytest.mark.parametrize("command", [("replay",), ("replay", "--dry-run"), ("purge", "--yes")])
+@pytest.mark.parametrize(
+    ("option", "name", "hint"),
+    [
+        (
+            "--lane",
+            "127.0.0.1:9009",
+            "http:host:port or https:host:port, and `tarry downstreams` lists them",
+        ),
+        ("--policy", "nope", "`tarry policy list` has their names"),
+    ],
+)
+def test_downstream_or_policy_that_is_not_there(
+    ask: Ask,
+    client: Client,
+    letters: list[str],
+    command: tuple[str, ...],
+    option: str,
+    name: str,
+    hint: str,
+) -> None:
+    """It is told from one without dead letters, and nothing is done."""
+    before = [job.replay_id for job in client.replays()]
+    done = ask("dead", *command, option, name)
+
+    assert (3, "") == (done.code, done.out)
+    assert done.err.startswith(f"error: {option}: there is no ")
+    assert done.err.endswith(f"{hint}\n")
+    assert before == [job.replay_id for job in client.replays()]
+
+
 def test_replay_of_one(ask: Ask, client: Client, lane: str, letters: list[str]) -> None:
     """By its id; the other stays dead."""
     done = ask("dead", "replay", letters[0])
@@ -89,6 +138,13 @@ def test_purge_asks_first(ask: Ask, lane: str, letters: list[str]) -> None:
     assert "Remove 2 dead letters for good? [y/N] nothing was removed\n" == no.err
     assert 2 == len(kept)
     assert (0, "2 dead letters removed\n") == (yes.code, yes.out)
+
+
+def test_purge_of_nothing_asks_nothing(ask: Ask, lane: str, letters: list[str]) -> None:
+    """There is nothing to say yes to."""
+    done = ask("dead", "purge", "--lane", lane, "--reason", "deadline", is_person=True)
+
+    assert (0, "no dead letters match\n", "") == done
 
 
 def test_purge_in_a_script_needs_a_yes(ask: Ask, lane: str, letters: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +19,13 @@ from tarry.cli.remote import (
     connected,
     example,
 )
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, NotFound
+
+if TYPE_CHECKING:
+    from tarry.client import Client
+    from tarry.client.options import LetterFilter
+
+_NONE = "no dead letters match"
 
 app: typer.Typer = typer.Typer(
     name="dead",
@@ -68,7 +74,8 @@ def replay(
 ) -> None:
     """Bring dead letters back, all of them unless you say which.
 
-    The service does it by itself from here on; task ids and idempotency keys stay.
+    The service does it by itself from here on; task ids and idempotency keys stay. Where none
+    match, no replay is made.
     """
     from tarry.cli.shown import counted, print_json, say
     from tarry.core.checks import positive
@@ -84,11 +91,15 @@ def replay(
         return
     if rate is not None:
         positive("--rate", rate)
+    which: LetterFilter = {"policy": policy, "lane": lane, "reason": reason}
     with connected(server, key) as client:
-        job = client.replay(policy=policy, lane=lane, reason=reason, rate=rate, dry_run=dry_run).job
+        is_dry = not _matched(client, which) or dry_run
+        job = client.replay(**which, rate=rate, dry_run=is_dry).job
     if as_json:
         print_json(job)
-    elif dry_run:
+    elif not job.matched:
+        say(_NONE)
+    elif is_dry:
         say(f"{counted(job.matched, 'dead letter')} would come back")
     else:
         pace = "" if rate is None else f", {rate:g} a second"
@@ -110,19 +121,44 @@ def purge(
 
     from tarry.cli.shown import counted, print_json, say
 
+    if not yes and not sys.stdin.isatty():
+        msg = "--yes must be given where nobody can be asked: what is removed is gone"
+        raise ConfigurationError(msg)
+    which: LetterFilter = {"policy": policy, "lane": lane, "reason": reason}
     with connected(server, key) as client:
-        if not yes:
-            if not sys.stdin.isatty():
-                msg = "--yes must be given where nobody can be asked: what is removed is gone"
-                raise ConfigurationError(msg)
-            matched = client.replay(policy=policy, lane=lane, reason=reason, dry_run=True).matched
+        matched = _matched(client, which)
+        if matched and not yes:
             asked = f"Remove {counted(matched, 'dead letter')} for good? [y/N] "
             typer.echo(asked, nl=False, err=True)
             if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
                 typer.echo("nothing was removed", err=True)
                 raise typer.Exit(1)
-        purged = client.purge(policy=policy, lane=lane, reason=reason)
+        purged = client.purge(**which) if matched else 0
     if as_json:
         print_json({"purged": purged})
     else:
-        say(f"{counted(purged, 'dead letter')} removed")
+        say(f"{counted(purged, 'dead letter')} removed" if purged else _NONE)
+
+
+def _matched(client: Client, which: LetterFilter) -> int:
+    """Count such dead letters; where there are none, the downstream and policy must exist."""
+    matched = client.replay(**which, dry_run=True).matched
+    if not matched:
+        _check_named(client, which.get("lane"), which.get("policy"))
+    return matched
+
+
+def _check_named(client: Client, lane: str | None, policy: str | None) -> None:
+    """Refuse a downstream or a policy that is not there."""
+    if lane is not None and all(one.lane != lane for one in client.downstreams()):
+        msg = (
+            f"--lane: there is no downstream {lane!r}: one is written http:host:port or "
+            "https:host:port, and `tarry downstreams` lists them"
+        )
+        raise NotFound(msg)
+    if policy is not None:
+        try:
+            client.policy(policy)
+        except NotFound as error:
+            msg = f"--policy: there is no policy {policy!r}: `tarry policy list` has their names"
+            raise NotFound(msg) from error
