@@ -96,21 +96,30 @@ def test_unknown_policy_ends_with_3(ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[hedging]\nafter = 0.1\n", "the service retries and does not hedge"),
-        ("max_attempts = 0\n", "max_attempts"),
-        ("attempt_timeout = 7200.0\n", "attemptTimeoutMs"),
+        ("[hedging]\nafter = 0.1\n", ": the service retries and does not hedge"),
+        ("max_attempts = 0\n", ":1: max_attempts must be"),
+        ("attempt_timeout = 7200.0\n", ": attempt_timeout: attemptTimeoutMs must be"),
+        ("[backoff]\nschedule = [1e14]\n", ": backoff.schedule: scheduleMs must be"),
     ],
-    ids=["hedging", "wrong here", "wrong there"],
+    ids=["hedging", "wrong here", "wrong there", "wrong there, in a table"],
 )
 def test_mistake_in_a_file_is_named(ask: Ask, tmp_path: Path, text: str, said: str) -> None:
-    """Whether it is found here or by the service."""
+    """With the file and its own name for the field, whether found here or by the service."""
     path = tmp_path / "wrong.toml"
     path.write_text(text)
 
     done = ask("policy", "apply", path)
 
     assert 2 == done.code
-    assert said in done.err
+    assert done.err.startswith(f"error: {path}{said}")
+
+
+def test_name_that_the_service_refuses_is_the_option_s(ask: Ask, file: Path) -> None:
+    """It does not stand in the file."""
+    done = ask("policy", "apply", file, "--name", "a b")
+
+    assert 2 == done.code
+    assert "error: --name: policyId must have" in done.err
 
 
 def test_version_that_is_not_there_is_told_from_the_policy(ask: Ask, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tarry.cli.remote import DEFAULT_SERVER, Json, Key, Server, connected
-from tarry.errors import ConfigurationError, NotFound
+from tarry.errors import ConfigurationError, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from tarry.client import Client
@@ -94,12 +94,29 @@ def apply(
             typer.echo(f"{file}: [{part}] is left out: the service has its own", err=True)
     if fields.pop("retry_marked", False):
         typer.echo(f"{file}: retry_marked is left out: no mark arrives at the service", err=True)
+    policy = policy_to_wire(policy_from_file(fields))
     with connected(server, key) as client:
-        kept = client.put_policy(name or file.stem, policy_to_wire(policy_from_file(fields)))
+        try:
+            kept = client.put_policy(name or file.stem, policy)
+        except InvalidRequest as error:
+            msg = f"{_place(file, error.field or '')}: {error.detail or error}"
+            raise ConfigurationError(msg) from error
     if as_json:
         print_json(kept)
     else:
         say(f"{kept.policy_id}: version {kept.version} is in force")
+
+
+def _place(file: Path, field: str) -> str:
+    """Say where in a file, whose names are the library's, a field of the API comes from."""
+    from tarry.wire.policies import FIELDS
+
+    wire = field.partition("[")[0]
+    if wire == "policyId":
+        return "--name"
+    if wire == "scheduleMs":
+        return f"{file}: backoff.schedule"
+    return f"{file}: {FIELDS[wire][0]}" if wire in FIELDS else str(file)
 
 
 def _row(policy: RetryPolicy) -> tuple[object, ...]:
