@@ -215,3 +215,11 @@ def test_times_are_words() -> None:
     assert ["in 3 s", "now", "3 s ago"] == [until(5000, 2.0), until(1000, 2.0), since(2000, 5.0)]
     assert clock(1_700_000_000_042).endswith(".042")
     assert ["1 attempt", "1,200 attempts"] == [counted(1, "attempt"), counted(1200, "attempt")]
+
+
+@pytest.mark.parametrize("command", ["show", "explain", "cancel", "retry"])
+def test_id_with_a_slash_ends_with_3(ask: Ask, command: str) -> None:
+    """It is no other path."""
+    done = ask("tasks", command, "../x")
+
+    assert (3, "", "error: There is no such task: '../x' has a slash.\n") == done

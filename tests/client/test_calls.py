@@ -86,11 +86,14 @@ def test_a_page_that_is_lost(talker: Talker, service: Played) -> None:
     assert [task_of(n)["taskId"] for n in range(5)] == [task.task_id for task in found]
 
 
-def test_an_unknown_filter(talker: Talker, service: Played) -> None:
+@pytest.mark.parametrize("method", ["tasks", "dead_letters", "purge", "replay"])
+def test_an_unknown_filter(talker: Talker, service: Played, method: str) -> None:
     """A filter that does not exist is refused, for it would ask for everything."""
-    for method in ("tasks", "dead_letters", "purge", "replay"):
-        with pytest.raises(TypeError, match="polcy"):
-            talker.do(method, polcy="webhook")
+    with pytest.raises(TypeError) as caught:
+        talker.do(method, polcy="webhook")
+    assert f"{method} has no argument 'polcy'; did you mean policy?" == str(caught.value)
+    with pytest.raises(TypeError, match=rf"^{method} has no argument 'zzz'; it has .*lane, reason"):
+        talker.do(method, zzz=1)
     assert [] == service.seen
 
 

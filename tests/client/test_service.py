@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tarry.client import AsyncClient, Client
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, NotFound
 
 CLIENTS = [Client, AsyncClient]
 URL = "http://127.0.0.1:8080"
@@ -48,6 +48,21 @@ def test_names_are_names(name: Any) -> None:
         for call in (client.get, client.pause, client.policy):
             with pytest.raises(ConfigurationError, match="must be the name of one"):
                 call(name)
+
+
+def test_name_with_a_slash_is_not_there() -> None:
+    """No task, policy or replay has one, and a server would take it for another path."""
+    with Client(URL) as client:
+        for call, kind in (
+            (client.get, "task"),
+            (client.cancel, "task"),
+            (client.policy, "policy"),
+            (client.delete_policy, "policy"),
+        ):
+            with pytest.raises(NotFound, match=rf"^There is no such {kind}: '\.\./x' has a slash"):
+                call("../x")
+        with pytest.raises(ConfigurationError, match=r"^policy_id must have letters, digits"):
+            client.put_policy("../x", {})
 
 
 def test_both_clients_have_the_same_calls() -> None:

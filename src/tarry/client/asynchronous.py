@@ -66,7 +66,7 @@ class AsyncClient(AsyncSender):
 
     def tasks(self, **which: Unpack[TaskFilter]) -> AsyncIterator[RetryTask]:
         """List tasks, newest first, page after page: by status, policy, lane, reason."""
-        return self._items(lambda cursor: self._api.tasks(cursor, **which))
+        return self._items(lambda cursor: self._api.tasks(cursor, which))
 
     def attempts(self, task: str | RetryTask) -> AsyncIterator[AttemptLog]:
         """List the attempts of a task, in their order."""
@@ -92,11 +92,11 @@ class AsyncClient(AsyncSender):
 
     def dead_letters(self, **which: Unpack[LetterFilter]) -> AsyncIterator[RetryTask]:
         """List dead letters, newest first: by policy, lane, reason."""
-        return self._items(lambda cursor: self._api.dead_letters(cursor, **which))
+        return self._items(lambda cursor: self._api.dead_letters(cursor, which))
 
     async def replay(self, **which: Unpack[ReplayOptions]) -> AsyncReplay:
         """Bring dead letters back: by policy, lane, reason, before; `rate` a second; `dry_run`."""
-        return AsyncReplay(await self._send(self._api.replay(**which)), self._api, self._run)
+        return AsyncReplay(await self._send(self._api.replay(which)), self._api, self._run)
 
     async def replays(self) -> list[AsyncReplay]:
         """List the latest replays, newest first."""

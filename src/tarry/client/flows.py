@@ -63,11 +63,11 @@ class Flows(Requests):
             cancelled = yield self.get(task)
         return cast("RetryTask", cancelled)
 
-    def purge(self, options: LetterFilter) -> Flow[int]:
+    def purge(self, which: LetterFilter) -> Flow[int]:
         """Remove dead letters until none is left, and count them."""
         total, more = 0, True
         while more:
-            answer = yield self.purge_some(**options)
+            answer = yield self.purge_some(which)
             total += answer.purged
             more = answer.more
         return total

@@ -6,14 +6,13 @@ import json
 from base64 import b64encode
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgspec
 from msgspec import UNSET, Raw
 
-from tarry.client.options import TaskOptions
+from tarry.client.options import check_names
 from tarry.core.checks import at_least, short
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.wire import http
@@ -28,7 +27,6 @@ BATCH_BYTES = 8 << 20
 """Of JSON in a batch: half of what the service takes unless it is told otherwise."""
 
 _encode = msgspec.json.Encoder().encode
-_NAMES = ("url", "body", *TaskOptions.__annotations__)
 
 
 def new_task(
@@ -74,16 +72,6 @@ def new_task(
         policy=_dict("overrides", overrides),
         callback_url=callback,
     )
-
-
-def check_names(arguments: Iterable[str]) -> None:
-    """Refuse arguments that `enqueue` does not have."""
-    for name in arguments:
-        if name not in _NAMES:
-            close = get_close_matches(name, _NAMES, n=1)
-            meant = f"did you mean {close[0]}?" if close else f"it has {', '.join(_NAMES)}"
-            msg = f"enqueue has no argument {name!r}; {meant}"
-            raise ConfigurationTypeError(msg)
 
 
 def content_of(task: NewRetryTask) -> bytes:
@@ -140,7 +128,7 @@ def _one_of_many(place: int, task: NewTask) -> bytes:
         msg = f"{where} must have a url"
         raise ConfigurationTypeError(msg)
     try:
-        check_names(task)
+        check_names("enqueue", task)
         return _written(where, new_task(**task))
     except ConfigurationError as error:
         raise type(error)(f"{where}: {error}") from None

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from tarry.client.newtask import written
-from tarry.client.paths import named, page, repeatable
+from tarry.client.paths import identified, named, page, repeatable
 from tarry.client.request import Answer, Manner, Request, decoded, nothing, problem_of
 from tarry.client.whole import is_whole
+from tarry.core.checks import short
 from tarry.core.policy import Policy
-from tarry.errors import ServiceError
+from tarry.errors import ConfigurationError, ServiceError
 from tarry.wire.policies import policy_sent
 from tarry.wire.tasks import Downstream, Page, RetryPolicy
 
@@ -52,6 +53,9 @@ class OperatorRequests:
         self, policy_id: str, policy: Policy | Mapping[str, Any]
     ) -> Request[RetryPolicy]:
         """Write a policy."""
+        if isinstance(policy_id, str) and "/" in policy_id:
+            msg = f"policy_id must have letters, digits and ._- only, got {short(policy_id)}"
+            raise ConfigurationError(msg)
         return Request(
             method="PUT",
             path=_policy_path(policy_id),
@@ -108,7 +112,7 @@ def _stream(answer: Answer) -> None:
 
 
 def _policy_path(policy_id: str) -> str:
-    return f"/retry-policies/{named('policy_id', policy_id)}"
+    return f"/retry-policies/{identified('policy_id', policy_id)}"
 
 
 def _fields(policy: Policy | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from typing import Any, Literal, Required, TypeAlias, TypedDict
+
+from tarry.errors import ConfigurationTypeError
 
 Duration: TypeAlias = float | timedelta
 """Seconds, or a timedelta."""
@@ -69,3 +72,23 @@ class ReplayOptions(LetterFilter, total=False):
     before: Instant | None
     rate: float | None
     dry_run: bool
+
+
+_TAKES: dict[str, tuple[str, ...]] = {
+    "enqueue": ("url", "body", *TaskOptions.__annotations__),
+    "tasks": tuple(TaskFilter.__annotations__),
+    "dead_letters": tuple(LetterFilter.__annotations__),
+    "purge": tuple(LetterFilter.__annotations__),
+    "replay": tuple(ReplayOptions.__annotations__),
+}
+
+
+def check_names(method: str, arguments: Iterable[str]) -> None:
+    """Refuse arguments that a method of the client does not have."""
+    names = _TAKES[method]
+    for name in arguments:
+        if name not in names:
+            close = get_close_matches(name, names, n=1)
+            meant = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
+            msg = f"{method} has no argument {name!r}; {meant}"
+            raise ConfigurationTypeError(msg)

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from tarry.client.request import Answer, Request
 from tarry.core.checks import short
-from tarry.errors import ConfigurationTypeError
+from tarry.errors import ConfigurationTypeError, NotFound
 from tarry.wire import http
 from tarry.wire.tasks import MOST_IN_PAGE, Page
 
@@ -30,6 +30,18 @@ def named(field: str, name: str) -> str:
         msg = f"{field} must be the name of one, got {short(name)}"
         raise ConfigurationTypeError(msg)
     return quote(name, safe="")
+
+
+def identified(field: str, name: str) -> str:
+    """Return a name as one part of a path, of a kind whose names have no slashes.
+
+    One with a slash is not asked for: a server reads an escaped one as any, and finds no path.
+    """
+    part = named(field, name)
+    if "/" in name:
+        msg = f"There is no such {field.removesuffix('_id')}: {short(name)} has a slash."
+        raise NotFound(msg)
+    return part
 
 
 def repeatable(key: str | None = None) -> dict[str, str]:

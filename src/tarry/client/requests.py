@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import msgspec
 
-from tarry.client.newtask import check_names, content_of, epoch_ms, new_task
+from tarry.client.newtask import content_of, epoch_ms, new_task
 from tarry.client.operating import OperatorRequests
-from tarry.client.paths import named, page, path_of, repeatable
+from tarry.client.options import check_names
+from tarry.client.paths import identified, page, path_of, repeatable
 from tarry.client.request import Answer, Request, decoded, problem_of
 from tarry.core.checks import positive
 from tarry.wire.tasks import (
@@ -25,7 +26,9 @@ from tarry.wire.tasks import (
 )
 
 if TYPE_CHECKING:
-    from tarry.client.options import Instant, Status, TaskOptions
+    from collections.abc import Mapping
+
+    from tarry.client.options import LetterFilter, ReplayOptions, TaskFilter, TaskOptions
 
 T = TypeVar("T")
 
@@ -52,7 +55,7 @@ class Requests(OperatorRequests):
         self, url: str, body: Any, wait: float | None, options: TaskOptions
     ) -> Request[RetryTask]:
         """Add a task, and wait for its end when asked to."""
-        check_names(options)
+        check_names("enqueue", options)
         task = new_task(url, body, **options)
         headers = _JSON | repeatable(task.idempotency_key)
         waits = 0 if wait is None else ceil(positive("wait", wait))
@@ -86,18 +89,10 @@ class Requests(OperatorRequests):
             method="GET", path=_of(task), read=_task, headers=headers, waits=wait, manner="waited"
         )
 
-    def tasks(
-        self,
-        cursor: str | None,
-        *,
-        status: Status | None = None,
-        policy: str | None = None,
-        lane: str | None = None,
-        reason: str | None = None,
-    ) -> Request[Page[RetryTask]]:
+    def tasks(self, cursor: str | None, which: TaskFilter) -> Request[Page[RetryTask]]:
         """List tasks."""
-        query = {"status": status, "policyId": policy, "lane": lane, "reason": reason}
-        return page("/retry-tasks", _tasks, cursor, query)
+        check_names("tasks", which)
+        return page("/retry-tasks", _tasks, cursor, _query(which))
 
     def attempts(self, cursor: str | None, task: str | RetryTask) -> Request[Page[AttemptLog]]:
         """List the attempts of a task."""
@@ -128,41 +123,29 @@ class Requests(OperatorRequests):
 
     # --- dead letters -----------------------------------------------------------------------------
 
-    def dead_letters(
-        self,
-        cursor: str | None,
-        *,
-        policy: str | None = None,
-        lane: str | None = None,
-        reason: str | None = None,
-    ) -> Request[Page[RetryTask]]:
+    def dead_letters(self, cursor: str | None, which: LetterFilter) -> Request[Page[RetryTask]]:
         """List dead letters."""
-        query = {"policyId": policy, "lane": lane, "reason": reason}
-        return page("/dead-letters", _tasks, cursor, query)
+        check_names("dead_letters", which)
+        return page("/dead-letters", _tasks, cursor, _query(which))
 
-    def purge_some(
-        self, *, policy: str | None = None, lane: str | None = None, reason: str | None = None
-    ) -> Request[Purged]:
+    def purge_some(self, which: LetterFilter) -> Request[Purged]:
         """Remove dead letters, as many as the service removes at a time."""
-        query = {"policyId": policy, "lane": lane, "reason": reason}
-        return Request(method="DELETE", path=path_of("/dead-letters", query), read=_purged)
+        check_names("purge", which)
+        return Request(method="DELETE", path=path_of("/dead-letters", _query(which)), read=_purged)
 
-    def replay(
-        self,
-        *,
-        policy: str | None = None,
-        lane: str | None = None,
-        reason: str | None = None,
-        before: Instant | None = None,
-        rate: float | None = None,
-        dry_run: bool = False,
-    ) -> Request[ReplayJob]:
+    def replay(self, options: ReplayOptions) -> Request[ReplayJob]:
         """Begin to bring dead letters back. Without a key: a second one would be a second job."""
-        since = None if before is None else epoch_ms("before", before)
+        check_names("replay", options)
+        before, rate = options.get("before"), options.get("rate")
         form = NewReplay(
-            filter=ReplayFilter(lane=lane, policy_id=policy, reason=reason, before=since),
+            filter=ReplayFilter(
+                lane=options.get("lane"),
+                policy_id=options.get("policy"),
+                reason=options.get("reason"),
+                before=None if before is None else epoch_ms("before", before),
+            ),
             rate=None if rate is None else positive("rate", rate),
-            dry_run=dry_run,
+            dry_run=options.get("dry_run", False),
         )
         return Request(
             method="POST",
@@ -178,10 +161,16 @@ class Requests(OperatorRequests):
 
     def replay_job(self, replay_id: str, method: Literal["GET", "DELETE"]) -> Request[ReplayJob]:
         """Look at a replay, or end it."""
-        path = f"/dead-letters/replays/{named('replay_id', replay_id)}"
+        path = f"/dead-letters/replays/{identified('replay_id', replay_id)}"
         return Request(method=method, path=path, read=_replay)
 
 
 def _of(task: str | RetryTask) -> str:
     task_id = task.task_id if isinstance(task, RetryTask) else task
-    return f"/retry-tasks/{named('task', task_id)}"
+    return f"/retry-tasks/{identified('task', task_id)}"
+
+
+def _query(which: TaskFilter | LetterFilter) -> Mapping[str, str | None]:
+    """Return a filter with the names of the API."""
+    given = cast("Mapping[str, str | None]", which)
+    return {"policyId" if name == "policy" else name: value for name, value in given.items()}

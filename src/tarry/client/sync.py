@@ -67,7 +67,7 @@ class Client(Sender):
 
     def tasks(self, **which: Unpack[TaskFilter]) -> Iterator[RetryTask]:
         """List tasks, newest first, page after page: by status, policy, lane, reason."""
-        return self._items(lambda cursor: self._api.tasks(cursor, **which))
+        return self._items(lambda cursor: self._api.tasks(cursor, which))
 
     def attempts(self, task: str | RetryTask) -> Iterator[AttemptLog]:
         """List the attempts of a task, in their order."""
@@ -93,11 +93,11 @@ class Client(Sender):
 
     def dead_letters(self, **which: Unpack[LetterFilter]) -> Iterator[RetryTask]:
         """List dead letters, newest first: by policy, lane, reason."""
-        return self._items(lambda cursor: self._api.dead_letters(cursor, **which))
+        return self._items(lambda cursor: self._api.dead_letters(cursor, which))
 
     def replay(self, **which: Unpack[ReplayOptions]) -> Replay:
         """Bring dead letters back: by policy, lane, reason, before; `rate` a second; `dry_run`."""
-        return Replay(self._send(self._api.replay(**which)), self._api, self._run)
+        return Replay(self._send(self._api.replay(which)), self._api, self._run)
 
     def replays(self) -> list[Replay]:
         """List the latest replays, newest first."""
