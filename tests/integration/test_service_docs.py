@@ -27,8 +27,9 @@ from tarry.service.api.kinds import KINDS
 from tarry.service.api.surroundings import Limits as ApiLimits
 from tarry.service.delivery.exchange import Fault
 from tarry.service.engine.parts import Limits as EngineLimits
+from tarry.service.loading import load
 from tarry.service.model import TRANSITIONS
-from tarry.service.settings import Settings, load
+from tarry.service.settings import Settings
 from tests.integration.service import Service, Target, free_port, service, target
 from tests.test_docs import DOCS, Block, blocks_of, name_of, table_of
 

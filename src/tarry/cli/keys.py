@@ -124,7 +124,7 @@ def _with_store(
     from tarry.errors import ConfigurationError
     from tarry.service.app import make_store
     from tarry.service.checks import sqlite_path
-    from tarry.service.settings import load
+    from tarry.service.loading import load
 
     url = load({"store": url}, file=config).settings.store
     if url == "memory:":

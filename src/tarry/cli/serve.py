@@ -167,7 +167,7 @@ def settings_of(
 ) -> Loaded:
     """Read what a user has said."""
     need_service()
-    from tarry.service.settings import load
+    from tarry.service.loading import load
 
     changed: dict[str, str] = {}
     for text in changes or ():

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.settings import Settings, check_variables, load
+from tarry.service.loading import check_variables, load
+from tarry.service.settings import Settings
 
 _KEY = "A" * 43 + "="
 _FILE = __file__
