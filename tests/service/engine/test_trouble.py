@@ -251,13 +251,21 @@ class Away(MemoryStore):
         self._check()
         return await super().finish(results)
 
+    async def release(self, leases: Sequence[Release]) -> list[Finished]:
+        """Take them back, if it is there."""
+        self._check()
+        return await super().release(leases)
+
     def _check(self) -> None:
         if self.is_away:
             raise StoreUnavailable("away")
 
 
+@pytest.mark.parametrize("count", [20, 1900, 2900])
 @pytest.mark.parametrize("outage", [60.0, 100.0, 101.3, 120.7])
-def test_what_was_delivered_while_the_store_was_away_is_not_sent_again(outage: float) -> None:
+def test_what_was_delivered_while_the_store_was_away_is_not_sent_again(
+    outage: float, count: int
+) -> None:
     """Not even if its lease ended meanwhile: who holds the result writes before it claims."""
 
     async def main() -> None:
@@ -269,21 +277,40 @@ def test_what_was_delivered_while_the_store_was_away_is_not_sent_again(outage: f
         store = Away(lambda: int((EPOCH + loop.time()) * 1000))
         rig = Rig(target, store=store, lease=Lease("worker", 70_000, 1_000))
         await rig.engine.start()
-        tasks = await rig.add(*[rig.new() for _ in range(20)])
+        targets = [f"http://{number % 40}.example:80/" for number in range(count)]
+        tasks = await rig.add(*[rig.new(target) for target in targets])
         await asyncio.sleep(0.5)
         store.is_away = True
         await asyncio.sleep(outage)
         store.is_away = False
         await asyncio.sleep(30)
 
-        assert 20 == len(target.seen)
+        assert count == len(target.seen)
         logs = [[one.outcome for one in await rig.attempts(task)] for task in tasks]
-        assert [["success"]] * 20 == logs
+        assert [["success"]] * count == logs
         assert 0 == rig.parts.health.behind
         later = await rig.add(rig.new())
         await asyncio.sleep(5)
         assert Status.SUCCEEDED is (await rig.task(later[0])).status
         await rig.engine.stop(1)
+
+    run(main)
+
+
+def test_stop_leaves_nothing_behind_while_the_store_is_away() -> None:
+    """What cannot be written is given up: a store that is closed is not asked any more."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = Away(lambda: int((EPOCH + loop.time()) * 1000))
+        rig = Rig(Target(OK), store=store)
+        await rig.engine.start()
+        await rig.add(rig.new(), rig.new(delay=900))
+        store.is_away = True
+
+        await rig.engine.stop(5)
+
+        assert {asyncio.current_task()} == asyncio.all_tasks()
 
     run(main)
 

@@ -51,8 +51,10 @@ class Batches(Generic[T, R]):
         self._senders: list[asyncio.Task[None]] = []
         self._is_called = False
         """Whether one of them is about to begin."""
+        self.taken: int = 0
+        """Items that have come so far."""
         self.waiting: int = 0
-        """Items that wait or are on their way."""
+        """Those of them that wait or are on their way."""
 
     def put(self, items: list[T]) -> asyncio.Future[Sequence[R]]:
         """Send items, with others, and answer in their order: all of them, or with an error.
@@ -70,6 +72,7 @@ class Batches(Generic[T, R]):
 
     def _put(self, items: list[T]) -> asyncio.Future[Sequence[R]]:
         answer: asyncio.Future[Sequence[R]] = asyncio.get_running_loop().create_future()
+        self.taken += len(items)
         self.waiting += len(items)
         self._posted = []
         self._append(items, answer)
@@ -77,6 +80,7 @@ class Batches(Generic[T, R]):
 
     def post(self, item: T) -> None:
         """Send an item whose answer `send` sees to by itself; an error of it is logged."""
+        self.taken += 1
         self.waiting += 1
         if self._posted and len(self._posted) < self._most:
             self._posted.append(item)

@@ -71,6 +71,11 @@ class Ends:
         """How many wait, or are being written."""
         return self._batches.waiting
 
+    @property
+    def posted(self) -> int:
+        """How many there have been so far, written or not."""
+        return self._batches.taken
+
     def post(self, finish: Finish, held: Held, delivered: Delivered | None) -> None:
         """Have what came of a task that is held written down, in a group with others."""
         content = held.content

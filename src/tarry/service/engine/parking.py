@@ -42,6 +42,12 @@ class Parking:
         if self._jobs:
             await asyncio.wait(self._jobs)
 
+    async def stop(self) -> None:
+        """Tell the store nothing more."""
+        for job in self._jobs:
+            job.cancel()
+        await self.settled()
+
     async def _tell(self, lane: Lane, state: BreakerState) -> None:
         parts, breaker, now = self._parts, lane.breaker, self._parts.clock.seconds()
         store = parts.store

@@ -28,6 +28,8 @@ class Scheduler:
         self._worker = worker
         self._woken = asyncio.Event()
         self._starved = self._stopping = False
+        self._owed = 0
+        """How many results there were when the store was last away."""
         # Half the horizon: whatever others add meanwhile is claimed before it is due.
         self._poll = parts.lease.horizon / 2000
 
@@ -53,7 +55,7 @@ class Scheduler:
         after an outage before its results are written: with their leases over, it would be them.
         """
         parts, limits = self._parts, self._parts.limits
-        lanes, room = parts.lanes, 0 if parts.health.behind else self._worker.hold.room
+        lanes, room = parts.lanes, 0 if self._is_behind() else self._worker.hold.room
         self._starved = room < limits.claim or bool(lanes.full)
         limit, parked = max(0, min(limits.claim, room)), set(lanes.parked)
         asked = parts.clock.asks()
@@ -70,6 +72,13 @@ class Scheduler:
             self._agree(name, claimed.probing.get(name), was_parked=name in parked)
         self._worker.take(claimed.tasks)
         return claimed
+
+    def _is_behind(self) -> bool:
+        """Whether results wait that had to, since the store was away."""
+        ends = self._worker.ends
+        if self._parts.health.behind:
+            self._owed = ends.posted
+        return ends.posted - ends.waiting < self._owed
 
     def _tell_lost(self, claimed: Claimed) -> None:
         _logger.warning("%d attempts were lost: their workers have gone away", claimed.lost)

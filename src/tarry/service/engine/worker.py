@@ -338,6 +338,8 @@ class Worker:
             if late:
                 await asyncio.wait(late)
             await self.ends.stop()
+            await self._releases.stop()
+            await self._parking.stop()
 
     async def _drain(self) -> None:
         """Wait for what runs, and hand back what has not begun, now or when that has ended."""
