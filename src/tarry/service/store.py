@@ -18,6 +18,7 @@ Rules for every engine behind it, held by one conformance suite:
 from __future__ import annotations
 
 from enum import StrEnum
+from math import ceil
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
@@ -33,6 +34,8 @@ T = TypeVar("T")
 
 ARREARS = 1000
 """Milliseconds by which the steps of a replay may lag behind its rate and still catch up."""
+_LONGEST_PAUSE = 1e12
+"""Milliseconds, thirty years: a rate may be a very small number, and a time must fit everywhere."""
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -215,6 +218,14 @@ class Retention(msgspec.Struct, frozen=True):
     succeeded: int
     """Also for those that were cancelled."""
     dead: int
+
+
+def next_step(replay: Replay, brought: int, now: int) -> int:
+    """Return when a replay is due again whose step has brought so many letters back."""
+    if replay.rate <= 0:
+        return now
+    pause = min(brought * 1000 / replay.rate, _LONGEST_PAUSE)
+    return max(replay.next_at, now - ARREARS) + ceil(pause)
 
 
 class Store(Protocol):
@@ -441,9 +452,10 @@ class Store(Protocol):
     async def sweep(self, retention: Retention, limit: int) -> Swept:
         """Remove up to `limit` terminal tasks whose time is up, their logs too.
 
-        The bodies that they owned are named by `orphans` until somebody has deleted them. Replays
-        that have ended go when they began as long ago as dead letters are kept. Lanes in which
-        nothing is left, and that are neither parked nor paused, may go too.
+        The bodies that they owned are named by `orphans` until somebody has deleted them. Dead
+        letters of a tenant with a replay that runs stay: it may have promised them. Replays go when
+        they have ended as long ago as dead letters are kept. Lanes in which nothing is left, and
+        that are neither parked nor paused, may go too.
         """
         ...
 

@@ -316,7 +316,7 @@ class NewReplay(_Asked):
     """A job that brings dead letters back, `rate` a second; without one, all at once."""
 
     filter: ReplayFilter | None = None
-    rate: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
+    rate: Annotated[float, Meta(ge=0.001, le=1_000_000)] | None = None
     dry_run: bool = False
 
 

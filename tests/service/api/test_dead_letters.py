@@ -109,6 +109,7 @@ def test_a_replay_that_is_not_there(method: str) -> None:
     [
         ({"rate": -1}, "rate"),
         ({"rate": 0}, "rate"),
+        ({"rate": 1e-300}, "rate"),
         ({"filter": {"before": NOW // 1000}}, "filter.before"),
         ({"filter": {"reason": "bogus"}}, "filter.reason"),
         ({"rate": "fast"}, "rate"),

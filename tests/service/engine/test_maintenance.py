@@ -9,7 +9,8 @@ import pytest
 from tarry.service.delivery.exchange import Delivered
 from tarry.service.engine.maintenance import letters_at_once
 from tarry.service.model import Replay
-from tests.service.engine.rig import OK, Rig, Target, run
+from tarry.service.stores.memory import MemoryStore
+from tests.service.engine.rig import EPOCH, OK, Rig, Target, run
 
 WRONG = Delivered(status=400, duration_ms=1.0)
 
@@ -77,3 +78,36 @@ def test_a_hundred_slow_replays_keep_none_waiting() -> None:
         await rig.engine.stop(0)
 
     run(main)
+
+
+class Broken(MemoryStore):
+    """A store that fails at one replay."""
+
+    async def replay_step(self, replay_id: str, limit: int) -> Replay | None:
+        """Make a step of every other."""
+        if replay_id == "a":
+            raise OverflowError
+        return await super().replay_step(replay_id, limit)
+
+
+def test_a_replay_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, the others go on, and so does the rest of maintenance."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        target = Target()
+        rig = Rig(target, store=Broken(lambda: int((EPOCH + loop.time()) * 1000)))
+        await rig.engine.start()
+        await bury(rig, target, 3)
+        for replay_id in "ab":
+            await rig.store.start_replay(Replay(id=replay_id, tenant="default"))
+        await asyncio.sleep(5)
+
+        job = await rig.store.replay("default", "b")
+        assert job is not None
+        assert ("done", 3) == (job.status, job.replayed)
+        await rig.engine.stop(0)
+
+    run(main)
+    assert "a step of replay a failed" in caplog.text
+    assert "maintenance failed" not in caplog.text

@@ -47,6 +47,19 @@ async def bury(bench: Bench, count: int) -> None:
 
 
 @conforms
+async def a_replay_may_be_as_slow_as_can_be(bench: Bench) -> None:
+    """The next step is far away, but not beyond all times."""
+    await bury(bench, 3)
+    await bench.store.start_replay(job(rate=1e-300))
+
+    after = await step(bench, 1)
+
+    assert (1, "running") == (after.replayed, after.status)
+    assert NOON < after.next_at < 2**53
+    assert after == await step(bench, 1)
+
+
+@conforms
 async def letters_are_counted_by_filter(bench: Bench) -> None:
     """By tenant, lane, policy, reason and time, and nothing is changed."""
     await bench.dead(1, "attempts", host="a")

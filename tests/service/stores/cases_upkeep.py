@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tarry.service.model import Replay, Status
-from tarry.service.store import Addition, Retention
+from tarry.service.store import Addition, Query, Retention
 from tests.service.stores.bench import (
     DAY,
     HOUR,
@@ -11,6 +11,7 @@ from tests.service.stores.bench import (
     NOON,
     Bench,
     conforms,
+    numbers,
     stop,
     succeed,
     task,
@@ -189,11 +190,11 @@ async def a_replayed_letter_is_not_swept(bench: Bench) -> None:
 
 @conforms
 async def replays_that_have_ended_are_swept(bench: Bench) -> None:
-    """When they are as old as a dead letter may be; one that runs stays."""
-    await bench.dead(1, tenant="beta")
+    """When they ended as long ago as a dead letter may have; one that runs stays."""
     ended, running = task_id(7), task_id(8)
     await bench.store.start_replay(Replay(id=ended, tenant="acme"))
     await bench.store.start_replay(Replay(id=running, tenant="acme"))
+    bench.clock.advance(DAY)
     await bench.store.replay_step(ended, 1)
     bench.clock.advance(DAY - 1)
     await swept(bench, 10)
@@ -205,6 +206,24 @@ async def replays_that_have_ended_are_swept(bench: Bench) -> None:
     assert await bench.store.replay("acme", ended) is None
     assert await bench.store.replay("acme", running) is not None
     assert [running] == [job.id for job in await bench.store.replays(running=False)]
+
+
+@conforms
+async def letters_that_a_replay_has_promised_are_not_swept(bench: Bench) -> None:
+    """Those of its tenant wait for its end; those of others do not."""
+    await bench.dead(1)
+    await bench.dead(2)
+    await bench.dead(3, tenant="beta")
+    job = Replay(id=task_id(7), tenant="acme", rate=0.001)
+    await bench.store.start_replay(job)
+    await bench.store.replay_step(job.id, 1)
+    bench.clock.advance(DAY)
+
+    assert 1 == await swept(bench, 10)
+
+    assert [2] == numbers((await bench.store.tasks("acme", Query(status=Status.EXHAUSTED))).items)
+    await bench.store.cancel_replay("acme", job.id)
+    assert 1 == await swept(bench, 10)
 
 
 @conforms

@@ -12,7 +12,7 @@ from tests.service.stores.bench import HOUR, LEASE, NOON, OTHER, Clock, stop, su
 from tests.service.stores.test_sqlite import on
 
 SMALL = re.compile(
-    r"SCAN (CONSTANT ROW|\d+ CONSTANT ROWS|asked|\(subquery-\d+\)|(worker|orphan|meta)\b)"
+    r"SCAN (CONSTANT ROW|\d+ CONSTANT ROWS|asked|json_each|\(subquery-\d+\)|(worker|orphan|meta)\b)"
 )
 """What may be read whole: no table, or one that is small by its nature."""
 LEASED = re.compile(r"SCAN state USING INDEX state_leased\b")

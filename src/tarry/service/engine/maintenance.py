@@ -76,12 +76,21 @@ class Maintenance:
         for job in await self._parts.store.replays(running=True):
             after: Replay | None = job
             if job.next_at <= self._parts.clock.now():
-                after = await self._parts.store.replay_step(job.id, letters_at_once(job.rate))
+                after = await self._step_of(job)
             if after is not None:
                 done.replayed += after.replayed - job.replayed
                 if after.status == "running":
                     times.append(after.next_at)
         done.next_at = min(times, default=None)
+
+    async def _step_of(self, job: Replay) -> Replay | None:
+        try:
+            return await self._parts.store.replay_step(job.id, letters_at_once(job.rate))
+        except StoreUnavailable:
+            raise
+        except Exception:
+            _logger.exception("a step of replay %s failed", job.id)  # others have their turn
+            return None
 
     def _pause(self, done: Upkeep) -> float:
         if done.more:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tarry.service.model import Replay, Status
-from tarry.service.store import ARREARS, Query
+from tarry.service.store import Query, next_step
 from tarry.service.stores.memory.asking import matches
 from tarry.service.stores.memory.base import Part, copy
 
@@ -84,11 +83,7 @@ class Dead(Part):
                 self.data.revive(row, now)
                 job.cursor = str(row.number)
             job.replayed += len(rows)
-            if job.rate > 0:
-                since = max(job.next_at, now - ARREARS)
-                job.next_at = since + math.ceil(len(rows) * 1000 / job.rate)
-            else:
-                job.next_at = now
+            job.next_at = next_step(job, len(rows), now)
             if len(rows) < limit:
                 job.status, job.finished_at = "done", now
         return copy(job)

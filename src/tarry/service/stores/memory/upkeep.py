@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from heapq import heappop
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -122,19 +122,28 @@ class Upkeep(Part):
         """Remove up to `limit` terminal tasks whose time is up, their logs too."""
         now, tasks = self._clock(), 0
         kinds = ((False, now - retention.succeeded), (True, now - retention.dead))
+        jobs = self.data.replays.values()
+        replaying = {job.tenant for job in jobs if job.status == "running"}
+        spared: list[tuple[int, int, int]] = []
         for dead, until in kinds:
             while tasks < limit and (row := self._ended(until, dead=dead)):
-                heappop(self.data.ended[dead])
-                self.data.remove(row)
-                tasks += 1
+                note = heappop(self.data.ended[dead])
+                if dead and row.task.tenant in replaying:
+                    spared.append(note)
+                else:
+                    self.data.remove(row)
+                    tasks += 1
+        more = any(self._ended(until, dead=dead) for dead, until in kinds)
+        for note in spared:
+            heappush(self.data.ended[True], note)
         self._forget_replays(now - retention.dead)
-        return Swept(tasks, any(self._ended(until, dead=dead) for dead, until in kinds))
+        return Swept(tasks, more)
 
     def _forget_replays(self, until: int) -> None:
         jobs = self.data.replays
-        for job in [one for one in jobs.values() if one.created_at <= until]:
-            if job.status != "running":
-                del jobs[job.id]
+        ended = [one.id for one in jobs.values() if one.finished_at and one.finished_at <= until]
+        for job_id in ended:
+            del jobs[job_id]
 
     def _ended(self, until: int, *, dead: bool) -> Row | None:
         """Return the task that ended first, if it did so by then."""

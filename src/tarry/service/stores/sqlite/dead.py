@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-from math import ceil
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tarry.service.model import Replay, Status
-from tarry.service.store import ARREARS
+from tarry.service.store import next_step
 from tarry.service.stores.sqlite.life import revive
 from tarry.service.stores.sqlite.reading import SCANNED, place, wanted_by
 from tarry.service.stores.sqlite.rows import encode
@@ -139,11 +138,7 @@ def replay_step(ledger: Ledger, replay_id: str, limit: int) -> Replay | None:
     for letter in page.rows:
         revive(ledger, *letter)
     found.replayed += len(page.rows)
-    if found.rate > 0:
-        since = max(found.next_at, ledger.now - ARREARS)
-        found.next_at = since + ceil(len(page.rows) * 1000 / found.rate)
-    else:
-        found.next_at = ledger.now
+    found.next_at = next_step(found, len(page.rows), ledger.now)
     if page.cursor is not None:
         found.cursor = str(page.cursor)
     elif len(page.rows) < limit:
@@ -164,4 +159,5 @@ def cancel_replay(ledger: Ledger, tenant: str, replay_id: str) -> Replay | None:
 
 
 def _keep(ledger: Ledger, replay: Replay) -> None:
-    ledger.execute(_UPDATE, (replay.status == "running", replay.next_at, encode(replay), replay.id))
+    at = replay.finished_at or replay.next_at  # a sweep looks when it has ended
+    ledger.execute(_UPDATE, (replay.status == "running", at, encode(replay), replay.id))

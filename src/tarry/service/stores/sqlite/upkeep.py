@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from tarry.service.model import Status
@@ -18,15 +19,21 @@ if TYPE_CHECKING:
 
 _OUT_OF_TIME = """
 SELECT seq, tenant, lane, policy, status FROM state
-WHERE status = ? AND finished_at IS NOT NULL AND finished_at <= ? ORDER BY finished_at LIMIT ?
+WHERE status = ? AND finished_at IS NOT NULL AND finished_at <= ?
+    AND tenant NOT IN (SELECT value FROM json_each(?)) ORDER BY finished_at LIMIT ?
 """
+_REPLAYING = """
+SELECT tenant FROM replay INDEXED BY replay_running WHERE running = 1 ORDER BY next_at, id LIMIT ?
+"""
+_MOST_REPLAYING = 1_000
 _OLD_MINUTES = """
 DELETE FROM series WHERE (tenant, minute, outcome) IN (
     SELECT tenant, minute, outcome FROM series WHERE minute < ? LIMIT ?)
 """
 _OLD_REPLAYS = """
 DELETE FROM replay WHERE id IN (
-    SELECT id FROM replay WHERE created_at <= ? AND running = 0 ORDER BY created_at, id LIMIT ?)
+    SELECT id FROM replay WHERE created_at <= ?1 AND running = 0 AND next_at <= ?1
+    ORDER BY created_at, id LIMIT ?2)
 """
 
 
@@ -39,9 +46,12 @@ def sweep(ledger: Ledger, retention: Retention, limit: int) -> Swept:
         Status.EXHAUSTED: retention.dead,
     }
     gone: list[tuple[int, int, int, int, int]] = []
+    replaying = {name for (name,) in ledger.execute(_REPLAYING, (_MOST_REPLAYING,))}
+    kept = json.dumps([ledger.names.tenant(name) for name in replaying])
     for status, length in ends.items():
-        room = limit + 1 - len(gone)
-        gone += ledger.execute(_OUT_OF_TIME, (status, ledger.now - length, room)).fetchall()
+        spared = kept if status is Status.EXHAUSTED else "[]"
+        asked = (status, ledger.now - length, spared, limit + 1 - len(gone))
+        gone += ledger.execute(_OUT_OF_TIME, asked).fetchall()
     for row in gone[:limit]:
         remove(ledger, *row)
     minutes = ledger.execute(_OLD_MINUTES, (ledger.now - DAY, limit)).rowcount
