@@ -168,13 +168,16 @@ def test_a_bad_document_is_refused(body: bytes, status: int, rule: str) -> None:
         ("POST", "/downstreams/https:hooks.example:443/pause", "This takes no body."),
     ],
 )
-def test_a_body_that_would_not_be_read_is_refused(method: str, path: str, detail: str) -> None:
+@pytest.mark.parametrize("framed", [("content-length", "2"), ("transfer-encoding", "chunked")])
+def test_a_body_that_would_not_be_read_is_refused(
+    framed: tuple[str, str], method: str, path: str, detail: str
+) -> None:
     """A filter in it was meant to keep something from being done."""
 
     async def test(rig: Rig) -> None:
         task = await rig.create()
         reply = await rig.ask(
-            method, path.format(task=task["taskId"]), body=b"{}", headers={"content-length": "2"}
+            method, path.format(task=task["taskId"]), body=b"{}", headers=dict([framed])
         )
         assert (422, "body", detail) == (
             reply.status,

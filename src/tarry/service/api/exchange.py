@@ -131,7 +131,8 @@ class Asked:
 
         A body was meant to change what is done, and is refused where something is done.
         """
-        has_body = self.fields.get(b"content-length", b"0") != b"0"
+        fields = self.fields
+        has_body = fields.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in fields
         if has_body and self.scope["method"] not in _READING:
             raise problems.no_body(form.__struct_encode_fields__)
         return self._parsed(form)
