@@ -260,13 +260,18 @@ def test_lease_is_longer_than_the_longest_attempt() -> None:
 
 
 def test_variables_that_kubernetes_sets_are_not_ours() -> None:
-    """A Service that is called tarry leaves such in every pod."""
+    """A Service that is called tarry, or tarry-api, leaves such in every pod."""
     links = {
         "TARRY_SERVICE_HOST": "10.0.0.1",
         "TARRY_SERVICE_PORT": "80",
         "TARRY_SERVICE_PORT_HTTP": "80",
         "TARRY_PORT": "tcp://10.0.0.1:80",
         "TARRY_PORT_80_TCP_ADDR": "10.0.0.1",
+        "TARRY_API_SERVICE_HOST": "10.0.0.1",
+        "TARRY_API_SERVICE_PORT": "80",
+        "TARRY_API_PORT": "tcp://10.0.0.1:80",
+        "TARRY_API_PORT_80_TCP": "tcp://10.0.0.1:80",
+        "TARRY_API_PORT_80_TCP_PROTO": "tcp",
     }
 
     assert Settings() == load({}, links).settings

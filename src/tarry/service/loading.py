@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PREFIX = "TARRY_"
-_LINK = re.compile(r"TARRY_SERVICE_HOST|TARRY_SERVICE_PORT(_.+)?|TARRY_PORT_\d+_.+")
+_LINK = re.compile(r"TARRY_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)")
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
 _WITH_VARIABLES = (*_TYPES, "key", "server")
 """The settings, and what those who call a service are told by variables."""
@@ -117,8 +117,10 @@ def _from_environ(environ: Mapping[str, str] | None) -> list[_Said]:
 
 
 def _is_link(variable: str, text: str) -> bool:
-    """Say whether Kubernetes has set a variable, for a Service that is called tarry."""
-    return _LINK.fullmatch(variable) is not None or (variable == "TARRY_PORT" and "://" in text)
+    """Say whether Kubernetes has set a variable, for a Service called tarry or tarry-something."""
+    return _LINK.fullmatch(variable) is not None or (
+        variable.endswith("_PORT") and "://" in text  # all have this one, with their address
+    )
 
 
 def _variable(name: str) -> str:
