@@ -1,8 +1,10 @@
-"""What holds for bodies wherever they are kept: a folder, memory, S3."""
+"""What holds for bodies wherever they are kept: a folder, memory, S3. And what a disk was told."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,26 @@ from tarry.service.payloads import BodyUnusable, Payloads
 
 BODY = bytes(range(256)) * 100
 Case = Callable[[Payloads], Coroutine[Any, Any, None]]
+
+
+class Synced:
+    """Which files and folders were synced, in order; after `good` of them the disk fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, good: int = 1000) -> None:
+        self.numbers: list[int] = []
+        self._good = good
+        self._sync = os.fsync
+        monkeypatch.setattr(os, "fsync", self._fsync)
+
+    def _fsync(self, descriptor: int) -> None:
+        if len(self.numbers) == self._good:
+            raise OSError("no sync")
+        self.numbers.append(os.fstat(descriptor).st_ino)
+        self._sync(descriptor)
+
+    def are(self, paths: Sequence[Path]) -> bool:
+        """Say whether these were synced, and no more."""
+        return self.numbers == [path.stat().st_ino for path in paths]
 
 
 async def body_comes_back(payloads: Payloads) -> None:

@@ -2,16 +2,28 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
 
 from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service import payloads as module
 from tarry.service.model import Content
 from tarry.service.payloads import BodyUnusable, Payloads
 from tarry.service.sealing import Sealed
-from tests.service.payload_cases import CASES, Case
+from tests.service.payload_cases import CASES, Case, Synced
+
+KILLED = """
+import asyncio, os, sys
+from tarry.service.payloads import Payloads
+payloads = Payloads(sys.argv[1], most_bytes=100)
+asyncio.run(payloads.put("default", "before", b"x"))
+os.fsync = lambda _: os._exit(9)
+asyncio.run(payloads.put("default", "killed", b"x"))
+"""
 
 
 @pytest.mark.parametrize("place", ["folder", "memory"])
@@ -122,3 +134,149 @@ def test_place_keeps_its_name(tmp_path: Path) -> None:
         return {ref.split("/")[1] for ref, _ in put}
 
     assert 1 == len(asyncio.run(main()))
+
+
+def test_body_in_a_folder_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on the disk before its task is, with the mark of its place and all that leads there."""
+    synced = Synced(monkeypatch)
+    folder = tmp_path / "new" / "bodies"
+    payloads = Payloads(str(folder), most_bytes=10)
+    ours = folder / ".tarry"
+    assert synced.are([tmp_path, tmp_path / "new"])
+
+    ref, _ = asyncio.run(payloads.put("default", "t1", b"x"))
+    place = ours / ref.split("/")[1]
+    made = [tmp_path, tmp_path / "new", folder, ours]
+    mark = [ours / "places" / place.name, ours / "places", ours, folder]
+    body = [ours, place, folder / ref, place / "default", place, ours, folder]
+    assert synced.are([*made, *mark, *body])
+
+    synced.numbers.clear()
+    ref, _ = asyncio.run(payloads.put("default", "t2", b"x"))
+    assert synced.are([folder / ref, place / "default", place, ours, folder])
+
+
+def test_body_that_cannot_be_synced_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails is a store that is away: nothing is promised."""
+    payloads = Payloads(str(tmp_path), most_bytes=10)
+    ref, _ = asyncio.run(payloads.put("default", "t1", b"x"))
+    Synced(monkeypatch, good=0)
+    with pytest.raises(StoreUnavailable, match="does not answer: no sync"):
+        asyncio.run(payloads.put("default", "t2", b"x"))
+
+    assert [tmp_path / ref] == [*(tmp_path / ref).parent.iterdir()]
+
+
+def test_what_a_kill_leaves_of_a_body_is_swept(tmp_path: Path) -> None:
+    """It lies under the name of a task that was never added, where the sweep looks."""
+
+    async def is_live(_tenant: str, task_id: str) -> bool:
+        return task_id == "before"
+
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    assert 9 == killed.returncode
+    bodies = next(tmp_path.glob(".tarry/*/default"))
+    assert {bodies / "before", bodies / "killed"} == {*bodies.iterdir()}
+
+    payloads = Payloads(str(tmp_path), most_bytes=100)
+    assert 1 == asyncio.run(payloads.sweep(is_live, now=4e9, limit=10))
+    assert [bodies / "before"] == [*bodies.iterdir()]
+
+
+@pytest.mark.parametrize("ref", ["default/m#1", "default/m/x", f"default/{'x' * 300}"])
+def test_name_that_no_file_can_have_is_refused(ref: str, tmp_path: Path) -> None:
+    """It is the caller's mistake, and sending it again is no help."""
+    payloads = Payloads(str(tmp_path), most_bytes=10)
+    (tmp_path / "default").mkdir()
+    (tmp_path / "default/m").write_text("a file")
+    (tmp_path / "default/m#1").write_text("another")
+    with pytest.raises(ConfigurationError, match="bodyRef"):
+        asyncio.run(payloads.stamp(payloads.check_ref("default", ref)))
+
+
+@pytest.mark.parametrize("name", ["m#1#2", "m##1", "m#", "m#1x", "m#1/x"])
+def test_other_names_with_a_hash_are_taken(name: str, tmp_path: Path) -> None:
+    """No more is refused than what cannot be read."""
+    payloads = Payloads(str(tmp_path), most_bytes=10)
+    (tmp_path / "default" / name).parent.mkdir(parents=True)
+    (tmp_path / "default" / name).write_text("x")
+    size, _ = asyncio.run(payloads.stamp(payloads.check_ref("default", f"default/{name}")))
+    assert 1 == size
+
+
+def test_name_with_a_number_is_nothing_special_in_a_bucket() -> None:
+    """Only files have temporary names beside them."""
+    payloads = Payloads("memory:///", most_bytes=10)
+    assert "default/m#1" == payloads.check_ref("default", "default/m#1")
+
+
+def test_object_whose_folder_became_a_file_is_gone(tmp_path: Path) -> None:
+    """No attempt waits for what cannot come back by itself."""
+    payloads = Payloads(str(tmp_path), most_bytes=10)
+    (tmp_path / "default").write_text("a file")
+    with pytest.raises(BodyUnusable, match="gone"):
+        asyncio.run(payloads.read(Content(url="", body_ref="default/x", body_size=1)))
+
+
+async def _no_task(_tenant: str, _task_id: str) -> bool:
+    return False
+
+
+def _bucket(monkeypatch: pytest.MonkeyPatch, server: asyncio.Server) -> Payloads:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    port = server.sockets[0].getsockname()[1]
+    return Payloads("s3://bucket/", most_bytes=10, endpoint=f"http://127.0.0.1:{port}")
+
+
+def test_store_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was asked for ends, also for those who wait for others that ask."""
+    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    content = Content(url="", body_ref="default/x", body_size=1)
+
+    async def main() -> None:
+        held: list[asyncio.StreamWriter] = []
+        server = await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1")
+        async with server:
+            payloads = _bucket(monkeypatch, server)
+            asked = await asyncio.gather(
+                payloads.put("default", "t1", b"x"),
+                payloads.put("default", "t2", b"x"),
+                payloads.stamp("default/x"),
+                payloads.read(content),
+                payloads.delete(["default/x"]),
+                payloads.sweep(_no_task, now=4e9, limit=10),
+                return_exceptions=True,
+            )
+            for writer in held:
+                writer.close()
+        assert [StoreUnavailable] * 6 == [type(one) for one in asked]
+        assert {"the store of bodies does not answer: nothing in 0.05 seconds"} == {
+            *map(str, asked)
+        }
+
+    asyncio.run(main())
+
+
+def test_store_that_fails_is_asked_four_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maintenance goes on soon, and is told of it as of any store that is away."""
+    asked: list[bytes] = []
+
+    async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(fail, "127.0.0.1") as server:
+            payloads = _bucket(monkeypatch, server)
+            with pytest.raises(StoreUnavailable, match="does not answer"):
+                await payloads.sweep(_no_task, now=4e9, limit=10)
+
+    asyncio.run(main())
+    assert 4 == len(asked)

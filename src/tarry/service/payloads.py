@@ -5,11 +5,16 @@ there. PLACE is a name that was drawn when the first body was kept, and `.tarry/
 that these are its bodies: where it is missing, so is the place (a folder that is not mounted), and
 no body counts as gone. A caller may also name an object of his own, under `TENANT/`, and it is
 never deleted.
+
+In a folder a body gets its name at once, without a temporary file: nobody reads it before its task
+is there, and what a kill leaves of it is a stray like any other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import re
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +23,7 @@ from uuid import uuid4
 
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError, MissingExtra, StoreUnavailable, TarryError
+from tarry.service.files import make_folder, write_new
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -30,6 +36,14 @@ _MARK = b"The bodies of tasks lie here. Keep this with them.\n"
 _LONGEST_REF = 1024
 _STRAY_AFTER = timedelta(hours=1)
 """A body is written before its task: one that is younger may still get it."""
+_PATIENCE = 30.0
+"""Seconds that one call of the store may take, with its retries."""
+_RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
+_REQUEST_TIMEOUT = timedelta(seconds=20)
+_UNLISTED = re.compile(r"[^#]*#[0-9]+")
+"""Names that `obstore` keeps for itself in a folder."""
+_NEVER_THERE = tuple(f"(os error {code})" for code in (errno.ENOTDIR, errno.ENAMETOOLONG))
+"""How `obstore` ends what it says of a path that no file can have."""
 
 
 class BodyUnusable(TarryError):
@@ -65,39 +79,46 @@ class Payloads:
         self._seal, self._open = seal, open
         try:
             if "://" in url:
-                options: dict[str, Any] = {}
+                client: dict[str, Any] = {"timeout": _REQUEST_TIMEOUT}
+                options: dict[str, Any] = {"retry_config": _RETRIES, "client_options": client}
                 if endpoint:
                     options["config"] = {"endpoint": endpoint}
-                    options["client_options"] = {"allow_http": endpoint.startswith("http:")}
+                    client["allow_http"] = endpoint.startswith("http:")
                 self._store: Any = from_url(url, **options)
             else:
-                Path(url).mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._store = LocalStore(Path(url).absolute())
+                folder = Path(url).absolute()
+                make_folder(folder, 0o700)
+                self._store = LocalStore(folder)
+            is_folder = isinstance(self._store, LocalStore)
+            self._folder = Path(self._store.prefix) if is_folder else None
         except Exception as error:
             msg = f"bodies: cannot use {short(url)}: {_first_line(error)}"
             raise ConfigurationError(msg) from error
 
     async def put(self, tenant: str, task_id: str, body: bytes) -> tuple[str, bytes]:
         """Keep a body; return its name and its SHA-256."""
-        ref = f"{_OURS}/{await self._known_place()}/{tenant}/{task_id}"
-        await _tried(self._obstore.put_async(self._store, ref, self._seal(body)))
+        ref = f"{_OURS}/{await _tried(self._known_place())}/{tenant}/{task_id}"
+        await _tried(self._write(ref, self._seal(body)))
         return ref, sha256(body).digest()
 
     def check_ref(self, tenant: str, ref: str) -> str:
         """Return the name of a caller's object, or say what is wrong with it."""
         parts = ref.split("/")
-        if not ref.isprintable() or len(ref) > _LONGEST_REF or {"", ".", ".."} & {*parts}:
+        if not ref.isprintable() or len(ref.encode()) > _LONGEST_REF or {"", ".", ".."} & {*parts}:
             msg = f"bodyRef must be a path such as {tenant}/invoices/7.json, got {short(ref)}"
             raise ConfigurationError(msg)
         if parts[0] != tenant or len(parts) == 1:
             msg = f"bodyRef must lie under {tenant}/, got {short(ref)}"
+            raise ConfigurationError(msg)
+        if self._folder is not None and _UNLISTED.fullmatch(parts[-1]):
+            msg = f"bodyRef cannot end with # and digits where bodies are files, got {short(ref)}"
             raise ConfigurationError(msg)
         return ref
 
     async def stamp(self, ref: str) -> tuple[int, str | None]:
         """Return the size and the tag of a caller's object, which must be there."""
         try:
-            meta = await _tried(self._obstore.head_async(self._store, ref))
+            meta = await _found(self._obstore.head_async(self._store, ref))
         except FileNotFoundError:
             msg = f"bodyRef names an object that is not there: {short(ref)}"
             raise ConfigurationError(msg) from None
@@ -111,7 +132,7 @@ class Payloads:
         ref = content.body_ref
         assert ref is not None  # noqa: S101 - asked for with one
         try:
-            found = await _tried(self._obstore.get_async(self._store, ref))
+            found = await _found(self._obstore.get_async(self._store, ref))
         except FileNotFoundError:
             if content.checksum is not None:
                 await self._check_place(ref)
@@ -132,7 +153,7 @@ class Payloads:
         """Delete bodies of ours; one that is gone already is no error."""
         for ref in refs:
             try:
-                await _tried(self._obstore.delete_async(self._store, ref))
+                await _found(self._obstore.delete_async(self._store, ref))
             except FileNotFoundError:
                 continue
 
@@ -142,7 +163,8 @@ class Payloads:
         """Delete bodies whose task was never added; `is_live` looks a task up by tenant and id."""
         before = datetime.fromtimestamp(now, UTC) - _STRAY_AFTER
         strays: list[str] = []
-        async for batch in self._obstore.list(self._store, prefix=_OURS, chunk_size=limit):
+        batches = self._obstore.list(self._store, prefix=_OURS, chunk_size=limit)
+        while (batch := await _tried(anext(batches, None))) is not None:
             for found in batch:
                 match found["path"].split("/"):
                     case [_, _, tenant, task_id] if found["last_modified"] < before:
@@ -160,19 +182,26 @@ class Payloads:
         async with self._finding:
             place = self._place
             if place is None:
-                marks = await _tried(_all(self._obstore.list(self._store, prefix=_PLACES)))
-                place = min((mark["path"].rpartition("/")[2] for mark in marks), default=None)
+                batches = self._obstore.list(self._store, prefix=_PLACES)
+                marks = [mark["path"] async for batch in batches for mark in batch]
+                place = min((mark.rpartition("/")[2] for mark in marks), default=None)
             if place is None:
                 place = uuid4().hex[:8]
-                await _tried(self._obstore.put_async(self._store, f"{_PLACES}/{place}", _MARK))
+                await self._write(f"{_PLACES}/{place}", _MARK)
             self._place = place
             return place
+
+    async def _write(self, ref: str, data: bytes) -> None:
+        if self._folder is None:
+            await self._obstore.put_async(self._store, ref, data)
+        else:
+            await asyncio.to_thread(write_new, self._folder, ref, data)
 
     async def _check_place(self, ref: str) -> None:
         """Say so if a body is missing together with the place where it was put."""
         mark = f"{_PLACES}/{ref.split('/')[1]}"
         try:
-            await _tried(self._obstore.head_async(self._store, mark))
+            await _found(self._obstore.head_async(self._store, mark))
         except FileNotFoundError:
             self._place = None
             msg = (
@@ -182,19 +211,26 @@ class Payloads:
             raise StoreUnavailable(msg) from None
 
 
-async def _all(batches: Any) -> list[Any]:
-    return [found async for batch in batches for found in batch]
-
-
 async def _tried(work: Any) -> Any:
-    """Await something of the object store; what is not about one object is a store that is away."""
+    """Await something of the object store; where that fails or takes too long, it is away."""
     try:
-        return await work
-    except FileNotFoundError:
-        raise
+        async with asyncio.timeout(_PATIENCE):
+            return await work
     except Exception as error:
-        msg = f"the store of bodies does not answer: {_first_line(error)}"
+        said = _first_line(error) or f"nothing in {_PATIENCE:g} seconds"
+        msg = f"the store of bodies does not answer: {said}"
         raise StoreUnavailable(msg) from error
+
+
+async def _found(work: Any) -> Any:
+    """Await something about one object; one that cannot be there is a `FileNotFoundError`."""
+    try:
+        return await _tried(work)
+    except StoreUnavailable as error:
+        cause = error.__cause__
+        if isinstance(cause, FileNotFoundError) or str(error).endswith(_NEVER_THERE):
+            raise FileNotFoundError from error
+        raise
 
 
 def _first_line(error: Exception) -> str:

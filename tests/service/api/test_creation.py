@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tarry.service.api.surroundings import Limits
 from tarry.service.delivery.exchange import Delivered
 from tarry.service.engine.waiters import Settled
 from tarry.service.model import Status
-from tests.service.api.rig import NOW, TARGET, Rig, with_rig
+from tests.service.api.rig import NOW, TARGET, Rig, Shelf, with_rig
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -482,6 +483,37 @@ def test_a_batch_gets_one_verdict_each_in_order(more: list[int]) -> None:
     with_rig(test)
 
 
+def test_a_body_that_cannot_be_kept_is_the_trouble_of_its_task_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rest of a batch is taken; after three in a row no more bodies are tried."""
+    caplog.set_level("INFO", "tarry.service")
+
+    async def test(rig: Rig) -> None:
+        keep = rig.shelf.put
+        tried: list[bytes] = []
+
+        async def put(tenant: str, task_id: str, body: bytes) -> tuple[str, bytes]:
+            tried.append(body)
+            if body.startswith(b"bad"):
+                raise StoreUnavailable("the disk is full")
+            return await keep(tenant, task_id, body)
+
+        monkeypatch.setattr(rig.shelf, "put", put)
+        good, bad = ({"targetUrl": TARGET, "body": word * 10_000} for word in ("good", "bad!"))
+        small = {"targetUrl": TARGET}
+        tasks = [bad, bad, good, bad, small, bad, bad, good, small]
+        reply = await rig.ask("POST", "/retry-tasks/batch", {"tasks": tasks})
+        results = reply.json["results"]
+        statuses = [503, 503, 201, 503, 201, 503, 503, 503, 201]
+        assert (200, statuses) == (reply.status, [one["status"] for one in results])
+        assert "send it again" in results[0]["problem"]["detail"]
+        assert (6, 3, 1) == (len(tried), await rig.count(), len(rig.shelf.bodies))
+
+    with_rig(test)
+    assert "task 1 of a batch: the disk is full" in caplog.text
+
+
 def test_without_a_key_nothing_is_the_same_again() -> None:
     """No digest is made; the id of such a task is nobody's key, also not for the same content."""
 
@@ -580,5 +612,23 @@ def test_a_store_that_fails_after_the_wait_does_not_undo_the_answer() -> None:
             "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=1"}
         )
         assert (201, "PENDING") == (reply.status, reply.json["status"])
+
+    with_rig(test)
+
+
+def test_a_body_that_cannot_be_deleted_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task that is there is told; what is left of the second is swept."""
+
+    async def away(_shelf: Shelf, _refs: Sequence[str]) -> None:
+        raise StoreUnavailable("away")
+
+    async def test(rig: Rig) -> None:
+        first = await rig.create(body="x" * 20_000, idempotencyKey="k")
+        monkeypatch.setattr(Shelf, "delete", away)
+        task = {"targetUrl": TARGET, "body": "x" * 20_000, "idempotencyKey": "k"}
+        again = await rig.ask("POST", "/retry-tasks", task)
+        batch = await rig.ask("POST", "/retry-tasks/batch", {"tasks": [task]})
+        assert (200, first["taskId"]) == (again.status, again.json["taskId"])
+        assert [200] == [one["status"] for one in batch.json["results"]]
 
     with_rig(test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from contextlib import suppress
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tarry.errors import StoreUnavailable
 from tarry.idempotency.key import MalformedKey, parse_key
 from tarry.service.api import problems
 from tarry.service.api.exchange import Pending, decode, told
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from tarry.service.model import Content
     from tarry.service.store import New
 
+_logger = logging.getLogger("tarry.service")
 _one = msgspec.json.Decoder(NewRetryTask)
 _many = msgspec.json.Decoder(NewBatch)
 _NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -49,6 +52,8 @@ _BREATH = 50
 """Tasks of a batch that are checked before others get their turn."""
 _TRY_AGAIN = 10.0
 """Seconds: a tenant with too many live tasks has fewer when some have ended."""
+_GIVE_UP = 3
+"""Tasks of a batch in a row that the store fails; it is asked about no more of them."""
 
 
 class _Keyed(msgspec.Struct, rename="camel"):
@@ -166,16 +171,24 @@ class Creation:
         results: list[BatchResult | None] = []
         news: list[New] = []
         contents: list[Content] = []
+        failed = 0
         for i, task in enumerate(tasks, 1):
             try:
                 one = task if isinstance(task, NewRetryTask) else self._read(task)
                 new, content = self._intake.accept(asked.tenant, one, None, None)
                 if not new.task.content:
+                    if failed == _GIVE_UP:
+                        raise _not_kept()
                     await self._intake.complete(new.task, content)
+                    failed = 0
             except problems.Refused as refused:
                 results.append(_refused(refused))
             except RecursionError:
                 results.append(_refused(problems.too_deep()))
+            except StoreUnavailable as error:
+                _logger.info("task %d of a batch: %s", i, error)
+                failed += 1
+                results.append(_refused(_not_kept()))
             else:
                 results.append(None)
                 news.append(new)
@@ -267,6 +280,10 @@ def _header_key(asked: Asked) -> str:
 def _trace(line: bytes) -> str | None:
     """Return a `traceparent` that others can read; by its standard any other is ignored."""
     return line.decode() if _TRACE.fullmatch(line) else None
+
+
+def _not_kept() -> problems.Refused:
+    return problems.unavailable("The store is out of order. This task was not kept: send it again.")
 
 
 def _refused(refused: problems.Refused) -> BatchResult:

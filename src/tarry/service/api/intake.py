@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
+from contextlib import suppress
 from hashlib import sha256
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tarry.core.checks import short
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api.headers import check_headers, lower_names
 from tarry.service.api.policychecks import check_policy, check_policy_id, no_version
 from tarry.service.api.problems import invalid, unreadable
@@ -117,9 +118,10 @@ class Intake:
         task.content = self._around.seal.pack(content)
 
     async def drop(self, content: Content) -> None:
-        """Delete the body of a task that was not added."""
+        """Delete the body of a task that was not added; one that stays is swept."""
         if content.owned and content.body_ref is not None:
-            await self._around.payloads.delete([content.body_ref])
+            with suppress(StoreUnavailable):
+                await self._around.payloads.delete([content.body_ref])
 
     def _target(self, field: str, text: str) -> Target:
         try:
