@@ -137,6 +137,21 @@ def test_waits_and_streams_do_not_hold_up_the_end(tmp_path: Path) -> None:
             assert read_to_end(listening).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.parametrize("path", [b"/events", b"/openapi.json"])
+def test_who_does_not_read_does_not_hold_up_the_end(tmp_path: Path, path: bytes) -> None:
+    """A stream or an answer that nobody reads is cut off, and the service ends in order."""
+    with service(tmp_path, "--set", "drain_ms=3600000") as running, socket.socket() as wire:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        wire.connect(("127.0.0.1", running.port))
+        wire.sendall(GET.replace(b"/healthz", path) * (1 if path == b"/events" else 500))
+        assert 200 == running.ask("GET", "/healthz")[0]  # so it has been read
+        tasks = [{"targetUrl": "http://127.0.0.1:1/", "delayMs": 3_600_000}] * 1000
+        for _ in range(30 if path == b"/events" else 0):
+            assert 200 == running.ask("POST", "/retry-tasks/batch", {"tasks": tasks})[0]
+        assert 0 == running.stop()
+    assert "ERROR" not in (tmp_path / "log").read_text()
+
+
 def test_half_a_request_does_not_hold_up_the_end(tmp_path: Path) -> None:
     """An upload that stands still is cut off when the service ends, however long it might take."""
     patient = ("--set", "body_timeout_ms=3600000")

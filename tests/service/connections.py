@@ -19,11 +19,12 @@ PATIENCE = 10.0
 
 
 class Wire:
-    """A transport: what is written, and whether it was closed."""
+    """A transport: what is written, and whether it was closed or cut off."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
-        self.is_closed = False
+        self.unread = 0
+        self.is_closed = self.is_aborted = False
 
     def write(self, data: bytes) -> None:
         """Remember it."""
@@ -32,6 +33,14 @@ class Wire:
     def close(self) -> None:
         """Remember it."""
         self.is_closed = True
+
+    def abort(self) -> None:
+        """Remember it."""
+        self.is_closed = self.is_aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        """Return what the test says."""
+        return self.unread
 
     def is_closing(self) -> bool:
         """Say so."""

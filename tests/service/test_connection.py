@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from tarry.service.connection import _GRACE
 from tests.service.connections import GET, KEEP_ALIVE, Rig
 
 HEADERS = [(b"content-type", b"text/plain"), (b"content-length", b"2")]
@@ -95,6 +96,70 @@ def test_a_head_comes_to_the_application_as_it_is() -> None:
     assert ("PUT", "//y", b"z=1", "1.0") == _line(second)
     assert [(b"host", b"h")] == first["headers"]
     assert [(b"x-a", b"1"), (b"x-a", b"2")] == second["headers"]
+
+
+def test_who_is_served_learns_that_the_client_has_gone() -> None:
+    """Also when another request of the connection waits behind it."""
+    left: list[str] = []
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.append(scope["path"])
+        await answer(scope, receive, send)
+
+    async def run() -> None:
+        rig = Rig(app)
+        rig.connection.data_received(GET + GET.replace(b"/x", b"/y") * 2)
+        rig.connection.connection_lost(None)
+        async with asyncio.timeout(30):
+            await rig.served()
+        assert (["/x"], []) == (left, rig.wire.written)
+
+    asyncio.run(run())
+
+
+def test_at_the_end_nobody_is_waited_for_who_does_not_read() -> None:
+    """An answer that is still being read has a moment; then the connection is cut off."""
+
+    async def run() -> None:
+        rig = Rig(answer)
+        await rig.ask()
+        rig.wire.unread = 9
+        rig.connection.shutdown()
+        assert (True, False) == (rig.wire.is_closed, rig.wire.is_aborted)
+        rig.loop.sleep(_GRACE / 2)
+        assert not rig.wire.is_aborted
+        rig.loop.sleep(_GRACE / 2)
+        assert rig.wire.is_aborted
+
+    asyncio.run(run())
+
+
+def test_at_the_end_an_answer_that_is_on_its_way_has_its_moment() -> None:
+    """It counts from when there is something to read, and ends with the connection."""
+
+    async def run() -> None:
+        go_on = asyncio.Event()
+
+        async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+            await go_on.wait()
+            await answer(scope, receive, send)
+
+        rig = Rig(app)
+        rig.connection.data_received(GET)
+        rig.connection.shutdown()
+        rig.loop.sleep(3 * _GRACE)
+        go_on.set()
+        await rig.served()
+        rig.wire.unread = 9
+        rig.loop.sleep(_GRACE)
+        assert (True, False) == (rig.wire.is_closed, rig.wire.is_aborted)
+        rig.connection.connection_lost(None)
+        rig.loop.sleep(_GRACE)
+        assert (False, 0) == (rig.wire.is_aborted, rig.loop.pending)
+
+    asyncio.run(run())
 
 
 def _line(scope: dict[str, Any]) -> tuple[str, str, bytes, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tarry.service.api import kinds
@@ -20,6 +21,8 @@ _MOST_HEAD = 65_536
 _TOO_LONG = kinds.HEAD_TOO_LARGE.problem(
     f"The request line and the headers may have {_MOST_HEAD} bytes together."
 )
+_GRACE = 1.0
+"""Seconds that a client has at the end to read what is left for it."""
 _TOO_LATE = kinds.TIMEOUT.problem("The rest of the request did not arrive in time.")
 
 
@@ -40,6 +43,8 @@ class Connection(ShortWay):
     """What the timer is about."""
     _timer: TimerHandle | None = None
     _idle_since: float | None = None
+    _served: Any = None
+    """The request whose turn it is, where others wait or waited behind it."""
 
     def __init__(self, *args: Any, head_timeout: float, body_timeout: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,10 +56,13 @@ class Connection(ShortWay):
         self._set_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
+        """Wait for nothing more, and let nobody write on."""
         self._owes = None
         self._set_timer()
         super()._unset_keepalive_if_required()
+        if self._served is not None:
+            self._served.disconnected = True
+            self._served.message_event.set()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
@@ -62,6 +70,17 @@ class Connection(ShortWay):
         super().shutdown()
         if self._owes is not None and not self.transport.is_closing():
             self._late()
+        self._cut_off(is_late=False)
+
+    def _cut_off(self, *, is_late: bool) -> None:
+        """Do not let a client that does not read its answer hold up the end."""
+        if self not in self.connections:
+            return
+        is_unread = self.transport.get_write_buffer_size() > 0
+        if is_unread and is_late:
+            self.transport.abort()
+        else:
+            self.loop.call_later(_GRACE, partial(self._cut_off, is_late=is_unread))
 
     def data_received(self, data: bytes) -> None:
         """Read on; a head that is too long is refused."""
@@ -89,7 +108,10 @@ class Connection(ShortWay):
                 raise ValueError  # the parser stops, and the request is refused before it is served
         self._head = 0
         self._owes = "body"
+        before = self.cycle
         super().on_headers_complete()
+        if len(self.pipeline) == 1:
+            self._served = before
 
     def on_body(self, body: bytes) -> None:
         """Pass on a part of a body."""
@@ -106,6 +128,7 @@ class Connection(ShortWay):
     def on_response_complete(self) -> None:
         """Serve the request that waits, or be idle."""
         if self.pipeline or self.transport.is_closing():
+            self._served = self.pipeline[-1][0] if self.pipeline else None
             super().on_response_complete()
             return
         self.server_state.total_requests += 1
