@@ -6,18 +6,21 @@ from typing import Any
 
 import pytest
 
+from tarry.errors import StoreUnavailable
 from tarry.service.api.application import Api
 from tarry.service.api.events import EventStreams
 from tarry.service.api.surroundings import Limits
 from tarry.service.engine.events import Event
 from tarry.service.model import Attempt
-from tests.service.api.rig import NOW, Rig, with_rig
+from tarry.testing import VirtualClock
+from tests.service.api.rig import NOW, Rig, Time, with_rig
+from tests.service.api.test_keys import key_for
 
 
 class Reader:
     """Reads `/events` until it leaves."""
 
-    def __init__(self, api: Api, method: str = "GET") -> None:
+    def __init__(self, api: Api, method: str = "GET", key: str = "") -> None:
         self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.leave = asyncio.Event()
         scope = {
@@ -25,7 +28,7 @@ class Reader:
             "method": method,
             "path": "/events",
             "query_string": b"",
-            "headers": [],
+            "headers": [(b"x-api-key", key.encode())] if key else [],
         }
         self.task = asyncio.ensure_future(api(scope, self._receive, self._send))
 
@@ -170,6 +173,65 @@ def test_there_are_only_so_many_readers() -> None:
         assert not rig.engine.events
 
     with_rig(test, limits=Limits(streams=1))
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_revoked_key_reads_no_more(is_busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream ends when the key is believed no longer, whether events flow or not."""
+    clock = VirtualClock()
+    monkeypatch.setattr(Time, "seconds", lambda _: clock.now())
+
+    async def publish(rig: Rig) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            rig.engine.events.publish(event("added", "acme"))
+
+    async def test() -> None:
+        rig = Rig(keys=True)
+        secret, key = await key_for(rig, "acme")
+        reader = Reader(rig.api, key=secret)
+        await reader.begun()
+        busy = asyncio.ensure_future(publish(rig)) if is_busy else None
+        await asyncio.sleep(59.9)
+        assert not reader.task.done()
+        assert await rig.store.revoke_key(key.id)
+        async with asyncio.timeout(6.1):
+            await reader.task
+        sent = [await reader.sent.get() for _ in range(reader.sent.qsize())]
+        assert {"type": "http.response.body", "body": b""} == sent[-1]
+        assert not rig.engine.events
+        if busy is not None:
+            busy.cancel()
+
+    clock.run(test)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), ZeroDivisionError()])
+def test_a_reader_whose_key_cannot_be_looked_up_is_let_go(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that is away is told elsewhere; any other error is not swallowed."""
+    clock = VirtualClock()
+    monkeypatch.setattr(Time, "seconds", lambda _: clock.now())
+
+    async def fail(_: bytes) -> None:
+        raise error
+
+    async def test() -> None:
+        rig = Rig(keys=True)
+        secret, _ = await key_for(rig, "acme")
+        reader = Reader(rig.api, key=secret)
+        await reader.begun()
+        monkeypatch.setattr(rig.store, "key", fail)
+        async with asyncio.timeout(6.1):
+            if isinstance(error, StoreUnavailable):
+                await reader.task
+            else:
+                with pytest.raises(ZeroDivisionError):
+                    await reader.task
+        assert not rig.engine.events
+
+    clock.run(test)
 
 
 def test_a_stream_that_fails_says_so() -> None:

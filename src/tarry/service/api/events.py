@@ -1,24 +1,28 @@
 """`GET /events`: what happens, as it happens, as server-sent events (HTML, 9.2).
 
 A stream begins now; what happened while nobody listened is in the attempt logs. A reader that is
-too slow is told how many events it missed.
+too slow is told how many events it missed, and one whose key is revoked is sent no more.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tarry.errors import StoreUnavailable
 from tarry.service.api import problems
+from tarry.service.api.door import Door
 from tarry.service.api.exchange import NoQuery
 from tarry.service.api.operations import Operation
+from tarry.service.api.problems import Refused
 from tarry.service.api.views import attempt_view, lane_shown
 from tarry.wire.tasks import EventNews
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from tarry.service.api.exchange import Asked
     from tarry.service.api.surroundings import Event, Subscription, Surroundings
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 _encode = msgspec.json.Encoder().encode
 _HEARTBEAT = 15.0
 """Seconds of silence after which a comment is sent: proxies close what is silent."""
+_LOOK_EVERY = 1.0
+"""Seconds after which a reader's key is looked at again: it is believed for a while as it is."""
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -41,6 +47,7 @@ class EventStreams:
     def __init__(self, around: Surroundings, heartbeat: float = _HEARTBEAT) -> None:
         self._around = around
         self._heartbeat = heartbeat
+        self._tenant_of = Door(around).tenant_of
         self._streams: set[EventStream] = set()
 
     def operations(self) -> list[Operation]:
@@ -64,11 +71,27 @@ class EventStreams:
         stream = EventStream(
             subscription,
             self._heartbeat,
+            partial(self._unwelcome, asked),
             self._streams.discard,
             bodiless=asked.scope["method"] == "HEAD",
         )
         self._streams.add(stream)
         return stream
+
+    async def _unwelcome(self, asked: Asked) -> None:
+        """Return when a reader may read no more, or nobody can say whether it may."""
+        tenant_of = self._tenant_of
+        if isinstance(tenant_of, str):
+            await asyncio.Event().wait()
+            return
+        try:
+            while True:
+                await asyncio.sleep(_LOOK_EVERY)
+                whose = tenant_of(asked)
+                if not isinstance(whose, str):
+                    await whose
+        except (Refused, StoreUnavailable):
+            return
 
     def close(self) -> None:
         """End all streams, so that the server can."""
@@ -83,12 +106,14 @@ class EventStream:
         self,
         subscription: Subscription,
         heartbeat: float,
+        unwelcome: Callable[[], Coroutine[Any, Any, None]],
         ended: Callable[[EventStream], None],
         *,
         bodiless: bool,
     ) -> None:
         self._subscription = subscription
         self._heartbeat = heartbeat
+        self._unwelcome = unwelcome
         self._ended = ended
         self._bodiless = bodiless
         self._end = asyncio.Event()
@@ -99,7 +124,7 @@ class EventStream:
         self._end.set()
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """Send events until the reader leaves or the service ends."""
+        """Send events until the reader leaves, or may not stay, or the service ends."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             if not self._bodiless:
@@ -111,9 +136,9 @@ class EventStream:
 
     async def _run(self, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
-        pump = loop.create_task(self._pump(send))
         running: set[asyncio.Task[Any]] = {
-            pump,
+            loop.create_task(self._pump(send)),
+            loop.create_task(self._unwelcome()),
             loop.create_task(_left(receive)),
             loop.create_task(self._end.wait()),
         }
@@ -123,8 +148,9 @@ class EventStream:
             for one in running:
                 one.cancel()
             await asyncio.wait(running)
-        if not pump.cancelled():
-            pump.result()  # it ends by itself only when it failed
+        for one in running:
+            if not one.cancelled():
+                one.result()  # it may have failed
 
     async def _pump(self, send: Send) -> None:
         await _write(send, b": hello\n\n")
