@@ -38,6 +38,8 @@ class Grpc(grpc.GenericRpcHandler):  # type: ignore[misc]
             seen = self.seen.setdefault(details.method, [])
             seen.append((message, dict(context.invocation_metadata())))
             code = codes[min(len(seen), len(codes)) - 1]
+            if code == "LONG":
+                return bytes(5_000_000)
             if code != "OK":
                 context.abort(grpc.StatusCode[code], "not now")
             return b"got " + message
@@ -95,3 +97,17 @@ def test_a_grpc_target_is_called_and_its_codes_are_understood(
     for number, (_, metadata) in enumerate(seen, 1):
         assert (f'"{task["taskId"]}"', "seven") == (metadata["idempotency-key"], metadata["x-tag"])
         assert str(number) == metadata["x-retry-attempt"]
+
+
+def test_an_answer_that_is_too_long_ends_its_task(
+    running: Service, called: tuple[str, Grpc]
+) -> None:
+    """The target is called once, for it may have done what it was told."""
+    address, handler = called
+    task = running.post(targetUrl=f"{address}/shop.Orders/LONG", policy=SOON)
+    ended = running.end_of(task["taskId"])
+    assert ("EXHAUSTED", "permanent") == (ended["status"], ended["reason"])
+    (attempt,) = running.log(task["taskId"])
+    assert ("invalid", None) == (attempt["errorClass"], attempt["responseStatus"])
+    assert "4194304 bytes" in attempt["errorMessage"]
+    assert 1 == len(handler.seen["/shop.Orders/LONG"])

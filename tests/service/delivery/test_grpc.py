@@ -13,10 +13,8 @@ from tarry.errors import ConfigurationError, MissingExtra
 from tarry.service.delivery import channels
 from tarry.service.delivery.exchange import Delivered, Fault
 from tarry.service.delivery.grpc import GrpcDelivery, is_installed
-from tarry.service.delivery.guard import Guard
 from tests.integration.hostile import Hostile
 from tests.service.delivery.sending import HERE, request, send_all
-from tests.service.delivery.serving import proxying
 
 grpc: Any = import_module("grpc")
 import_module("grpc.aio")
@@ -40,6 +38,12 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
             context.set_trailing_metadata((("grpc-retry-pushback-ms", "5"), ("x-bin", b"\1\2")))
             if message == b"never":
                 await asyncio.Event().wait()
+            if message.startswith(b"0"):
+                context.set_compression(grpc.Compression.Gzip)
+            if message.isdigit():
+                return bytes(int(message))
+            if message.startswith(b"say "):
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message[4:].decode())
             if message == b"busy":
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
             return b"got " + message
@@ -104,6 +108,39 @@ def test_a_call_goes_out_as_it_is(hostile: Hostile) -> None:
     assert "127.0.0.1" == first.remote
 
 
+def test_an_answer_that_is_too_long_is_not_asked_for_again(hostile: Hostile) -> None:
+    """Its target is not busy, and has perhaps done everything; one that says it is busy, is."""
+    most = channels.MOST_ANSWER
+
+    async def test(server: Server) -> list[Delivered]:
+        url = f"grpc://127.0.0.1:{server.port}/S/M"
+        messages = (
+            b"%d" % most,
+            b"%d" % (most + 1),
+            b"0%d" % (most + 1),
+            b"say Received message larger than max (2 vs. 1)",
+        )
+        return await send_all(GrpcDelivery(HERE), *(request(url, body=each) for each in messages))
+
+    fits, too_long, zipped, busy = served(hostile, test)
+    assert ("OK", True, None) == (fits.status, fits.truncated, fits.fault)
+    for each in (too_long, zipped):
+        assert (None, Fault.INVALID) == (each.status, each.fault)
+        assert f"longer than the {most} bytes" in (each.error or "")
+    assert ("RESOURCE_EXHAUSTED", None) == (busy.status, busy.fault)
+
+
+def test_the_words_of_a_target_are_few_and_printable(hostile: Hostile) -> None:
+    """They stand in the attempt log, and are shown on a screen."""
+
+    async def test(server: Server) -> list[Delivered]:
+        url = f"grpc://127.0.0.1:{server.port}/S/M"
+        said = "\x1b[2J\nü" + "x" * 3000
+        return await send_all(GrpcDelivery(HERE), request(url, body=f"say {said}".encode()))
+
+    assert " [2J ü" + "x" * 506 == served(hostile, test)[0].error
+
+
 def test_tls_is_with_the_name(hostile: Hostile) -> None:
     """The certificate is checked against the host of the URL, not the address."""
 
@@ -127,28 +164,6 @@ def test_tls_is_with_the_name(hostile: Hostile) -> None:
     assert ["OK", "UNAVAILABLE", "UNAVAILABLE"] == [
         delivered.status for delivered in served(hostile, test)
     ]
-
-
-def test_the_guard_judges_every_address(hostile: Hostile) -> None:
-    """By the URL, and by what a name resolves to; nobody there is a fault too."""
-
-    async def test(server: Server) -> list[Delivered]:
-        by_url = await send_all(
-            GrpcDelivery(Guard()), request(f"grpc://127.0.0.1:{server.port}/S/M")
-        )
-        guarded = GrpcDelivery(Guard())
-        guarded._guard = HERE  # so that only the look-up is judged by the strict one
-        by_name = await send_all(guarded, request(f"grpc://localhost:{server.port}/S/M"))
-        assert [] == server.seen
-        unknown = await send_all(GrpcDelivery(HERE), request("grpc://nowhere.invalid:1/S/M"))
-        nobody = await send_all(GrpcDelivery(HERE), request("grpc://127.0.0.1:1/S/M"))
-        return [*by_url, *by_name, *unknown, *nobody]
-
-    by_url, by_name, unknown, nobody = served(hostile, test)
-    assert [Fault.BLOCKED, Fault.BLOCKED, Fault.DNS] == [
-        delivered.fault for delivered in (by_url, by_name, unknown)
-    ]
-    assert "UNAVAILABLE" == nobody.status
 
 
 def test_the_deadline_ends_a_call(hostile: Hostile) -> None:
@@ -180,38 +195,6 @@ def test_cancelling_and_closing_end_a_call(hostile: Hostile) -> None:
         return [await closed]
 
     assert Fault.OURS is served(hostile, test)[0].fault
-
-
-def test_channels_are_kept_up_to_a_bound(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least recently used is closed; one to a server that cannot be reached is not kept."""
-    monkeypatch.setattr(channels, "MOST", 1)
-
-    async def test(server: Server) -> list[Delivered]:
-        delivery = GrpcDelivery(HERE)
-        urls = [f"grpc://{host}:{server.port}/S/M" for host in ("127.0.0.1", "localhost")]
-        delivered = [await delivery.send(request(url)) for url in [*urls, *urls, urls[1]]]
-        assert [f"grpc:localhost:{server.port}"] == list(delivery._channels._kept)
-        delivered.append(await delivery.send(request("grpc://127.0.0.1:1/S/M")))
-        assert [] == [*delivery._channels._kept, *delivery._channels._left]
-        await delivery.close()
-        return delivered
-
-    assert ["OK"] * 5 + ["UNAVAILABLE"] == [each.status for each in served(hostile, test)]
-
-
-def test_an_egress_proxy_is_not_gone_around(hostile: Hostile) -> None:
-    """It looks the name up: here nobody knows it."""
-
-    async def test(server: Server) -> list[Delivered]:
-        async with proxying(port=server.port) as (proxy, asked):
-            delivery = GrpcDelivery(Guard(), proxy=proxy.url)
-            delivered = await send_all(delivery, request("grpc://only-there.invalid:7/S/M"))
-            assert ["CONNECT only-there.invalid:7 HTTP/1.1"] == [
-                each.splitlines()[0] for each in asked
-            ]
-            return delivered
-
-    assert "OK" == served(hostile, test)[0].status
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,15 @@ MOST = 256
 """Channels that are kept."""
 _FRESH_SECONDS = 60.0
 _IDLE_MS = 60_000
+MOST_ANSWER = 4 << 20
+"""Bytes of an answer, which gRPC reads in full or not at all."""
 
 _OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.service_config_disable_resolution", 1),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.client_idle_timeout_ms", _IDLE_MS),
+    ("grpc.max_receive_message_length", MOST_ANSWER),
 )
 
 

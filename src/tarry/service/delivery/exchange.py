@@ -26,7 +26,7 @@ class Fault(StrEnum):
     PROTOCOL = "protocol"
     """What came back is no answer: malformed, or headers without end."""
     INVALID = "invalid"
-    """The request cannot be sent as it stands."""
+    """The request cannot be sent as it stands, or its answer cannot be read, however often."""
     OURS = "ours"
     """Our own side failed (egress proxy, file descriptors): nothing is charged for it."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import re
 from base64 import b64decode, b64encode
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.service.delivery.channels import Channel, Channels
+from tarry.service.delivery.channels import MOST_ANSWER, Channel, Channels
 from tarry.service.delivery.exchange import Delivered, Fault, NoWay
 from tarry.service.delivery.targets import parse_target
 
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from tarry.service.delivery.targets import Target
 
 _SET_BY_GRPC = frozenset({"accept-encoding", "content-type", "te", "user-agent"})
+_IS_TOO_LONG = re.compile(
+    rf"Received message larger than max \(\d+ vs\. {MOST_ANSWER}\)|Decompressed message larger than"
+).search
+"""Knows it by the words of gRPC, which has no code for it."""
+_TOO_LONG = f"a message is longer than the {MOST_ANSWER} bytes that an answer may have"
+_MOST_WORDS = 512
 
 
 def is_installed() -> bool:
@@ -100,13 +107,16 @@ class GrpcDelivery:
             answer = await call
             headers = _headers_of(await call.trailing_metadata())
         except self._grpc.aio.AioRpcError as error:
-            code = error.code().name
+            code, words = error.code().name, _printable(error.details() or "")
             if code == "UNAVAILABLE":
                 self._channels.drop(target)
             if code == "DEADLINE_EXCEEDED" and now() >= until:
-                return Delivered(fault=Fault.TIMEOUT, error=error.details())
+                return Delivered(fault=Fault.TIMEOUT, error=words)
+            if code == "RESOURCE_EXHAUSTED" and _IS_TOO_LONG(words):
+                # The target is not busy: it may have done all, and the next answer is as long.
+                return Delivered(fault=Fault.INVALID, error=_TOO_LONG)
             headers = _headers_of(error.trailing_metadata())
-            return Delivered(status=code, headers=headers, error=error.details())
+            return Delivered(status=code, headers=headers, error=words)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -145,6 +155,11 @@ def _metadata_of(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str | by
 def _is_name(name: str) -> bool:
     plain = name.replace("-", "").replace("_", "").replace(".", "")
     return plain.isascii() and plain.isalnum() and not name.startswith("grpc-")
+
+
+def _printable(words: str) -> str:
+    """Return the beginning of what a target says, for any screen."""
+    return "".join(each if each.isprintable() else " " for each in words[:_MOST_WORDS])
 
 
 def _headers_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> list[tuple[str, str]]:

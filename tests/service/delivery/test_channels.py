@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from tarry.service.delivery import channels
+from tarry.service.delivery.exchange import Delivered, Fault
+from tarry.service.delivery.grpc import GrpcDelivery
+from tarry.service.delivery.guard import Guard
+from tests.integration.hostile import Hostile
+from tests.service.delivery.sending import HERE, request, send_all
+from tests.service.delivery.serving import proxying
+from tests.service.delivery.test_grpc import Server, served
+
+
+def test_the_guard_judges_every_address(hostile: Hostile) -> None:
+    """By the URL, and by what a name resolves to; nobody there is a fault too."""
+
+    async def test(server: Server) -> list[Delivered]:
+        by_url = await send_all(
+            GrpcDelivery(Guard()), request(f"grpc://127.0.0.1:{server.port}/S/M")
+        )
+        guarded = GrpcDelivery(Guard())
+        guarded._guard = HERE  # so that only the look-up is judged by the strict one
+        by_name = await send_all(guarded, request(f"grpc://localhost:{server.port}/S/M"))
+        assert [] == server.seen
+        unknown = await send_all(GrpcDelivery(HERE), request("grpc://nowhere.invalid:1/S/M"))
+        nobody = await send_all(GrpcDelivery(HERE), request("grpc://127.0.0.1:1/S/M"))
+        return [*by_url, *by_name, *unknown, *nobody]
+
+    by_url, by_name, unknown, nobody = served(hostile, test)
+    assert [Fault.BLOCKED, Fault.BLOCKED, Fault.DNS] == [
+        delivered.fault for delivered in (by_url, by_name, unknown)
+    ]
+    assert "UNAVAILABLE" == nobody.status
+
+
+def test_channels_are_kept_up_to_a_bound(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least recently used is closed; one to a server that cannot be reached is not kept."""
+    monkeypatch.setattr(channels, "MOST", 1)
+
+    async def test(server: Server) -> list[Delivered]:
+        delivery = GrpcDelivery(HERE)
+        urls = [f"grpc://{host}:{server.port}/S/M" for host in ("127.0.0.1", "localhost")]
+        delivered = [await delivery.send(request(url)) for url in [*urls, *urls, urls[1]]]
+        assert [f"grpc:localhost:{server.port}"] == list(delivery._channels._kept)
+        delivered.append(await delivery.send(request("grpc://127.0.0.1:1/S/M")))
+        assert [] == [*delivery._channels._kept, *delivery._channels._left]
+        await delivery.close()
+        return delivered
+
+    assert ["OK"] * 5 + ["UNAVAILABLE"] == [each.status for each in served(hostile, test)]
+
+
+def test_an_egress_proxy_is_not_gone_around(hostile: Hostile) -> None:
+    """It looks the name up: here nobody knows it."""
+
+    async def test(server: Server) -> list[Delivered]:
+        async with proxying(port=server.port) as (proxy, asked):
+            delivery = GrpcDelivery(Guard(), proxy=proxy.url)
+            delivered = await send_all(delivery, request("grpc://only-there.invalid:7/S/M"))
+            assert ["CONNECT only-there.invalid:7 HTTP/1.1"] == [
+                each.splitlines()[0] for each in asked
+            ]
+            return delivered
+
+    assert "OK" == served(hostile, test)[0].status
