@@ -196,10 +196,15 @@ class Simulation:
         while True:
             status, answer = await self._ask("POST", path, document)
             if status in {200, 201}:
-                kept = [one["task"] for one in answer["results"]] if len(names) > 1 else [answer]
-                for name, task in zip(names, kept, strict=True):
-                    self.world.oracle.promise(name, task["taskId"], task["idempotencyKey"])
-                return
+                one = {"status": status, "task": answer}
+                results = answer["results"] if len(names) > 1 else [one]
+                for name, one in zip(names, results, strict=True):
+                    if one["status"] in {200, 201}:
+                        task = one["task"]
+                        self.world.oracle.promise(name, task["taskId"], task["idempotencyKey"])
+                status = max(one["status"] for one in results)
+                if status in {200, 201}:
+                    return
             if status not in {0, 429, 503}:
                 raise Broken(f"{names}: {status} {answer}")
             await asyncio.sleep(dice.random())
