@@ -108,7 +108,7 @@ class ProcessLine(Line):
         group = self._groups.popleft()
         try:
             answers = answers_of([work for work, _, _ in group], frame)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - else everybody would wait for ever
             self._fail(group, error)
         else:
             self._answer(group, answers)
