@@ -29,7 +29,7 @@ from benchmarks.service.peers.common import BODY, HEADERS
 from benchmarks.service.processes import Failed, Group, free_port
 from benchmarks.service.target import Target, running_target
 from tarry.service.delivery.targets import parse_target
-from tarry.service.model import Content, Task
+from tarry.service.model import Task, TaskContent
 from tarry.service.sealing import Plain
 from tarry.service.store import New
 from tarry.service.stores.sqlite import SqliteStore
@@ -109,7 +109,7 @@ def _later(target: Target, count: int) -> Iterator[Task]:
 def _task(url: str, at: int) -> Task:
     task_id = str(uuid7())
     body = BODY.encode()
-    content = Content(url=url, headers=HEADERS, body=body, body_size=len(body))
+    content = TaskContent(url=url, headers=HEADERS, body=body, body_size=len(body))
     return Task(
         id=task_id,
         tenant=TENANT,

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from tarry.service.delivery.targets import parse_target
-from tarry.service.model import Content, Task
+from tarry.service.model import Task, TaskContent
 from tarry.service.sealing import Plain
 from tarry.service.store import New
 from tarry.service.stores.sqlite import SqliteStore
@@ -32,7 +32,7 @@ ENOUGH = 16
 def _task(url: str) -> New:
     target = parse_target(url)
     task_id = str(uuid4())
-    content = Plain().pack(Content(url=target.url))
+    content = Plain().pack(TaskContent(url=target.url))
     lane = f"default/{target.origin}"
     return New(
         Task(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.service.model import Content
+from tarry.service.model import TaskContent
 from tarry.service.payloads import BodyUnusable, Payloads
 
 BODY = bytes(range(256)) * 100
@@ -40,7 +40,7 @@ class Synced:
 async def body_comes_back(payloads: Payloads) -> None:
     """A body that was put is read back, checked."""
     ref, checksum = await payloads.put("default", "t1", BODY)
-    content = Content(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
+    content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
 
     assert BODY == await payloads.read(content)
     await payloads.delete([ref])
@@ -49,11 +49,11 @@ async def body_comes_back(payloads: Payloads) -> None:
 async def damaged_body_is_not_used(payloads: Payloads) -> None:
     """Another checksum is an error, and so is a body that is gone."""
     ref, checksum = await payloads.put("default", "t2", BODY)
-    content = Content(url="", body_ref=ref, body_size=len(BODY), checksum=b"other")
+    content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=b"other")
     with pytest.raises(BodyUnusable, match="t2 is damaged"):
         await payloads.read(content)
     await payloads.delete([ref])
-    content = Content(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
+    content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
     with pytest.raises(BodyUnusable, match="gone"):
         await payloads.read(content)
 
@@ -62,7 +62,7 @@ async def bodies_without_their_place_are_away(payloads: Payloads) -> None:
     """Where the place is missing too, no body is gone: that is trouble of our own."""
     ref, checksum = await payloads.put("default", "t4", BODY)
     _, place, *_ = ref.split("/")
-    content = Content(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
+    content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
     await payloads.delete([ref, f".tarry/places/{place}"])
 
     with pytest.raises(StoreUnavailable, match=f"neither {ref} is there nor .tarry/places/{place}"):
@@ -91,7 +91,7 @@ async def object_of_the_caller_is_stamped(payloads: Payloads) -> None:
     await payloads._obstore.put_async(payloads._store, "default/inv/7.json", b"{}")
     ref = payloads.check_ref("default", "default/inv/7.json")
     size, etag = await payloads.stamp(ref)
-    content = Content(url="", body_ref=ref, body_size=size, etag=etag)
+    content = TaskContent(url="", body_ref=ref, body_size=size, etag=etag)
     assert b"{}" == await payloads.read(content)
 
     await payloads._obstore.put_async(payloads._store, "default/inv/7.json", b"[]")
@@ -113,7 +113,7 @@ async def strays_are_swept(payloads: Payloads) -> None:
     assert 0 == await payloads.sweep(is_live, now=0.0, limit=10)
     assert 1 == await payloads.sweep(is_live, now=4e9, limit=10)
     assert 0 == await payloads.sweep(is_live, now=4e9, limit=10)
-    content = Content(url="", body_ref=kept, body_size=len(BODY), checksum=checksum)
+    content = TaskContent(url="", body_ref=kept, body_size=len(BODY), checksum=checksum)
     assert BODY == await payloads.read(content)
     content.body_ref = stray
     with pytest.raises(BodyUnusable):

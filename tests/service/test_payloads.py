@@ -11,7 +11,7 @@ from cryptography.fernet import Fernet
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service import payloads as module
-from tarry.service.model import Content
+from tarry.service.model import TaskContent
 from tarry.service.payloads import BodyUnusable, Payloads
 from tarry.service.sealing import Sealed
 from tests.service.payload_cases import CASES, Case, Synced
@@ -83,10 +83,10 @@ def test_encrypted_bodies_tell_nothing_and_are_read_back(tmp_path: Path) -> None
         late, _ = await sealed.put("default", "late", b"hush hush")
         assert b"hush" not in (tmp_path / "bodies" / late).read_bytes()
         for ref in (early, late):
-            content = Content(url="", body_ref=ref, body_size=9, checksum=checksum)
+            content = TaskContent(url="", body_ref=ref, body_size=9, checksum=checksum)
             assert b"hush hush" == await sealed.read(content)
         with pytest.raises(BodyUnusable, match="key that is not here"):
-            await plain.read(Content(url="", body_ref=late, body_size=9, checksum=checksum))
+            await plain.read(TaskContent(url="", body_ref=late, body_size=9, checksum=checksum))
 
     asyncio.run(main())
 
@@ -107,12 +107,12 @@ def test_folder_that_is_not_mounted_loses_nothing(tmp_path: Path) -> None:
         refs = [await before.put("default", "t1", b"one")]
         folder.rename(away)
         payloads = Payloads(str(folder), most_bytes=100)
-        contents = [Content(url="", body_ref=ref, checksum=checksum) for ref, checksum in refs]
+        contents = [TaskContent(url="", body_ref=ref, checksum=checksum) for ref, checksum in refs]
         for reader in (before, payloads):
             with pytest.raises(StoreUnavailable, match="mount their place or copy it back"):
                 await reader.read(contents[0])
         ref, checksum = await payloads.put("default", "t2", b"two")
-        contents.append(Content(url="", body_ref=ref, checksum=checksum))
+        contents.append(TaskContent(url="", body_ref=ref, checksum=checksum))
         folder.rename(tmp_path / "meanwhile")
         away.rename(folder)
         assert b"one" == await payloads.read(contents[0])
@@ -219,7 +219,7 @@ def test_object_whose_folder_became_a_file_is_gone(tmp_path: Path) -> None:
     payloads = Payloads(str(tmp_path), most_bytes=10)
     (tmp_path / "default").write_text("a file")
     with pytest.raises(BodyUnusable, match="gone"):
-        asyncio.run(payloads.read(Content(url="", body_ref="default/x", body_size=1)))
+        asyncio.run(payloads.read(TaskContent(url="", body_ref="default/x", body_size=1)))
 
 
 async def _no_task(_tenant: str, _task_id: str) -> bool:
@@ -236,7 +236,7 @@ def _bucket(monkeypatch: pytest.MonkeyPatch, server: asyncio.Server) -> Payloads
 def test_store_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was asked for ends, also for those who wait for others that ask."""
     monkeypatch.setattr(module, "_PATIENCE", 0.05)
-    content = Content(url="", body_ref="default/x", body_size=1)
+    content = TaskContent(url="", body_ref="default/x", body_size=1)
 
     async def main() -> None:
         held: list[asyncio.StreamWriter] = []

@@ -4,10 +4,10 @@ import pytest
 from cryptography.fernet import Fernet
 
 from tarry.errors import ConfigurationError
-from tarry.service.model import Content
+from tarry.service.model import TaskContent
 from tarry.service.sealing import CannotOpen, Plain, Sealed
 
-CONTENT = Content(url="https://a.example/x?token=hush", headers={"x": "1"}, body=b"\x00\xff")
+CONTENT = TaskContent(url="https://a.example/x?token=hush", headers={"x": "1"}, body=b"\x00\xff")
 
 
 def test_content_comes_back_as_it_was() -> None:

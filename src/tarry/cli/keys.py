@@ -13,7 +13,7 @@ from tarry.cli.serve import need_service
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tarry.service.model import Key
+    from tarry.service.model import ApiKey
     from tarry.service.store import Store
 
 T = TypeVar("T")
@@ -145,7 +145,7 @@ def _with_store(
     return asyncio.run(run())
 
 
-def _told(key: Key) -> dict[str, Any]:
+def _told(key: ApiKey) -> dict[str, Any]:
     return {
         "id": key.id,
         "tenant": key.tenant,

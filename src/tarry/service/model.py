@@ -46,7 +46,7 @@ LOST = "lost"
 """The outcome of an attempt whose worker went away: nobody knows what came of it."""
 
 
-class Content(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """What is sent, and where. A store keeps it packed, and perhaps sealed, and never looks in."""
 
     url: str
@@ -83,7 +83,7 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     """A digest of what the caller asked for: the same key with another one is a conflict. Empty
     where the caller gave no key."""
     content: bytes
-    """A `Content`, packed."""
+    """A `TaskContent`, packed."""
     body_ref: str | None = None
     """The object to delete with the task: a copy of the one in `content`, where it is ours."""
     policy_id: str = "default"
@@ -170,7 +170,7 @@ class Decision(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     breaker: str | None = None
 
 
-class Attempt(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+class AttemptRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One line of a task's attempt log."""
 
     number: int
@@ -197,7 +197,7 @@ class Attempt(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     worker: str | None = None
 
 
-class Policy(msgspec.Struct, kw_only=True, gc=False):
+class PolicyVersion(msgspec.Struct, kw_only=True, gc=False):
     """One version of a tenant's policy; `document` is its JSON form."""
 
     tenant: str
@@ -207,7 +207,7 @@ class Policy(msgspec.Struct, kw_only=True, gc=False):
     created_at: int = 0
 
 
-class Lane(msgspec.Struct, kw_only=True, gc=False):
+class LaneRecord(msgspec.Struct, kw_only=True, gc=False):
     """The queue of one downstream, and the state of its breaker, shared by all workers."""
 
     name: str
@@ -226,7 +226,7 @@ class Lane(msgspec.Struct, kw_only=True, gc=False):
     """When tasks were last claimed."""
 
 
-class Key(msgspec.Struct, kw_only=True, gc=False):
+class ApiKey(msgspec.Struct, kw_only=True, gc=False):
     """An API key: its digest, and whose it is."""
 
     id: str
@@ -237,7 +237,7 @@ class Key(msgspec.Struct, kw_only=True, gc=False):
     revoked_at: int | None = None
 
 
-class Replay(msgspec.Struct, kw_only=True, gc=False):
+class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
     """A job that brings dead letters back, with a cursor, so that it survives a crash."""
 
     id: str

@@ -28,7 +28,7 @@ from tarry.service.files import make_folder, write_new
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from tarry.service.model import Content
+    from tarry.service.model import TaskContent
 
 _OURS = ".tarry"
 _PLACES = ".tarry/places"
@@ -127,7 +127,7 @@ class Payloads:
             raise ConfigurationError(msg)
         return meta["size"], meta["e_tag"]
 
-    async def read(self, content: Content) -> bytes:
+    async def read(self, content: TaskContent) -> bytes:
         """Return the body of a task, whole and unchanged."""
         ref = content.body_ref
         assert ref is not None  # noqa: S101 - asked for with one

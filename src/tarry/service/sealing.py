@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.errors import ConfigurationError, MissingExtra, TarryError
-from tarry.service.model import Content
+from tarry.service.model import TaskContent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(Content).decode
+_unpack = msgspec.msgpack.Decoder(TaskContent).decode
 _SEALED = b"\xc1"
 """The one byte that msgpack never uses."""
 
@@ -37,11 +37,11 @@ class Plain:
         """Return what `seal` was given."""
         return kept
 
-    def pack(self, content: Content) -> bytes:
+    def pack(self, content: TaskContent) -> bytes:
         """Return a content as a store keeps it."""
         return _pack(content)
 
-    def unpack(self, stored: bytes) -> Content:
+    def unpack(self, stored: bytes) -> TaskContent:
         """Return what `pack` was given."""
         if stored[:1] == _SEALED:
             msg = "this content is encrypted, and no encryption key is set (TARRY_ENCRYPTION_KEYS)"
@@ -79,11 +79,11 @@ class Sealed:
         except self._invalid:
             return kept  # its checksum says whether it is what was accepted
 
-    def pack(self, content: Content) -> bytes:
+    def pack(self, content: TaskContent) -> bytes:
         """Return a content as a store keeps it."""
         return _SEALED + self._fernet.encrypt(_pack(content))
 
-    def unpack(self, stored: bytes) -> Content:
+    def unpack(self, stored: bytes) -> TaskContent:
         """Return what `pack` was given, by whichever key."""
         if stored[:1] != _SEALED:
             return _unpack(stored)

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
-from tarry.service.model import Attempt, Status, Task  # noqa: TC001 - structs are sent
+from tarry.service.model import AttemptRecord, Status, Task  # noqa: TC001 - structs are sent
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from tarry.service.model import Key, Lane, Policy, Replay
+    from tarry.service.model import ApiKey, LaneRecord, PolicyVersion, ReplayRecord
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class Finish(msgspec.Struct, kw_only=True, gc=False):
     """
 
     task: Task
-    attempt: Attempt | None
+    attempt: AttemptRecord | None
     status: Status
     reason: str | None = None
     next_attempt_at: int = 0
@@ -220,7 +220,7 @@ class Retention(msgspec.Struct, frozen=True):
     dead: int
 
 
-def next_step(replay: Replay, brought: int, now: int) -> int:
+def next_step(replay: ReplayRecord, brought: int, now: int) -> int:
     """Return when a replay is due again whose step has brought so many letters back."""
     if replay.rate <= 0:
         return now
@@ -308,11 +308,11 @@ class Store(Protocol):
 
     async def lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
-    ) -> Page[Lane]:
+    ) -> Page[LaneRecord]:
         """List lanes by name; None asks for those of all tenants."""
         ...
 
-    async def lane(self, name: str) -> Lane | None:
+    async def lane(self, name: str) -> LaneRecord | None:
         """Return one lane."""
         ...
 
@@ -333,7 +333,7 @@ class Store(Protocol):
 
     async def attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
-    ) -> list[Attempt]:
+    ) -> list[AttemptRecord]:
         """Return a task's attempt log, from the attempt that follows number `after`."""
         ...
 
@@ -351,29 +351,29 @@ class Store(Protocol):
 
     # --- dead letters -----------------------------------------------------------------------------
 
-    async def count_dead(self, replay: Replay) -> int:
+    async def count_dead(self, replay: ReplayRecord) -> int:
         """Say how many letters a replay would bring back; nothing is changed.
 
         Those of its tenant, lane, policy and reason that died at `before` or earlier; 0 is now.
         """
         ...
 
-    async def start_replay(self, replay: Replay) -> Replay:
+    async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
         """Keep a replay job, due at once; the same id again is the same job, unchanged.
 
         The store sets `before` (now at the latest), `matched` and the times.
         """
         ...
 
-    async def replay(self, tenant: str, replay_id: str) -> Replay | None:
+    async def replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         """Return a job."""
         ...
 
-    async def replays(self, *, running: bool, tenant: str | None = None) -> list[Replay]:
+    async def replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
         """Return at most 100 jobs: all, newest first; or those that run, by when they are due."""
         ...
 
-    async def replay_step(self, replay_id: str, limit: int) -> Replay | None:
+    async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
         """Bring back up to `limit` letters if the job is due, and set when it is due again.
 
         Oldest task first. By its rate, n letters put the next step off by n / rate seconds, counted
@@ -382,7 +382,7 @@ class Store(Protocol):
         """
         ...
 
-    async def cancel_replay(self, tenant: str, replay_id: str) -> Replay | None:
+    async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         """End a job that runs; what it brought back stays."""
         ...
 
@@ -395,7 +395,9 @@ class Store(Protocol):
 
     # --- policies and keys ------------------------------------------------------------------------
 
-    async def put_policy(self, policy: Policy, *, replace: bool) -> tuple[PolicyChange, Policy]:
+    async def put_policy(
+        self, policy: PolicyVersion, *, replace: bool
+    ) -> tuple[PolicyChange, PolicyVersion]:
         """Write a policy; `replace` makes a new version of other content, else it is a conflict.
 
         The store numbers versions from 1, whatever the policy says, and goes on with the numbers
@@ -406,13 +408,13 @@ class Store(Protocol):
 
     async def policy(
         self, tenant: str, policy_id: str, version: int | None = None
-    ) -> Policy | None:
+    ) -> PolicyVersion | None:
         """Return a version of a policy, by default the newest."""
         ...
 
     async def policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
-    ) -> Page[Policy]:
+    ) -> Page[PolicyVersion]:
         """List the newest version of each policy, by id."""
         ...
 
@@ -420,15 +422,15 @@ class Store(Protocol):
         """Forget all versions of a policy that no live task uses."""
         ...
 
-    async def put_key(self, key: Key) -> None:
+    async def put_key(self, key: ApiKey) -> None:
         """Keep an API key; an id that is there stays as it is."""
         ...
 
-    async def key(self, digest: bytes) -> Key | None:
+    async def key(self, digest: bytes) -> ApiKey | None:
         """Return the key with a digest, revoked or not."""
         ...
 
-    async def keys(self, tenant: str | None = None) -> list[Key]:
+    async def keys(self, tenant: str | None = None) -> list[ApiKey]:
         """Return the keys, at most 1,000."""
         ...
 

@@ -26,7 +26,7 @@ from tarry.service.engine.events import Event, Events
 from tarry.service.engine.health import Health
 from tarry.service.engine.policies import Policies
 from tarry.service.engine.waiters import Settled, Waiters
-from tarry.service.model import Attempt, Content, Status, Task
+from tarry.service.model import AttemptRecord, Status, Task, TaskContent
 from tarry.service.sealing import Plain
 from tarry.service.store import Added, Cancellation, Finish, Lease, New, Query, Retrieval
 from tarry.service.stores.memory.store import MemoryStore
@@ -75,7 +75,7 @@ class QuietEngine:
         """The tasks that somebody waits for."""
 
     def submit(
-        self, news: list[New], contents: Sequence[Content] | None = None
+        self, news: list[New], contents: Sequence[TaskContent] | None = None
     ) -> asyncio.Future[Sequence[Added]]:
         """Add tasks."""
         return asyncio.ensure_future(self._add(news))
@@ -291,7 +291,7 @@ class Rig:
         assert 201 == reply.status, reply.body
         return cast("dict[str, Any]", reply.json)
 
-    async def stored(self, task_id: str, tenant: str = "default") -> tuple[Task, Content]:
+    async def stored(self, task_id: str, tenant: str = "default") -> tuple[Task, TaskContent]:
         """Return a task as the store has it."""
         task = await self.store.get(tenant, task_id)
         assert task is not None
@@ -310,7 +310,7 @@ class Rig:
         """Let what is due make one attempt, and die of it."""
         tasks = await self.lease()
         attempts = [
-            Attempt(
+            AttemptRecord(
                 number=task.attempts + 1,
                 scheduled_at=task.next_attempt_at,
                 started_at=self.time.ms,

@@ -11,7 +11,7 @@ from tarry.service.api.application import Api
 from tarry.service.api.events import EventStreams
 from tarry.service.api.surroundings import Limits
 from tarry.service.engine.events import Event
-from tarry.service.model import Attempt
+from tarry.service.model import AttemptRecord
 from tarry.testing import VirtualClock
 from tests.service.api.rig import NOW, Rig, Time, with_rig
 from tests.service.api.test_keys import key_for
@@ -91,7 +91,7 @@ def test_an_attempt_is_told_without_the_words_of_its_target() -> None:
     async def test(rig: Rig) -> None:
         reader = Reader(rig.api)
         await reader.begun()
-        attempt = Attempt(
+        attempt = AttemptRecord(
             number=1, scheduled_at=NOW, started_at=NOW, status=401, outcome="permanent", excerpt="s"
         )
         rig.engine.events.publish(event("attempt", task_id="i", attempt=attempt))

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 
 from tarry.service.api.explaining import explained
-from tarry.service.model import Attempt, Content, Decision, Lane, Status, Task
+from tarry.service.model import AttemptRecord, Decision, LaneRecord, Status, Task, TaskContent
 from tarry.wire.policies import SERVICE_PRESETS
 
 NOW = 1_000_000
-LANE = Lane(name="t/https:a:443", tenant="t")
+LANE = LaneRecord(name="t/https:a:443", tenant="t")
 
 
-def attempt(number: int, **fields: object) -> Attempt:
+def attempt(number: int, **fields: object) -> AttemptRecord:
     """An attempt that got 503, unless said otherwise."""
     given: dict[str, object] = {
         "status": 503,
@@ -19,7 +19,7 @@ def attempt(number: int, **fields: object) -> Attempt:
         "started_at": NOW,
         **fields,
     }
-    return Attempt(number=number, **given)  # type: ignore[arg-type]
+    return AttemptRecord(number=number, **given)  # type: ignore[arg-type]
 
 
 def task(**fields: object) -> Task:
@@ -36,11 +36,11 @@ def task(**fields: object) -> Task:
     )
 
 
-def text(subject: Task, *attempts: Attempt, lane: Lane | None = LANE) -> str:
+def text(subject: Task, *attempts: AttemptRecord, lane: LaneRecord | None = LANE) -> str:
     """The story of a task."""
     told = explained(
         subject,
-        Content(url="https://a/"),
+        TaskContent(url="https://a/"),
         list(attempts),
         chosen=SERVICE_PRESETS["default"],
         lane=lane,
@@ -132,7 +132,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
         (
             task(),
             [],
-            Lane(name="l", tenant="t", paused=True),
+            LaneRecord(name="l", tenant="t", paused=True),
             (
                 "no attempt was made yet. Attempt 1 of 5 waits until an operator resumes its "
                 "downstream."
@@ -141,7 +141,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
         (
             task(),
             [],
-            Lane(name="l", tenant="t", parked_until=NOW + 9_000),
+            LaneRecord(name="l", tenant="t", parked_until=NOW + 9_000),
             (
                 "no attempt was made yet. Attempt 1 of 5 waits for its downstream, whose breaker "
                 "is open for another 9 s."
@@ -150,7 +150,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
         (
             task(attempts=3, forgiven=3),
             [attempt(3, decision=Decision(action="stop", reason="something new"))],
-            Lane(name="l", tenant="t", parked_until=NOW),
+            LaneRecord(name="l", tenant="t", parked_until=NOW),
             (
                 "2 attempts before; attempt 3 got 503; stopped: something new; was replayed. "
                 "Attempt 4 of 8 is due now."
@@ -169,7 +169,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
     ],
 )
 def test_the_story_of_a_task(
-    subject: Task, attempts: list[Attempt], lane: Lane | None, expected: str
+    subject: Task, attempts: list[AttemptRecord], lane: LaneRecord | None, expected: str
 ) -> None:
     """What happened, why, and what comes next, in a sentence or two."""
     assert expected == text(subject, *attempts, lane=lane)
@@ -216,7 +216,7 @@ DONE = Decision(action="done")
     ],
     ids=["retried", "as decided", "held back", "cancelled", "due", "running"],
 )
-def test_a_wait_is_told_as_it_was(subject: Task, more: list[Attempt], expected: str) -> None:
+def test_a_wait_is_told_as_it_was(subject: Task, more: list[AttemptRecord], expected: str) -> None:
     """What was decided, and where somebody cut it short or a lane held it back, that."""
     assert f"attempt 1 got 503; {expected}" in text(subject, BEFORE, *more)
 
@@ -229,7 +229,7 @@ def test_why_an_attempt_got_no_answer_is_said_without_secrets() -> None:
     )  # fmt: skip
     told = explained(
         task(status=Status.EXHAUSTED, reason="attempts"),
-        Content(url="https://a/?token=hush-hush"),
+        TaskContent(url="https://a/?token=hush-hush"),
         [failed],
         chosen=None,
         lane=None,
@@ -244,7 +244,7 @@ def test_a_policy_that_is_gone_is_told_to_who_still_needs_it(status: Status) -> 
     """The service's default takes its place, for what waits and for what may be replayed."""
     told = explained(
         task(status=status, policy_id="mine", policy_version=3),
-        Content(url="https://a/"),
+        TaskContent(url="https://a/"),
         [],
         chosen=None,
         lane=None,

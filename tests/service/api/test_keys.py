@@ -6,11 +6,11 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.service.api.keys import Keys, check_tenant, digest_of, make_key
-from tarry.service.model import Key
+from tarry.service.model import ApiKey
 from tests.service.api.rig import TARGET, Reply, Rig, with_rig
 
 
-async def key_for(rig: Rig, tenant: str) -> tuple[str, Key]:
+async def key_for(rig: Rig, tenant: str) -> tuple[str, ApiKey]:
     """Make a key, and keep it."""
     secret, key = make_key(tenant, f"id-{tenant}")
     await rig.store.put_key(key)
@@ -165,7 +165,7 @@ def test_answers_of_the_store_are_believed_for_a_while() -> None:
         looked: list[bytes] = []
         key_of = rig.store.key
 
-        async def counted(digest: bytes) -> Key | None:
+        async def counted(digest: bytes) -> ApiKey | None:
             looked.append(digest)
             return await key_of(digest)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tarry.service.api import redact
-from tarry.service.model import Content
+from tarry.service.model import TaskContent
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_secrets_in_a_query(url: str, shown: str) -> None:
 
 def test_secrets_that_come_back() -> None:
     """What a target echoes is hidden, also the part of a header, and percent escapes."""
-    content = Content(
+    content = TaskContent(
         url="https://a/?token=s%2Fecret-1&pin=12",
         headers={"Authorization": "Bearer longest-secret", "X-A": "visible"},
     )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 
-from tarry.service.model import Attempt, Decision, Status
+from tarry.service.model import AttemptRecord, Decision, Status
 from tarry.service.sealing import Sealed
 from tarry.service.store import Finish
 from tests.service.api.rig import NOW, TARGET, Rig, with_rig
@@ -38,7 +38,7 @@ async def wait_once(rig: Rig, task_id: str, excerpt: str | None = None) -> None:
         budget=3.0,
         breaker="closed",
     )
-    attempt = Attempt(
+    attempt = AttemptRecord(
         number=1,
         scheduled_at=NOW,
         started_at=NOW,

@@ -22,7 +22,7 @@ from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.parts import Limits, Parts
 from tarry.service.engine.policies import Policies
 from tarry.service.engine.waiters import Waiters
-from tarry.service.model import Attempt, Content, Task
+from tarry.service.model import AttemptRecord, Task, TaskContent
 from tarry.service.sealing import Plain
 from tarry.service.store import Added, Lease, New, Retention, Store
 from tarry.service.stores.memory import MemoryStore
@@ -70,7 +70,7 @@ class Rig:
         breaker: Callable[[], Breaker] = Breaker,
         monotonic: Callable[[], float] | None = None,
         sign: Callable[[Task, bytes], list[tuple[str, str]]] | None = None,
-        read_body: Callable[[Content], Awaitable[bytes]] | None = None,
+        read_body: Callable[[TaskContent], Awaitable[bytes]] | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.store: Store = store or MemoryStore(lambda: int((EPOCH + loop.time()) * 1000))
@@ -113,7 +113,9 @@ class Rig:
     def new(self, url: str = "http://a.example:80/", **changes: Any) -> New:
         """Return a task to add, for a target at `url`."""
         content = {
-            name: changes.pop(name) for name in tuple(changes) if name in Content.__struct_fields__
+            name: changes.pop(name)
+            for name in tuple(changes)
+            if name in TaskContent.__struct_fields__
         }
         delay = changes.pop("delay", 0)
         tenant = changes.pop("tenant", "default")
@@ -125,7 +127,7 @@ class Rig:
             lane=f"{tenant}/{scheme}:{rest.split('/')[0]}",
             key=changes.pop("key", task_id),
             fingerprint=b"same",
-            content=Plain().pack(Content(url=url, **content)),
+            content=Plain().pack(TaskContent(url=url, **content)),
             **changes,
         )
         return New(task, delay)
@@ -143,7 +145,7 @@ class Rig:
         assert found is not None
         return found
 
-    async def attempts(self, task: Task) -> list[Attempt]:
+    async def attempts(self, task: Task) -> list[AttemptRecord]:
         """Return a task's log."""
         return await self.store.attempts(task.tenant, task.id)
 
@@ -158,7 +160,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
         clock.run(main)
 
 
-async def _no_body(_content: Content) -> bytes:
+async def _no_body(_content: TaskContent) -> bytes:
     msg = "no body lies elsewhere in this test"
     raise AssertionError(msg)
 
@@ -171,7 +173,7 @@ async def _no_bodies(_refs: list[str]) -> None:
     pass
 
 
-def decided(attempt: Attempt) -> dict[str, Any]:
+def decided(attempt: AttemptRecord) -> dict[str, Any]:
     """Return an attempt's decision as a dict."""
     decision: dict[str, Any] = msgspec.to_builtins(attempt.decision)
     return decision

@@ -4,18 +4,18 @@ import msgspec
 
 from tarry.service.engine.attempts import exhausted
 from tarry.service.engine.callbacks import callback_for
-from tarry.service.model import Attempt, Content, Task
+from tarry.service.model import AttemptRecord, Task, TaskContent
 from tarry.service.sealing import Plain
 
 TASK = Task(
     id="i", tenant="t", lane="t/https:a:443", key="k", fingerprint=b"", content=b"", attempts=2
 )
-CONTENT = Content(url="https://a/x?token=hush", callback_url="https://b/done")
+CONTENT = TaskContent(url="https://a/x?token=hush", callback_url="https://b/done")
 
 
 def test_a_callback_says_how_the_task_ended() -> None:
     """In the words of the API, without the query, and with the size of what is sent."""
-    attempt = Attempt(number=3, scheduled_at=1, started_at=1, status=410, outcome="permanent")
+    attempt = AttemptRecord(number=3, scheduled_at=1, started_at=1, status=410, outcome="permanent")
     finish = exhausted(TASK, attempt, "permanent")
 
     made = callback_for(TASK, CONTENT, finish, new_id=lambda: "j", pack=Plain().pack)

@@ -720,14 +720,14 @@ def test_policy_that_changes_is_used_from_the_next_decision_on() -> None:
     """A new version is taken up within a second, also when another process wrote it."""
 
     async def main() -> None:
-        from tarry.service.model import Policy
+        from tarry.service.model import PolicyVersion
 
         target = Target(BUSY)
         rig = Rig(target)
         await rig.engine.start()
         document = msgspec.json.encode({"maxAttempts": 50, "maxDelayMs": 1000})
         await rig.store.put_policy(
-            Policy(tenant="default", id="p", version=1, document=document), replace=False
+            PolicyVersion(tenant="default", id="p", version=1, document=document), replace=False
         )
         (task,) = await rig.add(rig.new(policy_id="p"))
         await asyncio.sleep(6)
@@ -735,7 +735,7 @@ def test_policy_that_changes_is_used_from_the_next_decision_on() -> None:
 
         document = msgspec.json.encode({"maxAttempts": 2})
         await rig.store.put_policy(
-            Policy(tenant="default", id="p", version=2, document=document), replace=True
+            PolicyVersion(tenant="default", id="p", version=2, document=document), replace=True
         )
         await asyncio.sleep(60)
         ended = await rig.task(task)

@@ -8,7 +8,7 @@ import pytest
 
 from tarry.service.delivery.exchange import Delivered
 from tarry.service.engine.maintenance import letters_at_once
-from tarry.service.model import Replay
+from tarry.service.model import ReplayRecord
 from tarry.service.stores.memory import MemoryStore
 from tests.service.engine.rig import EPOCH, OK, Rig, Target, run
 
@@ -34,7 +34,7 @@ def test_a_replay_keeps_to_its_rate(rate: float, count: int) -> None:
         await rig.engine.start()
         await bury(rig, target, count)
 
-        await rig.store.start_replay(Replay(id="r", tenant="default", rate=rate))
+        await rig.store.start_replay(ReplayRecord(id="r", tenant="default", rate=rate))
         await asyncio.sleep(count / rate + 5)
 
         assert count == len(target.times)
@@ -66,10 +66,10 @@ def test_a_hundred_slow_replays_keep_none_waiting() -> None:
         await bury(rig, target, 250, "evil")
         await bury(rig, target, 10, "victim")
         for number in range(110):
-            await rig.store.start_replay(Replay(id=f"a{number}", tenant="evil", rate=0.0001))
-        await rig.store.start_replay(Replay(id="v", tenant="victim", rate=2.0))
+            await rig.store.start_replay(ReplayRecord(id=f"a{number}", tenant="evil", rate=0.0001))
+        await rig.store.start_replay(ReplayRecord(id="v", tenant="victim", rate=2.0))
         for number in range(110):
-            await rig.store.start_replay(Replay(id=f"z{number}", tenant="evil", rate=0.0001))
+            await rig.store.start_replay(ReplayRecord(id=f"z{number}", tenant="evil", rate=0.0001))
         await asyncio.sleep(10)
 
         job = await rig.store.replay("victim", "v")
@@ -83,7 +83,7 @@ def test_a_hundred_slow_replays_keep_none_waiting() -> None:
 class Broken(MemoryStore):
     """A store that fails at one replay."""
 
-    async def replay_step(self, replay_id: str, limit: int) -> Replay | None:
+    async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
         """Make a step of every other."""
         if replay_id == "a":
             raise OverflowError
@@ -100,7 +100,7 @@ def test_a_replay_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFix
         await rig.engine.start()
         await bury(rig, target, 3)
         for replay_id in "ab":
-            await rig.store.start_replay(Replay(id=replay_id, tenant="default"))
+            await rig.store.start_replay(ReplayRecord(id=replay_id, tenant="default"))
         await asyncio.sleep(5)
 
         job = await rig.store.replay("default", "b")

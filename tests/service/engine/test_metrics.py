@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tarry.core.breaker import Breaker
-from tarry.service.model import Attempt, Decision
+from tarry.service.model import AttemptRecord, Decision
 from tests.service.engine.rig import BUSY, OK, Rig, Target, run
 
 
@@ -67,7 +67,7 @@ def test_everything_noted_is_counted_by_who_looks() -> None:
             late, wait = number % 4 - 1, Decision(action="wait", delay_ms=100.5)
             decision = wait if number % 2 else None
             metrics.attempt(
-                Attempt(
+                AttemptRecord(
                     number=1,
                     scheduled_at=9_000,
                     started_at=9_000 + late,

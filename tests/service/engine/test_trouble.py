@@ -12,7 +12,7 @@ from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery.exchange import Delivered, Request
 from tarry.service.engine.parts import Limits
-from tarry.service.model import Content, Policy, Status
+from tarry.service.model import PolicyVersion, Status, TaskContent
 from tarry.service.store import Cancellation, Claimed, Finish, Finished, Lease, Release
 from tarry.service.stores.memory import MemoryStore
 from tests.service.engine.rig import BUSY, EPOCH, OK, Rig, Target, run
@@ -321,7 +321,7 @@ def test_body_that_is_not_read_in_time_charges_nobody() -> None:
     async def main() -> None:
         waits = [100.0, 10.0]
 
-        async def read(_content: Content) -> bytes:
+        async def read(_content: TaskContent) -> bytes:
             await asyncio.sleep(waits.pop(0))
             return b"large"
 
@@ -349,7 +349,7 @@ def test_changes_that_do_not_fit_a_new_policy_are_left_out(
         rig = Rig(Target(OK))
         await rig.engine.start()
         document = msgspec.json.encode({"initialDelayMs": 5000, "maxDelayMs": 30_000})
-        policy = Policy(tenant="default", id="p", version=1, document=document)
+        policy = PolicyVersion(tenant="default", id="p", version=1, document=document)
         await rig.store.put_policy(policy, replace=False)
         odd = rig.new(overrides={"maxDelayMs": 1000}, policy_id="p")
 

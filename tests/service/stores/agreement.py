@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from tarry.service.model import Attempt, Lane, Replay, Status, Task
+from tarry.service.model import AttemptRecord, LaneRecord, ReplayRecord, Status, Task
 from tarry.service.store import Claimed, Lease, Query, Store
 from tarry.service.stores.memory import Data, MemoryStore
 from tarry.service.stores.sqlite import SqliteStore
@@ -49,11 +49,11 @@ class Dump(NamedTuple):
     """All that can be seen of a store."""
 
     tasks: dict[str, list[Task]]
-    attempts: dict[str, list[Attempt]]
-    lanes: list[Lane]
+    attempts: dict[str, list[AttemptRecord]]
+    lanes: list[LaneRecord]
     counts: dict[str | None, Any]
     series: dict[str | None, Any]
-    replays: list[Replay]
+    replays: list[ReplayRecord]
     policies: list[Any]
     keys: list[Any]
     orphans: list[str]
@@ -159,7 +159,7 @@ async def every_task(store: Store, tenant: str) -> list[Task]:
     return found
 
 
-async def every_lane(store: Store) -> list[Lane]:
+async def every_lane(store: Store) -> list[LaneRecord]:
     """All pages of all lanes."""
     page = await store.lanes(None, limit=3)
     found = page.items
@@ -169,7 +169,7 @@ async def every_lane(store: Store) -> list[Lane]:
     return found
 
 
-def is_used(lane: Lane) -> bool:
+def is_used(lane: LaneRecord) -> bool:
     """Whether a lane has to be kept."""
     shut = lane.paused or lane.parked_until is not None
     return shut or lane.pending + lane.in_flight + lane.dead > 0

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tarry.service.model import Attempt, Lane, Status, Task
+from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
 from tarry.service.store import Added, Claimed, Finish, Lease, New, Store
 
 NOON = 1_800_000_000_000
@@ -93,7 +93,7 @@ class Bench:
         assert found is not None
         return found
 
-    async def lane(self, name: str = LANE) -> Lane:
+    async def lane(self, name: str = LANE) -> LaneRecord:
         """Return a lane that must be there."""
         found = await self.store.lane(name)
         assert found is not None
@@ -139,9 +139,9 @@ def task(number: int = 1, host: str = "a", tenant: str = "acme", **fields: Any) 
     return Task(id=task_id(number), tenant=tenant, **fields)
 
 
-def attempt_of(held: Task, outcome: str = "transient", **fields: Any) -> Attempt:
+def attempt_of(held: Task, outcome: str = "transient", **fields: Any) -> AttemptRecord:
     """The next attempt of a task, as a worker logs it."""
-    return Attempt(
+    return AttemptRecord(
         number=held.attempts + 1,
         scheduled_at=held.next_attempt_at,
         started_at=held.next_attempt_at + 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from tarry.service.model import LOST, Attempt, Status
+from tarry.service.model import LOST, AttemptRecord, Status
 from tarry.service.store import Cancellation, Finished, Point, Release
 from tests.service.stores.bench import (
     HOUR,
@@ -38,7 +38,7 @@ async def an_abandoned_task_is_claimed_again(bench: Bench) -> None:
         wake_at=old.wake_at + OTHER.length,
     )
     assert expected == new == await bench.get(1)
-    lost = Attempt(
+    lost = AttemptRecord(
         number=1,
         scheduled_at=NOON + 500,
         started_at=NOON + 500,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tarry.service.model import Replay, Status
+from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import Query, Retrieval
 from tests.service.stores.bench import (
     HOUR,
@@ -22,12 +22,12 @@ from tests.service.stores.bench import (
 JOB = "0195d000-0000-7000-9000-000000000001"
 
 
-def job(replay_id: str = JOB, **fields: Any) -> Replay:
+def job(replay_id: str = JOB, **fields: Any) -> ReplayRecord:
     """A job over all dead letters of acme."""
-    return Replay(**{"id": replay_id, "tenant": "acme", **fields})
+    return ReplayRecord(**{"id": replay_id, "tenant": "acme", **fields})
 
 
-async def step(bench: Bench, limit: int = 100, replay_id: str = JOB) -> Replay:
+async def step(bench: Bench, limit: int = 100, replay_id: str = JOB) -> ReplayRecord:
     """Take one step of a job that must be there."""
     found = await bench.store.replay_step(replay_id, limit)
     assert found is not None
@@ -142,7 +142,7 @@ async def a_job_brings_its_letters_back(bench: Bench) -> None:
     assert {Status.PENDING: 4, Status.EXHAUSTED: 1} == await bench.counts()
 
 
-def _progress(replay: Replay) -> tuple[str, int]:
+def _progress(replay: ReplayRecord) -> tuple[str, int]:
     return replay.status, replay.replayed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from tarry.service.model import Attempt, Decision, Status
+from tarry.service.model import AttemptRecord, Decision, Status
 from tarry.service.store import Addition, Cancellation, Finish, Finished
 from tests.service.stores.bench import (
     HORIZON,
@@ -115,7 +115,7 @@ async def without_an_attempt_none_is_counted(bench: Bench) -> None:
 async def the_log_keeps_every_field(bench: Bench) -> None:
     """A row of the attempt log comes back as it was written, decision and all."""
     held = await bench.leased(1)
-    full = Attempt(
+    full = AttemptRecord(
         number=1,
         scheduled_at=NOON,
         started_at=NOON + 2,
@@ -143,7 +143,7 @@ async def the_log_keeps_every_field(bench: Bench) -> None:
         excerpt="{" + "x" * 2000,
         worker="worker",
     )
-    bare = Attempt(
+    bare = AttemptRecord(
         number=2,
         scheduled_at=NOON + 5,
         started_at=NOON + 6,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tarry.service.model import Key, Policy
+from tarry.service.model import ApiKey, PolicyVersion
 from tarry.service.store import PolicyChange, Retention
 from tests.service.stores.bench import (
     DAY,
@@ -19,9 +19,11 @@ from tests.service.stores.bench import (
 KEEP = Retention(succeeded=HOUR, dead=DAY)
 
 
-def policy(policy_id: str = "p", document: bytes = b'{"a":1}', **fields: Any) -> Policy:
+def policy(policy_id: str = "p", document: bytes = b'{"a":1}', **fields: Any) -> PolicyVersion:
     """A policy to write."""
-    return Policy(**{"tenant": "acme", "version": 0, **fields}, id=policy_id, document=document)
+    return PolicyVersion(
+        **{"tenant": "acme", "version": 0, **fields}, id=policy_id, document=document
+    )
 
 
 @conforms
@@ -82,7 +84,7 @@ async def policies_are_listed_by_id(bench: Bench) -> None:
     await bench.store.put_policy(policy("p3", tenant="beta"), replace=True)
 
     for limit in (1, 3, 7, 100):
-        found: list[Policy] = []
+        found: list[PolicyVersion] = []
         cursor = None
         for _ in range(20):
             page = await bench.store.policies("acme", cursor=cursor, limit=limit)
@@ -148,9 +150,9 @@ async def a_replayed_letter_uses_its_policy_again(bench: Bench) -> None:
 # --- keys -----------------------------------------------------------------------------------------
 
 
-def key(number: int, tenant: str = "acme", **fields: Any) -> Key:
+def key(number: int, tenant: str = "acme", **fields: Any) -> ApiKey:
     """A key to keep."""
-    return Key(id=f"key{number}", tenant=tenant, digest=b"digest %d" % number, **fields)
+    return ApiKey(id=f"key{number}", tenant=tenant, digest=b"digest %d" % number, **fields)
 
 
 @conforms

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tarry.service.model import Replay, Status
+from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import Addition, Query, Retention
 from tests.service.stores.bench import (
     DAY,
@@ -192,8 +192,8 @@ async def a_replayed_letter_is_not_swept(bench: Bench) -> None:
 async def replays_that_have_ended_are_swept(bench: Bench) -> None:
     """When they ended as long ago as a dead letter may have; one that runs stays."""
     ended, running = task_id(7), task_id(8)
-    await bench.store.start_replay(Replay(id=ended, tenant="acme"))
-    await bench.store.start_replay(Replay(id=running, tenant="acme"))
+    await bench.store.start_replay(ReplayRecord(id=ended, tenant="acme"))
+    await bench.store.start_replay(ReplayRecord(id=running, tenant="acme"))
     bench.clock.advance(DAY)
     await bench.store.replay_step(ended, 1)
     bench.clock.advance(DAY - 1)
@@ -214,7 +214,7 @@ async def letters_that_a_replay_has_promised_are_not_swept(bench: Bench) -> None
     await bench.dead(1)
     await bench.dead(2)
     await bench.dead(3, tenant="beta")
-    job = Replay(id=task_id(7), tenant="acme", rate=0.001)
+    job = ReplayRecord(id=task_id(7), tenant="acme", rate=0.001)
     await bench.store.start_replay(job)
     await bench.store.replay_step(job.id, 1)
     bench.clock.advance(DAY)

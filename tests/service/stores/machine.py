@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from msgspec.structs import replace
 
-from tarry.service.model import Attempt, Key, Policy, Replay, Status, Task
+from tarry.service.model import ApiKey, AttemptRecord, PolicyVersion, ReplayRecord, Status, Task
 from tarry.service.store import Added, Finish, Lease, New, Query, Release, Retention, Store
 from tests.service.stores.agreement import TENANTS, Fleet, check_claim, plain
 from tests.service.stores.bench import DAY, HOUR, LEASE, MINUTE, SECOND, task, task_id
@@ -166,7 +166,7 @@ class Machine(RuleBasedStateMachine):
 
     def _result(self, ending: Ending, index: int, lease: Lease, number: int) -> Finish:
         held = self._pick(ending.pick)[index]
-        attempt = Attempt(
+        attempt = AttemptRecord(
             number=held.attempts + 1,
             scheduled_at=held.next_attempt_at,
             started_at=self.now,
@@ -275,7 +275,7 @@ class Machine(RuleBasedStateMachine):
         """Somebody wants dead letters back, and the first step is made."""
         self.jobs += 1
         before = self.now - age if age else 0
-        job = Replay(id=self.job_id(0), tenant=tenant, rate=rate, before=before, **chosen)
+        job = ReplayRecord(id=self.job_id(0), tenant=tenant, rate=rate, before=before, **chosen)
         matched = self.fleet.agree(lambda store: store.count_dead(job))
         assert matched == self.fleet.agree(lambda store: store.start_replay(job)).matched
         self.go_on_with_replay(0, limit, tenant, cancels=False)
@@ -295,7 +295,7 @@ class Machine(RuleBasedStateMachine):
         """Maintenance brings letters back, or somebody ends the job."""
         job_id = self.job_id(pick)
 
-        async def step(store: Store) -> Replay | None:
+        async def step(store: Store) -> ReplayRecord | None:
             job = await (
                 store.cancel_replay(tenant, job_id) if cancels else store.replay_step(job_id, limit)
             )
@@ -338,7 +338,7 @@ class Machine(RuleBasedStateMachine):
     )
     def policies(self, tenant: str, policy_id: str, document: bytes, how: str) -> None:
         """Somebody writes or deletes a policy."""
-        policy = Policy(tenant=tenant, id=policy_id, version=0, document=document)
+        policy = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
         if how == "delete":
             self.fleet.agree(lambda store: store.delete_policy(tenant, policy_id))
         else:
@@ -347,7 +347,7 @@ class Machine(RuleBasedStateMachine):
     @rule(tenant=tenants, pick=st.integers(0, 3), revoke=st.booleans())
     def keys(self, tenant: str, pick: int, revoke: bool) -> None:
         """Somebody makes or revokes a key."""
-        key = Key(id=f"key {pick}", tenant=tenant, digest=b"digest %d" % pick)
+        key = ApiKey(id=f"key {pick}", tenant=tenant, digest=b"digest %d" % pick)
         if revoke:
             self.fleet.agree(lambda store: store.revoke_key(key.id))
         else:

@@ -11,7 +11,7 @@ import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.clocks import world
-from tarry.service.model import Replay, Status
+from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import Addition, Finished, New, Query
 from tarry.service.stores.sqlite import Database, SqliteStore, add
 from tests.service.stores.bench import (
@@ -135,9 +135,9 @@ def test_many_letters_are_looked_at_in_steps(tmp_path: Path) -> None:
         held = [added.task for added in await store.add(new, LEASE)]
         await store.finish([stop(one, "rare" if one is held[4000] else "usual") for one in held])
 
-        assert 4100 == await store.count_dead(Replay(id="", tenant="acme"))
-        assert 1 == await store.count_dead(Replay(id="", tenant="acme", reason="rare"))
-        made = await store.start_replay(Replay(id="job", tenant="acme", reason="rare"))
+        assert 4100 == await store.count_dead(ReplayRecord(id="", tenant="acme"))
+        assert 1 == await store.count_dead(ReplayRecord(id="", tenant="acme", reason="rare"))
+        made = await store.start_replay(ReplayRecord(id="job", tenant="acme", reason="rare"))
         steps = 1
         while (stands := await store.replay_step("job", 10)) and stands.status == "running":
             steps += 1

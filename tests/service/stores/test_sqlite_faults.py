@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.service.model import Policy, Status
+from tarry.service.model import PolicyVersion, Status
 from tarry.service.store import New, Query
 from tarry.service.stores.sqlite import SqliteStore, schema, tables
 from tests.service.stores.bench import LEASE, Clock, succeed, task
@@ -36,7 +36,7 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(
         schema.connect(path).close()
 
     async def change(store: SqliteStore) -> None:
-        policy = Policy(tenant="acme", id="p", version=0, document=b"{}")
+        policy = PolicyVersion(tenant="acme", id="p", version=0, document=b"{}")
         await store.put_policy(policy, replace=False)
         await store.delete_policy("acme", "p")
         _, again = await store.put_policy(policy, replace=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tarry.service.model import Policy, Replay, Status
+from tarry.service.model import PolicyVersion, ReplayRecord, Status
 from tarry.service.store import New, Query, Release, Retention
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.bench import HOUR, LEASE, NOON, OTHER, Clock, stop, succeed, task, wait
@@ -55,13 +55,15 @@ def test_no_statement_reads_a_table(tmp_path: Path) -> None:
         await store.attempts("acme", held[0].id, after=1)
         await store.lanes("acme", limit=2)
         await store.lanes(None, limit=2)
-        await store.start_replay(Replay(id="r", tenant="acme"))
+        await store.start_replay(ReplayRecord(id="r", tenant="acme"))
         await store.replay_step("r", 5)
         for tenant in ("acme", None):
             for running in (True, False):
                 await store.replays(running=running, tenant=tenant)
         await store.purge("acme", Query(), 5)
-        await store.put_policy(Policy(tenant="acme", id="p", version=0, document=b""), replace=True)
+        await store.put_policy(
+            PolicyVersion(tenant="acme", id="p", version=0, document=b""), replace=True
+        )
         await store.policies("acme")
         await store.delete_policy("acme", "p")
         await store.series("acme", since=0)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tarry.service.api.exchange import Answer, Asked
     from tarry.service.api.surroundings import Surroundings
     from tarry.service.api.waiting import Waiting
-    from tarry.service.model import Content
+    from tarry.service.model import TaskContent
     from tarry.service.store import New
 
 _logger = logging.getLogger("tarry.service")
@@ -140,7 +140,7 @@ class Creation:
         added = self._around.engine.submit([new], [content])
         return Pending(added, partial(self._created, content))
 
-    async def _go_on(self, asked: Asked, new: New, content: Content) -> Answer:
+    async def _go_on(self, asked: Asked, new: New, content: TaskContent) -> Answer:
         """Make a task about which others are asked, or whose end is waited for."""
         if not new.task.content:
             await self._intake.complete(new.task, content)
@@ -154,7 +154,7 @@ class Creation:
         view = await self._waiting.outcome(added.task, view, wait)
         return _made(status, view, applied(wait))
 
-    def _created(self, content: Content, added: Sequence[Added]) -> Answer:
+    def _created(self, content: TaskContent, added: Sequence[Added]) -> Answer:
         return _made(*self._verdict(added[0], content))
 
     async def create_many(self, asked: Asked) -> Answer:
@@ -170,7 +170,7 @@ class Creation:
         self._charge(asked.tenant, len(tasks))
         results: list[BatchResult | None] = []
         news: list[New] = []
-        contents: list[Content] = []
+        contents: list[TaskContent] = []
         failed = 0
         for i, task in enumerate(tasks, 1):
             try:
@@ -210,7 +210,7 @@ class Creation:
         made = BatchResults(results=[one for one in results if one is not None])
         return told(200, made, *((_MINIMAL,) if is_minimal else ()))
 
-    def _result(self, added: Added, content: Content, *, is_minimal: bool) -> BatchResult:
+    def _result(self, added: Added, content: TaskContent, *, is_minimal: bool) -> BatchResult:
         if is_minimal:
             return BatchResult(status=_status_of(added), task_id=added.task.id)
         status, view = self._verdict(added, content)
@@ -233,7 +233,7 @@ class Creation:
             detail = f"A tenant may add {self._around.limits.rate:g} tasks a second (tenant_rate)."
             raise problems.too_many(detail, wait)
 
-    def _verdict(self, added: Added, content: Content) -> tuple[int, RetryTask]:
+    def _verdict(self, added: Added, content: TaskContent) -> tuple[int, RetryTask]:
         status = _status_of(added)
         if added.addition is Addition.ADDED:
             return status, task_view(added.task, content, Status.PENDING)

@@ -12,7 +12,7 @@ from tarry.service.api.intake import check_time
 from tarry.service.api.operations import Operation
 from tarry.service.api.tasks import LetterQuery, check_reason
 from tarry.service.api.views import lane_meant, replay_view
-from tarry.service.model import Replay, Status
+from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import Query
 from tarry.wire.tasks import (
     LaneName,
@@ -121,7 +121,7 @@ class DeadLetters:
         which = form.filter or ReplayFilter()
         check_time("filter.before", which.before)
         check_reason("filter.reason", which.reason)
-        job = Replay(
+        job = ReplayRecord(
             id=self._around.new_id(),
             tenant=asked.tenant,
             lane=None if which.lane is None else lane_meant(asked.tenant, which.lane),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tarry.service.api.exchange import Answer, Asked
     from tarry.service.api.surroundings import Surroundings
-    from tarry.service.model import Lane
+    from tarry.service.model import LaneRecord
 
 _HANDS = {
     "pause": "Send nothing until it is resumed; what runs may finish.",
@@ -83,12 +83,12 @@ class Downstreams:
 
         return handler
 
-    async def _find(self, asked: Asked) -> Lane:
+    async def _find(self, asked: Asked) -> LaneRecord:
         lane = await self._around.store.lane(lane_meant(asked.tenant, asked.params["lane"]))
         if lane is None:
             raise problems.missing("such downstream")
         return lane
 
-    def _view(self, lane: Lane) -> Downstream:
+    def _view(self, lane: LaneRecord) -> Downstream:
         engine = self._around.engine
         return downstream_view(lane, engine.standing(lane.name), engine.clock.now())

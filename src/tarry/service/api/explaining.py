@@ -15,7 +15,7 @@ from tarry.wire.tasks import STATUS_NAMES, ExplainedStep, Explanation, WhatNext
 
 if TYPE_CHECKING:
     from tarry.core.policy import Policy
-    from tarry.service.model import Attempt, Content, Decision, Lane, Task
+    from tarry.service.model import AttemptRecord, Decision, LaneRecord, Task, TaskContent
 
 _REASONS = {one.value: one.words for one in Reason}
 _DONE = frozenset({Status.SUCCEEDED, Status.CANCELLED})
@@ -28,11 +28,11 @@ _EARLY, _LATE = 50, 1_000
 
 def explained(
     task: Task,
-    content: Content | None,
-    attempts: list[Attempt],
+    content: TaskContent | None,
+    attempts: list[AttemptRecord],
     *,
     chosen: Policy | None,
-    lane: Lane | None,
+    lane: LaneRecord | None,
     now: int,
 ) -> Explanation:
     """Return the story of a task; `chosen` is the policy that it names, None: it is gone."""
@@ -81,7 +81,7 @@ def _end_of_wait(task: Task, status: Status, now: int) -> int | None:
     return None if waits else task.next_attempt_at
 
 
-def _with_overrides(chosen: Policy, content: Content | None) -> Policy:
+def _with_overrides(chosen: Policy, content: TaskContent | None) -> Policy:
     if content is None or not content.overrides:
         return chosen
     try:
@@ -90,7 +90,7 @@ def _with_overrides(chosen: Policy, content: Content | None) -> Policy:
         return chosen
 
 
-def _step(attempt: Attempt, error: str | None, until: int | None) -> str:
+def _step(attempt: AttemptRecord, error: str | None, until: int | None) -> str:
     """Tell an attempt, its `error` without secrets, and the wait that was over at `until`."""
     if attempt.outcome == LOST:
         came_to = f"attempt {attempt.number} was lost with its worker"
@@ -133,11 +133,13 @@ def _decided(decision: Decision, waited: float | None) -> str:
     return f"was to wait {words}, {ending}"
 
 
-def _stopped(attempt: Attempt) -> bool:
+def _stopped(attempt: AttemptRecord) -> bool:
     return attempt.decision is not None and attempt.decision.action == "stop"
 
 
-def _next(task: Task, status: Status, policy: Policy, lane: Lane | None, now: int) -> WhatNext:
+def _next(
+    task: Task, status: Status, policy: Policy, lane: LaneRecord | None, now: int
+) -> WhatNext:
     """Say what comes next, and when."""
     number = task.attempts + 1
     match status:

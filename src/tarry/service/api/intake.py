@@ -18,7 +18,7 @@ from tarry.service.api.headers import check_headers, lower_names
 from tarry.service.api.policychecks import check_policy, check_policy_id, no_version
 from tarry.service.api.problems import invalid, unreadable
 from tarry.service.delivery.targets import parse_target
-from tarry.service.model import Content, Task
+from tarry.service.model import Task, TaskContent
 from tarry.service.store import New
 from tarry.wire.tasks import FIRST_TIME
 
@@ -47,7 +47,7 @@ class Intake:
 
     def accept(
         self, tenant: str, asked: NewRetryTask, key: str | None, trace: str | None
-    ) -> tuple[New, Content]:
+    ) -> tuple[New, TaskContent]:
         """Return the task to add and its content, or raise `Refused`; `key` is of the header.
 
         A task without packed content, which few are, has to be completed.
@@ -71,7 +71,7 @@ class Intake:
             check_time("nextAttemptAt", begin)
         key = _key(asked.idempotency_key, key)
         task_id = around.new_id()
-        content = Content(
+        content = TaskContent(
             url=target.url,
             method=method,
             headers=headers,
@@ -104,7 +104,7 @@ class Intake:
         delay = asked.delay_ms
         return New(task, 0 if delay is None and begin is None else delay), content
 
-    async def complete(self, task: Task, content: Content) -> None:
+    async def complete(self, task: Task, content: TaskContent) -> None:
         """Pack the content, when others were asked about the policy and about the body."""
         await self._check_policy(task, content.overrides)
         task.fingerprint = _fingerprint(task, content, lower_names(tuple(content.headers)))
@@ -117,7 +117,7 @@ class Intake:
             task.body_ref = content.body_ref
         task.content = self._around.seal.pack(content)
 
-    async def drop(self, content: Content) -> None:
+    async def drop(self, content: TaskContent) -> None:
         """Delete the body of a task that was not added; one that stays is swept."""
         if content.owned and content.body_ref is not None:
             with suppress(StoreUnavailable):
@@ -153,7 +153,7 @@ class Intake:
             return invalid("policyId", detail)
         return invalid("policyVersion", no_version(name, version, newest.version))
 
-    async def _refer(self, tenant: str, content: Content, ref: str) -> None:
+    async def _refer(self, tenant: str, content: TaskContent, ref: str) -> None:
         payloads = self._around.payloads
         try:
             payloads.check_ref(tenant, ref)
@@ -225,7 +225,7 @@ def _check_one_body(asked: NewRetryTask, body: bool) -> None:  # noqa: FBT001
         raise invalid(given[1], f"{' and '.join(given)} exclude each other: send one of them.")
 
 
-def _fingerprint(task: Task, content: Content, names: tuple[str, ...]) -> bytes:
+def _fingerprint(task: Task, content: TaskContent, names: tuple[str, ...]) -> bytes:
     """Return a digest of what the caller asked for: the same again gives the same.
 
     Without a key of his, nothing is ever the same again, and there is none.

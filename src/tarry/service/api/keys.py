@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError
-from tarry.service.model import Key
+from tarry.service.model import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,10 +49,12 @@ def digest_of(secret: str) -> bytes:
     return sha256(secret.encode()).digest()
 
 
-def make_key(tenant: str, key_id: str, name: str = "") -> tuple[str, Key]:
+def make_key(tenant: str, key_id: str, name: str = "") -> tuple[str, ApiKey]:
     """Return a new key, which is shown once, and what the store keeps of it."""
     secret = PREFIX + secrets.token_urlsafe(32)
-    return secret, Key(id=key_id, tenant=check_tenant(tenant), digest=digest_of(secret), name=name)
+    return secret, ApiKey(
+        id=key_id, tenant=check_tenant(tenant), digest=digest_of(secret), name=name
+    )
 
 
 class Keys:

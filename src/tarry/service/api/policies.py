@@ -13,7 +13,7 @@ from tarry.service.api.exchange import NoQuery, empty, named, told
 from tarry.service.api.operations import Operation, PageQuery
 from tarry.service.api.policychecks import check_policy, check_policy_id, no_version
 from tarry.service.api.views import policy_view
-from tarry.service.model import Policy
+from tarry.service.model import PolicyVersion
 from tarry.service.store import PolicyChange
 from tarry.wire.policies import SERVICE_PRESETS, policy_to_wire
 from tarry.wire.tasks import (
@@ -208,11 +208,11 @@ class PolicyResource:
 
     async def _write(
         self, tenant: str, policy_id: str, fields: dict[str, Any], *, replace: bool
-    ) -> tuple[PolicyChange, Policy]:
+    ) -> tuple[PolicyChange, PolicyVersion]:
         checked = check_policy(fields, SERVICE_PRESETS["default"], self._around.limits)
         # In full, so that the same policy is the same text, however it was written.
         document = _encode(policy_to_wire(checked))
-        policy = Policy(tenant=tenant, id=policy_id, version=0, document=document)
+        policy = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
         answer = await self._around.store.put_policy(policy, replace=replace)
         self._around.engine.policies.forget(tenant, policy_id)
         return answer
@@ -228,7 +228,7 @@ def _in_use(policy_id: str) -> str:
     return words
 
 
-def _view(policy: Policy) -> RetryPolicy:
+def _view(policy: PolicyVersion) -> RetryPolicy:
     document = _document.decode(policy.document)
     return policy_view(policy.id, policy.version, policy.created_at, document)
 

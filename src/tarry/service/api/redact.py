@@ -10,7 +10,7 @@ from urllib.parse import unquote_plus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.service.model import Content
+    from tarry.service.model import TaskContent
 
 REDACTED = "[redacted]"
 
@@ -64,7 +64,7 @@ def body(given: bytes, secrets: Sequence[str] | None, *, cut: bool = False) -> b
     return (shown or "").encode("latin-1")
 
 
-def secrets_of(content: Content | None) -> list[str] | None:
+def secrets_of(content: TaskContent | None) -> list[str] | None:
     """Return the secrets that a task sends, the longest first; None: its content is not known."""
     if content is None:
         return None

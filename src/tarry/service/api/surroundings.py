@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
     from tarry.service.delivery.exchange import Delivered
     from tarry.service.delivery.targets import Target
-    from tarry.service.model import Attempt, Content, Status, Task
+    from tarry.service.model import AttemptRecord, Status, Task, TaskContent
     from tarry.service.store import Added, Cancellation, New, Retrieval, Store
 
 
@@ -47,7 +47,7 @@ class Event(Protocol):
     lane: str
     task_id: str | None
     policy_id: str | None
-    attempt: Attempt | None
+    attempt: AttemptRecord | None
     reason: str | None
     next_attempt_at: int | None
     attempts: int | None
@@ -124,7 +124,7 @@ class Engine(Protocol):
         ...
 
     def submit(
-        self, news: list[New], contents: Sequence[Content] | None = None
+        self, news: list[New], contents: Sequence[TaskContent] | None = None
     ) -> Awaitable[Sequence[Added]]:
         """Add tasks; when it has answered they are durable, also when nobody waits for it."""
         ...
@@ -181,11 +181,11 @@ class Payloads(Protocol):
 class Seal(Protocol):
     """How a content lies in a store."""
 
-    def pack(self, content: Content) -> bytes:
+    def pack(self, content: TaskContent) -> bytes:
         """Return a content as a store keeps it."""
         ...
 
-    def unpack(self, stored: bytes) -> Content:
+    def unpack(self, stored: bytes) -> TaskContent:
         """Return what `pack` was given."""
         ...
 

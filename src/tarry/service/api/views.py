@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tarry.service.api import redact
-from tarry.service.model import Content
+from tarry.service.model import TaskContent
 from tarry.service.sealing import CannotOpen
 from tarry.wire.tasks import (
     STATUS_NAMES,
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from tarry.service.model import Status, Task
 
 _ENCRYPTED = "[encrypted]"
-_UNREADABLE = Content(url=_ENCRYPTED, method=_ENCRYPTED)
+_UNREADABLE = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
 """Stands for a content whose key is not here."""
 
 
-def task_view(task: Task, content: Content, status: Status) -> RetryTask:
+def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
     """Tell a task."""
     return RetryTask(
         # So many by name would make it slow: CPython calls with a dict from 31 names and values on.
@@ -70,7 +70,7 @@ def view_of(around: Surroundings, task: Task) -> RetryTask:
     return task_view(task, content_of(around, task) or _UNREADABLE, status)
 
 
-def content_of(around: Surroundings, task: Task) -> Content | None:
+def content_of(around: Surroundings, task: Task) -> TaskContent | None:
     """Return what a task sends; None: it is encrypted, and its key is not here.
 
     One such task does not keep others from being told, and it can be cancelled.
@@ -111,7 +111,9 @@ def _text_in(delivered: Delivered) -> str | None:
         return None
 
 
-def attempt_view(task_id: str, attempt: model.Attempt, secrets: list[str] | None) -> AttemptLog:
+def attempt_view(
+    task_id: str, attempt: model.AttemptRecord, secrets: list[str] | None
+) -> AttemptLog:
     """Tell one line of the attempt log; `secrets` are those that its task sends."""
     decision = attempt.decision
     return AttemptLog(
@@ -159,7 +161,7 @@ def policy_view(
     return msgspec.convert(whole, RetryPolicy)
 
 
-def replay_view(job: model.Replay, *, dry_run: bool = False) -> ReplayJob:
+def replay_view(job: model.ReplayRecord, *, dry_run: bool = False) -> ReplayJob:
     """Tell a replay job, or what one would do."""
     names: dict[str, Any] = {"running": "RUNNING", "done": "DONE", "cancelled": "CANCELLED"}
     return ReplayJob(
@@ -179,7 +181,7 @@ def replay_view(job: model.Replay, *, dry_run: bool = False) -> ReplayJob:
     )
 
 
-def downstream_view(lane: model.Lane, here: dict[str, Any] | None, now: int) -> Downstream:
+def downstream_view(lane: model.LaneRecord, here: dict[str, Any] | None, now: int) -> Downstream:
     """Tell a lane: what all processes share, and what this one knows."""
     parked = lane.parked_until
     return Downstream(
@@ -195,7 +197,7 @@ def downstream_view(lane: model.Lane, here: dict[str, Any] | None, now: int) -> 
     )
 
 
-def _state(lane: model.Lane, now: int) -> LaneState:
+def _state(lane: model.LaneRecord, now: int) -> LaneState:
     if lane.paused:
         return "PAUSED"
     if lane.parked_until is None:

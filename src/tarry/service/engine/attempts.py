@@ -22,7 +22,7 @@ from tarry.core.outcome import (
 )
 from tarry.core.verdict import Wait
 from tarry.service.delivery.exchange import Delivered, Fault, Request
-from tarry.service.model import Attempt, Decision, Status, Task
+from tarry.service.model import AttemptRecord, Decision, Status, Task
 from tarry.service.store import Finish
 from tarry.wire import http
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
     from tarry.core.verdict import Stop
     from tarry.service.engine.policies import Chosen
-    from tarry.service.model import Content
+    from tarry.service.model import TaskContent
     from tarry.service.store import Lease
 
 _FIRST_SUCCESS, _FIRST_REDIRECT, _FIRST_ERROR = 200, 300, 400
@@ -60,7 +60,7 @@ def last_outcome(task: Task) -> Outcome:
 
 
 def request_for(
-    task: Task, content: Content, body: bytes, timeout: float, more: list[tuple[str, str]]
+    task: Task, content: TaskContent, body: bytes, timeout: float, more: list[tuple[str, str]]
 ) -> Request:
     """Return what goes out: the caller's headers, and ours."""
     headers = [
@@ -102,10 +102,10 @@ def outcome_of(delivered: Delivered, policy: Policy, now: float) -> Outcome | No
 
 def attempt_of(
     task: Task, delivered: Delivered, outcome: Outcome, started_at: int, worker: str
-) -> Attempt:
+) -> AttemptRecord:
     """Write an attempt down, all but the decision."""
     fault = delivered.fault
-    attempt = Attempt(
+    attempt = AttemptRecord(
         number=task.attempts + 1,
         scheduled_at=task.next_attempt_at,
         started_at=started_at,
@@ -152,12 +152,12 @@ def decision_of(
     return decision
 
 
-def succeeded(task: Task, attempt: Attempt) -> Finish:
+def succeeded(task: Task, attempt: AttemptRecord) -> Finish:
     """Return the end of a task that got through."""
     return Finish(task=task, attempt=attempt, status=Status.SUCCEEDED, last_kind=attempt.outcome)
 
 
-def exhausted(task: Task, attempt: Attempt | None, reason: str) -> Finish:
+def exhausted(task: Task, attempt: AttemptRecord | None, reason: str) -> Finish:
     """Return the end of a task that waits for a person now."""
     kind = task.last_kind if attempt is None else attempt.outcome
     return Finish(
@@ -166,7 +166,7 @@ def exhausted(task: Task, attempt: Attempt | None, reason: str) -> Finish:
 
 
 def waiting(
-    task: Task, attempt: Attempt, wait: Wait, outcome: Outcome, now: int, lease: Lease | None
+    task: Task, attempt: AttemptRecord, wait: Wait, outcome: Outcome, now: int, lease: Lease | None
 ) -> Finish:
     """Return the next attempt's date; the lease, if there is one, is kept for one that is near."""
     hint = outcome.hint

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.service.delivery.targets import parse_target
-from tarry.service.model import Content, Task
+from tarry.service.model import Task, TaskContent
 from tarry.wire.tasks import STATUS_NAMES, TaskEnd
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ _encode = msgspec.json.Encoder().encode
 
 def callback_for(
     task: Task,
-    content: Content,
+    content: TaskContent,
     finish: Finish,
     *,
     new_id: Callable[[], str],
-    pack: Callable[[Content], bytes],
+    pack: Callable[[TaskContent], bytes],
 ) -> Task:
     """Return the task that posts how `task` ended to its `callbackUrl`."""
     url = content.callback_url
@@ -43,7 +43,7 @@ def callback_for(
             created_at=task.created_at,
         )
     )
-    told = Content(
+    told = TaskContent(
         url=target.url,
         headers={"content-type": "application/json"},
         body=body,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.health import Health
     from tarry.service.engine.parts import Parts
     from tarry.service.engine.policies import Policies
-    from tarry.service.model import Content
+    from tarry.service.model import TaskContent
     from tarry.service.store import Added, New
 
 
@@ -86,7 +86,7 @@ class Engine:
         await self.worker.stop(max(0.0, end - asyncio.get_running_loop().time()))
 
     def submit(
-        self, news: list[New], contents: Sequence[Content] | None = None
+        self, news: list[New], contents: Sequence[TaskContent] | None = None
     ) -> asyncio.Future[Sequence[Added]]:
         """Add tasks; they are durable when the future is done."""
         return self.ingest.submit(news, contents)

@@ -11,7 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.model import Attempt
+    from tarry.service.model import AttemptRecord
 
 _logger = logging.getLogger("tarry.service")
 _MOST_WAITING = 1000
@@ -28,7 +28,7 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     lane: str
     task_id: str | None = None
     policy_id: str | None = None
-    attempt: Attempt | None = None
+    attempt: AttemptRecord | None = None
     reason: str | None = None
     next_attempt_at: int | None = None
     created_at: int | None = None

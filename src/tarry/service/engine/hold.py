@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tarry.service.engine.clock import StoreClock
     from tarry.service.engine.lanes import Lane, Lanes
-    from tarry.service.model import Content, Task
+    from tarry.service.model import Task, TaskContent
 
 _LONGEST = 1_000
 """Milliseconds until the clock is looked at again: the store's may have been set meanwhile."""
@@ -59,7 +59,9 @@ class Hold:
         """Return a task that is held."""
         return self._tasks.get(task_id)
 
-    def take(self, tasks: Sequence[Task], contents: Sequence[Content | None] | None = None) -> None:
+    def take(
+        self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
+    ) -> None:
         """Hold tasks from now on. One that was here before has lost its lease: it is replaced."""
         now, lanes = self._clock.now(), self._lanes
         is_due = False

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from tarry.service.engine.parts import Parts
     from tarry.service.engine.scheduler import Scheduler
     from tarry.service.engine.worker import Worker
-    from tarry.service.model import Content, Task
+    from tarry.service.model import Task, TaskContent
     from tarry.service.store import New
 
 _GROUP = 64
 """Tasks that are written together: what came of others is written between two groups, and a retry
 is not put off by a large batch."""
-_Item: TypeAlias = "tuple[New, Content | None]"
+_Item: TypeAlias = "tuple[New, TaskContent | None]"
 
 
 class Ingest:
@@ -38,7 +38,7 @@ class Ingest:
         self._stopping = False
 
     def submit(
-        self, news: list[New], contents: Sequence[Content] | None = None
+        self, news: list[New], contents: Sequence[TaskContent] | None = None
     ) -> asyncio.Future[Sequence[Added]]:
         """Add tasks: they are durable when the future is done.
 
@@ -56,7 +56,7 @@ class Ingest:
             if open_lanes[name]:
                 new.direct = True
                 room -= 1
-        theirs: Sequence[Content | None] = contents or [None] * len(news)
+        theirs: Sequence[TaskContent | None] = contents or [None] * len(news)
         return self._adds.put(list(zip(news, theirs, strict=True)))
 
     def _is_open(self, name: str) -> bool:
@@ -82,7 +82,7 @@ class Ingest:
         parts = self._parts
         near = parts.clock.now() + parts.lease.horizon
         tasks: list[Task] = []
-        contents: list[Content | None] = []
+        contents: list[TaskContent | None] = []
         for (_, content), answer in zip(items, answers, strict=True):
             if answer.addition is not Addition.ADDED:
                 continue

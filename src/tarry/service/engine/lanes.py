@@ -18,7 +18,7 @@ from tarry.core.downstream import Downstream
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.model import Content, Task
+    from tarry.service.model import Task, TaskContent
 
 _MOST = 10_000
 """Lanes beyond which those that hold no task are forgotten at once."""
@@ -134,7 +134,7 @@ class Held(Struct, eq=False):
 
     task: Task
     lane: Lane
-    content: Content | None
+    content: TaskContent | None
     """What to send, once it was unpacked."""
     started: bool = False
     """Whether somebody has it in hand: its attempt runs, or its end is being written down."""

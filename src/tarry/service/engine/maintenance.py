@@ -14,7 +14,7 @@ from tarry.errors import StoreUnavailable
 if TYPE_CHECKING:
     from tarry.service.engine.parts import Parts
     from tarry.service.engine.scheduler import Scheduler
-    from tarry.service.model import Replay
+    from tarry.service.model import ReplayRecord
 
 _logger = logging.getLogger("tarry.service")
 _STEP = 200
@@ -74,7 +74,7 @@ class Maintenance:
         """Make a step of each replay that is due."""
         times: list[int] = []
         for job in await self._parts.store.replays(running=True):
-            after: Replay | None = job
+            after: ReplayRecord | None = job
             if job.next_at <= self._parts.clock.now():
                 after = await self._step_of(job)
             if after is not None:
@@ -83,7 +83,7 @@ class Maintenance:
                     times.append(after.next_at)
         done.next_at = min(times, default=None)
 
-    async def _step_of(self, job: Replay) -> Replay | None:
+    async def _step_of(self, job: ReplayRecord) -> ReplayRecord | None:
         try:
             return await self._parts.store.replay_step(job.id, letters_at_once(job.rate))
         except StoreUnavailable:

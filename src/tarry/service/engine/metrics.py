@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from tarry.service.engine.lanes import Lanes
-    from tarry.service.model import Attempt
+    from tarry.service.model import AttemptRecord
     from tarry.service.store import Counters
 
     _Tried: TypeAlias = tuple[str, str, int, float | None, float | None]
@@ -103,7 +103,7 @@ class Metrics:
             "retry_attempt_duration_seconds", "How long attempts took.", _SHORT
         )
 
-    def attempt(self, attempt: Attempt, policy_id: str) -> None:
+    def attempt(self, attempt: AttemptRecord, policy_id: str) -> None:
         """Note an attempt."""
         lag, decision = attempt.started_at - attempt.scheduled_at, attempt.decision
         delay = None if decision is None else decision.delay_ms

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.metrics import Metrics
     from tarry.service.engine.policies import Policies
     from tarry.service.engine.waiters import Waiters
-    from tarry.service.model import Content, Task
+    from tarry.service.model import Task, TaskContent
     from tarry.service.store import Finish, Lease, Retention, Store
 
 
@@ -59,13 +59,13 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     retention: Retention
     draw: Callable[[], float]
     """One number from [0, 1)."""
-    unpack: Callable[[bytes], Content]
-    read_body: Callable[[Content], Awaitable[bytes]]
+    unpack: Callable[[bytes], TaskContent]
+    read_body: Callable[[TaskContent], Awaitable[bytes]]
     """Fetch a body that lies elsewhere, and check it."""
     delete_bodies: Callable[[list[str]], Awaitable[None]]
     sweep_bodies: Callable[[], Awaitable[int]]
     """Delete bodies that were written for a task which was never added."""
     sign: Callable[[Task, bytes], list[tuple[str, str]]]
     """Return the headers that only the service can make: signatures."""
-    callback: Callable[[Task, Content, Finish], Task]
+    callback: Callable[[Task, TaskContent, Finish], Task]
     """Return the task that tells the end of another."""

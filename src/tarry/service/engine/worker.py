@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.lanes import Held, Lane
     from tarry.service.engine.parts import Parts
     from tarry.service.engine.policies import Chosen
-    from tarry.service.model import Content, Task
+    from tarry.service.model import Task, TaskContent
 
 _logger = logging.getLogger("tarry.service")
 _TIMEOUT = 30.0
@@ -73,7 +73,9 @@ class Worker:
 
     # --- starting ---------------------------------------------------------------------------------
 
-    def take(self, tasks: Sequence[Task], contents: Sequence[Content | None] | None = None) -> None:
+    def take(
+        self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
+    ) -> None:
         """Hold tasks that are leased to this process, and start each when its time comes."""
         if not self._stopping:
             self.hold.take(tasks, contents)
@@ -191,7 +193,7 @@ class Worker:
     def _run(
         self,
         held: Held,
-        content: Content,
+        content: TaskContent,
         chosen: Chosen,
         call: DurableCall,
         timeout: float,
@@ -214,7 +216,7 @@ class Worker:
         self._jobs.add(sending)
         sending.add_done_callback(partial(self._came_back, held, chosen, call, started_at))
 
-    async def _fetch_and_send(self, task: Task, content: Content, timeout: float) -> Delivered:
+    async def _fetch_and_send(self, task: Task, content: TaskContent, timeout: float) -> Delivered:
         parts, loop = self._parts, asyncio.get_running_loop()
         end = loop.time() + timeout
         try:

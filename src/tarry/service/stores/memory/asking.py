@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.errors import ConfigurationError
-from tarry.service.model import Attempt, Lane, Status, Task
+from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
 from tarry.service.store import Cancellation, Page, Query, Retrieval
 from tarry.service.stores.memory.base import Part, copy
 
@@ -55,7 +55,7 @@ class Asking(Part):
 
     async def lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
-    ) -> Page[Lane]:
+    ) -> Page[LaneRecord]:
         """List lanes by name."""
         names = sorted(
             name
@@ -65,7 +65,7 @@ class Asking(Part):
         items = [copy(self.data.queues[name].lane) for name in names[:limit]]
         return Page(items, names[limit - 1] if len(names) > limit else None)
 
-    async def lane(self, name: str) -> Lane | None:
+    async def lane(self, name: str) -> LaneRecord | None:
         """Return one lane."""
         queue = self.data.queues.get(name)
         return None if queue is None else copy(queue.lane)
@@ -95,10 +95,14 @@ class Asking(Part):
 
     async def attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
-    ) -> list[Attempt]:
+    ) -> list[AttemptRecord]:
         """Return a task's attempt log, from the attempt that follows number `after`."""
         row = self.data.row(task_id, tenant)
-        rows = [] if row is None else [msgspec.msgpack.decode(one, type=Attempt) for one in row.log]
+        rows = (
+            []
+            if row is None
+            else [msgspec.msgpack.decode(one, type=AttemptRecord) for one in row.log]
+        )
         return rows[bisect_right(rows, after, key=lambda attempt: attempt.number) :][:limit]
 
     async def cancel(self, tenant: str, task_id: str) -> Cancellation | None:

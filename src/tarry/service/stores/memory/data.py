@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tarry.service.model import LOST, Attempt, Key, Lane, Replay, Status, Task
+from tarry.service.model import LOST, ApiKey, AttemptRecord, LaneRecord, ReplayRecord, Status, Task
 from tarry.service.stores.memory.alarms import Alarms
 from tarry.service.stores.memory.rows import Note, Queue, Row, Tenant
 
@@ -35,8 +35,8 @@ class Data:
         self.ended: dict[bool, list[Note]] = {True: [], False: []}
         """When tasks ended; apart for those that are dead."""
         self.orphans: dict[str, None] = {}
-        self.replays: dict[str, Replay] = {}
-        self.keys: dict[str, Key] = {}
+        self.replays: dict[str, ReplayRecord] = {}
+        self.keys: dict[str, ApiKey] = {}
         self.digests: dict[bytes, str] = {}
         self._last_number = 0
         self._last_turn = 0
@@ -53,7 +53,7 @@ class Data:
         """Return a lane's queue, a new one if need be."""
         if lane not in self.queues:
             tenant = lane.partition("/")[0]
-            self.queues[lane] = Queue(Lane(name=lane, tenant=tenant), self.rows)
+            self.queues[lane] = Queue(LaneRecord(name=lane, tenant=tenant), self.rows)
         return self.queues[lane]
 
     def row(self, task_id: str, tenant: str) -> Row | None:
@@ -137,7 +137,7 @@ class Data:
         if len(tenant.numbers) > 2 * len(tenant.keys):
             tenant.numbers = [number for number in tenant.numbers if number in self.rows]
 
-    def log(self, row: Row, attempt: Attempt, now: int) -> None:
+    def log(self, row: Row, attempt: AttemptRecord, now: int) -> None:
         """Write an attempt to the log and into the series."""
         row.log.append(msgspec.msgpack.encode(attempt))
         series = self.tenants[row.task.tenant].series
@@ -150,7 +150,7 @@ class Data:
     def lose(self, row: Row, now: int) -> None:
         """Write the attempt of an abandoned lease to the log."""
         task = row.task
-        lost = Attempt(
+        lost = AttemptRecord(
             number=task.attempts + 1,
             scheduled_at=task.next_attempt_at,
             started_at=task.next_attempt_at,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.service.model import Replay, Status
+from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import Query, next_step
 from tarry.service.stores.memory.asking import matches
 from tarry.service.stores.memory.base import Part, copy
@@ -20,7 +20,7 @@ MOST_JOBS = 100
 class Dead(Part):
     """What becomes of tasks that are EXHAUSTED."""
 
-    def _letters(self, replay: Replay, now: int) -> list[Row]:
+    def _letters(self, replay: ReplayRecord, now: int) -> list[Row]:
         """Return the letters of a job that lie behind its cursor, oldest task first."""
         tenant = self.data.tenant(replay.tenant)
         query = Query(policy_id=replay.policy_id, lane=replay.lane, reason=replay.reason)
@@ -32,11 +32,11 @@ class Dead(Part):
             if (row.task.finished_at or 0) <= before and matches(row.task, query)
         ]
 
-    async def count_dead(self, replay: Replay) -> int:
+    async def count_dead(self, replay: ReplayRecord) -> int:
         """Say how many letters a replay would bring back."""
         return len(self._letters(replay, self._clock()))
 
-    async def start_replay(self, replay: Replay) -> Replay:
+    async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
         """Keep a replay job; the same id again is the same job."""
         now = self._clock()
         if replay.id not in self.data.replays:
@@ -54,12 +54,12 @@ class Dead(Part):
             self.data.replays[job.id] = job
         return copy(self.data.replays[replay.id])
 
-    async def replay(self, tenant: str, replay_id: str) -> Replay | None:
+    async def replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         """Return a job."""
         job = self.data.replays.get(replay_id)
         return None if job is None or job.tenant != tenant else copy(job)
 
-    async def replays(self, *, running: bool, tenant: str | None = None) -> list[Replay]:
+    async def replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
         """Return jobs: the latest, or of those that run the ones that are due first."""
         jobs = [
             copy(job)
@@ -72,7 +72,7 @@ class Dead(Part):
             jobs.sort(key=lambda job: (job.created_at, job.id), reverse=True)
         return jobs[:MOST_JOBS]
 
-    async def replay_step(self, replay_id: str, limit: int) -> Replay | None:
+    async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
         """Bring back up to `limit` letters if the job is due, and set when it is due again."""
         job, now = self.data.replays.get(replay_id), self._clock()
         if job is None:
@@ -88,7 +88,7 @@ class Dead(Part):
                 job.status, job.finished_at = "done", now
         return copy(job)
 
-    async def cancel_replay(self, tenant: str, replay_id: str) -> Replay | None:
+    async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         """End a job that runs."""
         job = self.data.replays.get(replay_id)
         if job is None or job.tenant != tenant:

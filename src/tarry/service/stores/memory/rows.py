@@ -11,7 +11,7 @@ from tarry.service.stores.memory.alarms import STALE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tarry.service.model import Lane, Policy, Status, Task
+    from tarry.service.model import LaneRecord, PolicyVersion, Status, Task
 
 Note = tuple[int, int, int]
 """When a task wants attention, its number, and the version for which that holds."""
@@ -72,8 +72,8 @@ class Queue:
 
     __slots__ = ("lane", "lapsed", "leases", "ready", "turn", "waiting")
 
-    def __init__(self, lane: Lane, rows: Mapping[int, Row]) -> None:
-        self.lane: Lane = lane
+    def __init__(self, lane: LaneRecord, rows: Mapping[int, Row]) -> None:
+        self.lane: LaneRecord = lane
         self.waiting: Notes = Notes(rows)
         """What can be claimed when its time comes: PENDING, or abandoned."""
         self.leases: Notes = Notes(rows)
@@ -129,7 +129,7 @@ class Tenant:
         self.counts: Counter[Status] = Counter()
         self.superseded: int = 0
         self.series: dict[int, Counter[str]] = defaultdict(Counter)
-        self.policies: dict[str, list[Policy]] = {}
+        self.policies: dict[str, list[PolicyVersion]] = {}
         self.policy_use: Counter[str] = Counter()
         """How many live tasks name each policy."""
         self.policy_versions: Counter[str] = Counter()

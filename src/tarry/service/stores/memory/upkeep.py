@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.service.model import Key, Policy, Status
+from tarry.service.model import ApiKey, PolicyVersion, Status
 from tarry.service.store import Counters, Page, Point, PolicyChange, Retention, Swept
 from tarry.service.stores.memory.base import Part, copy
 from tarry.service.stores.memory.data import DAY, MINUTE
@@ -26,7 +26,9 @@ class Upkeep(Part):
 
     # --- policies ---------------------------------------------------------------------------------
 
-    async def put_policy(self, policy: Policy, *, replace: bool) -> tuple[PolicyChange, Policy]:
+    async def put_policy(
+        self, policy: PolicyVersion, *, replace: bool
+    ) -> tuple[PolicyChange, PolicyVersion]:
         """Write a policy; `replace` makes a new version of other content, else it is a conflict."""
         owner = self.data.tenant(policy.tenant)
         versions = owner.policies.setdefault(policy.id, [])
@@ -43,7 +45,7 @@ class Upkeep(Part):
 
     async def policy(
         self, tenant: str, policy_id: str, version: int | None = None
-    ) -> Policy | None:
+    ) -> PolicyVersion | None:
         """Return a version of a policy, by default the newest."""
         versions = self.data.tenant(tenant).policies.get(policy_id, [])
         if version is not None:
@@ -52,7 +54,7 @@ class Upkeep(Part):
 
     async def policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
-    ) -> Page[Policy]:
+    ) -> Page[PolicyVersion]:
         """List the newest version of each policy, by id."""
         found = self.data.tenant(tenant).policies
         ids = sorted(policy_id for policy_id in found if cursor is None or policy_id > cursor)
@@ -71,19 +73,19 @@ class Upkeep(Part):
 
     # --- keys -------------------------------------------------------------------------------------
 
-    async def put_key(self, key: Key) -> None:
+    async def put_key(self, key: ApiKey) -> None:
         """Keep an API key."""
         if key.id not in self.data.keys:
             new = msgspec.structs.replace(key, created_at=self._clock(), revoked_at=None)
             self.data.keys[key.id] = new
             self.data.digests[key.digest] = key.id
 
-    async def key(self, digest: bytes) -> Key | None:
+    async def key(self, digest: bytes) -> ApiKey | None:
         """Return the key with a digest, revoked or not."""
         key_id = self.data.digests.get(digest)
         return None if key_id is None else copy(self.data.keys[key_id])
 
-    async def keys(self, tenant: str | None = None) -> list[Key]:
+    async def keys(self, tenant: str | None = None) -> list[ApiKey]:
         """Return the keys."""
         keys = [copy(key) for key in self.data.keys.values() if tenant in {None, key.tenant}]
         return keys[:MOST_KEYS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tarry.service.model import LOST, Attempt, Status
+from tarry.service.model import LOST, AttemptRecord, Status
 from tarry.service.store import Claimed
 from tarry.service.stores.sqlite.bulk import Bulk
 from tarry.service.stores.sqlite.life import end_cancelled, log
@@ -123,7 +123,7 @@ def _lose(ledger: Ledger, task: Task, row: Row) -> bool:
     task.attempts += 1
     task.lost += 1
     ledger.lost += 1
-    attempt = Attempt(
+    attempt = AttemptRecord(
         number=task.attempts,
         scheduled_at=task.next_attempt_at,
         started_at=task.next_attempt_at,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.service.model import Replay, Status
+from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import next_step
 from tarry.service.stores.sqlite.life import revive
 from tarry.service.stores.sqlite.reading import SCANNED, place, wanted_by
@@ -38,7 +38,7 @@ _DUE_FIRST = "ORDER BY next_at, id LIMIT ?"
 _RUNNING_JOBS = f"{_RUNNING} {_DUE_FIRST}"
 _RUNNING_OF = f"{_RUNNING} AND tenant = ? {_DUE_FIRST}"
 
-_job_of = msgspec.msgpack.Decoder(Replay).decode
+_job_of = msgspec.msgpack.Decoder(ReplayRecord).decode
 
 
 class Letters(msgspec.Struct):
@@ -49,7 +49,7 @@ class Letters(msgspec.Struct):
     cursor: int | None
 
 
-def letters(view: View, filter_: Replay, after: int, limit: int) -> Letters:
+def letters(view: View, filter_: ReplayRecord, after: int, limit: int) -> Letters:
     """Return up to `limit` letters that a job would bring back, oldest first."""
     wanted = wanted_by(view, filter_.tenant, filter_.lane, filter_.policy_id)
     if wanted is None:
@@ -72,7 +72,7 @@ def letters(view: View, filter_: Replay, after: int, limit: int) -> Letters:
     return Letters(matched, last if looked_at == SCANNED else None)
 
 
-def count(view: View, filter_: Replay, after: int) -> tuple[int, int | None]:
+def count(view: View, filter_: ReplayRecord, after: int) -> tuple[int, int | None]:
     """Count the letters among some thousand; where to go on, None at the end."""
     page = letters(view, filter_, after, SCANNED)
     return len(page.rows), page.cursor
@@ -84,7 +84,7 @@ def purge(
     """Remove up to `limit` letters among some thousand; where to go on, None at the end."""
     if query.status not in {None, Status.EXHAUSTED}:
         return 0, None
-    filter_ = Replay(
+    filter_ = ReplayRecord(
         id="", tenant=tenant, lane=query.lane, policy_id=query.policy_id, reason=query.reason
     )
     page = letters(ledger, filter_, after, limit)
@@ -93,7 +93,7 @@ def purge(
     return len(page.rows), page.cursor
 
 
-def start_replay(ledger: Ledger, replay: Replay) -> Replay:
+def start_replay(ledger: Ledger, replay: ReplayRecord) -> ReplayRecord:
     """Keep a job; the same id again is the same job."""
     made = msgspec.structs.replace(
         replay,
@@ -108,19 +108,19 @@ def start_replay(ledger: Ledger, replay: Replay) -> Replay:
     return job(ledger, replay.id) or made
 
 
-def job_of(view: View, tenant: str, replay_id: str) -> Replay | None:
+def job_of(view: View, tenant: str, replay_id: str) -> ReplayRecord | None:
     """Return a job of a tenant."""
     found = job(view, replay_id)
     return found if found is not None and found.tenant == tenant else None
 
 
-def job(view: View, replay_id: str) -> Replay | None:
+def job(view: View, replay_id: str) -> ReplayRecord | None:
     """Return a job, whosever it is."""
     row = view.execute("SELECT job FROM replay WHERE id = ?", (replay_id,)).fetchone()
     return None if row is None else _job_of(row[0])
 
 
-def jobs(view: View, *, running: bool, tenant: str | None) -> list[Replay]:
+def jobs(view: View, *, running: bool, tenant: str | None) -> list[ReplayRecord]:
     """Return jobs: the latest, or of those that run the ones that are due first."""
     if tenant is None:
         rows = view.execute(_RUNNING_JOBS if running else _JOBS, (_MOST,))
@@ -129,7 +129,7 @@ def jobs(view: View, *, running: bool, tenant: str | None) -> list[Replay]:
     return [_job_of(row[0]) for row in rows]
 
 
-def replay_step(ledger: Ledger, replay_id: str, limit: int) -> Replay | None:
+def replay_step(ledger: Ledger, replay_id: str, limit: int) -> ReplayRecord | None:
     """Bring back up to `limit` letters if the job is due, and set when it is due again."""
     found = job(ledger, replay_id)
     if found is None or found.status != "running" or found.next_at > ledger.now:
@@ -149,7 +149,7 @@ def replay_step(ledger: Ledger, replay_id: str, limit: int) -> Replay | None:
     return found
 
 
-def cancel_replay(ledger: Ledger, tenant: str, replay_id: str) -> Replay | None:
+def cancel_replay(ledger: Ledger, tenant: str, replay_id: str) -> ReplayRecord | None:
     """End a job; what it brought back stays."""
     found = job_of(ledger, tenant, replay_id)
     if found is not None and found.status == "running":
@@ -158,6 +158,6 @@ def cancel_replay(ledger: Ledger, tenant: str, replay_id: str) -> Replay | None:
     return found
 
 
-def _keep(ledger: Ledger, replay: Replay) -> None:
+def _keep(ledger: Ledger, replay: ReplayRecord) -> None:
     at = replay.finished_at or replay.next_at  # a sweep looks when it has ended
     ledger.execute(_UPDATE, (replay.status == "running", at, encode(replay), replay.id))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tarry.service.model import Lane
+from tarry.service.model import LaneRecord
 from tarry.service.store import Page
 
 if TYPE_CHECKING:
@@ -64,13 +64,13 @@ def _opened(ledger: Ledger, name: str) -> LaneRow | None:
     return lane
 
 
-def lane(view: View, name: str) -> Lane | None:
+def lane(view: View, name: str) -> LaneRecord | None:
     """Return one lane."""
     row = view.execute(_BY_NAME, (name,)).fetchone()
     return None if row is None else _lane_of(row)
 
 
-def lanes(view: View, tenant: str | None, cursor: str | None, limit: int) -> Page[Lane]:
+def lanes(view: View, tenant: str | None, cursor: str | None, limit: int) -> Page[LaneRecord]:
     """List lanes by name; the cursor is the last name."""
     after = cursor or ""
     if tenant is None:
@@ -81,9 +81,9 @@ def lanes(view: View, tenant: str | None, cursor: str | None, limit: int) -> Pag
     return Page(found, found[-1].name if len(rows) > limit and found else None)
 
 
-def _lane_of(row: tuple[Any, ...]) -> Lane:
+def _lane_of(row: tuple[Any, ...]) -> LaneRecord:
     name, tenant, parked_until, probes, opened, paused, pending, in_flight, dead, served_at = row
-    return Lane(
+    return LaneRecord(
         name=name,
         tenant=tenant,
         parked_until=parked_until,

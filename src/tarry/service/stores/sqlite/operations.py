@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import msgspec
 
-from tarry.service.model import Key, Policy, Replay
+from tarry.service.model import ApiKey, PolicyVersion, ReplayRecord
 from tarry.service.store import (
     Added,
     Cancellation,
@@ -70,13 +70,18 @@ OPERATIONS: dict[str, Operation] = {
         ("unpark", lanes.unpark, tuple[str], None),
         ("resume", lanes.resume, tuple[str], None),
         ("pause", lanes.pause, tuple[str], None),
-        ("start_replay", dead.start_replay, tuple[Replay], Replay),
-        ("replay_step", dead.replay_step, tuple[str, int], Replay | None),
-        ("cancel_replay", dead.cancel_replay, tuple[str, str], Replay | None),
+        ("start_replay", dead.start_replay, tuple[ReplayRecord], ReplayRecord),
+        ("replay_step", dead.replay_step, tuple[str, int], ReplayRecord | None),
+        ("cancel_replay", dead.cancel_replay, tuple[str, str], ReplayRecord | None),
         ("purge", dead.purge, tuple[str, Query, int, int], tuple[int, int | None]),
-        ("put_policy", registry.put_policy, tuple[Policy, bool], tuple[PolicyChange, Policy]),
+        (
+            "put_policy",
+            registry.put_policy,
+            tuple[PolicyVersion, bool],
+            tuple[PolicyChange, PolicyVersion],
+        ),
         ("delete_policy", registry.delete_policy, tuple[str, str], PolicyChange),
-        ("put_key", registry.put_key, tuple[Key], None),
+        ("put_key", registry.put_key, tuple[ApiKey], None),
         ("revoke_key", registry.revoke_key, tuple[str], bool),
         ("sweep", upkeep.sweep, tuple[Retention, int], Swept),
         ("buried", upkeep.buried, tuple[list[str]], None),

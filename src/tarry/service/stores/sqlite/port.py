@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from tarry.service import store as port
-    from tarry.service.model import Attempt, Key, Lane, Policy, Replay, Task
+    from tarry.service.model import (
+        ApiKey,
+        AttemptRecord,
+        LaneRecord,
+        PolicyVersion,
+        ReplayRecord,
+        Task,
+    )
     from tarry.service.stores.sqlite.ledger import Ledger, View
 
 T = TypeVar("T")
@@ -86,10 +93,10 @@ class Port(ABC):
 
     async def lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
-    ) -> port.Page[Lane]:
+    ) -> port.Page[LaneRecord]:
         return await self._read(lambda view: lanes.lanes(view, tenant, cursor, limit))
 
-    async def lane(self, name: str) -> Lane | None:
+    async def lane(self, name: str) -> LaneRecord | None:
         return await self._read(lambda view: lanes.lane(view, name))
 
     # --- what people ask for, by tenant -----------------------------------------------------------
@@ -104,7 +111,7 @@ class Port(ABC):
 
     async def attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
-    ) -> list[Attempt]:
+    ) -> list[AttemptRecord]:
         return await self._read(lambda view: reading.attempts(view, tenant, task_id, after, limit))
 
     async def cancel(self, tenant: str, task_id: str) -> port.Cancellation | None:
@@ -115,7 +122,7 @@ class Port(ABC):
 
     # --- dead letters -----------------------------------------------------------------------------
 
-    async def count_dead(self, replay: Replay) -> int:
+    async def count_dead(self, replay: ReplayRecord) -> int:
         """Count in steps, so that other questions have their turn between them."""
         total, after = 0, 0
         while True:
@@ -125,7 +132,7 @@ class Port(ABC):
                 return total
             after = cursor
 
-    async def start_replay(self, replay: Replay) -> Replay:
+    async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
         found, now = await self._read(lambda view: (dead.job(view, replay.id), view.now))
         if found is not None:
             return found
@@ -133,16 +140,16 @@ class Port(ABC):
         job.matched = await self.count_dead(job)
         return await self._write(Call(dead.start_replay, job))
 
-    async def replay(self, tenant: str, replay_id: str) -> Replay | None:
+    async def replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         return await self._read(lambda view: dead.job_of(view, tenant, replay_id))
 
-    async def replays(self, *, running: bool, tenant: str | None = None) -> list[Replay]:
+    async def replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
         return await self._read(lambda view: dead.jobs(view, running=running, tenant=tenant))
 
-    async def replay_step(self, replay_id: str, limit: int) -> Replay | None:
+    async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
         return await self._write(Call(dead.replay_step, replay_id, limit), limit)
 
-    async def cancel_replay(self, tenant: str, replay_id: str) -> Replay | None:
+    async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         return await self._write(Call(dead.cancel_replay, tenant, replay_id))
 
     async def purge(self, tenant: str, query: port.Query, limit: int) -> int:
@@ -160,30 +167,30 @@ class Port(ABC):
     # --- policies and keys ------------------------------------------------------------------------
 
     async def put_policy(
-        self, policy: Policy, *, replace: bool
-    ) -> tuple[port.PolicyChange, Policy]:
+        self, policy: PolicyVersion, *, replace: bool
+    ) -> tuple[port.PolicyChange, PolicyVersion]:
         return await self._write(Call(registry.put_policy, policy, replace))
 
     async def policy(
         self, tenant: str, policy_id: str, version: int | None = None
-    ) -> Policy | None:
+    ) -> PolicyVersion | None:
         return await self._read(lambda view: registry.policy(view, tenant, policy_id, version))
 
     async def policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
-    ) -> port.Page[Policy]:
+    ) -> port.Page[PolicyVersion]:
         return await self._read(lambda view: registry.policies(view, tenant, cursor, limit))
 
     async def delete_policy(self, tenant: str, policy_id: str) -> port.PolicyChange:
         return await self._write(Call(registry.delete_policy, tenant, policy_id))
 
-    async def put_key(self, key: Key) -> None:
+    async def put_key(self, key: ApiKey) -> None:
         await self._write(Call(registry.put_key, key))
 
-    async def key(self, digest: bytes) -> Key | None:
+    async def key(self, digest: bytes) -> ApiKey | None:
         return await self._read(lambda view: registry.key(view, digest))
 
-    async def keys(self, tenant: str | None = None) -> list[Key]:
+    async def keys(self, tenant: str | None = None) -> list[ApiKey]:
         return await self._read(lambda view: registry.keys(view, tenant))
 
     async def revoke_key(self, key_id: str) -> bool:
@@ -207,5 +214,5 @@ class Port(ABC):
         await self._write(Call(upkeep.buried, refs), len(refs))
 
 
-def _counting(replay: Replay, after: int) -> Callable[[View], tuple[int, int | None]]:
+def _counting(replay: ReplayRecord, after: int) -> Callable[[View], tuple[int, int | None]]:
     return lambda view: dead.count(view, replay, after)

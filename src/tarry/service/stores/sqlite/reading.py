@@ -16,7 +16,7 @@ from tarry.service.stores.sqlite.names import found
 from tarry.service.stores.sqlite.rows import TASK, attempt_of, log_key, task_of
 
 if TYPE_CHECKING:
-    from tarry.service.model import Attempt, Task
+    from tarry.service.model import AttemptRecord, Task
     from tarry.service.store import Query
     from tarry.service.stores.sqlite.ledger import View
 
@@ -57,7 +57,7 @@ def get(view: View, tenant: str, task_id: str) -> Task | None:
     return None if row is None else task_of(row)
 
 
-def attempts(view: View, tenant: str, task_id: str, after: int, limit: int) -> list[Attempt]:
+def attempts(view: View, tenant: str, task_id: str, after: int, limit: int) -> list[AttemptRecord]:
     """Return a task's attempt log, from the attempt that follows number `after`."""
     row = view.execute(
         f"SELECT seq FROM task WHERE id = ? AND tenant = ({_TENANT})", (found(task_id), tenant)

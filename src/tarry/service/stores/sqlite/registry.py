@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tarry.service.model import Key, Policy
+from tarry.service.model import ApiKey, PolicyVersion
 from tarry.service.store import Page, PolicyChange
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ _KEY = "SELECT id, tenant, digest, name, created_at, revoked_at FROM api_key"
 
 def put_policy(
     ledger: Ledger,
-    given: Policy,
+    given: PolicyVersion,
     replace: bool,  # noqa: FBT001 - what is sent has its place
-) -> tuple[PolicyChange, Policy]:
+) -> tuple[PolicyChange, PolicyVersion]:
     """Write a policy, or a new version of it."""
     newest = policy(ledger, given.tenant, given.id, None)
     if newest is not None and newest.document == given.document:
@@ -34,7 +34,7 @@ def put_policy(
     if newest is not None and not replace:
         return PolicyChange.CONFLICT, newest
     last = newest.version if newest is not None else _deleted(ledger, given.tenant, given.id)
-    made = Policy(
+    made = PolicyVersion(
         tenant=given.tenant,
         id=given.id,
         version=last + 1,
@@ -55,7 +55,7 @@ def _deleted(ledger: Ledger, tenant: str, policy_id: str) -> int:
     return int(version)
 
 
-def policy(view: View, tenant: str, policy_id: str, version: int | None) -> Policy | None:
+def policy(view: View, tenant: str, policy_id: str, version: int | None) -> PolicyVersion | None:
     """Return a version of a policy, by default the newest."""
     if version is None:
         row = view.execute(_NEWEST, (tenant, policy_id)).fetchone()
@@ -64,9 +64,9 @@ def policy(view: View, tenant: str, policy_id: str, version: int | None) -> Poli
     return None if row is None else _policy_of(row)
 
 
-def policies(view: View, tenant: str, cursor: str | None, limit: int) -> Page[Policy]:
+def policies(view: View, tenant: str, cursor: str | None, limit: int) -> Page[PolicyVersion]:
     """List the newest version of each policy, by id; the cursor is the last id."""
-    found: list[Policy] = []
+    found: list[PolicyVersion] = []
     after = cursor or ""
     while row := view.execute(_NEXT, (tenant, after)).fetchone():
         if len(found) == limit:
@@ -91,7 +91,7 @@ def delete_policy(ledger: Ledger, tenant: str, policy_id: str) -> PolicyChange:
     return PolicyChange.DONE
 
 
-def put_key(ledger: Ledger, given: Key) -> None:
+def put_key(ledger: Ledger, given: ApiKey) -> None:
     """Keep an API key."""
     row = (given.id, given.tenant, given.digest, given.name, ledger.now)
     ledger.execute(
@@ -99,13 +99,13 @@ def put_key(ledger: Ledger, given: Key) -> None:
     )
 
 
-def key(view: View, digest: bytes) -> Key | None:
+def key(view: View, digest: bytes) -> ApiKey | None:
     """Return the key with a digest, revoked or not."""
     row = view.execute(f"{_KEY} WHERE digest = ?", (digest,)).fetchone()
     return None if row is None else _key_of(row)
 
 
-def keys(view: View, tenant: str | None) -> list[Key]:
+def keys(view: View, tenant: str | None) -> list[ApiKey]:
     """Return the keys."""
     if tenant is None:
         rows = view.execute(f"{_KEY} ORDER BY id LIMIT ?", (_MOST_KEYS,))
@@ -120,16 +120,16 @@ def revoke_key(ledger: Ledger, key_id: str) -> bool:
     return ledger.execute(statement, (ledger.now, key_id)).rowcount > 0
 
 
-def _policy_of(row: tuple[Any, ...]) -> Policy:
+def _policy_of(row: tuple[Any, ...]) -> PolicyVersion:
     tenant, policy_id, version, document, created_at = row
-    return Policy(
+    return PolicyVersion(
         tenant=tenant, id=policy_id, version=version, document=document, created_at=created_at
     )
 
 
-def _key_of(row: tuple[Any, ...]) -> Key:
+def _key_of(row: tuple[Any, ...]) -> ApiKey:
     key_id, tenant, digest, name, created_at, revoked_at = row
-    return Key(
+    return ApiKey(
         id=key_id,
         tenant=tenant,
         digest=digest,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tarry.service.model import Attempt, Status, Task
+from tarry.service.model import AttemptRecord, Status, Task
 from tarry.service.stores.sqlite.names import unpacked
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ STATUSES: tuple[Status, ...] = tuple(Status)
 _LOG_BITS = 24
 
 encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
-attempt_of: Callable[[bytes], Attempt] = msgspec.msgpack.Decoder(Attempt).decode
+attempt_of: Callable[[bytes], AttemptRecord] = msgspec.msgpack.Decoder(AttemptRecord).decode
 
 
 def task_of(row: Sequence[Any]) -> Task:
