@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tarry.service.delivery.exchange import Fault
+from tarry.service.delivery.messages import Fault
 from tarry.service.model import Status, Task
 from tarry.service.store import Cancellation, Finished, Query, Retrieval
 
 if TYPE_CHECKING:
-    from tarry.service.delivery.exchange import Delivered, Request
+    from tarry.service.delivery.messages import Delivered, Request
     from tarry.service.store import Store
     from tests.chaos.world import World
 

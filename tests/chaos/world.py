@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, NoReturn
 
 from tarry.errors import StoreUnavailable
-from tarry.service.delivery.exchange import Delivered, Fault, Request
+from tarry.service.delivery.messages import Delivered, Fault, Request
 from tarry.service.store import Store
 from tarry.service.stores.memory import MemoryStore
 from tests.chaos.oracle import Oracle, at_once

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tarry.service.delivery.exchange import Delivered, Fault
 from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.http import MAX_BODY, HttpDelivery
+from tarry.service.delivery.http1.client import MAX_BODY, HttpDelivery
+from tarry.service.delivery.messages import Delivered, Fault
 from tests.integration.hostile import BEHAVIOURS, BOMB, METADATA, Hostile, hostile_targets
-from tests.service.delivery.sending import HERE, LOOPS, request, run, send, send_all, use
+from tests.service.delivery.harness import HERE, LOOPS, request, run, send, send_all, use
 
 EXPECTED: dict[str, int | Fault] = {
     "never": Fault.TIMEOUT,

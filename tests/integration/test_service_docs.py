@@ -25,7 +25,7 @@ import pytest
 
 from tarry.service.api.kinds import KINDS
 from tarry.service.api.surroundings import Limits as ApiLimits
-from tarry.service.delivery.exchange import Fault
+from tarry.service.delivery.messages import Fault
 from tarry.service.engine.parts import Limits as EngineLimits
 from tarry.service.loading import load
 from tarry.service.model import TRANSITIONS

@@ -19,11 +19,11 @@ try:
     from tarry.service.api.surroundings import Limits as ApiLimits
     from tarry.service.api.surroundings import Surroundings
     from tarry.service.checks import MEMORY, SQLITE, check, sqlite_path
-    from tarry.service.delivery.deliveries import Deliveries
+    from tarry.service.delivery.dispatch import Deliveries
     from tarry.service.delivery.grpc import GrpcDelivery
     from tarry.service.delivery.grpc import is_installed as has_grpc
     from tarry.service.delivery.guard import Guard
-    from tarry.service.delivery.http import HttpDelivery
+    from tarry.service.delivery.http1.client import HttpDelivery
     from tarry.service.delivery.signing import Signer
     from tarry.service.engine.callbacks import callback_for
     from tarry.service.engine.clock import StoreClock
@@ -43,7 +43,7 @@ except ImportError as _missing:
     raise MissingExtra(_needed) from _missing
 
 if TYPE_CHECKING:
-    from tarry.service.delivery.exchange import Delivery
+    from tarry.service.delivery.messages import Delivery
     from tarry.service.model import Task
     from tarry.service.settings import Settings
     from tarry.service.store import Store

@@ -16,7 +16,7 @@ from tarry.core.checks import number, short
 from tarry.errors import ConfigurationError
 from tarry.service.api.keys import check_tenant
 from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.proxies import parse_proxy
+from tarry.service.delivery.http1.proxy import parse_proxy
 from tarry.service.delivery.signing import Signer
 from tarry.service.delivery.targets import parse_host
 from tarry.service.payloads import Payloads

@@ -9,7 +9,7 @@ import pytest
 
 from tarry.errors import Overloaded, StoreUnavailable
 from tarry.service.api.surroundings import Limits
-from tarry.service.delivery.exchange import Delivered
+from tarry.service.delivery.messages import Delivered
 from tarry.service.engine.waiters import Settled
 from tarry.service.model import Status
 from tests.service.api.rig import NOW, TARGET, Rig, Shelf, with_rig

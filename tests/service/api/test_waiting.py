@@ -9,7 +9,7 @@ import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.api.surroundings import Limits
-from tarry.service.delivery.exchange import Delivered
+from tarry.service.delivery.messages import Delivered
 from tarry.service.engine.waiters import Settled
 from tarry.service.model import Status, Task
 from tests.service.api.rig import Reply, Rig, with_rig

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.hostile import Hostile, hostile_targets
-from tests.service.delivery import sending
+from tests.service.delivery import harness
 
 
 @pytest.fixture(scope="session")
@@ -17,10 +17,10 @@ def hostile() -> Iterator[Hostile]:
         yield targets
 
 
-@pytest.fixture(params=sending.LOOPS)
+@pytest.fixture(params=harness.LOOPS)
 def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test runs twice."""
-    sending.use(request.param, monkeypatch)
+    harness.use(request.param, monkeypatch)
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.service.delivery import channels
-from tarry.service.delivery.exchange import Delivered, Fault
+from tarry.service.delivery import grpc as grpc_delivery
 from tarry.service.delivery.grpc import GrpcDelivery
 from tarry.service.delivery.guard import Guard
+from tarry.service.delivery.messages import Delivered, Fault
 from tests.integration.hostile import Hostile
-from tests.service.delivery.sending import HERE, request, send_all
-from tests.service.delivery.serving import proxying
+from tests.service.delivery.harness import HERE, request, send_all
+from tests.service.delivery.scripted_server import proxying
 from tests.service.delivery.test_grpc import Server, served
 
 
@@ -36,7 +36,7 @@ def test_the_guard_judges_every_address(hostile: Hostile) -> None:
 
 def test_channels_are_kept_up_to_a_bound(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used is closed; one to a server that cannot be reached is not kept."""
-    monkeypatch.setattr(channels, "MOST", 1)
+    monkeypatch.setattr(grpc_delivery, "MOST", 1)
 
     async def test(server: Server) -> list[Delivered]:
         delivery = GrpcDelivery(HERE)

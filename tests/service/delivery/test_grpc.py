@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.service.delivery import channels
-from tarry.service.delivery.exchange import Delivered, Fault
-from tarry.service.delivery.grpc import GrpcDelivery, is_installed
+from tarry.service.delivery.grpc import MOST_ANSWER, GrpcDelivery, is_installed
+from tarry.service.delivery.messages import Delivered, Fault
 from tests.integration.hostile import Hostile
-from tests.service.delivery.sending import HERE, request, send_all
+from tests.service.delivery.harness import HERE, request, send_all
 
 grpc: Any = import_module("grpc")
 import_module("grpc.aio")
@@ -110,7 +109,7 @@ def test_a_call_goes_out_as_it_is(hostile: Hostile) -> None:
 
 def test_an_answer_that_is_too_long_is_not_asked_for_again(hostile: Hostile) -> None:
     """Its target is not busy, and has perhaps done everything; one that says it is busy, is."""
-    most = channels.MOST_ANSWER
+    most = MOST_ANSWER
 
     async def test(server: Server) -> list[Delivered]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"

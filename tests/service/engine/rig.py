@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tarry.core.breaker import Breaker
-from tarry.service.delivery.exchange import Delivered, Request
+from tarry.service.delivery.messages import Delivered, Request
 from tarry.service.engine.callbacks import callback_for
 from tarry.service.engine.clock import StoreClock
 from tarry.service.engine.engine import Engine

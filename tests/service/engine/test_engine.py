@@ -8,7 +8,7 @@ import pytest
 
 from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
-from tarry.service.delivery.exchange import Delivered, Fault, Request
+from tarry.service.delivery.messages import Delivered, Fault, Request
 from tarry.service.engine.parts import Limits
 from tarry.service.model import Status
 from tarry.service.store import Cancellation, Lease, Retrieval

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tarry.service.delivery.exchange import Delivered
+from tarry.service.delivery.messages import Delivered
 from tarry.service.engine.maintenance import letters_at_once
 from tarry.service.model import ReplayRecord
 from tarry.service.stores.memory import MemoryStore

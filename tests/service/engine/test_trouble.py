@@ -10,7 +10,7 @@ import pytest
 
 from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
-from tarry.service.delivery.exchange import Delivered, Request
+from tarry.service.delivery.messages import Delivered, Request
 from tarry.service.engine.parts import Limits
 from tarry.service.model import PolicyVersion, Status, TaskContent
 from tarry.service.store import Cancellation, Claimed, Finish, Finished, Lease, Release

@@ -21,8 +21,8 @@ from tarry.service.stores.sqlite.apart import ProcessLine
 from tarry.service.stores.sqlite.frames import answers_of, carry_out, frame_of
 from tarry.service.stores.sqlite.ledger import Ledger
 from tarry.service.stores.sqlite.operations import Call
-from tests.service.delivery.sending import LOOPS, use
-from tests.service.delivery.sending import run as run_on_loop
+from tests.service.delivery.harness import LOOPS, use
+from tests.service.delivery.harness import run as run_on_loop
 from tests.service.stores.bench import LEASE, numbers, succeed, task
 from tests.service.stores.conformance import CASES, Bench, Case, name_of
 from tests.service.stores.direct import Direct

@@ -28,7 +28,7 @@ from tarry.wire.tasks import (
 if TYPE_CHECKING:
     from tarry.service import model
     from tarry.service.api.surroundings import Surroundings
-    from tarry.service.delivery.exchange import Delivered
+    from tarry.service.delivery.messages import Delivered
     from tarry.service.model import Status, Task
 
 _ENCRYPTED = "[encrypted]"

@@ -21,7 +21,7 @@ from tarry.core.outcome import (
     outcome_of_status,
 )
 from tarry.core.verdict import Wait
-from tarry.service.delivery.exchange import Delivered, Fault, Request
+from tarry.service.delivery.messages import Delivered, Fault, Request
 from tarry.service.model import AttemptRecord, Decision, Status, Task
 from tarry.service.store import Finish
 from tarry.wire import http

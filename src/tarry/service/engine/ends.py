@@ -17,7 +17,7 @@ from tarry.service.store import Finished
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tarry.service.delivery.exchange import Delivered
+    from tarry.service.delivery.messages import Delivered
     from tarry.service.engine.hold import Hold
     from tarry.service.engine.lanes import Held
     from tarry.service.engine.parts import Parts

@@ -9,7 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tarry.service.delivery.exchange import Delivery
+    from tarry.service.delivery.messages import Delivery
     from tarry.service.engine.clock import StoreClock
     from tarry.service.engine.events import Events
     from tarry.service.engine.health import Health

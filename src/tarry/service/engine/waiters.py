@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from tarry.service.delivery.exchange import Delivered
+    from tarry.service.delivery.messages import Delivered
     from tarry.service.model import Status
 
 

@@ -19,7 +19,7 @@ from tarry.core.outcome import SUCCESS, TRANSIENT
 from tarry.core.verdict import Attempt as Go
 from tarry.core.verdict import Reason, Wait
 from tarry.errors import StoreUnavailable, TarryError
-from tarry.service.delivery.exchange import Delivered, Fault
+from tarry.service.delivery.messages import Delivered, Fault
 from tarry.service.engine import attempts
 from tarry.service.engine.batches import Batches
 from tarry.service.engine.ends import ENDLESS, GROUP, Ends

@@ -20,19 +20,18 @@ from typing import TYPE_CHECKING
 from tarry.core.checks import count, short
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import world
-from tarry.service.delivery.deadlines import Deadlines
-from tarry.service.delivery.exchange import Delivered, Fault, NoWay
-from tarry.service.delivery.fields import is_token, lines_of
-from tarry.service.delivery.names import Names
-from tarry.service.delivery.pool import Pool, Room
-from tarry.service.delivery.proxies import parse_proxy
-from tarry.service.delivery.sending import Sending
+from tarry.service.delivery.http1.connector import Way
+from tarry.service.delivery.http1.dns import Names
+from tarry.service.delivery.http1.headers import is_token, lines_of
+from tarry.service.delivery.http1.pending_request import Deadlines, Sending
+from tarry.service.delivery.http1.pool import Pool, Room
+from tarry.service.delivery.http1.proxy import parse_proxy
+from tarry.service.delivery.messages import Delivered, Fault, NoWay
 from tarry.service.delivery.targets import parse_target
-from tarry.service.delivery.ways import Way
 
 if TYPE_CHECKING:
-    from tarry.service.delivery.exchange import Request
     from tarry.service.delivery.guard import Guard
+    from tarry.service.delivery.messages import Request
 
 MAX_BODY = 1024 * 1024
 """Bytes of an answer's body that are read; the rest is not waited for."""

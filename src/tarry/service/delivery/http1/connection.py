@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 
-from tarry.service.delivery.exchange import Delivered, Fault
+from tarry.service.delivery.messages import Delivered, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.delivery.sending import Sending
-    from tarry.service.delivery.ways import Opened
+    from tarry.service.delivery.http1.connector import Opened
+    from tarry.service.delivery.http1.pending_request import Sending
 
 MOST_LINES, MOST_HEADER_BYTES = 200, 64 * 1024
 """Of an answer's headers, and of interim answers before it."""

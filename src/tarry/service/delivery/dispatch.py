@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.service.delivery.exchange import Delivered, Fault
+from tarry.service.delivery.messages import Delivered, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tarry.service.delivery.exchange import Delivery, Request
+    from tarry.service.delivery.messages import Delivery, Request
 
 
 class Deliveries:

@@ -9,23 +9,35 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import deque
 from errno import EMFILE, ENFILE, ENOBUFS, ENOMEM
+from socket import (
+    AF_INET,
+    AF_INET6,
+    IPPROTO_TCP,
+    SO_KEEPALIVE,
+    SOCK_STREAM,
+    SOL_SOCKET,
+    TCP_NODELAY,
+    socket,
+)
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from tarry.runtime.clocks import world
-from tarry.service.delivery.dialing import dial
-from tarry.service.delivery.exchange import Fault, NoWay
-from tarry.service.delivery.proxies import MOST_SAID, ask_for_tunnel
+from tarry.service.delivery.http1.proxy import MOST_SAID, ask_for_tunnel
+from tarry.service.delivery.messages import Fault, NoWay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from socket import socket
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
     from tarry.service.delivery.guard import Guard
-    from tarry.service.delivery.names import Names
-    from tarry.service.delivery.proxies import Proxy
+    from tarry.service.delivery.http1.dns import Names
+    from tarry.service.delivery.http1.proxy import Proxy
     from tarry.service.delivery.targets import Target
 
 _OUR_ERRORS = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
@@ -203,3 +215,54 @@ def _tls_words(error: Exception) -> str:
     if isinstance(error, ssl.SSLError) and error.reason:
         return f"The TLS handshake failed: {error.reason.lower().replace('_', ' ')}"
     return _ENDED
+
+
+_HEAD_START = 0.25
+"""Seconds that an address has to itself before the next one is tried too (RFC 8305, section 5)."""
+
+
+async def dial(addresses: Sequence[str], port: int) -> tuple[socket, str]:
+    """Return a connected socket and its address, or raise the OSError of the last that failed."""
+    if len(addresses) == 1:
+        return await _dial(addresses[0], port)
+    loop, left = asyncio.get_running_loop(), deque(addresses)
+    racing: set[asyncio.Task[tuple[socket, str]]] = set()
+    failure: BaseException = OSError("there is no address")
+    try:
+        while left or racing:
+            if left:
+                racing.add(loop.create_task(_dial(left.popleft(), port)))
+            head_start = _HEAD_START if left else None
+            ended, _ = await asyncio.wait(
+                racing, timeout=head_start, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in ended:
+                racing.remove(task)
+                error = task.exception()
+                if error is None:
+                    return task.result()
+                failure = error
+        raise failure
+    finally:
+        del failure  # it knows this frame
+        for task in racing:
+            task.add_done_callback(_close)
+            task.cancel()
+
+
+def _close(task: asyncio.Task[tuple[socket, str]]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result()[0].close()
+
+
+async def _dial(address: str, port: int) -> tuple[socket, str]:
+    made = socket(AF_INET6 if ":" in address else AF_INET, SOCK_STREAM)
+    try:
+        made.setblocking(False)  # noqa: FBT003 - there is no other way to say it
+        made.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
+        made.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(made, (address, port))
+    except BaseException:
+        made.close()
+        raise
+    return made, address

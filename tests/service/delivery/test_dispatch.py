@@ -3,9 +3,9 @@ from __future__ import annotations
 import asyncio
 
 from tarry.errors import MissingExtra
-from tarry.service.delivery.deliveries import Deliveries
-from tarry.service.delivery.exchange import Delivered, Delivery, Fault, Request
-from tests.service.delivery.sending import request
+from tarry.service.delivery.dispatch import Deliveries
+from tarry.service.delivery.messages import Delivered, Delivery, Fault, Request
+from tests.service.delivery.harness import request
 
 
 class Named:

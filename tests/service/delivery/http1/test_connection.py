@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tarry.service.delivery import connection
-from tarry.service.delivery.connection import Connection
-from tarry.service.delivery.exchange import Delivered, Fault
-from tarry.service.delivery.http import HttpDelivery
-from tarry.service.delivery.sending import Sending
+from tarry.service.delivery.http1 import connection
+from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.http1.connection import Connection
+from tarry.service.delivery.http1.pending_request import Sending
+from tarry.service.delivery.messages import Delivered, Fault
 from tests.integration.hostile import OK, Hostile
-from tests.service.delivery.sending import HERE, closed, emptied, request, run, send_all, until
-from tests.service.delivery.serving import Served, read_request, saying, serving
+from tests.service.delivery.harness import HERE, closed, emptied, request, run, send_all, until
+from tests.service.delivery.scripted_server import Served, read_request, saying, serving
 
 pytestmark = pytest.mark.usefixtures("either_loop")
 

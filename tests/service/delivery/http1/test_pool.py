@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from tarry.runtime.clocks import world
-from tarry.service.delivery import http
-from tarry.service.delivery.deadlines import WHO
-from tarry.service.delivery.exchange import Delivered, Fault
-from tarry.service.delivery.http import HttpDelivery
-from tarry.service.delivery.ways import Way
+from tarry.service.delivery.http1 import client
+from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.http1.connector import Way
+from tarry.service.delivery.http1.pending_request import WHO
+from tarry.service.delivery.messages import Delivered, Fault
 from tests.integration.hostile import OK
-from tests.service.delivery.sending import HERE, closed, request, run, send_all, until
-from tests.service.delivery.serving import Arrived, Served, saying, serving
+from tests.service.delivery.harness import HERE, closed, request, run, send_all, until
+from tests.service.delivery.scripted_server import Arrived, Served, saying, serving
 
 pytestmark = pytest.mark.usefixtures("either_loop")
 
@@ -230,7 +230,7 @@ def test_what_nobody_uses_is_swept_away(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections first, then the servers that have none; then there is nothing to sweep."""
-    monkeypatch.setattr(http, "_SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr(client, "_SWEEP_SECONDS", 0.01)
 
     async def use(delivery: HttpDelivery, served: Served) -> bool:
         sent = delivery.send(request(served.url))

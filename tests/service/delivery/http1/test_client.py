@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.delivery.exchange import Delivered, Fault
 from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.http import HttpDelivery
+from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.messages import Delivered, Fault
 from tarry.service.delivery.targets import parse_target
 from tests.integration.hostile import Hostile
-from tests.service.delivery.sending import HERE, emptied, request, run, send, send_all, until
+from tests.service.delivery.harness import HERE, emptied, request, run, send, send_all, until
 
 pytestmark = pytest.mark.usefixtures("either_loop")
 
@@ -331,6 +331,6 @@ def test_without_certificates_https_is_our_fault(
     hostile: Hostile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A machine without trusted certificates can still reach plain HTTP."""
-    monkeypatch.setattr("tarry.service.delivery.http._trusting", lambda ca: None)
+    monkeypatch.setattr("tarry.service.delivery.http1.client._trusting", lambda ca: None)
     assert Fault.OURS is send(hostile.tls["good"] + "ok").fault
     assert 200 == send(hostile.url + "ok").status

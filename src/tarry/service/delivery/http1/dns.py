@@ -11,7 +11,7 @@ from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING, TypeAlias
 
-from tarry.service.delivery.exchange import Fault, NoWay
+from tarry.service.delivery.messages import Fault, NoWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable

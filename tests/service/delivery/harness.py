@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tarry.service.delivery.exchange import Delivered, Delivery, Request
 from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.http import HttpDelivery
+from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.messages import Delivered, Delivery, Request
 
 T = TypeVar("T")
 

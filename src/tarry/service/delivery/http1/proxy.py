@@ -10,7 +10,7 @@ import msgspec
 
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError
-from tarry.service.delivery.exchange import Fault, NoWay
+from tarry.service.delivery.messages import Fault, NoWay
 
 MOST_SAID = 16 * 1024
 """Bytes of its answer."""

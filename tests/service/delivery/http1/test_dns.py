@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tarry.service.delivery import names
-from tarry.service.delivery.exchange import Fault, NoWay
-from tarry.service.delivery.names import Addresses, Names
-from tests.service.delivery.sending import run, until
+from tarry.service.delivery.http1 import dns
+from tarry.service.delivery.http1.dns import Addresses, Names
+from tarry.service.delivery.messages import Fault, NoWay
+from tests.service.delivery.harness import run, until
 
 pytestmark = pytest.mark.usefixtures("either_loop")
 
@@ -78,7 +78,7 @@ def test_an_answer_is_remembered_for_a_while(
     async def main() -> list[Addresses]:
         known = Names()
         found = [await known.look_up("one.example"), await known.look_up("one.example")]
-        monkeypatch.setattr(names, "_FRESH_SECONDS", 0.0)
+        monkeypatch.setattr(dns, "_FRESH_SECONDS", 0.0)
         known._known.clear()
         resolver.says["one.example"] = ["192.0.2.9"]
         return [*found, await known.look_up("one.example"), await known.look_up("one.example")]
@@ -116,7 +116,7 @@ def test_a_name_that_dns_cannot_have(resolver: Resolver, monkeypatch: pytest.Mon
 
 def test_what_is_remembered_is_bounded(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names cost nothing to make up."""
-    monkeypatch.setattr(names, "_MOST_KNOWN", 4)
+    monkeypatch.setattr(dns, "_MOST_KNOWN", 4)
 
     async def main() -> int:
         known = Names()
@@ -130,7 +130,7 @@ def test_what_is_remembered_is_bounded(resolver: Resolver, monkeypatch: pytest.M
 
 def test_so_many_threads_and_no_more(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who leaves the line is not looked up; the others are, in their turn."""
-    monkeypatch.setattr(names, "_MOST_AT_ONCE", 2)
+    monkeypatch.setattr(dns, "_MOST_AT_ONCE", 2)
 
     async def main() -> tuple[list[str], list[str], int]:
         resolver.may_answer.clear()

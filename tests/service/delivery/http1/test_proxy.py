@@ -7,13 +7,13 @@ from base64 import b64encode
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.delivery.exchange import Delivered, Fault
 from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.http import HttpDelivery
-from tarry.service.delivery.proxies import parse_proxy
+from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.http1.proxy import parse_proxy
+from tarry.service.delivery.messages import Delivered, Fault
 from tests.integration.hostile import OK, Hostile
-from tests.service.delivery.sending import HERE, closed, request, run, send_all
-from tests.service.delivery.serving import OPEN, proxying, serving, silent
+from tests.service.delivery.harness import HERE, closed, request, run, send_all
+from tests.service.delivery.scripted_server import OPEN, proxying, serving, silent
 
 pytestmark = pytest.mark.usefixtures("either_loop")
 

@@ -6,14 +6,14 @@ import asyncio
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
-from tarry.service.delivery.connection import Connection
-from tarry.service.delivery.exchange import Delivered, Fault, NoWay
+from tarry.service.delivery.http1.connection import Connection
+from tarry.service.delivery.messages import Delivered, Fault, NoWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.delivery.sending import Sending
-    from tarry.service.delivery.ways import Way
+    from tarry.service.delivery.http1.connector import Way
+    from tarry.service.delivery.http1.pending_request import Sending
 
 _IDLE_SECONDS, _LIFE_SECONDS = 60.0, 300.0
 """How long a connection is kept unused, and at all: then a name is looked up anew."""
