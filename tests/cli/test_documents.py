@@ -63,9 +63,9 @@ def test_documents_are_read(tmp_path: Path, name: str, text: str, expected: list
     ("name", "text", "expected"),
     [
         ("a.yaml", "a: 1\n---\nb: &b 2\nc: *b\n", ":4: write the value out instead of an alias"),
-        ("a.yaml", "a: 1\n---\nb: 1\nb: 2\n", ":4: the key 'b' stands twice, first on line 3"),
-        ("a.yaml", "a: 1\n---\n8080: 1\n", ":3: a key must be a plain name or a text in quotes"),
-        ("a.json", '{"a": 1,\n"a": 2}', ":2: the key 'a' stands twice in one table"),
+        ("a.yaml", "a: 1\n---\nb: 1\nb: 2\n", ":4: the key 'b' appears twice, first on line 3"),
+        ("a.yaml", "a: 1\n---\n8080: 1\n", ":3: a key must be a plain name or a quoted string"),
+        ("a.json", '{"a": 1,\n"a": 2}', ":2: the key 'a' appears twice in one table"),
         ("a.json", f'{{"a": {"9" * 5000}}}', ": not JSON: Exceeds the limit"),
         ("a.yaml", "#" * 1_000_001, ": too large; at most 1,000,000 bytes are read"),
     ],

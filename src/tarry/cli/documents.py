@@ -10,8 +10,7 @@ from tarry.core.policy import PRESETS
 from tarry.errors import ConfigurationError
 from tarry.simulator.files import read_defence
 from tarry.simulator.files.disk import check_place, write_atomically
-from tarry.simulator.files.documents import read_parsed
-from tarry.simulator.files.parsers import yaml_library
+from tarry.simulator.files.documents import import_yaml, read_parsed
 from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def defence_of(name: str) -> Defence:
 
 def yaml_text(documents: Iterable[dict[str, Any]]) -> str:
     """Return documents as YAML, in the order of their keys."""
-    yaml = yaml_library()
+    yaml = import_yaml()
     return str(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=1000))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.simulator.files import read_defence, read_study
-from tarry.simulator.files.documents import LARGEST
+from tarry.simulator.files.documents import MAX_DOCUMENT_BYTES
 from tarry.simulator.study import conduct
 from tests.simulator.files.written import CHECKOUT, SMALL, YAML, written
 
@@ -104,7 +104,7 @@ SCENARIO_MISTAKES = [
     ("b.yaml", "bucket: 0", "b.yaml:7: bucket must be greater than 0, got 0"),
     ("b.yaml", "trials: 0", "b.yaml:7: trials must be at least 1, got 0"),
     ("b.yaml", "question: 7", "b.yaml:7: question must be a text, got 7"),
-    ("b.yaml", "duration: 9", "b.yaml:7: the key 'duration' stands twice, first on line 1"),
+    ("b.yaml", "duration: 9", "b.yaml:7: the key 'duration' appears twice, first on line 1"),
     ("b.yaml", "bucket: &b 2\nnetwork: *b", "b.yaml:8: write the value out instead of an alias"),
     (
         "b.yaml",
@@ -156,7 +156,7 @@ POLICY_MISTAKES = [
     ("p.toml", "preset = 'x'", "p.toml:1: preset must be one of default, interactive, patient, "),
     ("p.toml", f"max_attempts = {'9' * 5000}", "p.toml:1: not TOML: Exceeds the limit"),
     ("p.json", '{"max_attempts": 3,\n"jitter": "fll"}', "p.json:2: jitter must be one of decorr"),
-    ("p.json", '{"jitter": "full",\n"jitter": "none"}', "p.json:2: the key 'jitter' stands twic"),
+    ("p.json", '{"jitter": "full",\n"jitter": "none"}', "p.json:2: the key 'jitter' appears twic"),
     ("p.json", "[1]", "p.json:1: must be a table of keys and values, got [1]"),
     ("p.json", '{"a":\n}', "p.json:2: not JSON: Expecting value"),
     ("p.json", f'{{"a": {"9" * 5000}}}', "p.json: not JSON: Exceeds the limit"),
@@ -166,7 +166,11 @@ POLICY_MISTAKES = [
     ("p.yaml", "a: \x00", "p.yaml: not YAML: unacceptable character"),
     ("p.yaml", "a: !!float x", "p.yaml: not YAML: could not convert"),
     ("p.ini", "", "p.ini: the name must end in .toml, .yaml, .yml, .json"),
-    ("p.toml", "# " + "x" * LARGEST, "p.toml: too large; at most 1,000,000 bytes are read"),
+    (
+        "p.toml",
+        "# " + "x" * MAX_DOCUMENT_BYTES,
+        "p.toml: too large; at most 1,000,000 bytes are read",
+    ),
 ]
 
 

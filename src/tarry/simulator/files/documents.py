@@ -1,30 +1,55 @@
-"""Read a TOML, YAML or JSON file, and remember on which line each value stands.
+"""Read TOML, YAML and JSON files, and record the line number of each value.
 
-Every refusal begins with the file and the line. What is read is bounded, because files come from
-anywhere.
+Errors start with the file and the line. The size of a file is limited, because a file may come
+from an untrusted source. The parsers of the standard library do not report line numbers, so
+`toml_lines` and `json_lines` find them in a second pass over the text.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import tomllib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.simulator.files.disk import read_text
-from tarry.simulator.files.parsers import PARSERS, Parsed, Syntax
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from tarry.simulator.files.lines import Place
+    from yaml.nodes import Node
 
-LARGEST = 1_000_000
-"""Bytes of a file that people write; the YAML parser takes seconds for as many."""
+Place: TypeAlias = "tuple[str | int, ...]"
+"""The keys and list indices (from 0) that lead to a value."""
+
+MAX_DOCUMENT_BYTES = 1_000_000
+"""The YAML parser takes seconds for a file of this size."""
+
+_TOML_ERROR_POSITION = re.compile(r" \((?:at line (\d+), column \d+|at end of document)\)")
+_TOML_TOKEN = re.compile(
+    r'''(?P<skip>[ \t\r]+|\#[^\n]*)
+      | """(?:\\.|[^\\])*?"{3,5} | \'\'\'.*?\'{3,5}
+      | "(?:\\.|[^"\\\n])*" | \'[^\'\n]*\'
+      | \n | [\[\]{}=,]
+      | [^\s\[\]{}=,#"\']+''',
+    re.VERBOSE | re.DOTALL,
+)
+_JSON_TOKEN = re.compile(
+    r"""(?P<skip>[ \t\r]+)
+      | "(?:\\.|[^"\\])*"
+      | \n | [\[\]{}:,]
+      | [^\s\[\]{}:,"]+""",
+    re.VERBOSE,
+)
+_QUOTES = ('"', "'")
 
 
 class Spot(NamedTuple):
-    """Where a value comes from: a line of a file, or what else is named instead."""
+    """Where a value was written: a line of a file, or another source such as an option."""
 
     source: str
     line: int = 0
@@ -35,30 +60,46 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Plain data, and where each part of it was written."""
+    """The content of a file as plain data, and where each value was written."""
 
     path: Path
     data: dict[str, Any]
     spots: dict[Place, Spot]
 
     def refusal(self, place: Place, message: str) -> ConfigurationError:
-        """Return an error about the value at a place, or about the nearest table around it."""
+        """Return an error located at a value, or at the nearest enclosing table that is known."""
         while place and place not in self.spots:
             place = place[:-1]
         spot = self.spots.get(place, Spot(str(self.path)))
         return ConfigurationError(f"{spot}: {message}")
 
 
+class ParsedDocument(NamedTuple):
+    """One document of a file, the line of each value, and the line on which it begins."""
+
+    data: Any
+    lines: dict[Place, int]
+    first_line: int = 1
+
+
+class DocumentSyntaxError(Exception):
+    """A text that cannot be parsed; `line` is 0 when it is not known."""
+
+    def __init__(self, message: str, line: int = 0) -> None:
+        super().__init__(message)
+        self.line = line
+
+
 def read_document(path: Path) -> Document:
-    """Read a file that holds one table; its name tells its language."""
+    """Read a file that holds one table; its suffix selects the format."""
     if path.suffix.lower() not in PARSERS:
         msg = f"{path}: the name must end in {', '.join(PARSERS)}"
         raise ConfigurationError(msg)
-    found = read_parsed(path)
-    if len(found) > 1:
-        msg = f"{path}:{found[1].line}: must hold one document, but a second one begins"
+    documents = read_parsed(path)
+    if len(documents) > 1:
+        msg = f"{path}:{documents[1].first_line}: must hold one document, but a second one begins"
         raise ConfigurationError(msg)
-    data, lines, _ = found[0] if found else Parsed({}, {})
+    data, lines, _ = documents[0] if documents else ParsedDocument({}, {})
     if not isinstance(data, dict):
         msg = f"{path}:1: must be a table of keys and values, got {short(data)}"
         raise ConfigurationError(msg)
@@ -66,13 +107,13 @@ def read_document(path: Path) -> Document:
     return Document(path, cast("dict[str, Any]", data), {(): Spot(str(path), 1), **spots})
 
 
-def read_parsed(path: Path) -> list[Parsed]:
-    """Read every document of a file; a name that tells no language means YAML."""
+def read_parsed(path: Path) -> list[ParsedDocument]:
+    """Read every document of a file; a file with an unknown suffix is read as YAML."""
     parse = PARSERS.get(path.suffix.lower(), PARSERS[".yaml"])
-    text = read_text(path, LARGEST)
+    text = read_text(path, MAX_DOCUMENT_BYTES)
     try:
         return parse(text)
-    except Syntax as error:
+    except DocumentSyntaxError as error:
         msg = f"{Spot(str(path), error.line)}: {error}"
         raise ConfigurationError(msg) from None
     except RecursionError:
@@ -81,3 +122,212 @@ def read_parsed(path: Path) -> list[Parsed]:
     except MissingExtra as error:
         msg = f"{path}: {error}"
         raise MissingExtra(msg) from None
+
+
+def import_yaml() -> Any:
+    """Return the module `yaml`, or raise `MissingExtra`."""
+    try:
+        import yaml
+    except ImportError:
+        raise MissingExtra("YAML needs PyYAML: pip install 'tarry[sim]'") from None
+    return yaml
+
+
+def _parse_toml(text: str) -> list[ParsedDocument]:
+    try:
+        return [ParsedDocument(tomllib.loads(text), toml_lines(text))]
+    except ValueError as error:
+        position = _TOML_ERROR_POSITION.search(str(error))
+        line = int(position[1]) if position and position[1] else text.count("\n") + 1
+        message = _TOML_ERROR_POSITION.sub("", str(error))
+        raise DocumentSyntaxError(f"not TOML: {message}", line) from None
+
+
+def _parse_json(text: str) -> list[ParsedDocument]:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DocumentSyntaxError(f"not JSON: {error.msg}", error.lineno) from None
+    except ValueError as error:  # an integer with more digits than Python converts
+        raise DocumentSyntaxError(f"not JSON: {error}") from None
+    lines, duplicate = json_lines(text)
+    if duplicate is not None:
+        key, line = duplicate
+        raise DocumentSyntaxError(f"the key {key!r} appears twice in one table", line)
+    return [ParsedDocument(data, lines)]
+
+
+def _parse_yaml(text: str) -> list[ParsedDocument]:
+    yaml = import_yaml()
+    documents: list[ParsedDocument] = []
+    try:
+        loader = yaml.SafeLoader(text)
+        while loader.check_node():
+            first_line = loader.peek_event().start_mark.line + 1
+            node = loader.get_node()
+            lines: dict[Place, int] = {}
+            _record_yaml_lines(node, (), lines, set())
+            documents.append(ParsedDocument(loader.construct_document(node), lines, first_line))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 0
+        raise DocumentSyntaxError(f"not YAML: {error.problem}", line) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise DocumentSyntaxError(f"not YAML: {' '.join(str(error).split())}") from None
+    return documents
+
+
+def _record_yaml_lines(
+    node: Node, place: Place, lines: dict[Place, int], visited: set[int]
+) -> None:
+    """Record the line of each value below a YAML node; reject aliases and ambiguous keys."""
+    import yaml
+
+    if id(node) in visited:  # nested aliases can expand to more values than memory holds
+        raise DocumentSyntaxError("write the value out instead of an alias", lines.get(place, 1))
+    visited.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[*place, index] = item.start_mark.line + 1
+            _record_yaml_lines(item, (*place, index), lines, visited)
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.tag != "tag:yaml.org,2002:str":
+                message = "a key must be a plain name or a quoted string"
+                raise DocumentSyntaxError(message, line)
+            inner = (*place, key.value)
+            if inner in lines:
+                message = f"the key {key.value!r} appears twice, first on line {lines[inner]}"
+                raise DocumentSyntaxError(message, line)
+            lines[inner] = line
+            _record_yaml_lines(value, inner, lines, visited)
+
+
+PARSERS: dict[str, Callable[[str], list[ParsedDocument]]] = {
+    ".toml": _parse_toml,
+    ".yaml": _parse_yaml,
+    ".yml": _parse_yaml,
+    ".json": _parse_json,
+}
+"""By the suffix of the file."""
+
+
+class _Token(NamedTuple):
+    text: str
+    line: int
+
+
+class _LineFinder:
+    """Walks over the tokens of a valid text once and records the line of each key and item."""
+
+    def __init__(self, text: str, pattern: re.Pattern[str], unquote: Callable[[str], str]) -> None:
+        self.lines: dict[Place, int] = {}
+        self.duplicate: _Token | None = None
+        """A key that appears twice in its table, and the line of its second appearance."""
+        self._unquote = unquote
+        self._tokens: list[_Token] = []
+        self._position = 0
+        line = 1
+        for match in pattern.finditer(text):
+            if not match["skip"]:
+                self._tokens.append(_Token(match[0], line))
+            line += match[0].count("\n")
+        self._tokens.append(_Token("", line))
+
+    def peek(self) -> _Token:
+        return self._tokens[self._position]
+
+    def take(self) -> _Token:
+        token = self.peek()
+        if token.text:  # the empty token marks the end and is never passed
+            self._position += 1
+        return token
+
+    def skip(self, *texts: str) -> _Token:
+        while self.peek().text in texts:
+            self.take()
+        return self.peek()
+
+    def take_key(self, separator: str) -> list[str]:
+        """Take a dotted key and the separator after it; return the parts of the key."""
+        parts: list[str] = []
+        while (text := self.take().text) not in {separator, ""}:
+            if text.startswith(_QUOTES):
+                parts.append(self._unquote(text))
+            else:
+                parts.extend(part for part in text.split(".") if part)
+        return parts
+
+    def take_pair(self, place: Place, separator: str) -> None:
+        """Take a key and its value inside the table at `place`."""
+        line = self.peek().line
+        for part in self.take_key(separator):
+            place = (*place, part)
+            # In TOML this can also be the first part that two dotted keys share. Only JSON
+            # reads `duplicate`: the TOML parser itself rejects real duplicates.
+            if self.lines.setdefault(place, line) != line:
+                self.duplicate = _Token(part, line)
+        self.skip("\n")
+        self.take_value(place, separator)
+
+    def take_value(self, place: Place, separator: str) -> None:
+        """Take a scalar, or a list or table with all its content."""
+        opening = self.take().text
+        if opening == "[":
+            index = 0
+            while self.skip("\n", ",").text not in {"]", ""}:
+                self.lines[*place, index] = self.peek().line
+                self.take_value((*place, index), separator)
+                index += 1
+            self.take()
+        elif opening == "{":
+            while self.skip("\n", ",").text not in {"}", ""}:
+                self.take_pair(place, separator)
+            self.take()
+        else:  # a scalar; a TOML date and its time can be separated by a space
+            while self.peek().text not in {",", "]", "}", "\n", ""}:
+                self.take()
+
+
+def toml_lines(text: str) -> dict[Place, int]:
+    """Return the line of each table, key and list item of a valid TOML text."""
+    finder = _LineFinder(text, _TOML_TOKEN, _unquote_toml)
+    last_index: dict[Place, int] = {}  # of each array of tables: the index of its last table
+    table: Place = ()
+    while (token := finder.skip("\n")).text:
+        if token.text != "[":
+            finder.take_pair(table, "=")
+            continue
+        finder.take()
+        is_array = finder.peek().text == "["
+        finder.skip("[")
+        key = finder.take_key("]")
+        finder.skip("]")
+        table = ()
+        for number, part in enumerate(key, 1):
+            table = (*table, part)
+            finder.lines.setdefault(table, token.line)
+            if is_array and number == len(key):
+                last_index[table] = last_index.get(table, -1) + 1
+            if table in last_index:
+                table = (*table, last_index[table])
+                finder.lines.setdefault(table, token.line)
+    return finder.lines
+
+
+def json_lines(text: str) -> tuple[dict[Place, int], tuple[str, int] | None]:
+    """Return the line of each key and list item of a valid JSON text, and a duplicate key."""
+    finder = _LineFinder(text, _JSON_TOKEN, _unquote_json)
+    finder.skip("\n")
+    finder.take_value((), ":")
+    return finder.lines, finder.duplicate
+
+
+def _unquote_toml(text: str) -> str:
+    parsed: dict[str, Any] = tomllib.loads(f"key = {text}")
+    return str(parsed["key"])
+
+
+def _unquote_json(text: str) -> str:
+    return str(json.loads(text))

@@ -10,8 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from tarry.simulator.files.documents import Document
-    from tarry.simulator.files.lines import Place
+    from tarry.simulator.files.documents import Document, Place
     from tarry.simulator.scenario import Scenario
 
 FITS = {

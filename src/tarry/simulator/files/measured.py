@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from tarry.simulator.files.documents import Document
-    from tarry.simulator.files.lines import Place
+    from tarry.simulator.files.documents import Document, Place
 
 LARGEST = 50_000_000
 """Bytes of a file of measurements."""

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tarry.simulator.distributions import Distribution
-    from tarry.simulator.files.documents import Document
-    from tarry.simulator.files.lines import Place
+    from tarry.simulator.files.documents import Document, Place
 
 T = TypeVar("T")
 

@@ -17,8 +17,7 @@ from tarry.wire.defence import Defence
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tarry.simulator.files.documents import Document
-    from tarry.simulator.files.lines import Place
+    from tarry.simulator.files.documents import Document, Place
     from tarry.simulator.scenario import Scenario
 
 _KINDS: dict[type, str] = {make: kind for kind, make in DISTRIBUTIONS.items()}

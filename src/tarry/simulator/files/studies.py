@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tarry.simulator.files.lines import Place
+    from tarry.simulator.files.documents import Place
     from tarry.simulator.summary import Summary
     from tarry.wire.defence import Defence
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tarry.simulator.files.lines import json_lines, toml_lines
+from tarry.simulator.files.documents import json_lines, toml_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tarry.simulator.files.lines import Place
+    from tarry.simulator.files.documents import Place
 
 TOML = '''\
 a = 1
