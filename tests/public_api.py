@@ -15,7 +15,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-PUBLIC_MODULES = ("tarry", "tarry.idempotency", "tarry.simulator", "tarry.testing", "tarry.tuning")
+PUBLIC_MODULES = (
+    "tarry",
+    "tarry.client",
+    "tarry.idempotency",
+    "tarry.simulator",
+    "tarry.testing",
+    "tarry.tuning",
+)
 
 # Methods that a user calls by syntax; the other dunders (`__repr__`, ...) are no promise.
 SYNTAX = frozenset({

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 import tarry
+import tarry.client
 import tarry.testing
 from tarry.runtime.bus import bus
 from tarry.testing import VirtualClock
@@ -33,7 +34,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 SHORTEST, LONGEST = 40, 120
-PACKAGES = {"adapters", "idempotency", "simulator", "telemetry", "testing", "tuning"}
+PACKAGES = {"adapters", "client", "idempotency", "simulator", "telemetry", "testing", "tuning"}
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ def test_tree_of_errors_on_the_page_is_that_of_the_code() -> None:
     bases: dict[str, str] = {}
     path: list[str] = []
     for line in text.splitlines():
-        found = re.fullmatch(r"([│├└─ ]*)tarry\.(\w+)(?: \((\w+)\))?", line)
+        found = re.fullmatch(r"([│├└─ ]*)tarry\.(?:client\.)?(\w+)(?: \((\w+)\))?", line)
         assert found is not None, line
         depth = len(found[1]) // 4
         path[depth:] = [found[2]]
@@ -245,8 +246,9 @@ def test_tree_of_errors_on_the_page_is_that_of_the_code() -> None:
 
     actual = {
         name: ", ".join(base.__name__ for base in value.__bases__)
-        for name in tarry.__all__
-        if isinstance(value := getattr(tarry, name), type) and issubclass(value, Exception)
+        for module in (tarry, tarry.client)
+        for name in module.__all__
+        if isinstance(value := getattr(module, name), type) and issubclass(value, Exception)
     }
 
     assert bases == actual

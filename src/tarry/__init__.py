@@ -50,24 +50,15 @@ if TYPE_CHECKING:
         Cancelled,
         ConfigurationError,
         ConfigurationTypeError,
-        Conflict,
         DeadlineExceeded,
         HandedOff,
-        InvalidRequest,
         LimitReached,
         MissingExtra,
-        NotAuthorized,
-        NotFinished,
-        NotFound,
         Overloaded,
         Rejected,
         ResultNotAccepted,
-        ServiceError,
-        ServiceUnavailable,
-        ServiceUnreachable,
         StoreUnavailable,
         TarryError,
-        TooManyRequests,
     )
     from tarry.runtime.bus import listen
     from tarry.runtime.cancel import CancelToken
@@ -98,10 +89,8 @@ _HOMES = {
     "tarry.core.verdict": "Progress Reason Step Stop Wait",
     "tarry.errors": (
         "AttemptTimeout BlockingWait BreakerOpen Cancelled ConfigurationError "
-        "ConfigurationTypeError Conflict DeadlineExceeded HandedOff InvalidRequest LimitReached "
-        "MissingExtra NotAuthorized NotFinished NotFound Overloaded Rejected "
-        "ResultNotAccepted ServiceError ServiceUnavailable ServiceUnreachable "
-        "StoreUnavailable TarryError TooManyRequests"
+        "ConfigurationTypeError DeadlineExceeded HandedOff LimitReached MissingExtra "
+        "Overloaded Rejected ResultNotAccepted StoreUnavailable TarryError"
     ),
     "tarry.runtime.bus": "listen",
     "tarry.runtime.cancel": "CancelToken",
@@ -133,7 +122,6 @@ __all__ = [
     "Client",
     "ConfigurationError",
     "ConfigurationTypeError",
-    "Conflict",
     "DeadlineExceeded",
     "Downstream",
     "Event",
@@ -144,14 +132,10 @@ __all__ = [
     "Hedging",
     "Hint",
     "InFlight",
-    "InvalidRequest",
     "Kind",
     "LimitReached",
     "Limiter",
     "MissingExtra",
-    "NotAuthorized",
-    "NotFinished",
-    "NotFound",
     "Outcome",
     "Overloaded",
     "Policy",
@@ -161,9 +145,6 @@ __all__ = [
     "Rejected",
     "ResultNotAccepted",
     "Schedule",
-    "ServiceError",
-    "ServiceUnavailable",
-    "ServiceUnreachable",
     "Step",
     "Stop",
     "StoreUnavailable",
@@ -171,7 +152,6 @@ __all__ = [
     "TarryError",
     "ThrottleBudget",
     "TokenBudget",
-    "TooManyRequests",
     "Wait",
     "Waited",
     "WillWait",

@@ -14,23 +14,15 @@ TarryError
 ├── BlockingWait (RuntimeError)
 ├── StoreUnavailable
 ├── Overloaded
-├── ServiceError
-│   ├── ServiceUnreachable (ConnectionError)
-│   ├── ServiceUnavailable
-│   ├── InvalidRequest
-│   ├── NotAuthorized
-│   ├── NotFound
-│   ├── Conflict
-│   └── TooManyRequests
-├── NotFinished (TimeoutError)
 └── MissingExtra (ImportError)
+
+The errors of the retry service's client are in `tarry.client.errors`.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False  # as in tarry/__init__.py
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
 
@@ -114,78 +106,3 @@ class Overloaded(TarryError):
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-
-
-class ServiceError(TarryError):
-    """The retry service did not do what its client asked for."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int | None = None,
-        problem: Mapping[str, object] | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        """The HTTP status of the answer; None when there was none."""
-        self.problem: dict[str, object] = dict(problem or {})
-        """The members of the problem document (RFC 9457) that was the answer."""
-        self.retry_after = retry_after
-        """Seconds after which another try makes sense, when that is known."""
-
-    @property
-    def title(self) -> str | None:
-        """What kind of problem it is."""
-        return self._text("title")
-
-    @property
-    def detail(self) -> str | None:
-        """What is wrong this time."""
-        return self._text("detail")
-
-    @property
-    def field(self) -> str | None:
-        """The path of the field that is wrong, as the API names it, where it is one."""
-        return self._text("field")
-
-    def _text(self, member: str) -> str | None:
-        value = self.problem.get(member)
-        return value if isinstance(value, str) else None
-
-
-class ServiceUnreachable(ServiceError, ConnectionError):
-    """No answer came; whether the request was read is not known."""
-
-
-class ServiceUnavailable(ServiceError):
-    """The service, or what stands before it, cannot do it now (502, 503, 504)."""
-
-
-class InvalidRequest(ServiceError):
-    """The service refuses the request; `field` names what is wrong (400, 413, 422 and the like)."""
-
-
-class NotAuthorized(ServiceError):
-    """The API key is missing, wrong or revoked (401, 403)."""
-
-
-class NotFound(ServiceError):
-    """There is no such task, policy, replay or downstream (404)."""
-
-
-class Conflict(ServiceError):
-    """It is there, but not in a state for this (409)."""
-
-
-class TooManyRequests(ServiceError):
-    """A quota is used up; `retry_after` seconds later it may not be (429)."""
-
-
-class NotFinished(TarryError, TimeoutError):
-    """The time to wait was over first; `last` is what was waited for, as it stood then."""
-
-    def __init__(self, message: str, last: object = None) -> None:
-        super().__init__(message)
-        self.last = last

@@ -5,22 +5,18 @@ from __future__ import annotations
 import pytest
 
 from tarry.cli.failures import code_of, words_of
-from tarry.errors import (
-    ConfigurationError,
+from tarry.client.errors import (
     Conflict,
     InvalidRequest,
-    MissingExtra,
     NotAuthorized,
     NotFinished,
     NotFound,
-    Overloaded,
     ServiceError,
     ServiceUnavailable,
     ServiceUnreachable,
-    StoreUnavailable,
-    TarryError,
     TooManyRequests,
 )
+from tarry.errors import ConfigurationError, MissingExtra, Overloaded, StoreUnavailable, TarryError
 from tests.cli.operating import tarry
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tarry
-from tarry import errors
+from tarry.client import errors
 from tests.client.playing import Played, Seen, problem, task_of
 from tests.client.talking import Talker
 
@@ -271,7 +271,7 @@ def test_policies(talker: Talker, service: Played) -> None:
 
 def test_a_policy_that_cannot_be_written(talker: Talker, service: Played) -> None:
     """A policy with a function in it is refused before anything is sent."""
-    with pytest.raises(errors.ConfigurationError, match="backoff is a callable"):
+    with pytest.raises(tarry.ConfigurationError, match="backoff is a callable"):
         talker.do("put_policy", "slow", tarry.Policy(backoff=float))
     assert [] == service.seen
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry import errors
+from tarry.client import errors
 from tarry.client.stream import EventParser
 from tests.client.playing import Played
 from tests.client.talking import Talker

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 import tarry
+from tarry.client.errors import NotFinished
 from tarry.client.flows import Flows
-from tarry.errors import ConfigurationError, NotFinished
+from tarry.errors import ConfigurationError
 from tarry.testing import VirtualClock, scripted_dice
 from tarry.wire.tasks import RetryTask
 from tests.client.playing import task_of

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 import tarry
-from tarry import errors
+from tarry.client import errors
 from tests.client.conftest import Opened
 from tests.client.playing import Played, problem, task_of
 from tests.client.talking import Talker

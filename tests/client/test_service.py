@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tarry.client import AsyncClient, Client
-from tarry.errors import ConfigurationError, NotFound
+from tarry.client.errors import NotFound
+from tarry.errors import ConfigurationError
 
 CLIENTS = [Client, AsyncClient]
 URL = "http://127.0.0.1:8080"

@@ -19,7 +19,8 @@ from tarry.cli.remote import (
     connected,
     example,
 )
-from tarry.errors import ConfigurationError, NotFound
+from tarry.client.errors import NotFound
+from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tarry.client import Client

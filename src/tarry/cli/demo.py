@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tarry.cli.remote import connected
-from tarry.errors import NotFinished, ServiceUnreachable
+from tarry.client.errors import NotFinished, ServiceUnreachable
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from tarry.core.explain import duration
-from tarry.errors import (
+from tarry.client.errors import (
     Conflict,
     InvalidRequest,
     NotAuthorized,
     NotFinished,
     NotFound,
-    Overloaded,
     ServiceError,
-    StoreUnavailable,
-    TarryError,
 )
+from tarry.core.explain import duration
+from tarry.errors import Overloaded, StoreUnavailable, TarryError
 
 FAILED, MISTAKE, MISSING, AWAY, INTERRUPTED = 1, 2, 3, 4, 130
 MEANINGS = {

@@ -100,7 +100,7 @@ def revoke(
 ) -> None:
     """End a key; a running service believes it for a few seconds more."""
     from tarry.cli.shown import print_json, say
-    from tarry.errors import NotFound
+    from tarry.client.errors import NotFound
 
     if not _with_store(store, config, lambda opened: opened.revoke_key(key)):
         msg = f"there is no key {key!r}; `tarry keys list` has their ids"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tarry.cli.remote import DEFAULT_SERVER, Json, Key, Server, connected
-from tarry.errors import ConfigurationError, InvalidRequest, NotFound
+from tarry.client.errors import InvalidRequest, NotFound
+from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tarry.client import Client

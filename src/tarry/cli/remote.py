@@ -60,7 +60,7 @@ class _News(logging.Handler):
 @contextmanager
 def connected(server: str, key: str | None) -> Generator[Client]:
     """Talk to a service; one that does not answer is told with the way to start one."""
-    from tarry.errors import ServiceUnreachable
+    from tarry.client.errors import ServiceUnreachable
 
     opened = _opened(server, key)
     logger = logging.getLogger("tarry")

@@ -88,8 +88,8 @@ def _sent(
     options: TaskOptions,
 ) -> RetryTask:
     """Add the task, and wait on when the service waits less than it was asked to."""
+    from tarry.client.errors import NotFinished
     from tarry.client.flows import FINISHED
-    from tarry.errors import NotFinished
     from tarry.runtime.clocks import world
 
     began = world.now()

@@ -114,7 +114,7 @@ def _look(client: Client, server: str, key: str | None) -> Look:
 def _metrics(server: str, key: str | None) -> str:
     import httpx
 
-    from tarry.errors import ServiceUnavailable, ServiceUnreachable
+    from tarry.client.errors import ServiceUnavailable, ServiceUnreachable
 
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:

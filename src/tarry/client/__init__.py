@@ -1,6 +1,52 @@
-"""The Python client of the retry service: pure requests, thin sync and async drivers."""
+"""The Python client of the retry service: two clients, and the errors that they raise.
 
-from tarry.client.asynchronous import AsyncClient
-from tarry.client.sync import Client
+The clients load when they are first used, so that a program which only catches the errors, such
+as the command line, does not import the retry runtime.
+"""
 
-__all__ = ["AsyncClient", "Client"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tarry.client.errors import (
+    Conflict,
+    InvalidRequest,
+    NotAuthorized,
+    NotFinished,
+    NotFound,
+    ServiceError,
+    ServiceUnavailable,
+    ServiceUnreachable,
+    TooManyRequests,
+)
+
+if TYPE_CHECKING:
+    from tarry.client.asynchronous import AsyncClient
+    from tarry.client.sync import Client
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Conflict",
+    "InvalidRequest",
+    "NotAuthorized",
+    "NotFinished",
+    "NotFound",
+    "ServiceError",
+    "ServiceUnavailable",
+    "ServiceUnreachable",
+    "TooManyRequests",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Client":
+        from tarry.client.sync import Client
+
+        return Client
+    if name == "AsyncClient":
+        from tarry.client.asynchronous import AsyncClient
+
+        return AsyncClient
+    msg = f"module 'tarry.client' has no attribute {name!r}"
+    raise AttributeError(msg)

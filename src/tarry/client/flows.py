@@ -10,10 +10,11 @@ from collections.abc import Callable, Generator
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
+from tarry.client.errors import NotFinished
 from tarry.client.newtask import batches, seconds_of
 from tarry.client.requests import Requests
 from tarry.core.policy import Policy
-from tarry.errors import NotFinished, TarryError
+from tarry.errors import TarryError
 from tarry.runtime.clocks import world
 from tarry.runtime.deadlines import earliest
 

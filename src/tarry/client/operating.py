@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from tarry.client.errors import ServiceError
 from tarry.client.newtask import written
 from tarry.client.paths import identified, named, page, repeatable
 from tarry.client.request import Answer, Manner, Request, decoded, nothing, problem_of
 from tarry.client.whole import is_whole
 from tarry.core.checks import short
 from tarry.core.policy import Policy
-from tarry.errors import ConfigurationError, ServiceError
+from tarry.errors import ConfigurationError
 from tarry.wire.policies import policy_sent
 from tarry.wire.tasks import Downstream, Page, RetryPolicy
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
+from tarry.client.errors import NotFound
 from tarry.client.request import Answer, Request
 from tarry.core.checks import short
-from tarry.errors import ConfigurationTypeError, NotFound
+from tarry.errors import ConfigurationTypeError
 from tarry.wire import http
 from tarry.wire.tasks import MOST_IN_PAGE, Page
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from tarry.core.hints import parse_retry_after
-from tarry.errors import (
+from tarry.client.errors import (
     Conflict,
     InvalidRequest,
     NotAuthorized,
@@ -16,6 +15,7 @@ from tarry.errors import (
     ServiceUnavailable,
     TooManyRequests,
 )
+from tarry.core.hints import parse_retry_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

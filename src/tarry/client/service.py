@@ -10,14 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+from tarry.client.errors import ServiceUnreachable
 from tarry.core.checks import positive
 from tarry.core.policy import Policy
-from tarry.errors import (
-    ConfigurationError,
-    ConfigurationTypeError,
-    MissingExtra,
-    ServiceUnreachable,
-)
+from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra
 from tarry.runtime.downstream import Downstream
 from tarry.runtime.spec import instance
 

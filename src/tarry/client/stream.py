@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.errors import ServiceError
+from tarry.client.errors import ServiceError
 from tarry.wire.tasks import EventNews
 
 if TYPE_CHECKING:

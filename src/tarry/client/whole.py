@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, Any
 
-from tarry.errors import ServiceError
+from tarry.client.errors import ServiceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

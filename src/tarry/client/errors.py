@@ -1,0 +1,97 @@
+"""Errors that the retry service's client raises, importable from `tarry.client`.
+
+TarryError
+├── ServiceError
+│   ├── ServiceUnreachable (ConnectionError)
+│   ├── ServiceUnavailable
+│   ├── InvalidRequest
+│   ├── NotAuthorized
+│   ├── NotFound
+│   ├── Conflict
+│   └── TooManyRequests
+└── NotFinished (TimeoutError)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tarry.errors import TarryError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class ServiceError(TarryError):
+    """The retry service rejected a request, failed, or sent an invalid response."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        problem: Mapping[str, object] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        """HTTP status of the response; None when there was no response."""
+        self.problem: dict[str, object] = dict(problem or {})
+        """Members of the problem document (RFC 9457) in the response; empty without one."""
+        self.retry_after = retry_after
+        """Seconds to wait before the request is worth repeating; None when unknown."""
+
+    @property
+    def title(self) -> str | None:
+        """Short summary of the problem type."""
+        return self._text("title")
+
+    @property
+    def detail(self) -> str | None:
+        """Explanation of this occurrence of the problem."""
+        return self._text("detail")
+
+    @property
+    def field(self) -> str | None:
+        """Path of the invalid field, as the API names it; None when no field is to blame."""
+        return self._text("field")
+
+    def _text(self, member: str) -> str | None:
+        value = self.problem.get(member)
+        return value if isinstance(value, str) else None
+
+
+class ServiceUnreachable(ServiceError, ConnectionError):
+    """No response was received. The service may have processed the request."""
+
+
+class ServiceUnavailable(ServiceError):
+    """The service, or a proxy in front of it, cannot process the request now (502, 503, 504)."""
+
+
+class InvalidRequest(ServiceError):
+    """The request is invalid; `field` names the invalid field (400, 413, 422 and other 4xx)."""
+
+
+class NotAuthorized(ServiceError):
+    """The API key is missing, wrong or revoked (401, 403)."""
+
+
+class NotFound(ServiceError):
+    """The task, policy, replay or downstream does not exist (404)."""
+
+
+class Conflict(ServiceError):
+    """The resource exists, but its current state does not allow the operation (409)."""
+
+
+class TooManyRequests(ServiceError):
+    """A quota is used up; repeat the request after `retry_after` seconds (429)."""
+
+
+class NotFinished(TarryError, TimeoutError):
+    """The timeout of a wait expired first; `last` is the task or replay job as last seen."""
+
+    def __init__(self, message: str, last: object = None) -> None:
+        super().__init__(message)
+        self.last = last
