@@ -10,9 +10,9 @@ from tarry.service.engine.clock import StoreClock
 from tarry.service.engine.ends import Ends
 from tarry.service.model import Status
 from tarry.service.store import Finished
-from tarry.service.stores.memory import MemoryStore
 from tests.chaos.oracle import Broken
 from tests.chaos.simulation import simulate
+from tests.service.stores.model_store import ModelStore
 
 SEEDS, CHUNK = 2_000, 100
 
@@ -49,7 +49,7 @@ def _starts_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _loses_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that answers before it has written."""
-    add = MemoryStore.add
+    add = ModelStore.add
 
     async def forgetful(self: Any, tasks: Any, lease: Any = None, **options: Any) -> Any:
         added = await add(self, tasks, lease, **options)
@@ -58,7 +58,7 @@ def _loses_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
             self.data.rows.pop(self.data.ids.pop(one.task.id))
         return added
 
-    monkeypatch.setattr(MemoryStore, "add", forgetful)
+    monkeypatch.setattr(ModelStore, "add", forgetful)
 
 
 def _ignores_a_lost_lease(monkeypatch: pytest.MonkeyPatch) -> None:

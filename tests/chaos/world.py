@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery.messages import Delivered, Fault, Request
 from tarry.service.store import Store
-from tarry.service.stores.memory import MemoryStore
 from tests.chaos.oracle import Oracle, at_once
 from tests.service.stores.direct import Direct
+from tests.service.stores.model_store import ModelStore
 
 _process: ContextVar[Process | None] = ContextVar("process", default=None)
 EPOCH = 1_800_000_000.0
@@ -195,7 +195,7 @@ class World:
         self.faults = Faults(self.dice)
         self.offset = 0.0
         self.jumped_at = float("-inf")
-        self.store: Store = MemoryStore(self._clock)
+        self.store: Store = ModelStore(self._clock)
         if folder is not None:
             self.store = Direct(folder / "tasks.db", self._clock)
             at_once(self.store.open())

@@ -180,12 +180,10 @@ class Service:
 def make_store(url: str, *, apart: bool = False) -> Store:
     """Return the store that a URL names."""
     check("store", url)
+    from tarry.service.stores.sqlite import IN_MEMORY, SqliteStore
+
     if url == MEMORY:
-        from tarry.service.stores.memory import MemoryStore
-
-        return MemoryStore()
-    from tarry.service.stores.sqlite import SqliteStore
-
+        return SqliteStore(IN_MEMORY)  # no other process can write to our memory
     path = sqlite_path(url)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ from tarry.service.engine.waiters import Settled, Waiters
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
 from tarry.service.sealing import Plain
 from tarry.service.store import Added, Cancellation, Finish, Lease, New, Query, Retrieval
-from tarry.service.stores.memory.store import MemoryStore
+from tests.service.stores.model_store.store import ModelStore
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Time:
 class QuietEngine:
     """Does what it is told, at once, through the store; nothing is delivered."""
 
-    def __init__(self, store: MemoryStore, time: Time, quota: int | None) -> None:
+    def __init__(self, store: ModelStore, time: Time, quota: int | None) -> None:
         self.store = store
         self.clock = StoreClock(time.seconds)
         self.clock.learn(self.clock.asks(), time.ms)
@@ -207,7 +207,7 @@ class Rig:
         hosts: frozenset[str] | None = None,
     ) -> None:
         self.time = Time()
-        self.store = MemoryStore(self.time.milliseconds)
+        self.store = ModelStore(self.time.milliseconds)
         self.engine = QuietEngine(self.store, self.time, quota)
         self.shelf = Shelf()
         self.seal = Plain()

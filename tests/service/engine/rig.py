@@ -25,8 +25,8 @@ from tarry.service.engine.waiters import Waiters
 from tarry.service.model import AttemptRecord, Task, TaskContent
 from tarry.service.sealing import Plain
 from tarry.service.store import Added, Lease, New, Retention, Store
-from tarry.service.stores.memory import MemoryStore
 from tarry.testing.clock import VirtualClock
+from tests.service.stores.model_store import ModelStore
 
 EPOCH = 1_800_000_000.0
 LEASE = Lease("worker", 70_000, 1_000)
@@ -73,7 +73,7 @@ class Rig:
         read_body: Callable[[TaskContent], Awaitable[bytes]] | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self.store: Store = store or MemoryStore(lambda: int((EPOCH + loop.time()) * 1000))
+        self.store: Store = store or ModelStore(lambda: int((EPOCH + loop.time()) * 1000))
         limits = limits or Limits()
         dice = Random(seed)
         self.ids = (f"0190a000-0000-7000-8000-{i:012x}" for i in range(seed << 24, 1 << 47))

@@ -9,8 +9,8 @@ import pytest
 from tarry.service.delivery.messages import Delivered
 from tarry.service.engine.maintenance import letters_at_once
 from tarry.service.model import ReplayRecord
-from tarry.service.stores.memory import MemoryStore
 from tests.service.engine.rig import EPOCH, OK, Rig, Target, run
+from tests.service.stores.model_store import ModelStore
 
 WRONG = Delivered(status=400, duration_ms=1.0)
 
@@ -80,7 +80,7 @@ def test_a_hundred_slow_replays_keep_none_waiting() -> None:
     run(main)
 
 
-class Broken(MemoryStore):
+class Broken(ModelStore):
     """A store that fails at one replay."""
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:

@@ -14,13 +14,13 @@ from tarry.service.delivery.messages import Delivered, Request
 from tarry.service.engine.parts import Limits
 from tarry.service.model import PolicyVersion, Status, TaskContent
 from tarry.service.store import Cancellation, Claimed, Finish, Finished, Lease, Release
-from tarry.service.stores.memory import MemoryStore
 from tests.service.engine.rig import BUSY, EPOCH, OK, Rig, Target, run
+from tests.service.stores.model_store import ModelStore
 
 QUICK = {"maxAttempts": 2, "initialDelayMs": 500, "jitterType": "NONE"}
 
 
-class SlowClaims(MemoryStore):
+class SlowClaims(ModelStore):
     """A store that has claimed long before it answers."""
 
     async def claim(
@@ -37,7 +37,7 @@ def test_clock_that_jumps_ahead_delays_no_retry() -> None:
 
     async def main() -> None:
         loop, jump = asyncio.get_running_loop(), 0
-        store = MemoryStore(lambda: int((EPOCH + loop.time() + jump) * 1000))
+        store = ModelStore(lambda: int((EPOCH + loop.time() + jump) * 1000))
         rig = Rig(Target(OK, BUSY, OK), store=store)
         await rig.engine.start()
         await asyncio.sleep(5.1)
@@ -120,7 +120,7 @@ def test_retry_that_is_kept_while_it_stops_is_handed_back() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
-        class SlowFinishes(MemoryStore):
+        class SlowFinishes(ModelStore):
             async def finish(self, results: Sequence[Finish]) -> list[Finished]:
                 await asyncio.sleep(1)
                 return await super().finish(results)
@@ -165,7 +165,7 @@ def test_paused_lane_is_not_called_again() -> None:
     run(main)
 
 
-class SlowEnds(MemoryStore):
+class SlowEnds(ModelStore):
     """A store that takes its time to write what came of attempts, and to take leases back."""
 
     async def finish(self, results: Sequence[Finish]) -> list[Finished]:
@@ -234,7 +234,7 @@ def test_a_task_that_is_cancelled_on_its_way_back_is_told() -> None:
     run(main)
 
 
-class Away(MemoryStore):
+class Away(ModelStore):
     """A store that can be away."""
 
     is_away = False
@@ -415,7 +415,7 @@ def test_result_that_the_store_refuses_takes_no_other_with_it() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
-        class Picky(MemoryStore):
+        class Picky(ModelStore):
             async def finish(self, results: Sequence[Finish]) -> list[Finished]:
                 if any(result.task.key == "odd" for result in results):
                     raise ValueError

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from tarry.service.model import AttemptRecord, LaneRecord, ReplayRecord, Status, Task
 from tarry.service.store import Claimed, Lease, Query, Store
-from tarry.service.stores.memory import Data, MemoryStore
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.bench import Clock
+from tests.service.stores.model_store import Data, ModelStore
 
 T = TypeVar("T")
 Make = Callable[[Clock], Store]
@@ -33,7 +33,7 @@ COUNTED = (Status.PENDING, Status.IN_FLIGHT, Status.EXHAUSTED)
 def memory(folder: Path) -> Make:
     """Stores over one `Data`."""
     data = Data()
-    return lambda clock: MemoryStore(clock, data)
+    return lambda clock: ModelStore(clock, data)
 
 
 def sqlite(folder: Path) -> Make:

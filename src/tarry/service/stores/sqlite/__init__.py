@@ -4,8 +4,8 @@ What belongs to one transaction is plain synchronous code (`Database` and the mo
 driver adds two threads. All that waits while a commit runs goes into the next one.
 """
 
-from tarry.service.stores.sqlite.database import Database
+from tarry.service.stores.sqlite.database import IN_MEMORY, Database
 from tarry.service.stores.sqlite.driver import SqliteStore
 from tarry.service.stores.sqlite.port import Port
 
-__all__ = ["Database", "Port", "SqliteStore"]
+__all__ = ["IN_MEMORY", "Database", "Port", "SqliteStore"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import StoreUnavailable
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     Question = Callable[[View], Any]
     Answer = tuple[Any, Exception | None]
 
+IN_MEMORY = ":memory:"
+"""The path of a database in memory: it belongs to one connection, and is gone when that closes."""
 _READS = 8
 """Questions that are answered in one transaction: while it lasts, the log cannot be emptied."""
 
@@ -45,9 +48,13 @@ class Database:
     ) -> None:
         self.path = path
         self.presence = presence
+        self._is_on_disk = path != IN_MEMORY
         self.commits: int = 0
         """How many transactions were written."""
         self._clock = clock
+        self._lock = threading.RLock()
+        """Held during a transaction: the reads and writes of a database in memory come from two
+        threads and share a connection."""
         self._wal = Wal(path)
         self._opened: tuple[sqlite3.Connection, Names] | None = None
         self._place: tuple[int, int] | None = None
@@ -57,25 +64,27 @@ class Database:
 
         One that fails takes nothing with it: what failed together is run one by one.
         """
-        try:
-            return [(value, None) for value in self._together(operations)]
-        except Exception as error:  # noqa: BLE001 - it is the caller's, in his answer
-            self._clean_up(error)
-            if len(operations) == 1 or not faults.spares_others(error):
-                return [(None, self._told(error)) for _ in operations]
-        return [answer for operation in operations for answer in self.apply([operation])]
+        with self._lock:
+            try:
+                return [(value, None) for value in self._together(operations)]
+            except Exception as error:  # noqa: BLE001 - it is the caller's, in his answer
+                self._clean_up(error)
+                if len(operations) == 1 or not faults.spares_others(error):
+                    return [(None, self._told(error)) for _ in operations]
+            return [answer for operation in operations for answer in self.apply([operation])]
 
     def read(self, questions: Sequence[Question]) -> list[Answer]:
         """Answer questions, a few at a time from one state of the file."""
         parts = [questions[begin : begin + _READS] for begin in range(0, len(questions), _READS)]
-        return [answer for part in parts for answer in self._read(part)]
+        with self._lock:
+            return [answer for part in parts for answer in self._read(part)]
 
     def open(self) -> tuple[sqlite3.Connection, Names]:
         """Open the file unless it is open."""
         self._look()
         if self._opened is None:
             connection = connect(self.path)
-            self._place = _place_of(self.path)
+            self._place = _place_of(self.path) if self._is_on_disk else None
             token = None
             if self.presence is not None:
                 self.presence.enter()
@@ -110,7 +119,8 @@ class Database:
 
     def _together(self, operations: Sequence[Operation]) -> list[Any]:
         connection, names = self.open()
-        self._wal.shorten(connection)
+        if self._is_on_disk:
+            self._wal.shorten(connection)
         connection.execute("BEGIN IMMEDIATE")
         before = connection.total_changes
         # The time is read under the write lock: it grows with the order of the transactions.
@@ -148,12 +158,14 @@ class Database:
             return
         connection, names = self._opened
         names.forget()
+        is_usable = not faults.breaks_connection(error)
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         except sqlite3.Error:
-            self.close()
-        if faults.breaks_connection(error):
+            is_usable = False
+        # A database in memory keeps its connection whatever happens: closing it deletes the data.
+        if self._is_on_disk and not is_usable:
             self.close()
 
     def _told(self, error: Exception) -> Exception:

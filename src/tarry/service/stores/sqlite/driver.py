@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tarry.errors import StoreUnavailable
+from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.clocks import world
 from tarry.service.stores.sqlite.apart import ProcessLine
-from tarry.service.stores.sqlite.database import Database
+from tarry.service.stores.sqlite.database import IN_MEMORY, Database
 from tarry.service.stores.sqlite.line import ThreadLine
 from tarry.service.stores.sqlite.operations import Call
 from tarry.service.stores.sqlite.port import Port
@@ -30,7 +30,8 @@ class SqliteStore(Port):
     """Keeps everything in the SQLite file at `path`, which it makes when it is missing.
 
     `clock` gives epoch milliseconds. Several processes of one machine may use one file. `apart`
-    has a process of its own write, by the machine's clock.
+    has a process of its own write, by the machine's clock. The path `IN_MEMORY` keeps everything in
+    the memory of this process until the store is closed; nothing is written to the disk.
     """
 
     def __init__(
@@ -41,9 +42,17 @@ class SqliteStore(Port):
         apart: bool = False,
     ) -> None:
         clock = clock or _now
-        self.database: Database = Database(path, clock, Presence(path))
+        if path == IN_MEMORY:
+            if apart:
+                msg = "a store in memory cannot be written by another process: use apart=False"
+                raise ConfigurationError(msg)
+            # Only one connection sees a database in memory, so both threads share it.
+            self.database: Database = Database(path, clock)
+            self._view = self.database
+        else:
+            self.database = Database(path, clock, Presence(path))
+            self._view = Database(path, clock)
         self._apart = apart
-        self._view = Database(path, clock)
         self._writer: Line | None = None
         self._reader: Line | None = None
 

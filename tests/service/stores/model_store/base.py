@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from tarry.runtime.clocks import world
-from tarry.service.stores.memory.data import Data
+from tests.service.stores.model_store.data import Data
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,16 +10,16 @@ import pytest
 
 from tarry.runtime.clocks import world
 from tarry.service.store import Query, Retention, Store
-from tarry.service.stores.memory import Data, MemoryStore
-from tarry.service.stores.memory.rows import Queue
 from tests.service.stores.bench import DAY, LANE, LEASE, MINUTE, NOON, Clock, succeed, task, wait
 from tests.service.stores.conformance import CASES, Bench, Case, name_of
+from tests.service.stores.model_store import Data, ModelStore
+from tests.service.stores.model_store.rows import Queue
 
 
 def bench() -> Bench:
     """A bench whose stores share one `Data`."""
     data = Data()
-    return Bench(lambda clock: MemoryStore(clock, data))
+    return Bench(lambda clock: ModelStore(clock, data))
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
@@ -32,12 +32,12 @@ def test_time_is_the_wall_clock_of_the_machine(monkeypatch: pytest.MonkeyPatch) 
     """Without a clock of its own the store has milliseconds since 1970."""
     monkeypatch.setattr(world, "epoch", lambda: 5.25)
 
-    assert 5250 == asyncio.run(MemoryStore().ping())
+    assert 5250 == asyncio.run(ModelStore().ping())
 
 
 def test_nothing_in_it_waits() -> None:
     """Each call ends at its first step, so that a simulation stays deterministic."""
-    store: Store = MemoryStore(Clock())
+    store: Store = ModelStore(Clock())
     calls: list[Coroutine[Any, Any, object]] = [
         store.open(),
         store.add([]),
@@ -64,7 +64,7 @@ def test_notes_do_not_pile_up() -> None:
             [held] = (await bench.claim()).tasks
         await bench.store.finish([succeed(held)])
 
-        assert isinstance(bench.store, MemoryStore)
+        assert isinstance(bench.store, ModelStore)
         data = bench.store.data
         queue = data.queues[LANE]
         assert max(len(notes._heap) for notes in (queue.waiting, queue.leases)) < 100
@@ -86,7 +86,7 @@ def test_what_was_removed_leaves_nothing() -> None:
             bench.clock.advance(5 * MINUTE)
             await bench.store.sweep(Retention(MINUTE, MINUTE), 10)
 
-        assert isinstance(bench.store, MemoryStore)
+        assert isinstance(bench.store, ModelStore)
         data = bench.store.data
         tenant = data.tenants["acme"]
         assert (0, 0, 0) == (len(data.rows), len(data.ids), len(data.ended[False]))
@@ -108,7 +108,7 @@ def test_a_claim_looks_only_at_lanes_with_something_to_give() -> None:
             elif number % 3 == 2:
                 await bench.store.pause(given.lane)
         await bench.add(task(999))
-        assert isinstance(bench.store, MemoryStore)
+        assert isinstance(bench.store, ModelStore)
         looked: list[str] = []
         data = bench.store.data
         call = data.call

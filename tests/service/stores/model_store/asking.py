@@ -10,7 +10,7 @@ import msgspec
 from tarry.errors import ConfigurationError
 from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
 from tarry.service.store import Cancellation, Page, Query, Retrieval
-from tarry.service.stores.memory.base import Part, copy
+from tests.service.stores.model_store.base import Part, copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tarry.service.stores.memory.asking import Asking
-from tarry.service.stores.memory.dead import Dead
-from tarry.service.stores.memory.life import Life
-from tarry.service.stores.memory.upkeep import Upkeep
+from tests.service.stores.model_store.asking import Asking
+from tests.service.stores.model_store.dead import Dead
+from tests.service.stores.model_store.life import Life
+from tests.service.stores.model_store.upkeep import Upkeep
 
 
-class MemoryStore(Life, Asking, Dead, Upkeep):
+class ModelStore(Life, Asking, Dead, Upkeep):
     """A `Store` in the memory of the process.
 
     `clock` gives epoch ms, by default those of the machine. `data` goes on where another store

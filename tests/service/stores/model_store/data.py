@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tarry.service.model import LOST, ApiKey, AttemptRecord, LaneRecord, ReplayRecord, Status, Task
-from tarry.service.stores.memory.alarms import Alarms
-from tarry.service.stores.memory.rows import Note, Queue, Row, Tenant
+from tests.service.stores.model_store.alarms import Alarms
+from tests.service.stores.model_store.rows import Note, Queue, Row, Tenant
 
 if TYPE_CHECKING:
     from tarry.service.store import Lease
@@ -19,7 +19,7 @@ DAY = 86_400_000
 
 
 class Data:
-    """The state of a `MemoryStore`. Hand it to a new one to see what outlives a crash."""
+    """The state of a `ModelStore`. Hand it to a new one to see what outlives a crash."""
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}

@@ -8,11 +8,11 @@ import msgspec
 
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import Query, next_step
-from tarry.service.stores.memory.asking import matches
-from tarry.service.stores.memory.base import Part, copy
+from tests.service.stores.model_store.asking import matches
+from tests.service.stores.model_store.base import Part, copy
 
 if TYPE_CHECKING:
-    from tarry.service.stores.memory.rows import Row
+    from tests.service.stores.model_store.rows import Row
 
 MOST_JOBS = 100
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from tarry.service.stores.memory.alarms import STALE
+from tests.service.stores.model_store.alarms import STALE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,7 +4,7 @@ Nothing in it waits, so a simulation that runs on it stays deterministic. Its st
 new store over the same data is what a restart after a crash finds.
 """
 
-from tarry.service.stores.memory.data import Data
-from tarry.service.stores.memory.store import MemoryStore
+from tests.service.stores.model_store.data import Data
+from tests.service.stores.model_store.store import ModelStore
 
-__all__ = ["Data", "MemoryStore"]
+__all__ = ["Data", "ModelStore"]

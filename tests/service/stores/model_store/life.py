@@ -17,12 +17,12 @@ from tarry.service.store import (
     New,
     Release,
 )
-from tarry.service.stores.memory.base import Part, copy
+from tests.service.stores.model_store.base import Part, copy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from tarry.service.stores.memory.rows import Queue, Row
+    from tests.service.stores.model_store.rows import Queue, Row
 
 
 class Life(Part):

@@ -10,13 +10,13 @@ import msgspec
 
 from tarry.service.model import ApiKey, PolicyVersion, Status
 from tarry.service.store import Counters, Page, Point, PolicyChange, Retention, Swept
-from tarry.service.stores.memory.base import Part, copy
-from tarry.service.stores.memory.data import DAY, MINUTE
+from tests.service.stores.model_store.base import Part, copy
+from tests.service.stores.model_store.data import DAY, MINUTE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.service.stores.memory.rows import Row, Tenant
+    from tests.service.stores.model_store.rows import Row, Tenant
 
 MOST_KEYS = 1000
 

@@ -1,0 +1,88 @@
+"""The SQLite store in memory: conformance, shared reads and writes, and nothing on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.app import make_store
+from tarry.service.store import New
+from tarry.service.stores.sqlite import IN_MEMORY, Database, SqliteStore
+from tests.service.stores.bench import NOON, Clock, task, task_id
+from tests.service.stores.conformance import CASES, Bench, Case, name_of
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_conformance(case: Case) -> None:
+    """The store does what every store must do; reopening it returns the same store."""
+    opened: list[SqliteStore] = []
+
+    def open_once(clock: Clock) -> SqliteStore:
+        if not opened:
+            opened.append(SqliteStore(IN_MEMORY, clock=clock))
+        return opened[0]
+
+    asyncio.run(Bench(open_once).run(case))
+
+
+def test_memory_url_leaves_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`memory:` creates no file, and its tasks are gone when the store is closed."""
+    monkeypatch.chdir(tmp_path)
+
+    async def main() -> None:
+        store = make_store("memory:", apart=True)
+        await store.open()
+        [added] = await store.add([New(task(1))])
+        assert added.task == await store.get("acme", task_id(1))
+        await store.close()
+        await store.open()
+        assert None is await store.get("acme", task_id(1))
+        await store.close()
+
+    asyncio.run(main())
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_reads_and_writes_at_the_same_time() -> None:
+    """Reads that run in the second thread see every task that was added before them."""
+
+    async def main() -> None:
+        store = SqliteStore(IN_MEMORY, clock=Clock())
+        await store.open()
+
+        async def add_and_get(number: int) -> None:
+            await store.add([New(task(number))])
+            assert await store.get("acme", task_id(number)) is not None
+
+        await asyncio.gather(*(add_and_get(number) for number in range(200)))
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_an_error_of_sqlite_does_not_lose_the_data() -> None:
+    """An error that makes a store on disk reconnect keeps the connection of one in memory."""
+    database = Database(IN_MEMORY, lambda: NOON)
+    database.apply([lambda ledger: ledger.names.tenant("acme")])
+
+    def fail(_: object) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+        raise error
+
+    [(_, error)] = database.apply([fail])
+
+    assert isinstance(error, StoreUnavailable)
+    [(found, _)] = database.read([lambda view: view.execute("SELECT name FROM tenant").fetchall()])
+    assert [("acme",)] == found
+    database.close()
+
+
+def test_another_process_cannot_write_to_memory() -> None:
+    """A writer process is refused: it would have an empty database of its own."""
+    with pytest.raises(ConfigurationError, match="cannot be written by another process"):
+        SqliteStore(IN_MEMORY, apart=True)
