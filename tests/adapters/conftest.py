@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from tarry.runtime import outgoing
+from tarry.adapters.http import headers
 from tarry.testing import no_wait
 from tests.adapters.clients import CLIENTS, Client
 from tests.integration.flaky import Flaky, Seen, flaky_server
@@ -83,7 +83,7 @@ def _leisurely() -> Iterator[None]:
     """Give answers that are let go all the time they need, on a machine that is slow."""
     # Not the fixture of that name: tests patch what `_hurry` has, and it must be undone first.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outgoing, "BRIEF", 5.0)
+        patch.setattr(headers, "DRAIN_TIMEOUT_S", 5.0)
         yield
 
 

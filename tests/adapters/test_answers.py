@@ -15,9 +15,9 @@ import requests
 import tarry
 from tarry import Policy, Reason
 from tarry.adapters.aiohttp import RetryMiddleware
+from tarry.adapters.http import headers
 from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
 from tarry.adapters.requests import RetryAdapter
-from tarry.runtime import outgoing
 from tarry.runtime.clocks import world
 from tarry.testing import captured_events, scripted_dice
 from tests.adapters.clients import Answer, Client
@@ -33,7 +33,7 @@ def test_answer_that_stalls_holds_nobody_up(
     server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer whose end does not come is given up at once, and its connection with it."""
-    monkeypatch.setattr(outgoing, "BRIEF", 0.1)
+    monkeypatch.setattr(headers, "DRAIN_TIMEOUT_S", 0.1)
     with client.open(timeout=60.0) as talker, tarry.deadline(120):
         answer = talker.send("GET", server.url("stall,200"))
 

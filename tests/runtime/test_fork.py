@@ -14,7 +14,7 @@ import pytest
 
 import tarry
 from tarry import Downstream
-from tarry.runtime import origins
+from tarry.adapters.http import origins
 from tarry.runtime.bus import bus
 from tarry.runtime.hedge import _locks
 from tests.runtime.test_threads import MOST, Stuck

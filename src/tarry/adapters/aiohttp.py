@@ -12,12 +12,25 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
+from tarry.adapters.http.hand_off import Parts, make_hand_off
+from tarry.adapters.http.headers import (
+    MAX_DRAINED_BYTES,
+    add_safety_note,
+    attempt_time_limit,
+    check_idempotency_key,
+    classify_proxy_refusal,
+    classify_response,
+    drain_timeout,
+    final_response,
+    is_worth_draining,
+    make_repeatable,
+    set_attempt_headers,
+)
+from tarry.adapters.http.origins import Origins
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import MissingExtra, ResultNotAccepted
-from tarry.runtime import aio, asynchronous, handoff, outgoing
+from tarry.runtime import aio, asynchronous
 from tarry.runtime.clocks import world
-from tarry.runtime.handoff import Parts
-from tarry.runtime.origins import Origins
 from tarry.runtime.run import Run
 from tarry.wire import http
 
@@ -44,10 +57,10 @@ except ImportError as _missing:
 if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
+    from tarry.adapters.http.hand_off import AsyncService, HandOff
+    from tarry.adapters.http.headers import IdempotencyKey
+    from tarry.adapters.http.origins import Downstreams
     from tarry.core.policy import Policy
-    from tarry.runtime.handoff import AsyncService, HandOff
-    from tarry.runtime.origins import Downstreams
-    from tarry.runtime.outgoing import Key
 
 _FINAL = (ClientSSLError, ServerFingerprintMismatch)
 """Certificates do not heal."""
@@ -75,13 +88,13 @@ class RetryMiddleware:
         *,
         policy: Policy | None = None,
         downstream: Downstreams = None,
-        idempotency_key: Key = None,
+        idempotency_key: IdempotencyKey = None,
         hand_off: AsyncService | None = None,
     ) -> None:
-        self._key = outgoing.checked_key(idempotency_key)
+        self._key = check_idempotency_key(idempotency_key)
         self._origins = Origins(policy, downstream, _outcome_of, _judge, _release)
         self._limit = self._origins.policy.attempt_timeout
-        self._hand_off: HandOff | None = handoff.made(
+        self._hand_off: HandOff | None = make_hand_off(
             hand_off, policy, looped=True, parts=_parts, judge=_judge, release=_release
         )
 
@@ -95,10 +108,10 @@ class RetryMiddleware:
         except ResultNotAccepted as error:
             if self._hand_off is not None:
                 await self._hand_off.aover(request, error)
-            response: Any = outgoing.handed_out(error)
+            response: Any = final_response(error)
             return response  # type: ignore[no-any-return]
         except Exception as error:
-            outgoing.explain(error, replayable=replayable)
+            add_safety_note(error, replayable=replayable)
             if self._hand_off is not None:
                 await self._hand_off.aover(request, error)
             if isinstance(error, (ClientOSError, ServerDisconnectedError)):
@@ -109,7 +122,7 @@ class RetryMiddleware:
         method, url = request.method, request.url
         if self._key is not None:
             _keep_key(request)
-        repeatable = outgoing.may_repeat(method, request.headers, self._key, request)
+        repeatable = make_repeatable(method, request.headers, self._key, request)
         if self._key is not None and (key := request.headers.get(http.KEY)):
             _keys.set((_identity(request), method, key))
         origin = http.origin_of(url.scheme, url.host or "", url.port)
@@ -120,7 +133,7 @@ class RetryMiddleware:
     ) -> ClientResponse:
         if run.attempts > 1:
             await request.close()  # the last attempt may still be reading the body
-        outgoing.announce(request.headers, run.attempts, outgoing.limit_of(self._limit))
+        set_attempt_headers(request.headers, run.attempts, attempt_time_limit(self._limit))
         try:
             return await handler(request)
         except TimeoutError as error:
@@ -178,7 +191,7 @@ def _outcome_of(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
     detail = type(error).__name__
     timeout = isinstance(error, TimeoutError)
     if isinstance(error, ClientHttpProxyError):
-        return outgoing.outcome_of_tunnel(error.status)
+        return classify_proxy_refusal(error.status)
     if isinstance(error, _FINAL):
         return PERMANENT
     if isinstance(error, _NEVER_SENT):
@@ -189,15 +202,15 @@ def _outcome_of(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
 
 
 def _judge(policy: Policy, repeatable: bool, response: ClientResponse) -> Outcome:  # noqa: FBT001
-    return outgoing.judge_status(response.status, response.headers, policy, repeatable=repeatable)
+    return classify_response(response.status, response.headers, policy, repeatable=repeatable)
 
 
 async def _release(response: ClientResponse) -> bool:
     """Give the connection back, open if the rest of the answer is short: then it is kept."""
     kept = False
     with suppress(ClientError):  # a connection that cannot be kept is closed
-        if outgoing.is_short(response.headers):
-            with aio.timeout(outgoing.brief()):
+        if is_worth_draining(response.headers):
+            with aio.timeout(drain_timeout()):
                 kept = await _read(response)
     if not kept:
         response.close()
@@ -208,7 +221,7 @@ async def _release(response: ClientResponse) -> bool:
 async def _read(response: ClientResponse) -> bool:
     """Read the rest of an answer, if that is not much."""
     pieces: list[bytes] = []
-    room = outgoing.SHORT
+    room = MAX_DRAINED_BYTES
     async for piece in response.content.iter_any():
         pieces.append(piece)
         room -= len(piece)

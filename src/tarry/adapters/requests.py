@@ -13,12 +13,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import urlsplit
 
+from tarry.adapters.http.hand_off import Parts, make_hand_off
+from tarry.adapters.http.headers import (
+    MAX_DRAINED_BYTES,
+    MIN_TIMEOUT_S,
+    add_safety_note,
+    attempt_time_limit,
+    classify_proxy_refusal,
+    drain_timeout,
+    final_response,
+    is_permanent_tls_error,
+    is_worth_draining,
+    make_repeatable,
+    on_blocking_wait,
+    response_classifier,
+    set_attempt_headers,
+)
+from tarry.adapters.http.send import Sending
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import BlockingWait, ConfigurationError, MissingExtra, ResultNotAccepted
-from tarry.runtime import handoff, outgoing
 from tarry.runtime.clocks import world
-from tarry.runtime.handoff import Parts
-from tarry.runtime.sending import Sending
 
 try:
     from requests.adapters import HTTPAdapter
@@ -36,11 +50,11 @@ if TYPE_CHECKING:
 
     from requests import PreparedRequest, Response
 
+    from tarry.adapters.http.hand_off import HandOff, Service
+    from tarry.adapters.http.headers import IdempotencyKey
+    from tarry.adapters.http.origins import Downstreams
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
-    from tarry.runtime.handoff import HandOff, Service
-    from tarry.runtime.origins import Downstreams
-    from tarry.runtime.outgoing import Key
 
 _Pair: TypeAlias = "tuple[float | None, float | None]"
 
@@ -67,7 +81,7 @@ class RetryAdapter(HTTPAdapter):
         policy: Policy | None = None,
         hedging: Hedging | None = None,
         downstream: Downstreams = None,
-        idempotency_key: Key = None,
+        idempotency_key: IdempotencyKey = None,
         hand_off: Service | None = None,
         pool_connections: int = _POOL,
         pool_maxsize: int = _POOL,
@@ -87,7 +101,7 @@ class RetryAdapter(HTTPAdapter):
             "idempotency_key": idempotency_key,
         }
         self._sending = _sending(self._options)
-        self._hand_off: HandOff | None = handoff.made(
+        self._hand_off: HandOff | None = make_hand_off(
             hand_off, policy, looped=False, parts=_parts, judge=_judge, release=_release
         )
         super().__init__(pool_connections, pool_maxsize, 0, pool_block)
@@ -122,11 +136,11 @@ class RetryAdapter(HTTPAdapter):
         except ResultNotAccepted as error:
             if self._hand_off is not None:
                 self._hand_off.over(request, error)
-            response = outgoing.handed_out(error)
+            response = final_response(error)
         except BlockingWait as error:
-            response = outgoing.instead_of_waiting(error)
+            response = on_blocking_wait(error)
         except Exception as error:
-            outgoing.explain(error, replayable=replayable)
+            add_safety_note(error, replayable=replayable)
             if self._hand_off is not None:
                 self._hand_off.over(request, error)
             raise
@@ -135,7 +149,7 @@ class RetryAdapter(HTTPAdapter):
 
     def _sender(self, request: PreparedRequest, *, replayable: bool) -> Callable[..., Any]:
         method, url, headers = request.method or "", urlsplit(request.url or ""), request.headers
-        repeatable = outgoing.may_repeat(method, cast("Any", headers), self._sending.key, request)
+        repeatable = make_repeatable(method, cast("Any", headers), self._sending.key, request)
         kind = (method, url.scheme, url.hostname or "", url.port, repeatable and replayable)
         return self._sending.known.get(kind) or self._sending.made(kind)
 
@@ -157,11 +171,11 @@ def _send(
 ) -> Response:
     if number > 1:
         _rewind(request.body, start)
-    limit = outgoing.limit_of(limit)
+    limit = attempt_time_limit(limit)
     if number > 1 or limit is not None:
         request = request.copy()  # the user's own stays as it is
-        outgoing.announce(cast("Any", request.headers), number, limit)
-    given = timeout if limit is None else _bounded(timeout, max(limit, outgoing.INSTANT))
+        set_attempt_headers(cast("Any", request.headers), number, limit)
+    given = timeout if limit is None else _bounded(timeout, max(limit, MIN_TIMEOUT_S))
     return send(request, timeout=given)
 
 
@@ -214,10 +228,10 @@ def _outcome_of(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
     timeout = isinstance(error, Timeout)
     reason = _reason(error)
     if isinstance(reason, OSError) and (refused := _refused(str(reason))).isdecimal():
-        return outgoing.outcome_of_tunnel(int(refused))
+        return classify_proxy_refusal(int(refused))
     if isinstance(reason, (NewConnectionError, ConnectTimeoutError)):
         return Outcome(Kind.TRANSIENT, timeout=timeout, detail=detail)
-    if outgoing.is_final_tls(reason) or (
+    if is_permanent_tls_error(reason) or (
         isinstance(error, SSLError) and not isinstance(reason, OSError)  # a name that is wrong
     ):
         return PERMANENT
@@ -248,14 +262,14 @@ def _pairs(response: Response) -> Iterable[tuple[str, str]]:
     return lines
 
 
-_judge = outgoing.judge_by(_pairs)
+_judge = response_classifier(_pairs)
 
 
 def _release(response: Response) -> bool:
     """Give the connection back, open if the rest of the answer is short: then it is kept."""
     kept = False
     with suppress(RequestException, OSError):  # a connection that cannot be kept is closed
-        kept = outgoing.is_short(response.headers) and _read(response, outgoing.brief())
+        kept = is_worth_draining(response.headers) and _read(response, drain_timeout())
     response.close()
     return kept
 
@@ -266,7 +280,7 @@ def _read(response: Response, brief: float) -> bool:
     if socket is not None:
         socket.settimeout(brief)  # until it is used again, when it gets another
     pieces: list[bytes] = []
-    room, end = outgoing.SHORT, world.now() + brief
+    room, end = MAX_DRAINED_BYTES, world.now() + brief
     for piece in response.iter_content(1024):
         pieces.append(piece)
         room -= len(piece)

@@ -29,6 +29,7 @@ MARK = "__tarry__"
 _LONGEST_CHAIN = 10
 """How far back an error is followed to those that it comes from."""
 
+_DRIVER_MODULES = ("tarry.runtime.", "tarry.adapters.http.")
 _DRIVERS = frozenset({"call", "drive", "hedge", "hedge_sync"})
 """The functions of this package that an error passes when a loop has given up on it."""
 
@@ -166,7 +167,7 @@ def _came_through(error: BaseException, *, caught: bool) -> bool:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith("tarry.runtime.")
+    return str(frame.f_globals.get("__name__", "")).startswith(_DRIVER_MODULES)
 
 
 def record_of(error: object) -> CallRecord | None:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tarry.adapters.grpc.calls import GrpcCall, Repeatable
+    from tarry.adapters.http.origins import Downstreams
     from tarry.core.policy import Policy
-    from tarry.runtime.origins import Downstreams
 
 
 class _Details(NamedTuple):

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.adapters.grpc.library import grpc
+from tarry.adapters.http.origins import Origins
 from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_code
 from tarry.core.verdict import Attempt
 from tarry.errors import ConfigurationTypeError
 from tarry.runtime.callables import plain_function
 from tarry.runtime.clocks import world
-from tarry.runtime.origins import Origins
 from tarry.runtime.run import BlockRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tarry.adapters.http.origins import Downstreams
     from tarry.core.policy import Policy
-    from tarry.runtime.origins import Downstreams
     from tarry.runtime.spec import Spec
 
 Repeatable: TypeAlias = "bool | Callable[[str], bool]"

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tarry.adapters.grpc.calls import GrpcCall, Repeatable
+    from tarry.adapters.http.origins import Downstreams
     from tarry.core.policy import Policy
-    from tarry.runtime.origins import Downstreams
 
 
 def async_retry_interceptors(

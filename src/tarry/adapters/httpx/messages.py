@@ -6,10 +6,21 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from tarry.adapters.http.hand_off import Parts
+from tarry.adapters.http.headers import (
+    MAX_DRAINED_BYTES,
+    MIN_TIMEOUT_S,
+    attempt_time_limit,
+    classify_proxy_refusal,
+    drain_timeout,
+    is_permanent_tls_error,
+    is_worth_draining,
+    response_classifier,
+    set_attempt_headers,
+)
 from tarry.core.outcome import PERMANENT, Kind, Outcome
-from tarry.runtime import aio, outgoing
+from tarry.runtime import aio
 from tarry.runtime.clocks import world
-from tarry.runtime.handoff import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,10 +62,10 @@ def _can_rewind(file: Any, at_once: bool) -> bool:  # noqa: FBT001
 
 def told(request: Any, number: int, attempt_timeout: float | None) -> Any:
     """Return the request as an attempt or a copy sends it; the user's own stays as it is."""
-    limit = outgoing.limit_of(attempt_timeout)
+    limit = attempt_time_limit(attempt_timeout)
     timeouts = _Timeouts(request.extensions.get("timeout") or {})
     if limit is not None:
-        least = max(limit, outgoing.INSTANT)
+        least = max(limit, MIN_TIMEOUT_S)
         for phase in _PHASES:
             most = least * _EARLY if phase in ("connect", "pool") else least
             timeouts[phase] = min(most, timeouts.get(phase) or most)
@@ -65,7 +76,7 @@ def told(request: Any, number: int, attempt_timeout: float | None) -> Any:
         stream=request.stream,
         extensions={**request.extensions, "timeout": timeouts},
     )
-    outgoing.announce(copy.headers, number, limit)
+    set_attempt_headers(copy.headers, number, limit)
     return copy
 
 
@@ -86,7 +97,7 @@ def outcome_of(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
         local = "PoolTimeout" in names  # all our connections are taken: no fault of the server
         return Outcome(Kind.TRANSIENT, timeout=timeout, local=local, detail=detail)
     if "ProxyError" in names and (refused := str(error).partition(" ")[0]).isdecimal():
-        return outgoing.outcome_of_tunnel(int(refused))
+        return classify_proxy_refusal(int(refused))
     if names & _PERHAPS_READ:
         return Outcome(Kind.TRANSIENT, safe=repeatable, timeout=timeout, detail=detail)
     return PERMANENT
@@ -100,7 +111,7 @@ def _is_about_tls(error: Exception) -> bool:
     """
     inside = error.__cause__
     link = None if inside is None else inside.__cause__ or inside.__context__
-    while link is not None and not outgoing.is_final_tls(link):
+    while link is not None and not is_permanent_tls_error(link):
         link = link.__cause__
     return link is not None
 
@@ -110,15 +121,15 @@ def _pairs(response: Any) -> list[tuple[str, str]]:
     return pairs
 
 
-judge: Callable[[Policy, bool, Any], Outcome] = outgoing.judge_by(_pairs)
+judge: Callable[[Policy, bool, Any], Outcome] = response_classifier(_pairs)
 
 
 def release(response: Any) -> bool:
     """Give the connection back, open if the rest of the answer is short: then it is kept."""
     stream, kept = response.stream, False
     with suppress(Exception):  # a connection that cannot be kept is closed
-        if outgoing.is_short(response.headers):
-            body = _Body(outgoing.brief())
+        if is_worth_draining(response.headers):
+            body = _Body(drain_timeout())
             body.hurry(response)
             kept = all(map(body.add, stream)) and body.put_back(response)
     stream.close()
@@ -129,8 +140,8 @@ async def arelease(response: Any) -> bool:
     """Do what `release` does."""
     stream, kept = response.stream, False
     with suppress(Exception):
-        if outgoing.is_short(response.headers):
-            brief = outgoing.brief()
+        if is_worth_draining(response.headers):
+            brief = drain_timeout()
             body = _Body(brief)
             with aio.timeout(brief):
                 async for piece in stream:
@@ -147,7 +158,7 @@ class _Body:
 
     def __init__(self, brief: float) -> None:
         self._pieces: list[bytes] = []
-        self._room = outgoing.SHORT
+        self._room = MAX_DRAINED_BYTES
         self._brief = brief
         self._end = world.now() + brief
 

@@ -5,6 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from tarry.adapters.http.hand_off import make_hand_off
+from tarry.adapters.http.headers import (
+    add_safety_note,
+    final_response,
+    make_repeatable,
+    on_blocking_wait,
+)
+from tarry.adapters.http.origins import Recent
+from tarry.adapters.http.send import Sending
 from tarry.adapters.httpx import inner
 from tarry.adapters.httpx.messages import (
     BYTES,
@@ -17,9 +26,7 @@ from tarry.adapters.httpx.messages import (
     told,
 )
 from tarry.errors import BlockingWait, ResultNotAccepted
-from tarry.runtime import deadlines, handoff, outgoing
-from tarry.runtime.origins import Recent
-from tarry.runtime.sending import Sending
+from tarry.runtime import deadlines
 from tarry.wire import http
 
 if TYPE_CHECKING:
@@ -30,11 +37,11 @@ if TYPE_CHECKING:
     import httpx
     import httpx2
 
+    from tarry.adapters.http.hand_off import AsyncService, HandOff, Service
+    from tarry.adapters.http.headers import IdempotencyKey
+    from tarry.adapters.http.origins import Downstreams
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
-    from tarry.runtime.handoff import AsyncService, HandOff, Service
-    from tarry.runtime.origins import Downstreams
-    from tarry.runtime.outgoing import Key
 
     # What both clients want, for type checkers: neither asks for it when it runs.
     class _Transport(httpx.BaseTransport, httpx2.BaseTransport):
@@ -68,7 +75,7 @@ class _Retrying:
         sending, (method, scheme, host, port, kind) = self._sending, usual
         always = method in http.IDEMPOTENT_METHODS and kind.__name__ == BYTES
         repeatable = always or (
-            outgoing.may_repeat(method, request.headers, sending.key, request)
+            make_repeatable(method, request.headers, sending.key, request)
             and can_replay(request, at_once=sending.hedging is not None)
         )
         send = sending.made((method, scheme, host, port, repeatable))
@@ -77,7 +84,7 @@ class _Retrying:
     def _failed(self, request: Any, error: Exception) -> None:
         """Say what a user may not see from the error alone."""
         inner.refuse_other_package(self._transport, request, error)
-        outgoing.explain(error, replayable=can_replay(request))
+        add_safety_note(error, replayable=can_replay(request))
 
 
 class RetryTransport(_Retrying, _Transport):
@@ -97,7 +104,7 @@ class RetryTransport(_Retrying, _Transport):
         policy: Policy | None = None,
         hedging: Hedging | None = None,
         downstream: Downstreams = None,
-        idempotency_key: Key = None,
+        idempotency_key: IdempotencyKey = None,
         hand_off: Service | None = None,
     ) -> None:
         self._transport = transport = inner.checked(transport, "HTTPTransport", "handle_request")
@@ -113,7 +120,7 @@ class RetryTransport(_Retrying, _Transport):
             judge=judge,
             release=release,
         )
-        self._hand_off = handoff.made(
+        self._hand_off = make_hand_off(
             hand_off, policy, looped=False, parts=parts, judge=judge, release=release
         )
         self._known = Recent()
@@ -127,9 +134,9 @@ class RetryTransport(_Retrying, _Transport):
         except ResultNotAccepted as error:
             if self._hand_off is not None:
                 self._hand_off.over(request, error)
-            return outgoing.handed_out(error)
+            return final_response(error)
         except BlockingWait as error:
-            return outgoing.instead_of_waiting(error)
+            return on_blocking_wait(error)
         except Exception as error:
             self._failed(request, error)
             if self._hand_off is not None:
@@ -169,7 +176,7 @@ class AsyncRetryTransport(_Retrying, _AsyncTransport):
         policy: Policy | None = None,
         hedging: Hedging | None = None,
         downstream: Downstreams = None,
-        idempotency_key: Key = None,
+        idempotency_key: IdempotencyKey = None,
         hand_off: AsyncService | None = None,
     ) -> None:
         transport = inner.checked(transport, "AsyncHTTPTransport", "handle_async_request")
@@ -186,7 +193,7 @@ class AsyncRetryTransport(_Retrying, _AsyncTransport):
             judge=judge,
             release=arelease,
         )
-        self._hand_off = handoff.made(
+        self._hand_off = make_hand_off(
             hand_off, policy, looped=True, parts=parts, judge=judge, release=arelease
         )
         self._known = Recent()
@@ -200,7 +207,7 @@ class AsyncRetryTransport(_Retrying, _AsyncTransport):
         except ResultNotAccepted as error:
             if self._hand_off is not None:
                 await self._hand_off.aover(request, error)
-            return outgoing.handed_out(error)
+            return final_response(error)
         except Exception as error:
             self._failed(request, error)
             if self._hand_off is not None:

@@ -199,7 +199,7 @@ class HandOff:
         return None if not floor else floor * (1.0 + HINT_SPREAD * crc32(key.encode()) / 2**32)
 
 
-def made(
+def make_hand_off(
     client: Service | AsyncService | None,
     policy: Policy | None,
     *,

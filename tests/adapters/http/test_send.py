@@ -10,10 +10,10 @@ import pytest
 
 import tarry
 from tarry import Breaker, Downstream, Hedging, Kind, Outcome, Policy
-from tarry.runtime import outgoing
+from tarry.adapters.http.headers import response_classifier
+from tarry.adapters.http.send import Sending
 from tarry.runtime.clocks import world
 from tarry.runtime.downstream import MOST_UNCOUNTED
-from tarry.runtime.sending import Sending
 from tarry.testing import VirtualClock, captured_events, no_wait
 
 GET = ("GET", "http", "a", None, True)
@@ -29,7 +29,7 @@ def sending(send: Any, first: Any = None, **options: Any) -> Sending:
         "downstream": None,
         "idempotency_key": None,
         "outcome_of": lambda _, repeatable: Outcome(Kind.TRANSIENT, safe=repeatable),
-        "judge": outgoing.judge_by(lambda response: response.headers),
+        "judge": response_classifier(lambda response: response.headers),
         "release": lambda _: True,
     }
     return Sending(send, first, **given | options)

@@ -19,9 +19,9 @@ import pytest
 import tarry
 from tarry import Breaker, Downstream, InFlight, Policy, Reason, TokenBudget
 from tarry.adapters.aiohttp import RetryMiddleware
+from tarry.adapters.http.hand_off import PATIENCE
 from tarry.adapters.httpx import RetryTransport
 from tarry.runtime.clocks import world
-from tarry.runtime.handoff import PATIENCE
 from tests.adapters.clients import HEDGING, Answer, Client, Looped, Talker
 from tests.adapters.conftest import Server
 from tests.integration.service import Service, service

@@ -11,8 +11,8 @@ import pytest
 
 import tarry
 from tarry import Downstream, Kind, Outcome, Policy
+from tarry.adapters.http.origins import Origins, protected
 from tarry.errors import AttemptTimeout
-from tarry.runtime.origins import Origins, protected
 
 
 def origins(downstream: Any = None, policy: Policy | None = None) -> Origins:

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
     from tarry.errors import BlockingWait
 
-Key: TypeAlias = "str | Callable[[Any], str | None] | None"
+IdempotencyKey: TypeAlias = "str | Callable[[Any], str | None] | None"
 """None, "auto" for a random key, or a function of the request."""
-Pairs: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
+HeaderPairs: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
 """The headers of an answer."""
 
 _deadline = deadlines.scope.get
 
 _FIRST_ERROR = 400
-SHORT = 65_536
+MAX_DRAINED_BYTES = 65_536
 """Bytes that cost less to read than a new connection."""
-_DIGITS = len(str(SHORT))
-BRIEF = 0.1
+_DIGITS = len(str(MAX_DRAINED_BYTES))
+DRAIN_TIMEOUT_S = 0.1
 """Seconds that such a body may take."""
-INSTANT = 0.001
+MIN_TIMEOUT_S = 0.001
 """Seconds: clients take a timeout of 0 for a mistake, or for "do not block"."""
 
 _NO_KEY = (
@@ -53,7 +53,7 @@ _USED_UP = (
 )
 
 
-def checked_key(idempotency_key: Key) -> Key:
+def check_idempotency_key(idempotency_key: IdempotencyKey) -> IdempotencyKey:
     """Return the argument of an adapter, or say what is wrong with it."""
     if idempotency_key is None or idempotency_key == "auto":
         return idempotency_key
@@ -68,7 +68,9 @@ def checked_key(idempotency_key: Key) -> Key:
     return idempotency_key
 
 
-def may_repeat(method: str, headers: MutableMapping[str, str], key: Key, request: Any) -> bool:
+def make_repeatable(
+    method: str, headers: MutableMapping[str, str], key: IdempotencyKey, request: Any
+) -> bool:
     """Say whether a request may be sent again although the server may have read it.
 
     One that needs a key for that gets one, unless it has its user's own or nobody wants that.
@@ -83,7 +85,7 @@ def may_repeat(method: str, headers: MutableMapping[str, str], key: Key, request
     return http.repeatable(method, keyed=False)
 
 
-def limit_of(attempt_timeout: float | None) -> float | None:
+def attempt_time_limit(attempt_timeout: float | None) -> float | None:
     """Return the seconds that an attempt has: what the policy gives it, or the deadline leaves."""
     if _deadline() is None:
         return attempt_timeout
@@ -91,7 +93,9 @@ def limit_of(attempt_timeout: float | None) -> float | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def announce(headers: MutableMapping[str, str], attempt: int, limit: float | None) -> None:
+def set_attempt_headers(
+    headers: MutableMapping[str, str], attempt: int, limit: float | None
+) -> None:
     """Tell the server which attempt this is and how long it has; None is for ever."""
     if attempt > 1:
         headers[http.ATTEMPT] = str(attempt)
@@ -99,7 +103,9 @@ def announce(headers: MutableMapping[str, str], attempt: int, limit: float | Non
         headers[http.DEADLINE] = http.deadline_text(limit)
 
 
-def judge_by(pairs: Callable[[Any], Pairs]) -> Callable[[Policy, bool, Any], Outcome]:
+def response_classifier(
+    pairs: Callable[[Any], HeaderPairs],
+) -> Callable[[Policy, bool, Any], Outcome]:
     """Return what classifies answers that have a `status_code`.
 
     `pairs` returns the headers, each line of a repeated one by itself: joined, they say nothing.
@@ -109,50 +115,57 @@ def judge_by(pairs: Callable[[Any], Pairs]) -> Callable[[Policy, bool, Any], Out
         status: int = response.status_code
         if status < _FIRST_ERROR and status not in policy.retryable_statuses:
             return SUCCESS  # at once: this is on the path of every request
-        return judge_status(status, pairs(response), policy, repeatable=repeatable)
+        return classify_response(status, pairs(response), policy, repeatable=repeatable)
 
     return judge
 
 
-def judge_status(status: int, headers: Pairs, policy: Policy, *, repeatable: bool) -> Outcome:
+def classify_response(
+    status: int, headers: HeaderPairs, policy: Policy, *, repeatable: bool
+) -> Outcome:
     """Classify an answer by its status and headers."""
     now, retryable = world.epoch(), policy.retryable_statuses
     return outcome_of_status(status, headers, now=now, retryable=retryable, safe=repeatable)
 
 
-def outcome_of_tunnel(status: int) -> Outcome:
+def classify_proxy_refusal(status: int) -> Outcome:
     """Classify a proxy's refusal to connect us: the server has seen nothing."""
     return outcome_of_status(status, now=world.epoch())
 
 
-def is_final_tls(error: object) -> bool:
+def is_permanent_tls_error(error: object) -> bool:
     """Say whether TLS failed for good. A certificate does not heal; a lost connection may."""
     lost = isinstance(error, (SSLEOFError, SSLZeroReturnError))
     return isinstance(error, SSLError) and not lost
 
 
-def is_short(headers: Mapping[str, str]) -> bool:
-    """Say whether a body may be worth reading, only to keep its connection: up to SHORT bytes.
+def is_worth_draining(headers: Mapping[str, str]) -> bool:
+    """Return whether a body is short enough to read it only to keep its connection open.
 
-    One in chunks does not say how long it is.
+    A chunked body has no Content-Length: it counts as short until it has been read too long.
     """
     length = headers.get("Content-Length", "0")
-    return length.isascii() and length.isdigit() and len(length) <= _DIGITS and int(length) <= SHORT
+    return (
+        length.isascii()
+        and length.isdigit()
+        and len(length) <= _DIGITS
+        and int(length) <= MAX_DRAINED_BYTES
+    )
 
 
-def brief() -> float:
+def drain_timeout() -> float:
     """Return the seconds that such a body may take: a wait is not held up by it."""
     left = deadlines.remaining()
-    return BRIEF if left is None else min(BRIEF, left)
+    return DRAIN_TIMEOUT_S if left is None else min(DRAIN_TIMEOUT_S, left)
 
 
-def handed_out(error: ResultNotAccepted) -> Any:
+def final_response(error: ResultNotAccepted) -> Any:
     """Return the answer that a call ended with. `tarry.record_of(answer)` says why it ended."""
     object.__setattr__(error.result, MARK, getattr(error, MARK, None))
     return error.result
 
 
-def instead_of_waiting(error: BlockingWait) -> Any:
+def on_blocking_wait(error: BlockingWait) -> Any:
     """Return the answer, or raise the error, after which a wait would freeze an event loop."""
     cause = error.__cause__
     if isinstance(cause, ResultNotAccepted):
@@ -164,7 +177,7 @@ def instead_of_waiting(error: BlockingWait) -> Any:
     raise cause
 
 
-def explain(error: Exception, *, replayable: bool) -> None:
+def add_safety_note(error: Exception, *, replayable: bool) -> None:
     """Add to the note on an error why its request was not sent again, where safety forbade it."""
     record = record_of(error)
     if record is None or record.reason is not Reason.UNSAFE:

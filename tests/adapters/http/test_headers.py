@@ -9,7 +9,16 @@ import pytest
 
 import tarry
 from tarry import Kind, Policy, Reason
-from tarry.runtime import outgoing
+from tarry.adapters.http.headers import (
+    add_safety_note,
+    attempt_time_limit,
+    check_idempotency_key,
+    classify_response,
+    is_worth_draining,
+    make_repeatable,
+    response_classifier,
+    set_attempt_headers,
+)
 from tarry.testing import VirtualClock
 
 # --- the key --------------------------------------------------------------------------------------
@@ -18,14 +27,14 @@ from tarry.testing import VirtualClock
 @pytest.mark.parametrize("key", [None, "auto", lambda _: "8e03"])
 def test_good_keys(key: Any) -> None:
     """None, "auto" and a function are taken as they are."""
-    assert key is outgoing.checked_key(key)
+    assert key is check_idempotency_key(key)
 
 
 @pytest.mark.parametrize("key", ["8e03", "", 7, b"auto"])
 def test_bad_keys(key: Any) -> None:
     """Anything else is refused: one key for all requests above all."""
     with pytest.raises(tarry.ConfigurationError, match=r"^idempotency_key must be \"auto\""):
-        outgoing.checked_key(key)
+        check_idempotency_key(key)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +56,7 @@ def test_key_is_put_where_it_is_needed(
     method: str, key: Any, headers: dict[str, str], safe: bool, sent: str | None
 ) -> None:
     """A request that is not idempotent gets a key, unless it has one or nobody wants that."""
-    assert safe == outgoing.may_repeat(method, headers, key, "the request")
+    assert safe == make_repeatable(method, headers, key, "the request")
     assert sent == headers.get("Idempotency-Key")
 
 
@@ -55,7 +64,7 @@ def test_automatic_keys_differ() -> None:
     """No two calls have the same key."""
     all_headers: list[dict[str, str]] = [{}, {}]
     for headers in all_headers:
-        outgoing.may_repeat("POST", headers, "auto", None)
+        make_repeatable("POST", headers, "auto", None)
 
     first, second = (headers["Idempotency-Key"] for headers in all_headers)
     assert first != second
@@ -74,10 +83,10 @@ def test_limit_of_an_attempt(
     """An attempt may take what the policy gives it, or what is left, whichever is less."""
     with VirtualClock():
         if left is None:
-            actual = outgoing.limit_of(limit)
+            actual = attempt_time_limit(limit)
         else:
             with tarry.deadline(left):
-                actual = outgoing.limit_of(limit)
+                actual = attempt_time_limit(limit)
 
     assert expected == actual
 
@@ -85,7 +94,7 @@ def test_limit_of_an_attempt(
 def test_time_that_is_over() -> None:
     """A deadline that has passed leaves nothing, and is no lack of one."""
     with VirtualClock(), tarry.deadline(0):
-        assert 0.0 == outgoing.limit_of(None)
+        assert 0.0 == attempt_time_limit(None)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +112,7 @@ def test_what_the_server_is_told(
     """The number of every attempt but the first, and the time where it is limited."""
     headers: dict[str, str] = {}
 
-    outgoing.announce(headers, attempt, limit)
+    set_attempt_headers(headers, attempt, limit)
 
     assert expected == headers
 
@@ -126,9 +135,9 @@ def test_answers_are_judged_by_the_policy(status: int, kind: Kind) -> None:
     policy = Policy(retryable_statuses={202, 503})
     answer = SimpleNamespace(status_code=status, headers={})
 
-    judge = outgoing.judge_by(lambda response: response.headers)
+    judge = response_classifier(lambda response: response.headers)
     assert kind is judge(policy, True, answer).kind
-    assert kind is outgoing.judge_status(status, {}, policy, repeatable=True).kind
+    assert kind is classify_response(status, {}, policy, repeatable=True).kind
 
 
 @pytest.mark.parametrize(
@@ -149,7 +158,7 @@ def test_short_answers(length: str | None, short: bool) -> None:
     """An answer is long if it says so, or nonsense; one in chunks is not known to be."""
     headers = {} if length is None else {"Content-Length": length}
 
-    assert short == outgoing.is_short(headers)
+    assert short == is_worth_draining(headers)
 
 
 # --- notes ----------------------------------------------------------------------------------------
@@ -178,7 +187,7 @@ def test_error_says_why(replayable: bool, says: str) -> None:
     error = ended(safe=False)
 
     for _ in range(2):
-        outgoing.explain(error, replayable=replayable)
+        add_safety_note(error, replayable=replayable)
 
     assert 2 == len(error.__notes__)
     assert says in error.__notes__[-1]
@@ -189,7 +198,7 @@ def test_other_errors_say_nothing_about_safety(error: Exception) -> None:
     """An error that was not about safety, or not of a call, stays as it is."""
     before = list(getattr(error, "__notes__", []))
 
-    outgoing.explain(error, replayable=True)
+    add_safety_note(error, replayable=True)
 
     assert before == getattr(error, "__notes__", [])
     record = tarry.record_of(error)

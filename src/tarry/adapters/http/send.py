@@ -9,15 +9,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from tarry.adapters.http.headers import check_idempotency_key
+from tarry.adapters.http.origins import Origins, Recent
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
-from tarry.runtime import asynchronous, deadlines, hedge, outgoing, sync
+from tarry.runtime import asynchronous, deadlines, hedge, sync
 from tarry.runtime.bus import bus
 from tarry.runtime.clocks import world
 from tarry.runtime.downstream import MOST_UNCOUNTED, Downstream
 from tarry.runtime.hedged import HedgedRun
-from tarry.runtime.origins import Origins, Recent
 from tarry.runtime.run import Run
 from tarry.runtime.spec import instance
 from tarry.wire import http
@@ -25,9 +26,9 @@ from tarry.wire import http
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
+    from tarry.adapters.http.headers import IdempotencyKey
+    from tarry.adapters.http.origins import Downstreams
     from tarry.core.outcome import Outcome
-    from tarry.runtime.origins import Downstreams
-    from tarry.runtime.outgoing import Key
     from tarry.runtime.spec import Spec
 
 Kind: TypeAlias = "tuple[str, str, str, int | None, bool]"
@@ -57,7 +58,7 @@ class Sending:
         policy: Policy | None,
         hedging: Hedging | None,
         downstream: Downstreams,
-        idempotency_key: Key,
+        idempotency_key: IdempotencyKey,
         outcome_of: Callable[[Exception, bool], Outcome],
         judge: Callable[[Policy, bool, Any], Outcome],
         release: Callable[[Any], Any],
@@ -66,7 +67,7 @@ class Sending:
         instance("hedging", hedging, Hedging, 'a tarry.Hedging(after="p95")')
         if policy is not None and hedging is not None:
             raise ConfigurationError(_BOTH)
-        self.key: Key = outgoing.checked_key(idempotency_key)
+        self.key: IdempotencyKey = check_idempotency_key(idempotency_key)
         self.hedging: Hedging | None = hedging
         policy = policy or Policy()
         limit = policy.attempt_timeout

@@ -1,0 +1,1 @@
+"""What the HTTP adapters share: sending with retries, headers, origins, the hand-off."""
