@@ -23,7 +23,7 @@ import pytest
 import tarry
 import tarry.client
 import tarry.testing
-from tarry.runtime.bus import bus
+from tarry.runtime.events import bus
 from tarry.testing import VirtualClock
 
 ROOT = Path(__file__).parents[1]

@@ -60,13 +60,13 @@ if TYPE_CHECKING:
         StoreUnavailable,
         TarryError,
     )
-    from tarry.runtime.bus import listen
-    from tarry.runtime.cancel import CancelToken
+    from tarry.runtime.clocks import CancelToken
     from tarry.runtime.deadlines import deadline, remaining
     from tarry.runtime.downstream import Downstream
+    from tarry.runtime.error_record import record_of
+    from tarry.runtime.events import listen
     from tarry.runtime.hedge import hedge, hedge_sync
-    from tarry.runtime.marks import record_of
-    from tarry.runtime.retrying import acall, attempts, call, retry
+    from tarry.runtime.retry import acall, attempts, call, retry
 
 _HOMES = {
     "tarry.client.asynchronous": "AsyncClient",
@@ -92,13 +92,13 @@ _HOMES = {
         "ConfigurationTypeError DeadlineExceeded HandedOff LimitReached MissingExtra "
         "Overloaded Rejected ResultNotAccepted StoreUnavailable TarryError"
     ),
-    "tarry.runtime.bus": "listen",
-    "tarry.runtime.cancel": "CancelToken",
+    "tarry.runtime.events": "listen",
+    "tarry.runtime.clocks": "CancelToken",
     "tarry.runtime.deadlines": "deadline remaining",
     "tarry.runtime.downstream": "Downstream",
     "tarry.runtime.hedge": "hedge hedge_sync",
-    "tarry.runtime.marks": "record_of",
-    "tarry.runtime.retrying": "acall attempts call retry",
+    "tarry.runtime.error_record": "record_of",
+    "tarry.runtime.retry": "acall attempts call retry",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

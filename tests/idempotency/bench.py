@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tarry.idempotency.record import Record, StoredResponse
 from tarry.idempotency.store import Store, Taken
-from tarry.runtime import aio
+from tarry.runtime import event_loops
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def conforms(case: Case) -> Case:
 
 async def together(functions: list[Callable[[], Awaitable[T]]]) -> list[T]:
     """Run all at the same time, on whichever loop runs, and return their results in order."""
-    if not aio.in_trio():
+    if not event_loops.in_trio():
         import asyncio
 
         return list(await asyncio.gather(*(function() for function in functions)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, lease
-from tarry.runtime import aio
+from tarry.runtime import event_loops
 from tarry.runtime.clocks import world
 from tarry.testing import VirtualClock
 from tests.idempotency.asking import Payments, ask
@@ -42,11 +42,11 @@ def test_a_claim_that_came_too_late_is_given_back(
         store = Wayward(**wait)
         app = IdempotencyMiddleware(payments, store)
         begun = world.now()
-        with aio.timeout(patience) as expiry:
+        with event_loops.timeout(patience) as expiry:
             assert 503 == (await ask(app)).status
         assert expiry.expired == (patience == 1)
         assert min(patience, lease.PATIENCE) == pytest.approx(world.now() - begun)
-        await aio.sleep(10)
+        await event_loops.sleep(10)
         store.before, store.after = {}, {}
         assert 201 == (await ask(app)).status
 
@@ -65,7 +65,7 @@ def test_a_claim_that_failed_after_it_was_made_is_given_back(run: Run) -> None:
     async def main() -> None:
         store = Lossy()
         assert 503 == (await ask(IdempotencyMiddleware(Payments(), store))).status
-        await aio.sleep(1)
+        await event_loops.sleep(1)
         assert ["claim", "release"] == store.calls
         assert {} == store._entries
 

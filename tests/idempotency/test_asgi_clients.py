@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tarry.idempotency import IdempotencyMiddleware
-from tarry.runtime import aio
+from tarry.runtime import event_loops
 from tarry.testing import VirtualClock
 from tarry.wire.asgi import App, Message, Receive, Scope, Send
 from tests.idempotency.asking import KEY, Payments, ask, scope_of
@@ -48,10 +48,10 @@ class Attentive:
             self.heard.append((await receive())["type"])
 
         async def work() -> None:
-            await aio.sleep(1)
+            await event_loops.sleep(1)
             await self.payments(scope, again, send)
 
-        if aio.in_trio():
+        if event_loops.in_trio():
             async with trio.open_nursery() as nursery:
 
                 async def first(function: Callable[[], Awaitable[None]]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
-from tarry.runtime import aio
+from tarry.runtime import event_loops
 from tarry.testing import VirtualClock
 from tarry.wire.asgi import Message, Receive, Scope, Send
 from tests.idempotency.asking import KEY, Payments, ask, scope_of
@@ -142,16 +142,16 @@ def test_a_cancelled_request_leaves_its_lease_to_run_out(
     async def sleepy(scope: Scope, receive: Receive, send: Send) -> None:
         if not payments.runs:
             payments.bodies.append(b"cancelled")
-            await aio.sleep(1000)
+            await event_loops.sleep(1000)
         await payments(scope, receive, send)
 
     async def main() -> None:
         app = IdempotencyMiddleware(sleepy, store(), lease=30.0)
-        with aio.timeout(100) as expiry:
+        with event_loops.timeout(100) as expiry:
             await ask(app)
         assert expiry.expired
         assert 409 == (await ask(app)).status
-        await aio.sleep(30)
+        await event_loops.sleep(30)
         assert b"run 2" == (await ask(app)).body
 
     with VirtualClock() as clock:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, lease
-from tarry.runtime import aio
+from tarry.runtime import event_loops
 from tarry.runtime.clocks import world
 from tarry.wire.asgi import Receive, Scope, Send
 from tests.idempotency.asking import Payments, ask
@@ -42,7 +42,7 @@ def test_an_answer_that_could_not_be_written_is_written_later(
         assert b"run 1" == (await ask(app)).body
         assert 409 == (await ask(app)).status
         store.fails, store.before = (), {}
-        await aio.sleep(20)
+        await event_loops.sleep(20)
         assert (await ask(app)).replayed
 
     run(main)
@@ -58,7 +58,7 @@ def test_an_answer_that_cannot_be_written_is_given_up(
     async def main() -> None:
         store = Wayward("finish")
         await ask(IdempotencyMiddleware(Payments(), store))
-        await aio.sleep(1000)
+        await event_loops.sleep(1000)
         assert 5 < len(store.calls) < 30
 
     run(main)
@@ -76,15 +76,15 @@ def test_only_so_many_answers_wait_for_the_store(
         app = IdempotencyMiddleware(Payments(), store)
         for key in (b"a", b"b"):
             assert 201 == (await ask(app, key=key)).status
-            await aio.sleep(0)
+            await event_loops.sleep(0)
         store.fails = ()
-        await aio.sleep(20)
+        await event_loops.sleep(20)
         assert (await ask(app, key=b"a")).replayed
         assert 409 == (await ask(app, key=b"b")).status
         store.fails = ("finish",)
         await ask(app, key=b"c")
         store.fails = ()
-        await aio.sleep(20)
+        await event_loops.sleep(20)
         assert (await ask(app, key=b"c")).replayed
 
     run(main)
@@ -98,10 +98,10 @@ def test_a_cancellation_does_not_lose_the_answer(run: Run) -> None:
     async def main() -> None:
         store = Wayward(before={"finish": 2})
         app = IdempotencyMiddleware(payments, store, lease=30.0)
-        with aio.timeout(1) as expiry:
+        with event_loops.timeout(1) as expiry:
             await ask(app)
         assert expiry.expired
-        await aio.sleep(60)
+        await event_loops.sleep(60)
         assert (await ask(app)).replayed
 
     run(main)
@@ -115,11 +115,11 @@ def test_a_cancellation_and_a_store_that_fails_do_not_lose_the_answer(run: Run) 
     async def main() -> None:
         store = Wayward("finish", before={"finish": 2})
         app = IdempotencyMiddleware(payments, store, lease=30.0)
-        with aio.timeout(1):
+        with event_loops.timeout(1):
             await ask(app)
-        await aio.sleep(3)
+        await event_loops.sleep(3)
         store.fails = ()
-        await aio.sleep(60)
+        await event_loops.sleep(60)
         assert (await ask(app)).replayed
 
     run(main)
@@ -132,9 +132,9 @@ def test_a_cancellation_does_not_keep_a_key_that_is_given_back(run: Run) -> None
 
     async def main() -> None:
         app = IdempotencyMiddleware(payments, Wayward(before={"release": 2}))
-        with aio.timeout(1):
+        with event_loops.timeout(1):
             await ask(app)
-        await aio.sleep(2)
+        await event_loops.sleep(2)
         assert 500 == (await ask(app)).status
 
     run(main)
@@ -145,13 +145,13 @@ def test_a_key_is_given_back_after_its_renewal(run: Run) -> None:
     """A renewal on its way would take again what was given back, so that waits for it."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await aio.sleep(12)
+        await event_loops.sleep(12)
         await Payments(500)(scope, receive, send)
 
     async def main() -> None:
         store = Wayward(before={"extend": 4})
         await ask(IdempotencyMiddleware(app, store, lease=30.0))
-        await aio.sleep(10)
+        await event_loops.sleep(10)
         assert ["claim", "extend", "release"] == store.calls
         assert {} == store._entries
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from tarry.idempotency import MemoryStore, StoredResponse, Taken
-from tarry.runtime import aio
+from tarry.runtime import event_loops
 
 T = TypeVar("T")
 
@@ -31,11 +31,11 @@ class Wayward(MemoryStore):
 
     async def _do(self, call: str, work: Callable[[], Awaitable[T]]) -> T:
         self.calls.append(call)
-        await aio.sleep(self.before.get(call, 0))
+        await event_loops.sleep(self.before.get(call, 0))
         if call in self.fails:
             raise ConnectionError("the store is away")
         done = await work()
-        await aio.sleep(self.after.get(call, 0))
+        await event_loops.sleep(self.after.get(call, 0))
         return done
 
     async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> Taken | None:

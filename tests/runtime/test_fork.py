@@ -15,9 +15,9 @@ import pytest
 import tarry
 from tarry import Downstream
 from tarry.adapters.http import origins
-from tarry.runtime.bus import bus
+from tarry.runtime.events import bus
 from tarry.runtime.hedge import _locks
-from tests.runtime.test_threads import MOST, Stuck
+from tests.runtime.test_parallel import MOST, Stuck
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

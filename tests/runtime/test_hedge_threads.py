@@ -9,7 +9,7 @@ import pytest
 
 import tarry
 from tarry import Downstream
-from tests.runtime.test_threads import MOST, Stuck
+from tests.runtime.test_parallel import MOST, Stuck
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 # Loaded before pytester looks: it takes modules away that a test has loaded, and the names that
 # `tarry` has handed out by then would be of another copy.
 import tarry.core.events
-import tarry.runtime.story  # noqa: F401
+import tarry.runtime.emit  # noqa: F401
 
 pytest_plugins = ["pytester"]
 
@@ -183,7 +183,7 @@ import sys
 
 def test():
     assert "trio" not in sys.modules
-    assert "tarry.runtime.run" not in sys.modules
+    assert "tarry.runtime.call" not in sys.modules
 """
     )
 

@@ -29,9 +29,9 @@ from tarry.adapters.http.headers import (
 from tarry.adapters.http.origins import Origins
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import MissingExtra, ResultNotAccepted
-from tarry.runtime import aio, asynchronous
+from tarry.runtime import async_driver, event_loops
+from tarry.runtime.call import Run
 from tarry.runtime.clocks import world
-from tarry.runtime.run import Run
 from tarry.wire import http
 
 try:
@@ -104,7 +104,7 @@ class RetryMiddleware:
         replayable = _can_replay(request.body)
         run = self._begin(request, replayable=replayable)
         try:
-            return await asynchronous.drive(run, self._send, (run, request, handler), {})
+            return await async_driver.drive(run, self._send, (run, request, handler), {})
         except ResultNotAccepted as error:
             if self._hand_off is not None:
                 await self._hand_off.aover(request, error)
@@ -210,7 +210,7 @@ async def _release(response: ClientResponse) -> bool:
     kept = False
     with suppress(ClientError):  # a connection that cannot be kept is closed
         if is_worth_draining(response.headers):
-            with aio.timeout(drain_timeout()):
+            with event_loops.timeout(drain_timeout()):
                 kept = await _read(response)
     if not kept:
         response.close()

@@ -19,7 +19,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationTypeError
-from tarry.runtime import deadlines, marks
+from tarry.runtime import deadlines, error_record
 from tarry.runtime.clocks import world
 from tarry.wire import http
 from tarry.wire.problem import MEDIA_TYPE, Problem
@@ -50,8 +50,8 @@ class OneLayerMiddleware:
             return
         left = _deadline_of(scope)
         key = None if left is None else deadlines.enter(world.now() + left)
-        given_up = marks.Ends()
-        token = marks.ends.set(given_up)
+        given_up = error_record.Ends()
+        token = error_record.ends.set(given_up)
         answer = _Answer(send, given_up, key)
         try:
             await self._app(scope, receive, answer.send)
@@ -62,7 +62,7 @@ class OneLayerMiddleware:
             raise  # it is still an error of this server's, to be logged
         finally:
             given_up.close()
-            marks.ends.reset(token)
+            error_record.ends.reset(token)
             if key is not None:
                 deadlines.leave(key)
 
@@ -70,7 +70,7 @@ class OneLayerMiddleware:
 class _Answer:
     """What goes back to the client."""
 
-    def __init__(self, send: Send, given_up: marks.Ends, key: deadlines.Key | None) -> None:
+    def __init__(self, send: Send, given_up: error_record.Ends, key: deadlines.Key | None) -> None:
         self._send = send
         self._given_up = given_up
         self._key = key

@@ -14,8 +14,8 @@ from tarry.client.errors import ServiceUnreachable
 from tarry.core.checks import positive
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra
+from tarry.runtime.config import instance
 from tarry.runtime.downstream import Downstream
-from tarry.runtime.spec import instance
 
 if TYPE_CHECKING:
     import httpx

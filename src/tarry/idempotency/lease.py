@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tarry.core.policy import Policy
 from tarry.idempotency.loops import apart, in_background, new_event
 from tarry.idempotency.stores.memory import MemoryStore
-from tarry.runtime.retrying import acall
+from tarry.runtime.retry import acall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError
-from tarry.runtime import aio, deadlines
+from tarry.runtime import deadlines, event_loops
+from tarry.runtime.call import BlockRun
 from tarry.runtime.clocks import world
-from tarry.runtime.run import BlockRun
-from tarry.runtime.spec import NOT_FOR_COROUTINES
+from tarry.runtime.config import NOT_FOR_COROUTINES
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tarry.core.verdict import Attempt
-    from tarry.runtime.run import Run
-    from tarry.runtime.spec import Spec
+    from tarry.runtime.call import Run
+    from tarry.runtime.config import Spec
 
 
 class AttemptBlock:
@@ -30,9 +30,9 @@ class AttemptBlock:
         self._attempt = attempt
         self._key: object = None
         self._until = None if attempt.timeout is None else world.now() + attempt.timeout
-        self._limit: AbstractContextManager[aio.Expiry] | None = None
+        self._limit: AbstractContextManager[event_loops.Expiry] | None = None
         if cut and attempt.timeout is not None:
-            self._limit = aio.timeout(attempt.timeout)
+            self._limit = event_loops.timeout(attempt.timeout)
         self.entered: bool = False
         self.over: bool | None = None
         """Whether the call is over; None while the block was not left."""

@@ -16,7 +16,7 @@ from tarry.errors import (
     DeadlineExceeded,
 )
 from tarry.runtime.callables import plain_function
-from tarry.runtime.marks import MARK, marked_since
+from tarry.runtime.error_record import MARK, marked_since
 
 On: TypeAlias = (
     type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], "bool | Outcome"]

@@ -11,18 +11,42 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from tarry.runtime import aio
+from tarry.runtime import event_loops
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tarry.runtime.cancel import CancelToken
 
 _dice = random.Random()
 # Our own dice: a program that calls random.seed(42) in every worker must not bring their retries
 # together. A forked child would otherwise go on with its parent's numbers.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_dice.seed)
+
+
+class CancelToken:
+    """Ends every wait that it was given to: `retry(on=OSError, cancel=token)`, `token.cancel()`.
+
+    Coroutines need none: cancel their task.
+    """
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def cancel(self) -> None:
+        """End all waits, now and from now on."""
+        self._event.set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait that long or until cancelled; say whether it was cancelled."""
+        return self._event.wait(seconds)
 
 
 def _sleep(seconds: float, cancel: CancelToken | None) -> None:
@@ -58,7 +82,7 @@ class World:
         self.epoch = time.time
         self.draw = _dice.random
         self.sleep = _sleep
-        self.asleep = aio.sleep
+        self.asleep = event_loops.sleep
         self.max_attempts = None
 
 

@@ -18,8 +18,8 @@ from tarry.core.checks import share
 from tarry.core.events import BreakerMoved
 from tarry.core.outcome import SUCCESS
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.runtime.bus import bus
 from tarry.runtime.clocks import world
+from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
     from tarry.core.breaker import Breaker

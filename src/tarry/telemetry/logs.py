@@ -24,7 +24,7 @@ from tarry.core.events import (
 )
 from tarry.core.explain import duration
 from tarry.errors import ResultNotAccepted
-from tarry.telemetry.fields import fields_of, level_of
+from tarry.telemetry.event_fields import fields_of, level_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,22 +14,32 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from tarry.core.checks import one_of
-from tarry.core.events import AttemptFailed, AttemptStarted, GaveUp, Succeeded
+from tarry.core.events import (
+    AttemptFailed,
+    AttemptStarted,
+    BreakerMoved,
+    GaveUp,
+    HedgeFired,
+    HedgeWon,
+    Succeeded,
+    WillWait,
+)
+from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationTypeError, MissingExtra, ResultNotAccepted
-from tarry.telemetry.fields import NAMES
-from tarry.telemetry.measures import MOST_NAMES, Names
+from tarry.telemetry.event_fields import NAMES
+from tarry.telemetry.metrics import DELAYS, MOST_NAMES, Names, balances, breakers, result_of
 
 try:
-    from opentelemetry import trace
-
-    from tarry.telemetry.otelmetrics import Metrics
+    from opentelemetry import metrics, trace
 except ImportError as _missing:
     raise MissingExtra(
         "this listener needs opentelemetry-api: pip install 'tarry[otel]'"
     ) from _missing
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import MeterProvider
+    from collections.abc import Iterator
+
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.trace import Span, TracerProvider
 
     from tarry.core.events import Event
@@ -73,7 +83,7 @@ class OpenTelemetryListener:
         _has("tracer_provider", tracer_provider, "get_tracer")
         _has("meter_provider", meter_provider, "get_meter")
         self._tracer = trace.get_tracer("tarry", tracer_provider=tracer_provider)
-        self._metrics = Metrics(meter_provider, max_names)
+        self._metrics = OpenTelemetryMetrics(meter_provider, max_names)
         self._errors = Names(max_names, "_OTHER")
         self._trace = self._tell_spans if spans == "spans" else self._tell_events
         # Events do not say which call they belong to, but a call stays in one context: that of its
@@ -176,3 +186,81 @@ def _error_type(event: AttemptFailed) -> str:
     if error is None or event.detail not in ("", type(error).__name__):
         return event.detail or "_OTHER"
     return type(error).__qualname__
+
+
+class OpenTelemetryMetrics:
+    """The instruments, and what each event adds to them."""
+
+    def __init__(self, provider: MeterProvider | None, max_names: int) -> None:
+        meter = metrics.get_meter("tarry", meter_provider=provider)
+        self._operations = Names(max_names)
+        self._downstreams = Names(max_names)
+        self._attempts = meter.create_counter(
+            "tarry.attempts", "{attempt}", "Attempts that ended, by what they came to."
+        )
+        self._calls = meter.create_counter(
+            "tarry.calls", "{call}", "Calls that ended, and why those that failed did."
+        )
+        self._delays = meter.create_histogram(
+            "tarry.retry.delay",
+            "s",
+            "Delays before retries, after jitter and the server's hint.",
+            explicit_bucket_boundaries_advisory=DELAYS,
+        )
+        self._transitions = meter.create_counter(
+            "tarry.breaker.transitions", "{transition}", "Moves of circuit breakers."
+        )
+        self._hedges = meter.create_counter(
+            "tarry.hedges", "{hedge}", "Further copies of hedged calls: those sent, those that won."
+        )
+        meter.create_observable_up_down_counter(
+            "tarry.breaker.state", [self._states], "{breaker}", "Circuit breakers in each state."
+        )
+        meter.create_observable_gauge(
+            "tarry.budget.balance", [self._balances], "{token}", "What retry budgets hold."
+        )
+
+    def count(self, event: Event, error_type: str | None) -> None:
+        """Count one event; an attempt that failed with its type of error."""
+        match event:
+            case AttemptFailed():
+                attributes = self._who(event) | {"tarry.outcome": event.kind.value}
+                self._attempts.add(1, attributes | {"error.type": error_type or ""})
+            case Succeeded():
+                who = self._who(event)
+                self._attempts.add(1, who | {"tarry.outcome": Kind.SUCCESS.value})
+                self._calls.add(1, who | {"tarry.result": result_of(event)})
+            case GaveUp():
+                attributes = self._who(event) | {"tarry.result": result_of(event)}
+                self._calls.add(1, attributes | {"tarry.reason": event.reason.value})
+            case WillWait():
+                self._delays.record(event.delay, self._who(event))
+            case BreakerMoved():
+                moved = {
+                    "tarry.breaker.before": event.before.value,
+                    "tarry.breaker.after": event.after.value,
+                }
+                self._transitions.add(1, self._who(event) | moved)
+            case HedgeFired():
+                self._hedges.add(1, self._who(event) | {"tarry.result": "fired"})
+            case HedgeWon():
+                self._hedges.add(1, self._who(event) | {"tarry.result": "won"})
+            case _:
+                return
+
+    def _who(self, event: Event) -> dict[str, str]:
+        who: dict[str, str] = {}
+        if event.operation:  # a breaker moves for all operations
+            who["tarry.operation"] = self._operations(event.operation)
+        if event.downstream is not None:
+            who["tarry.downstream"] = self._downstreams(event.downstream)
+        return who
+
+    def _states(self, _: CallbackOptions) -> Iterator[Observation]:
+        for (name, state), number in breakers(self._downstreams).items():
+            attributes = {"tarry.downstream": name, "tarry.breaker.state": state.value}
+            yield metrics.Observation(number, attributes)
+
+    def _balances(self, _: CallbackOptions) -> Iterator[Observation]:
+        for name, balance in balances(self._downstreams).items():
+            yield metrics.Observation(balance, {"tarry.downstream": name})

@@ -20,7 +20,7 @@ from tarry.core.events import (
 )
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationTypeError, MissingExtra
-from tarry.telemetry.measures import DELAYS, MOST_NAMES, Names, balances, breakers, result_of
+from tarry.telemetry.metrics import DELAYS, MOST_NAMES, Names, balances, breakers, result_of
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram

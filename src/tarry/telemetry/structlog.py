@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import MissingExtra
-from tarry.telemetry.fields import NAMES, fields_of, level_of
+from tarry.telemetry.event_fields import NAMES, fields_of, level_of
 
 try:
     import structlog

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tarry.runtime.cancel import CancelToken
+    from tarry.runtime.clocks import CancelToken
 
 T = TypeVar("T")
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from tarry.core.checks import count
 from tarry.errors import ConfigurationError
-from tarry.runtime.bus import bus
 from tarry.runtime.clocks import world
+from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
 
     from tarry.core.events import Event
-    from tarry.runtime.cancel import CancelToken
+    from tarry.runtime.clocks import CancelToken
 
 
 @contextmanager

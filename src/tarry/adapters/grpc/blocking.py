@@ -8,7 +8,7 @@ from tarry.adapters.grpc.calls import Calls, has_no_time, metadata_of
 from tarry.adapters.grpc.futures import RetriedFuture
 from tarry.adapters.grpc.library import grpc
 from tarry.adapters.grpc.streams import RetriedStream
-from tarry.runtime import sync
+from tarry.runtime import sync_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,7 @@ class RetryInterceptor:
             last.result()  # raises what it failed with
             return last
 
-        return sync.drive(call, attempt, (), {})
+        return sync_driver.drive(call, attempt, (), {})
 
     def intercept_unary_stream(
         self, continuation: Any, client_call_details: Any, request: Any

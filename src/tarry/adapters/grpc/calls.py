@@ -9,16 +9,16 @@ from tarry.adapters.http.origins import Origins
 from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_code
 from tarry.core.verdict import Attempt
 from tarry.errors import ConfigurationTypeError
+from tarry.runtime.call import BlockRun
 from tarry.runtime.callables import plain_function
 from tarry.runtime.clocks import world
-from tarry.runtime.run import BlockRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tarry.adapters.http.origins import Downstreams
     from tarry.core.policy import Policy
-    from tarry.runtime.spec import Spec
+    from tarry.runtime.config import Spec
 
 Repeatable: TypeAlias = "bool | Callable[[str], bool]"
 """Whether calls may be repeated although the server has read them; perhaps by their method."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.adapters.grpc.calls import Calls, has_no_time, metadata_of
 from tarry.adapters.grpc.library import grpc
-from tarry.runtime import asynchronous
+from tarry.runtime import async_driver
 
 if TYPE_CHECKING:
     from typing import Self
@@ -45,7 +45,7 @@ class _UnaryUnary:
             await answer  # raises what it failed with; it may be awaited again
             return answer
 
-        return await asynchronous.drive(call, attempt, (), {})
+        return await async_driver.drive(call, attempt, (), {})
 
 
 class _UnaryStream:
@@ -68,7 +68,7 @@ class _UnaryStream:
             except StopAsyncIteration:
                 return _Messages([], messages)
 
-        return await asynchronous.drive(call, attempt, (), {})
+        return await async_driver.drive(call, attempt, (), {})
 
 
 class _Messages:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tarry.adapters.grpc import background
 from tarry.adapters.grpc.library import grpc
 from tarry.adapters.grpc.live import CANCELLED_WAIT, Left, Live
-from tarry.runtime import asynchronous
+from tarry.runtime import async_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ class RetriedFuture(Live):
     async def _retry(self) -> None:
         result, error = None, None
         try:
-            result = await asynchronous.drive(self._call, self._next, (), {})
+            result = await async_driver.drive(self._call, self._next, (), {})
         except Left as left:
             error = left.error
         except asyncio.CancelledError:  # by `cancel`: nobody else knows the task

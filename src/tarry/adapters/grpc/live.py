@@ -6,8 +6,8 @@ from contextvars import copy_context
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from tarry.runtime import sync
-from tarry.runtime.cancel import CancelToken
+from tarry.runtime import sync_driver
+from tarry.runtime.clocks import CancelToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ class Live:
             return self._judged(result_of, self._attempt())
 
         try:
-            return self._context.run(sync.drive, self._call, attempt, (), {})
+            return self._context.run(sync_driver.drive, self._call, attempt, (), {})
         except Left as left:
             raise left.error from None
 

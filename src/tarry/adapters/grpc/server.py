@@ -19,7 +19,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from tarry.adapters.grpc.library import grpc
-from tarry.runtime import deadlines, marks
+from tarry.runtime import deadlines, error_record
 from tarry.runtime.clocks import world
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class _Handling:
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self._given_up = marks.Ends()
+        self._given_up = error_record.Ends()
         self._key: deadlines.Key | None = None
         self._code: Any = None
         self._trailers: tuple[Any, ...] = ()
@@ -66,7 +66,7 @@ class _Handling:
 
     def begin(self) -> None:
         """Let what runs in this context share the deadline, and hear how its calls end."""
-        marks.ends.set(self._given_up)
+        error_record.ends.set(self._given_up)
         left = self._context.time_remaining()
         if left is not None and left < _FOR_EVER:
             self._key = deadlines.enter(world.now() + left)

@@ -21,7 +21,7 @@ from tarry.errors import ConfigurationTypeError, HandedOff, ResultNotAccepted
 from tarry.runtime import deadlines
 from tarry.runtime.callables import COROUTINE, flags_of
 from tarry.runtime.clocks import world
-from tarry.runtime.marks import mark, record_of
+from tarry.runtime.error_record import mark, record_of
 from tarry.wire import http
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tarry.errors import ConfigurationError, ConfigurationTypeError, ResultNotAc
 from tarry.runtime import deadlines
 from tarry.runtime.callables import plain_function
 from tarry.runtime.clocks import world
-from tarry.runtime.marks import MARK, record_of
+from tarry.runtime.error_record import MARK, record_of
 from tarry.wire import http
 
 if TYPE_CHECKING:

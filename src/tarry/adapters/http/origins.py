@@ -16,8 +16,8 @@ from tarry.core.breaker import Breaker
 from tarry.core.budget import TokenBudget
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationTypeError
+from tarry.runtime.config import Spec, instance
 from tarry.runtime.downstream import Downstream
-from tarry.runtime.spec import Spec, instance
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,13 +14,13 @@ from tarry.adapters.http.origins import Origins, Recent
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
-from tarry.runtime import asynchronous, deadlines, hedge, sync
-from tarry.runtime.bus import bus
+from tarry.runtime import async_driver, deadlines, hedge, sync_driver
+from tarry.runtime.call import Run
 from tarry.runtime.clocks import world
+from tarry.runtime.config import instance
 from tarry.runtime.downstream import MOST_UNCOUNTED, Downstream
-from tarry.runtime.hedged import HedgedRun
-from tarry.runtime.run import Run
-from tarry.runtime.spec import instance
+from tarry.runtime.events import bus
+from tarry.runtime.hedge import HedgedRun
 from tarry.wire import http
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tarry.adapters.http.headers import IdempotencyKey
     from tarry.adapters.http.origins import Downstreams
     from tarry.core.outcome import Outcome
-    from tarry.runtime.spec import Spec
+    from tarry.runtime.config import Spec
 
 Kind: TypeAlias = "tuple[str, str, str, int | None, bool]"
 """Method, scheme, host, port, and whether it may be repeated."""
@@ -106,7 +106,7 @@ def _direct(
 
     Between two requests a thousand other functions run: what counts is how much code there is.
     """
-    call, downstream = sync.wrap(fn, spec), spec.downstream
+    call, downstream = sync_driver.wrap(fn, spec), spec.downstream
     if first is None or downstream is None or spec.needs_run:
         return call
     fine, successes = _fine(spec), downstream.successes
@@ -132,9 +132,9 @@ def _direct(
             run = Run.adopted(spec, started, serial, permit)
             if run.accepts(response):
                 return response
-            sync.let_go(run, response)
+            sync_driver.let_go(run, response)
         run.wait()
-        return sync.drive(run, fn, (request,), {})
+        return sync_driver.drive(run, fn, (request,), {})
 
     return send
 
@@ -145,7 +145,7 @@ def _adirect(
     first: Callable[[Any], Awaitable[Any]] | None,
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Do what `_direct` does, for a coroutine function."""
-    call, downstream = asynchronous.wrap(fn, spec), spec.downstream
+    call, downstream = async_driver.wrap(fn, spec), spec.downstream
     if first is None or downstream is None or spec.needs_run:
         return call
     fine, successes = _fine(spec), downstream.successes
@@ -171,9 +171,9 @@ def _adirect(
             run = Run.adopted(spec, started, serial, permit)
             if run.accepts(response):
                 return response
-            await asynchronous.let_go(run, response)
+            await async_driver.let_go(run, response)
         await run.await_()
-        return await asynchronous.drive(run, fn, (request,), {})
+        return await async_driver.drive(run, fn, (request,), {})
 
     return send
 

@@ -19,7 +19,7 @@ from tarry.adapters.http.headers import (
     set_attempt_headers,
 )
 from tarry.core.outcome import PERMANENT, Kind, Outcome
-from tarry.runtime import aio
+from tarry.runtime import event_loops
 from tarry.runtime.clocks import world
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ async def arelease(response: Any) -> bool:
         if is_worth_draining(response.headers):
             brief = drain_timeout()
             body = _Body(brief)
-            with aio.timeout(brief):
+            with event_loops.timeout(brief):
                 async for piece in stream:
                     if not body.add(piece):
                         break

@@ -17,7 +17,7 @@ from tarry.idempotency.headers import pack, unpack
 from tarry.idempotency.loops import in_thread
 from tarry.idempotency.record import Record, StoredResponse
 from tarry.idempotency.store import Taken
-from tarry.runtime.retrying import call
+from tarry.runtime.retry import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -6,7 +6,7 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError
-from tarry.runtime.retrying import call
+from tarry.runtime.retry import call
 from tarry.service.stores.sqlite import tables, wal
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from tarry.core.events import (
 )
 from tarry.core.verdict import Reason, Wait
 from tarry.errors import Rejected
-from tarry.runtime.bus import bus
+from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
     from tarry.core.call import Call

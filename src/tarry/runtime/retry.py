@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from tarry.core.outcome import outcome_of_exception
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.runtime import sync
+from tarry.runtime import sync_driver
+from tarry.runtime.call import Run
 from tarry.runtime.callables import (
     ASYNC_GENERATOR,
     COROUTINE,
@@ -16,8 +17,7 @@ from tarry.runtime.callables import (
     flags_of,
     name_of,
 )
-from tarry.runtime.run import Run
-from tarry.runtime.spec import BOTH, NOT_FOR_COROUTINES, Spec
+from tarry.runtime.config import BOTH, NOT_FOR_COROUTINES, Spec
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from tarry.core.policy import Policy, Random
     from tarry.runtime.attempts import Attempts
-    from tarry.runtime.cancel import CancelToken
     from tarry.runtime.classify import On
+    from tarry.runtime.clocks import CancelToken
     from tarry.runtime.downstream import Downstream
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -141,7 +141,7 @@ def call(
         cancel=cancel,
         random=random,
     )
-    return sync.drive(Run.new(spec), fn, args, {})
+    return sync_driver.drive(Run.new(spec), fn, args, {})
 
 
 async def acall(
@@ -172,9 +172,9 @@ async def acall(
         name=name or name_of(fn),
         random=random,
     )
-    from tarry.runtime import asynchronous
+    from tarry.runtime import async_driver
 
-    return await asynchronous.drive(Run.new(spec), fn, args, {})
+    return await async_driver.drive(Run.new(spec), fn, args, {})
 
 
 def attempts(
@@ -226,11 +226,11 @@ def _wrapped(fn: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
     if flags & (COROUTINE | ASYNC_GENERATOR) and spec.cancel is not None:
         raise ConfigurationError(NOT_FOR_COROUTINES)
     if flags & GENERATOR:
-        return sync.wrap_generator(fn, spec)
+        return sync_driver.wrap_generator(fn, spec)
     if not flags & (COROUTINE | ASYNC_GENERATOR):
-        return sync.wrap(fn, spec)
-    from tarry.runtime import asynchronous  # loads when there is something to await
+        return sync_driver.wrap(fn, spec)
+    from tarry.runtime import async_driver
 
     if flags & ASYNC_GENERATOR:
-        return asynchronous.wrap_generator(fn, spec)
-    return asynchronous.wrap(fn, spec)
+        return async_driver.wrap_generator(fn, spec)
+    return async_driver.wrap(fn, spec)

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import pytest
 
 import tarry
-from tarry.runtime.threads import Threads
+from tarry.runtime.parallel import Threads
 from tarry.testing import no_wait
 
 MOST = 256

@@ -1,31 +1,30 @@
-"""The driver for coroutines and async generators, on asyncio and trio."""
+"""The driver for plain functions and generators."""
 
 from __future__ import annotations
 
-import sys
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.outcome import SUCCESS
-from tarry.runtime import aio, deadlines
-from tarry.runtime.bus import bus
+from tarry.runtime import deadlines
+from tarry.runtime.call import Run, block, first_failure
 from tarry.runtime.clocks import world
 from tarry.runtime.downstream import MOST_UNCOUNTED
-from tarry.runtime.run import Run, first_failure
+from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     from tarry.core.verdict import Delayed, Stop
+    from tarry.runtime.config import Spec
     from tarry.runtime.downstream import Downstream
-    from tarry.runtime.spec import Spec
 
 T = TypeVar("T")
 
 _deadline = deadlines.scope.get
 
 
-def wrap(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Coroutine[Any, Any, T]]:
+def wrap(fn: Callable[..., T], spec: Spec) -> Callable[..., T]:
     """Return the cheapest wrapper that does what the spec asks for."""
     if spec.needs_run:
         return _full(fn, spec)
@@ -33,33 +32,25 @@ def wrap(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Coroutine
 
 
 def wrap_generator(
-    fn: Callable[..., AsyncGenerator[Any, Any]], spec: Spec
-) -> Callable[..., AsyncGenerator[Any, Any]]:
-    """Retry an async generator until its first item; from then on it is the caller's."""
+    fn: Callable[..., Generator[Any, Any, Any]], spec: Spec
+) -> Callable[..., Generator[Any, Any, Any]]:
+    """Retry a generator until its first item; from then on it is the caller's."""
 
     @wraps(fn)
-    async def first(*args: Any, **kwargs: Any) -> tuple[AsyncGenerator[Any, Any] | None, Any]:
+    def first(*args: Any, **kwargs: Any) -> tuple[Generator[Any, Any, Any] | None, Any]:
         generator = fn(*args, **kwargs)
-        # The loop shall know the generator that the caller has, which closes this one. If it knew
-        # both, it would close them at once when it shuts down.
-        hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(None, None)
         try:
-            item = anext(generator)
-        finally:
-            sys.set_asyncgen_hooks(*hooks)
-        try:
-            return generator, await item
-        except StopAsyncIteration:
-            return None, None
+            return generator, next(generator)
+        except StopIteration as end:
+            return None, end.value
 
     first_of = wrap(first, spec)
 
     @wraps(fn)
-    async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        generator, item = await first_of(*args, **kwargs)
+    def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        generator, item = first_of(*args, **kwargs)
         if generator is None:
-            return
+            return item
         try:
             while True:
                 try:
@@ -67,21 +58,18 @@ def wrap_generator(
                 except GeneratorExit:
                     raise
                 except BaseException as error:
-                    item = await generator.athrow(error)
+                    item = generator.throw(error)
                 else:
-                    item = await generator.asend(sent)
-        except StopAsyncIteration:
-            return
+                    item = next(generator) if sent is None else generator.send(sent)
+        except StopIteration as end:
+            return end.value
         finally:
-            if not getattr(generator, "ag_running", False):  # at shutdown the loop closes both
-                await generator.aclose()
+            generator.close()
 
     return generate
 
 
-async def drive(
-    run: Run, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> T:
+def drive(run: Run, fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> T:
     """Make attempts until the call is over."""
     try:
         while True:
@@ -89,76 +77,83 @@ async def drive(
             if run.spec.numbered:
                 kwargs = {**kwargs, "number": attempt.number}
             if attempt.delay:
-                await run.await_(attempt.delay)
+                run.wait(attempt.delay)
             try:
                 if attempt.timeout is None:
-                    result = await fn(*args, **kwargs) if kwargs else await fn(*args)
+                    result = fn(*args, **kwargs) if kwargs else fn(*args)
                 else:
-                    result = await _limited(run, attempt.timeout, fn, args, kwargs)
+                    result = _limited(run, attempt.timeout, fn, args, kwargs)
             except Exception as error:
                 if not run.survives(error):
                     raise
             else:
                 if run.accepts(result):
                     return result
-                await let_go(run, result)
-            await run.await_()
+                let_go(run, result)
+            run.wait()
     except BaseException:
         run.drop()
         raise
 
 
-async def let_go(run: Run, result: object) -> None:
+def let_go(run: Run, result: object) -> None:
     """Keep no connection during the wait that a result has caused."""
     release = run.spec.release
-    if release is not None and not await release(result):
+    if release is not None and not release(result):
         run.forget()
 
 
-async def _limited(
+def _limited(
     run: Run,
     timeout: float,
-    fn: Callable[..., Awaitable[T]],
+    fn: Callable[..., T],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> T:
     key = deadlines.enter(world.now() + timeout)
     try:
-        with aio.timeout(timeout):
-            return await fn(*args, **kwargs)
+        if run.policy.attempt_timeout is None:  # a mere deadline needs no thread
+            return fn(*args, **kwargs)
+        from tarry.runtime.parallel import Threads
+
+        threads = Threads(lambda _number: fn(*args, **kwargs))
+        threads.start(run.attempts)
+        ended = threads.next(timeout)
     finally:
         deadlines.leave(key)
-    raise run.timed_out(timeout)
+    if ended is None:
+        raise run.timed_out(timeout)
+    return ended.result()
 
 
-def _full(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Coroutine[Any, Any, T]]:
+def _full(fn: Callable[..., T], spec: Spec) -> Callable[..., T]:
     @wraps(fn)
-    async def call(*args: Any, **kwargs: Any) -> T:
-        return await drive(Run.new(spec), fn, args, kwargs)
+    def call(*args: Any, **kwargs: Any) -> T:
+        return drive(Run.new(spec), fn, args, kwargs)
 
     return call
 
 
-def _plain(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Coroutine[Any, Any, T]]:
+def _plain(fn: Callable[..., T], spec: Spec) -> Callable[..., T]:
     @wraps(fn)
-    async def call(*args: Any, **kwargs: Any) -> T:
+    def call(*args: Any, **kwargs: Any) -> T:
         if bus.listeners or _deadline() is not None:
-            return await drive(Run.new(spec), fn, args, kwargs)
+            return drive(Run.new(spec), fn, args, kwargs)
         serial = bus.serial
         try:
             if kwargs:  # to merge nothing costs a dict
-                return await fn(*args, **kwargs)
-            return await fn(*args)
+                return fn(*args, **kwargs)
+            return fn(*args)
         except Exception as error:
             first = first_failure(spec, error, serial)
             if first is None:
                 raise
-            if isinstance(first, tuple) and first[2].delay > 0:
-                await world.asleep(first[2].delay)
+            if isinstance(first, tuple):
+                block(spec, first[2].delay, error)
         if isinstance(first, tuple):
             serial = bus.serial
             try:
-                return await fn(*args, **kwargs)
+                return fn(*args, **kwargs)
             except Exception as error:
                 run = Run(spec, None, None, serial)
                 run.took_over(*first)
@@ -166,22 +161,20 @@ def _plain(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Corouti
                     raise
         else:
             run = first
-        await run.await_()
-        return await drive(run, fn, args, kwargs)
+        run.wait()
+        return drive(run, fn, args, kwargs)
 
     return call
 
 
-def _guarded(
-    fn: Callable[..., Awaitable[T]], spec: Spec, downstream: Downstream
-) -> Callable[..., Coroutine[Any, Any, T]]:
+def _guarded(fn: Callable[..., T], spec: Spec, downstream: Downstream) -> Callable[..., T]:
     closed, judge = downstream.closed, spec.judge
     successes = downstream.successes
 
     @wraps(fn)
-    async def call(*args: Any, **kwargs: Any) -> T:
+    def call(*args: Any, **kwargs: Any) -> T:
         if bus.listeners or _deadline() is not None:
-            return await drive(Run.new(spec), fn, args, kwargs)
+            return drive(Run.new(spec), fn, args, kwargs)
         serial = bus.serial
         clock = world.now
         started = clock()
@@ -196,9 +189,9 @@ def _guarded(
         else:
             permit = downstream.admit(started)
         if not isinstance(permit, int):
-            return await drive(Run.new(spec), fn, args, kwargs)
+            return drive(Run.new(spec), fn, args, kwargs)
         try:
-            result = await fn(*args, **kwargs) if kwargs else await fn(*args)
+            result = fn(*args, **kwargs) if kwargs else fn(*args)
             good = judge is None or judge(result) is SUCCESS
         except Exception as error:
             run = Run.adopted(spec, started, serial, permit)
@@ -221,8 +214,8 @@ def _guarded(
             run = Run.adopted(spec, started, serial, permit)
             if run.accepts(result):
                 return result
-            await let_go(run, result)
-        await run.await_()
-        return await drive(run, fn, args, kwargs)
+            let_go(run, result)
+        run.wait()
+        return drive(run, fn, args, kwargs)
 
     return call

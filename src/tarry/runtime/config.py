@@ -8,8 +8,8 @@ from tarry.core.checks import count, positive
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationTypeError
 from tarry.runtime.callables import plain_function
-from tarry.runtime.cancel import CancelToken
 from tarry.runtime.classify import Classifier
+from tarry.runtime.clocks import CancelToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.core.verdict import Reason
 from tarry.errors import ResultNotAccepted
-from tarry.runtime.bus import bus
+from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -30,10 +30,10 @@ from tarry.errors import (
     Rejected,
     ResultNotAccepted,
 )
-from tarry.runtime import aio, deadlines
-from tarry.runtime.bus import WARNING, bus
+from tarry.runtime import deadlines, event_loops
 from tarry.runtime.clocks import world
-from tarry.runtime.marks import mark, marked_since, note
+from tarry.runtime.error_record import mark, marked_since, note
+from tarry.runtime.events import WARNING, bus
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy
     from tarry.core.verdict import Attempt
-    from tarry.runtime.spec import Spec
+    from tarry.runtime.config import Spec
 
 Unheard: TypeAlias = "tuple[Outcome, str, Wait]"
 """What a first failure came to: its outcome, its name and the verdict."""
@@ -109,7 +109,7 @@ class Run(Call):
                 del error  # its traceback holds this frame: leave no cycle behind
         self._serial = bus.serial
         if bus.listeners or self._watched:
-            _story().tell_started(self.spec.operation, self)
+            _emit().tell_started(self.spec.operation, self)
         return command
 
     def survives(self, error: Exception, outcome: Outcome | None = None) -> bool:
@@ -131,9 +131,9 @@ class Run(Call):
         log_enabled = bus.log_enabled
         if bus.listeners or log_enabled(WARNING):
             if not self._watched and not bus.listeners:  # it began before there was trouble
-                _story().tell_started(spec.operation, self)
+                _emit().tell_started(spec.operation, self)
             self._watched = True
-            _story().tell_failed(spec.operation, self, outcome, verdict, error)
+            _emit().tell_failed(spec.operation, self, outcome, verdict, error)
         if isinstance(verdict, Stop):
             self._give_up(verdict, error)
             return False
@@ -157,15 +157,15 @@ class Run(Call):
         if self.downstream is not None:
             self.succeeded(world.now(), (self.spec.draw or world.draw)())
         if bus.listeners or self._watched:
-            _story().tell_succeeded(self.spec.operation, self)
+            _emit().tell_succeeded(self.spec.operation, self)
         return True
 
     def _answered(self, outcome: Outcome) -> None:
         """End with an answer that is no success, and that no attempt would change: a 404."""
         verdict = self.failed(outcome, world.now(), (self.spec.draw or world.draw)())
         if isinstance(verdict, Stop) and (bus.listeners or self._watched):
-            _story().tell_failed(self.spec.operation, self, outcome, verdict, None)
-            _story().tell_gave_up(self.spec.operation, self, verdict, None)
+            _emit().tell_failed(self.spec.operation, self, outcome, verdict, None)
+            _emit().tell_gave_up(self.spec.operation, self, verdict, None)
 
     def _refuses(self, result: object, outcome: Outcome, why: str) -> bool:
         """Treat a result as a failure: False to go on, or raise it wrapped in an error."""
@@ -239,11 +239,11 @@ class Run(Call):
             mark(error, record, final=final, block=self._block)
         note(error, record)
         if self._watched or bus.watched():
-            _story().tell_gave_up(self.spec.operation, self, stop, error)
+            _emit().tell_gave_up(self.spec.operation, self, stop, error)
 
     def _awake(self, began: float) -> None:
         slept = world.now() - began
-        _story().tell_waited(self.spec.operation, self, self._wait, slept, self._error)
+        _emit().tell_waited(self.spec.operation, self, self._wait, slept, self._error)
 
 
 class BlockRun(Run):
@@ -293,7 +293,7 @@ def first_failure(spec: Spec, error: Exception, serial: int) -> Run | Unheard | 
 def block(spec: Spec, delay: float, error: Exception | None) -> None:
     """Wait, unless that would freeze an event loop or a cancel token ends it."""
     if delay > 0:
-        if aio.in_event_loop():
+        if event_loops.in_event_loop():
             msg = (
                 f"{spec.operation}: a wait of {duration(delay)} would block the running event "
                 "loop; make it an async def (a block: async for), or run it in a thread"
@@ -306,11 +306,11 @@ def block(spec: Spec, delay: float, error: Exception | None) -> None:
         raise Cancelled(msg) from error
 
 
-def _story() -> ModuleType:
+def _emit() -> ModuleType:
     """Return the module that makes events, which loads when somebody listens."""
-    from tarry.runtime import story
+    from tarry.runtime import emit
 
-    return story
+    return emit
 
 
 def rejection(stop: Stop, operation: str, downstream: str | None, last: str = "") -> Rejected:
