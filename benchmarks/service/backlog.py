@@ -31,7 +31,7 @@ from benchmarks.service.target import Target, running_target
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
 from tarry.service.sealing import Plain
-from tarry.service.store import New
+from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
 
 RATE = 500
@@ -132,7 +132,7 @@ async def _fill(path: Path, tasks: Iterator[Task], count: int, progress: Progres
     for done in range(0, count, _BATCH):
         if done % 50_000 == 0:
             progress(f"backlog: {done:,} of {count:,} tasks written")
-        await store.add([New(task) for task in islice(tasks, _BATCH)])
+        await store.add([NewTask(task) for task in islice(tasks, _BATCH)])
     await store.close()
 
 

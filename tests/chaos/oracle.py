@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.service.delivery.messages import Fault
 from tarry.service.model import Status, Task
-from tarry.service.store import Cancellation, Finished, Query, Retrieval
+from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus, TaskFilter
 
 if TYPE_CHECKING:
     from tarry.service.delivery.messages import Delivered, Request
@@ -92,13 +92,13 @@ class Oracle:
         """Learn what a call has changed in the store."""
         if call == "finish":
             for finish, finished in zip(args[0], answer, strict=True):
-                if finished is Finished.DONE and finish.status.is_terminal:
+                if finished is FinishStatus.DONE and finish.status.is_terminal:
                     self.over[finish.task.id] = finish.status.name
-                elif finished is Finished.CANCELLED:
+                elif finished is FinishStatus.CANCELLED:
                     self.over[finish.task.id] = "CANCELLED"
-        elif call == "cancel" and answer is Cancellation.CANCELLED:
+        elif call == "cancel" and answer is CancelStatus.CANCELLED:
             self.over[args[1]] = "CANCELLED"
-        elif call == "retry_now" and answer is Retrieval.DUE:
+        elif call == "retry_now" and answer is RetryNowStatus.DUE:
             self.over.pop(args[1], None)
             self.hurried.add(args[1])
         elif call == "replay_step":
@@ -111,7 +111,7 @@ class Oracle:
         if call == "claim":
             told = [f"{task.key} v{task.version}" for task in answer.tasks]
         elif call == "add":
-            told = [f"{one.task.key} {one.addition} {one.leased}" for one in answer]
+            told = [f"{one.task.key} {one.status} {one.leased}" for one in answer]
         elif call == "finish":
             pairs = zip(args[0], answer, strict=True)
             told = [
@@ -165,7 +165,7 @@ class Oracle:
         return next((task for task in self._tasks() if f'"{task.key}"' == key), None)
 
     def _tasks(self) -> list[Task]:
-        return at_once(self._store.tasks("default", Query(), limit=1000)).items
+        return at_once(self._store.tasks("default", TaskFilter(), limit=1000)).items
 
     def _log(self, line: str) -> None:
         self.history.append(f"{asyncio.get_running_loop().time():.3f} {line}")

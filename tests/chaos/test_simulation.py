@@ -9,7 +9,7 @@ from tarry.service.engine import attempts
 from tarry.service.engine.clock import StoreClock
 from tarry.service.engine.ends import Ends
 from tarry.service.model import Status
-from tarry.service.store import Finished
+from tarry.service.store import FinishStatus
 from tests.chaos.oracle import Broken
 from tests.chaos.simulation import simulate
 from tests.service.stores.model_store import ModelStore
@@ -68,7 +68,7 @@ def _ignores_a_lost_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     async def stubborn(self: Any, ends: Any) -> Any:
         answers = await write(self, ends)
         for end, answer in zip(ends, answers, strict=True):
-            if answer is Finished.DONE:
+            if answer is FinishStatus.DONE:
                 self._hold.take([end.finish.task])
         return answers
 

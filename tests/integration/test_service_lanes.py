@@ -16,7 +16,7 @@ import pytest
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
 from tarry.service.sealing import Plain
-from tarry.service.store import New
+from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
 from tests.integration.service import Service, free_port, service, target
 
@@ -29,12 +29,12 @@ MOST, RAMP = 128, 10.0
 ENOUGH = 16
 
 
-def _task(url: str) -> New:
+def _task(url: str) -> NewTask:
     target = parse_target(url)
     task_id = str(uuid4())
     content = Plain().pack(TaskContent(url=target.url))
     lane = f"default/{target.origin}"
-    return New(
+    return NewTask(
         Task(
             id=task_id, tenant="default", lane=lane, key=task_id, fingerprint=b"", content=content
         ),

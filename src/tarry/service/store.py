@@ -50,7 +50,7 @@ class Lease(msgspec.Struct, frozen=True):
     horizon: int
 
 
-class New(msgspec.Struct, array_like=True, gc=False):
+class NewTask(msgspec.Struct, array_like=True, gc=False):
     """A task to add. Its next attempt is due `delay` ms after it is added, or at its own time.
 
     A time that has passed is now. The task begins afresh: state that it carries is not looked at.
@@ -63,7 +63,7 @@ class New(msgspec.Struct, array_like=True, gc=False):
     not paused, not parked, not half-open."""
 
 
-class Addition(StrEnum):
+class AddStatus(StrEnum):
     """What became of a task that was to be added."""
 
     ADDED = "added"
@@ -75,15 +75,15 @@ class Addition(StrEnum):
     """The tenant has as many live tasks as it may have; `task` is the one that was not added."""
 
 
-class Added(msgspec.Struct, gc=False):
+class AddResult(msgspec.Struct, gc=False):
     """The answer for one new task: `task` is the one that is stored, also when it was there."""
 
-    addition: Addition
+    status: AddStatus
     task: Task
     leased: bool = False
 
 
-class Claimed(msgspec.Struct):
+class ClaimResult(msgspec.Struct):
     """What a worker got: leased tasks, earliest first, and what it has to know about them."""
 
     now: int
@@ -98,7 +98,7 @@ class Claimed(msgspec.Struct):
     """Attempts that were found abandoned, and written to the log as lost."""
 
 
-class Finish(msgspec.Struct, kw_only=True, gc=False):
+class TaskResult(msgspec.Struct, kw_only=True, gc=False):
     """How an attempt ended, and what follows. `task` is the one that was leased.
 
     PENDING needs `next_attempt_at`. `keep` keeps the lease for it, for a time within the horizon
@@ -119,7 +119,7 @@ class Finish(msgspec.Struct, kw_only=True, gc=False):
     quota holds it back."""
 
 
-class Finished(StrEnum):
+class FinishStatus(StrEnum):
     """What a finish, or a release, came to."""
 
     DONE = "done"
@@ -138,7 +138,7 @@ class Release(msgspec.Struct, gc=False):
     next_attempt_at: int | None = None
 
 
-class Query(msgspec.Struct, frozen=True, kw_only=True):
+class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which tasks to list; None asks for all. `status` is the one that is stored."""
 
     status: Status | None = None
@@ -158,7 +158,7 @@ class Page(msgspec.Struct, Generic[T]):
     cursor: str | None
 
 
-class Cancellation(StrEnum):
+class CancelStatus(StrEnum):
     """What became of a request to cancel."""
 
     CANCELLED = "cancelled"
@@ -168,7 +168,7 @@ class Cancellation(StrEnum):
     """It was terminal already, perhaps by an earlier request to cancel."""
 
 
-class Retrieval(StrEnum):
+class RetryNowStatus(StrEnum):
     """What became of a request to retry a task now."""
 
     DUE = "due"
@@ -179,7 +179,7 @@ class Retrieval(StrEnum):
     """It succeeded, or was cancelled."""
 
 
-class PolicyChange(StrEnum):
+class PolicyWriteStatus(StrEnum):
     """What became of a policy that was to be written or deleted."""
 
     CREATED = "created"
@@ -198,14 +198,14 @@ class Counters(msgspec.Struct):
     superseded: int = 0
 
 
-class Point(msgspec.Struct):
+class SeriesPoint(msgspec.Struct):
     """What was logged in one minute: attempts by outcome. `minute` is the time it begins."""
 
     minute: int
     outcomes: dict[str, int]
 
 
-class Swept(msgspec.Struct):
+class SweepResult(msgspec.Struct):
     """What one step of maintenance removed; `more` when there is more to do at once."""
 
     tasks: int
@@ -246,8 +246,8 @@ class Store(Protocol):
     # --- the life of a task -----------------------------------------------------------------------
 
     async def add(
-        self, tasks: Sequence[New], lease: Lease | None = None, *, quota: int | None = None
-    ) -> list[Added]:
+        self, tasks: Sequence[NewTask], lease: Lease | None = None, *, quota: int | None = None
+    ) -> list[AddResult]:
         """Add tasks, each in its own right; `quota` bounds the live tasks of each tenant.
 
         Two with one tenant and key in the same batch are as two batches: the first is added. A key
@@ -257,7 +257,7 @@ class Store(Protocol):
 
     async def claim(
         self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
-    ) -> Claimed:
+    ) -> ClaimResult:
         """Lease tasks that are due within the horizon, or abandoned, from lanes that are open.
 
         Least recently served lane first and tenants in turn, at most `per_lane` of a lane, none of
@@ -272,11 +272,11 @@ class Store(Protocol):
         """
         ...
 
-    async def finish(self, results: Sequence[Finish]) -> list[Finished]:
+    async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
         """Write attempt and next state in one step each, if the version still matches."""
         ...
 
-    async def release(self, leases: Sequence[Release]) -> list[Finished]:
+    async def release(self, leases: Sequence[Release]) -> list[FinishStatus]:
         """Hand unstarted leases back, where they are still held; no attempt is counted.
 
         A task that was being cancelled is CANCELLED. A lease that is not held is SUPERSEDED, and
@@ -323,7 +323,7 @@ class Store(Protocol):
         ...
 
     async def tasks(
-        self, tenant: str, query: Query, *, cursor: str | None = None, limit: int = 100
+        self, tenant: str, query: TaskFilter, *, cursor: str | None = None, limit: int = 100
     ) -> Page[Task]:
         """List tasks, newest first. A malformed cursor is a `ConfigurationError`.
 
@@ -337,11 +337,11 @@ class Store(Protocol):
         """Return a task's attempt log, from the attempt that follows number `after`."""
         ...
 
-    async def cancel(self, tenant: str, task_id: str) -> Cancellation | None:
+    async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task; None: there is no such task."""
         ...
 
-    async def retry_now(self, tenant: str, task_id: str) -> Retrieval | None:
+    async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
         """Make a task due that waits or is dead. A dead one begins anew, as in a replay.
 
         That is: its attempts are forgiven, `started_at` is now, what the next decision has to know
@@ -386,7 +386,7 @@ class Store(Protocol):
         """End a job that runs; what it brought back stays."""
         ...
 
-    async def purge(self, tenant: str, query: Query, limit: int) -> int:
+    async def purge(self, tenant: str, query: TaskFilter, limit: int) -> int:
         """Remove up to `limit` dead letters, oldest first, with their logs; tell how many.
 
         Their bodies become orphans. A query for another status than EXHAUSTED removes nothing.
@@ -397,7 +397,7 @@ class Store(Protocol):
 
     async def put_policy(
         self, policy: PolicyVersion, *, replace: bool
-    ) -> tuple[PolicyChange, PolicyVersion]:
+    ) -> tuple[PolicyWriteStatus, PolicyVersion]:
         """Write a policy; `replace` makes a new version of other content, else it is a conflict.
 
         The store numbers versions from 1, whatever the policy says, and goes on with the numbers
@@ -418,7 +418,7 @@ class Store(Protocol):
         """List the newest version of each policy, by id."""
         ...
 
-    async def delete_policy(self, tenant: str, policy_id: str) -> PolicyChange:
+    async def delete_policy(self, tenant: str, policy_id: str) -> PolicyWriteStatus:
         """Forget all versions of a policy that no live task uses."""
         ...
 
@@ -444,14 +444,14 @@ class Store(Protocol):
         """Return the counts of a tenant's tasks, or of all."""
         ...
 
-    async def series(self, tenant: str | None, *, since: int) -> list[Point]:
+    async def series(self, tenant: str | None, *, since: int) -> list[SeriesPoint]:
         """Return what happened in each minute from that of `since` on; a day of it is kept.
 
         Earliest first. Minutes in which nothing happened are left out.
         """
         ...
 
-    async def sweep(self, retention: Retention, limit: int) -> Swept:
+    async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         """Remove up to `limit` terminal tasks whose time is up, their logs too.
 
         The bodies that they owned are named by `orphans` until somebody has deleted them. Dead
@@ -465,6 +465,6 @@ class Store(Protocol):
         """Return the bodies of tasks that are gone."""
         ...
 
-    async def buried(self, refs: Sequence[str]) -> None:
+    async def forget_orphans(self, refs: Sequence[str]) -> None:
         """Forget orphans that were deleted."""
         ...

@@ -28,7 +28,15 @@ from tarry.service.engine.policies import Policies
 from tarry.service.engine.waiters import Settled, Waiters
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
 from tarry.service.sealing import Plain
-from tarry.service.store import Added, Cancellation, Finish, Lease, New, Query, Retrieval
+from tarry.service.store import (
+    AddResult,
+    CancelStatus,
+    Lease,
+    NewTask,
+    RetryNowStatus,
+    TaskFilter,
+    TaskResult,
+)
 from tests.service.stores.model_store.store import ModelStore
 
 T = TypeVar("T")
@@ -75,12 +83,12 @@ class QuietEngine:
         """The tasks that somebody waits for."""
 
     def submit(
-        self, news: list[New], contents: Sequence[TaskContent] | None = None
-    ) -> asyncio.Future[Sequence[Added]]:
+        self, news: list[NewTask], contents: Sequence[TaskContent] | None = None
+    ) -> asyncio.Future[Sequence[AddResult]]:
         """Add tasks."""
         return asyncio.ensure_future(self._add(news))
 
-    async def _add(self, news: list[New]) -> Sequence[Added]:
+    async def _add(self, news: list[NewTask]) -> Sequence[AddResult]:
         if self.error is not None:
             raise self.error
         return await self.store.add(news, quota=self.quota)
@@ -90,11 +98,11 @@ class QuietEngine:
         self.waited_for.put_nowait(task_id)
         return await self.waiters.wait(task_id, seconds)
 
-    async def cancel(self, tenant: str, task_id: str) -> Cancellation | None:
+    async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task."""
         return await self.store.cancel(tenant, task_id)
 
-    async def retry_now(self, tenant: str, task_id: str) -> Retrieval | None:
+    async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
         """Make a task due."""
         return await self.store.retry_now(tenant, task_id)
 
@@ -321,7 +329,7 @@ class Rig:
             for task in tasks
         ]
         await self.store.finish([
-            Finish(task=task, attempt=attempt, status=Status.EXHAUSTED, reason=reason)
+            TaskResult(task=task, attempt=attempt, status=Status.EXHAUSTED, reason=reason)
             for task, attempt in zip(tasks, attempts, strict=True)
         ])  # fmt: skip
         return [task.id for task in tasks]
@@ -336,7 +344,7 @@ def with_rig(test: Callable[[Rig], Coroutine[Any, Any, T]], **options: Any) -> T
     return asyncio.run(run())
 
 
-__all__ = ["NOW", "TARGET", "Event", "Query", "Reply", "Rig", "with_rig"]
+__all__ = ["NOW", "TARGET", "Event", "Reply", "Rig", "TaskFilter", "with_rig"]
 
 
 async def _metrics(tenant: str | None) -> tuple[bytes, str]:

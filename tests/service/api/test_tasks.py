@@ -7,7 +7,7 @@ from cryptography.fernet import Fernet
 
 from tarry.service.model import AttemptRecord, Decision, Status
 from tarry.service.sealing import Sealed
-from tarry.service.store import Finish
+from tarry.service.store import TaskResult
 from tests.service.api.rig import NOW, TARGET, Rig, with_rig
 
 NOBODY = "01890000-0000-7000-8000-0000000000ff"
@@ -52,7 +52,7 @@ async def wait_once(rig: Rig, task_id: str, excerpt: str | None = None) -> None:
         worker="w",
     )
     await rig.store.finish([
-        Finish(task=task, attempt=attempt, status=Status.PENDING, next_attempt_at=NOW + 800)
+        TaskResult(task=task, attempt=attempt, status=Status.PENDING, next_attempt_at=NOW + 800)
     ])  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def test_a_task_that_is_being_cancelled_is_not_retried() -> None:
         reply = await rig.ask("POST", f"{path}/retry")
         assert (409, "IN_FLIGHT") == (reply.status, reply.problem["taskStatus"])
         assert "being cancelled" in reply.problem["detail"]
-        await rig.store.finish([Finish(task=leased, attempt=None, status=Status.PENDING)])
+        await rig.store.finish([TaskResult(task=leased, attempt=None, status=Status.PENDING)])
         ended = (await rig.ask("GET", path)).json
         assert ("CANCELLED", False) == (ended["status"], ended["cancelling"])
 

@@ -24,7 +24,7 @@ from tarry.service.engine.policies import Policies
 from tarry.service.engine.waiters import Waiters
 from tarry.service.model import AttemptRecord, Task, TaskContent
 from tarry.service.sealing import Plain
-from tarry.service.store import Added, Lease, New, Retention, Store
+from tarry.service.store import AddResult, Lease, NewTask, Retention, Store
 from tarry.testing.clock import VirtualClock
 from tests.service.stores.model_store import ModelStore
 
@@ -110,7 +110,7 @@ class Rig:
         )
         self.engine = Engine(self.parts)
 
-    def new(self, url: str = "http://a.example:80/", **changes: Any) -> New:
+    def new(self, url: str = "http://a.example:80/", **changes: Any) -> NewTask:
         """Return a task to add, for a target at `url`."""
         content = {
             name: changes.pop(name)
@@ -130,13 +130,13 @@ class Rig:
             content=Plain().pack(TaskContent(url=url, **content)),
             **changes,
         )
-        return New(task, delay)
+        return NewTask(task, delay)
 
-    async def add(self, *news: New) -> list[Task]:
+    async def add(self, *news: NewTask) -> list[Task]:
         """Add tasks and return them as they were stored."""
         clock = self.parts.clock
         clock.learn(clock.asks(), await self.store.ping())
-        added: Sequence[Added] = await self.engine.submit(list(news))
+        added: Sequence[AddResult] = await self.engine.submit(list(news))
         return [one.task for one in added]
 
     async def task(self, task: Task) -> Task:

@@ -11,7 +11,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.delivery.messages import Delivered, Fault, Request
 from tarry.service.engine.parts import Limits
 from tarry.service.model import Status
-from tarry.service.store import Cancellation, Lease, Retrieval
+from tarry.service.store import CancelStatus, Lease, RetryNowStatus
 from tests.service.engine.rig import BUSY, OK, Rig, Target, decided, run
 
 
@@ -375,12 +375,12 @@ def test_cancel_of_a_task_that_waits_here_is_confirmed() -> None:
         target = Target()
         rig = Rig(target)
         (task,) = await rig.add(rig.new(delay=500))
-        assert Cancellation.CANCELLED is await rig.engine.cancel("default", task.id)
+        assert CancelStatus.CANCELLED is await rig.engine.cancel("default", task.id)
         await asyncio.sleep(5)
 
         assert Status.CANCELLED is (await rig.task(task)).status
         assert [] == target.seen
-        assert Cancellation.TERMINAL is await rig.engine.cancel("default", task.id)
+        assert CancelStatus.TERMINAL is await rig.engine.cancel("default", task.id)
         assert await rig.engine.cancel("other", task.id) is None
 
     run(main)
@@ -398,7 +398,7 @@ def test_cancel_while_an_attempt_runs_lets_it_finish_and_stops_the_next() -> Non
         rig = Rig(target)
         (task,) = await rig.add(rig.new())
         await asyncio.sleep(0.1)
-        assert Cancellation.REQUESTED is await rig.engine.cancel("default", task.id)
+        assert CancelStatus.REQUESTED is await rig.engine.cancel("default", task.id)
         await asyncio.sleep(60)
 
         ended = await rig.task(task)
@@ -416,14 +416,14 @@ def test_retry_now_does_not_wait() -> None:
         rig = Rig(target)
         await rig.engine.start()
         near, far = await rig.add(rig.new(delay=900), rig.new(delay=900_000))
-        assert Retrieval.DUE is await rig.engine.retry_now("default", near.id)
-        assert Retrieval.DUE is await rig.engine.retry_now("default", far.id)
+        assert RetryNowStatus.DUE is await rig.engine.retry_now("default", near.id)
+        assert RetryNowStatus.DUE is await rig.engine.retry_now("default", far.id)
         await asyncio.sleep(0.5)
         assert 2 == len(target.seen)
 
         await asyncio.sleep(1000)
         assert 2 == len(target.seen)
-        assert Retrieval.FINISHED is await rig.engine.retry_now("default", near.id)
+        assert RetryNowStatus.FINISHED is await rig.engine.retry_now("default", near.id)
         assert await rig.engine.retry_now("default", "0190a000-0000-7000-8000-ffffffffffff") is None
         await rig.engine.stop(1)
 

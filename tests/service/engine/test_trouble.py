@@ -13,7 +13,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.delivery.messages import Delivered, Request
 from tarry.service.engine.parts import Limits
 from tarry.service.model import PolicyVersion, Status, TaskContent
-from tarry.service.store import Cancellation, Claimed, Finish, Finished, Lease, Release
+from tarry.service.store import CancelStatus, ClaimResult, FinishStatus, Lease, Release, TaskResult
 from tests.service.engine.rig import BUSY, EPOCH, OK, Rig, Target, run
 from tests.service.stores.model_store import ModelStore
 
@@ -25,7 +25,7 @@ class SlowClaims(ModelStore):
 
     async def claim(
         self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
-    ) -> Claimed:
+    ) -> ClaimResult:
         """Claim, and take a second to say so."""
         claimed = await super().claim(lease, limit=limit, per_lane=per_lane, skip=skip)
         await asyncio.sleep(1)
@@ -121,7 +121,7 @@ def test_retry_that_is_kept_while_it_stops_is_handed_back() -> None:
         loop = asyncio.get_running_loop()
 
         class SlowFinishes(ModelStore):
-            async def finish(self, results: Sequence[Finish]) -> list[Finished]:
+            async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
                 await asyncio.sleep(1)
                 return await super().finish(results)
 
@@ -168,12 +168,12 @@ def test_paused_lane_is_not_called_again() -> None:
 class SlowEnds(ModelStore):
     """A store that takes its time to write what came of attempts, and to take leases back."""
 
-    async def finish(self, results: Sequence[Finish]) -> list[Finished]:
+    async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
         """Wait, then write."""
         await asyncio.sleep(0.3)
         return await super().finish(results)
 
-    async def release(self, leases: Sequence[Release]) -> list[Finished]:
+    async def release(self, leases: Sequence[Release]) -> list[FinishStatus]:
         """Wait, then take them back."""
         await asyncio.sleep(0.3)
         return await super().release(leases)
@@ -223,7 +223,7 @@ def test_a_task_that_is_cancelled_on_its_way_back_is_told() -> None:
         await rig.engine.pause(task.lane)
         await asyncio.sleep(0.1)
 
-        assert Cancellation.REQUESTED is await rig.engine.cancel("default", task.id)
+        assert CancelStatus.REQUESTED is await rig.engine.cancel("default", task.id)
 
         told = await settled
         assert told is not None
@@ -241,17 +241,17 @@ class Away(ModelStore):
 
     async def claim(
         self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
-    ) -> Claimed:
+    ) -> ClaimResult:
         """Claim, if it is there."""
         self._check()
         return await super().claim(lease, limit=limit, per_lane=per_lane, skip=skip)
 
-    async def finish(self, results: Sequence[Finish]) -> list[Finished]:
+    async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
         """Write, if it is there."""
         self._check()
         return await super().finish(results)
 
-    async def release(self, leases: Sequence[Release]) -> list[Finished]:
+    async def release(self, leases: Sequence[Release]) -> list[FinishStatus]:
         """Take them back, if it is there."""
         self._check()
         return await super().release(leases)
@@ -416,7 +416,7 @@ def test_result_that_the_store_refuses_takes_no_other_with_it() -> None:
         loop = asyncio.get_running_loop()
 
         class Picky(ModelStore):
-            async def finish(self, results: Sequence[Finish]) -> list[Finished]:
+            async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
                 if any(result.task.key == "odd" for result in results):
                     raise ValueError
                 return await super().finish(results)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from tarry.service.model import AttemptRecord, LaneRecord, ReplayRecord, Status, Task
-from tarry.service.store import Claimed, Lease, Query, Store
+from tarry.service.store import ClaimResult, Lease, Store, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.bench import Clock
 from tests.service.stores.model_store import Data, ModelStore
@@ -151,10 +151,10 @@ async def dump(store: Store) -> Dump:
 
 async def every_task(store: Store, tenant: str) -> list[Task]:
     """All pages of a tenant's tasks."""
-    page = await store.tasks(tenant, Query(), limit=7)
+    page = await store.tasks(tenant, TaskFilter(), limit=7)
     found = page.items
     while page.cursor is not None:
-        page = await store.tasks(tenant, Query(), cursor=page.cursor, limit=7)
+        page = await store.tasks(tenant, TaskFilter(), cursor=page.cursor, limit=7)
         found += page.items
     return found
 
@@ -176,7 +176,7 @@ def is_used(lane: LaneRecord) -> bool:
 
 
 def check_claim(
-    claimed: Claimed, before: Dump, after: Dump, lease: Lease, skip: Collection[str]
+    claimed: ClaimResult, before: Dump, after: Dump, lease: Lease, skip: Collection[str]
 ) -> None:
     """Look at what a claim says of itself: order, lanes, time, and when to come again."""
     times = [task.next_attempt_at for task in claimed.tasks]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
-from tarry.service.store import Added, Claimed, Finish, Lease, New, Store
+from tarry.service.store import AddResult, ClaimResult, Lease, NewTask, Store, TaskResult
 
 NOON = 1_800_000_000_000
 """When every case begins, in epoch ms: the beginning of a minute."""
@@ -65,13 +65,13 @@ class Bench:
 
     # --- short ways -------------------------------------------------------------------------------
 
-    async def add(self, *tasks: Task, **options: Any) -> list[Added]:
+    async def add(self, *tasks: Task, **options: Any) -> list[AddResult]:
         """Add tasks, each at its own time."""
-        return await self.store.add([New(task) for task in tasks], **options)
+        return await self.store.add([NewTask(task) for task in tasks], **options)
 
     async def claim(
         self, lease: Lease = LEASE, *, limit: int = 1000, per_lane: int = 1000, skip: Any = ()
-    ) -> Claimed:
+    ) -> ClaimResult:
         """Claim with room for everything."""
         return await self.store.claim(lease, limit=limit, per_lane=per_lane, skip=skip)
 
@@ -151,9 +151,9 @@ def attempt_of(held: Task, outcome: str = "transient", **fields: Any) -> Attempt
     )
 
 
-def wait(held: Task, until: int, **fields: Any) -> Finish:
+def wait(held: Task, until: int, **fields: Any) -> TaskResult:
     """An attempt that failed, and another at a time."""
-    return Finish(
+    return TaskResult(
         task=held,
         attempt=attempt_of(held),
         status=Status.PENDING,
@@ -163,9 +163,9 @@ def wait(held: Task, until: int, **fields: Any) -> Finish:
     )
 
 
-def succeed(held: Task, **fields: Any) -> Finish:
+def succeed(held: Task, **fields: Any) -> TaskResult:
     """An attempt that succeeded."""
-    return Finish(
+    return TaskResult(
         task=held,
         attempt=attempt_of(held, "success"),
         status=Status.SUCCEEDED,
@@ -174,9 +174,9 @@ def succeed(held: Task, **fields: Any) -> Finish:
     )
 
 
-def stop(held: Task, reason: str = "attempts", **fields: Any) -> Finish:
+def stop(held: Task, reason: str = "attempts", **fields: Any) -> TaskResult:
     """An attempt that failed, and none after it."""
-    return Finish(
+    return TaskResult(
         task=held,
         attempt=attempt_of(held),
         status=Status.EXHAUSTED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tarry.service.model import LOST, AttemptRecord, Status
-from tarry.service.store import Cancellation, Finished, Point, Release
+from tarry.service.store import CancelStatus, FinishStatus, Release, SeriesPoint
 from tests.service.stores.bench import (
     HOUR,
     LEASE,
@@ -67,13 +67,13 @@ async def who_lost_a_lease_is_superseded(bench: Bench) -> None:
     bench.clock.now = old.wake_at
     [new] = (await bench.claim(OTHER)).tasks
 
-    assert [Finished.SUPERSEDED] == await bench.store.finish([succeed(old)])
+    assert [FinishStatus.SUPERSEDED] == await bench.store.finish([succeed(old)])
     await bench.store.release([Release(old)])
 
     assert new == await bench.get(1)
     assert 1 == len(await bench.store.attempts("acme", old.id))
     assert 1 == (await bench.store.counters()).superseded
-    assert [Finished.DONE] == await bench.store.finish([succeed(new)])
+    assert [FinishStatus.DONE] == await bench.store.finish([succeed(new)])
     assert [1, 2] == [row.number for row in await bench.store.attempts("acme", old.id)]
 
 
@@ -92,7 +92,7 @@ async def a_task_may_be_abandoned_again_and_again(bench: Bench) -> None:
     assert {"lost": 3} == _outcomes(await bench.store.series(None, since=0))
 
 
-def _outcomes(points: list[Point]) -> dict[str, int]:
+def _outcomes(points: list[SeriesPoint]) -> dict[str, int]:
     total: dict[str, int] = {}
     for point in points:
         for outcome, count in point.outcomes.items():
@@ -104,7 +104,7 @@ def _outcomes(points: list[Point]) -> dict[str, int]:
 async def an_abandoned_task_that_was_cancelled_ends(bench: Bench) -> None:
     """Nobody gets it: the lost attempt is logged, and the task is CANCELLED."""
     old = await bench.leased(1)
-    assert Cancellation.REQUESTED is await bench.store.cancel("acme", old.id)
+    assert CancelStatus.REQUESTED is await bench.store.cancel("acme", old.id)
     bench.clock.now = old.wake_at
 
     claimed = await bench.claim(OTHER)
@@ -114,7 +114,7 @@ async def an_abandoned_task_that_was_cancelled_ends(bench: Bench) -> None:
     assert (Status.CANCELLED, 1, old.wake_at) == (ended.status, ended.attempts, ended.finished_at)
     assert [LOST] == [row.outcome for row in await bench.store.attempts("acme", old.id)]
     assert {Status.CANCELLED: 1} == await bench.counts()
-    assert [Finished.SUPERSEDED] == await bench.store.finish([succeed(old)])
+    assert [FinishStatus.SUPERSEDED] == await bench.store.finish([succeed(old)])
 
 
 @conforms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tarry.service.model import Status
-from tarry.service.store import Addition, Finished, New, Query
+from tarry.service.store import AddStatus, FinishStatus, NewTask, TaskFilter
 from tests.service.stores.bench import (
     HORIZON,
     LANE,
@@ -44,7 +44,7 @@ async def a_task_is_kept_as_it_was_given(bench: Bench) -> None:
         wake_at=NOON + 5000,
         version=added.task.version,
     )
-    assert (Addition.ADDED, expected, False) == (added.addition, added.task, added.leased)
+    assert (AddStatus.ADDED, expected, False) == (added.status, added.task, added.leased)
     assert expected == await bench.get(1)
     await bench.reopen()
     assert expected == await bench.get(1)
@@ -55,7 +55,7 @@ async def a_delay_counts_from_the_moment_of_adding(bench: Bench) -> None:
     """`delay` is added to the store's now, and wins over a time of the task's own."""
     given = task(next_attempt_at=NOON + 99)
 
-    [added] = await bench.store.add([New(given, delay=2000)])
+    [added] = await bench.store.add([NewTask(given, delay=2000)])
 
     times = (added.task.next_attempt_at, added.task.started_at, added.task.wake_at)
     assert (NOON + 2000,) * 3 == times
@@ -105,7 +105,7 @@ async def the_same_key_is_the_same_task(bench: Bench) -> None:
 
     [again] = await bench.add(task(2, key="k", fingerprint=b"p", content=b"as good"))
 
-    assert (Addition.EXISTING, held, False) == (again.addition, again.task, again.leased)
+    assert (AddStatus.EXISTING, held, False) == (again.status, again.task, again.leased)
     assert await bench.store.get("acme", task_id(2)) is None
     assert {Status.IN_FLIGHT: 1} == await bench.counts()
 
@@ -117,7 +117,7 @@ async def the_same_key_with_another_fingerprint_is_a_conflict(bench: Bench) -> N
 
     [again] = await bench.add(task(2, key="k", fingerprint=b"q"))
 
-    assert (Addition.CONFLICT, first.task) == (again.addition, again.task)
+    assert (AddStatus.CONFLICT, first.task) == (again.status, again.task)
     assert first.task == await bench.get(1)
     assert {Status.PENDING: 1} == await bench.counts()
 
@@ -131,7 +131,7 @@ async def keys_are_those_of_a_tenant(bench: Bench) -> None:
         task(99, tenant="beta", key="k"),
     )
 
-    assert [Addition.ADDED] * 10 == [answer.addition for answer in added]
+    assert [AddStatus.ADDED] * 10 == [answer.status for answer in added]
 
 
 @conforms
@@ -145,11 +145,11 @@ async def a_batch_is_as_its_tasks_one_by_one(bench: Bench) -> None:
     )
 
     assert [
-        (Addition.ADDED, task_id(1)),
-        (Addition.ADDED, task_id(2)),
-        (Addition.EXISTING, task_id(1)),
-        (Addition.CONFLICT, task_id(1)),
-    ] == [(answer.addition, answer.task.id) for answer in answers]
+        (AddStatus.ADDED, task_id(1)),
+        (AddStatus.ADDED, task_id(2)),
+        (AddStatus.EXISTING, task_id(1)),
+        (AddStatus.CONFLICT, task_id(1)),
+    ] == [(answer.status, answer.task.id) for answer in answers]
     assert {Status.PENDING: 2} == await bench.counts()
     assert 2 == (await bench.lane()).pending
 
@@ -157,14 +157,14 @@ async def a_batch_is_as_its_tasks_one_by_one(bench: Bench) -> None:
 @conforms
 async def adding_again_changes_nothing(bench: Bench) -> None:
     """After a lost answer the same batch again comes to the same state, also after a crash."""
-    batch = [New(task(1), direct=True), New(task(2), delay=500)]
+    batch = [NewTask(task(1), direct=True), NewTask(task(2), delay=500)]
     first = await bench.store.add(batch, LEASE)
     bench.clock.advance(7)
     await bench.reopen()
 
     again = await bench.store.add(batch, LEASE)
 
-    assert [Addition.EXISTING] * 2 == [answer.addition for answer in again]
+    assert [AddStatus.EXISTING] * 2 == [answer.status for answer in again]
     assert [answer.task for answer in first] == [answer.task for answer in again]
     assert {Status.PENDING: 1, Status.IN_FLIGHT: 1} == await bench.counts()
 
@@ -174,12 +174,12 @@ async def a_key_is_taken_while_its_task_is_kept(bench: Bench) -> None:
     """A terminal task still holds its key; when the task is removed the key is free."""
     await bench.dead(1, key="k")
     [kept] = await bench.add(task(2, key="k", fingerprint=b"print 1"))
-    assert (Addition.EXISTING, Status.EXHAUSTED) == (kept.addition, kept.task.status)
+    assert (AddStatus.EXISTING, Status.EXHAUSTED) == (kept.status, kept.task.status)
 
-    assert 1 == await bench.store.purge("acme", Query(), 10)
+    assert 1 == await bench.store.purge("acme", TaskFilter(), 10)
 
     [free] = await bench.add(task(2, key="k"))
-    assert Addition.ADDED is free.addition
+    assert AddStatus.ADDED is free.status
 
 
 @conforms
@@ -188,12 +188,12 @@ async def a_quota_bounds_the_live_tasks_of_each_tenant(bench: Bench) -> None:
     answers = await bench.add(task(1), task(2), task(3), task(4, tenant="beta"), task(5), quota=2)
 
     assert [
-        Addition.ADDED,
-        Addition.ADDED,
-        Addition.FULL,
-        Addition.ADDED,
-        Addition.FULL,
-    ] == [answer.addition for answer in answers]
+        AddStatus.ADDED,
+        AddStatus.ADDED,
+        AddStatus.FULL,
+        AddStatus.ADDED,
+        AddStatus.FULL,
+    ] == [answer.status for answer in answers]
     assert task_id(3) == answers[2].task.id
     assert await bench.store.get("acme", task_id(3)) is None
     assert {Status.PENDING: 2} == await bench.counts("acme")
@@ -203,46 +203,46 @@ async def a_quota_bounds_the_live_tasks_of_each_tenant(bench: Bench) -> None:
 async def a_quota_counts_what_is_live(bench: Bench) -> None:
     """A task in flight counts, a terminal one does not; a key that is there is told first."""
     held = await bench.leased(1)
-    assert Addition.FULL is (await bench.add(task(2), quota=1))[0].addition
-    assert Addition.EXISTING is (await bench.add(task(1), quota=1))[0].addition
+    assert AddStatus.FULL is (await bench.add(task(2), quota=1))[0].status
+    assert AddStatus.EXISTING is (await bench.add(task(1), quota=1))[0].status
     conflict = task(1, fingerprint=b"other")
-    assert Addition.CONFLICT is (await bench.add(conflict, quota=1))[0].addition
+    assert AddStatus.CONFLICT is (await bench.add(conflict, quota=1))[0].status
 
-    assert [Finished.DONE] == await bench.store.finish([stop(held)])
+    assert [FinishStatus.DONE] == await bench.store.finish([stop(held)])
 
-    assert Addition.ADDED is (await bench.add(task(2), quota=1))[0].addition
-    assert Addition.FULL is (await bench.add(task(3), quota=0))[0].addition
-    assert Addition.ADDED is (await bench.add(task(3)))[0].addition
+    assert AddStatus.ADDED is (await bench.add(task(2), quota=1))[0].status
+    assert AddStatus.FULL is (await bench.add(task(3), quota=0))[0].status
+    assert AddStatus.ADDED is (await bench.add(task(3)))[0].status
 
 
 @conforms
 async def a_direct_task_is_leased_to_who_adds_it(bench: Bench) -> None:
     """Due within the horizon it comes leased, until the lease's end, and no other gets it."""
     [now, soon] = await bench.store.add(
-        [New(task(1), direct=True), New(task(2), delay=HORIZON, direct=True)], LEASE
+        [NewTask(task(1), direct=True), NewTask(task(2), delay=HORIZON, direct=True)], LEASE
     )
 
     for answer, due in ((now, NOON), (soon, NOON + HORIZON)):
-        assert (Addition.ADDED, True) == (answer.addition, answer.leased)
+        assert (AddStatus.ADDED, True) == (answer.status, answer.leased)
         assert Status.IN_FLIGHT is answer.task.status
         assert "worker" == answer.task.worker
         assert (due, due + LEASE.length) == (answer.task.next_attempt_at, answer.task.wake_at)
     assert now.task == await bench.get(1)
     assert [] == (await bench.claim(OTHER)).tasks
     assert {Status.IN_FLIGHT: 2} == await bench.counts()
-    assert [Finished.DONE] == await bench.store.finish([stop(now.task)])
+    assert [FinishStatus.DONE] == await bench.store.finish([stop(now.task)])
 
 
 @conforms
 async def a_direct_task_beyond_the_horizon_waits(bench: Bench) -> None:
     """A task that is due later, that was not to be direct, or that has no lease is PENDING."""
     later, plain = await bench.store.add(
-        [New(task(1), delay=HORIZON + 1, direct=True), New(task(2))], LEASE
+        [NewTask(task(1), delay=HORIZON + 1, direct=True), NewTask(task(2))], LEASE
     )
-    [without] = await bench.store.add([New(task(3), direct=True)])
+    [without] = await bench.store.add([NewTask(task(3), direct=True)])
 
     for answer in (later, plain, without):
-        assert (Addition.ADDED, False) == (answer.addition, answer.leased)
+        assert (AddStatus.ADDED, False) == (answer.status, answer.leased)
         assert (Status.PENDING, None) == (answer.task.status, answer.task.worker)
     assert [2, 3] == numbers((await bench.claim()).tasks)
 
@@ -252,8 +252,8 @@ async def a_lane_that_is_not_open_gives_no_direct_lease(bench: Bench) -> None:
     """Paused, parked and half-open lanes keep a direct task waiting; a resumed one does not."""
 
     async def leased(number: int) -> bool:
-        [answer] = await bench.store.add([New(task(number), direct=True)], LEASE)
-        assert Addition.ADDED is answer.addition
+        [answer] = await bench.store.add([NewTask(task(number), direct=True)], LEASE)
+        assert AddStatus.ADDED is answer.status
         return answer.leased
 
     await bench.store.park(LANE, NOON + SECOND, probes=5, opened=1)
@@ -271,9 +271,9 @@ async def an_existing_task_is_not_leased_again(bench: Bench) -> None:
     """A direct task whose key is there is not leased, though it waits and is due."""
     await bench.add(task(1))
 
-    [again] = await bench.store.add([New(task(1), direct=True)], LEASE)
+    [again] = await bench.store.add([NewTask(task(1), direct=True)], LEASE)
 
-    assert (Addition.EXISTING, False) == (again.addition, again.leased)
+    assert (AddStatus.EXISTING, False) == (again.status, again.leased)
     assert Status.PENDING is again.task.status
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tarry.service.model import Status
-from tarry.service.store import Cancellation, Finished, Query, Retrieval
+from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus, TaskFilter
 from tests.service.stores.bench import (
     HOUR,
     LANE,
@@ -54,9 +54,9 @@ async def another_tenants_task_is_not_there(bench: Bench) -> None:
         assert [] == await store.attempts("beta", task_id(number))
         assert await store.cancel("beta", task_id(number)) is None
         assert await store.retry_now("beta", task_id(number)) is None
-    assert [] == (await store.tasks("beta", Query())).items
-    assert [] == (await store.tasks("beta", Query(lane=LANE))).items
-    assert 0 == await store.purge("beta", Query(), 10)
+    assert [] == (await store.tasks("beta", TaskFilter())).items
+    assert [] == (await store.tasks("beta", TaskFilter(lane=LANE))).items
+    assert 0 == await store.purge("beta", TaskFilter(), 10)
     assert {} == await bench.counts("beta")
     assert [] == await store.series("beta", since=0)
 
@@ -72,7 +72,7 @@ async def a_waiting_task_is_cancelled_at_once(bench: Bench) -> None:
     [added] = await bench.add(task(1))
     bench.clock.advance(5)
 
-    assert Cancellation.CANCELLED is await bench.store.cancel("acme", task_id(1))
+    assert CancelStatus.CANCELLED is await bench.store.cancel("acme", task_id(1))
 
     ended = await bench.get(1)
     assert (Status.CANCELLED, NOON + 5) == (ended.status, ended.finished_at)
@@ -89,20 +89,20 @@ async def a_task_in_flight_is_asked_to_end(bench: Bench) -> None:
     held = await bench.leased(1)
 
     for _ in range(2):
-        assert Cancellation.REQUESTED is await bench.store.cancel("acme", held.id)
+        assert CancelStatus.REQUESTED is await bench.store.cancel("acme", held.id)
 
     asked = await bench.get(1)
     assert (Status.IN_FLIGHT, True, held.version) == (asked.status, asked.cancelling, asked.version)
-    assert [Finished.CANCELLED] == await bench.store.finish([stop(held)])
+    assert [FinishStatus.CANCELLED] == await bench.store.finish([stop(held)])
 
 
 @conforms
 async def a_lease_ahead_of_its_time_is_asked_to_end(bench: Bench) -> None:
     """Its holder starts without asking, so the cancel is only requested; of a late one too."""
     ahead = await bench.leased(1, next_attempt_at=NOON + 500)
-    assert Cancellation.REQUESTED is await bench.store.cancel("acme", ahead.id)
+    assert CancelStatus.REQUESTED is await bench.store.cancel("acme", ahead.id)
     bench.clock.advance(HOUR)
-    assert Cancellation.REQUESTED is await bench.store.cancel("acme", ahead.id)
+    assert CancelStatus.REQUESTED is await bench.store.cancel("acme", ahead.id)
 
 
 @conforms
@@ -117,7 +117,7 @@ async def a_terminal_task_stays(bench: Bench) -> None:
     bench.clock.advance(5)
 
     for number in (1, 2, 3):
-        assert Cancellation.TERMINAL is await bench.store.cancel("acme", task_id(number))
+        assert CancelStatus.TERMINAL is await bench.store.cancel("acme", task_id(number))
 
     assert before == [await bench.get(number) for number in (1, 2, 3)]
 
@@ -132,7 +132,7 @@ async def a_waiting_task_is_made_due(bench: Bench) -> None:
     await bench.store.finish([wait(held, NOON + HOUR, previous_delay=2.5)])
     bench.clock.advance(5)
 
-    assert Retrieval.DUE is await bench.store.retry_now("acme", held.id)
+    assert RetryNowStatus.DUE is await bench.store.retry_now("acme", held.id)
 
     due = await bench.get(1)
     assert (NOON + 5, NOON + 5, NOON) == (due.next_attempt_at, due.wake_at, due.started_at)
@@ -149,7 +149,7 @@ async def a_task_that_is_due_keeps_its_time(bench: Bench) -> None:
     await bench.add(task(1))
     bench.clock.advance(HOUR)
 
-    assert Retrieval.DUE is await bench.store.retry_now("acme", task_id(1))
+    assert RetryNowStatus.DUE is await bench.store.retry_now("acme", task_id(1))
     assert NOON == (await bench.get(1)).next_attempt_at
 
 
@@ -161,7 +161,7 @@ async def a_dead_letter_begins_anew(bench: Bench) -> None:
     bench.clock.advance(HOUR)
     now = bench.clock.now
 
-    assert Retrieval.DUE is await bench.store.retry_now("acme", held.id)
+    assert RetryNowStatus.DUE is await bench.store.retry_now("acme", held.id)
 
     anew = await bench.get(1)
     assert (Status.PENDING, None, None) == (anew.status, anew.reason, anew.finished_at)
@@ -189,10 +189,10 @@ async def what_runs_or_has_ended_is_left_alone(bench: Bench) -> None:
     answers = [await bench.store.retry_now("acme", task_id(number)) for number in (1, 2, 3, 4)]
 
     assert [
-        Retrieval.FINISHED,
-        Retrieval.RUNNING,
-        Retrieval.RUNNING,
-        Retrieval.FINISHED,
+        RetryNowStatus.FINISHED,
+        RetryNowStatus.RUNNING,
+        RetryNowStatus.RUNNING,
+        RetryNowStatus.FINISHED,
     ] == answers
     assert before == [await bench.get(number) for number in (1, 2, 3, 4)]
 
@@ -203,5 +203,5 @@ async def a_parked_lane_holds_a_retried_task(bench: Bench) -> None:
     await bench.add(task(1, next_attempt_at=NOON + HOUR))
     await bench.store.park(LANE, NOON + 5000, probes=1, opened=1)
 
-    assert Retrieval.DUE is await bench.store.retry_now("acme", task_id(1))
+    assert RetryNowStatus.DUE is await bench.store.retry_now("acme", task_id(1))
     assert [] == (await bench.claim()).tasks

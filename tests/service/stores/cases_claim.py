@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tarry.service.model import Decision, Status, Task
-from tarry.service.store import Finished, Query
+from tarry.service.store import FinishStatus, TaskFilter
 from tests.service.stores.bench import (
     HORIZON,
     HOUR,
@@ -198,13 +198,13 @@ async def what_is_handed_out_is_a_copy(bench: Bench) -> None:
     assert lease == await bench.get(1)
     (await bench.get(1)).worker = "thief"
     (await bench.add(task(1)))[0].task.worker = "thief"
-    (await bench.store.tasks("acme", Query())).items[0].worker = "thief"
+    (await bench.store.tasks("acme", TaskFilter())).items[0].worker = "thief"
     assert lease == await bench.get(1)
 
     result = wait(lease, NOON + SECOND)
     assert result.attempt is not None
     result.attempt.decision = Decision(action="wait")
-    assert [Finished.DONE] == await bench.store.finish([result])
+    assert [FinishStatus.DONE] == await bench.store.finish([result])
     for _ in range(2):
         [logged] = await bench.store.attempts("acme", lease.id)
         assert logged.decision is not None

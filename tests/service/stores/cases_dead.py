@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tarry.service.model import ReplayRecord, Status
-from tarry.service.store import Query, Retrieval
+from tarry.service.store import RetryNowStatus, TaskFilter
 from tests.service.stores.bench import (
     HOUR,
     LANE,
@@ -36,7 +36,7 @@ async def step(bench: Bench, limit: int = 100, replay_id: str = JOB) -> ReplayRe
 
 async def waiting(bench: Bench) -> list[int]:
     """The numbers of the tasks that wait."""
-    page = await bench.store.tasks("acme", Query(status=Status.PENDING), limit=1000)
+    page = await bench.store.tasks("acme", TaskFilter(status=Status.PENDING), limit=1000)
     return sorted(numbers(page.items))
 
 
@@ -260,8 +260,8 @@ async def letters_that_are_gone_are_passed_over(bench: Bench) -> None:
     """What was retried or purged since the job was made is not brought back again."""
     await bury(bench, 4)
     await bench.store.start_replay(job())
-    assert Retrieval.DUE is await bench.store.retry_now("acme", task_id(1))
-    assert 1 == await bench.store.purge("acme", Query(), 1)
+    assert RetryNowStatus.DUE is await bench.store.retry_now("acme", task_id(1))
+    assert 1 == await bench.store.purge("acme", TaskFilter(), 1)
 
     done = await step(bench)
 

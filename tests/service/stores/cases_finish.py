@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tarry.service.model import AttemptRecord, Decision, Status
-from tarry.service.store import Addition, Cancellation, Finish, Finished
+from tarry.service.store import AddStatus, CancelStatus, FinishStatus, TaskResult
 from tests.service.stores.bench import (
     HORIZON,
     HOUR,
@@ -30,7 +30,7 @@ async def a_failed_attempt_waits_for_the_next(bench: Bench) -> None:
     held = await bench.leased(1)
     result = wait(held, NOON + HOUR, previous_delay=0.1 + 0.2, restarted=1)
 
-    assert [Finished.DONE] == await bench.store.finish([result])
+    assert [FinishStatus.DONE] == await bench.store.finish([result])
 
     expected = replace(
         held,
@@ -58,7 +58,7 @@ async def a_success_ends_a_task(bench: Bench) -> None:
     held = await bench.leased(1)
     bench.clock.advance(70)
 
-    assert [Finished.DONE] == await bench.store.finish([succeed(held)])
+    assert [FinishStatus.DONE] == await bench.store.finish([succeed(held)])
 
     ended = await bench.get(1)
     assert (Status.SUCCEEDED, NOON + 70, None, 1) == (
@@ -91,19 +91,19 @@ async def an_exhausted_task_is_a_dead_letter(bench: Bench) -> None:
 async def without_an_attempt_none_is_counted(bench: Bench) -> None:
     """A task is deferred, or ended before an attempt that cannot fit, without a row in the log."""
     held = await bench.leased(1)
-    deferral = Finish(
+    deferral = TaskResult(
         task=held,
         attempt=None,
         status=Status.PENDING,
         next_attempt_at=NOON + 50,
         previous_delay=1.5,
     )
-    assert [Finished.DONE] == await bench.store.finish([deferral])
+    assert [FinishStatus.DONE] == await bench.store.finish([deferral])
     [held] = (await bench.claim()).tasks
     assert (0, 1.5, NOON + 50) == (held.attempts, held.previous_delay, held.next_attempt_at)
 
-    end = Finish(task=held, attempt=None, status=Status.EXHAUSTED, reason="budget")
-    assert [Finished.DONE] == await bench.store.finish([end])
+    end = TaskResult(task=held, attempt=None, status=Status.EXHAUSTED, reason="budget")
+    assert [FinishStatus.DONE] == await bench.store.finish([end])
 
     ended = await bench.get(1)
     assert (Status.EXHAUSTED, "budget", 0) == (ended.status, ended.reason, ended.attempts)
@@ -169,7 +169,7 @@ async def a_kept_lease_goes_on(bench: Bench) -> None:
     bench.clock.advance(10)
     due = bench.clock.now + 500
 
-    assert [Finished.DONE] == await bench.store.finish([wait(held, due, keep=LEASE)])
+    assert [FinishStatus.DONE] == await bench.store.finish([wait(held, due, keep=LEASE)])
 
     kept = replace(
         held,
@@ -184,7 +184,7 @@ async def a_kept_lease_goes_on(bench: Bench) -> None:
     assert 1 == (await bench.lane()).in_flight
     bench.clock.now = due
     assert [] == (await bench.claim(OTHER)).tasks
-    assert [Finished.DONE] == await bench.store.finish([succeed(kept)])
+    assert [FinishStatus.DONE] == await bench.store.finish([succeed(kept)])
     assert [1, 2] == [row.number for row in await bench.store.attempts("acme", held.id)]
 
 
@@ -220,7 +220,7 @@ async def being_late_alone_does_no_harm(bench: Bench) -> None:
     held = await bench.leased(1)
     bench.clock.advance(HOUR)
 
-    assert [Finished.DONE] == await bench.store.finish([succeed(held)])
+    assert [FinishStatus.DONE] == await bench.store.finish([succeed(held)])
     assert Status.SUCCEEDED is (await bench.get(1)).status
 
 
@@ -235,12 +235,12 @@ async def a_finish_again_changes_nothing(bench: Bench) -> None:
         wait(held[2], NOON + SECOND, keep=LEASE),
         wait(held[3], NOON + HOUR, callback=task(9)),
     ]
-    assert [Finished.DONE] * 4 == await bench.store.finish(batch)
+    assert [FinishStatus.DONE] * 4 == await bench.store.finish(batch)
     before = [await bench.get(number) for number in (1, 2, 3, 4, 9)]
     bench.clock.advance(5)
     await bench.reopen()
 
-    assert [Finished.SUPERSEDED] * 4 == await bench.store.finish(batch)
+    assert [FinishStatus.SUPERSEDED] * 4 == await bench.store.finish(batch)
 
     assert before == [await bench.get(number) for number in (1, 2, 3, 4, 9)]
     assert [1] * 4 == [len(await bench.store.attempts("acme", one.id)) for one in held]
@@ -266,10 +266,10 @@ async def a_batch_is_answered_one_by_one(bench: Bench) -> None:
     )
 
     assert [
-        Finished.SUPERSEDED,
-        Finished.DONE,
-        Finished.SUPERSEDED,
-        Finished.DONE,
+        FinishStatus.SUPERSEDED,
+        FinishStatus.DONE,
+        FinishStatus.SUPERSEDED,
+        FinishStatus.DONE,
     ] == answers
     assert Status.SUCCEEDED is (await bench.get(1)).status
     assert 2 == (await bench.store.counters("acme")).superseded
@@ -285,7 +285,7 @@ async def what_waits_cannot_be_finished(bench: Bench) -> None:
     """A task that nobody holds is finished by nobody."""
     [added] = await bench.add(task(1))
 
-    assert [Finished.SUPERSEDED] == await bench.store.finish([succeed(added.task)])
+    assert [FinishStatus.SUPERSEDED] == await bench.store.finish([succeed(added.task)])
     assert added.task == await bench.get(1)
 
 
@@ -295,9 +295,11 @@ async def a_cancelled_attempt_is_the_last(bench: Bench) -> None:
     await bench.add(task(1), task(2), task(3))
     held = (await bench.claim()).tasks
     for one in held:
-        assert Cancellation.REQUESTED is await bench.store.cancel("acme", one.id)
+        assert CancelStatus.REQUESTED is await bench.store.cancel("acme", one.id)
     bench.clock.advance(5)
-    deferral = Finish(task=held[2], attempt=None, status=Status.PENDING, next_attempt_at=NOON + 50)
+    deferral = TaskResult(
+        task=held[2], attempt=None, status=Status.PENDING, next_attempt_at=NOON + 50
+    )
 
     answers = await bench.store.finish(
         [
@@ -307,7 +309,7 @@ async def a_cancelled_attempt_is_the_last(bench: Bench) -> None:
         ]
     )
 
-    assert [Finished.CANCELLED] * 3 == answers
+    assert [FinishStatus.CANCELLED] * 3 == answers
     for number, attempts in ((1, 1), (2, 1), (3, 0)):
         ended = await bench.get(number)
         assert (Status.CANCELLED, None, None, NOON + 5) == (
@@ -329,7 +331,7 @@ async def a_success_that_was_to_be_cancelled_is_a_success(bench: Bench) -> None:
     held = await bench.leased(1)
     await bench.store.cancel("acme", held.id)
 
-    assert [Finished.DONE] == await bench.store.finish([succeed(held, callback=task(9))])
+    assert [FinishStatus.DONE] == await bench.store.finish([succeed(held, callback=task(9))])
 
     assert Status.SUCCEEDED is (await bench.get(1)).status
     assert Status.PENDING is (await bench.get(9)).status
@@ -350,7 +352,7 @@ async def a_callback_is_added_in_the_same_step(bench: Bench) -> None:
     assert 1 == (await bench.lane(callback.lane)).pending
     assert [9] == numbers((await bench.claim()).tasks)
     [again] = await bench.add(task(9))
-    assert Addition.EXISTING is again.addition
+    assert AddStatus.EXISTING is again.status
 
 
 @conforms
@@ -360,7 +362,7 @@ async def a_callback_whose_key_is_there_is_not_added_twice(bench: Bench) -> None
     held = await bench.leased(1)
 
     callback = task(10, key="key 9")
-    assert [Finished.DONE] == await bench.store.finish([succeed(held, callback=callback)])
+    assert [FinishStatus.DONE] == await bench.store.finish([succeed(held, callback=callback)])
 
     assert first.task == await bench.get(9)
     assert await bench.store.get("acme", task_id(10)) is None
@@ -374,5 +376,5 @@ async def a_superseded_finish_adds_no_callback(bench: Bench) -> None:
     await bench.claim(OTHER)
 
     result = succeed(held, callback=task(9))
-    assert [Finished.SUPERSEDED] == await bench.store.finish([result])
+    assert [FinishStatus.SUPERSEDED] == await bench.store.finish([result])
     assert await bench.store.get("acme", task_id(9)) is None

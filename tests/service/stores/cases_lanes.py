@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tarry.service.store import Finished, New
+from tarry.service.store import FinishStatus, NewTask
 from tests.service.stores.bench import (
     HOUR,
     LANE,
@@ -99,7 +99,7 @@ async def a_late_finish_makes_no_room_for_a_second_probe(bench: Bench) -> None:
     bench.clock.now = late.wake_at
     assert [1] == numbers((await bench.claim(OTHER)).tasks)
 
-    assert [Finished.DONE] == await bench.store.finish([succeed(late)])
+    assert [FinishStatus.DONE] == await bench.store.finish([succeed(late)])
 
     assert [] == (await bench.claim(OTHER)).tasks
 
@@ -189,9 +189,9 @@ async def a_running_attempt_ends_in_a_lane_that_is_shut(bench: Bench) -> None:
     await bench.add(task(1), task(2))
     one, two = (await bench.claim()).tasks
     await bench.store.park(LANE, NOON + HOUR, probes=1, opened=1)
-    assert [Finished.DONE] == await bench.store.finish([wait(one, NOON + SECOND)])
+    assert [FinishStatus.DONE] == await bench.store.finish([wait(one, NOON + SECOND)])
     await bench.store.pause(LANE)
-    assert [Finished.DONE] == await bench.store.finish([succeed(two)])
+    assert [FinishStatus.DONE] == await bench.store.finish([succeed(two)])
 
 
 @conforms
@@ -236,7 +236,7 @@ async def a_lane_counts_its_tasks(bench: Bench) -> None:
 @conforms
 async def a_direct_lease_is_no_claim(bench: Bench) -> None:
     """A lane that was served by direct leases alone has not been claimed from."""
-    await bench.store.add([New(task(1), direct=True)], LEASE)
+    await bench.store.add([NewTask(task(1), direct=True)], LEASE)
 
     assert (await bench.lane()).served_at is None
 

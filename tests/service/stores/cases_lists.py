@@ -6,7 +6,7 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status, Task
-from tarry.service.store import Query
+from tarry.service.store import TaskFilter
 from tests.service.stores.bench import (
     HOUR,
     LANE,
@@ -23,7 +23,7 @@ from tests.service.stores.bench import (
 UNKNOWN = [task_id(999), "nope", "", "a" * 5000, "' OR 1=1 --", "\x00", "%", "kä"]
 
 
-async def listed(bench: Bench, query: Query, limit: int, tenant: str = "acme") -> list[Task]:
+async def listed(bench: Bench, query: TaskFilter, limit: int, tenant: str = "acme") -> list[Task]:
     """List all pages."""
     found: list[Task] = []
     cursor = None
@@ -45,16 +45,16 @@ async def tasks_are_listed_newest_first(bench: Bench) -> None:
         bench.clock.advance(number % 2)
 
     for limit in (1, 3, 10, 100):
-        assert list(range(9, -1, -1)) == numbers(await listed(bench, Query(), limit))
-    assert list(range(109, 99, -1)) == numbers(await listed(bench, Query(), 4, "beta"))
-    assert [] == await listed(bench, Query(), 10, "nobody")
+        assert list(range(9, -1, -1)) == numbers(await listed(bench, TaskFilter(), limit))
+    assert list(range(109, 99, -1)) == numbers(await listed(bench, TaskFilter(), 4, "beta"))
+    assert [] == await listed(bench, TaskFilter(), 10, "nobody")
 
 
 @conforms
 async def a_list_holds_still_while_tasks_are_added(bench: Bench) -> None:
     """What was there when paging began comes exactly once, whatever is added or changes state."""
     await bench.add(*(task(number) for number in range(9)))
-    page = await bench.store.tasks("acme", Query(), limit=3)
+    page = await bench.store.tasks("acme", TaskFilter(), limit=3)
     found = numbers(page.items)
     added = 20
     while page.cursor is not None:
@@ -63,7 +63,7 @@ async def a_list_holds_still_while_tasks_are_added(bench: Bench) -> None:
         bench.clock.advance(1)
         await bench.claim(limit=1)
         await bench.reopen()
-        page = await bench.store.tasks("acme", Query(), cursor=page.cursor, limit=3)
+        page = await bench.store.tasks("acme", TaskFilter(), cursor=page.cursor, limit=3)
         found += numbers(page.items)
 
     assert list(range(8, -1, -1)) == found
@@ -78,10 +78,10 @@ async def filters_and_their_combinations(bench: Bench) -> None:
             await bench.dead(number, "attempts" if number % 4 else "budget", **fields)
         else:
             await bench.add(task(number, **fields, next_attempt_at=NOON + HOUR))
-    everything = await listed(bench, Query(), 100)
+    everything = await listed(bench, TaskFilter(), 100)
     assert 24 == len(everything)
     queries = [
-        Query(status=status, policy_id=policy, lane=lane, reason=reason)
+        TaskFilter(status=status, policy_id=policy, lane=lane, reason=reason)
         for status in (None, Status.PENDING, Status.EXHAUSTED, Status.SUCCEEDED)
         for policy in (None, "webhook", "unknown")
         for lane in (None, LANE, "acme/https:unknown:443")
@@ -106,7 +106,7 @@ async def a_malformed_cursor_is_an_error(bench: Bench) -> None:
     await bench.add(task(1), task(2))
     for cursor in ("", "nope", "-1", "1.5", "☃", "' OR 1=1", "9" * 500, "\x00"):
         with pytest.raises(ConfigurationError, match="cursor"):
-            await bench.store.tasks("acme", Query(), cursor=cursor)
+            await bench.store.tasks("acme", TaskFilter(), cursor=cursor)
 
 
 @conforms

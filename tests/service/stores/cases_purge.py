@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tarry.service.model import Status
-from tarry.service.store import Addition, Query
+from tarry.service.store import AddStatus, TaskFilter
 from tests.service.stores.bench import (
     HOUR,
     NOON,
@@ -27,16 +27,16 @@ async def a_purge_removes_dead_letters(bench: Bench) -> None:
     held = await bench.leased(11)
     await bench.store.finish([succeed(held)])
 
-    assert 3 == await bench.store.purge("acme", Query(), 3)
+    assert 3 == await bench.store.purge("acme", TaskFilter(), 3)
 
-    assert [11, 10, 3] == numbers((await bench.store.tasks("acme", Query())).items)
+    assert [11, 10, 3] == numbers((await bench.store.tasks("acme", TaskFilter())).items)
     assert [] == await bench.store.attempts("acme", task_id(0))
     assert ["b0", "b1", "b2"] == sorted(await bench.store.orphans(10))
     assert {Status.PENDING: 1, Status.SUCCEEDED: 1, Status.EXHAUSTED: 1} == await bench.counts()
     assert 1 == (await bench.lane()).dead
-    assert Addition.ADDED is (await bench.add(task(0)))[0].addition
-    assert 1 == await bench.store.purge("acme", Query(), 3)
-    assert 0 == await bench.store.purge("acme", Query(), 3)
+    assert AddStatus.ADDED is (await bench.add(task(0)))[0].status
+    assert 1 == await bench.store.purge("acme", TaskFilter(), 3)
+    assert 0 == await bench.store.purge("acme", TaskFilter(), 3)
 
 
 @conforms
@@ -48,9 +48,9 @@ async def a_purge_has_filters(bench: Bench) -> None:
     await bench.add(task(4))
     purge = bench.store.purge
 
-    assert 0 == await purge("acme", Query(status=Status.PENDING), 10)
-    assert 0 == await purge("acme", Query(reason="unknown"), 10)
-    assert 1 == await purge("acme", Query(status=Status.EXHAUSTED, reason="budget"), 10)
-    assert 1 == await purge("acme", Query(policy_id="webhook"), 10)
-    assert 1 == await purge("acme", Query(lane="acme/https:b.example:443"), 10)
+    assert 0 == await purge("acme", TaskFilter(status=Status.PENDING), 10)
+    assert 0 == await purge("acme", TaskFilter(reason="unknown"), 10)
+    assert 1 == await purge("acme", TaskFilter(status=Status.EXHAUSTED, reason="budget"), 10)
+    assert 1 == await purge("acme", TaskFilter(policy_id="webhook"), 10)
+    assert 1 == await purge("acme", TaskFilter(lane="acme/https:b.example:443"), 10)
     assert {Status.PENDING: 1} == await bench.counts()

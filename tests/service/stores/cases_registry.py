@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tarry.service.model import ApiKey, PolicyVersion
-from tarry.service.store import PolicyChange, Retention
+from tarry.service.store import PolicyWriteStatus, Retention
 from tests.service.stores.bench import (
     DAY,
     HOUR,
@@ -30,15 +30,15 @@ def policy(policy_id: str = "p", document: bytes = b'{"a":1}', **fields: Any) ->
 async def a_policy_is_written_once(bench: Bench) -> None:
     """The same again is the same; other content is a conflict that names the one that is there."""
     change, first = await bench.store.put_policy(policy(version=7), replace=False)
-    assert PolicyChange.CREATED is change
+    assert PolicyWriteStatus.CREATED is change
     assert policy(version=1, created_at=NOON) == first
     bench.clock.advance(5)
 
     for replace in (False, True):
         same = await bench.store.put_policy(policy(), replace=replace)
-        assert (PolicyChange.SAME, first) == same
+        assert (PolicyWriteStatus.SAME, first) == same
     other = await bench.store.put_policy(policy(document=b"{}"), replace=False)
-    assert (PolicyChange.CONFLICT, first) == other
+    assert (PolicyWriteStatus.CONFLICT, first) == other
     assert first == await bench.store.policy("acme", "p")
 
 
@@ -50,7 +50,7 @@ async def a_replaced_policy_is_a_new_version(bench: Bench) -> None:
 
     change, second = await bench.store.put_policy(policy(document=b"{}"), replace=True)
 
-    assert PolicyChange.DONE is change
+    assert PolicyWriteStatus.DONE is change
     assert policy(document=b"{}", version=2, created_at=NOON + 5) == second
     await bench.reopen()
     assert second == await bench.store.policy("acme", "p")
@@ -58,7 +58,7 @@ async def a_replaced_policy_is_a_new_version(bench: Bench) -> None:
         await bench.store.policy("acme", "p", version) for version in (1, 2, 3)
     ]
     change, third = await bench.store.put_policy(policy(), replace=True)
-    assert (PolicyChange.DONE, 3) == (change, third.version)
+    assert (PolicyWriteStatus.DONE, 3) == (change, third.version)
 
 
 @conforms
@@ -69,8 +69,8 @@ async def policies_are_those_of_a_tenant(bench: Bench) -> None:
     assert await bench.store.policy("beta", "p") is None
     assert await bench.store.policy("acme", "unknown") is None
     change, _ = await bench.store.put_policy(policy(tenant="beta", document=b"{}"), replace=False)
-    assert PolicyChange.CREATED is change
-    assert PolicyChange.DONE is await bench.store.delete_policy("beta", "p")
+    assert PolicyWriteStatus.CREATED is change
+    assert PolicyWriteStatus.DONE is await bench.store.delete_policy("beta", "p")
     assert await bench.store.policy("acme", "p") is not None
 
 
@@ -103,16 +103,16 @@ async def a_policy_in_use_is_not_deleted(bench: Bench) -> None:
     await bench.store.put_policy(policy(), replace=False)
     await bench.store.put_policy(policy(document=b"{}"), replace=True)
     await bench.add(task(1, policy_id="p"), task(2, tenant="beta", policy_id="other"))
-    assert PolicyChange.CONFLICT is await bench.store.delete_policy("acme", "p")
+    assert PolicyWriteStatus.CONFLICT is await bench.store.delete_policy("acme", "p")
     held = next(one for one in (await bench.claim()).tasks if one.tenant == "acme")
-    assert PolicyChange.CONFLICT is await bench.store.delete_policy("acme", "p")
+    assert PolicyWriteStatus.CONFLICT is await bench.store.delete_policy("acme", "p")
     await bench.store.finish([stop(held)])
 
-    assert PolicyChange.DONE is await bench.store.delete_policy("acme", "p")
+    assert PolicyWriteStatus.DONE is await bench.store.delete_policy("acme", "p")
 
     assert await bench.store.policy("acme", "p") is None
     assert await bench.store.policy("acme", "p", 1) is None
-    assert PolicyChange.MISSING is await bench.store.delete_policy("acme", "p")
+    assert PolicyWriteStatus.MISSING is await bench.store.delete_policy("acme", "p")
     assert [] == (await bench.store.policies("acme")).items
 
 
@@ -126,7 +126,7 @@ async def a_version_that_was_deleted_does_not_come_back(bench: Bench) -> None:
 
     change, anew = await bench.store.put_policy(policy(), replace=False)
 
-    assert (PolicyChange.CREATED, 3) == (change, anew.version)
+    assert (PolicyWriteStatus.CREATED, 3) == (change, anew.version)
     assert [None, None, anew, None] == [
         await bench.store.policy("acme", "p", version) for version in (1, 2, 3, 4)
     ]
@@ -142,9 +142,9 @@ async def a_replayed_letter_uses_its_policy_again(bench: Bench) -> None:
     dead = await bench.dead(1, policy_id="p")
     await bench.store.retry_now("acme", dead.id)
 
-    assert PolicyChange.CONFLICT is await bench.store.delete_policy("acme", "p")
+    assert PolicyWriteStatus.CONFLICT is await bench.store.delete_policy("acme", "p")
     await bench.store.cancel("acme", dead.id)
-    assert PolicyChange.DONE is await bench.store.delete_policy("acme", "p")
+    assert PolicyWriteStatus.DONE is await bench.store.delete_policy("acme", "p")
 
 
 # --- keys -----------------------------------------------------------------------------------------

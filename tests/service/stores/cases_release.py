@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tarry.service.model import Status
-from tarry.service.store import Finished, New, Release
+from tarry.service.store import FinishStatus, NewTask, Release
 from tests.service.stores.bench import (
     HOUR,
     LEASE,
@@ -27,7 +27,7 @@ async def a_released_task_is_due_when_it_was(bench: Bench) -> None:
     """No attempt is counted, another may claim it at once, and the old holder has lost it."""
     held = await bench.leased(1, next_attempt_at=NOON + 500)
 
-    assert [Finished.DONE] == await bench.store.release([Release(held)])
+    assert [FinishStatus.DONE] == await bench.store.release([Release(held)])
 
     freed = await bench.get(1)
     assert (Status.PENDING, None, 0, NOON + 500, NOON + 500) == (
@@ -40,7 +40,7 @@ async def a_released_task_is_due_when_it_was(bench: Bench) -> None:
     assert [] == await bench.store.attempts("acme", held.id)
     assert {Status.PENDING: 1} == await bench.counts()
     assert [1] == numbers((await bench.claim(OTHER)).tasks)
-    assert [Finished.SUPERSEDED] == await bench.store.finish([succeed(held)])
+    assert [FinishStatus.SUPERSEDED] == await bench.store.finish([succeed(held)])
 
 
 @conforms
@@ -67,7 +67,7 @@ async def only_a_lease_that_is_held_is_released(bench: Bench) -> None:
 
     stranger = replace(one, id=task_id(77))
     again = await bench.store.release([Release(one) for one in (one, two, three, stranger)])
-    assert [Finished.SUPERSEDED] * 4 == again
+    assert [FinishStatus.SUPERSEDED] * 4 == again
     assert [] == await bench.store.release([])
 
     assert before == [await bench.get(number) for number in (1, 2, 3)]
@@ -80,7 +80,7 @@ async def a_released_task_that_was_cancelled_ends(bench: Bench) -> None:
     held = await bench.leased(1)
     await bench.store.cancel("acme", held.id)
 
-    assert [Finished.CANCELLED] == await bench.store.release([Release(held)])
+    assert [FinishStatus.CANCELLED] == await bench.store.release([Release(held)])
 
     ended = await bench.get(1)
     assert (Status.CANCELLED, 0, NOON) == (ended.status, ended.attempts, ended.finished_at)
@@ -90,7 +90,7 @@ async def a_released_task_that_was_cancelled_ends(bench: Bench) -> None:
 @conforms
 async def a_direct_lease_is_a_lease(bench: Bench) -> None:
     """What was leased when it was added is released, kept, lost and finished like any other."""
-    batch = [New(task(number), direct=True) for number in range(1, 5)]
+    batch = [NewTask(task(number), direct=True) for number in range(1, 5)]
     one, two, three, four = [answer.task for answer in await bench.store.add(batch, LEASE)]
     await bench.store.release([Release(one)])
     await bench.store.finish([wait(two, NOON + 100, keep=LEASE), succeed(three)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tarry.service.model import ReplayRecord, Status
-from tarry.service.store import Addition, Query, Retention
+from tarry.service.store import AddStatus, Retention, TaskFilter
 from tests.service.stores.bench import (
     DAY,
     HOUR,
@@ -128,7 +128,7 @@ async def a_sweep_removes_what_is_out_of_time(bench: Bench) -> None:
 
     assert {Status.PENDING: 1, Status.IN_FLIGHT: 1} == await bench.counts()
     assert 0 == (await bench.lane()).dead
-    assert Addition.ADDED is (await bench.add(task(1)))[0].addition
+    assert AddStatus.ADDED is (await bench.add(task(1)))[0].status
 
 
 @conforms
@@ -164,9 +164,9 @@ async def bodies_are_orphans_until_they_are_buried(bench: Bench) -> None:
     await bench.reopen()
     orphans = await bench.store.orphans(10)
     assert {f"b{int(one.id[-12:], 16)}" for one in held[:3]} == set(orphans)
-    await bench.store.buried(orphans[:2])
-    await bench.store.buried([])
-    await bench.store.buried(["unknown", orphans[0]])
+    await bench.store.forget_orphans(orphans[:2])
+    await bench.store.forget_orphans([])
+    await bench.store.forget_orphans(["unknown", orphans[0]])
 
     assert orphans[2:] == await bench.store.orphans(10)
 
@@ -221,7 +221,9 @@ async def letters_that_a_replay_has_promised_are_not_swept(bench: Bench) -> None
 
     assert 1 == await swept(bench, 10)
 
-    assert [2] == numbers((await bench.store.tasks("acme", Query(status=Status.EXHAUSTED))).items)
+    assert [2] == numbers(
+        (await bench.store.tasks("acme", TaskFilter(status=Status.EXHAUSTED))).items
+    )
     await bench.store.cancel_replay("acme", job.id)
     assert 1 == await swept(bench, 10)
 

@@ -9,7 +9,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from msgspec.structs import replace
 
 from tarry.service.model import ApiKey, AttemptRecord, PolicyVersion, ReplayRecord, Status, Task
-from tarry.service.store import Added, Finish, Lease, New, Query, Release, Retention, Store
+from tarry.service.store import (
+    AddResult,
+    Lease,
+    NewTask,
+    Release,
+    Retention,
+    Store,
+    TaskFilter,
+    TaskResult,
+)
 from tests.service.stores.agreement import TENANTS, Fleet, check_claim, plain
 from tests.service.stores.bench import DAY, HOUR, LEASE, MINUTE, SECOND, task, task_id
 from tests.service.stores.wishes import (
@@ -94,7 +103,7 @@ class Machine(RuleBasedStateMachine):
         assert [views[0]] * len(views) == views
         self.hold([[added.task for added in answer if added.leased] for answer in answers])
 
-    def _new(self, wish: Wish) -> New:
+    def _new(self, wish: Wish) -> NewTask:
         number = self.number()
         key = f"key {number if wish.key is None else wish.key}"
         made = task(
@@ -107,7 +116,7 @@ class Machine(RuleBasedStateMachine):
             next_attempt_at=self.now - 500 + wish.at,
             body_ref=f"body {number}" if wish.body else None,
         )
-        return New(made, wish.delay, wish.direct)
+        return NewTask(made, wish.delay, wish.direct)
 
     @rule(
         lease=leases,
@@ -151,7 +160,7 @@ class Machine(RuleBasedStateMachine):
         """End attempts: of leases that are held, were lost, or have been ended before."""
         callbacks = [self.number() for _ in batch]
 
-        def results(index: int) -> list[Finish]:
+        def results(index: int) -> list[TaskResult]:
             return [
                 self._result(ending, index, lease, number)
                 for ending, number in zip(batch, callbacks, strict=True)
@@ -164,7 +173,7 @@ class Machine(RuleBasedStateMachine):
     def _pick(self, pick: int) -> list[Task]:
         return self.held[pick % len(self.held)]
 
-    def _result(self, ending: Ending, index: int, lease: Lease, number: int) -> Finish:
+    def _result(self, ending: Ending, index: int, lease: Lease, number: int) -> TaskResult:
         held = self._pick(ending.pick)[index]
         attempt = AttemptRecord(
             number=held.attempts + 1,
@@ -173,7 +182,7 @@ class Machine(RuleBasedStateMachine):
             outcome="success" if ending.status is Status.SUCCEEDED else "transient",
             worker=held.worker,
         )
-        return Finish(
+        return TaskResult(
             task=held,
             attempt=attempt if ending.is_logged else None,
             status=ending.status,
@@ -253,7 +262,7 @@ class Machine(RuleBasedStateMachine):
     )
     def look(self, tenant: str, **fields: Any) -> None:
         """Somebody lists tasks."""
-        query = Query(**fields)
+        query = TaskFilter(**fields)
 
         async def found(store: Store) -> list[Task]:
             return [plain(one) for one in (await store.tasks(tenant, query)).items]
@@ -306,7 +315,7 @@ class Machine(RuleBasedStateMachine):
     @rule(tenant=tenants, chosen=filters, limit=st.integers(1, 3))
     def purge(self, tenant: str, chosen: dict[str, Any], limit: int) -> None:
         """Somebody removes dead letters."""
-        self.fleet.agree(lambda store: store.purge(tenant, Query(**chosen), limit))
+        self.fleet.agree(lambda store: store.purge(tenant, TaskFilter(**chosen), limit))
 
     # --- upkeep -----------------------------------------------------------------------------------
 
@@ -328,7 +337,7 @@ class Machine(RuleBasedStateMachine):
     @rule(picks=st.lists(st.integers(0, 30), max_size=5))
     def bury(self, picks: list[int]) -> None:
         """Maintenance has deleted bodies."""
-        self.fleet.agree(lambda store: store.buried([f"body {pick}" for pick in picks]))
+        self.fleet.agree(lambda store: store.forget_orphans([f"body {pick}" for pick in picks]))
 
     @rule(
         tenant=tenants,
@@ -355,5 +364,5 @@ class Machine(RuleBasedStateMachine):
         self.fleet.agree(lambda store: store.key(key.digest))
 
 
-def _shown(added: Added) -> tuple[Any, ...]:
-    return added.addition, plain(added.task), added.leased
+def _shown(added: AddResult) -> tuple[Any, ...]:
+    return added.status, plain(added.task), added.leased

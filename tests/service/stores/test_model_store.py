@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.runtime.clocks import world
-from tarry.service.store import Query, Retention, Store
+from tarry.service.store import Retention, Store, TaskFilter
 from tests.service.stores.bench import DAY, LANE, LEASE, MINUTE, NOON, Clock, succeed, task, wait
 from tests.service.stores.conformance import CASES, Bench, Case, name_of
 from tests.service.stores.model_store import Data, ModelStore
@@ -43,7 +43,7 @@ def test_nothing_in_it_waits() -> None:
         store.add([]),
         store.claim(LEASE, limit=1, per_lane=1),
         store.finish([]),
-        store.tasks("acme", Query()),
+        store.tasks("acme", TaskFilter()),
         store.close(),
     ]
     for call in calls:

@@ -12,7 +12,7 @@ import pytest
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.clocks import world
 from tarry.service.model import ReplayRecord, Status
-from tarry.service.store import Addition, Finished, New, Query
+from tarry.service.store import AddStatus, FinishStatus, NewTask, TaskFilter
 from tarry.service.stores.sqlite import Database, SqliteStore, add
 from tests.service.stores.bench import (
     LANE,
@@ -62,15 +62,15 @@ def test_an_id_is_used_once(tmp_path: Path) -> None:
     """A new key with the id of another task, or with what is no id, is refused by its field."""
 
     async def main(store: SqliteStore) -> None:
-        await store.add([New(task(1))])
+        await store.add([NewTask(task(1))])
         for wrong in (task(1, key="other"), task(1, tenant="beta")):
             with pytest.raises(ConfigurationError, match="id must be a new one"):
-                await store.add([New(wrong)])
+                await store.add([NewTask(wrong)])
         wrong = task(2)
         wrong.id = task_id(2).upper()
         wrong.id = wrong.id.replace("-", "")
         with pytest.raises(ConfigurationError, match="id must be a UUID"):
-            await store.add([New(wrong)])
+            await store.add([NewTask(wrong)])
         assert 1 == (await store.counters()).tasks[Status.PENDING]
 
     on(tmp_path / "tasks.db", main)
@@ -85,7 +85,7 @@ def test_two_stores_share_a_file(tmp_path: Path) -> None:
         try:
             await asyncio.gather(
                 *(
-                    store.add([New(task(number, f"h{number % 7}"))])
+                    store.add([NewTask(task(number, f"h{number % 7}"))])
                     for number, store in enumerate([one, two] * 100)
                 )
             )
@@ -100,10 +100,10 @@ def test_two_stores_share_a_file(tmp_path: Path) -> None:
 
             assert list(range(200)) == sorted(numbers(held))
             assert {"worker", "other"} == {task.worker for task in held}
-            assert [Finished.DONE] * 200 == await two.finish([succeed(one) for one in held])
+            assert [FinishStatus.DONE] * 200 == await two.finish([succeed(one) for one in held])
             assert 200 == (await one.counters()).tasks[Status.SUCCEEDED]
-            [again] = await two.add([New(task(7, "h0"))])
-            assert (Addition.EXISTING, Status.SUCCEEDED) == (again.addition, again.task.status)
+            [again] = await two.add([NewTask(task(7, "h0"))])
+            assert (AddStatus.EXISTING, Status.SUCCEEDED) == (again.status, again.task.status)
         finally:
             await two.close()
 
@@ -114,9 +114,9 @@ def test_a_filter_that_matches_rarely_has_short_pages(tmp_path: Path) -> None:
     """A page looks at a bounded number of rows, and its cursor goes on behind them."""
 
     async def main(store: SqliteStore) -> None:
-        await store.add([New(task(0, "rare"))])
-        await store.add([New(task(number)) for number in range(1, 4001)])
-        query = Query(lane="acme/https:rare.example:443")
+        await store.add([NewTask(task(0, "rare"))])
+        await store.add([NewTask(task(number)) for number in range(1, 4001)])
+        query = TaskFilter(lane="acme/https:rare.example:443")
 
         pages = [await store.tasks("acme", query, limit=10)]
         while pages[-1].cursor is not None:
@@ -131,7 +131,7 @@ def test_many_letters_are_looked_at_in_steps(tmp_path: Path) -> None:
     """However many there are, all are counted, and a filter finds the one among them."""
 
     async def main(store: SqliteStore) -> None:
-        new = [New(task(number), direct=True) for number in range(4100)]
+        new = [NewTask(task(number), direct=True) for number in range(4100)]
         held = [added.task for added in await store.add(new, LEASE)]
         await store.finish([stop(one, "rare" if one is held[4000] else "usual") for one in held])
 
@@ -142,8 +142,8 @@ def test_many_letters_are_looked_at_in_steps(tmp_path: Path) -> None:
         while (stands := await store.replay_step("job", 10)) and stands.status == "running":
             steps += 1
         assert (1, 1, 3) == (made.matched, stands and stands.replayed, steps)
-        assert 1 == await store.purge("acme", Query(reason="usual"), 1)
-        assert 0 == await store.purge("acme", Query(reason="rare"), 1)
+        assert 1 == await store.purge("acme", TaskFilter(reason="usual"), 1)
+        assert 0 == await store.purge("acme", TaskFilter(reason="rare"), 1)
 
     on(tmp_path / "tasks.db", main)
 
@@ -156,7 +156,7 @@ def test_a_lane_is_not_claimed_from_ahead_of_its_parking(tmp_path: Path) -> None
         store = SqliteStore(tmp_path / "tasks.db", clock=clock)
         await store.open()
         try:
-            await store.add([New(task(1), delay=800)])
+            await store.add([NewTask(task(1), delay=800)])
             await store.park(LANE, NOON + 500, probes=1, opened=1)
             for _ in range(2):
                 early = await store.claim(LEASE, limit=10, per_lane=10)
@@ -204,7 +204,7 @@ def test_a_new_file_is_made_once(tmp_path: Path) -> None:
         await asyncio.gather(*(store.open() for store in stores))
         try:
             for number, store in enumerate(stores):
-                await store.add([New(task(number))])
+                await store.add([NewTask(task(number))])
             counts = [(await store.counters()).tasks[Status.PENDING] for store in stores]
             assert [5] * 5 == counts
         finally:
@@ -233,7 +233,9 @@ def test_the_file_can_be_run_without_threads() -> None:
     """The synchronous database alone applies operations and answers questions, also in memory."""
     database = Database(":memory:", lambda: NOON)
 
-    [(added, error)] = database.apply([lambda ledger: add.add(ledger, [New(task(1))], None, None)])
+    [(added, error)] = database.apply(
+        [lambda ledger: add.add(ledger, [NewTask(task(1))], None, None)]
+    )
 
     assert ([(NOON, NOON, NOON, False)], None) == (added, error)
     [(found, error)] = database.read([lambda view: view.execute("SELECT key FROM task").fetchall()])

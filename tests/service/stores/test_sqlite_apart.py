@@ -15,7 +15,7 @@ import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.model import Status
-from tarry.service.store import Finished, New
+from tarry.service.store import FinishStatus, NewTask
 from tarry.service.stores.sqlite import SqliteStore
 from tarry.service.stores.sqlite.apart import ProcessLine
 from tarry.service.stores.sqlite.frames import answers_of, carry_out, frame_of
@@ -93,10 +93,10 @@ def test_a_task_lives_in_both_processes(tmp_path: Path) -> None:
 
     async def main(store: SqliteStore) -> None:
         writers.append(writer_of(store))
-        added = await store.add([New(task(n), direct=True) for n in range(3)], LEASE)
+        added = await store.add([NewTask(task(n), direct=True) for n in range(3)], LEASE)
         assert [True] * 3 == [each.leased for each in added]
         done = await store.finish([succeed(each.task) for each in added])
-        assert [Finished.DONE] * 3 == done
+        assert [FinishStatus.DONE] * 3 == done
         assert 3 == (await store.counters()).tasks[Status.SUCCEEDED]
         assert is_alive(writers[0])
 
@@ -109,20 +109,20 @@ def test_a_writer_that_is_killed_is_started_again(tmp_path: Path) -> None:
     """What it was asked for is refused, and can be asked for again; leases are still held."""
 
     async def main(store: SqliteStore) -> None:
-        [added] = await store.add([New(task(1), direct=True)], LEASE)
+        [added] = await store.add([NewTask(task(1), direct=True)], LEASE)
         os.kill(writer_of(store), signal.SIGSTOP)
-        asked = asyncio.ensure_future(store.add([New(task(2))]))
+        asked = asyncio.ensure_future(store.add([NewTask(task(2))]))
         await asyncio.sleep(0)
-        later = asyncio.ensure_future(store.add([New(task(3))]))
+        later = asyncio.ensure_future(store.add([NewTask(task(3))]))
         await asyncio.sleep(0)
         os.kill(writer_of(store), signal.SIGKILL)
         with pytest.raises(StoreUnavailable, match="started again"):
             await asked
         await later
-        await store.add([New(task(2))])
+        await store.add([NewTask(task(2))])
         claimed = await store.claim(LEASE, limit=10, per_lane=10)
         assert [2, 3] == sorted(numbers(claimed.tasks))
-        assert [Finished.DONE] == await store.finish([succeed(added.task)])
+        assert [FinishStatus.DONE] == await store.finish([succeed(added.task)])
 
     on(tmp_path / "tasks.db", main)
 
@@ -141,7 +141,7 @@ def test_a_writer_that_ends_is_told_of_though_nobody_waits(
         async with asyncio.timeout(30):
             while line.writer is not None:  # noqa: ASYNC110 - nothing else tells
                 await asyncio.sleep(0.01)
-        await store.add([New(task(1))])
+        await store.add([NewTask(task(1))])
         assert before != writer_of(store)
 
     on(tmp_path / "tasks.db", main)
@@ -160,7 +160,7 @@ def test_a_second_group_goes_before_the_first_is_answered(tmp_path: Path) -> Non
         os.kill(writer_of(store), signal.SIGSTOP)
         asked: list[asyncio.Future[Any]] = []
         for first, size in ((0, 1), (1, 1), (2, 200), (202, 100)):
-            news = [New(task(n)) for n in range(first, first + size)]
+            news = [NewTask(task(n)) for n in range(first, first + size)]
             asked.append(asyncio.ensure_future(store.add(news)))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -188,13 +188,13 @@ def test_whoever_asks_a_dying_writer_is_told_the_same(
         line = store._writer
         assert isinstance(line, ProcessLine)
         monkeypatch.setattr(line.writer, "send", refuse)
-        asked = asyncio.ensure_future(store.add([New(task(1))]))
+        asked = asyncio.ensure_future(store.add([NewTask(task(1))]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         os.kill(writer_of(store), signal.SIGKILL)
         with pytest.raises(StoreUnavailable, match="started again"):
             await asked
-        assert 1 == len(await store.add([New(task(1))]))
+        assert 1 == len(await store.add([NewTask(task(1))]))
 
     on(tmp_path / "tasks.db", main)
 
@@ -204,7 +204,9 @@ def test_groups_are_answered_in_their_order(tmp_path: Path) -> None:
     """Each call gets its own answer, however many are on their way."""
 
     async def main(store: SqliteStore) -> None:
-        parts = [[New(task(n)) for n in range(first, first + 90)] for first in range(0, 900, 90)]
+        parts = [
+            [NewTask(task(n)) for n in range(first, first + 90)] for first in range(0, 900, 90)
+        ]
         answers = await asyncio.gather(*(store.add(part) for part in parts))
         for part, added in zip(parts, answers, strict=True):
             assert [new.task.id for new in part] == [each.task.id for each in added]
@@ -222,7 +224,7 @@ def test_signals_for_the_service_do_not_end_the_writer(tmp_path: Path) -> None:
         before = writer_of(store)
         for each in (signal.SIGINT, signal.SIGTERM):
             os.kill(before, each)
-        await store.add([New(task(1))])
+        await store.add([NewTask(task(1))])
         assert before == writer_of(store)
 
     on(tmp_path / "tasks.db", main)

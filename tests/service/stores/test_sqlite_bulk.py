@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status, Task
-from tarry.service.store import Added, Addition, Finish, Finished, New
+from tarry.service.store import AddResult, AddStatus, FinishStatus, NewTask, TaskResult
 from tarry.service.stores.sqlite import Database, add, finish, life
 from tarry.service.stores.sqlite.ledger import Ledger
 from tests.service.stores.bench import (
@@ -44,22 +44,22 @@ class File:
                 raise error
         return [value for value, _ in answers]
 
-    def add(self, news: list[New], quota: int | None = None) -> list[Added]:
+    def add(self, news: list[NewTask], quota: int | None = None) -> list[AddResult]:
         """Add a batch."""
         [answers] = self.run(lambda ledger: add.add(ledger, news, LEASE, quota))
         return add.told(news, LEASE, answers)
 
-    def add_singly(self, news: list[New], quota: int | None = None) -> list[Added]:
+    def add_singly(self, news: list[NewTask], quota: int | None = None) -> list[AddResult]:
         """Add tasks as so many batches."""
         return [added for new in news for added in self.add([new], quota)]
 
-    def finish(self, results: list[Finish]) -> list[Finished]:
+    def finish(self, results: list[TaskResult]) -> list[FinishStatus]:
         """Finish a batch."""
         ends = [finish.end_of(result) for result in results]
         [finished] = self.run(lambda ledger: finish.finish(ledger, ends))
         return list(finished)
 
-    def finish_singly(self, results: list[Finish]) -> list[Finished]:
+    def finish_singly(self, results: list[TaskResult]) -> list[FinishStatus]:
         """Finish attempts as so many batches."""
         return [finished for result in results for finished in self.finish([result])]
 
@@ -89,14 +89,14 @@ def file(files: list[File]) -> File:
     return files[0]
 
 
-def news(size: int) -> list[New]:
+def news(size: int) -> list[NewTask]:
     """A batch of which a third is new, in several lanes, and the rest is there or comes twice."""
     batch = [
-        New(task(n, f"h{n % 5}", f"t{n % 2}"), delay=n * 100 or None, direct=n % 2 == 0)
+        NewTask(task(n, f"h{n % 5}", f"t{n % 2}"), delay=n * 100 or None, direct=n % 2 == 0)
         for n in range(size)
     ]
     for n in range(0, size, 7):
-        batch[n] = New(task(1000 + n, f"h{n % 5}", f"t{n % 2}", key=f"key {n // 2}"))
+        batch[n] = NewTask(task(1000 + n, f"h{n % 5}", f"t{n % 2}", key=f"key {n // 2}"))
     for n in range(3, size, 11):
         batch[n] = batch[n - 1]
     return batch
@@ -118,15 +118,15 @@ def test_a_batch_is_added_as_its_tasks_one_by_one(
     assert singly.add_singly(batch, quota) == answers
     assert singly.rows() == whole.rows()
     if size > 100:
-        found = {Addition.ADDED, Addition.EXISTING, Addition.CONFLICT}
+        found = {AddStatus.ADDED, AddStatus.EXISTING, AddStatus.CONFLICT}
         if quota == 40:
-            found.add(Addition.FULL)
-        assert found == {answer.addition for answer in answers}
+            found.add(AddStatus.FULL)
+        assert found == {answer.status for answer in answers}
 
 
-def results(held: list[Task]) -> list[Finish]:
+def results(held: list[Task]) -> list[TaskResult]:
     """An end of every kind for leased tasks."""
-    ends: list[Callable[[Task], Finish]] = [
+    ends: list[Callable[[Task], TaskResult]] = [
         succeed,
         stop,
         lambda held: wait(held, NOON + HOUR),
@@ -141,8 +141,8 @@ def results(held: list[Task]) -> list[Finish]:
 @pytest.mark.parametrize("size", SIZES)
 def test_a_batch_is_finished_as_its_attempts_one_by_one(files: list[File], size: int) -> None:
     """Every kind of end, of tasks that are held, lost, gone or cancelled, wherever it stands."""
-    batch = [New(task(n, f"h{n % 5}"), direct=True) for n in range(size)]
-    ends: list[Finish] = []
+    batch = [NewTask(task(n, f"h{n % 5}"), direct=True) for n in range(size)]
+    ends: list[TaskResult] = []
     for file in files:
         ends = results([added.task for added in file.add(batch)])
         file.cancel([one.task for one in batch[3::4]])
@@ -155,12 +155,14 @@ def test_a_batch_is_finished_as_its_attempts_one_by_one(files: list[File], size:
     assert singly.finish_singly(ends) == answers
     assert singly.rows() == whole.rows()
     if size > 60:
-        assert set(Finished) == set(answers)
+        assert set(FinishStatus) == set(answers)
 
 
 def test_one_task_twice_in_a_batch_of_ends(file: File) -> None:
     """The second sees what the first did: it is superseded, or goes on from the next version."""
-    first, second = (added.task for added in file.add([New(task(n), direct=True) for n in (1, 2)]))
+    first, second = (
+        added.task for added in file.add([NewTask(task(n), direct=True) for n in (1, 2)])
+    )
 
     answers = file.finish(
         [
@@ -171,14 +173,14 @@ def test_one_task_twice_in_a_batch_of_ends(file: File) -> None:
         ]
     )
 
-    done, late = Finished.DONE, Finished.SUPERSEDED
+    done, late = FinishStatus.DONE, FinishStatus.SUPERSEDED
     assert [done, done, late, done] == answers
 
 
 def test_an_id_that_comes_with_two_keys_in_a_batch(file: File) -> None:
     """It is refused, and nothing of the batch is kept."""
     with pytest.raises(ConfigurationError, match="id must be a new one"):
-        file.add([New(task(1)), New(task(2)), New(task(1, key="other"))])
+        file.add([NewTask(task(1)), NewTask(task(2)), NewTask(task(1, key="other"))])
 
     assert [] == file.rows()["task"]
 
@@ -187,7 +189,7 @@ def test_ends_find_their_tasks_in_whatever_order_the_rows_come(
     file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite promises no order of the rows that it gathers into one."""
-    held = [added.task for added in file.add([New(task(n), direct=True) for n in range(70)])]
+    held = [added.task for added in file.add([NewTask(task(n), direct=True) for n in range(70)])]
     late = replace(held[0], version=held[0].version + 1)
     decode = finish._decode
     monkeypatch.setattr(finish, "_decode", lambda text: decode(text)[::-1])
@@ -195,7 +197,7 @@ def test_ends_find_their_tasks_in_whatever_order_the_rows_come(
     ends = [stop(one) if n % 2 else succeed(one) for n, one in enumerate([late, *held[1:]])]
     answers = file.finish(ends)
 
-    assert [Finished.SUPERSEDED] + [Finished.DONE] * 69 == answers
+    assert [FinishStatus.SUPERSEDED] + [FinishStatus.DONE] * 69 == answers
     statement = "SELECT t.key, s.status FROM task AS t JOIN state AS s USING (seq)"
     found = dict(file.database.open()[0].execute(statement).fetchall())
     ended = {True: int(Status.EXHAUSTED), False: int(Status.SUCCEEDED)}
@@ -207,10 +209,10 @@ def test_many_lanes_take_no_more_statements_than_one(files: list[File]) -> None:
     """The lanes of a group are read together and written together."""
     said: list[list[str]] = []
     for file, lanes in zip(files, (1, 48), strict=True):
-        file.add([New(task(1000 + n, f"h{n}")) for n in range(lanes)])
+        file.add([NewTask(task(1000 + n, f"h{n}")) for n in range(lanes)])
         said.append([])
         file.database.open()[0].set_trace_callback(said[-1].append)
-        batch = [New(task(n, f"h{n % lanes}"), direct=True) for n in range(48)]
+        batch = [NewTask(task(n, f"h{n % lanes}"), direct=True) for n in range(48)]
         file.finish([wait(added.task, NOON + HOUR) for added in file.add(batch)])
 
     assert len(said[0]) == len(said[1])

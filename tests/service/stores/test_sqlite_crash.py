@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tarry.service.model import LOST, Status
-from tarry.service.store import Cancellation, Finished, Retention
+from tarry.service.store import CancelStatus, FinishStatus, Retention
 from tarry.service.stores.sqlite import SqliteStore, driver, presence
 from tarry.service.stores.sqlite.presence import Presence
 from tests.service.stores.bench import HOUR, NOON, OTHER, Clock, numbers, succeed, task_id
@@ -25,7 +25,7 @@ KEEP = Retention(HOUR, HOUR)
 
 WORKER = """
 import asyncio, sys
-from tarry.service.store import New
+from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.bench import LEASE, NOON, Clock, task
 
@@ -33,7 +33,7 @@ async def main():
     store = SqliteStore(sys.argv[1], clock=Clock())
     await store.open()
     times = (NOON, NOON + 500, NOON + 600, NOON + 99_000)
-    await store.add([New(task(n, next_attempt_at=at)) for n, at in enumerate(times)])
+    await store.add([NewTask(task(n, next_attempt_at=at)) for n, at in enumerate(times)])
     assert 3 == len((await store.claim(LEASE, limit=10, per_lane=10)).tasks)
     print("leased", flush=True)
     await asyncio.Event().wait()
@@ -96,7 +96,7 @@ def test_a_killed_worker_is_known_at_once(tmp_path: Path, monkeypatch: pytest.Mo
                 assert {task_id(0): 1, task_id(1): 0, task_id(2): 0} == attempts
                 [lost] = await store.attempts("acme", task_id(0))
                 assert (LOST, "worker", NOON) == (lost.outcome, lost.worker, lost.scheduled_at)
-                assert [Finished.DONE] * 3 == await store.finish(
+                assert [FinishStatus.DONE] * 3 == await store.finish(
                     [succeed(held) for held in claimed.tasks]
                 )
                 lane = await store.lane("acme/https:a.example:443")
@@ -122,7 +122,7 @@ def test_a_sweep_finds_the_dead(tmp_path: Path) -> None:
                 assert not (await store.sweep(KEEP, 100)).more
                 assert [] == (await store.claim(OTHER, limit=10, per_lane=10)).tasks
                 cancelled = await store.cancel("acme", task_id(2))
-                assert Cancellation.REQUESTED is cancelled
+                assert CancelStatus.REQUESTED is cancelled
                 process.kill()
                 process.wait()
             steps = 1

@@ -18,7 +18,7 @@ import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.model import PolicyVersion, Status
-from tarry.service.store import New, Query
+from tarry.service.store import NewTask, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore, schema, tables
 from tests.service.stores.bench import LEASE, Clock, succeed, task
 from tests.service.stores.test_sqlite import on
@@ -49,13 +49,13 @@ def test_a_full_disk(tmp_path: Path) -> None:
     """What does not fit is refused, what fits is written, and with room again all goes on."""
 
     async def main(store: SqliteStore) -> None:
-        await store.add([New(task(1))])
+        await store.add([NewTask(task(1))])
         held = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
         connection, _ = store.database.open()
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages + 2}").fetchall()
 
-        big = [New(task(number, content=bytes(100_000))) for number in (2, 3)]
+        big = [NewTask(task(number, content=bytes(100_000))) for number in (2, 3)]
         answers = await asyncio.gather(
             store.add(big), store.finish([succeed(held[0])]), return_exceptions=True
         )
@@ -112,8 +112,8 @@ def test_a_file_that_is_read_only(folder: Path) -> None:
     path = folder / "tasks.db"
 
     async def main(store: SqliteStore) -> None:
-        await store.add([New(task(1))])
-        assert 1 == len((await store.tasks("acme", Query())).items)
+        await store.add([NewTask(task(1))])
+        assert 1 == len((await store.tasks("acme", TaskFilter())).items)
         with kept_open(path):
             path.chmod(0o444)
             for database in (store.database, store._view):
@@ -121,14 +121,14 @@ def test_a_file_that_is_read_only(folder: Path) -> None:
 
             for _ in range(2):
                 with pytest.raises(StoreUnavailable, match="it is read-only"):
-                    await store.add([New(task(2))])
+                    await store.add([NewTask(task(2))])
             with pytest.raises(StoreUnavailable, match="it is read-only"):
                 await store.ping()
-            assert 1 == len((await store.tasks("acme", Query())).items)
+            assert 1 == len((await store.tasks("acme", TaskFilter())).items)
 
             path.chmod(0o644)
-            await store.add([New(task(2))])
-            assert 2 == len((await store.tasks("acme", Query())).items)
+            await store.add([NewTask(task(2))])
+            assert 2 == len((await store.tasks("acme", TaskFilter())).items)
 
     on(path, main)
 
@@ -138,15 +138,15 @@ def test_a_file_that_was_moved_away(tmp_path: Path) -> None:
     path, away = tmp_path / "tasks.db", tmp_path / "away.db"
 
     async def main(store: SqliteStore) -> None:
-        await store.add([New(task(1))])
+        await store.add([NewTask(task(1))])
         path.rename(away)
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="moved or deleted since it was opened"):
-                await store.add([New(task(2))])
+                await store.add([NewTask(task(2))])
             store.database.close()
         assert not path.exists()
         away.rename(path)
-        await store.add([New(task(2))])
+        await store.add([NewTask(task(2))])
         assert 2 == (await store.counters()).tasks[Status.PENDING]
 
     on(path, main)
@@ -157,16 +157,16 @@ def test_a_file_that_another_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(schema, "_BUSY_MS", 1)
 
     async def main(store: SqliteStore) -> None:
-        await store.add([New(task(1))])
+        await store.add([NewTask(task(1))])
         with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            calls = (store.add([New(task(2))]), store.ping())
+            calls = (store.add([NewTask(task(2))]), store.ping())
             answers = await asyncio.gather(*calls, return_exceptions=True)
             assert [StoreUnavailable] * 2 == [type(answer) for answer in answers]
             assert "another process holds its write lock" in str(answers[0])
-            assert 1 == len((await store.tasks("acme", Query())).items)
+            assert 1 == len((await store.tasks("acme", TaskFilter())).items)
             other.execute("ROLLBACK")
-        await store.add([New(task(2))])
+        await store.add([NewTask(task(2))])
 
     on(tmp_path / "tasks.db", main)
 
@@ -183,7 +183,7 @@ def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
             with pytest.raises(StoreUnavailable, match="cannot be opened"):
                 await store.counters()
             path.parent.mkdir()
-            await store.add([New(task(1))])
+            await store.add([NewTask(task(1))])
             assert 1 == (await store.counters()).tasks[Status.PENDING]
         finally:
             await store.close()
@@ -211,7 +211,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tasks.db"
 
     async def fill(store: SqliteStore) -> None:
-        await store.add([New(task(1))])
+        await store.add([NewTask(task(1))])
 
     on(path, fill)
     newer = len(tables.MIGRATIONS) + 1
@@ -255,7 +255,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     path = tmp_path / "tasks.db"
 
     async def fill(store: SqliteStore) -> None:
-        await store.add([New(task(1))])
+        await store.add([NewTask(task(1))])
 
     on(path, fill)
     good = "CREATE TABLE extra (a); INSERT INTO extra VALUES (1)"

@@ -12,7 +12,7 @@ import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.model import Status
-from tarry.service.store import Addition, Finished, New
+from tarry.service.store import AddStatus, FinishStatus, NewTask
 from tarry.service.stores.sqlite import SqliteStore, line
 from tarry.service.stores.sqlite.ledger import Ledger
 from tests.service.stores.bench import LEASE, succeed, task
@@ -43,15 +43,15 @@ def test_what_waits_together_is_written_together(tmp_path: Path) -> None:
 
     async def main(store: SqliteStore) -> None:
         before = store.database.commits
-        answers = await together(store, (store.add([New(task(n))]) for n in range(1000)))
+        answers = await together(store, (store.add([NewTask(task(n))]) for n in range(1000)))
 
-        assert [Addition.ADDED] * 1000 == [added.addition for [added] in answers]
+        assert [AddStatus.ADDED] * 1000 == [added.status for [added] in answers]
         assert 1 == store.database.commits - before
         held = (await store.claim(LEASE, limit=1000, per_lane=1000)).tasks
         before = store.database.commits
         done = await together(store, (store.finish([succeed(one)]) for one in held))
 
-        assert [[Finished.DONE]] * 1000 == done
+        assert [[FinishStatus.DONE]] * 1000 == done
         assert 1 == store.database.commits - before
 
     on(tmp_path / "tasks.db", main)
@@ -64,7 +64,7 @@ def test_a_group_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     async def main(store: SqliteStore) -> None:
         before = store.database.commits
         await asyncio.gather(
-            *(store.add([New(task(100 * n + m)) for m in range(100)]) for n in range(5))
+            *(store.add([NewTask(task(100 * n + m)) for m in range(100)]) for n in range(5))
         )
 
         assert 5 == store.database.commits - before
@@ -78,14 +78,14 @@ def test_what_may_wait_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     async def main(store: SqliteStore) -> None:
         answers = await asyncio.gather(
-            *(store.add([New(task(number))]) for number in range(100)), return_exceptions=True
+            *(store.add([NewTask(task(number))]) for number in range(100)), return_exceptions=True
         )
 
         refused = [answer for answer in answers if isinstance(answer, StoreUnavailable)]
         assert 49 == len(refused)
         assert "more than 50 changes wait" in str(refused[0])
         assert 51 == (await store.counters()).tasks[Status.PENDING]
-        await store.add([New(task(200))])
+        await store.add([NewTask(task(200))])
 
     on(tmp_path / "tasks.db", main)
 
@@ -94,14 +94,14 @@ def test_a_bad_operation_harms_no_other(tmp_path: Path) -> None:
     """What fails in a group is told to its caller alone, and leaves nothing of itself behind."""
 
     async def main(store: SqliteStore) -> None:
-        bad = [New(task(1000, "new", "stranger")), New(task(1001, content=object()))]
+        bad = [NewTask(task(1000, "new", "stranger")), NewTask(task(1001, content=object()))]
         answers = await together(
             store,
             [
-                *(store.add([New(task(number))]) for number in range(5)),
+                *(store.add([NewTask(task(number))]) for number in range(5)),
                 store.add(bad),
-                store.add([New(task(5)), New(task(6, key="other"))]),
-                store.add([New(task(7, key="\ud800"))]),
+                store.add([NewTask(task(5)), NewTask(task(6, key="other"))]),
+                store.add([NewTask(task(7, key="\ud800"))]),
             ],
         )
 
@@ -112,8 +112,8 @@ def test_a_bad_operation_harms_no_other(tmp_path: Path) -> None:
         }
         assert await store.lane("stranger/https:new.example:443") is None
         assert 7 == len((await store.claim(LEASE, limit=100, per_lane=100)).tasks)
-        [added] = await store.add([New(task(1000, "new", "stranger"))])
-        assert Addition.ADDED is added.addition
+        [added] = await store.add([NewTask(task(1000, "new", "stranger"))])
+        assert AddStatus.ADDED is added.status
 
     on(tmp_path / "tasks.db", main)
 
@@ -122,7 +122,7 @@ def test_who_goes_away_does_not_stop_the_rest(tmp_path: Path) -> None:
     """A caller that is cancelled while its operation waits leaves the others their answers."""
 
     async def main(store: SqliteStore) -> None:
-        calls = [asyncio.ensure_future(store.add([New(task(number))])) for number in range(10)]
+        calls = [asyncio.ensure_future(store.add([NewTask(task(number))])) for number in range(10)]
         await asyncio.sleep(0)
         calls[3].cancel()
 

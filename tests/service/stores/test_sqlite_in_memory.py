@@ -10,7 +10,7 @@ import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.app import make_store
-from tarry.service.store import New
+from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import IN_MEMORY, Database, SqliteStore
 from tests.service.stores.bench import NOON, Clock, task, task_id
 from tests.service.stores.conformance import CASES, Bench, Case, name_of
@@ -36,7 +36,7 @@ def test_memory_url_leaves_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.M
     async def main() -> None:
         store = make_store("memory:", apart=True)
         await store.open()
-        [added] = await store.add([New(task(1))])
+        [added] = await store.add([NewTask(task(1))])
         assert added.task == await store.get("acme", task_id(1))
         await store.close()
         await store.open()
@@ -55,7 +55,7 @@ def test_reads_and_writes_at_the_same_time() -> None:
         await store.open()
 
         async def add_and_get(number: int) -> None:
-            await store.add([New(task(number))])
+            await store.add([NewTask(task(number))])
             assert await store.get("acme", task_id(number)) is not None
 
         await asyncio.gather(*(add_and_get(number) for number in range(200)))

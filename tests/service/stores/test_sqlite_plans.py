@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from tarry.service.model import PolicyVersion, ReplayRecord, Status
-from tarry.service.store import New, Query, Release, Retention
+from tarry.service.store import NewTask, Release, Retention, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.bench import HOUR, LEASE, NOON, OTHER, Clock, stop, succeed, task, wait
 from tests.service.stores.test_sqlite import on
@@ -32,9 +32,9 @@ def test_no_statement_reads_a_table(tmp_path: Path) -> None:
             connection, _ = database.open()
             connection.set_trace_callback(statements.add)
         await store.add(
-            [New(task(n, f"h{n % 3}"), direct=n > 8) for n in range(12)], LEASE, quota=99
+            [NewTask(task(n, f"h{n % 3}"), direct=n > 8) for n in range(12)], LEASE, quota=99
         )
-        await store.add([New(task(1, "h1"))])
+        await store.add([NewTask(task(1, "h1"))])
         await store.park("acme/https:h1.example:443", NOON, probes=2, opened=1)
         held = (await store.claim(LEASE, limit=5, per_lane=2)).tasks
         results = [succeed(held[0]), stop(held[1]), wait(held[2], NOON + 5, keep=LEASE)]
@@ -45,10 +45,10 @@ def test_no_statement_reads_a_table(tmp_path: Path) -> None:
         await store.cancel("acme", held[3].id)
         await store.retry_now("acme", held[1].id)
         for query in (
-            Query(),
-            Query(status=Status.PENDING),
-            Query(status=Status.EXHAUSTED, reason="attempts"),
-            Query(lane=held[0].lane, policy_id="default"),
+            TaskFilter(),
+            TaskFilter(status=Status.PENDING),
+            TaskFilter(status=Status.EXHAUSTED, reason="attempts"),
+            TaskFilter(lane=held[0].lane, policy_id="default"),
         ):
             await store.tasks("acme", query, limit=2)
         await store.get("acme", held[0].id)
@@ -60,7 +60,7 @@ def test_no_statement_reads_a_table(tmp_path: Path) -> None:
         for tenant in ("acme", None):
             for running in (True, False):
                 await store.replays(running=running, tenant=tenant)
-        await store.purge("acme", Query(), 5)
+        await store.purge("acme", TaskFilter(), 5)
         await store.put_policy(
             PolicyVersion(tenant="acme", id="p", version=0, document=b""), replace=True
         )

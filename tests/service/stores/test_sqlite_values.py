@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tarry.service.store import New
+from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import add, finish, reading
 from tarry.service.stores.sqlite.ledger import Ledger
 from tarry.service.stores.sqlite.names import all_found, found
@@ -34,7 +34,7 @@ def test_what_is_missing_differs_from_what_is_empty(
 ) -> None:
     """None, nothing and zero come back as they were written: what stands for None is neither."""
     batch = [
-        New(
+        NewTask(
             task(n, policy_version=number, body_ref=ref), direct=n == 1, delay=None if n == 1 else 5
         )
         for n in (1, 2)
@@ -64,14 +64,14 @@ def test_no_value_asks_how_it_wants_to_be_written(file: File) -> None:
             return execute(statement, values)
 
         ledger.execute = note
-        batch = [New(task(n), direct=n > 1) for n in range(4)]
+        batch = [NewTask(task(n), direct=n > 1) for n in range(4)]
         answers = add.add(ledger, batch, LEASE, None)
         held = [added.task for added in add.told(batch, LEASE, answers) if added.leased]
         ends = [succeed(held[0]), wait(held[1], NOON + 5, keep=LEASE)]
         finish.finish(ledger, [finish.end_of(end) for end in ends])
         ledger.flush()
 
-    file.add([New(task(9))])
+    file.add([NewTask(task(9))])
     file.run(live)
 
     assert {int, str, bytearray} == kinds

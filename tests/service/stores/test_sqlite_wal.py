@@ -14,7 +14,7 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status
-from tarry.service.store import New, Query
+from tarry.service.store import NewTask, TaskFilter
 from tarry.service.stores.sqlite import Database, SqliteStore, wal
 from tarry.service.stores.sqlite.ledger import View
 from tests.service.stores.bench import NOON, task
@@ -47,13 +47,13 @@ def test_steady_reading_does_not_let_it_grow(
     async def main(store: SqliteStore) -> None:
         async def read() -> None:
             while True:
-                await store.tasks("acme", Query(reason="none"), limit=100)
+                await store.tasks("acme", TaskFilter(reason="none"), limit=100)
 
         readers = [asyncio.ensure_future(read()) for _ in range(12)]
         try:
             for begin in range(0, 100 * group, group):
                 numbers = range(begin, begin + group)
-                await store.add([New(task(number, content=bytes(1000))) for number in numbers])
+                await store.add([NewTask(task(number, content=bytes(1000))) for number in numbers])
                 assert size(path) < MOST + MOST // 2
         finally:
             for reader in readers:
@@ -75,18 +75,18 @@ def test_a_long_read_keeps_it_and_nobody_spins(
 
     async def main(store: SqliteStore) -> None:
         store.database.open()[0].set_trace_callback(said.append)
-        await store.add([New(task(1))])
+        await store.add([NewTask(task(1))])
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN")
             other.execute("SELECT count(*) FROM task").fetchall()
             for number in (2, 3):
-                await store.add([New(task(number, content=bytes(MOST)))])
+                await store.add([NewTask(task(number, content=bytes(MOST)))])
                 assert number == (await store.counters()).tasks[Status.PENDING]
             for _ in range(20):
                 await store.ping()
             assert 2 * 2 == _tries(said)
             assert size(path) > 2 * MOST
-        await store.add([New(task(4, content=bytes(MOST)))])
+        await store.add([NewTask(task(4, content=bytes(MOST)))])
         await store.ping()
 
         assert 2 * 2 + 1 == _tries(said)
@@ -122,7 +122,7 @@ def test_a_copy_of_the_file_has_it_too(tmp_path: Path) -> None:
     path, copy = tmp_path / "tasks.db", tmp_path / "copy.db"
 
     async def fill(store: SqliteStore) -> None:
-        await store.add([New(task(1))])
+        await store.add([NewTask(task(1))])
         with closing(sqlite3.connect(path)) as other:
             other.execute("VACUUM INTO ?", (str(copy),))
 

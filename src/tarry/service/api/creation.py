@@ -21,7 +21,7 @@ from tarry.service.api.rates import Rates
 from tarry.service.api.views import task_view, view_of
 from tarry.service.api.waiting import HEADER, applied
 from tarry.service.model import Status
-from tarry.service.store import Added, Addition
+from tarry.service.store import AddResult, AddStatus
 from tarry.wire.tasks import (
     MOST_IN_BATCH,
     BatchResult,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tarry.service.api.surroundings import Surroundings
     from tarry.service.api.waiting import Waiting
     from tarry.service.model import TaskContent
-    from tarry.service.store import New
+    from tarry.service.store import NewTask
 
 _logger = logging.getLogger("tarry.service")
 _one = msgspec.json.Decoder(NewRetryTask)
@@ -140,12 +140,12 @@ class Creation:
         added = self._around.engine.submit([new], [content])
         return Pending(added, partial(self._created, content))
 
-    async def _go_on(self, asked: Asked, new: New, content: TaskContent) -> Answer:
+    async def _go_on(self, asked: Asked, new: NewTask, content: TaskContent) -> Answer:
         """Make a task about which others are asked, or whose end is waited for."""
         if not new.task.content:
             await self._intake.complete(new.task, content)
         added = (await self._around.engine.submit([new], [content]))[0]
-        if content.owned and added.addition is not Addition.ADDED:
+        if content.owned and added.status is not AddStatus.ADDED:
             await self._intake.drop(content)
         status, view = self._verdict(added, content)
         wait = self._waiting.asked_for(asked)
@@ -154,7 +154,7 @@ class Creation:
         view = await self._waiting.outcome(added.task, view, wait)
         return _made(status, view, applied(wait))
 
-    def _created(self, content: TaskContent, added: Sequence[Added]) -> Answer:
+    def _created(self, content: TaskContent, added: Sequence[AddResult]) -> Answer:
         return _made(*self._verdict(added[0], content))
 
     async def create_many(self, asked: Asked) -> Answer:
@@ -169,7 +169,7 @@ class Creation:
             raise problems.invalid("tasks", detail)
         self._charge(asked.tenant, len(tasks))
         results: list[BatchResult | None] = []
-        news: list[New] = []
+        news: list[NewTask] = []
         contents: list[TaskContent] = []
         failed = 0
         for i, task in enumerate(tasks, 1):
@@ -201,7 +201,7 @@ class Creation:
         for i, result in enumerate(results):
             if result is None:
                 added, content = next(answers), next(told_by)
-                if content.owned and added.addition is not Addition.ADDED:
+                if content.owned and added.status is not AddStatus.ADDED:
                     await self._intake.drop(content)
                 try:
                     results[i] = self._result(added, content, is_minimal=is_minimal)
@@ -210,7 +210,7 @@ class Creation:
         made = BatchResults(results=[one for one in results if one is not None])
         return told(200, made, *((_MINIMAL,) if is_minimal else ()))
 
-    def _result(self, added: Added, content: TaskContent, *, is_minimal: bool) -> BatchResult:
+    def _result(self, added: AddResult, content: TaskContent, *, is_minimal: bool) -> BatchResult:
         if is_minimal:
             return BatchResult(status=_status_of(added), task_id=added.task.id)
         status, view = self._verdict(added, content)
@@ -233,20 +233,20 @@ class Creation:
             detail = f"A tenant may add {self._around.limits.rate:g} tasks a second (tenant_rate)."
             raise problems.too_many(detail, wait)
 
-    def _verdict(self, added: Added, content: TaskContent) -> tuple[int, RetryTask]:
+    def _verdict(self, added: AddResult, content: TaskContent) -> tuple[int, RetryTask]:
         status = _status_of(added)
-        if added.addition is Addition.ADDED:
+        if added.status is AddStatus.ADDED:
             return status, task_view(added.task, content, Status.PENDING)
         return status, view_of(self._around, added.task)
 
 
-def _status_of(added: Added) -> int:
-    addition = added.addition
-    if addition is Addition.ADDED:
+def _status_of(added: AddResult) -> int:
+    status = added.status
+    if status is AddStatus.ADDED:
         return 201
-    if addition is Addition.EXISTING:
+    if status is AddStatus.EXISTING:
         return 200
-    if addition is Addition.CONFLICT:
+    if status is AddStatus.CONFLICT:
         raise problems.reused_key()
     detail = "The tenant has as many live tasks as it may have (tenant_pending)."
     raise problems.too_many(detail, _TRY_AGAIN)

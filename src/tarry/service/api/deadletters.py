@@ -13,7 +13,7 @@ from tarry.service.api.operations import Operation
 from tarry.service.api.tasks import LetterQuery, check_reason
 from tarry.service.api.views import lane_meant, replay_view
 from tarry.service.model import ReplayRecord, Status
-from tarry.service.store import Query
+from tarry.service.store import TaskFilter
 from tarry.wire.tasks import (
     LaneName,
     NewReplay,
@@ -100,7 +100,7 @@ class DeadLetters:
         """Remove dead letters."""
         query = asked.query(PurgeQuery)
         check_reason("reason", query.reason)
-        wanted = Query(
+        wanted = TaskFilter(
             status=Status.EXHAUSTED,
             policy_id=query.policy_id,
             lane=None if query.lane is None else lane_meant(asked.tenant, query.lane),

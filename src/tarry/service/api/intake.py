@@ -19,7 +19,7 @@ from tarry.service.api.policychecks import check_policy, check_policy_id, no_ver
 from tarry.service.api.problems import invalid, unreadable
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
-from tarry.service.store import New
+from tarry.service.store import NewTask
 from tarry.wire.tasks import FIRST_TIME
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Intake:
 
     def accept(
         self, tenant: str, asked: NewRetryTask, key: str | None, trace: str | None
-    ) -> tuple[New, TaskContent]:
+    ) -> tuple[NewTask, TaskContent]:
         """Return the task to add and its content, or raise `Refused`; `key` is of the header.
 
         A task without packed content, which few are, has to be completed.
@@ -102,7 +102,7 @@ class Intake:
             task.fingerprint = _fingerprint(task, content, names)
             task.content = around.seal.pack(content)
         delay = asked.delay_ms
-        return New(task, 0 if delay is None and begin is None else delay), content
+        return NewTask(task, 0 if delay is None and begin is None else delay), content
 
     async def complete(self, task: Task, content: TaskContent) -> None:
         """Pack the content, when others were asked about the policy and about the body."""

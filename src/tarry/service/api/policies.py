@@ -14,7 +14,7 @@ from tarry.service.api.operations import Operation, PageQuery
 from tarry.service.api.policychecks import check_policy, check_policy_id, no_version
 from tarry.service.api.views import policy_view
 from tarry.service.model import PolicyVersion
-from tarry.service.store import PolicyChange
+from tarry.service.store import PolicyWriteStatus
 from tarry.wire.policies import SERVICE_PRESETS, policy_to_wire
 from tarry.wire.tasks import (
     LONGEST_DELAY,
@@ -126,11 +126,11 @@ class PolicyResource:
             raise problems.invalid("policyId", "policyId must be a string.")
         policy_id = check_policy_id(policy_id)
         change, policy = await self._write(asked.tenant, policy_id, fields, replace=False)
-        if change is PolicyChange.CONFLICT:
+        if change is PolicyWriteStatus.CONFLICT:
             detail = f"{policy_id} has other content. PUT /retry-policies/{policy_id} changes it."
             raise problems.conflict(kinds.POLICY_TAKEN, detail, field="policyId")
         location = (b"location", f"/retry-policies/{policy_id}".encode())
-        return told(201 if change is PolicyChange.CREATED else 200, _view(policy), location)
+        return told(201 if change is PolicyWriteStatus.CREATED else 200, _view(policy), location)
 
     async def put(self, asked: Asked) -> Answer:
         """Make a new version."""
@@ -139,7 +139,7 @@ class PolicyResource:
         if fields.pop("policyId", policy_id) != policy_id:
             raise problems.invalid("policyId", "policyId must be the one of the path.")
         change, policy = await self._write(asked.tenant, policy_id, fields, replace=True)
-        return told(201 if change is PolicyChange.CREATED else 200, _view(policy))
+        return told(201 if change is PolicyWriteStatus.CREATED else 200, _view(policy))
 
     async def search(self, asked: Asked) -> Answer:
         """List policies: the tenant's own, then the presets that are not replaced by one."""
@@ -188,9 +188,9 @@ class PolicyResource:
         policy_id = asked.params["policyId"]
         change = await self._around.store.delete_policy(asked.tenant, policy_id)
         self._around.engine.policies.forget(asked.tenant, policy_id)
-        if change is PolicyChange.CONFLICT:
+        if change is PolicyWriteStatus.CONFLICT:
             raise problems.conflict(kinds.POLICY_IN_USE, _in_use(policy_id))
-        if change is PolicyChange.MISSING:
+        if change is PolicyWriteStatus.MISSING:
             if policy_id in SERVICE_PRESETS:
                 detail = f"{policy_id} comes with the service; PUT lays a policy of yours over it."
                 raise problems.conflict(kinds.POLICY_BUILT_IN, detail)
@@ -208,7 +208,7 @@ class PolicyResource:
 
     async def _write(
         self, tenant: str, policy_id: str, fields: dict[str, Any], *, replace: bool
-    ) -> tuple[PolicyChange, PolicyVersion]:
+    ) -> tuple[PolicyWriteStatus, PolicyVersion]:
         checked = check_policy(fields, SERVICE_PRESETS["default"], self._around.limits)
         # In full, so that the same policy is the same text, however it was written.
         document = _encode(policy_to_wire(checked))

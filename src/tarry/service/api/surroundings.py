@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery.messages import Delivered
     from tarry.service.delivery.targets import Target
     from tarry.service.model import AttemptRecord, Status, Task, TaskContent
-    from tarry.service.store import Added, Cancellation, New, Retrieval, Store
+    from tarry.service.store import AddResult, CancelStatus, NewTask, RetryNowStatus, Store
 
 
 class Chosen(Protocol):
@@ -124,8 +124,8 @@ class Engine(Protocol):
         ...
 
     def submit(
-        self, news: list[New], contents: Sequence[TaskContent] | None = None
-    ) -> Awaitable[Sequence[Added]]:
+        self, news: list[NewTask], contents: Sequence[TaskContent] | None = None
+    ) -> Awaitable[Sequence[AddResult]]:
         """Add tasks; when it has answered they are durable, also when nobody waits for it."""
         ...
 
@@ -133,11 +133,11 @@ class Engine(Protocol):
         """Wait for the end of a task, for so long."""
         ...
 
-    async def cancel(self, tenant: str, task_id: str) -> Cancellation | None:
+    async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task."""
         ...
 
-    async def retry_now(self, tenant: str, task_id: str) -> Retrieval | None:
+    async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
         """Make a task due."""
         ...
 

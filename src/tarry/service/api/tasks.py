@@ -17,7 +17,7 @@ from tarry.service.api.redact import secrets_of
 from tarry.service.api.views import attempt_view, content_of, lane_meant, view_of
 from tarry.service.api.waiting import HEADER, applied
 from tarry.service.model import Status
-from tarry.service.store import Cancellation, Query, Retrieval
+from tarry.service.store import CancelStatus, RetryNowStatus, TaskFilter
 from tarry.wire.tasks import (
     AttemptLog,
     Explanation,
@@ -115,7 +115,7 @@ class Tasks:
     async def page(self, tenant: str, query: LetterQuery, status: Status | None) -> Page[RetryTask]:
         """Return a page of tasks."""
         check_reason("reason", query.reason)
-        wanted = Query(
+        wanted = TaskFilter(
             status=status,
             policy_id=query.policy_id,
             lane=None if query.lane is None else lane_meant(tenant, query.lane),
@@ -149,11 +149,11 @@ class Tasks:
         task_id = _id_of(asked)
         answer = await self._around.engine.cancel(asked.tenant, task_id)
         task = await self._find(asked)
-        if answer is Cancellation.TERMINAL:
+        if answer is CancelStatus.TERMINAL:
             raise problems.conflict(
                 kinds.ENDED, f"The task is {task.status.name}.", taskStatus=task.status.name
             )
-        return told(202 if answer is Cancellation.REQUESTED else 200, self._view(task))
+        return told(202 if answer is CancelStatus.REQUESTED else 200, self._view(task))
 
     async def retry(self, asked: Asked) -> Answer:
         """Make the next attempt now."""
@@ -162,13 +162,13 @@ class Tasks:
         answer = await self._around.engine.retry_now(asked.tenant, task_id)
         task = await self._find(asked)
         status = task.status.name
-        if answer is Retrieval.FINISHED:
+        if answer is RetryNowStatus.FINISHED:
             detail = f"The task is {status}: send a new one."
             raise problems.conflict(kinds.ENDED, detail, taskStatus=status)
-        if answer is Retrieval.RUNNING and task.cancelling:
+        if answer is RetryNowStatus.RUNNING and task.cancelling:
             detail = "The task is being cancelled, and no attempt follows: send a new one."
             raise problems.conflict(kinds.ENDED, detail, taskStatus=status)
-        return told(202 if answer is Retrieval.RUNNING else 200, self._view(task))
+        return told(202 if answer is RetryNowStatus.RUNNING else 200, self._view(task))
 
     async def attempts(self, asked: Asked) -> Answer:
         """List a task's attempts."""

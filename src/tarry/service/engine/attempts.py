@@ -23,7 +23,7 @@ from tarry.core.outcome import (
 from tarry.core.verdict import Wait
 from tarry.service.delivery.messages import Delivered, Fault, Request
 from tarry.service.model import AttemptRecord, Decision, Status, Task
-from tarry.service.store import Finish
+from tarry.service.store import TaskResult
 from tarry.wire import http
 
 if TYPE_CHECKING:
@@ -152,29 +152,31 @@ def decision_of(
     return decision
 
 
-def succeeded(task: Task, attempt: AttemptRecord) -> Finish:
+def succeeded(task: Task, attempt: AttemptRecord) -> TaskResult:
     """Return the end of a task that got through."""
-    return Finish(task=task, attempt=attempt, status=Status.SUCCEEDED, last_kind=attempt.outcome)
+    return TaskResult(
+        task=task, attempt=attempt, status=Status.SUCCEEDED, last_kind=attempt.outcome
+    )
 
 
-def exhausted(task: Task, attempt: AttemptRecord | None, reason: str) -> Finish:
+def exhausted(task: Task, attempt: AttemptRecord | None, reason: str) -> TaskResult:
     """Return the end of a task that waits for a person now."""
     kind = task.last_kind if attempt is None else attempt.outcome
-    return Finish(
+    return TaskResult(
         task=task, attempt=attempt, status=Status.EXHAUSTED, reason=reason, last_kind=kind
     )
 
 
 def waiting(
     task: Task, attempt: AttemptRecord, wait: Wait, outcome: Outcome, now: int, lease: Lease | None
-) -> Finish:
+) -> TaskResult:
     """Return the next attempt's date; the lease, if there is one, is kept for one that is near."""
     hint = outcome.hint
     exact = hint is not None and hint.exact
     # Rounded up: a hint is a floor, and an attempt never comes early.
     next_attempt_at = now + ceil(wait.delay * 1000)
     near = lease is not None and next_attempt_at - now <= lease.horizon
-    return Finish(
+    return TaskResult(
         task=task,
         attempt=attempt,
         status=Status.PENDING,
@@ -186,7 +188,7 @@ def waiting(
     )
 
 
-def kept(task: Task, finish: Finish) -> Task:
+def kept(task: Task, finish: TaskResult) -> Task:
     """Return a task whose lease was kept, as the store has it now."""
     lease = finish.keep
     assert lease is not None  # noqa: S101 - asked for with it

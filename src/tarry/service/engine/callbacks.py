@@ -13,7 +13,7 @@ from tarry.wire.tasks import STATUS_NAMES, TaskEnd
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.store import Finish
+    from tarry.service.store import TaskResult
 
 _encode = msgspec.json.Encoder().encode
 
@@ -21,7 +21,7 @@ _encode = msgspec.json.Encoder().encode
 def callback_for(
     task: Task,
     content: TaskContent,
-    finish: Finish,
+    finish: TaskResult,
     *,
     new_id: Callable[[], str],
     pack: Callable[[TaskContent], bytes],

@@ -12,7 +12,7 @@ from tarry.service.engine.batches import Batches
 from tarry.service.engine.persistence import until_taken
 from tarry.service.engine.waiters import Settled
 from tarry.service.model import Status
-from tarry.service.store import Finished
+from tarry.service.store import FinishStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.parts import Parts
     from tarry.service.engine.telling import Teller
     from tarry.service.model import Task
-    from tarry.service.store import Finish
+    from tarry.service.store import TaskResult
 
 _logger = logging.getLogger("tarry.service")
 GROUP = 500
@@ -34,7 +34,7 @@ ENDLESS = 1 << 60
 class _End(Struct, gc=False):
     """A result on its way into the store; without `held` somebody else waits for the answer."""
 
-    finish: Finish
+    finish: TaskResult
     held: Held | None = None
     delivered: Delivered | None = None
 
@@ -56,7 +56,9 @@ class Ends:
         self._teller = teller
         self._wait = wait
         self._room = room
-        self._batches: Batches[_End, Finished] = Batches(self._write, most=GROUP, waiting=ENDLESS)
+        self._batches: Batches[_End, FinishStatus] = Batches(
+            self._write, most=GROUP, waiting=ENDLESS
+        )
 
     async def flushed(self) -> None:
         """Return when all are written."""
@@ -76,14 +78,14 @@ class Ends:
         """How many there have been so far, written or not."""
         return self._batches.taken
 
-    def post(self, finish: Finish, held: Held, delivered: Delivered | None) -> None:
+    def post(self, finish: TaskResult, held: Held, delivered: Delivered | None) -> None:
         """Have what came of a task that is held written down, in a group with others."""
         content = held.content
         if content is not None and content.callback_url is not None and finish.status.is_terminal:
             finish.callback = self._parts.callback(finish.task, content, finish)
         self._batches.post(_End(finish, held, delivered))
 
-    async def put(self, finish: Finish) -> Finished:
+    async def put(self, finish: TaskResult) -> FinishStatus:
         """Write an end that nobody attempted: a cancelled task that was held here."""
         return (await self._batches.put([_End(finish)]))[0]
 
@@ -92,7 +94,7 @@ class Ends:
         now = self._parts.clock.now()
         self._teller.ended(Status.CANCELLED, task, task.attempts, None, now)
 
-    async def _write(self, ends: Sequence[_End]) -> Sequence[Finished]:
+    async def _write(self, ends: Sequence[_End]) -> Sequence[FinishStatus]:
         finishes, parts = [end.finish for end in ends], self._parts
         try:
             answers = await until_taken(lambda: parts.store.finish(finishes), parts.health)
@@ -116,39 +118,39 @@ class Ends:
             self._room()
         return answers
 
-    async def _write_singly(self, ends: Sequence[_End]) -> Sequence[Finished]:
+    async def _write_singly(self, ends: Sequence[_End]) -> Sequence[FinishStatus]:
         """Write results one by one: one that the store refuses takes no other with it."""
-        answers: list[Finished] = []
+        answers: list[FinishStatus] = []
         for end in ends:
             try:
                 answers += await self._write([end])
             except Exception:
                 _logger.exception("what came of task %s is not written down", end.finish.task.id)
-                answers.append(Finished.SUPERSEDED)
+                answers.append(FinishStatus.SUPERSEDED)
         return answers
 
     def _settled(
         self,
         held: Held,
-        finish: Finish,
+        finish: TaskResult,
         delivered: Delivered | None,
-        finished: Finished,
+        finished: FinishStatus,
         now: int,
     ) -> None:
         """Tell what was written, then go on with the task or let it go."""
         task = finish.task
-        if finished is Finished.DONE and finish.keep is not None:
+        if finished is FinishStatus.DONE and finish.keep is not None:
             held.task = attempts.kept(task, finish)
             self._teller.attempt(finish, now)
             self._wait(held)
             return
         self._hold.drop(held)
-        if finished is Finished.SUPERSEDED:
+        if finished is FinishStatus.SUPERSEDED:
             _logger.warning("task %s was taken over: our result of it is void", task.id)
             self._teller.superseded(task, now)
             return
         self._teller.attempt(finish, now)
-        status = Status.CANCELLED if finished is Finished.CANCELLED else finish.status
+        status = Status.CANCELLED if finished is FinishStatus.CANCELLED else finish.status
         if status.is_terminal:
             made = task.attempts + (finish.attempt is not None)
             self._teller.ended(status, task, made, finish.reason, now)

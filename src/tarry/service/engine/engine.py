@@ -12,7 +12,7 @@ from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.waiters import Settled
 from tarry.service.engine.worker import Worker
 from tarry.service.model import Status
-from tarry.service.store import Cancellation, Finish, Finished, Retrieval
+from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus, TaskResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.parts import Parts
     from tarry.service.engine.policies import Policies
     from tarry.service.model import TaskContent
-    from tarry.service.store import Added, New
+    from tarry.service.store import AddResult, NewTask
 
 
 class Engine:
@@ -86,8 +86,8 @@ class Engine:
         await self.worker.stop(max(0.0, end - asyncio.get_running_loop().time()))
 
     def submit(
-        self, news: list[New], contents: Sequence[TaskContent] | None = None
-    ) -> asyncio.Future[Sequence[Added]]:
+        self, news: list[NewTask], contents: Sequence[TaskContent] | None = None
+    ) -> asyncio.Future[Sequence[AddResult]]:
         """Add tasks; they are durable when the future is done."""
         return self.ingest.submit(news, contents)
 
@@ -95,7 +95,7 @@ class Engine:
         """Wait for the end of a task that this process works on."""
         return await self._parts.waiters.wait(task_id, seconds)
 
-    async def cancel(self, tenant: str, task_id: str) -> Cancellation | None:
+    async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task; one that waits here, leased, is let go first."""
         held = self.worker.hold.find(task_id)
         if held is None or held.task.tenant != tenant or held.started:
@@ -104,30 +104,30 @@ class Engine:
             held.started = True  # nobody starts it while the store is asked
             try:
                 answer = await self._parts.store.cancel(tenant, task_id)
-                if answer is Cancellation.REQUESTED:
-                    end = Finish(task=held.task, attempt=None, status=Status.CANCELLED)
-                    if await self.worker.ends.put(end) is not Finished.SUPERSEDED:
-                        answer = Cancellation.CANCELLED
+                if answer is CancelStatus.REQUESTED:
+                    end = TaskResult(task=held.task, attempt=None, status=Status.CANCELLED)
+                    if await self.worker.ends.put(end) is not FinishStatus.SUPERSEDED:
+                        answer = CancelStatus.CANCELLED
             except BaseException:
                 self.worker.wait(held)
                 raise
             self.worker.hold.drop(held)
-        if answer is Cancellation.CANCELLED:
+        if answer is CancelStatus.CANCELLED:
             self._parts.waiters.tell(task_id, Settled(Status.CANCELLED, None, None))
             task = await self._parts.store.get(tenant, task_id)
             if task is not None:
                 self.worker.ends.tell(task)
         return answer
 
-    async def retry_now(self, tenant: str, task_id: str) -> Retrieval | None:
+    async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
         """Make a task due; one that waits here for its time is started."""
         held = self.worker.hold.find(task_id)
         if held is not None and held.task.tenant == tenant and not held.started:
             held.task.next_attempt_at = self._parts.clock.now()
             self.worker.hold.take([held.task], [held.content])
-            return Retrieval.DUE
+            return RetryNowStatus.DUE
         answer = await self._parts.store.retry_now(tenant, task_id)
-        if answer is Retrieval.DUE:
+        if answer is RetryNowStatus.DUE:
             self.scheduler.wake()
         return answer
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.batches import Batches
 from tarry.service.engine.events import Event
-from tarry.service.store import Added, Addition
+from tarry.service.store import AddResult, AddStatus
 
 if TYPE_CHECKING:
     import asyncio
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from tarry.service.engine.scheduler import Scheduler
     from tarry.service.engine.worker import Worker
     from tarry.service.model import Task, TaskContent
-    from tarry.service.store import New
+    from tarry.service.store import NewTask
 
 _GROUP = 64
 """Tasks that are written together: what came of others is written between two groups, and a retry
 is not put off by a large batch."""
-_Item: TypeAlias = "tuple[New, TaskContent | None]"
+_Item: TypeAlias = "tuple[NewTask, TaskContent | None]"
 
 
 class Ingest:
@@ -32,14 +32,14 @@ class Ingest:
         self._parts = parts
         self._worker = worker
         self._scheduler = scheduler
-        self._adds: Batches[_Item, Added] = Batches(
+        self._adds: Batches[_Item, AddResult] = Batches(
             self._add, most=_GROUP, waiting=parts.limits.ingest
         )
         self._stopping = False
 
     def submit(
-        self, news: list[New], contents: Sequence[TaskContent] | None = None
-    ) -> asyncio.Future[Sequence[Added]]:
+        self, news: list[NewTask], contents: Sequence[TaskContent] | None = None
+    ) -> asyncio.Future[Sequence[AddResult]]:
         """Add tasks: they are durable when the future is done.
 
         `contents` are theirs, where the caller has them at hand. Whoever leaves leaves them here.
@@ -63,7 +63,7 @@ class Ingest:
         lane = self._parts.lanes.get(name)
         return lane is None or (lane.held < self._parts.limits.lane_held and not lane.is_shut)
 
-    async def _add(self, items: Sequence[_Item]) -> Sequence[Added]:
+    async def _add(self, items: Sequence[_Item]) -> Sequence[AddResult]:
         parts, news = self._parts, [new for new, _ in items]
         try:
             answers = await parts.store.add(news, parts.lease, quota=parts.limits.pending)
@@ -74,7 +74,7 @@ class Ingest:
         self._added(items, answers)
         return answers
 
-    def _added(self, items: Sequence[_Item], answers: Sequence[Added]) -> None:
+    def _added(self, items: Sequence[_Item], answers: Sequence[AddResult]) -> None:
         """Have the worker take what is leased to it, and the scheduler claim what is near.
 
         Whoever submitted a task may have left meanwhile, and it is made all the same.
@@ -84,7 +84,7 @@ class Ingest:
         tasks: list[Task] = []
         contents: list[TaskContent | None] = []
         for (_, content), answer in zip(items, answers, strict=True):
-            if answer.addition is not Addition.ADDED:
+            if answer.status is not AddStatus.ADDED:
                 continue
             task = answer.task
             if parts.events.listeners:

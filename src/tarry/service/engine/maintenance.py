@@ -57,7 +57,7 @@ class Maintenance:
         orphans = await store.orphans(_BODIES)
         if orphans:
             await self._parts.delete_bodies(orphans)
-            await store.buried(orphans)
+            await store.forget_orphans(orphans)
             done.bodies = len(orphans)
             done.more = True
         if self._parts.clock.now() >= self._strays_at:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.policies import Policies
     from tarry.service.engine.waiters import Waiters
     from tarry.service.model import Task, TaskContent
-    from tarry.service.store import Finish, Lease, Retention, Store
+    from tarry.service.store import Lease, Retention, Store, TaskResult
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,5 +67,5 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """Delete bodies that were written for a task which was never added."""
     sign: Callable[[Task, bytes], list[tuple[str, str]]]
     """Return the headers that only the service can make: signatures."""
-    callback: Callable[[Task, TaskContent, Finish], Task]
+    callback: Callable[[Task, TaskContent, TaskResult], Task]
     """Return the task that tells the end of another."""

@@ -13,7 +13,7 @@ from tarry.service.engine.events import Event
 if TYPE_CHECKING:
     from tarry.service.engine.parts import Parts
     from tarry.service.engine.worker import Worker
-    from tarry.service.store import Claimed
+    from tarry.service.store import ClaimResult
 
 _logger = logging.getLogger("tarry.service")
 _LEAST = 0.02
@@ -47,7 +47,7 @@ class Scheduler:
         if self._starved:
             self._woken.set()
 
-    async def run_once(self) -> Claimed:
+    async def run_once(self) -> ClaimResult:
         """Claim once, as much as there is room for; hand everything to the worker.
 
         Without room nothing is claimed, and the store's time is learnt all the same: a worker that
@@ -80,7 +80,7 @@ class Scheduler:
             self._owed = ends.posted
         return ends.posted - ends.waiting < self._owed
 
-    def _tell_lost(self, claimed: Claimed) -> None:
+    def _tell_lost(self, claimed: ClaimResult) -> None:
         _logger.warning("%d attempts were lost: their workers have gone away", claimed.lost)
         self._parts.metrics.lost(claimed.lost)
         self._parts.events.publish(
@@ -122,5 +122,5 @@ class Scheduler:
             lane.downstream.recovered(self._parts.clock.seconds())
 
 
-def _has_more(claimed: Claimed) -> bool:
+def _has_more(claimed: ClaimResult) -> bool:
     return claimed.next_at is not None and claimed.next_at <= claimed.now

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.lanes import Lane
     from tarry.service.engine.parts import Parts
     from tarry.service.model import Task
-    from tarry.service.store import Finish
+    from tarry.service.store import TaskResult
 
 _NAMES = {status: status.name.lower() for status in Status}
 
@@ -24,7 +24,7 @@ class Teller:
         self._metrics = parts.metrics
         self._clock = parts.clock
 
-    def attempt(self, finish: Finish, now: int) -> None:
+    def attempt(self, finish: TaskResult, now: int) -> None:
         """Tell an attempt, if there was one."""
         task, attempt = finish.task, finish.attempt
         if attempt is None:

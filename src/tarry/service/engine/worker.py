@@ -30,7 +30,7 @@ from tarry.service.engine.telling import Teller
 from tarry.service.engine.waiters import Settled
 from tarry.service.model import Decision, Status
 from tarry.service.payloads import BodyUnusable
-from tarry.service.store import Finished, Release
+from tarry.service.store import FinishStatus, Release
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -305,7 +305,7 @@ class Worker:
         parts = self._parts
         answers = await until_taken(lambda: parts.store.release(releases), parts.health)
         for release, answer in zip(releases, answers, strict=True):
-            if answer is Finished.CANCELLED:
+            if answer is FinishStatus.CANCELLED:
                 parts.waiters.tell(release.task.id, Settled(Status.CANCELLED, None, None))
                 self.ends.tell(release.task)
         return [None] * len(releases)

@@ -9,7 +9,7 @@ import msgspec
 
 from tarry.errors import ConfigurationError
 from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
-from tarry.service.store import Cancellation, Page, Query, Retrieval
+from tarry.service.store import CancelStatus, Page, RetryNowStatus, TaskFilter
 from tests.service.stores.model_store.base import Part, copy
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Asking(Part):
         return None if row is None else copy(row.task)
 
     async def tasks(
-        self, tenant: str, query: Query, *, cursor: str | None = None, limit: int = 100
+        self, tenant: str, query: TaskFilter, *, cursor: str | None = None, limit: int = 100
     ) -> Page[Task]:
         """List tasks, newest first."""
         numbers = self.data.tenant(tenant).numbers
@@ -105,20 +105,20 @@ class Asking(Part):
         )
         return rows[bisect_right(rows, after, key=lambda attempt: attempt.number) :][:limit]
 
-    async def cancel(self, tenant: str, task_id: str) -> Cancellation | None:
+    async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task."""
         row = self.data.row(task_id, tenant)
         if row is None:
             return None
         if row.task.status.is_terminal:
-            return Cancellation.TERMINAL
+            return CancelStatus.TERMINAL
         if row.task.status is Status.PENDING:
             self.data.end(row, Status.CANCELLED, self._clock())
-            return Cancellation.CANCELLED
+            return CancelStatus.CANCELLED
         row.task.cancelling = True
-        return Cancellation.REQUESTED
+        return CancelStatus.REQUESTED
 
-    async def retry_now(self, tenant: str, task_id: str) -> Retrieval | None:
+    async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
         """Make a task due that waits or is dead."""
         row, now = self.data.row(task_id, tenant), self._clock()
         if row is None:
@@ -129,10 +129,10 @@ class Asking(Part):
             case Status.EXHAUSTED:
                 self.data.revive(row, now)
             case Status.IN_FLIGHT:
-                return Retrieval.RUNNING
+                return RetryNowStatus.RUNNING
             case Status.SUCCEEDED | Status.CANCELLED:
-                return Retrieval.FINISHED
-        return Retrieval.DUE
+                return RetryNowStatus.FINISHED
+        return RetryNowStatus.DUE
 
 
 def number_of(cursor: str) -> int:
@@ -144,7 +144,7 @@ def number_of(cursor: str) -> int:
     return int(cursor)
 
 
-def matches(task: Task, query: Query) -> bool:
+def matches(task: Task, query: TaskFilter) -> bool:
     """Whether a query asks for a task."""
     pairs: Iterable[tuple[object, object]] = (
         (query.status, task.status),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.service.model import ReplayRecord, Status
-from tarry.service.store import Query, next_step
+from tarry.service.store import TaskFilter, next_step
 from tests.service.stores.model_store.asking import matches
 from tests.service.stores.model_store.base import Part, copy
 
@@ -23,7 +23,7 @@ class Dead(Part):
     def _letters(self, replay: ReplayRecord, now: int) -> list[Row]:
         """Return the letters of a job that lie behind its cursor, oldest task first."""
         tenant = self.data.tenant(replay.tenant)
-        query = Query(policy_id=replay.policy_id, lane=replay.lane, reason=replay.reason)
+        query = TaskFilter(policy_id=replay.policy_id, lane=replay.lane, reason=replay.reason)
         before, after = replay.before or now, int(replay.cursor or 0)
         rows = [self.data.rows[number] for number in sorted(tenant.dead) if number > after]
         return [
@@ -97,7 +97,7 @@ class Dead(Part):
             job.status, job.finished_at = "cancelled", self._clock()
         return copy(job)
 
-    async def purge(self, tenant: str, query: Query, limit: int) -> int:
+    async def purge(self, tenant: str, query: TaskFilter, limit: int) -> int:
         """Remove up to `limit` dead letters, oldest first."""
         if query.status not in {None, Status.EXHAUSTED}:
             return 0

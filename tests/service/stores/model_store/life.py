@@ -8,14 +8,14 @@ import msgspec
 
 from tarry.service.model import Status
 from tarry.service.store import (
-    Added,
-    Addition,
-    Claimed,
-    Finish,
-    Finished,
+    AddResult,
+    AddStatus,
+    ClaimResult,
+    FinishStatus,
     Lease,
-    New,
+    NewTask,
     Release,
+    TaskResult,
 )
 from tests.service.stores.model_store.base import Part, copy
 
@@ -29,38 +29,38 @@ class Life(Part):
     """What workers and the API do with tasks."""
 
     async def add(
-        self, tasks: Sequence[New], lease: Lease | None = None, *, quota: int | None = None
-    ) -> list[Added]:
+        self, tasks: Sequence[NewTask], lease: Lease | None = None, *, quota: int | None = None
+    ) -> list[AddResult]:
         """Add tasks, each in its own right."""
         now = self._clock()
         return [self._add(new, lease, quota, now) for new in tasks]
 
-    def _add(self, new: New, lease: Lease | None, quota: int | None, now: int) -> Added:
+    def _add(self, new: NewTask, lease: Lease | None, quota: int | None, now: int) -> AddResult:
         task, tenant = new.task, self.data.tenant(new.task.tenant)
         if task.key in tenant.keys:
             found = self.data.rows[tenant.keys[task.key]].task
             same = found.fingerprint == task.fingerprint
-            return Added(Addition.EXISTING if same else Addition.CONFLICT, copy(found))
+            return AddResult(AddStatus.EXISTING if same else AddStatus.CONFLICT, copy(found))
         live = tenant.counts[Status.PENDING] + tenant.counts[Status.IN_FLIGHT]
         if quota is not None and live >= quota:
-            return Added(Addition.FULL, copy(task))
+            return AddResult(AddStatus.FULL, copy(task))
         due = task.next_attempt_at if new.delay is None else now + new.delay
         timed = msgspec.structs.replace(task, next_attempt_at=max(now, due))
         row = self.data.add(timed, now, lease if new.direct else None)
         leased = row.task.status is Status.IN_FLIGHT
-        return Added(Addition.ADDED, copy(row.task), leased)
+        return AddResult(AddStatus.ADDED, copy(row.task), leased)
 
     # --- claim ------------------------------------------------------------------------------------
 
     async def claim(
         self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
-    ) -> Claimed:
+    ) -> ClaimResult:
         """Lease tasks that are due within the horizon, or abandoned, lanes and tenants in turn."""
         data, now = self.data, self._clock()
         for alarms, until in ((data.soon, now + lease.horizon), (data.late, now)):
             for name in alarms.due(until):
                 data.put_in_line(data.queues[name])
-        claimed = Claimed(now, [], {}, None)
+        claimed = ClaimResult(now, [], {}, None)
         called: list[Queue] = []
         while limit > 0 and (queue := data.call()):
             called.append(queue)
@@ -73,7 +73,7 @@ class Life(Part):
         claimed.next_at = self._next_at(lease, now, skip)
         return claimed
 
-    def _serve(self, queue: Queue, lease: Lease, limit: int, claimed: Claimed) -> int:
+    def _serve(self, queue: Queue, lease: Lease, limit: int, claimed: ClaimResult) -> int:
         """Give out tasks of one lane; return how many places they took."""
         data, now = self.data, claimed.now
         queue.lapse(now)
@@ -124,16 +124,16 @@ class Life(Part):
 
     # --- finish and release -----------------------------------------------------------------------
 
-    async def finish(self, results: Sequence[Finish]) -> list[Finished]:
+    async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
         """Write attempt and next state in one step each, if the version still matches."""
         now = self._clock()
         return [self._finish(result, now) for result in results]
 
-    def _finish(self, result: Finish, now: int) -> Finished:
+    def _finish(self, result: TaskResult, now: int) -> FinishStatus:
         data, row = self.data, self.data.held(result.task)
         if row is None:
             data.tenant(result.task.tenant).superseded += 1
-            return Finished.SUPERSEDED
+            return FinishStatus.SUPERSEDED
         attempts = row.task.attempts
         if result.attempt is not None:
             data.log(row, result.attempt, now)
@@ -146,7 +146,7 @@ class Life(Part):
         }
         if row.task.cancelling and result.status is not Status.SUCCEEDED:
             data.end(row, Status.CANCELLED, now, **fields)
-            return Finished.CANCELLED
+            return FinishStatus.CANCELLED
         if result.status is not Status.PENDING:
             data.end(row, result.status, now, **fields, reason=result.reason)
         elif result.keep is not None:
@@ -154,20 +154,20 @@ class Life(Part):
         else:
             data.wait(row, result.next_attempt_at, now, **fields)
         if result.callback is not None:
-            self._add(New(result.callback), None, None, now)
-        return Finished.DONE
+            self._add(NewTask(result.callback), None, None, now)
+        return FinishStatus.DONE
 
-    async def release(self, leases: Sequence[Release]) -> list[Finished]:
+    async def release(self, leases: Sequence[Release]) -> list[FinishStatus]:
         """Hand unstarted leases back, where they are still held."""
         now = self._clock()
         return [self._release(one, now) for one in leases]
 
-    def _release(self, one: Release, now: int) -> Finished:
+    def _release(self, one: Release, now: int) -> FinishStatus:
         row = self.data.held(one.task)
         if row is None:
-            return Finished.SUPERSEDED
+            return FinishStatus.SUPERSEDED
         if row.task.cancelling:
             self.data.end(row, Status.CANCELLED, now)
-            return Finished.CANCELLED
+            return FinishStatus.CANCELLED
         self.data.wait(row, max(row.task.next_attempt_at, one.next_attempt_at or 0), now)
-        return Finished.DONE
+        return FinishStatus.DONE

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.service.model import ApiKey, PolicyVersion, Status
-from tarry.service.store import Counters, Page, Point, PolicyChange, Retention, Swept
+from tarry.service.store import (
+    Counters,
+    Page,
+    PolicyWriteStatus,
+    Retention,
+    SeriesPoint,
+    SweepResult,
+)
 from tests.service.stores.model_store.base import Part, copy
 from tests.service.stores.model_store.data import DAY, MINUTE
 
@@ -28,15 +35,15 @@ class Upkeep(Part):
 
     async def put_policy(
         self, policy: PolicyVersion, *, replace: bool
-    ) -> tuple[PolicyChange, PolicyVersion]:
+    ) -> tuple[PolicyWriteStatus, PolicyVersion]:
         """Write a policy; `replace` makes a new version of other content, else it is a conflict."""
         owner = self.data.tenant(policy.tenant)
         versions = owner.policies.setdefault(policy.id, [])
         if versions and versions[-1].document == policy.document:
-            return PolicyChange.SAME, copy(versions[-1])
+            return PolicyWriteStatus.SAME, copy(versions[-1])
         if versions and not replace:
-            return PolicyChange.CONFLICT, copy(versions[-1])
-        change = PolicyChange.DONE if versions else PolicyChange.CREATED
+            return PolicyWriteStatus.CONFLICT, copy(versions[-1])
+        change = PolicyWriteStatus.DONE if versions else PolicyWriteStatus.CREATED
         version = owner.policy_versions[policy.id] + 1
         new = msgspec.structs.replace(policy, version=version, created_at=self._clock())
         owner.policy_versions[policy.id] = version
@@ -61,15 +68,15 @@ class Upkeep(Part):
         items = [copy(found[policy_id][-1]) for policy_id in ids[:limit]]
         return Page(items, ids[limit - 1] if len(ids) > limit else None)
 
-    async def delete_policy(self, tenant: str, policy_id: str) -> PolicyChange:
+    async def delete_policy(self, tenant: str, policy_id: str) -> PolicyWriteStatus:
         """Forget all versions of a policy that no live task uses."""
         owner = self.data.tenant(tenant)
         if policy_id not in owner.policies:
-            return PolicyChange.MISSING
+            return PolicyWriteStatus.MISSING
         if owner.policy_use[policy_id]:
-            return PolicyChange.CONFLICT
+            return PolicyWriteStatus.CONFLICT
         del owner.policies[policy_id]
-        return PolicyChange.DONE
+        return PolicyWriteStatus.DONE
 
     # --- keys -------------------------------------------------------------------------------------
 
@@ -105,7 +112,7 @@ class Upkeep(Part):
         tasks = {status: sum(one.counts[status] for one in tenants) for status in Status}
         return Counters(tasks, sum(one.superseded for one in tenants))
 
-    async def series(self, tenant: str | None, *, since: int) -> list[Point]:
+    async def series(self, tenant: str | None, *, since: int) -> list[SeriesPoint]:
         """Return what happened in each minute from that of `since` on."""
         first = max(since, self._clock() - DAY)
         total: dict[int, Counter[str]] = {}
@@ -113,14 +120,14 @@ class Upkeep(Part):
             for minute, outcomes in one.series.items():
                 if minute > first - MINUTE:
                     total.setdefault(minute, Counter()).update(outcomes)
-        return [Point(minute, dict(total[minute])) for minute in sorted(total)]
+        return [SeriesPoint(minute, dict(total[minute])) for minute in sorted(total)]
 
     def _tenants(self, tenant: str | None) -> list[Tenant]:
         return [one for one in self.data.tenants.values() if tenant in {None, one.name}]
 
     # --- maintenance ------------------------------------------------------------------------------
 
-    async def sweep(self, retention: Retention, limit: int) -> Swept:
+    async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         """Remove up to `limit` terminal tasks whose time is up, their logs too."""
         now, tasks = self._clock(), 0
         kinds = ((False, now - retention.succeeded), (True, now - retention.dead))
@@ -139,7 +146,7 @@ class Upkeep(Part):
         for note in spared:
             heappush(self.data.ended[True], note)
         self._forget_replays(now - retention.dead)
-        return Swept(tasks, more)
+        return SweepResult(tasks, more)
 
     def _forget_replays(self, until: int) -> None:
         jobs = self.data.replays
@@ -162,7 +169,7 @@ class Upkeep(Part):
         """Return the bodies of tasks that are gone."""
         return list(self.data.orphans)[:limit]
 
-    async def buried(self, refs: Sequence[str]) -> None:
+    async def forget_orphans(self, refs: Sequence[str]) -> None:
         """Forget orphans that were deleted."""
         for ref in refs:
             self.data.orphans.pop(ref, None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from msgspec import Struct
 
 from tarry.errors import ConfigurationError
-from tarry.service.store import Added, Addition
+from tarry.service.store import AddResult, AddStatus
 from tarry.service.stores.sqlite.bulk import NO_NUMBER, NO_TEXT, NUMBER, TEXT, Bulk
 from tarry.service.stores.sqlite.ledger import IN_FLIGHT, PENDING
 from tarry.service.stores.sqlite.names import packed, unpacked
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.model import Task
-    from tarry.service.store import Lease, New
+    from tarry.service.store import Lease, NewTask
     from tarry.service.stores.sqlite.lanerows import LaneRow
     from tarry.service.stores.sqlite.ledger import Ledger
 
@@ -59,13 +59,13 @@ class _Place(Struct, gc=False):
 
 
 def told(
-    tasks: Sequence[New], lease: Lease | None, answers: Sequence[Begun | Added]
-) -> list[Added]:
+    tasks: Sequence[NewTask], lease: Lease | None, answers: Sequence[Begun | AddResult]
+) -> list[AddResult]:
     """Return the answers of `add` as the port has them."""
     return [
         one
-        if isinstance(one, Added)
-        else Added(Addition.ADDED, _stored(new.task, lease, one), one[3])
+        if isinstance(one, AddResult)
+        else AddResult(AddStatus.ADDED, _stored(new.task, lease, one), one[3])
         for new, one in zip(tasks, answers, strict=True)
     ]
 
@@ -77,30 +77,32 @@ def _stored(task: Task, lease: Lease | None, begun: Begun) -> Task:
 
 
 def add(
-    ledger: Ledger, tasks: Sequence[New], lease: Lease | None, quota: int | None
-) -> list[Begun | Added]:
+    ledger: Ledger, tasks: Sequence[NewTask], lease: Lease | None, quota: int | None
+) -> list[Begun | AddResult]:
     """Add tasks, each in its own right: one by one where a quota may not do for all."""
     if quota is None or _fits(ledger, tasks, quota):
         return add_all(ledger, tasks, lease)
     return [_add_within(ledger, new, lease, quota) for new in tasks]
 
 
-def _fits(ledger: Ledger, tasks: Sequence[New], quota: int) -> bool:
+def _fits(ledger: Ledger, tasks: Sequence[NewTask], quota: int) -> bool:
     """Whether each tenant has room for as many tasks, even if all were its own."""
     room = quota - len(tasks)
     tenants = dict.fromkeys(new.task.tenant for new in tasks)
     return all(ledger.live(ledger.names.tenant(tenant)) <= room for tenant in tenants)
 
 
-def _add_within(ledger: Ledger, new: New, lease: Lease | None, quota: int) -> Begun | Added:
+def _add_within(ledger: Ledger, new: NewTask, lease: Lease | None, quota: int) -> Begun | AddResult:
     tenant = ledger.names.tenant(new.task.tenant)
     if ledger.live(tenant) >= quota:
-        return _existing(ledger, tenant, new.task) or Added(Addition.FULL, new.task)
+        return _existing(ledger, tenant, new.task) or AddResult(AddStatus.FULL, new.task)
     [added] = add_all(ledger, [new], lease)
     return added
 
 
-def add_all(ledger: Ledger, tasks: Sequence[New], lease: Lease | None) -> list[Begun | Added]:
+def add_all(
+    ledger: Ledger, tasks: Sequence[NewTask], lease: Lease | None
+) -> list[Begun | AddResult]:
     """Add tasks whose number no quota bounds."""
     tenants = [ledger.names.tenant(new.task.tenant) for new in tasks]
     seqs = _insert(ledger, tasks, tenants)
@@ -111,7 +113,7 @@ def add_all(ledger: Ledger, tasks: Sequence[New], lease: Lease | None) -> list[B
     ]
 
 
-def _insert(ledger: Ledger, tasks: Sequence[New], tenants: Sequence[int]) -> list[int | None]:
+def _insert(ledger: Ledger, tasks: Sequence[NewTask], tenants: Sequence[int]) -> list[int | None]:
     """Insert tasks; return the number of each, None where its key or its id was there."""
     now = ledger.now
     keys = packed([new.task.id for new in tasks])
@@ -135,7 +137,9 @@ def _insert(ledger: Ledger, tasks: Sequence[New], tenants: Sequence[int]) -> lis
     return seqs
 
 
-def _numbers(ledger: Ledger, part: Sequence[New], cursor: sqlite3.Cursor) -> Sequence[int | None]:
+def _numbers(
+    ledger: Ledger, part: Sequence[NewTask], cursor: sqlite3.Cursor
+) -> Sequence[int | None]:
     """Return the numbers of those that were inserted: SQLite counts on from the highest."""
     if not cursor.rowcount:
         return [None] * len(part)
@@ -150,7 +154,7 @@ def _numbers(ledger: Ledger, part: Sequence[New], cursor: sqlite3.Cursor) -> Seq
 
 def _begin(
     ledger: Ledger,
-    tasks: Sequence[New],
+    tasks: Sequence[NewTask],
     tenants: Sequence[int],
     seqs: Sequence[int | None],
     lease: Lease | None,
@@ -199,7 +203,7 @@ def _place(ledger: Ledger, tenant: int, task: Task) -> _Place:
     return _Place(tenant, lane, policy, lane.parked_until is None and not lane.paused)
 
 
-def _same(ledger: Ledger, tenant: int, task: Task) -> Added:
+def _same(ledger: Ledger, tenant: int, task: Task) -> AddResult:
     """Return the task that stood in the way of a new one."""
     existing = _existing(ledger, tenant, task)
     if existing is None:
@@ -208,10 +212,10 @@ def _same(ledger: Ledger, tenant: int, task: Task) -> Added:
     return existing
 
 
-def _existing(ledger: Ledger, tenant: int, task: Task) -> Added | None:
+def _existing(ledger: Ledger, tenant: int, task: Task) -> AddResult | None:
     row = ledger.execute(_BY_KEY, (tenant, task.key)).fetchone()
     if row is None:
         return None
     stored = task_of(row)
     same = stored.fingerprint == task.fingerprint
-    return Added(Addition.EXISTING if same else Addition.CONFLICT, stored)
+    return AddResult(AddStatus.EXISTING if same else AddStatus.CONFLICT, stored)

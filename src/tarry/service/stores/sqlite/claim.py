@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tarry.service.model import LOST, AttemptRecord, Status
-from tarry.service.store import Claimed
+from tarry.service.store import ClaimResult
 from tarry.service.stores.sqlite.bulk import Bulk
 from tarry.service.stores.sqlite.life import end_cancelled, log
 from tarry.service.stores.sqlite.ring import Ring
@@ -50,7 +50,7 @@ ON CONFLICT (seq) DO UPDATE SET status = 1, wake_at = excluded.wake_at,
 
 def claim(
     ledger: Ledger, lease: Lease, limit: int, per_lane: int, skip: Collection[str]
-) -> Claimed:
+) -> ClaimResult:
     """Lease tasks that are due within the horizon, or abandoned, from lanes that are open."""
     ledger.flush()
     lost = ledger.lost
@@ -72,7 +72,7 @@ def claim(
     ring.seat(gave)
     tasks = [task for _, _, task in sorted(taken, key=_order)]
     next_at = ring.next_at(full=room <= 0)
-    return Claimed(ledger.now, tasks, probing, next_at, ledger.lost - lost)
+    return ClaimResult(ledger.now, tasks, probing, next_at, ledger.lost - lost)
 
 
 def _order(taken: tuple[int, int, Task]) -> tuple[int, int]:

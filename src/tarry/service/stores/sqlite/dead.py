@@ -16,7 +16,7 @@ from tarry.service.stores.sqlite.rows import encode
 from tarry.service.stores.sqlite.upkeep import remove
 
 if TYPE_CHECKING:
-    from tarry.service.store import Query
+    from tarry.service.store import TaskFilter
     from tarry.service.stores.sqlite.ledger import Ledger, View
 
 _MOST = 100
@@ -79,7 +79,7 @@ def count(view: View, filter_: ReplayRecord, after: int) -> tuple[int, int | Non
 
 
 def purge(
-    ledger: Ledger, tenant: str, query: Query, after: int, limit: int
+    ledger: Ledger, tenant: str, query: TaskFilter, after: int, limit: int
 ) -> tuple[int, int | None]:
     """Remove up to `limit` letters among some thousand; where to go on, None at the end."""
     if query.status not in {None, Status.EXHAUSTED}:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.json import Decoder
 
 from tarry.service.model import Status, Task  # noqa: TC001 - structs are sent
-from tarry.service.store import Finished, Lease, New
+from tarry.service.store import FinishStatus, Lease, NewTask
 from tarry.service.stores.sqlite.add import add_all
 from tarry.service.stores.sqlite.bulk import NO_NUMBER, NO_TEXT, NUMBER, TEXT, Bulk
 from tarry.service.stores.sqlite.ledger import CANCELLED, IN_FLIGHT, PENDING, SUCCEEDED
@@ -19,7 +19,7 @@ from tarry.service.stores.sqlite.rows import encode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.service.store import Finish
+    from tarry.service.store import TaskResult
     from tarry.service.stores.sqlite.ledger import Ledger
 
     Row = tuple[Any, ...]
@@ -63,7 +63,7 @@ ON CONFLICT (seq) DO UPDATE SET status = excluded.status, finished_at = excluded
 
 
 class End(Struct, array_like=True, gc=False):
-    """A `Finish`, with as much of its task as says which it is, and its attempt as it is kept."""
+    """A `TaskResult`, with as much of its task as says which it is, and its packed attempt."""
 
     id: str
     tenant: str
@@ -81,7 +81,7 @@ class End(Struct, array_like=True, gc=False):
     callback: Task | None
 
 
-def end_of(finish: Finish) -> End:
+def end_of(finish: TaskResult) -> End:
     """Return what the file has to know of a result."""
     task, attempt = finish.task, finish.attempt
     return End(
@@ -104,7 +104,7 @@ def end_of(finish: Finish) -> End:
 _decode = Decoder(list[tuple[Any, ...]]).decode
 
 
-def finish(ledger: Ledger, results: Sequence[End]) -> list[Finished]:
+def finish(ledger: Ledger, results: Sequence[End]) -> list[FinishStatus]:
     """Write attempt and next state, if the version still matches.
 
     All at once, if each is of another task: else one has to see what the one before it has done.
@@ -114,7 +114,7 @@ def finish(ledger: Ledger, results: Sequence[End]) -> list[Finished]:
     return [answer for result in results for answer in _finish(ledger, [result])]
 
 
-def _finish(ledger: Ledger, results: Sequence[End]) -> list[Finished]:
+def _finish(ledger: Ledger, results: Sequence[End]) -> list[FinishStatus]:
     asked: list[Any] = []
     for asking in enumerate(all_found([result.id for result in results])):
         asked += asking
@@ -138,15 +138,15 @@ class _Step:
         self._ended: list[Any] = []
         self._going_on: list[Any] = []
         self._moves: dict[tuple[int, int, int, int], int] = {}
-        self._callbacks: list[New] = []
+        self._callbacks: list[NewTask] = []
 
-    def take(self, result: End, row: Row) -> Finished:
+    def take(self, result: End, row: Row) -> FinishStatus:
         """Take one end; `row` is where its task stands, all None if it is not in flight."""
         _, seq, tenant, lane_id, policy, version, cancelling, attempts = row
         if version != result.version:
             ledger = self._ledger
             ledger.superseded(ledger.names.tenant(result.tenant))
-            return Finished.SUPERSEDED
+            return FinishStatus.SUPERSEDED
         if result.outcome is not None:
             attempts += 1
             self._attempts.append((tenant, seq, attempts, result.outcome, result.log))
@@ -167,10 +167,10 @@ class _Step:
         else:
             self._go_on(result, seq, tenant, lane_id, policy, progress)
         if cancelled:
-            return Finished.CANCELLED
+            return FinishStatus.CANCELLED
         if result.callback is not None:
-            self._callbacks.append(New(result.callback))
-        return Finished.DONE
+            self._callbacks.append(NewTask(result.callback))
+        return FinishStatus.DONE
 
     def _go_on(
         self, result: End, seq: int, tenant: int, lane_id: int, policy: int, progress: Row

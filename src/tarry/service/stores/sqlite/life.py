@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tarry.service.store import Cancellation, Finished, Retrieval
+from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus
 from tarry.service.stores.sqlite.bulk import Bulk
 from tarry.service.stores.sqlite.ledger import CANCELLED, EXHAUSTED, IN_FLIGHT, PENDING
 from tarry.service.stores.sqlite.names import found
@@ -42,22 +42,22 @@ LogLine: TypeAlias = tuple[int, int, int, str, bytearray]
 _LOG = Bulk("INSERT INTO attempt (id, log) VALUES {rows}", "(?, ?)")
 
 
-def release(ledger: Ledger, leases: Sequence[Release]) -> list[Finished]:
+def release(ledger: Ledger, leases: Sequence[Release]) -> list[FinishStatus]:
     """Hand unstarted leases back, where they are still held."""
     return [_release(ledger, one) for one in leases]
 
 
-def _release(ledger: Ledger, one: Release) -> Finished:
+def _release(ledger: Ledger, one: Release) -> FinishStatus:
     row = ledger.execute(_STATE, (found(one.task.id),)).fetchone()
     if row is None or row[4] != one.task.version or row[5] != IN_FLIGHT:
-        return Finished.SUPERSEDED
+        return FinishStatus.SUPERSEDED
     seq, tenant, lane_id, policy, _, _, cancelling, attempts, due = row
     if cancelling:
         end_cancelled(ledger, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
-        return Finished.CANCELLED
+        return FinishStatus.CANCELLED
     due = due if one.next_attempt_at is None else max(due, one.next_attempt_at)
     hand_back(ledger, seq, tenant, lane_id, policy, due)
-    return Finished.DONE
+    return FinishStatus.DONE
 
 
 def hand_back(ledger: Ledger, seq: int, tenant: int, lane_id: int, policy: int, due: int) -> None:
@@ -85,7 +85,7 @@ def log(ledger: Ledger, lines: Sequence[LogLine]) -> None:
     _LOG.run(ledger.execute, values)
 
 
-def cancel(ledger: Ledger, tenant: str, task_id: str) -> Cancellation | None:
+def cancel(ledger: Ledger, tenant: str, task_id: str) -> CancelStatus | None:
     """Cancel a task."""
     row = ledger.execute(_STATE, (found(task_id),)).fetchone()
     if row is None or row[1] != ledger.names.tenant(tenant):
@@ -93,31 +93,31 @@ def cancel(ledger: Ledger, tenant: str, task_id: str) -> Cancellation | None:
     seq, whose, lane_id, policy, _, status, cancelling, attempts, _ = row
     if status == PENDING:
         end_cancelled(ledger, seq, whose, lane_id, policy, status, attempts)
-        return Cancellation.CANCELLED
+        return CancelStatus.CANCELLED
     if status != IN_FLIGHT:
-        return Cancellation.TERMINAL
+        return CancelStatus.TERMINAL
     if not cancelling:
         ledger.execute("UPDATE state SET cancelling = 1 WHERE seq = ?", (seq,))
-    return Cancellation.REQUESTED
+    return CancelStatus.REQUESTED
 
 
-def retry_now(ledger: Ledger, tenant: str, task_id: str) -> Retrieval | None:
+def retry_now(ledger: Ledger, tenant: str, task_id: str) -> RetryNowStatus | None:
     """Make a task due that waits or is dead."""
     row = ledger.execute(_STATE, (found(task_id),)).fetchone()
     if row is None or row[1] != ledger.names.tenant(tenant):
         return None
     seq, whose, lane_id, policy, _, status, _, _, due = row
     if status == IN_FLIGHT:
-        return Retrieval.RUNNING
+        return RetryNowStatus.RUNNING
     if status == EXHAUSTED:
         revive(ledger, seq, whose, lane_id, policy)
-        return Retrieval.DUE
+        return RetryNowStatus.DUE
     if status != PENDING:
-        return Retrieval.FINISHED
+        return RetryNowStatus.FINISHED
     due = min(due, ledger.now)
     ledger.execute(_RELEASE, (due, seq))
     ledger.lane(lane_id).due(due)
-    return Retrieval.DUE
+    return RetryNowStatus.DUE
 
 
 def revive(ledger: Ledger, seq: int, tenant: int, lane_id: int, policy: int) -> None:

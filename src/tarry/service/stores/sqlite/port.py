@@ -57,24 +57,24 @@ class Port(ABC):
 
     async def add(
         self,
-        tasks: Sequence[port.New],
+        tasks: Sequence[port.NewTask],
         lease: port.Lease | None = None,
         *,
         quota: int | None = None,
-    ) -> list[port.Added]:
+    ) -> list[port.AddResult]:
         answers = await self._write(Call(add.add, tasks, lease, quota), len(tasks))
         return add.told(tasks, lease, answers)
 
     async def claim(
         self, lease: port.Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
-    ) -> port.Claimed:
+    ) -> port.ClaimResult:
         return await self._write(Call(claim.claim, lease, limit, per_lane, skip), limit)
 
-    async def finish(self, results: Sequence[port.Finish]) -> list[port.Finished]:
+    async def finish(self, results: Sequence[port.TaskResult]) -> list[port.FinishStatus]:
         ends = [finish.end_of(result) for result in results]
         return await self._write(Call(finish.finish, ends), len(ends))
 
-    async def release(self, leases: Sequence[port.Release]) -> list[port.Finished]:
+    async def release(self, leases: Sequence[port.Release]) -> list[port.FinishStatus]:
         return await self._write(Call(life.release, leases), len(leases))
 
     # --- lanes ------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Port(ABC):
         return await self._read(lambda view: reading.get(view, tenant, task_id))
 
     async def tasks(
-        self, tenant: str, query: port.Query, *, cursor: str | None = None, limit: int = 100
+        self, tenant: str, query: port.TaskFilter, *, cursor: str | None = None, limit: int = 100
     ) -> port.Page[Task]:
         return await self._read(lambda view: reading.listed(view, tenant, query, cursor, limit))
 
@@ -114,10 +114,10 @@ class Port(ABC):
     ) -> list[AttemptRecord]:
         return await self._read(lambda view: reading.attempts(view, tenant, task_id, after, limit))
 
-    async def cancel(self, tenant: str, task_id: str) -> port.Cancellation | None:
+    async def cancel(self, tenant: str, task_id: str) -> port.CancelStatus | None:
         return await self._write(Call(life.cancel, tenant, task_id))
 
-    async def retry_now(self, tenant: str, task_id: str) -> port.Retrieval | None:
+    async def retry_now(self, tenant: str, task_id: str) -> port.RetryNowStatus | None:
         return await self._write(Call(life.retry_now, tenant, task_id))
 
     # --- dead letters -----------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Port(ABC):
     async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         return await self._write(Call(dead.cancel_replay, tenant, replay_id))
 
-    async def purge(self, tenant: str, query: port.Query, limit: int) -> int:
+    async def purge(self, tenant: str, query: port.TaskFilter, limit: int) -> int:
         """Remove in steps, so that other operations have their turn between them."""
         total, after = 0, 0
         while total < limit:
@@ -168,7 +168,7 @@ class Port(ABC):
 
     async def put_policy(
         self, policy: PolicyVersion, *, replace: bool
-    ) -> tuple[port.PolicyChange, PolicyVersion]:
+    ) -> tuple[port.PolicyWriteStatus, PolicyVersion]:
         return await self._write(Call(registry.put_policy, policy, replace))
 
     async def policy(
@@ -181,7 +181,7 @@ class Port(ABC):
     ) -> port.Page[PolicyVersion]:
         return await self._read(lambda view: registry.policies(view, tenant, cursor, limit))
 
-    async def delete_policy(self, tenant: str, policy_id: str) -> port.PolicyChange:
+    async def delete_policy(self, tenant: str, policy_id: str) -> port.PolicyWriteStatus:
         return await self._write(Call(registry.delete_policy, tenant, policy_id))
 
     async def put_key(self, key: ApiKey) -> None:
@@ -201,17 +201,17 @@ class Port(ABC):
     async def counters(self, tenant: str | None = None) -> port.Counters:
         return await self._read(lambda view: reading.counters(view, tenant))
 
-    async def series(self, tenant: str | None, *, since: int) -> list[port.Point]:
+    async def series(self, tenant: str | None, *, since: int) -> list[port.SeriesPoint]:
         return await self._read(lambda view: reading.series(view, tenant, since))
 
-    async def sweep(self, retention: port.Retention, limit: int) -> port.Swept:
+    async def sweep(self, retention: port.Retention, limit: int) -> port.SweepResult:
         return await self._write(Call(upkeep.sweep, retention, limit), limit)
 
     async def orphans(self, limit: int) -> list[str]:
         return await self._read(lambda view: upkeep.orphans(view, limit))
 
-    async def buried(self, refs: Sequence[str]) -> None:
-        await self._write(Call(upkeep.buried, refs), len(refs))
+    async def forget_orphans(self, refs: Sequence[str]) -> None:
+        await self._write(Call(upkeep.forget_orphans, refs), len(refs))
 
 
 def _counting(replay: ReplayRecord, after: int) -> Callable[[View], tuple[int, int | None]]:

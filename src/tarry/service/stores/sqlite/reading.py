@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status
-from tarry.service.store import Counters, Page, Point
+from tarry.service.store import Counters, Page, SeriesPoint
 from tarry.service.stores.sqlite.ledger import MINUTE
 from tarry.service.stores.sqlite.names import found
 from tarry.service.stores.sqlite.rows import TASK, attempt_of, log_key, task_of
 
 if TYPE_CHECKING:
     from tarry.service.model import AttemptRecord, Task
-    from tarry.service.store import Query
+    from tarry.service.store import TaskFilter
     from tarry.service.stores.sqlite.ledger import View
 
 SCANNED = 2000
@@ -68,7 +68,9 @@ def attempts(view: View, tenant: str, task_id: str, after: int, limit: int) -> l
     return [attempt_of(log) for (log,) in view.execute(_ATTEMPTS, (*span, limit))]
 
 
-def listed(view: View, tenant: str, query: Query, cursor: str | None, limit: int) -> Page[Task]:
+def listed(
+    view: View, tenant: str, query: TaskFilter, cursor: str | None, limit: int
+) -> Page[Task]:
     """List tasks, newest first; the cursor is the row that the last page ended with."""
     before = _NEWEST if cursor is None else place(cursor)
     wanted = wanted_by(view, tenant, query.lane, query.policy_id)
@@ -135,7 +137,7 @@ def counters(view: View, tenant: str | None) -> Counters:
     return Counters({status: row[status] for status in Status}, row[5])
 
 
-def series(view: View, tenant: str | None, since: int) -> list[Point]:
+def series(view: View, tenant: str | None, since: int) -> list[SeriesPoint]:
     """Return what happened in each minute from then on."""
     whose = 0
     if tenant is not None:
@@ -144,9 +146,9 @@ def series(view: View, tenant: str | None, since: int) -> list[Point]:
             return []
         whose = row[0]
     since = max(since - since % MINUTE, view.now - DAY)
-    points: list[Point] = []
+    points: list[SeriesPoint] = []
     for minute, outcome, count in view.execute(_SERIES, (whose, since)):
         if not points or points[-1].minute != minute:
-            points.append(Point(minute, {}))
+            points.append(SeriesPoint(minute, {}))
         points[-1].outcomes[outcome] = count
     return points

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tarry.service.model import ApiKey, PolicyVersion
-from tarry.service.store import Page, PolicyChange
+from tarry.service.store import Page, PolicyWriteStatus
 
 if TYPE_CHECKING:
     from tarry.service.stores.sqlite.ledger import Ledger, View
@@ -26,13 +26,13 @@ def put_policy(
     ledger: Ledger,
     given: PolicyVersion,
     replace: bool,  # noqa: FBT001 - what is sent has its place
-) -> tuple[PolicyChange, PolicyVersion]:
+) -> tuple[PolicyWriteStatus, PolicyVersion]:
     """Write a policy, or a new version of it."""
     newest = policy(ledger, given.tenant, given.id, None)
     if newest is not None and newest.document == given.document:
-        return PolicyChange.SAME, newest
+        return PolicyWriteStatus.SAME, newest
     if newest is not None and not replace:
-        return PolicyChange.CONFLICT, newest
+        return PolicyWriteStatus.CONFLICT, newest
     last = newest.version if newest is not None else _deleted(ledger, given.tenant, given.id)
     made = PolicyVersion(
         tenant=given.tenant,
@@ -45,7 +45,7 @@ def put_policy(
         "INSERT INTO policy (tenant, id, version, document, created_at) VALUES (?, ?, ?, ?, ?)",
         (ledger.names.tenant(made.tenant), made.id, made.version, made.document, made.created_at),
     )
-    return PolicyChange.CREATED if newest is None else PolicyChange.DONE, made
+    return PolicyWriteStatus.CREATED if newest is None else PolicyWriteStatus.DONE, made
 
 
 def _deleted(ledger: Ledger, tenant: str, policy_id: str) -> int:
@@ -76,19 +76,19 @@ def policies(view: View, tenant: str, cursor: str | None, limit: int) -> Page[Po
     return Page(found, None)
 
 
-def delete_policy(ledger: Ledger, tenant: str, policy_id: str) -> PolicyChange:
+def delete_policy(ledger: Ledger, tenant: str, policy_id: str) -> PolicyWriteStatus:
     """Forget all versions of a policy that no live task uses."""
     newest = policy(ledger, tenant, policy_id, None)
     if newest is None:
-        return PolicyChange.MISSING
+        return PolicyWriteStatus.MISSING
     ledger.flush()
     number = ledger.names.policy(tenant, policy_id)
     unused = "UPDATE used SET version = ? WHERE id = ? AND live <= 0"
     if not ledger.execute(unused, (newest.version, number)).rowcount:
-        return PolicyChange.CONFLICT
+        return PolicyWriteStatus.CONFLICT
     whose = ledger.names.tenant(tenant)
     ledger.execute("DELETE FROM policy WHERE tenant = ? AND id = ?", (whose, policy_id))
-    return PolicyChange.DONE
+    return PolicyWriteStatus.DONE
 
 
 def put_key(ledger: Ledger, given: ApiKey) -> None:

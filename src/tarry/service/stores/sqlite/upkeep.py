@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from tarry.service.model import Status
-from tarry.service.store import Swept
+from tarry.service.store import SweepResult
 from tarry.service.stores.sqlite.reading import DAY
 from tarry.service.stores.sqlite.rows import log_key
 from tarry.service.stores.sqlite.workers import recover
@@ -37,7 +37,7 @@ DELETE FROM replay WHERE id IN (
 """
 
 
-def sweep(ledger: Ledger, retention: Retention, limit: int) -> Swept:
+def sweep(ledger: Ledger, retention: Retention, limit: int) -> SweepResult:
     """Remove up to `limit` terminal tasks whose time is up; leases of the dead end, too."""
     more = recover(ledger, limit)
     ends = {
@@ -57,7 +57,7 @@ def sweep(ledger: Ledger, retention: Retention, limit: int) -> Swept:
     minutes = ledger.execute(_OLD_MINUTES, (ledger.now - DAY, limit)).rowcount
     replays = ledger.execute(_OLD_REPLAYS, (ledger.now - retention.dead, limit)).rowcount
     more = more or len(gone) > limit or max(minutes, replays) == limit > 0
-    return Swept(min(len(gone), limit), more)
+    return SweepResult(min(len(gone), limit), more)
 
 
 def remove(ledger: Ledger, seq: int, tenant: int, lane: int, policy: int, status: int) -> None:
@@ -77,7 +77,7 @@ def orphans(view: View, limit: int) -> list[str]:
     return [ref for (ref,) in view.execute("SELECT ref FROM orphan LIMIT ?", (limit,))]
 
 
-def buried(ledger: Ledger, refs: Sequence[str]) -> None:
+def forget_orphans(ledger: Ledger, refs: Sequence[str]) -> None:
     """Forget orphans that were deleted."""
     ledger.executemany("DELETE FROM orphan WHERE ref = ?", [(ref,) for ref in refs])
 
