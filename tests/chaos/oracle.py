@@ -12,7 +12,7 @@ from tarry.service.model import Status, Task
 from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus, TaskFilter
 
 if TYPE_CHECKING:
-    from tarry.service.delivery.messages import Delivered, Request
+    from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult
     from tarry.service.store import Store
     from tests.chaos.world import World
 
@@ -57,7 +57,7 @@ class Oracle:
         if before != task_id:
             self._broken(5, f"{name} has two tasks: {before} and {task_id}")
 
-    def began(self, request: Request, process: str) -> None:
+    def began(self, request: DeliveryRequest, process: str) -> None:
         """Learn that a process has begun an attempt."""
         name, key = _name(request), dict(request.headers)["Idempotency-Key"]
         self._log(f"{process} begins {name}")
@@ -77,11 +77,11 @@ class Oracle:
         if now < task.next_attempt_at and task.id not in self.hurried and not recent:
             self._broken(6, f"{name} was sent {task.next_attempt_at - now} ms early")
 
-    def arrived(self, request: Request, answer: Delivered) -> None:
+    def arrived(self, request: DeliveryRequest, answer: DeliveryResult) -> None:
         """Learn what a target says to an attempt."""
         self._log(f"{_name(request)} is answered {answer.status or answer.fault}")
 
-    def returned(self, request: Request, answer: Delivered) -> None:
+    def returned(self, request: DeliveryRequest, answer: DeliveryResult) -> None:
         """Learn what the service hears of it."""
         if answer.fault is Fault.OURS:
             self.attempts[_name(request)] -= 1  # it was none: our own side failed
@@ -187,5 +187,5 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
     raise AssertionError(msg)
 
 
-def _name(request: Request) -> str:
+def _name(request: DeliveryRequest) -> str:
     return request.url.rsplit("/", 1)[1]

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, NoReturn
 
 from tarry.errors import StoreUnavailable
-from tarry.service.delivery.messages import Delivered, Fault, Request
+from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.store import Store
 from tests.chaos.oracle import Oracle, at_once
 from tests.service.stores.direct import Direct
@@ -136,19 +136,19 @@ class Host:
         """Change its mood."""
         self.mood = self._dice.choice(["well", "well", "down", "busy", "slow", "odd"])
 
-    def answer(self) -> tuple[Delivered, float]:
+    def answer(self) -> tuple[DeliveryResult, float]:
         """Return what it says, and after how many seconds."""
         dice, mood = self._dice, self.mood
         if mood == "down":
-            return Delivered(fault=Fault.REFUSED, error="refused"), 0.001
+            return DeliveryResult(fault=Fault.REFUSED, error="refused"), 0.001
         if mood == "busy" and dice.random() < 0.8:
             headers = [("retry-after", str(dice.randrange(8)))] if dice.random() < 0.3 else []
-            return Delivered(status=dice.choice([503, 429, 500]), headers=headers), 0.01
+            return DeliveryResult(status=dice.choice([503, 429, 500]), headers=headers), 0.01
         if mood == "slow":
-            return Delivered(status=200), dice.random() * 8
+            return DeliveryResult(status=200), dice.random() * 8
         if mood == "odd" and dice.random() < 0.1:
-            return Delivered(status=dice.choice([404, 302, 410])), 0.01
-        return Delivered(status=dice.choice([200, 201, 204])), dice.random() * 0.05
+            return DeliveryResult(status=dice.choice([404, 302, 410])), 0.01
+        return DeliveryResult(status=dice.choice([200, 201, 204])), dice.random() * 0.05
 
 
 class Network:
@@ -157,7 +157,7 @@ class Network:
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    async def send(self, request: Request) -> Delivered:
+    async def send(self, request: DeliveryRequest) -> DeliveryResult:
         """Make an attempt; it or its answer may get lost, or come late."""
         process, world = self._process, self._process.world
         if not process.alive:
@@ -166,17 +166,17 @@ class Network:
         await process.passes()
         dice, faults = world.dice, world.faults
         if dice.random() < faults.network / 3:
-            answer = Delivered(fault=Fault.OURS, error="egress proxy down")
+            answer = DeliveryResult(fault=Fault.OURS, error="egress proxy down")
             world.oracle.returned(request, answer)
             return answer
         if dice.random() < faults.network / 3:
-            return Delivered(fault=Fault.DNS, error="no such name")
+            return DeliveryResult(fault=Fault.DNS, error="no such name")
         answer, seconds = world.hosts[request.url.split("/")[2]].answer()
         world.oracle.arrived(request, answer)
         lost = dice.random() < faults.network / 3
         if lost or seconds > request.timeout:
             await asyncio.sleep(request.timeout)
-            answer = Delivered(fault=Fault.TIMEOUT, error="timed out")
+            answer = DeliveryResult(fault=Fault.TIMEOUT, error="timed out")
         else:
             await asyncio.sleep(seconds)
         await process.passes()

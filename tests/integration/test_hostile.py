@@ -6,7 +6,7 @@ import pytest
 
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import MAX_BODY, HttpDelivery
-from tarry.service.delivery.messages import Delivered, Fault
+from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import BEHAVIOURS, BOMB, METADATA, Hostile, hostile_targets
 from tests.service.delivery.harness import HERE, LOOPS, request, run, send, send_all, use
 
@@ -130,7 +130,7 @@ def test_a_redirect_is_shown_and_not_followed(hostile: Hostile) -> None:
 def test_reading_ends_at_the_bound(hostile: Hostile) -> None:
     """An endless body costs no more than that; the connection is not used again."""
 
-    async def main() -> list[Delivered]:
+    async def main() -> list[DeliveryResult]:
         return await send_all(
             HttpDelivery(HERE, max_body=100_000),
             request(hostile.url + "endless", max_excerpt=MAX_BODY),
@@ -154,7 +154,7 @@ def test_only_the_headers_of_the_answer_count(hostile: Hostile) -> None:
 def test_what_ends_on_a_kept_connection_is_sent_once_more_and_no_oftener(hostile: Hostile) -> None:
     """It may have been closed long ago; on a new connection the silence counts."""
 
-    async def main() -> list[Delivered]:
+    async def main() -> list[DeliveryResult]:
         return await send_all(
             HttpDelivery(HERE),
             request(hostile.url + "ok"),

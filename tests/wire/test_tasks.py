@@ -11,10 +11,10 @@ from tarry.wire.tasks import (
     Backoff,
     EventNews,
     Jitter,
-    NewRetryTask,
     Page,
     RetryPolicy,
     RetryTask,
+    RetryTaskRequest,
     StatusName,
 )
 
@@ -46,22 +46,22 @@ TASK = RetryTask(
 def test_what_is_not_asked_for_is_not_sent() -> None:
     """A new task is as short as its caller is."""
     assert b'{"targetUrl":"https://a/"}' == msgspec.json.encode(
-        NewRetryTask(target_url="https://a/")
+        RetryTaskRequest(target_url="https://a/")
     )
 
 
 def test_a_body_is_kept_as_it_was_written() -> None:
     """Numbers of any size and precision pass both ends."""
     raw = b'{"n": 1.10, "big": 123456789012345678901234567890}'
-    asked = NewRetryTask(target_url="https://a/", body=msgspec.Raw(raw))
-    read = msgspec.json.decode(msgspec.json.encode(asked), type=NewRetryTask)
+    asked = RetryTaskRequest(target_url="https://a/", body=msgspec.Raw(raw))
+    read = msgspec.json.decode(msgspec.json.encode(asked), type=RetryTaskRequest)
     assert raw == bytes(read.body)  # type: ignore[arg-type]
 
 
 def test_an_unknown_field_is_refused() -> None:
     """A typing mistake must not be taken for a default."""
     with pytest.raises(msgspec.ValidationError, match="unknown field `delay`"):
-        msgspec.json.decode(b'{"targetUrl": "https://a/", "delay": 5}', type=NewRetryTask)
+        msgspec.json.decode(b'{"targetUrl": "https://a/", "delay": 5}', type=RetryTaskRequest)
 
 
 def test_a_page_of_tasks_comes_back() -> None:

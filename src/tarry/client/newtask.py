@@ -16,7 +16,7 @@ from tarry.client.options import check_names
 from tarry.core.checks import at_least, short
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.wire import http
-from tarry.wire.tasks import LAST_TIME, MOST_IN_BATCH, NewBatch, NewRetryTask
+from tarry.wire.tasks import LAST_TIME, MOST_IN_BATCH, NewBatch, RetryTaskRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,7 +43,7 @@ def new_task(
     at: Instant | None = None,
     overrides: Mapping[str, Any] | None = None,
     callback: str | None = None,
-) -> NewRetryTask:
+) -> RetryTaskRequest:
     """Return the form of a task. It has a key, so that sending it twice makes one task."""
     if not isinstance(policy, str):
         msg = (
@@ -57,7 +57,7 @@ def new_task(
     key = str(uuid4()) if key is None else key
     http.key_text(key)
     is_bytes = isinstance(body, (bytes, bytearray))
-    return NewRetryTask(
+    return RetryTaskRequest(
         target_url=url,
         method=method,
         headers=_dict("headers", headers),
@@ -74,7 +74,7 @@ def new_task(
     )
 
 
-def content_of(task: NewRetryTask) -> bytes:
+def content_of(task: RetryTaskRequest) -> bytes:
     """Return the body of a request for one task."""
     return _written("a task", task)
 
@@ -134,7 +134,7 @@ def _one_of_many(place: int, task: NewTask) -> bytes:
         raise type(error)(f"{where}: {error}") from None
 
 
-def _written(what: str, task: NewRetryTask) -> bytes:
+def _written(what: str, task: RetryTaskRequest) -> bytes:
     try:
         return _encode(task)
     except (TypeError, ValueError) as error:

@@ -72,7 +72,7 @@ class _Told(msgspec.Struct, rename="camel", kw_only=True, gc=False):
 # --- tasks ----------------------------------------------------------------------------------------
 
 
-class NewRetryTask(_Asked):
+class RetryTaskRequest(_Asked):
     """A call for the service to make until it succeeds, or its policy ends it.
 
     One of `body`, `bodyBase64` and `bodyRef`, or none. A `body` that is a string is sent as UTF-8,

@@ -9,7 +9,7 @@ import pytest
 
 from tarry.errors import Overloaded, StoreUnavailable
 from tarry.service.api.surroundings import Limits
-from tarry.service.delivery.messages import Delivered
+from tarry.service.delivery.messages import DeliveryResult
 from tarry.service.engine.waiters import Settled
 from tarry.service.model import Status
 from tests.service.api.rig import NOW, TARGET, Rig, Shelf, with_rig
@@ -284,7 +284,9 @@ def test_a_caller_can_wait_for_the_outcome() -> None:
             rig.ask("POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=5"})
         )
         task_id = await rig.engine.waited_for.get()
-        delivered = Delivered(status=200, headers=[("x-a", "1"), ("x-a", "2")], excerpt=b"done")
+        delivered = DeliveryResult(
+            status=200, headers=[("x-a", "1"), ("x-a", "2")], excerpt=b"done"
+        )
         rig.engine.waiters.tell(task_id, Settled(Status.SUCCEEDED, None, delivered))
         reply = await asking
         assert (201, "wait=5") == (reply.status, reply.header("preference-applied"))
@@ -300,7 +302,7 @@ def test_a_response_that_is_no_text_comes_in_base64() -> None:
 
     async def test(rig: Rig) -> None:
         async def settled(task_id: str, seconds: float) -> Settled:
-            delivered = Delivered(status=500, excerpt=b"\xff")
+            delivered = DeliveryResult(status=500, excerpt=b"\xff")
             return Settled(Status.EXHAUSTED, "attempts", delivered)
 
         rig.engine.settled = settled  # type: ignore[method-assign]
@@ -315,13 +317,21 @@ def test_a_response_that_is_no_text_comes_in_base64() -> None:
 @pytest.mark.parametrize(
     ("delivered", "expected"),
     [
-        (Delivered(status=200, excerpt=b"abc", truncated=True), {"body": "abc", "truncated": True}),
-        (Delivered(status=200, excerpt=b"a\xc3", truncated=True), {"body": "a", "truncated": True}),
-        (Delivered(status=200, excerpt=b"a\xc3"), {"bodyBase64": "YcM="}),
-        (Delivered(status=200, excerpt=b"", truncated=True), {"body": "", "truncated": True}),
+        (
+            DeliveryResult(status=200, excerpt=b"abc", truncated=True),
+            {"body": "abc", "truncated": True},
+        ),
+        (
+            DeliveryResult(status=200, excerpt=b"a\xc3", truncated=True),
+            {"body": "a", "truncated": True},
+        ),
+        (DeliveryResult(status=200, excerpt=b"a\xc3"), {"bodyBase64": "YcM="}),
+        (DeliveryResult(status=200, excerpt=b"", truncated=True), {"body": "", "truncated": True}),
     ],
 )
-def test_a_response_that_was_cut_says_so(delivered: Delivered, expected: dict[str, Any]) -> None:
+def test_a_response_that_was_cut_says_so(
+    delivered: DeliveryResult, expected: dict[str, Any]
+) -> None:
     """Also where that was within a character: it is text all the same."""
 
     async def test(rig: Rig) -> None:

@@ -48,14 +48,14 @@ def test_every_reference_leads_somewhere() -> None:
     schemas = schema.raw_schema["components"]["schemas"]
     names = set(re.findall(r"#/components/schemas/([^']+)'", str(schema.raw_schema)))
     assert names <= set(schemas)
-    assert {"NewRetryTask", "RetryTask", "RetryPolicy", "AttemptLog", "Problem"} <= names
+    assert {"RetryTaskRequest", "RetryTask", "RetryPolicy", "AttemptLog", "Problem"} <= names
 
 
 def test_the_fields_of_a_policy_are_those_that_are_checked() -> None:
     """The document knows every field of a policy, for policies and for overrides."""
     schemas = schema.raw_schema["components"]["schemas"]
     assert {*FIELDS, "policyId"} == set(schemas["PolicyFields"]["properties"])
-    overrides = schemas["NewRetryTask"]["properties"]["policy"]["anyOf"][0]
+    overrides = schemas["RetryTaskRequest"]["properties"]["policy"]["anyOf"][0]
     assert set(FIELDS) == set(overrides["properties"])
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.api.surroundings import Limits
-from tarry.service.delivery.messages import Delivered
+from tarry.service.delivery.messages import DeliveryResult
 from tarry.service.engine.waiters import Settled
 from tarry.service.model import Status, Task
 from tests.service.api.rig import Reply, Rig, with_rig
@@ -27,7 +27,7 @@ def test_a_look_can_wait_for_the_end() -> None:
         task_id = (await rig.create())["taskId"]
         asking = asyncio.create_task(ask(rig, task_id))
         assert task_id == await rig.engine.waited_for.get()
-        delivered = Delivered(status=200, excerpt=b"done")
+        delivered = DeliveryResult(status=200, excerpt=b"done")
         rig.engine.waiters.tell(task_id, Settled(Status.SUCCEEDED, None, delivered))
         reply = await asking
         assert (200, "wait=5") == (reply.status, reply.header("preference-applied"))
@@ -61,7 +61,7 @@ def test_secrets_that_a_target_echoes_are_redacted_in_its_response(
             )
         )
         task_id = await rig.engine.waited_for.get()
-        echo = Delivered(
+        echo = DeliveryResult(
             status=200,
             headers=[("x-echo", "for sesame-one"), ("set-cookie", "a=b"), ("x-plain", "shown")],
             excerpt=b"you sent sesame-two" + tail,

@@ -10,7 +10,7 @@ import pytest
 
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.delivery.messages import Delivered, Delivery, Request
+from tarry.service.delivery.messages import Delivery, DeliveryRequest, DeliveryResult
 
 T = TypeVar("T")
 
@@ -37,13 +37,13 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-def request(url: str, **others: Any) -> Request:
+def request(url: str, **others: Any) -> DeliveryRequest:
     """A request with the usual rest."""
     values: dict[str, Any] = {"method": "POST", "headers": [], "body": b"{}", "timeout": 20.0}
-    return Request(url=url, **(values | others))
+    return DeliveryRequest(url=url, **(values | others))
 
 
-async def send_all(delivery: Delivery, *requests: Request) -> list[Delivered]:
+async def send_all(delivery: Delivery, *requests: DeliveryRequest) -> list[DeliveryResult]:
     """Send one after the other, then close."""
     try:
         return [await delivery.send(each) for each in requests]
@@ -51,10 +51,10 @@ async def send_all(delivery: Delivery, *requests: Request) -> list[Delivered]:
         await delivery.close()
 
 
-def send(url: str, guard: Guard = HERE, ca: str | None = None, **others: Any) -> Delivered:
+def send(url: str, guard: Guard = HERE, ca: str | None = None, **others: Any) -> DeliveryResult:
     """Send one request over HTTP, on a connection of its own."""
 
-    async def main() -> list[Delivered]:
+    async def main() -> list[DeliveryResult]:
         return await send_all(HttpDelivery(guard, ca=ca), request(url, **others))
 
     return run(main())[0]

@@ -5,7 +5,7 @@ import pytest
 from tarry.service.delivery import grpc as grpc_delivery
 from tarry.service.delivery.grpc import GrpcDelivery
 from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.messages import Delivered, Fault
+from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import Hostile
 from tests.service.delivery.harness import HERE, request, send_all
 from tests.service.delivery.scripted_server import proxying
@@ -15,7 +15,7 @@ from tests.service.delivery.test_grpc import Server, served
 def test_the_guard_judges_every_address(hostile: Hostile) -> None:
     """By the URL, and by what a name resolves to; nobody there is a fault too."""
 
-    async def test(server: Server) -> list[Delivered]:
+    async def test(server: Server) -> list[DeliveryResult]:
         by_url = await send_all(
             GrpcDelivery(Guard()), request(f"grpc://127.0.0.1:{server.port}/S/M")
         )
@@ -38,7 +38,7 @@ def test_channels_are_kept_up_to_a_bound(hostile: Hostile, monkeypatch: pytest.M
     """The least recently used is closed; one to a server that cannot be reached is not kept."""
     monkeypatch.setattr(grpc_delivery, "MOST", 1)
 
-    async def test(server: Server) -> list[Delivered]:
+    async def test(server: Server) -> list[DeliveryResult]:
         delivery = GrpcDelivery(HERE)
         urls = [f"grpc://{host}:{server.port}/S/M" for host in ("127.0.0.1", "localhost")]
         delivered = [await delivery.send(request(url)) for url in [*urls, *urls, urls[1]]]
@@ -54,7 +54,7 @@ def test_channels_are_kept_up_to_a_bound(hostile: Hostile, monkeypatch: pytest.M
 def test_an_egress_proxy_is_not_gone_around(hostile: Hostile) -> None:
     """It looks the name up: here nobody knows it."""
 
-    async def test(server: Server) -> list[Delivered]:
+    async def test(server: Server) -> list[DeliveryResult]:
         async with proxying(port=server.port) as (proxy, asked):
             delivery = GrpcDelivery(Guard(), proxy=proxy.url)
             delivered = await send_all(delivery, request("grpc://only-there.invalid:7/S/M"))

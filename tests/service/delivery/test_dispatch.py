@@ -4,7 +4,7 @@ import asyncio
 
 from tarry.errors import MissingExtra
 from tarry.service.delivery.dispatch import Deliveries
-from tarry.service.delivery.messages import Delivered, Delivery, Fault, Request
+from tarry.service.delivery.messages import Delivery, DeliveryRequest, DeliveryResult, Fault
 from tests.service.delivery.harness import request
 
 
@@ -15,9 +15,9 @@ class Named:
         self.name = name
         self.is_closed = False
 
-    async def send(self, request: Request) -> Delivered:
+    async def send(self, request: DeliveryRequest) -> DeliveryResult:
         """Answer."""
-        return Delivered(status=self.name)
+        return DeliveryResult(status=self.name)
 
     async def close(self) -> None:
         """Remember it."""
@@ -53,7 +53,7 @@ def test_a_missing_extra_charges_nobody() -> None:
         msg = "gRPC targets need grpcio: pip install 'tarry[grpc]'"
         raise MissingExtra(msg)
 
-    async def run() -> list[Delivered]:
+    async def run() -> list[DeliveryResult]:
         deliveries = Deliveries(Named("http"), grpc)
         urls = ["grpc://h:1/S/M", "http://h/"]
         delivered = [await deliveries.send(request(url)) for url in urls]

@@ -11,7 +11,7 @@ import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.service.delivery.grpc import MOST_ANSWER, GrpcDelivery, is_installed
-from tarry.service.delivery.messages import Delivered, Fault
+from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import Hostile
 from tests.service.delivery.harness import HERE, request, send_all
 
@@ -68,11 +68,11 @@ async def serving(hostile: Hostile) -> AsyncIterator[Server]:
 
 
 def served(
-    hostile: Hostile, test: Callable[[Server], Coroutine[Any, Any, list[Delivered]]]
-) -> list[Delivered]:
+    hostile: Hostile, test: Callable[[Server], Coroutine[Any, Any, list[DeliveryResult]]]
+) -> list[DeliveryResult]:
     """Run a test with a server."""
 
-    async def run() -> list[Delivered]:
+    async def run() -> list[DeliveryResult]:
         async with serving(hostile) as server:
             return await test(server)
 
@@ -83,7 +83,7 @@ def test_a_call_goes_out_as_it_is(hostile: Hostile) -> None:
     """Body as bytes, headers as metadata, the code as status, trailing metadata as headers."""
     headers = [("Idempotency-Key", '"k"'), ("X-Bin", "AQI"), ("Content-Type", "application/json")]
 
-    async def test(server: Server) -> list[Delivered]:
+    async def test(server: Server) -> list[DeliveryResult]:
         url = f"grpc://localhost:{server.port}/pkg.Service/Call"
         delivered = await send_all(
             GrpcDelivery(HERE),
@@ -111,7 +111,7 @@ def test_an_answer_that_is_too_long_is_not_asked_for_again(hostile: Hostile) -> 
     """Its target is not busy, and has perhaps done everything; one that says it is busy, is."""
     most = MOST_ANSWER
 
-    async def test(server: Server) -> list[Delivered]:
+    async def test(server: Server) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"
         messages = (
             b"%d" % most,
@@ -132,7 +132,7 @@ def test_an_answer_that_is_too_long_is_not_asked_for_again(hostile: Hostile) -> 
 def test_the_words_of_a_target_are_few_and_printable(hostile: Hostile) -> None:
     """They stand in the attempt log, and are shown on a screen."""
 
-    async def test(server: Server) -> list[Delivered]:
+    async def test(server: Server) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"
         said = "\x1b[2J\nü" + "x" * 3000
         return await send_all(GrpcDelivery(HERE), request(url, body=f"say {said}".encode()))
@@ -143,7 +143,7 @@ def test_the_words_of_a_target_are_few_and_printable(hostile: Hostile) -> None:
 def test_tls_is_with_the_name(hostile: Hostile) -> None:
     """The certificate is checked against the host of the URL, not the address."""
 
-    async def test(server: Server) -> list[Delivered]:
+    async def test(server: Server) -> list[DeliveryResult]:
         good = f"grpcs://localhost:{server.secure}/S/M"
         elsewhere = f"grpcs://elsewhere.example:{server.secure}/S/M"
         trusting = GrpcDelivery(HERE, ca=hostile.ca)
@@ -168,7 +168,7 @@ def test_tls_is_with_the_name(hostile: Hostile) -> None:
 def test_the_deadline_ends_a_call(hostile: Hostile) -> None:
     """As a timeout."""
 
-    async def test(server: Server) -> list[Delivered]:
+    async def test(server: Server) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"
         return await send_all(GrpcDelivery(HERE), request(url, body=b"never", timeout=0.3))
 
@@ -178,7 +178,7 @@ def test_the_deadline_ends_a_call(hostile: Hostile) -> None:
 def test_cancelling_and_closing_end_a_call(hostile: Hostile) -> None:
     """The one raises, the other is a fault of ours."""
 
-    async def test(server: Server) -> list[Delivered]:
+    async def test(server: Server) -> list[DeliveryResult]:
         delivery = GrpcDelivery(HERE)
         never = request(f"grpc://127.0.0.1:{server.port}/S/M", body=b"never")
         cancelled = asyncio.create_task(delivery.send(never))
@@ -203,7 +203,7 @@ def test_cancelling_and_closing_end_a_call(hostile: Hostile) -> None:
 def test_what_is_no_metadata_is_not_sent(headers: list[tuple[str, str]]) -> None:
     """A fault of the request."""
 
-    async def run() -> list[Delivered]:
+    async def run() -> list[DeliveryResult]:
         return await send_all(
             GrpcDelivery(HERE), request("grpc://127.0.0.1:1/S/M", headers=headers)
         )

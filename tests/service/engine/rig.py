@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tarry.core.breaker import Breaker
-from tarry.service.delivery.messages import Delivered, Request
+from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult
 from tarry.service.engine.callbacks import callback_for
 from tarry.service.engine.clock import StoreClock
 from tarry.service.engine.engine import Engine
@@ -31,26 +31,26 @@ from tests.service.stores.model_store import ModelStore
 EPOCH = 1_800_000_000.0
 LEASE = Lease("worker", 70_000, 1_000)
 DAY = 86_400_000
-OK = Delivered(status=200, duration_ms=1.0)
-BUSY = Delivered(status=503, duration_ms=1.0)
+OK = DeliveryResult(status=200, duration_ms=1.0)
+BUSY = DeliveryResult(status=503, duration_ms=1.0)
 
-Answer = Callable[[Request], Awaitable[Delivered]]
+Answer = Callable[[DeliveryRequest], Awaitable[DeliveryResult]]
 
 
 class Target:
     """A target whose answers a test gives out: in order, and the last one for ever."""
 
-    def __init__(self, *answers: Delivered | Answer) -> None:
+    def __init__(self, *answers: DeliveryResult | Answer) -> None:
         self.answers = list(answers) or [OK]
-        self.seen: list[Request] = []
+        self.seen: list[DeliveryRequest] = []
         self.times: list[float] = []
 
-    async def send(self, request: Request) -> Delivered:
+    async def send(self, request: DeliveryRequest) -> DeliveryResult:
         """Give the next answer."""
         self.seen.append(request)
         self.times.append(asyncio.get_running_loop().time())
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return answer if isinstance(answer, Delivered) else await answer(request)
+        return answer if isinstance(answer, DeliveryResult) else await answer(request)
 
     async def close(self) -> None:
         """Nothing is open."""

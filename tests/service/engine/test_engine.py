@@ -8,7 +8,7 @@ import pytest
 
 from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
-from tarry.service.delivery.messages import Delivered, Fault, Request
+from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.engine.parts import Limits
 from tarry.service.model import Status
 from tarry.service.store import CancelStatus, Lease, RetryNowStatus
@@ -81,7 +81,7 @@ def test_retry_beyond_the_horizon_is_claimed() -> None:
     """A retry that is far off goes back to the store, and comes by a claim."""
 
     async def main() -> None:
-        rig = Rig(Target(Delivered(status=503, headers=[("retry-after", "100")]), OK))
+        rig = Rig(Target(DeliveryResult(status=503, headers=[("retry-after", "100")]), OK))
         (task,) = await rig.add(rig.new())
         await asyncio.sleep(1)
         waiting = await rig.task(task)
@@ -122,8 +122,12 @@ def test_what_the_target_says_is_heeded() -> None:
 
     async def main() -> None:
         said = {
-            "permanent": [Delivered(status=404), Delivered(status=302), Delivered(status=410)],
-            "overloaded": [Delivered(status=503, headers=[("x-should-retry", "false")])],
+            "permanent": [
+                DeliveryResult(status=404),
+                DeliveryResult(status=302),
+                DeliveryResult(status=410),
+            ],
+            "overloaded": [DeliveryResult(status=503, headers=[("x-should-retry", "false")])],
         }
         for reason, answers in said.items():
             for answer in answers:
@@ -141,7 +145,7 @@ def test_a_success_that_the_policy_asks_again_for_is_none() -> None:
     """A 202 of who is not ready yet, as in the library; the log knows the jitter of its day."""
 
     async def main() -> None:
-        target = Target(Delivered(status=202), Delivered(status=200))
+        target = Target(DeliveryResult(status=202), DeliveryResult(status=200))
         rig = Rig(target)
         overrides = {"retryableStatusCodes": [202], "jitterType": "EQUAL"}
         (task,) = await rig.add(rig.new(overrides=overrides))
@@ -160,7 +164,7 @@ def test_address_that_is_blocked_is_not_tried_again() -> None:
     """The guard's no is final."""
 
     async def main() -> None:
-        rig = Rig(Target(Delivered(fault=Fault.BLOCKED, error="10.0.0.1 is private")))
+        rig = Rig(Target(DeliveryResult(fault=Fault.BLOCKED, error="10.0.0.1 is private")))
         (task,) = await rig.add(rig.new())
         await asyncio.sleep(60)
 
@@ -178,7 +182,7 @@ def test_fault_of_our_own_charges_nobody() -> None:
     """A failure on our side is no attempt, does not touch the breaker, and turns health red."""
 
     async def main() -> None:
-        ours = Delivered(fault=Fault.OURS, error="proxy down")
+        ours = DeliveryResult(fault=Fault.OURS, error="proxy down")
         target = Target(*[ours] * 30, OK)
         rig = Rig(target)
         await rig.engine.start()
@@ -199,7 +203,7 @@ def test_fault_of_our_own_charges_nobody() -> None:
 def test_delivery_that_raises_is_a_fault_of_our_own() -> None:
     """An error in our code costs the task nothing but time."""
 
-    async def broken(_request: Request) -> Delivered:
+    async def broken(_request: DeliveryRequest) -> DeliveryResult:
         msg = "bug"
         raise RuntimeError(msg)
 
@@ -302,7 +306,7 @@ def test_slow_lane_does_not_hold_up_another() -> None:
     """A lane that never answers keeps its own places; others have theirs."""
 
     async def main() -> None:
-        async def never(request: Request) -> Delivered:
+        async def never(request: DeliveryRequest) -> DeliveryResult:
             if "slow" in request.url:
                 await asyncio.sleep(1000)
             return OK
@@ -323,7 +327,7 @@ def test_retry_that_is_due_goes_before_new_tasks() -> None:
     """A task that has begun was promised a time; those that queue in its lane were not."""
 
     async def main() -> None:
-        async def slow(_request: Request) -> Delivered:
+        async def slow(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(0.1)
             return OK
 
@@ -390,7 +394,7 @@ def test_cancel_while_an_attempt_runs_lets_it_finish_and_stops_the_next() -> Non
     """The attempt is logged, and no other follows."""
 
     async def main() -> None:
-        async def slowly(_request: Request) -> Delivered:
+        async def slowly(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(1)
             return BUSY
 
@@ -434,7 +438,7 @@ def test_waiter_gets_the_end_and_the_answer() -> None:
     """Who waits for a task is told when it is over; who waits too short gets nothing."""
 
     async def main() -> None:
-        rig = Rig(Target(BUSY, Delivered(status=201, excerpt=b"made")))
+        rig = Rig(Target(BUSY, DeliveryResult(status=201, excerpt=b"made")))
         (task,) = await rig.add(rig.new())
         assert await rig.engine.settled(task.id, 0.0) is None
         settled = await rig.engine.settled(task.id, 60)
@@ -449,7 +453,7 @@ def test_callback_is_a_task_of_its_own() -> None:
     """The end of a task is posted to its callbackUrl, and retried like anything."""
 
     async def main() -> None:
-        async def by_url(request: Request) -> Delivered:
+        async def by_url(request: DeliveryRequest) -> DeliveryResult:
             return OK if "a.example" in request.url or len(told.seen) > 2 else BUSY
 
         told = Target(by_url)
@@ -476,7 +480,7 @@ def test_stop_hands_back_what_has_not_begun_and_waits_for_what_runs() -> None:
     """After a stop nothing is leased, and the attempt that ran is written down."""
 
     async def main() -> None:
-        async def slowly(_request: Request) -> Delivered:
+        async def slowly(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(3)
             return OK
 
@@ -497,7 +501,7 @@ def test_stop_does_not_wait_for_ever() -> None:
     """An attempt that outlives the patience is cut off; its lease ends by itself."""
 
     async def main() -> None:
-        async def never(_request: Request) -> Delivered:
+        async def never(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(1e6)
             return OK
 
@@ -637,7 +641,7 @@ def test_result_after_a_lost_lease_is_void() -> None:
     """Somebody else has taken the task over: our finish changes nothing, and is counted."""
 
     async def main() -> None:
-        async def slowly(_request: Request) -> Delivered:
+        async def slowly(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(200)  # past every timeout and the lease
             return OK
 
@@ -777,16 +781,16 @@ def test_cancel_is_told() -> None:
 @pytest.mark.parametrize(
     ("answer", "logged"),
     [
-        (Delivered(status=404, excerpt=b"gone"), ("gone", False)),
-        (Delivered(status=404, excerpt=b"g" * 512), ("g" * 512, False)),
-        (Delivered(status=404, excerpt=b"g" * 513), ("g" * 512, True)),
-        (Delivered(status=404, excerpt=b"go\nne", truncated=True), ("go ne", True)),
-        (Delivered(status=404), (None, False)),
-        (Delivered(status=200, excerpt=b"fine", truncated=True), (None, False)),
+        (DeliveryResult(status=404, excerpt=b"gone"), ("gone", False)),
+        (DeliveryResult(status=404, excerpt=b"g" * 512), ("g" * 512, False)),
+        (DeliveryResult(status=404, excerpt=b"g" * 513), ("g" * 512, True)),
+        (DeliveryResult(status=404, excerpt=b"go\nne", truncated=True), ("go ne", True)),
+        (DeliveryResult(status=404), (None, False)),
+        (DeliveryResult(status=200, excerpt=b"fine", truncated=True), (None, False)),
     ],
 )
 def test_log_says_whether_an_answer_had_more(
-    answer: Delivered, logged: tuple[str | None, bool]
+    answer: DeliveryResult, logged: tuple[str | None, bool]
 ) -> None:
     """Of a failed attempt 512 characters are kept, of one that went well nothing."""
 

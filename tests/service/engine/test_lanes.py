@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tarry.core.breaker import BreakerState
-from tarry.service.engine.lanes import Held, Lane, Lanes, protected
+from tarry.service.engine.lanes import Lanes, LaneState, LeasedTask, protected
 from tarry.service.model import Task
 from tests.service.engine.rig import OK, Rig, Target, run
 
@@ -21,9 +21,9 @@ def lanes(*names: str) -> Lanes:
     return made
 
 
-def lane(running: int) -> Lane:
+def lane(running: int) -> LaneState:
     """A lane with some attempts running."""
-    made = Lane("tenant/http:a.example:80", protected("a", max_in_flight=10))
+    made = LaneState("tenant/http:a.example:80", protected("a", max_in_flight=10))
     made.running = running
     return made
 
@@ -116,13 +116,13 @@ def test_maintenance_forgets_idle_lanes() -> None:
     run(main)
 
 
-def held(of: Lane, *, attempts: int = 0, forgiven: int = 0, lost: int = 0) -> Held:
+def held(of: LaneState, *, attempts: int = 0, forgiven: int = 0, lost: int = 0) -> LeasedTask:
     """A task that has come so far, in the queue where it belongs."""
     task = Task(
         id="", tenant="", lane="", key="", fingerprint=b"", content=b"",
         attempts=attempts, forgiven=forgiven, lost=lost,
     )  # fmt: skip
-    made = Held(task, of, None)
+    made = LeasedTask(task, of, None)
     of.queue_of(task).append(made)
     return made
 

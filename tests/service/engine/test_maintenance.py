@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from tarry.service.delivery.messages import Delivered
+from tarry.service.delivery.messages import DeliveryResult
 from tarry.service.engine.maintenance import letters_at_once
 from tarry.service.model import ReplayRecord
 from tests.service.engine.rig import EPOCH, OK, Rig, Target, run
 from tests.service.stores.model_store import ModelStore
 
-WRONG = Delivered(status=400, duration_ms=1.0)
+WRONG = DeliveryResult(status=400, duration_ms=1.0)
 
 
 async def bury(rig: Rig, target: Target, count: int, tenant: str = "default") -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
-from tarry.service.delivery.messages import Delivered, Request
+from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult
 from tarry.service.engine.parts import Limits
 from tarry.service.model import PolicyVersion, Status, TaskContent
 from tarry.service.store import CancelStatus, ClaimResult, FinishStatus, Lease, Release, TaskResult
@@ -97,7 +97,7 @@ def test_attempt_that_fails_during_the_stop_keeps_no_lease() -> None:
     """Its retry is near, but nobody will be there to make it."""
 
     async def main() -> None:
-        async def busy(_request: Request) -> Delivered:
+        async def busy(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(0.3)
             return BUSY
 
@@ -143,7 +143,7 @@ def test_paused_lane_is_not_called_again() -> None:
     """What runs may finish, and its retry waits for whoever resumes the lane."""
 
     async def main() -> None:
-        async def busy(_request: Request) -> Delivered:
+        async def busy(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(0.1)
             return BUSY
 
@@ -269,7 +269,7 @@ def test_what_was_delivered_while_the_store_was_away_is_not_sent_again(
     """Not even if its lease ended meanwhile: who holds the result writes before it claims."""
 
     async def main() -> None:
-        async def slow(_request: Request) -> Delivered:
+        async def slow(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(1)
             return OK
 

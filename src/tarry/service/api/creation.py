@@ -27,8 +27,8 @@ from tarry.wire.tasks import (
     BatchResult,
     BatchResults,
     NewBatch,
-    NewRetryTask,
     RetryTask,
+    RetryTaskRequest,
     TaskEnd,
 )
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tarry.service.store import NewTask
 
 _logger = logging.getLogger("tarry.service")
-_one = msgspec.json.Decoder(NewRetryTask)
+_one = msgspec.json.Decoder(RetryTaskRequest)
 _many = msgspec.json.Decoder(NewBatch)
 _NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -65,7 +65,7 @@ class _Keyed(msgspec.Struct, rename="camel"):
 class _WellFormed(msgspec.Struct, forbid_unknown_fields=True):
     """A batch of which every task has the right form."""
 
-    tasks: list[NewRetryTask]
+    tasks: list[RetryTaskRequest]
 
 
 _keyed = msgspec.json.Decoder(_Keyed)
@@ -94,7 +94,7 @@ class Creation:
                 does="Enqueue a task. The same idempotencyKey with the same content answers the "
                 "first task.",
                 handler=self.create,
-                takes=NewRetryTask,
+                takes=RetryTaskRequest,
                 calls_back=TaskEnd,
                 answers={201: RetryTask, 200: RetryTask},
                 refuses=(400, 413, 415, 422, 429, 503),
@@ -174,7 +174,7 @@ class Creation:
         failed = 0
         for i, task in enumerate(tasks, 1):
             try:
-                one = task if isinstance(task, NewRetryTask) else self._read(task)
+                one = task if isinstance(task, RetryTaskRequest) else self._read(task)
                 new, content = self._intake.accept(asked.tenant, one, None, None)
                 if not new.task.content:
                     if failed == _GIVE_UP:
@@ -216,14 +216,14 @@ class Creation:
         status, view = self._verdict(added, content)
         return BatchResult(status=status, task=view)
 
-    def _tasks_in(self, body: bytes) -> Sequence[NewRetryTask | msgspec.Raw]:
+    def _tasks_in(self, body: bytes) -> Sequence[RetryTaskRequest | msgspec.Raw]:
         """Return the tasks of a batch; where one may be wrong, they are read one by one later."""
         if len(body) <= self._around.limits.request:
             with suppress(*_NOT_READ):
                 return _all.decode(body).tasks
         return decode(_many, body).tasks
 
-    def _read(self, task: msgspec.Raw) -> NewRetryTask:
+    def _read(self, task: msgspec.Raw) -> RetryTaskRequest:
         if len(bytes(task)) > self._around.limits.request:
             raise problems.too_large(self._around.limits.request)
         return decode(_one, task)
@@ -261,8 +261,8 @@ def _made(status: int, task: RetryTask, *headers: tuple[bytes, bytes]) -> Answer
     return told(status, task, (b"location", b"/retry-tasks/%b" % task.task_id.encode()), *headers)
 
 
-def _has_key(task: NewRetryTask | msgspec.Raw) -> bool:
-    if isinstance(task, NewRetryTask):
+def _has_key(task: RetryTaskRequest | msgspec.Raw) -> bool:
+    if isinstance(task, RetryTaskRequest):
         return task.idempotency_key is not None
     try:
         return _keyed.decode(task).idempotency_key is not None

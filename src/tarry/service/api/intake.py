@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tarry.service.api.problems import Refused
     from tarry.service.api.surroundings import Surroundings
     from tarry.service.delivery.targets import Target
-    from tarry.wire.tasks import NewRetryTask
+    from tarry.wire.tasks import RetryTaskRequest
 
 _METHOD = re.compile(r"[A-Z][A-Z0-9_-]{0,31}")
 _NOT_OURS = frozenset({"CONNECT", "TRACE"})
@@ -46,7 +46,7 @@ class Intake:
         self._policies = around.engine.policies
 
     def accept(
-        self, tenant: str, asked: NewRetryTask, key: str | None, trace: str | None
+        self, tenant: str, asked: RetryTaskRequest, key: str | None, trace: str | None
     ) -> tuple[NewTask, TaskContent]:
         """Return the task to add and its content, or raise `Refused`; `key` is of the header.
 
@@ -195,7 +195,7 @@ def _key(field: str | None, header: str | None) -> str | None:
     return field
 
 
-def _body(asked: NewRetryTask) -> tuple[bytes, bool]:
+def _body(asked: RetryTaskRequest) -> tuple[bytes, bool]:
     """Return the bytes to send, and whether they are JSON."""
     raw = b"" if asked.body is msgspec.UNSET else bytes(asked.body)
     is_given = raw not in (b"", b"null")  # a set would hash a long text
@@ -217,7 +217,7 @@ def _body(asked: NewRetryTask) -> tuple[bytes, bool]:
         raise unreadable("The JSON is not UTF-8.") from None
 
 
-def _check_one_body(asked: NewRetryTask, body: bool) -> None:  # noqa: FBT001
+def _check_one_body(asked: RetryTaskRequest, body: bool) -> None:  # noqa: FBT001
     names = ("body", "bodyBase64", "bodyRef")
     there = (body, asked.body_base64 is not None, asked.body_ref is not None)
     given = list(compress(names, there))

@@ -10,7 +10,7 @@ import msgspec
 
 from tarry.service.api.kinds import KINDS
 from tarry.wire.problem import MEDIA_TYPE
-from tarry.wire.tasks import MOST_IN_BATCH, NewBatch, NewRetryTask
+from tarry.wire.tasks import MOST_IN_BATCH, NewBatch, RetryTaskRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -89,9 +89,9 @@ def _mend(schemas: dict[str, Any]) -> None:
     """Say what the forms cannot: JSON within JSON, and the rules between fields."""
     tasks = schemas[NewBatch.__name__]["properties"]["tasks"]
     # Anything is taken, for what is no task gets a verdict of its own.
-    task = {"$ref": _REF.format(name=NewRetryTask.__name__)}
+    task = {"$ref": _REF.format(name=RetryTaskRequest.__name__)}
     tasks.update(items={"anyOf": [task, {}]}, maxItems=MOST_IN_BATCH)
-    new = schemas[NewRetryTask.__name__]["properties"]
+    new = schemas[RetryTaskRequest.__name__]["properties"]
     new["body"] = {"description": "Text, or any other JSON value; null is none."}
     new["headers"]["anyOf"][0]["additionalProperties"] = {"type": "string"}
     new["method"]["pattern"] = "^[A-Z][A-Z0-9_-]*$"

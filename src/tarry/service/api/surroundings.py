@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from tarry.core.policy import Policy
-    from tarry.service.delivery.messages import Delivered
+    from tarry.service.delivery.messages import DeliveryResult
     from tarry.service.delivery.targets import Target
     from tarry.service.model import AttemptRecord, Status, Task, TaskContent
     from tarry.service.store import AddResult, CancelStatus, NewTask, RetryNowStatus, Store
@@ -80,7 +80,7 @@ class Settled(Protocol):
 
     status: Status
     reason: str | None
-    delivered: Delivered | None
+    delivered: DeliveryResult | None
 
 
 class Health(Protocol):

@@ -28,7 +28,7 @@ from tarry.wire.tasks import (
 if TYPE_CHECKING:
     from tarry.service import model
     from tarry.service.api.surroundings import Surroundings
-    from tarry.service.delivery.messages import Delivered
+    from tarry.service.delivery.messages import DeliveryResult
     from tarry.service.model import Status, Task
 
 _ENCRYPTED = "[encrypted]"
@@ -81,7 +81,7 @@ def content_of(around: Surroundings, task: Task) -> TaskContent | None:
         return None
 
 
-def response_view(delivered: Delivered, secrets: list[str] | None) -> TargetResponse:
+def response_view(delivered: DeliveryResult, secrets: list[str] | None) -> TargetResponse:
     """Tell what the target answered; `secrets` are those that its task sends."""
     headers: dict[str, str] = {}
     for name, value in delivered.headers:
@@ -103,7 +103,7 @@ def response_view(delivered: Delivered, secrets: list[str] | None) -> TargetResp
     return response
 
 
-def _text_in(delivered: Delivered) -> str | None:
+def _text_in(delivered: DeliveryResult) -> str | None:
     """Return a body as text, or None; one that was cut may end within a character."""
     try:
         return utf_8_decode(delivered.excerpt, "strict", not delivered.truncated)[0]

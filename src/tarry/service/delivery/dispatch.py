@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.service.delivery.messages import Delivered, Fault
+from tarry.service.delivery.messages import DeliveryResult, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tarry.service.delivery.messages import Delivery, Request
+    from tarry.service.delivery.messages import Delivery, DeliveryRequest
 
 
 class Deliveries:
@@ -21,18 +21,18 @@ class Deliveries:
         self._make_grpc = grpc
         self._grpc: Delivery | None = None
 
-    def send(self, request: Request) -> Awaitable[Delivered]:
+    def send(self, request: DeliveryRequest) -> Awaitable[DeliveryResult]:
         """Make one attempt."""
         if request.url.startswith("grpc"):
             return self._send_grpc(request)
         return self._http.send(request)
 
-    async def _send_grpc(self, request: Request) -> Delivered:
+    async def _send_grpc(self, request: DeliveryRequest) -> DeliveryResult:
         if self._grpc is None:
             try:
                 self._grpc = self._make_grpc()
             except (MissingExtra, ConfigurationError) as error:
-                return Delivered(fault=Fault.OURS, error=str(error))
+                return DeliveryResult(fault=Fault.OURS, error=str(error))
         return await self._grpc.send(request)
 
     async def close(self) -> None:

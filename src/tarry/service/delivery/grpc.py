@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.service.delivery.http1.connector import addresses_of, allowed_of
 from tarry.service.delivery.http1.dns import Names
-from tarry.service.delivery.messages import Delivered, Fault, NoWay
+from tarry.service.delivery.messages import DeliveryResult, Fault, NoWay
 from tarry.service.delivery.targets import parse_target
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tarry.service.delivery.guard import Guard
-    from tarry.service.delivery.messages import Request
+    from tarry.service.delivery.messages import DeliveryRequest
     from tarry.service.delivery.targets import Target
 
 MOST = 256
@@ -77,7 +77,7 @@ class GrpcDelivery:
         self._guard = guard
         self._channels = Channels(self._grpc, guard, proxy, None if ca is None else Path(ca))
 
-    async def send(self, request: Request) -> Delivered:
+    async def send(self, request: DeliveryRequest) -> DeliveryResult:
         """Make one attempt; cancelled, the call is cancelled too."""
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -85,18 +85,20 @@ class GrpcDelivery:
             target = parse_target(request.url)
             metadata = _metadata_of(request.headers)
         except ConfigurationError as error:
-            return Delivered(fault=Fault.INVALID, error=str(error))
+            return DeliveryResult(fault=Fault.INVALID, error=str(error))
         try:
             self._guard.check_url(target)
         except ConfigurationError as error:
-            return Delivered(fault=Fault.BLOCKED, error=str(error))
+            return DeliveryResult(fault=Fault.BLOCKED, error=str(error))
         try:
             async with asyncio.timeout(request.timeout):
                 channel = await self._channels.take(target)
         except TimeoutError:
-            delivered = Delivered(fault=Fault.TIMEOUT, error="The name was not resolved in time")
+            delivered = DeliveryResult(
+                fault=Fault.TIMEOUT, error="The name was not resolved in time"
+            )
         except NoWay as error:
-            delivered = Delivered(fault=error.fault, error=str(error))
+            delivered = DeliveryResult(fault=error.fault, error=str(error))
         else:
             until = started + request.timeout
             try:
@@ -115,10 +117,10 @@ class GrpcDelivery:
         self,
         channel: Channel,
         target: Target,
-        request: Request,
+        request: DeliveryRequest,
         metadata: list[tuple[str, str | bytes]],
         until: float,
-    ) -> Delivered:
+    ) -> DeliveryResult:
         now = asyncio.get_running_loop().time
         try:
             call = channel.raw.unary_unary(target.path)(
@@ -131,19 +133,19 @@ class GrpcDelivery:
             if code == "UNAVAILABLE":
                 self._channels.drop(target)
             if code == "DEADLINE_EXCEEDED" and now() >= until:
-                return Delivered(fault=Fault.TIMEOUT, error=words)
+                return DeliveryResult(fault=Fault.TIMEOUT, error=words)
             if code == "RESOURCE_EXHAUSTED" and _IS_TOO_LONG(words):
                 # The target is not busy: it may have done all, and the next answer is as long.
-                return Delivered(fault=Fault.INVALID, error=_TOO_LONG)
+                return DeliveryResult(fault=Fault.INVALID, error=_TOO_LONG)
             headers = _headers_of(error.trailing_metadata())
-            return Delivered(status=code, headers=headers, error=words)
+            return DeliveryResult(status=code, headers=headers, error=words)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return Delivered(fault=Fault.OURS, error="the delivery was closed meanwhile")
+            return DeliveryResult(fault=Fault.OURS, error="the delivery was closed meanwhile")
         most = request.max_excerpt
-        return Delivered(
+        return DeliveryResult(
             status="OK", headers=headers, excerpt=answer[:most], truncated=len(answer) > most
         )
 

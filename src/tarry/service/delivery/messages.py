@@ -31,7 +31,7 @@ class Fault(StrEnum):
     """Our own side failed (egress proxy, file descriptors): nothing is charged for it."""
 
 
-class Request(msgspec.Struct, kw_only=True, gc=False):
+class DeliveryRequest(msgspec.Struct, kw_only=True, gc=False):
     """What goes out; `timeout` (seconds) covers everything from the look-up to the last byte."""
 
     url: str
@@ -43,7 +43,7 @@ class Request(msgspec.Struct, kw_only=True, gc=False):
     """Bytes of the answer to keep; the rest is read up to a bound and dropped."""
 
 
-class Delivered(msgspec.Struct, kw_only=True, gc=False):
+class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
     """What came back: an answer with a `status`, or a `fault`."""
 
     status: int | str | None = None
@@ -75,7 +75,7 @@ class NoWay(Exception):
 class Delivery(Protocol):
     """A way to make attempts."""
 
-    def send(self, request: Request) -> Awaitable[Delivered]:
+    def send(self, request: DeliveryRequest) -> Awaitable[DeliveryResult]:
         """Make one attempt. Whatever the target does comes back as a value, never as an error.
 
         A future is begun at once and costs less; a coroutine will do.

@@ -21,7 +21,7 @@ from tarry.core.outcome import (
     outcome_of_status,
 )
 from tarry.core.verdict import Wait
-from tarry.service.delivery.messages import Delivered, Fault, Request
+from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.model import AttemptRecord, Decision, Status, Task
 from tarry.service.store import TaskResult
 from tarry.wire import http
@@ -61,7 +61,7 @@ def last_outcome(task: Task) -> Outcome:
 
 def request_for(
     task: Task, content: TaskContent, body: bytes, timeout: float, more: list[tuple[str, str]]
-) -> Request:
+) -> DeliveryRequest:
     """Return what goes out: the caller's headers, and ours."""
     headers = [
         *content.headers.items(),
@@ -71,7 +71,7 @@ def request_for(
     if content.trace is not None:
         headers.append(("traceparent", content.trace))
     headers += more
-    return Request(
+    return DeliveryRequest(
         url=content.url,
         method=content.method,
         headers=headers,
@@ -80,7 +80,7 @@ def request_for(
     )
 
 
-def outcome_of(delivered: Delivered, policy: Policy, now: float) -> Outcome | None:
+def outcome_of(delivered: DeliveryResult, policy: Policy, now: float) -> Outcome | None:
     """Classify what came back; None: our own side failed, and nothing is counted."""
     status, fault = delivered.status, delivered.fault
     if fault is Fault.OURS:
@@ -101,7 +101,7 @@ def outcome_of(delivered: Delivered, policy: Policy, now: float) -> Outcome | No
 
 
 def attempt_of(
-    task: Task, delivered: Delivered, outcome: Outcome, started_at: int, worker: str
+    task: Task, delivered: DeliveryResult, outcome: Outcome, started_at: int, worker: str
 ) -> AttemptRecord:
     """Write an attempt down, all but the decision."""
     fault = delivered.fault
@@ -204,7 +204,7 @@ def kept(task: Task, finish: TaskResult) -> Task:
     )
 
 
-def _text(delivered: Delivered) -> tuple[str, bool]:
+def _text(delivered: DeliveryResult) -> tuple[str, bool]:
     """Return the beginning of an answer as text for any screen, and whether there is more of it."""
     text = delivered.excerpt.decode("utf-8", "replace")
     kept = text[:_EXCERPT]

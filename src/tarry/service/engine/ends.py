@@ -17,9 +17,9 @@ from tarry.service.store import FinishStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tarry.service.delivery.messages import Delivered
+    from tarry.service.delivery.messages import DeliveryResult
     from tarry.service.engine.hold import Hold
-    from tarry.service.engine.lanes import Held
+    from tarry.service.engine.lanes import LeasedTask
     from tarry.service.engine.parts import Parts
     from tarry.service.engine.telling import Teller
     from tarry.service.model import Task
@@ -35,8 +35,8 @@ class _End(Struct, gc=False):
     """A result on its way into the store; without `held` somebody else waits for the answer."""
 
     finish: TaskResult
-    held: Held | None = None
-    delivered: Delivered | None = None
+    held: LeasedTask | None = None
+    delivered: DeliveryResult | None = None
 
 
 class Ends:
@@ -48,7 +48,7 @@ class Ends:
         hold: Hold,
         teller: Teller,
         *,
-        wait: Callable[[Held], None],
+        wait: Callable[[LeasedTask], None],
         room: Callable[[], None],
     ) -> None:
         self._parts = parts
@@ -78,7 +78,7 @@ class Ends:
         """How many there have been so far, written or not."""
         return self._batches.taken
 
-    def post(self, finish: TaskResult, held: Held, delivered: Delivered | None) -> None:
+    def post(self, finish: TaskResult, held: LeasedTask, delivered: DeliveryResult | None) -> None:
         """Have what came of a task that is held written down, in a group with others."""
         content = held.content
         if content is not None and content.callback_url is not None and finish.status.is_terminal:
@@ -131,9 +131,9 @@ class Ends:
 
     def _settled(
         self,
-        held: Held,
+        held: LeasedTask,
         finish: TaskResult,
-        delivered: Delivered | None,
+        delivered: DeliveryResult | None,
         finished: FinishStatus,
         now: int,
     ) -> None:

@@ -8,13 +8,13 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
-from tarry.service.engine.lanes import Held
+from tarry.service.engine.lanes import LeasedTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tarry.service.engine.clock import StoreClock
-    from tarry.service.engine.lanes import Lane, Lanes
+    from tarry.service.engine.lanes import Lanes, LaneState
     from tarry.service.model import Task, TaskContent
 
 _LONGEST = 1_000
@@ -34,10 +34,10 @@ class Hold:
         self._clock = clock
         self._most = most
         self._ready = ready
-        self._tasks: dict[str, Held] = {}
-        self._heap: list[tuple[int, int, Held]] = []
+        self._tasks: dict[str, LeasedTask] = {}
+        self._heap: list[tuple[int, int, LeasedTask]] = []
         self._order = count()
-        self.turn: deque[Lane] = deque()
+        self.turn: deque[LaneState] = deque()
         """The lanes in which something is due, in their order; to look at."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
@@ -51,11 +51,11 @@ class Hold:
         """How many more there is room for."""
         return self._most - len(self._tasks)
 
-    def __iter__(self) -> Iterator[Held]:
+    def __iter__(self) -> Iterator[LeasedTask]:
         """Go over all tasks, in no order."""
         return iter(tuple(self._tasks.values()))
 
-    def find(self, task_id: str) -> Held | None:
+    def find(self, task_id: str) -> LeasedTask | None:
         """Return a task that is held."""
         return self._tasks.get(task_id)
 
@@ -71,26 +71,26 @@ class Hold:
                 before.gone = True
                 lanes.dropped(before.lane)
             lane = lanes[task.lane]
-            held = self._tasks[task.id] = Held(task, lane, content)
+            held = self._tasks[task.id] = LeasedTask(task, lane, content)
             lanes.took(lane)
             is_due = self._place(held, now) or is_due
         if is_due:
             self._ready()
 
-    def wait(self, held: Held) -> None:
+    def wait(self, held: LeasedTask) -> None:
         """Let a held task wait for its time."""
         held.started = False
         if not held.queued and self._place(held, self._clock.now()):
             self._ready()
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: LeasedTask) -> None:
         """Hold a task no longer."""
         held.gone = True
         if self._tasks.get(held.task.id) is held:
             del self._tasks[held.task.id]
             self._lanes.dropped(held.lane)
 
-    def next_due(self) -> Held | None:
+    def next_due(self) -> LeasedTask | None:
         """Take the next task of the lane whose turn it is, if it is due and in nobody's hand.
 
         Whoever serves it puts its lane back with `queue`. A full one is left out: an attempt that
@@ -108,12 +108,12 @@ class Hold:
                     return held
         return None
 
-    def put_back(self, held: Held) -> None:
+    def put_back(self, held: LeasedTask) -> None:
         """Let a task that was due be the next of its lane again."""
         held.queued = True
         held.lane.queue_of(held.task).appendleft(held)
 
-    def queue(self, lane: Lane) -> None:
+    def queue(self, lane: LaneState) -> None:
         """Put a lane at the end of the line, if anything is due in it."""
         if (lane.due or lane.again) and not lane.in_turn:
             lane.in_turn = True
@@ -125,7 +125,7 @@ class Hold:
             self._timer.cancel()
             self._timer = None
 
-    def _place(self, held: Held, now: int) -> bool:
+    def _place(self, held: LeasedTask, now: int) -> bool:
         """Let a task wait for its time, or for its turn; whether it is that."""
         held.queued = True
         due_at = held.task.next_attempt_at
@@ -136,7 +136,7 @@ class Hold:
         self._arm()
         return False
 
-    def _due(self, held: Held) -> None:
+    def _due(self, held: LeasedTask) -> None:
         lane = held.lane
         lane.queue_of(held.task).append(held)
         if not lane.in_turn:

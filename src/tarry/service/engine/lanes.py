@@ -33,7 +33,7 @@ _ASK_AGAIN = 50
 """Milliseconds for which a limit is believed to be what it was."""
 
 
-class Lane:
+class LaneState:
     """What is known of one downstream, and the tasks of it that this process holds."""
 
     __slots__ = (
@@ -57,10 +57,10 @@ class Lane:
         self.name: str = name
         self.tenant: str = name.partition("/")[0]
         self.downstream: Downstream = downstream
-        self.again: deque[Held] = deque()
+        self.again: deque[LeasedTask] = deque()
         """Tasks that have begun and whose time has come again. They were promised a time, and
         new ones were not, so they need not queue behind these: every third place is theirs."""
-        self.due: deque[Held] = deque()
+        self.due: deque[LeasedTask] = deque()
         """New tasks whose time has come, in that order."""
         self.held: int = 0
         """Tasks of the lane that are leased to this process."""
@@ -78,7 +78,7 @@ class Lane:
         self._new_ones = 0
         self._refused_until = 0
 
-    def next_due(self) -> Held | None:
+    def next_due(self) -> LeasedTask | None:
         """Take a task whose time has come: of three one that has begun, while there are both."""
         if self.due and (not self.again or self._new_ones < _NEW_ONES):
             self._new_ones += 1
@@ -86,7 +86,7 @@ class Lane:
         self._new_ones = 0
         return self.again.popleft() if self.again else None
 
-    def queue_of(self, task: Task) -> deque[Held]:
+    def queue_of(self, task: Task) -> deque[LeasedTask]:
         """Return where a task waits for its turn. One that was replayed begins anew."""
         return self.again if task.attempts > task.forgiven + task.lost else self.due
 
@@ -129,11 +129,11 @@ class Lane:
         return state is BreakerState.OPEN or state is BreakerState.HALF_OPEN
 
 
-class Held(Struct, eq=False):
+class LeasedTask(Struct, eq=False):
     """One leased task."""
 
     task: Task
-    lane: Lane
+    lane: LaneState
     content: TaskContent | None
     """What to send, once it was unpacked."""
     started: bool = False
@@ -150,44 +150,44 @@ class Lanes:
     def __init__(self, protected: Callable[[str], Downstream], *, most_held: int) -> None:
         self._protected = protected
         self._most_held = most_held
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, LaneState] = {}
         self.parked: set[str] = set()
         """The lanes that the store knows to be parked, as far as this process has parked them."""
         self.full: set[str] = set()
         """The lanes of which this process holds as many tasks as it should."""
 
-    def __getitem__(self, name: str) -> Lane:
+    def __getitem__(self, name: str) -> LaneState:
         """Return a lane."""
         lane = self._lanes.get(name)
         if lane is None:
             if len(self._lanes) >= _MOST:
                 self._make_room()
-            lane = self._lanes[name] = Lane(name, self._protected(name))
+            lane = self._lanes[name] = LaneState(name, self._protected(name))
         return lane
 
-    def get(self, name: str) -> Lane | None:
+    def get(self, name: str) -> LaneState | None:
         """Return a lane that is known, or None."""
         return self._lanes.get(name)
 
-    def first(self, most: int, tenant: str | None = None) -> list[Lane]:
+    def first(self, most: int, tenant: str | None = None) -> list[LaneState]:
         """Return the lanes, of one tenant or all, that need a look first: the shut, the busiest."""
         lanes = (lane for lane in self._lanes.values() if tenant in {None, lane.tenant})
         return nlargest(most, lanes, key=lambda lane: (lane.is_shut, lane.held))
 
-    def took(self, lane: Lane) -> None:
+    def took(self, lane: LaneState) -> None:
         """Count a task that is held from now on."""
         lane.held += 1
         lane.used = True
         if lane.held >= self._most_held:
             self.full.add(lane.name)
 
-    def dropped(self, lane: Lane) -> None:
+    def dropped(self, lane: LaneState) -> None:
         """Count a task that is held no longer."""
         lane.held -= 1
         if self.full and lane.held < self._most_held:
             self.full.discard(lane.name)
 
-    def renew(self, lane: Lane) -> None:
+    def renew(self, lane: LaneState) -> None:
         """Forget everything that was learnt of a downstream."""
         lane.downstream = self._protected(lane.name)
 
@@ -211,13 +211,13 @@ class Lanes:
         chosen = [lane for lane in empty if self._is_well(lane)] or empty
         self._drop(chosen[: len(chosen) // 2 + 1])
 
-    def _is_well(self, lane: Lane) -> bool:
+    def _is_well(self, lane: LaneState) -> bool:
         """Say whether nothing would be lost with an empty lane but a few latencies."""
         is_closed = lane.breaker.state is BreakerState.CLOSED
         is_open = is_closed and not lane.paused and lane.name not in self.parked
         return lane.is_empty and is_open
 
-    def _drop(self, lanes: list[Lane]) -> None:
+    def _drop(self, lanes: list[LaneState]) -> None:
         for lane in lanes:
             del self._lanes[lane.name]
             self.parked.discard(lane.name)

@@ -12,7 +12,7 @@ from tarry.service.engine.persistence import until_taken
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.engine.lanes import Lane
+    from tarry.service.engine.lanes import LaneState
     from tarry.service.engine.parts import Parts
     from tarry.service.engine.telling import Teller
 
@@ -26,7 +26,7 @@ class Parking:
         self._room = room
         self._jobs: set[asyncio.Task[None]] = set()
 
-    def look_at(self, lane: Lane) -> None:
+    def look_at(self, lane: LaneState) -> None:
         """Tell the store what the breaker of a lane has done."""
         moves = lane.downstream.moves
         if not moves:
@@ -48,7 +48,7 @@ class Parking:
             job.cancel()
         await self.settled()
 
-    async def _tell(self, lane: Lane, state: BreakerState) -> None:
+    async def _tell(self, lane: LaneState, state: BreakerState) -> None:
         parts, breaker, now = self._parts, lane.breaker, self._parts.clock.seconds()
         store = parts.store
         if state is BreakerState.OPEN:

@@ -8,7 +8,7 @@ from tarry.service.engine.events import Event
 from tarry.service.model import Status
 
 if TYPE_CHECKING:
-    from tarry.service.engine.lanes import Lane
+    from tarry.service.engine.lanes import LaneState
     from tarry.service.engine.parts import Parts
     from tarry.service.model import Task
     from tarry.service.store import TaskResult
@@ -65,7 +65,7 @@ class Teller:
         if self._events.listeners:
             self._task("deferred", task, task.attempts, reason, self._clock.now())
 
-    def lane(self, kind: str, lane: Lane) -> None:
+    def lane(self, kind: str, lane: LaneState) -> None:
         """Tell what became of a lane."""
         self._metrics.moved(kind)
         if self._events.listeners:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from tarry.service.delivery.messages import Delivered
+    from tarry.service.delivery.messages import DeliveryResult
     from tarry.service.model import Status
 
 
@@ -17,7 +17,7 @@ class Settled(msgspec.Struct):
 
     status: Status
     reason: str | None
-    delivered: Delivered | None
+    delivered: DeliveryResult | None
 
 
 class Waiters:

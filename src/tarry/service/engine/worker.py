@@ -19,7 +19,7 @@ from tarry.core.outcome import SUCCESS, TRANSIENT
 from tarry.core.verdict import Attempt as Go
 from tarry.core.verdict import Reason, Wait
 from tarry.errors import StoreUnavailable, TarryError
-from tarry.service.delivery.messages import Delivered, Fault
+from tarry.service.delivery.messages import DeliveryResult, Fault
 from tarry.service.engine import attempts
 from tarry.service.engine.batches import Batches
 from tarry.service.engine.ends import ENDLESS, GROUP, Ends
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tarry.core.durable import DurableCall
-    from tarry.service.engine.lanes import Held, Lane
+    from tarry.service.engine.lanes import LaneState, LeasedTask
     from tarry.service.engine.parts import Parts
     from tarry.service.engine.policies import Chosen
     from tarry.service.model import Task, TaskContent
@@ -100,7 +100,7 @@ class Worker:
             if goes_on:
                 self.hold.queue(held.lane)
 
-    def _start(self, held: Held) -> bool:
+    def _start(self, held: LeasedTask) -> bool:
         """Start a task, or do what its downstream says; whether to go on with its lane."""
         parts, task, lane, content = self._parts, held.task, held.lane, held.content
         if content is None:
@@ -145,7 +145,7 @@ class Worker:
         self.ends.post(attempts.exhausted(task, None, str(answer.reason)), held, None)
         return True
 
-    def _defer(self, held: Held, answer: Defer) -> bool:
+    def _defer(self, held: LeasedTask, answer: Defer) -> bool:
         """Put a task off that its downstream does not admit; nothing is charged."""
         lane = held.lane
         if answer.reason is Reason.LIMIT:
@@ -164,17 +164,17 @@ class Worker:
         self._give_back(held, later)
         return True
 
-    def _look_again(self, lane: Lane) -> None:
+    def _look_again(self, lane: LaneState) -> None:
         self._go_on(lane, self._parts.clock.now())
 
-    def _go_on(self, lane: Lane, now: int) -> None:
+    def _go_on(self, lane: LaneState, now: int) -> None:
         if lane.limit is not None:
             lane.ended(now)
         self.hold.queue(lane)
         if self.hold.turn:
             self._pump()
 
-    async def _look_up_policy(self, held: Held) -> None:
+    async def _look_up_policy(self, held: LeasedTask) -> None:
         try:
             await self._parts.policies.look_up(held.task)
         except StoreUnavailable as error:
@@ -192,7 +192,7 @@ class Worker:
 
     def _run(
         self,
-        held: Held,
+        held: LeasedTask,
         content: TaskContent,
         chosen: Chosen,
         call: DurableCall,
@@ -200,7 +200,7 @@ class Worker:
         started_at: int,
     ) -> None:
         task, parts = held.task, self._parts
-        sending: Awaitable[Delivered]
+        sending: Awaitable[DeliveryResult]
         try:
             if content.body_ref is None:
                 body = content.body
@@ -216,25 +216,27 @@ class Worker:
         self._jobs.add(sending)
         sending.add_done_callback(partial(self._came_back, held, chosen, call, started_at))
 
-    async def _fetch_and_send(self, task: Task, content: TaskContent, timeout: float) -> Delivered:
+    async def _fetch_and_send(
+        self, task: Task, content: TaskContent, timeout: float
+    ) -> DeliveryResult:
         parts, loop = self._parts, asyncio.get_running_loop()
         end = loop.time() + timeout
         try:
             async with asyncio.timeout_at(end):
                 body = await parts.read_body(content)
         except TimeoutError:
-            return Delivered(fault=Fault.OURS, error="the body could not be read in time")
+            return DeliveryResult(fault=Fault.OURS, error="the body could not be read in time")
         more = parts.sign(task, body)
         left = max(end - loop.time(), _INSTANT)
         return await parts.delivery.send(attempts.request_for(task, content, body, left, more))
 
     def _came_back(
         self,
-        held: Held,
+        held: LeasedTask,
         chosen: Chosen,
         call: DurableCall,
         started_at: int,
-        sending: asyncio.Future[Delivered],
+        sending: asyncio.Future[DeliveryResult],
     ) -> None:
         """Judge an attempt, have it written down, and make room for the next."""
         parts, task, lane = self._parts, held.task, held.lane
@@ -277,12 +279,12 @@ class Worker:
 
     # --- writing it down --------------------------------------------------------------------------
 
-    def _give_back(self, held: Held, next_attempt_at: int | None) -> None:
+    def _give_back(self, held: LeasedTask, next_attempt_at: int | None) -> None:
         self.hold.drop(held)
         self._spawn(self._hand_back([Release(held.task, next_attempt_at)]))
         self._room()
 
-    def wait(self, held: Held) -> None:
+    def wait(self, held: LeasedTask) -> None:
         """Let a task that was in somebody's hand wait for its time, unless its lane was stopped."""
         if held.gone:
             return
@@ -359,12 +361,12 @@ class Worker:
                 return
 
 
-def _ours(task: Task, error: BaseException) -> Delivered:
+def _ours(task: Task, error: BaseException) -> DeliveryResult:
     """Return what an error of our own side comes to: it charges nobody, but for a lost body."""
     if isinstance(error, BodyUnusable):
-        return Delivered(fault=Fault.INVALID, error=str(error))
+        return DeliveryResult(fault=Fault.INVALID, error=str(error))
     if isinstance(error, StoreUnavailable):
-        return Delivered(fault=Fault.OURS, error=str(error))
+        return DeliveryResult(fault=Fault.OURS, error=str(error))
     number = task.attempts + 1
     _logger.error("attempt %d of task %s failed on our side", number, task.id, exc_info=error)
-    return Delivered(fault=Fault.OURS, error=f"{type(error).__name__}: {error}")
+    return DeliveryResult(fault=Fault.OURS, error=f"{type(error).__name__}: {error}")

@@ -13,7 +13,7 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.delivery.messages import Delivered, Fault
+from tarry.service.delivery.messages import DeliveryResult, Fault
 from tarry.service.delivery.targets import parse_target
 from tests.integration.hostile import Hostile
 from tests.service.delivery.harness import HERE, emptied, request, run, send, send_all, until
@@ -201,7 +201,7 @@ def test_nobody_there() -> None:
 def test_a_url_without_a_path_is_not_sent_to_a_server_that_is_known(hostile: Hostile) -> None:
     """Its last digit is no path, and the port without it no port it named."""
 
-    async def main() -> list[Delivered]:
+    async def main() -> list[DeliveryResult]:
         urls = hostile.url + "ok", hostile.url.strip("/") + "1", hostile.url.strip("/")
         return await send_all(HttpDelivery(HERE), *map(request, urls))
 
@@ -220,7 +220,7 @@ def test_the_environment_has_no_say(hostile: Hostile, monkeypatch: pytest.Monkey
 def test_out_of_sockets_is_our_fault(hostile: Hostile) -> None:
     """Nobody is charged for it."""
 
-    async def main() -> Delivered:
+    async def main() -> DeliveryResult:
         delivery = HttpDelivery(HERE)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         lowest = os.dup(0)
@@ -238,7 +238,7 @@ def test_out_of_sockets_is_our_fault(hostile: Hostile) -> None:
 def test_a_connection_that_never_comes_free_is_our_fault(hostile: Hostile) -> None:
     """Our limit held the request back, not the target."""
 
-    async def main() -> list[Delivered]:
+    async def main() -> list[DeliveryResult]:
         delivery = HttpDelivery(HERE, max_host_connections=1)
         try:
             first = delivery.send(request(hostile.url + "never", timeout=0.3))
@@ -254,7 +254,7 @@ def test_a_connection_that_never_comes_free_is_our_fault(hostile: Hostile) -> No
 def test_a_cancelled_attempt_leaves_nothing(hostile: Hostile) -> None:
     """The next one works, and what was cancelled is no connection any more."""
 
-    async def main() -> tuple[int, Delivered]:
+    async def main() -> tuple[int, DeliveryResult]:
         delivery = HttpDelivery(HERE, max_connections=3)
         before = len(hostile.seen)
         task = delivery.send(request(hostile.url + "never"))
@@ -272,7 +272,7 @@ def test_a_cancelled_attempt_leaves_nothing(hostile: Hostile) -> None:
 def test_close_ends_what_runs(hostile: Hostile) -> None:
     """As a fault of ours, and so does every attempt after it."""
 
-    async def main() -> list[Delivered]:
+    async def main() -> list[DeliveryResult]:
         delivery = HttpDelivery(HERE)
         before = len(hostile.seen)
         task = delivery.send(request(hostile.url + "never"))
@@ -287,7 +287,7 @@ def test_close_ends_what_runs(hostile: Hostile) -> None:
 def test_many_at_once(hostile: Hostile) -> None:
     """Each gets its own answer."""
 
-    async def main() -> list[Delivered]:
+    async def main() -> list[DeliveryResult]:
         delivery = HttpDelivery(HERE)
         names = ["ok", "redirect", "http10", "status-999"] * 25
         try:

@@ -11,7 +11,7 @@ from tarry.service.delivery.http1 import connection
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.connection import Connection
 from tarry.service.delivery.http1.pending_request import Sending
-from tarry.service.delivery.messages import Delivered, Fault
+from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import OK, Hostile
 from tests.service.delivery.harness import HERE, closed, emptied, request, run, send_all, until
 from tests.service.delivery.scripted_server import Served, read_request, saying, serving
@@ -22,7 +22,7 @@ KEPT = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = KEPT + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-def asked(*parts: bytes, method: str = "POST", times: int = 1) -> tuple[list[Delivered], int]:
+def asked(*parts: bytes, method: str = "POST", times: int = 1) -> tuple[list[DeliveryResult], int]:
     """Send to a server that says this each time, in these pieces; return its connections too."""
 
     async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -33,7 +33,7 @@ def asked(*parts: bytes, method: str = "POST", times: int = 1) -> tuple[list[Del
                 await writer.drain()
                 await asyncio.sleep(0.001)  # so that they come in pieces
 
-    async def main() -> tuple[list[Delivered], int]:
+    async def main() -> tuple[list[DeliveryResult], int]:
         async with serving(behave) as served:
             sent = [request(served.url, method=method, body=b"")] * times
             return await send_all(HttpDelivery(HERE), *sent), served.connections
@@ -116,7 +116,7 @@ def test_a_server_that_speaks_first_is_no_http_server() -> None:
         await reader.read(1)
         await reader.read()
 
-    async def main() -> tuple[Delivered, int]:
+    async def main() -> tuple[DeliveryResult, int]:
         async with serving(greet) as served:
             delivery = HttpDelivery(HERE, max_connections=3)
             delivered = await delivery.send(request(served.url, timeout=5.0))
@@ -197,7 +197,7 @@ def test_nothing_is_read_without_end(first: bytes, again: bytes, expected: int |
             writer.write(again * 500)
             await writer.drain()
 
-    async def main() -> tuple[Delivered, int]:
+    async def main() -> tuple[DeliveryResult, int]:
         async with serving(behave) as served:
             delivery = HttpDelivery(HERE, max_body=50_000, max_connections=3)
             delivered = await delivery.send(request(served.url))
@@ -224,7 +224,7 @@ def test_an_answer_that_comes_while_a_body_goes_out_counts(
     monkeypatch.setattr(connection, "_GOODBYE_SECONDS", 0.01)
     tls = hostile.contexts["good"] if kind == "tls" else None
 
-    async def main() -> tuple[Delivered, int]:
+    async def main() -> tuple[DeliveryResult, int]:
         async with serving(_answer_early, tls) as served:
             delivery = HttpDelivery(HERE, ca=hostile.ca, max_connections=3)
             body = bytes(32 * 1024 * 1024)
@@ -248,7 +248,7 @@ def test_a_target_that_does_not_end_tls_is_hung_up_on(
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         await asyncio.Event().wait()
 
-    async def main() -> tuple[Delivered, int]:
+    async def main() -> tuple[DeliveryResult, int]:
         async with serving(behave, hostile.contexts["good"]) as served:
             delivery = HttpDelivery(HERE, ca=hostile.ca, max_connections=3)
             delivered = await delivery.send(request(served.url))
@@ -270,7 +270,7 @@ def test_tls_is_ended_in_good_order(hostile: Hostile) -> None:
         except OSError as error:
             ends.append(error)
 
-    async def main() -> Delivered:
+    async def main() -> DeliveryResult:
         async with serving(behave, hostile.contexts["good"]) as served:
             delivery = HttpDelivery(HERE, ca=hostile.ca)
             delivered = await delivery.send(request(served.url))
@@ -334,7 +334,7 @@ def test_old_tls_is_not_spoken(hostile: Hostile) -> None:
 def test_a_server_without_an_end_to_its_answer(hostile: Hostile) -> None:
     """The end of the connection is the end of the body, unless the body has a length."""
 
-    async def main() -> list[Delivered]:
+    async def main() -> list[DeliveryResult]:
         found = []
         for said in (KEPT + b"\r\nall", KEPT + b"Content-Length: 4\r\n\r\nall"):
             async with serving(saying(said)) as served:

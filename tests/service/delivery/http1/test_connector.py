@@ -15,7 +15,7 @@ from tarry.service.delivery.http1 import connector
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.connector import addresses_of, allowed_of, dial
 from tarry.service.delivery.http1.dns import Names
-from tarry.service.delivery.messages import Delivered, Fault, NoWay
+from tarry.service.delivery.messages import DeliveryResult, Fault, NoWay
 from tests.integration.hostile import OK, Hostile
 from tests.service.delivery.harness import HERE, closed, request, run, send, send_all, until
 from tests.service.delivery.scripted_server import saying, serving, silent
@@ -54,7 +54,7 @@ def test_every_connection_is_judged(dns: dict[str, list[str]]) -> None:
     guard = Asked()
     dns["target.example"] = ["169.254.169.254", "127.0.0.1"]
 
-    async def main() -> list[Delivered]:
+    async def main() -> list[DeliveryResult]:
         async with serving(saying(OK)) as served:
             url = served.url.replace("127.0.0.1", "target.example")
             return await send_all(HttpDelivery(guard), request(url), request(url))
@@ -82,7 +82,7 @@ def test_an_address_that_refuses_is_followed_by_the_next(dns: dict[str, list[str
     """What answered is what is told."""
     dns["two.example"] = ["::1", "127.0.0.1"]
 
-    async def main() -> Delivered:
+    async def main() -> DeliveryResult:
         async with serving(saying(OK)) as served:
             url = served.url.replace("127.0.0.1", "two.example")
             return (await send_all(HttpDelivery(HERE), request(url)))[0]
@@ -141,7 +141,7 @@ def test_a_handshake_that_fails_leaves_nothing(hostile: Hostile, said: bytes) ->
         await reader.read(1)
         writer.write(said)
 
-    async def main() -> tuple[Delivered, int]:
+    async def main() -> tuple[DeliveryResult, int]:
         async with serving(behave) as served:
             delivery = HttpDelivery(HERE, ca=hostile.ca, max_connections=3)
             delivered = await delivery.send(request(served.url.replace("http:", "https:")))
@@ -159,7 +159,7 @@ def test_a_server_that_speaks_before_tls(hostile: Hostile) -> None:
         writer.write(OK)
         await silent(reader, writer)
 
-    async def main() -> Delivered:
+    async def main() -> DeliveryResult:
         async with serving(greet) as served:
             url = served.url.replace("http:", "https:")
             return (await send_all(HttpDelivery(HERE, ca=hostile.ca), request(url)))[0]

@@ -14,7 +14,7 @@ from tarry.runtime.clocks import world
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.pending_request import WHO, Deadlines, Sending
-from tarry.service.delivery.messages import Delivered, Fault
+from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import Hostile
 from tests.service.delivery.harness import HERE, closed, emptied, request, run, until
 from tests.service.delivery.scripted_server import proxying, serving, silent
@@ -40,7 +40,7 @@ PHASES = {
 class Stage:
     """A request that has come to a certain phase, and stays there."""
 
-    def __init__(self, delivery: HttpDelivery, sent: asyncio.Future[Delivered]) -> None:
+    def __init__(self, delivery: HttpDelivery, sent: asyncio.Future[DeliveryResult]) -> None:
         self.delivery = delivery
         self.sending = cast("Sending", sent)
 
@@ -132,7 +132,7 @@ def test_time_that_is_over_leaves_nothing(
 ) -> None:
     """In whatever phase; what held the attempt up says whose fault it is."""
 
-    async def main() -> tuple[Delivered, int]:
+    async def main() -> tuple[DeliveryResult, int]:
         async with at(phase, hostile, monkeypatch) as stage:
             sender: Any = stage.sending._sender
             sender.late(stage.sending)
@@ -178,7 +178,7 @@ def test_close_ends_a_request(
 ) -> None:
     """In whatever phase, and as a fault of ours."""
 
-    async def main() -> tuple[Delivered, int]:
+    async def main() -> tuple[DeliveryResult, int]:
         async with at(phase, hostile, monkeypatch) as stage:
             left = await closed(stage.delivery)
             return await stage.sending, left

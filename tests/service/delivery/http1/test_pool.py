@@ -12,7 +12,7 @@ from tarry.service.delivery.http1 import client
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.connector import Way
 from tarry.service.delivery.http1.pending_request import WHO
-from tarry.service.delivery.messages import Delivered, Fault
+from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import OK
 from tests.service.delivery.harness import HERE, closed, request, run, send_all, until
 from tests.service.delivery.scripted_server import Arrived, Served, saying, serving
@@ -78,7 +78,7 @@ def test_no_more_connections_to_a_host_than_allowed() -> None:
 def test_a_server_that_waits_for_room_gets_it_when_another_is_done() -> None:
     """A connection is not kept idle while somebody needs the room it takes."""
 
-    async def main() -> tuple[list[Delivered], int]:
+    async def main() -> tuple[list[DeliveryResult], int]:
         async with serving_many(2) as (one, other):
             delivery = HttpDelivery(HERE, max_connections=1)
             sent = [delivery.send(request(served.url)) for served in (one, other)]
@@ -111,7 +111,7 @@ def test_an_idle_connection_makes_room_for_another_server() -> None:
 def test_room_that_its_first_in_line_no_longer_needs_goes_to_the_next() -> None:
     """Whoever left the line does not hold up those behind."""
 
-    async def main() -> tuple[Delivered, int]:
+    async def main() -> tuple[DeliveryResult, int]:
         async with serving_many(3) as (one, gone, other):
             delivery = HttpDelivery(HERE, max_connections=1)
             first = delivery.send(request(one.url))
@@ -154,9 +154,9 @@ def test_a_request_that_comes_just_when_a_connection_stands_has_its_own(
 ) -> None:
     """A connection is not counted twice, as one that is opened and one that stands."""
     opened = Way.open
-    sent: list[asyncio.Future[Delivered]] = []
+    sent: list[asyncio.Future[DeliveryResult]] = []
 
-    async def use(delivery: HttpDelivery, served: Served) -> list[Delivered]:
+    async def use(delivery: HttpDelivery, served: Served) -> list[DeliveryResult]:
         async def open_then_send(way: Way, protocol: asyncio.Protocol) -> object:
             found = await opened(way, protocol)
             if len(sent) < 2:
@@ -285,7 +285,7 @@ def test_a_server_that_closes_after_each_answer_is_served_all_the_same() -> None
     """It says so, or it does not."""
     for said in (OK, OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)):
 
-        async def main(said: bytes = said) -> list[Delivered]:
+        async def main(said: bytes = said) -> list[DeliveryResult]:
             async with serving(saying(said)) as served:
                 return await send_all(HttpDelivery(HERE), *[request(served.url)] * 5)
 

@@ -10,7 +10,7 @@ from tarry.errors import ConfigurationError
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.proxy import parse_proxy
-from tarry.service.delivery.messages import Delivered, Fault
+from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import OK, Hostile
 from tests.service.delivery.harness import HERE, closed, request, run, send_all
 from tests.service.delivery.scripted_server import OPEN, proxying, serving, silent
@@ -26,10 +26,10 @@ def through(
     tls: ssl.SSLContext | None = None,
     guard: Guard | None = None,
     user: str = "",
-) -> tuple[Delivered, list[str]]:
+) -> tuple[DeliveryResult, list[str]]:
     """Send a request through a proxy; return what came of it and what the proxy was asked."""
 
-    async def main() -> tuple[Delivered, list[str]]:
+    async def main() -> tuple[DeliveryResult, list[str]]:
         async with proxying(says, tls) as (proxy, asked):
             delivery = HttpDelivery(
                 guard or Guard(), proxy=proxy.url.replace("://", f"://{user}"), ca=ca
@@ -82,7 +82,7 @@ def test_a_proxy_may_speak_tls(hostile: Hostile, scheme: str) -> None:
 def test_tunnels_are_kept(hostile: Hostile) -> None:
     """Also through a proxy that speaks TLS; nothing of them is left at the end."""
 
-    async def main(tls: ssl.SSLContext | None) -> tuple[list[Delivered], int, int]:
+    async def main(tls: ssl.SSLContext | None) -> tuple[list[DeliveryResult], int, int]:
         async with proxying(tls=tls) as (proxy, asked):
             delivery = HttpDelivery(HERE, proxy=proxy.url, ca=hostile.ca, max_connections=3)
             url = hostile.tls["good"] + "ok"
@@ -172,7 +172,7 @@ def test_a_proxy_that_is_not_there_is_our_fault() -> None:
     for proxy in ("http://127.0.0.1:1", "http://proxy.invalid:3128", "https://127.0.0.1:1"):
         for url in ("http://target.invalid/", "https://target.invalid/"):
 
-            async def main(url: str = url, proxy: str = proxy) -> list[Delivered]:
+            async def main(url: str = url, proxy: str = proxy) -> list[DeliveryResult]:
                 return await send_all(HttpDelivery(Guard(), proxy=proxy), request(url))
 
             assert Fault.OURS is run(main())[0].fault
@@ -185,7 +185,7 @@ def test_what_is_said_before_tls_is_not_heard(hostile: Hostile) -> None:
         writer.write(OPEN)
         await silent(reader, writer)
 
-    async def main() -> Delivered:
+    async def main() -> DeliveryResult:
         async with serving(forge) as served:
             proxy = served.url.replace("http:", "https:")
             delivery = HttpDelivery(Guard(), proxy=proxy, ca=hostile.ca)

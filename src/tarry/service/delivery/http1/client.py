@@ -26,12 +26,12 @@ from tarry.service.delivery.http1.headers import is_token, lines_of
 from tarry.service.delivery.http1.pending_request import Deadlines, Sending
 from tarry.service.delivery.http1.pool import Pool, Room
 from tarry.service.delivery.http1.proxy import parse_proxy
-from tarry.service.delivery.messages import Delivered, Fault, NoWay
+from tarry.service.delivery.messages import DeliveryResult, Fault, NoWay
 from tarry.service.delivery.targets import parse_target
 
 if TYPE_CHECKING:
     from tarry.service.delivery.guard import Guard
-    from tarry.service.delivery.messages import Request
+    from tarry.service.delivery.messages import DeliveryRequest
 
 MAX_BODY = 1024 * 1024
 """Bytes of an answer's body that are read; the rest is not waited for."""
@@ -75,7 +75,7 @@ class HttpDelivery:
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    def send(self, request: Request) -> asyncio.Future[Delivered]:
+    def send(self, request: DeliveryRequest) -> asyncio.Future[DeliveryResult]:
         """Make one attempt; cancelled, it leaves nothing behind."""
         loop = self._loop
         if loop is None:
@@ -83,8 +83,8 @@ class HttpDelivery:
         try:
             pool, head = self._prepared(request)
         except NoWay as error:
-            answer: asyncio.Future[Delivered] = loop.create_future()
-            answer.set_result(Delivered(fault=error.fault, error=str(error)))
+            answer: asyncio.Future[DeliveryResult] = loop.create_future()
+            answer.set_result(DeliveryResult(fault=error.fault, error=str(error)))
             return answer
         now = self._clock()
         sending = Sending(loop, pool, request, head, now)
@@ -108,7 +108,7 @@ class HttpDelivery:
 
     # --- what goes out ----------------------------------------------------------------------------
 
-    def _prepared(self, request: Request) -> tuple[Pool, bytes]:
+    def _prepared(self, request: DeliveryRequest) -> tuple[Pool, bytes]:
         """Return where a request goes, and its head; raise NoWay when it cannot be sent."""
         url, method, body = request.url, request.method, request.body
         at = url.find("/", 8)  # after https://

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 
-from tarry.service.delivery.messages import Delivered, Fault
+from tarry.service.delivery.messages import DeliveryResult, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
         sending, socket, now = self.sending, self._socket, self._clock()
         assert sending is not None  # noqa: S101 - its answer
         assert socket is not None  # noqa: S101 - it came here
-        delivered = Delivered(
+        delivered = DeliveryResult(
             status=self._status,
             headers=self._headers,
             excerpt=self._excerpt,
@@ -256,14 +256,14 @@ class Connection(asyncio.Protocol):
         sending.connection = None
         sending.end(delivered, self._clock())
 
-    def failed(self, fault: Fault, words: str) -> Delivered:
+    def failed(self, fault: Fault, words: str) -> DeliveryResult:
         """Return what a request came to that got no answer here."""
-        delivered = Delivered(fault=fault, error=words, remote=self._remote)
+        delivered = DeliveryResult(fault=fault, error=words, remote=self._remote)
         if self._opened is not None:
             self._tell_phases(delivered)
         return delivered
 
-    def _tell_phases(self, delivered: Delivered) -> None:
+    def _tell_phases(self, delivered: DeliveryResult) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
             delivered.dns_ms, delivered.connect_ms = opened.dns_ms, opened.connect_ms

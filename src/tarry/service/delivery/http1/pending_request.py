@@ -7,13 +7,13 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from tarry.service.delivery.messages import Delivered
+from tarry.service.delivery.messages import DeliveryResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 if TYPE_CHECKING:
-    from tarry.service.delivery.messages import Fault, Request
+    from tarry.service.delivery.messages import DeliveryRequest, Fault
 
 
 class Sender(Protocol):
@@ -35,12 +35,12 @@ class Carrier(Protocol):
         """Close it at once."""
         ...
 
-    def failed(self, fault: Fault, words: str) -> Delivered:
+    def failed(self, fault: Fault, words: str) -> DeliveryResult:
         """Return what a request came to that got no answer here."""
         ...
 
 
-class Sending(asyncio.Future[Delivered]):
+class Sending(asyncio.Future[DeliveryResult]):
     """A request on its way. It is no coroutine: nothing has to be woken but who waits for it."""
 
     deadline: Deadline | None = None
@@ -53,18 +53,18 @@ class Sending(asyncio.Future[Delivered]):
         self,
         loop: asyncio.AbstractEventLoop,
         sender: Sender,
-        request: Request,
+        request: DeliveryRequest,
         head: bytes,
         started: float,
     ) -> None:
         super().__init__(loop=loop)
         self._sender = sender
-        self.request: Request = request
+        self.request: DeliveryRequest = request
         self.head: bytes = head
         """What goes out before the body."""
         self.started: float = started
 
-    def end(self, delivered: Delivered, now: float) -> None:
+    def end(self, delivered: DeliveryResult, now: float) -> None:
         """Say what came of it."""
         if self.deadline is not None:
             self.deadline[WHO] = None

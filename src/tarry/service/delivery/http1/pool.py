@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 from tarry.service.delivery.http1.connection import Connection
-from tarry.service.delivery.messages import Delivered, Fault, NoWay
+from tarry.service.delivery.messages import DeliveryResult, Fault, NoWay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,7 @@ class Pool:
         try:
             opened = await self._way.open(connection)
         except NoWay as error:
-            sending.end(Delivered(fault=error.fault, error=str(error)), self._clock())
+            sending.end(DeliveryResult(fault=error.fault, error=str(error)), self._clock())
             return False
         except BaseException:
             connection.drop()  # it may stand already
@@ -171,10 +171,10 @@ class Pool:
             _, connection = self._connecting[sending.connecting]
             is_reached = connection.is_open or not self._way.is_proxied
             fault = Fault.TIMEOUT if is_reached else Fault.OURS
-            delivered = Delivered(fault=fault, error=f"No connection {within}")
+            delivered = DeliveryResult(fault=fault, error=f"No connection {within}")
         else:
             words = f"No connection came free {within}: raise the limits"
-            delivered = Delivered(fault=Fault.OURS, error=words)
+            delivered = DeliveryResult(fault=Fault.OURS, error=words)
         sending.end(delivered, self._clock())
         self.leave(sending)
 
@@ -205,7 +205,7 @@ class Pool:
         running = [each.sending for each in self._all if each.sending is not None]
         opening = [sending for sending, _ in self._connecting.values()]
         for sending in [*self._waiting, *opening, *running]:
-            sending.end(Delivered(fault=Fault.OURS, error="the delivery is closed"), now)
+            sending.end(DeliveryResult(fault=Fault.OURS, error="the delivery is closed"), now)
         self._waiting.clear()
         for connection in tuple(self._all):
             connection.drop()
