@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 from tarry.service.api.application import Api
-from tarry.service.api.surroundings import Surroundings
+from tarry.service.api.context import ApiContext
 from tarry.service.delivery.guard import Guard
 from tarry.service.sealing import Plain
-from tests.service.api.rig import Shelf
+from tests.service.api.harness import FakePayloads
 from tests.service.engine.rig import Rig
 
 
@@ -21,15 +21,15 @@ async def _no_metrics(_: str | None) -> tuple[bytes, str]:
 def api_of(rig: Rig) -> Api:
     """Return the API that stands before an engine."""
     return Api(
-        Surroundings(
+        ApiContext(
             engine=rig.engine,
             store=rig.store,
-            payloads=Shelf(),
+            payloads=FakePayloads(),
             seal=Plain(),
             guard=Guard(),
             new_id=lambda: next(rig.ids),
             monotonic=asyncio.get_running_loop().time,
-            metrics=_no_metrics,
+            render_metrics=_no_metrics,
         )
     )
 

@@ -15,7 +15,7 @@ import pytest
 import typer.main
 
 from tarry.cli.app import app
-from tarry.service.loading import check_variables
+from tarry.service.settings import check_variables
 from tarry.testing import no_wait
 from tests.cli.operating import tarry
 from tests.cli.test_cli_page import commands

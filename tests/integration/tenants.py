@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tarry.service.api.keys import make_key
+from tarry.service.api.auth import make_key
 from tarry.service.stores.sqlite import SqliteStore
 from tests.integration.service import Reply, Service, service
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tarry.service.defaults import MAX_RESPONSE_BYTES
 from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.http1.client import MAX_BODY, HttpDelivery
+from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import BEHAVIOURS, BOMB, METADATA, Hostile, hostile_targets
 from tests.service.delivery.harness import HERE, LOOPS, request, run, send, send_all, use
@@ -133,7 +134,7 @@ def test_reading_ends_at_the_bound(hostile: Hostile) -> None:
     async def main() -> list[DeliveryResult]:
         return await send_all(
             HttpDelivery(HERE, max_body=100_000),
-            request(hostile.url + "endless", max_excerpt=MAX_BODY),
+            request(hostile.url + "endless", max_excerpt=MAX_RESPONSE_BYTES),
             request(hostile.url + "ok"),
         )
 

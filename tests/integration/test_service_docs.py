@@ -23,13 +23,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tarry.service.api.kinds import KINDS
-from tarry.service.api.surroundings import Limits as ApiLimits
+from tarry.service.api.context import ApiLimits
+from tarry.service.api.problem_types import KINDS
 from tarry.service.delivery.messages import Fault
 from tarry.service.engine.parts import Limits as EngineLimits
-from tarry.service.loading import load
 from tarry.service.model import TRANSITIONS
-from tarry.service.settings import Settings
+from tarry.service.settings import Settings, load
 from tests.integration.service import Service, Target, free_port, service, target
 from tests.test_docs import DOCS, Block, blocks_of, name_of, table_of
 
@@ -235,7 +234,7 @@ def test_limits_on_the_page_are_those_of_the_code() -> None:
     documented = [int(found.replace(",", "")) for row in rows for found in _NUMBER.findall(row[1])]
 
     expected = [engine.in_flight, engine.lane_in_flight, engine.held, engine.lane_held]
-    expected += [engine.ingest, 503, api.waiting, api.streams, 503]
+    expected += [engine.ingest, 503, api.max_waiting_requests, api.max_event_streams, 503]
     assert expected == documented
 
 

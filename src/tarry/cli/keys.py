@@ -49,7 +49,7 @@ def create(
     from uuid_utils import uuid7
 
     from tarry.cli.shown import print_json
-    from tarry.service.api.keys import make_key
+    from tarry.service.api.auth import make_key
 
     secret, made = make_key(tenant, str(uuid7()), name)
     _with_store(store, config, lambda opened: opened.put_key(made), is_new=True)
@@ -123,8 +123,8 @@ def _with_store(
 
     from tarry.errors import ConfigurationError
     from tarry.service.app import make_store
-    from tarry.service.checks import sqlite_path
-    from tarry.service.loading import load
+    from tarry.service.settings import load
+    from tarry.service.settings_checks import sqlite_path
 
     url = load({"store": url}, file=config).settings.store
     if url == "memory:":

@@ -85,7 +85,7 @@ def _opened(server: str, key: str | None) -> Client:
     from tarry.errors import ConfigurationError
 
     need_packages()
-    from tarry.service.loading import check_variables
+    from tarry.service.settings import check_variables
 
     check_variables()
     try:

@@ -57,7 +57,7 @@ def serve(
     loaded = settings_of(store, host, port, allow, dev, config, changes)
     from tarry.cli.failures import AWAY
     from tarry.service.app import Service
-    from tarry.service.server import Server
+    from tarry.service.http.server import Server
 
     _log(loaded.settings.log, loaded.settings.log_level)
     service = Service(loaded.settings, apart=True)
@@ -148,7 +148,7 @@ def need_service() -> None:
 
     try:
         import_module("tarry.service.app")
-        import_module("tarry.service.server")
+        import_module("tarry.service.http.server")
     except MissingExtra:
         raise
     except ImportError as missing:
@@ -167,7 +167,7 @@ def settings_of(
 ) -> Loaded:
     """Read what a user has said."""
     need_service()
-    from tarry.service.loading import load
+    from tarry.service.settings import load
 
     changed: dict[str, str] = {}
     for text in changes or ():

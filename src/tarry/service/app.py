@@ -16,9 +16,7 @@ try:
     from uuid_utils import uuid7
 
     from tarry.service.api.application import Api
-    from tarry.service.api.surroundings import Limits as ApiLimits
-    from tarry.service.api.surroundings import Surroundings
-    from tarry.service.checks import MEMORY, SQLITE, check, sqlite_path
+    from tarry.service.api.context import ApiContext, ApiLimits
     from tarry.service.delivery.dispatch import Deliveries
     from tarry.service.delivery.grpc import GrpcDelivery
     from tarry.service.delivery.grpc import is_installed as has_grpc
@@ -37,6 +35,7 @@ try:
     from tarry.service.engine.waiters import Waiters
     from tarry.service.payloads import Payloads
     from tarry.service.sealing import Plain, Sealed
+    from tarry.service.settings_checks import MEMORY, SQLITE, check, sqlite_path
     from tarry.service.store import Lease, Retention
 except ImportError as _missing:
     _needed = f"the service needs {_missing.name}: pip install 'tarry[service]'"
@@ -113,7 +112,7 @@ class Service:
             )
         )
         self.api: Api = Api(
-            Surroundings(
+            ApiContext(
                 engine=self.engine,
                 store=self.store,
                 payloads=payloads,
@@ -121,16 +120,16 @@ class Service:
                 guard=guard,
                 new_id=_new_id,
                 monotonic=world.now,
-                metrics=self._numbers,
-                keys=demand_keys(settings),
+                render_metrics=self._numbers,
+                require_keys=demand_keys(settings),
                 operator=settings.operator,
-                hosts=known_hosts(settings),
-                grpc=has_grpc(),
+                allowed_hosts=known_hosts(settings),
+                has_grpc=has_grpc(),
                 limits=ApiLimits(
-                    request=settings.max_body_bytes,
-                    inline=settings.inline_body_bytes,
-                    attempt_timeout=settings.max_attempt_timeout_ms / 1000,
-                    rate=settings.tenant_rate or None,
+                    max_request_bytes=settings.max_body_bytes,
+                    inline_body_bytes=settings.inline_body_bytes,
+                    max_attempt_timeout_s=settings.max_attempt_timeout_ms / 1000,
+                    tenant_tasks_per_s=settings.tenant_rate or None,
                 ),
             ),
             version=version("tarry"),

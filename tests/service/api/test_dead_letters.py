@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.service.api.rig import NOW, Rig, with_rig
+from tests.service.api.harness import NOW, Rig, with_rig
 
 
 def test_dead_letters_are_listed() -> None:
@@ -176,8 +176,8 @@ def test_dead_letters_can_be_removed() -> None:
 
 def test_a_purge_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one request does not remove is told, and takes another."""
-    monkeypatch.setattr("tarry.service.api.deadletters._STEP", 2)
-    monkeypatch.setattr("tarry.service.api.deadletters._STEPS", 2)
+    monkeypatch.setattr("tarry.service.api.dead_letters._STEP", 2)
+    monkeypatch.setattr("tarry.service.api.dead_letters._STEPS", 2)
 
     async def test(rig: Rig) -> None:
         for _ in range(5):

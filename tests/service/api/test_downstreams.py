@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.service.api.rig import NOW, Rig, with_rig
+from tests.service.api.harness import NOW, Rig, with_rig
 
 LANE = "https:example.com:443"
 

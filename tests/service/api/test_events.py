@@ -8,12 +8,12 @@ import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.api.application import Api
+from tarry.service.api.context import ApiLimits
 from tarry.service.api.events import EventStreams
-from tarry.service.api.surroundings import Limits
 from tarry.service.engine.events import Event
 from tarry.service.model import AttemptRecord
 from tarry.testing import VirtualClock
-from tests.service.api.rig import NOW, Rig, Time, with_rig
+from tests.service.api.harness import NOW, Rig, Time, with_rig
 from tests.service.api.test_keys import key_for
 
 
@@ -172,7 +172,7 @@ def test_there_are_only_so_many_readers() -> None:
         assert isinstance(rig.api._events, EventStreams)
         assert not rig.engine.events
 
-    with_rig(test, limits=Limits(streams=1))
+    with_rig(test, limits=ApiLimits(max_event_streams=1))
 
 
 @pytest.mark.parametrize("is_busy", [True, False])

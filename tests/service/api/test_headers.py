@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.service.api.headers import check_headers, lower_names
+from tarry.service.api.context import ApiLimits
 from tarry.service.api.problems import Refused
-from tarry.service.api.surroundings import Limits
+from tarry.service.api.task_validation import check_headers, lower_names
 
 
 def test_the_names_are_told_in_lower_case() -> None:
     """In the order in which they were given."""
     given = {"X-One": "1", "content-type": "text/plain", "ETag": ""}
-    assert ("x-one", "content-type", "etag") == check_headers(given, Limits())
+    assert ("x-one", "content-type", "etag") == check_headers(given, ApiLimits())
 
 
 def test_names_that_are_refused_are_not_remembered() -> None:
@@ -18,18 +18,18 @@ def test_names_that_are_refused_are_not_remembered() -> None:
     before = lower_names.cache_info().currsize
     for i in range(10):
         with pytest.raises(Refused, match="1 to 256 characters"):
-            check_headers({f"x{i}" + "y" * 5000: ""}, Limits())
+            check_headers({f"x{i}" + "y" * 5000: ""}, ApiLimits())
     assert before == lower_names.cache_info().currsize
 
 
 @pytest.mark.parametrize("value", ["", "a", "a b", "a\tb  c", "~!"])
 def test_blanks_may_stand_between_visible_characters(value: str) -> None:
     """And a value may be empty."""
-    assert ("x",) == check_headers({"x": value}, Limits())
+    assert ("x",) == check_headers({"x": value}, ApiLimits())
 
 
 @pytest.mark.parametrize("value", [" ", " a", "a ", "a\t", "a\nb", "a\r\nb: c", "a\n", "ä", "\x7f"])
 def test_a_value_of_anything_else_is_refused(value: str) -> None:
     """No other line can be smuggled in."""
     with pytest.raises(Refused, match="x must be visible ASCII"):
-        check_headers({"x": value}, Limits())
+        check_headers({"x": value}, ApiLimits())

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tarry.errors import StoreUnavailable
-from tests.service.api.rig import Rig, with_rig
+from tests.service.api.harness import Rig, with_rig
 
 
 def test_a_service_that_is_well() -> None:

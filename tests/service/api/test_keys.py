@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.api.keys import Keys, check_tenant, digest_of, make_key
+from tarry.service.api.auth import Keys, check_tenant, digest_of, make_key
 from tarry.service.model import ApiKey
-from tests.service.api.rig import TARGET, Reply, Rig, with_rig
+from tests.service.api.harness import TARGET, Reply, Rig, with_rig
 
 
 async def key_for(rig: Rig, tenant: str) -> tuple[str, ApiKey]:
@@ -186,7 +186,7 @@ def test_answers_of_the_store_are_believed_for_a_while() -> None:
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood of wrong keys neither fills the memory nor pushes out the right ones."""
-    monkeypatch.setattr("tarry.service.api.keys._MOST", 10)
+    monkeypatch.setattr("tarry.service.api.auth._MOST", 10)
 
     async def test(rig: Rig) -> None:
         secret, _ = await key_for(rig, "acme")

@@ -17,9 +17,9 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from tarry.service.api.kinds import KINDS
+from tarry.service.api.problem_types import KINDS
 from tarry.wire.policies import FIELDS
-from tests.service.api.rig import Rig, with_rig
+from tests.service.api.harness import Rig, with_rig
 
 # Rules that no schema can hold (which hosts may be called, which policies there are) make some
 # documents wrong that the schema takes for right, so it is not asked that all of those be accepted.

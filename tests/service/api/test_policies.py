@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tarry.wire.policies import SERVICE_PRESETS
-from tests.service.api.rig import NOW, TARGET, Rig, with_rig
+from tests.service.api.harness import NOW, TARGET, Rig, with_rig
 
 
 def test_a_policy_is_registered_once() -> None:

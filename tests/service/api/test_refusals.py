@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tarry.service.api.surroundings import Limits
-from tests.service.api.rig import NOW, TARGET, Rig, with_rig
+from tarry.service.api.context import ApiLimits
+from tests.service.api.harness import NOW, TARGET, Rig, with_rig
 
 BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
     # what is sent, the field that is named, a part of the rule
@@ -94,7 +94,7 @@ BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"policy": {"retryableStatusCodes": [700]}}, "policy.retryableStatusCodes", "100 to 599"),
     ({"policy": {"retryableStatusCodes": ["x"]}}, "policy.retryableStatusCodes[0]", "whole"),
     ({"policy": {"scheduleMs": [1] * 1001}}, "policy.scheduleMs", "1000 entries"),
-    ({"policy": {"attemptTimeoutMs": 300_001}}, "policy.attemptTimeoutMs", "at most 300000"),
+    ({"policy": {"attemptTimeoutMs": 60_001}}, "policy.attemptTimeoutMs", "at most 60000"),
     ({"policy": {"backoffType": "SCHEDULE"}}, "policy.backoffType", "scheduleMs"),
     ({"policy": {"retries": 3}}, "policy.retries", "no field policy.retries. The fields are"),
     ({"policy": {"maxAttempt": 3}}, "policy.maxAttempt", "Did you mean maxAttempts?"),
@@ -254,7 +254,7 @@ def test_a_request_that_says_it_is_too_large_is_not_read(length: str) -> None:
         )
         assert 413 == reply.status
 
-    with_rig(test, limits=Limits(request=1000))
+    with_rig(test, limits=ApiLimits(max_request_bytes=1000))
 
 
 def test_a_request_that_turns_out_too_large_is_not_read_to_its_end() -> None:
@@ -265,7 +265,7 @@ def test_a_request_that_turns_out_too_large_is_not_read_to_its_end() -> None:
         assert (413, "close") == (reply.status, reply.header("connection"))
         assert 0 == await rig.count()
 
-    with_rig(test, limits=Limits(request=1000))
+    with_rig(test, limits=ApiLimits(max_request_bytes=1000))
 
 
 def test_a_body_in_parts_is_put_together() -> None:

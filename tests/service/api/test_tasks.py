@@ -8,7 +8,7 @@ from cryptography.fernet import Fernet
 from tarry.service.model import AttemptRecord, Decision, Status
 from tarry.service.sealing import Sealed
 from tarry.service.store import TaskResult
-from tests.service.api.rig import NOW, TARGET, Rig, with_rig
+from tests.service.api.harness import NOW, TARGET, Rig, with_rig
 
 NOBODY = "01890000-0000-7000-8000-0000000000ff"
 

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from tarry.errors import Overloaded, StoreUnavailable
-from tarry.service.api.keys import make_key
-from tarry.service.api.surroundings import Limits
-from tests.service.api.rig import TARGET, Reply, Rig, with_rig
+from tarry.service.api.auth import make_key
+from tarry.service.api.context import ApiLimits
+from tests.service.api.harness import TARGET, Reply, Rig, with_rig
 
 TASK = json.dumps({"targetUrl": TARGET, "idempotencyKey": "k"}).encode()
-SMALL = Limits(request=4096, inline=64, rate=1.0, burst=3.0)
+SMALL = ApiLimits(
+    max_request_bytes=4096, inline_body_bytes=64, tenant_tasks_per_s=1.0, tenant_burst=3.0
+)
 JSON = {"content-type": "application/json"}
 
 

@@ -12,27 +12,27 @@ import msgspec
 from starlette.routing import Route, Router
 
 from tarry.service.api import problems
-from tarry.service.api.creation import Creation
-from tarry.service.api.deadletters import DeadLetters
+from tarry.service.api.auth import Door
+from tarry.service.api.dead_letters import DeadLetters
 from tarry.service.api.docs import POLICY, page
-from tarry.service.api.door import Door
 from tarry.service.api.downstreams import Downstreams
-from tarry.service.api.endpoint import Endpoint
 from tarry.service.api.events import EventStreams
-from tarry.service.api.exchange import Answer, refusal
 from tarry.service.api.health import Watch
 from tarry.service.api.openapi import openapi
-from tarry.service.api.operations import Operation
 from tarry.service.api.policies import PolicyResource
+from tarry.service.api.prefer import Waiting
+from tarry.service.api.response import Answer, refusal
+from tarry.service.api.routing import Endpoint, Operation
+from tarry.service.api.task_creation import Creation
 from tarry.service.api.tasks import Tasks
-from tarry.service.api.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.api.exchange import Asked, Whole
-    from tarry.service.api.operations import Handler
-    from tarry.service.api.surroundings import Surroundings
+    from tarry.service.api.context import ApiContext
+    from tarry.service.api.request import Asked
+    from tarry.service.api.response import Whole
+    from tarry.service.api.routing import Handler
     from tarry.wire.asgi import Receive, Scope, Send
 
 
@@ -42,7 +42,7 @@ _HOT = "/retry-tasks"
 class Api:
     """Every row of the API behind one ASGI application."""
 
-    def __init__(self, around: Surroundings, *, version: str = "0") -> None:
+    def __init__(self, around: ApiContext, *, version: str = "0") -> None:
         self._waiting = Waiting(around)
         tasks = Tasks(around, self._waiting)
         self._events = EventStreams(around)
@@ -57,7 +57,7 @@ class Api:
         ]
         rows = tuple(operations)
         operations += _self_description(
-            cache(lambda: openapi(rows, version=version, keys=around.keys))
+            cache(lambda: openapi(rows, version=version, keys=around.require_keys))
         )
         endpoints = _endpoints(operations, Door(around))
         self._fixed = {path: one for path, one in endpoints.items() if "{" not in path}

@@ -6,7 +6,7 @@ import re
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from tarry.service.api.kinds import KINDS
+from tarry.service.api.problem_types import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError
 from tarry.service.api import problems
-from tarry.service.api.exchange import NoQuery, named, told
-from tarry.service.api.operations import Operation, PageQuery
+from tarry.service.api.problems import named
+from tarry.service.api.request import NoQuery, PageQuery
+from tarry.service.api.response import told
+from tarry.service.api.routing import Operation
 from tarry.service.api.views import downstream_view, lane_meant
 from tarry.wire.tasks import Downstream, Page
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tarry.service.api.exchange import Answer, Asked
-    from tarry.service.api.surroundings import Surroundings
+    from tarry.service.api.context import ApiContext
+    from tarry.service.api.request import Asked
+    from tarry.service.api.response import Answer
     from tarry.service.model import LaneRecord
 
 _HANDS = {
@@ -28,7 +31,7 @@ _HANDS = {
 class Downstreams:
     """Tells and moves lanes."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: ApiContext) -> None:
         self._around = around
 
     def operations(self) -> list[Operation]:

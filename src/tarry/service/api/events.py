@@ -14,18 +14,19 @@ import msgspec
 
 from tarry.errors import StoreUnavailable
 from tarry.service.api import problems
-from tarry.service.api.door import Door
-from tarry.service.api.exchange import NoQuery
-from tarry.service.api.operations import Operation
+from tarry.service.api.auth import Door
 from tarry.service.api.problems import Refused
+from tarry.service.api.request import NoQuery
+from tarry.service.api.routing import Operation
 from tarry.service.api.views import attempt_view, lane_shown
 from tarry.wire.tasks import EventNews
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from tarry.service.api.exchange import Asked
-    from tarry.service.api.surroundings import Event, Subscription, Surroundings
+    from tarry.service.api.context import ApiContext
+    from tarry.service.api.request import Asked
+    from tarry.service.engine.events import Event, Subscription
     from tarry.wire.asgi import Receive, Send
 
 _encode = msgspec.json.Encoder().encode
@@ -44,7 +45,7 @@ _HEADERS = [
 class EventStreams:
     """The readers of this process, of which there are only so many."""
 
-    def __init__(self, around: Surroundings, heartbeat: float = _HEARTBEAT) -> None:
+    def __init__(self, around: ApiContext, heartbeat: float = _HEARTBEAT) -> None:
         self._around = around
         self._heartbeat = heartbeat
         self._tenant_of = Door(around).tenant_of
@@ -64,7 +65,7 @@ class EventStreams:
     async def stream(self, asked: Asked) -> EventStream:
         """Begin a stream."""
         asked.query(NoQuery)
-        if len(self._streams) >= self._around.limits.streams:
+        if len(self._streams) >= self._around.limits.max_event_streams:
             detail = f"There are {len(self._streams)} readers of events already."
             raise problems.unavailable(detail, 10.0)
         subscription = self._around.engine.events.subscribe(asked.tenant)

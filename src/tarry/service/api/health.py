@@ -9,12 +9,12 @@ import msgspec
 
 from tarry.errors import StoreUnavailable
 from tarry.service.api import problems
-from tarry.service.api.exchange import Answer, told
-from tarry.service.api.operations import Operation
+from tarry.service.api.response import Answer, told
+from tarry.service.api.routing import Operation
 
 if TYPE_CHECKING:
-    from tarry.service.api.exchange import Asked
-    from tarry.service.api.surroundings import Surroundings
+    from tarry.service.api.context import ApiContext
+    from tarry.service.api.request import Asked
 
 _PATIENCE = 5.0
 _FRESH_FOR = 1.0
@@ -30,7 +30,7 @@ class Healthy(msgspec.Struct):
 class Watch:
     """Says how the service is."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: ApiContext) -> None:
         self._around = around
         self._looked_at = float("-inf")
         self._store_ill: str | None = None
@@ -69,14 +69,14 @@ class Watch:
         if not ills:
             return told(200, Healthy())
         # Why is for the log where strangers may ask: it may name hosts and files.
-        told_ills = dict.fromkeys(ills, "see the log") if self._around.keys else ills
+        told_ills = dict.fromkeys(ills, "see the log") if self._around.require_keys else ills
         detail = f"Out of order: {', '.join(sorted(ills))}."
         raise problems.unavailable(detail, 5.0, ills=told_ills)
 
     async def metrics(self, asked: Asked) -> Answer:
         """Tell the metrics: all of them to an operator, and what is his own to another tenant."""
-        sees_all = not self._around.keys or asked.tenant == self._around.operator
-        body, kind = await self._around.metrics(None if sees_all else asked.tenant)
+        sees_all = not self._around.require_keys or asked.tenant == self._around.operator
+        body, kind = await self._around.render_metrics(None if sees_all else asked.tenant)
         return Answer(200, body, [(b"content-type", kind.encode())])
 
     async def _look(self) -> None:

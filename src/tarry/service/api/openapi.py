@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tarry.service.api.kinds import KINDS
+from tarry.service.api.problem_types import KINDS
 from tarry.wire.problem import MEDIA_TYPE
 from tarry.wire.tasks import MOST_IN_BATCH, NewBatch, RetryTaskRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tarry.service.api.operations import Operation
+    from tarry.service.api.routing import Operation
 
 _REF = "#/components/schemas/{name}"
 _PAGE = re.compile(rb"\bPage_(\w+?)_(?=\")")

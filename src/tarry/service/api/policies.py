@@ -8,10 +8,12 @@ import msgspec
 from msgspec import Meta
 
 from tarry.errors import ConfigurationError
-from tarry.service.api import kinds, problems
-from tarry.service.api.exchange import NoQuery, empty, named, told
-from tarry.service.api.operations import Operation, PageQuery
-from tarry.service.api.policychecks import check_policy, check_policy_id, no_version
+from tarry.service.api import problem_types, problems
+from tarry.service.api.policy_validation import check_policy, check_policy_id, no_version
+from tarry.service.api.problems import named
+from tarry.service.api.request import NoQuery, PageQuery
+from tarry.service.api.response import empty, told
+from tarry.service.api.routing import Operation
 from tarry.service.api.views import policy_view
 from tarry.service.model import PolicyVersion
 from tarry.service.store import PolicyWriteStatus
@@ -26,8 +28,9 @@ from tarry.wire.tasks import (
 )
 
 if TYPE_CHECKING:
-    from tarry.service.api.exchange import Answer, Asked
-    from tarry.service.api.surroundings import Surroundings
+    from tarry.service.api.context import ApiContext
+    from tarry.service.api.request import Asked
+    from tarry.service.api.response import Answer
 
 _document = msgspec.json.Decoder(dict[str, Any])
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -75,7 +78,7 @@ class VersionQuery(
 class PolicyResource:
     """Reads and writes policies."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: ApiContext) -> None:
         self._around = around
 
     def operations(self) -> list[Operation]:
@@ -128,7 +131,7 @@ class PolicyResource:
         change, policy = await self._write(asked.tenant, policy_id, fields, replace=False)
         if change is PolicyWriteStatus.CONFLICT:
             detail = f"{policy_id} has other content. PUT /retry-policies/{policy_id} changes it."
-            raise problems.conflict(kinds.POLICY_TAKEN, detail, field="policyId")
+            raise problems.conflict(problem_types.POLICY_TAKEN, detail, field="policyId")
         location = (b"location", f"/retry-policies/{policy_id}".encode())
         return told(201 if change is PolicyWriteStatus.CREATED else 200, _view(policy), location)
 
@@ -189,16 +192,16 @@ class PolicyResource:
         change = await self._around.store.delete_policy(asked.tenant, policy_id)
         self._around.engine.policies.forget(asked.tenant, policy_id)
         if change is PolicyWriteStatus.CONFLICT:
-            raise problems.conflict(kinds.POLICY_IN_USE, _in_use(policy_id))
+            raise problems.conflict(problem_types.POLICY_IN_USE, _in_use(policy_id))
         if change is PolicyWriteStatus.MISSING:
             if policy_id in SERVICE_PRESETS:
                 detail = f"{policy_id} comes with the service; PUT lays a policy of yours over it."
-                raise problems.conflict(kinds.POLICY_BUILT_IN, detail)
+                raise problems.conflict(problem_types.POLICY_BUILT_IN, detail)
             raise problems.missing("such policy")
         return empty()
 
     async def _fields(self, asked: Asked) -> dict[str, Any]:
-        body = await asked.json(self._around.limits.request)
+        body = await asked.json(self._around.limits.max_request_bytes)
         try:
             return _document.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tarry.service.api import kinds
+from tarry.service.api import problem_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tarry.service.api.kinds import Kind
+    from tarry.errors import ConfigurationError
+    from tarry.service.api.problem_types import Kind
     from tarry.wire.problem import Problem
 
 _AT = re.compile(r" - at `\$\.?(.*)`$")
@@ -37,7 +38,12 @@ class Refused(Exception):
 
 def invalid(field: str, detail: str, status: int = 422) -> Refused:
     """A field breaks a rule; `field` is its path in the JSON, or the name of a parameter."""
-    return Refused(kinds.INVALID.problem(detail, status, field=field))
+    return Refused(problem_types.INVALID.problem(detail, status, field=field))
+
+
+def named(field: str, error: ConfigurationError) -> Refused:
+    """Turn a rule of another part into a problem about a field."""
+    return invalid(field, f"{str(error).rstrip('.')}.")
 
 
 def no_field(where: str, name: str, fields: Iterable[str]) -> Refused:
@@ -54,7 +60,7 @@ def no_field(where: str, name: str, fields: Iterable[str]) -> Refused:
 
 def unreadable(detail: str) -> Refused:
     """The body is not JSON."""
-    return Refused(kinds.MALFORMED.problem(detail))
+    return Refused(problem_types.MALFORMED.problem(detail))
 
 
 def bodiless() -> Refused:
@@ -80,7 +86,7 @@ def missing(what: str) -> Refused:
 
 def not_found(detail: str) -> Refused:
     """There is something, but not this of it."""
-    return Refused(kinds.NOT_FOUND.problem(detail))
+    return Refused(problem_types.NOT_FOUND.problem(detail))
 
 
 def conflict(kind: Kind, detail: str, **more: Any) -> Refused:
@@ -94,29 +100,34 @@ def reused_key() -> Refused:
         "idempotencyKey belongs to a task with other content. Send a new key with a new task, and "
         "what was sent first with a retry."
     )
-    return Refused(kinds.KEY_REUSED.problem(detail, field="idempotencyKey"))
+    return Refused(problem_types.KEY_REUSED.problem(detail, field="idempotencyKey"))
 
 
 def too_large(limit: int) -> Refused:
     """The body is longer than it may be."""
     detail = f"The request may have {limit} bytes. Larger bodies go by `bodyRef`."
-    return Refused(kinds.TOO_LARGE.problem(detail), [(b"connection", b"close")])
+    return Refused(problem_types.TOO_LARGE.problem(detail), [(b"connection", b"close")])
 
 
 def not_json() -> Refused:
     """The content type is another."""
-    return Refused(kinds.NOT_JSON.problem(kinds.NOT_JSON.help), [(b"accept", b"application/json")])
+    return Refused(
+        problem_types.NOT_JSON.problem(problem_types.NOT_JSON.help),
+        [(b"accept", b"application/json")],
+    )
 
 
 def unauthorized(detail: str) -> Refused:
     """There is no key, or not a valid one."""
     challenge = (b"www-authenticate", b'Bearer realm="tarry"')
-    return Refused(kinds.KEY_NEEDED.problem(detail), [challenge])
+    return Refused(problem_types.KEY_NEEDED.problem(detail), [challenge])
 
 
 def foreign(origin: str) -> Refused:
     """A page of another site asks through somebody's browser."""
-    return Refused(kinds.CROSS_SITE.problem(f"Requests from pages of {origin} are not accepted."))
+    return Refused(
+        problem_types.CROSS_SITE.problem(f"Requests from pages of {origin} are not accepted.")
+    )
 
 
 def misdirected(host: str) -> Refused:
@@ -125,28 +136,28 @@ def misdirected(host: str) -> Refused:
         f"Requests to {host} are not served: without API keys only those to loopback are. "
         "The operator can allow the name (allow_host)."
     )
-    return Refused(kinds.HOST.problem(detail))
+    return Refused(problem_types.HOST.problem(detail))
 
 
 def not_allowed(allowed: str) -> Refused:
     """The path has other methods."""
-    problem = kinds.NOT_ALLOWED.problem(f"This path takes {allowed}.")
+    problem = problem_types.NOT_ALLOWED.problem(f"This path takes {allowed}.")
     return Refused(problem, [(b"allow", allowed.encode())])
 
 
 def too_many(detail: str, seconds: float) -> Refused:
     """A quota of the tenant is used up."""
-    return Refused(kinds.QUOTA.problem(detail), [retry_after(seconds)])
+    return Refused(problem_types.QUOTA.problem(detail), [retry_after(seconds)])
 
 
 def unavailable(detail: str, seconds: float = 1.0, **more: Any) -> Refused:
     """The service cannot do it now; the same request may do better later."""
-    return Refused(kinds.UNAVAILABLE.problem(detail, **more), [retry_after(seconds)])
+    return Refused(problem_types.UNAVAILABLE.problem(detail, **more), [retry_after(seconds)])
 
 
 def broken() -> Refused:
     """A mistake of ours."""
-    return Refused(kinds.BROKEN.problem("The service failed; its log says why."))
+    return Refused(problem_types.BROKEN.problem("The service failed; its log says why."))
 
 
 def retry_after(seconds: float) -> tuple[bytes, bytes]:

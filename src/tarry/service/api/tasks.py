@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from tarry.core.checks import short
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
-from tarry.service.api import kinds, problems
-from tarry.service.api.exchange import NoQuery, named, told
-from tarry.service.api.explaining import explained
-from tarry.service.api.operations import Operation, PageQuery
+from tarry.service.api import problem_types, problems
+from tarry.service.api.explanation import explained
+from tarry.service.api.prefer import HEADER, applied
+from tarry.service.api.problems import named
 from tarry.service.api.redact import secrets_of
+from tarry.service.api.request import NoQuery, PageQuery
+from tarry.service.api.response import told
+from tarry.service.api.routing import Operation
 from tarry.service.api.views import attempt_view, content_of, lane_meant, view_of
-from tarry.service.api.waiting import HEADER, applied
 from tarry.service.model import Status
 from tarry.service.store import CancelStatus, RetryNowStatus, TaskFilter
 from tarry.wire.tasks import (
@@ -30,9 +32,10 @@ from tarry.wire.tasks import (
 )
 
 if TYPE_CHECKING:
-    from tarry.service.api.exchange import Answer, Asked
-    from tarry.service.api.surroundings import Surroundings
-    from tarry.service.api.waiting import Waiting
+    from tarry.service.api.context import ApiContext
+    from tarry.service.api.prefer import Waiting
+    from tarry.service.api.request import Asked
+    from tarry.service.api.response import Answer
     from tarry.service.model import Task
 
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -63,7 +66,7 @@ class AttemptQuery(PageQuery, frozen=True):
 class Tasks:
     """What a tenant may see of his tasks, and do with them."""
 
-    def __init__(self, around: Surroundings, waiting: Waiting) -> None:
+    def __init__(self, around: ApiContext, waiting: Waiting) -> None:
         self._around = around
         self._waiting = waiting
 
@@ -151,7 +154,7 @@ class Tasks:
         task = await self._find(asked)
         if answer is CancelStatus.TERMINAL:
             raise problems.conflict(
-                kinds.ENDED, f"The task is {task.status.name}.", taskStatus=task.status.name
+                problem_types.ENDED, f"The task is {task.status.name}.", taskStatus=task.status.name
             )
         return told(202 if answer is CancelStatus.REQUESTED else 200, self._view(task))
 
@@ -164,10 +167,10 @@ class Tasks:
         status = task.status.name
         if answer is RetryNowStatus.FINISHED:
             detail = f"The task is {status}: send a new one."
-            raise problems.conflict(kinds.ENDED, detail, taskStatus=status)
+            raise problems.conflict(problem_types.ENDED, detail, taskStatus=status)
         if answer is RetryNowStatus.RUNNING and task.cancelling:
             detail = "The task is being cancelled, and no attempt follows: send a new one."
-            raise problems.conflict(kinds.ENDED, detail, taskStatus=status)
+            raise problems.conflict(problem_types.ENDED, detail, taskStatus=status)
         return told(202 if answer is RetryNowStatus.RUNNING else 200, self._view(task))
 
     async def attempts(self, asked: Asked) -> Answer:

@@ -27,7 +27,7 @@ from tarry.wire.tasks import (
 
 if TYPE_CHECKING:
     from tarry.service import model
-    from tarry.service.api.surroundings import Surroundings
+    from tarry.service.api.context import ApiContext
     from tarry.service.delivery.messages import DeliveryResult
     from tarry.service.model import Status, Task
 
@@ -64,13 +64,13 @@ def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
     )
 
 
-def view_of(around: Surroundings, task: Task) -> RetryTask:
+def view_of(around: ApiContext, task: Task) -> RetryTask:
     """Tell a task that was read from the store, as it stands now."""
     status = task.status_at(around.engine.clock.now())
     return task_view(task, content_of(around, task) or _UNREADABLE, status)
 
 
-def content_of(around: Surroundings, task: Task) -> TaskContent | None:
+def content_of(around: ApiContext, task: Task) -> TaskContent | None:
     """Return what a task sends; None: it is encrypted, and its key is not here.
 
     One such task does not keep others from being told, and it can be cancelled.

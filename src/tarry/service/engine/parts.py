@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tarry.service import defaults
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -24,9 +26,9 @@ if TYPE_CHECKING:
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How much an engine takes on at a time."""
 
-    in_flight: int = 512
+    in_flight: int = defaults.MAX_IN_FLIGHT
     """Attempts that run in this process."""
-    lane_in_flight: int = 128
+    lane_in_flight: int = defaults.MAX_LANE_IN_FLIGHT
     """Attempts that run against one downstream."""
     held: int = 4096
     """Tasks that are leased to this process."""

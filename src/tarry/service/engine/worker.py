@@ -19,6 +19,7 @@ from tarry.core.outcome import SUCCESS, TRANSIENT
 from tarry.core.verdict import Attempt as Go
 from tarry.core.verdict import Reason, Wait
 from tarry.errors import StoreUnavailable, TarryError
+from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tarry.service.engine import attempts
 from tarry.service.engine.batches import Batches
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tarry.service")
 _TIMEOUT = 30.0
-_GRACE = 5.0
-"""Seconds of a lease that no attempt may take: its result must be written down."""
 _OURS_AGAIN = 1_000
 """Milliseconds after which a task is tried again that our own side has failed."""
 _UNREADABLE_AGAIN = 60_000
@@ -63,7 +62,7 @@ class Worker:
         self._teller = Teller(parts)
         self._parking = Parking(parts, self._teller, room)
         self._most_running = parts.limits.in_flight
-        self._longest = parts.lease.length / 1000 - _GRACE
+        self._longest = (parts.lease.length - LEASE_GRACE_MS) / 1000
         self.hold: Hold = Hold(parts.lanes, parts.clock, most=parts.limits.held, ready=self._pump)
         self.running: int = 0
         self._stopping = False

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from tarry.core.checks import count, short
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import world
+from tarry.service.defaults import MAX_RESPONSE_BYTES
 from tarry.service.delivery.http1.connector import Way
 from tarry.service.delivery.http1.dns import Names
 from tarry.service.delivery.http1.headers import is_token, lines_of
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from tarry.service.delivery.guard import Guard
     from tarry.service.delivery.messages import DeliveryRequest
 
-MAX_BODY = 1024 * 1024
-"""Bytes of an answer's body that are read; the rest is not waited for."""
 MAX_CONNECTIONS, MAX_HOST_CONNECTIONS = 1024, 256
 _SWEEP_SECONDS = 15.0
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
@@ -57,7 +56,7 @@ class HttpDelivery:
         *,
         proxy: str | None = None,
         ca: str | None = None,
-        max_body: int = MAX_BODY,
+        max_body: int = MAX_RESPONSE_BYTES,
         max_connections: int = MAX_CONNECTIONS,
         max_host_connections: int = MAX_HOST_CONNECTIONS,
     ) -> None:

@@ -15,10 +15,9 @@ from urllib.parse import urlsplit
 
 from tarry.errors import ConfigurationError
 from tarry.service.api.application import Api
-from tarry.service.api.exchange import Answer
-from tarry.service.api.kinds import KINDS
-from tarry.service.api.surroundings import Engine as EnginePort
-from tarry.service.api.surroundings import Limits, Surroundings
+from tarry.service.api.context import ApiContext, ApiLimits
+from tarry.service.api.problem_types import KINDS
+from tarry.service.api.response import Answer
 from tarry.service.delivery.guard import Guard
 from tarry.service.engine.clock import StoreClock
 from tarry.service.engine.engine import Engine
@@ -27,6 +26,7 @@ from tarry.service.engine.health import Health
 from tarry.service.engine.policies import Policies
 from tarry.service.engine.waiters import Settled, Waiters
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
+from tarry.service.payloads import Payloads
 from tarry.service.sealing import Plain
 from tarry.service.store import (
     AddResult,
@@ -45,11 +45,6 @@ NOW = 1_800_000_000_000
 TARGET = "https://example.com/hook"
 
 
-def fits(engine: Engine) -> EnginePort:
-    """The real engine is one that the API can use; the type checker reads this."""
-    return engine
-
-
 class Time:
     """A clock that a test moves."""
 
@@ -65,7 +60,7 @@ class Time:
         return self.ms
 
 
-class QuietEngine:
+class FakeEngine:
     """Does what it is told, at once, through the store; nothing is delivered."""
 
     def __init__(self, store: ModelStore, time: Time, quota: int | None) -> None:
@@ -130,7 +125,7 @@ class QuietEngine:
         }
 
 
-class Shelf:
+class FakePayloads(Payloads):
     """Large bodies in a dict."""
 
     def __init__(self) -> None:
@@ -209,31 +204,31 @@ class Rig:
         *,
         keys: bool = False,
         quota: int | None = None,
-        limits: Limits | None = None,
+        limits: ApiLimits | None = None,
         grpc: bool = True,
         operator: str = "",
         hosts: frozenset[str] | None = None,
     ) -> None:
         self.time = Time()
         self.store = ModelStore(self.time.milliseconds)
-        self.engine = QuietEngine(self.store, self.time, quota)
-        self.shelf = Shelf()
+        self.engine = FakeEngine(self.store, self.time, quota)
+        self.shelf = FakePayloads()
         self.seal = Plain()
         numbers = count(1)
-        self.around = Surroundings(
-            engine=self.engine,
+        self.around = ApiContext(
+            engine=cast("Engine", self.engine),
             store=self.store,
             payloads=self.shelf,
             seal=self.seal,
             guard=Guard(),
             new_id=lambda: f"01890000-0000-7000-8000-{next(numbers):012x}",
             monotonic=self.time.seconds,
-            metrics=_metrics,
-            keys=keys,
+            render_metrics=_metrics,
+            require_keys=keys,
             operator=operator,
-            hosts=hosts,
-            grpc=grpc,
-            limits=limits or Limits(),
+            allowed_hosts=hosts,
+            has_grpc=grpc,
+            limits=limits or ApiLimits(),
         )
         self.api = Api(self.around, version="1.2.3")
 

@@ -11,8 +11,9 @@ from tarry.service.api.views import content_of, response_view, view_of
 from tarry.wire.tasks import STATUS_NAMES
 
 if TYPE_CHECKING:
-    from tarry.service.api.exchange import Asked
-    from tarry.service.api.surroundings import Settled, Surroundings
+    from tarry.service.api.context import ApiContext
+    from tarry.service.api.request import Asked
+    from tarry.service.engine.waiters import Settled
     from tarry.service.model import Task
     from tarry.wire.tasks import RetryTask
 
@@ -27,7 +28,7 @@ HEADER = {"Prefer": "wait=SECONDS answers with the outcome when it comes in time
 class Waiting:
     """Those who wait, of whom there are only so many."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: ApiContext) -> None:
         self._around = around
         self._waiting = 0
         self._is_over = False
@@ -35,9 +36,9 @@ class Waiting:
     def asked_for(self, asked: Asked) -> int | None:
         """Return the seconds to wait; a preference that makes no sense, or is too much, is none."""
         found = _WAIT.search(b",".join(asked.lines(b"prefer")).decode("latin-1"))
-        if found is None or self._waiting >= self._around.limits.waiting:
+        if found is None or self._waiting >= self._around.limits.max_waiting_requests:
             return None
-        return min(int(found[1]), self._around.limits.wait)
+        return min(int(found[1]), self._around.limits.max_wait_s)
 
     async def outcome(self, task: Task, view: RetryTask, seconds: int) -> RetryTask:
         """Return a task as it ended, with its target's answer, or as it stands by then."""

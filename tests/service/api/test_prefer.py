@@ -8,11 +8,11 @@ from base64 import b64decode
 import pytest
 
 from tarry.errors import StoreUnavailable
-from tarry.service.api.surroundings import Limits
+from tarry.service.api.context import ApiLimits
 from tarry.service.delivery.messages import DeliveryResult
 from tarry.service.engine.waiters import Settled
 from tarry.service.model import Status, Task
-from tests.service.api.rig import Reply, Rig, with_rig
+from tests.service.api.harness import Reply, Rig, with_rig
 
 
 async def ask(rig: Rig, task_id: str, wait: int = 5) -> Reply:
@@ -157,7 +157,7 @@ def test_only_so_many_may_wait_for_tasks_new_and_old() -> None:
         assert "CANCELLED" == (await asking).json["status"]
         assert "wait=0" == (await ask(rig, task_id, 0)).header("preference-applied")
 
-    with_rig(test, limits=Limits(waiting=1))
+    with_rig(test, limits=ApiLimits(max_waiting_requests=1))
 
 
 def test_nobody_waits_when_the_service_ends() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.loading import check_variables, load
-from tarry.service.settings import Settings
+from tarry.service.settings import Settings, check_variables, load
 
 _KEY = "A" * 43 + "="
 _FILE = __file__

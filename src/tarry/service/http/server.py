@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from tarry.service.connection import Connection
+from tarry.service.http.limits import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable

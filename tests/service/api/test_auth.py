@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.service.api.rig import TARGET, Rig, with_rig
+from tests.service.api.harness import TARGET, Rig, with_rig
 
 HOSTS = frozenset({"127.0.0.1", "Tarry.Internal", "fd00::1"})
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.service.api.explaining import explained
+from tarry.service.api.explanation import explained
 from tarry.service.model import AttemptRecord, Decision, LaneRecord, Status, Task, TaskContent
 from tarry.wire.policies import SERVICE_PRESETS
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tarry.service.api import exchange
-from tarry.service.api.exchange import Asked
+from tarry.service.api import request
 from tarry.service.api.problems import Refused
+from tarry.service.api.request import Asked
 
 JSON = {b"content-type": b"application/json"}
 
@@ -28,7 +28,7 @@ def asked(*pieces: bytes) -> Asked:
 
 def test_bodies_that_arrive_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many that come in pieces do not fill the memory; when they have come, there is room again."""
-    monkeypatch.setattr(exchange, "MOST_UNREAD", 18)
+    monkeypatch.setattr(request, "MOST_UNREAD", 18)
 
     async def main() -> None:
         many = [asked(b"12345", b"67890").json(100) for _ in range(4)]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.service.api.rates import Rates
+from tarry.service.api.rate_limit import Rates
 
 
 def test_a_bucket_fills_with_time() -> None:
@@ -29,7 +29,7 @@ def test_a_batch_goes_into_debt() -> None:
 
 def test_only_so_many_buckets_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was used the longest ago goes."""
-    monkeypatch.setattr("tarry.service.api.rates._MOST", 2)
+    monkeypatch.setattr("tarry.service.api.rate_limit._MOST", 2)
     rates = Rates(1.0, 1.0, lambda: 0.0)
     for tenant in "abc":
         rates.take(tenant, 1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tarry.service.connection import _GRACE
-from tests.service.connections import GET, KEEP_ALIVE, Rig
+from tarry.service.http.limits import _GRACE
+from tests.service.http.connections import GET, KEEP_ALIVE, Rig
 
 HEADERS = [(b"content-type", b"text/plain"), (b"content-length", b"2")]
 

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tarry.service.api.exchange import Answer, Whole
+    from tarry.service.api.response import Answer, Whole
 
 _logger = logging.getLogger("tarry.service")
 _CLOSE = (b"connection", b"close")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from tarry.service.api import kinds
-from tarry.service.shortway import ShortWay
+from tarry.service.api import problem_types
+from tarry.service.http.fast_path import ShortWay
 from tarry.wire.problem import MEDIA_TYPE
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ _Part: TypeAlias = Literal["first", "head", "body"]
 """What a connection still owes: anything at all, the rest of a head, the rest of a body."""
 
 _MOST_HEAD = 65_536
-_TOO_LONG = kinds.HEAD_TOO_LARGE.problem(
+_TOO_LONG = problem_types.HEAD_TOO_LARGE.problem(
     f"The request line and the headers may have {_MOST_HEAD} bytes together."
 )
 _GRACE = 1.0
 """Seconds that a client has at the end to read what is left for it."""
-_TOO_LATE = kinds.TIMEOUT.problem("The rest of the request did not arrive in time.")
+_TOO_LATE = problem_types.TIMEOUT.problem("The rest of the request did not arrive in time.")
 
 
 class Connection(ShortWay):
@@ -158,7 +158,7 @@ class Connection(ShortWay):
 
     def send_400_response(self, msg: str) -> None:
         """Say what is wrong in the words of the API, and hang up."""
-        self._refuse(_TOO_LONG if self._is_long else kinds.NOT_HTTP.problem(msg))
+        self._refuse(_TOO_LONG if self._is_long else problem_types.NOT_HTTP.problem(msg))
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from tarry.core.checks import number, short
 from tarry.errors import ConfigurationError
-from tarry.service.api.keys import check_tenant
+from tarry.service.api.auth import check_tenant
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.proxy import parse_proxy
 from tarry.service.delivery.signing import Signer

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tarry.errors import Overloaded, StoreUnavailable
-from tarry.service.api.surroundings import Limits
+from tarry.service.api.context import ApiLimits
 from tarry.service.delivery.messages import DeliveryResult
 from tarry.service.engine.waiters import Settled
 from tarry.service.model import Status
-from tests.service.api.rig import NOW, TARGET, Rig, Shelf, with_rig
+from tests.service.api.harness import NOW, TARGET, FakePayloads, Rig, with_rig
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -391,7 +391,7 @@ def test_only_so_many_may_wait() -> None:
         )
         assert (201, None) == (reply.status, reply.header("preference-applied"))
 
-    with_rig(test, limits=Limits(waiting=0))
+    with_rig(test, limits=ApiLimits(max_waiting_requests=0))
 
 
 def test_a_task_that_has_ended_is_told_at_once() -> None:
@@ -435,7 +435,7 @@ def test_a_tenant_that_is_too_fast_is_told_when_to_come_back() -> None:
         assert 201 == (await rig.ask("POST", "/retry-tasks", document)).status
         assert 5 == await rig.count()
 
-    with_rig(test, limits=Limits(rate=2.0, burst=2.0))
+    with_rig(test, limits=ApiLimits(tenant_tasks_per_s=2.0, tenant_burst=2.0))
 
 
 @pytest.mark.parametrize(
@@ -602,7 +602,7 @@ def test_a_batch_has_bounds() -> None:
         mixed = await rig.ask("POST", "/retry-tasks/batch", {"tasks": [large, one]})
         assert [413, 201] == [result["status"] for result in mixed.json["results"]]
 
-    with_rig(test)
+    with_rig(test, limits=ApiLimits(max_request_bytes=1 << 20))
 
 
 def test_a_store_that_fails_after_the_wait_does_not_undo_the_answer() -> None:
@@ -629,12 +629,12 @@ def test_a_store_that_fails_after_the_wait_does_not_undo_the_answer() -> None:
 def test_a_body_that_cannot_be_deleted_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The task that is there is told; what is left of the second is swept."""
 
-    async def away(_shelf: Shelf, _refs: Sequence[str]) -> None:
+    async def away(_shelf: FakePayloads, _refs: Sequence[str]) -> None:
         raise StoreUnavailable("away")
 
     async def test(rig: Rig) -> None:
         first = await rig.create(body="x" * 20_000, idempotencyKey="k")
-        monkeypatch.setattr(Shelf, "delete", away)
+        monkeypatch.setattr(FakePayloads, "delete", away)
         task = {"targetUrl": TARGET, "body": "x" * 20_000, "idempotencyKey": "k"}
         again = await rig.ask("POST", "/retry-tasks", task)
         batch = await rig.ask("POST", "/retry-tasks/batch", {"tasks": [task]})

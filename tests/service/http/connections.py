@@ -9,8 +9,8 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.server import ServerState
 
-from tarry.service.api.exchange import Whole
-from tarry.service.connection import Connection
+from tarry.service.api.response import Whole
+from tarry.service.http.limits import Connection
 
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 GET = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"

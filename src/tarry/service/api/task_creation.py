@@ -14,12 +14,13 @@ import msgspec
 from tarry.errors import StoreUnavailable
 from tarry.idempotency.key import MalformedKey, parse_key
 from tarry.service.api import problems
-from tarry.service.api.exchange import Pending, decode, told
-from tarry.service.api.intake import Intake
-from tarry.service.api.operations import Operation
-from tarry.service.api.rates import Rates
+from tarry.service.api.prefer import HEADER, applied
+from tarry.service.api.rate_limit import Rates
+from tarry.service.api.request import decode
+from tarry.service.api.response import Pending, told
+from tarry.service.api.routing import Operation
+from tarry.service.api.task_validation import Intake
 from tarry.service.api.views import task_view, view_of
-from tarry.service.api.waiting import HEADER, applied
 from tarry.service.model import Status
 from tarry.service.store import AddResult, AddStatus
 from tarry.wire.tasks import (
@@ -35,9 +36,10 @@ from tarry.wire.tasks import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
-    from tarry.service.api.exchange import Answer, Asked
-    from tarry.service.api.surroundings import Surroundings
-    from tarry.service.api.waiting import Waiting
+    from tarry.service.api.context import ApiContext
+    from tarry.service.api.prefer import Waiting
+    from tarry.service.api.request import Asked
+    from tarry.service.api.response import Answer
     from tarry.service.model import TaskContent
     from tarry.service.store import NewTask
 
@@ -75,13 +77,15 @@ _all = msgspec.json.Decoder(_WellFormed)
 class Creation:
     """Takes tasks in: what it has answered with 201 is durable."""
 
-    def __init__(self, around: Surroundings, waiting: Waiting) -> None:
+    def __init__(self, around: ApiContext, waiting: Waiting) -> None:
         self._around = around
         self._waiting = waiting
         self._intake = Intake(around)
         limits = around.limits
         self._rates = (
-            None if limits.rate is None else Rates(limits.rate, limits.burst, around.monotonic)
+            None
+            if limits.tenant_tasks_per_s is None
+            else Rates(limits.tenant_tasks_per_s, limits.tenant_burst, around.monotonic)
         )
 
     def operations(self) -> list[Operation]:
@@ -122,11 +126,11 @@ class Creation:
         """Make one task. Where the whole request is at hand, most wait for the store alone."""
         if asked.whole is None:
             return self._receive(asked)
-        asked.check_json(self._around.limits.request)
+        asked.check_json(self._around.limits.max_request_bytes)
         return self._begin(asked, asked.whole)
 
     async def _receive(self, asked: Asked) -> Answer:
-        return await self._begin(asked, await asked.json(self._around.limits.request))
+        return await self._begin(asked, await asked.json(self._around.limits.max_request_bytes))
 
     def _begin(self, asked: Asked, body: bytes) -> Awaitable[Answer]:
         form = decode(_one, body)
@@ -160,7 +164,7 @@ class Creation:
     async def create_many(self, asked: Asked) -> Answer:
         """Make many tasks, each in its own right."""
         limits = self._around.limits
-        tasks = self._tasks_in(await asked.json(limits.batch))
+        tasks = self._tasks_in(await asked.json(limits.max_batch_bytes))
         if b"idempotency-key" in asked.fields and not all(map(_has_key, tasks)):
             detail = "Idempotency-Key is for one task: give each task its own idempotencyKey."
             raise problems.invalid("Idempotency-Key", detail, 400)
@@ -218,19 +222,20 @@ class Creation:
 
     def _tasks_in(self, body: bytes) -> Sequence[RetryTaskRequest | msgspec.Raw]:
         """Return the tasks of a batch; where one may be wrong, they are read one by one later."""
-        if len(body) <= self._around.limits.request:
+        if len(body) <= self._around.limits.max_request_bytes:
             with suppress(*_NOT_READ):
                 return _all.decode(body).tasks
         return decode(_many, body).tasks
 
     def _read(self, task: msgspec.Raw) -> RetryTaskRequest:
-        if len(bytes(task)) > self._around.limits.request:
-            raise problems.too_large(self._around.limits.request)
+        if len(bytes(task)) > self._around.limits.max_request_bytes:
+            raise problems.too_large(self._around.limits.max_request_bytes)
         return decode(_one, task)
 
     def _charge(self, tenant: str, tasks: int) -> None:
         if self._rates is not None and (wait := self._rates.take(tenant, tasks)):
-            detail = f"A tenant may add {self._around.limits.rate:g} tasks a second (tenant_rate)."
+            rate = self._around.limits.tenant_tasks_per_s
+            detail = f"A tenant may add {rate:g} tasks a second (tenant_rate)."
             raise problems.too_many(detail, wait)
 
     def _verdict(self, added: AddResult, content: TaskContent) -> tuple[int, RetryTask]:

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec import Meta
 
 from tarry.service.api import problems
-from tarry.wire.problem import MEDIA_TYPE
+from tarry.wire.tasks import MOST_IN_PAGE
 
 if TYPE_CHECKING:
-    from asyncio import Task
-    from collections.abc import Awaitable, Callable, Generator, Mapping
+    from collections.abc import Mapping
 
-    from tarry.errors import ConfigurationError
-    from tarry.service.api.problems import Refused
-    from tarry.wire.asgi import Receive, Scope, Send
+    from tarry.wire.asgi import Receive, Scope
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 
-_encode = msgspec.json.Encoder().encode
 _MOST_QUERY = 8192
 _READING = frozenset({"GET", "HEAD"})
-_COMMON = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
-_ALWAYS = b"".join(b"%b: %b\r\n" % field for field in _COMMON)
-_JSON = (b"content-type", b"application/json")
 
 MOST_UNREAD = 256 << 20
 """Bytes of bodies that come in pieces and are not complete, of all requests together."""
@@ -39,6 +33,15 @@ class _Arriving:
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nothing may be asked."""
+
+
+class PageQuery(
+    msgspec.Struct, rename="camel", kw_only=True, frozen=True, forbid_unknown_fields=True
+):
+    """Which part of a list."""
+
+    limit: Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)] = 100
+    cursor: Annotated[str, Meta(max_length=1024)] | None = None
 
 
 class Disconnected(Exception):
@@ -164,76 +167,6 @@ class Asked:
         return made
 
 
-class Answer:
-    """A response in full."""
-
-    __slots__ = ("body", "headers", "status")
-
-    def __init__(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        self.status: int = status
-        self.body: bytes = body
-        self.headers: list[tuple[bytes, bytes]] = headers
-
-    def to_http(self, headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Return all but the status line, of HTTP/1.1, with further headers."""
-        lines = [b"%b: %b\r\n" % field for field in (*headers, *self.headers)]
-        head = b"".join(lines)
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-            msg = f"a header has no line of its own: {head!r}"
-            raise ValueError(msg)
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % (head, _ALWAYS, len(self.body), self.body)
-
-    async def send(self, scope: Scope, send: Send) -> None:
-        """Send it; to HEAD all but the body."""
-        headers = [*self.headers, *_COMMON]
-        if self.status != 204:  # noqa: PLR2004 - No Content
-            headers.append((b"content-length", b"%d" % len(self.body)))
-        body = b"" if scope["method"] == "HEAD" else self.body
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-
-class Pending:
-    """An answer that waits for one thing alone: `result`, of which `answer` makes it."""
-
-    __slots__ = ("answer", "result")
-
-    def __init__(self, result: Awaitable[Any], answer: Callable[[Any], Answer]) -> None:
-        self.result: Awaitable[Any] = result
-        self.answer: Callable[[Any], Answer] = answer
-
-    def __await__(self) -> Generator[Any, Any, Answer]:
-        return self.answer((yield from self.result.__await__()))
-
-
-Whole: TypeAlias = "Callable[[Scope, bytes, Callable[[Answer], None]], Task[Any] | None]"
-"""Serves a request that has arrived whole: its scope, its body, and who takes the answer."""
-
-
-class Stream(Protocol):
-    """An answer without an end."""
-
-    async def run(self, receive: Receive, send: Send) -> None:
-        """Send until one side ends it."""
-        ...
-
-
-def told(status: int, value: object, *headers: tuple[bytes, bytes]) -> Answer:
-    """Answer with JSON."""
-    return Answer(status, _encode(value), [_JSON, *headers])
-
-
-def empty(status: int = 204, *headers: tuple[bytes, bytes]) -> Answer:
-    """Answer with a status alone."""
-    return Answer(status, b"", list(headers))
-
-
-def refusal(refused: Refused) -> Answer:
-    """Answer with a problem."""
-    kind = (b"content-type", MEDIA_TYPE.encode())
-    return Answer(refused.problem.status, refused.problem.to_json(), [kind, *refused.headers])
-
-
 def decode(decoder: msgspec.json.Decoder[Q], body: bytes | msgspec.Raw) -> Q:
     """Return a JSON document as a form, or refuse it by the name of its field."""
     try:
@@ -246,8 +179,3 @@ def decode(decoder: msgspec.json.Decoder[Q], body: bytes | msgspec.Raw) -> Q:
 
 def _is_json(kind: bytes) -> bool:
     return kind.partition(b";")[0].strip().lower() == b"application/json"
-
-
-def named(field: str, error: ConfigurationError) -> Refused:
-    """Turn a rule of another part into a problem about a field."""
-    return problems.invalid(field, f"{str(error).rstrip('.')}.")

@@ -6,6 +6,7 @@ import re
 from base64 import b64decode
 from binascii import Error as Base64Error
 from contextlib import suppress
+from functools import lru_cache
 from hashlib import sha256
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,7 @@ import msgspec
 
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.service.api.headers import check_headers, lower_names
-from tarry.service.api.policychecks import check_policy, check_policy_id, no_version
+from tarry.service.api.policy_validation import check_policy, check_policy_id, no_version
 from tarry.service.api.problems import invalid, unreadable
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
@@ -23,8 +23,11 @@ from tarry.service.store import NewTask
 from tarry.wire.tasks import FIRST_TIME
 
 if TYPE_CHECKING:
+    from tarry.service.api.context import ApiLimits
+
+if TYPE_CHECKING:
+    from tarry.service.api.context import ApiContext
     from tarry.service.api.problems import Refused
-    from tarry.service.api.surroundings import Surroundings
     from tarry.service.delivery.targets import Target
     from tarry.wire.tasks import RetryTaskRequest
 
@@ -41,7 +44,7 @@ _text = msgspec.json.Decoder(str).decode
 class Intake:
     """Checks new tasks, and puts large bodies away."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: ApiContext) -> None:
         self._around = around
         self._policies = around.engine.policies
 
@@ -96,7 +99,7 @@ class Intake:
         if (
             not asked.policy
             and asked.body_ref is None
-            and len(body) <= around.limits.inline
+            and len(body) <= around.limits.inline_body_bytes
             and self._policies.known(task, None) is not None
         ):
             task.fingerprint = _fingerprint(task, content, names)
@@ -110,7 +113,7 @@ class Intake:
         task.fingerprint = _fingerprint(task, content, lower_names(tuple(content.headers)))
         if content.body_ref is not None:
             await self._refer(task.tenant, content, content.body_ref)
-        elif len(content.body) > self._around.limits.inline:
+        elif len(content.body) > self._around.limits.inline_body_bytes:
             put = self._around.payloads.put
             content.body_ref, content.checksum = await put(task.tenant, task.id, content.body)
             content.body, content.owned = b"", True
@@ -130,7 +133,7 @@ class Intake:
         except ConfigurationError as error:
             detail = f"{str(error).replace('targetUrl', field, 1)}."
             raise invalid(field, detail) from None
-        if target.scheme in _GRPC and not self._around.grpc:
+        if target.scheme in _GRPC and not self._around.has_grpc:
             detail = f"{field} must be http or https: this service has no gRPC (tarry[grpc])."
             raise invalid(field, detail)
         return target
@@ -246,3 +249,66 @@ def _fingerprint(task: Task, content: TaskContent, names: tuple[str, ...]) -> by
         task.policy_version,
     )
     return sha256(_canonical(wanted)).digest()[:16]  # in hardware, on most machines
+
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
+_is_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
+"""Visible ASCII with blanks inside (RFC 9110, 5.5): no line can be smuggled in."""
+
+_HOP_BY_HOP = frozenset({
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
+    "te", "trailer", "transfer-encoding", "upgrade",
+})  # fmt: skip
+_OURS = frozenset({
+    "accept-encoding", "content-length", "expect", "host", "idempotency-key", "traceparent",
+    "tracestate", "x-retry-attempt",
+})  # fmt: skip
+_OUR_PREFIX = "webhook-"
+
+
+def check_headers(given: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]:
+    """Return the names of headers in lower case, or refuse a header by its name."""
+    if len(given) > limits.max_headers:
+        detail = f"headers may have {limits.max_headers} fields, got {len(given)}."
+        raise invalid("headers", detail)
+    lower = lower_names(tuple(given))
+    size = 0
+    for name, value in given.items():
+        if not isinstance(value, str):
+            raise invalid(_path(name), f"{name} must be a string, got {short(value)}.")
+        is_plain = value.isascii() and value.isprintable() and value == value.strip()
+        if not is_plain and not _is_value(value):  # one with a tab may do
+            detail = f"{name} must be visible ASCII characters, with blanks only between them."
+            raise invalid(_path(name), detail)
+        size += len(name) + len(value) + 4
+    if size > limits.max_header_bytes:
+        raise invalid("headers", f"headers may have {limits.max_header_bytes} bytes, got {size}.")
+    return lower
+
+
+@lru_cache(256)  # most tasks have the same few names; these are short, for others are refused
+def lower_names(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names of headers in lower case, or refuse one that is not the caller's to set."""
+    for name in given:
+        if wrong := _what_is_wrong(name):
+            raise invalid(_path(name), wrong)
+    lower = tuple(name.lower() for name in given)
+    if len(set(lower)) < len(lower):
+        twice = next(name for name in given if lower.count(name.lower()) > 1)
+        raise invalid(_path(twice), f"{twice} is given twice, in capitals and not.")
+    return lower
+
+
+def _what_is_wrong(name: str) -> str | None:
+    if not _TOKEN.fullmatch(name):
+        return f"A header name must be a token of 1 to 256 characters, got {short(name)}."
+    lower = name.lower()
+    if lower in _HOP_BY_HOP:
+        return f"{name} is about one connection, and not the caller's to set."
+    if lower in _OURS or lower.startswith(_OUR_PREFIX):
+        return f"{name} is set by the service itself."
+    return None
+
+
+def _path(name: str) -> str:
+    return f"headers.{name[:256]}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tarry.core.policy import Policy
-    from tarry.service.api.surroundings import Limits
+    from tarry.service.api.context import ApiLimits
 
 _POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FIELD = re.compile(r"[A-Za-z]+(?:\[\d+\])?")
@@ -45,7 +45,7 @@ def no_version(policy_id: str, version: int | None, newest: int | None) -> str:
 
 
 def check_policy(
-    document: Mapping[str, Any], base: Policy, limits: Limits, within: str = ""
+    document: Mapping[str, Any], base: Policy, limits: ApiLimits, within: str = ""
 ) -> Policy:
     """Lay fields over a policy, or refuse one by its name; `within` is the path to them."""
     for name, value in document.items():
@@ -59,8 +59,8 @@ def check_policy(
         field = named[0] if named and named[0].partition("[")[0] in FIELDS else ""
         path = (within + field).rstrip(".") or "policy"
         raise invalid(path, f"{_PYTHON.sub(_in_json, str(error))}.") from None
-    if policy.attempt_timeout is None or policy.attempt_timeout > limits.attempt_timeout:
-        most = f"{limits.attempt_timeout * 1000:.0f}"
+    if policy.attempt_timeout is None or policy.attempt_timeout > limits.max_attempt_timeout_s:
+        most = f"{limits.max_attempt_timeout_s * 1000:.0f}"
         detail = f"attemptTimeoutMs must be at most {most}: a lease has to outlast an attempt."
         raise invalid(f"{within}attemptTimeoutMs", detail)
     return policy

@@ -4,23 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import msgspec
 
 from tarry.errors import Overloaded, StoreUnavailable
 from tarry.service.api import problems
-from tarry.service.api.exchange import Answer, Asked, Disconnected, Pending, empty, refusal
 from tarry.service.api.problems import Refused
+from tarry.service.api.request import Asked, Disconnected
+from tarry.service.api.response import Answer, Pending, Stream, empty, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from tarry.service.api.exchange import Stream
-    from tarry.service.api.operations import Handler
     from tarry.wire.asgi import Receive, Scope, Send
 
 _logger = logging.getLogger("tarry.service")
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+Handler: TypeAlias = Callable[[Asked], Awaitable[Answer | Stream]]
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """A method of a path, what it does, and the forms that go in and out."""
+
+    method: str
+    path: str
+    name: str
+    does: str
+    handler: Handler
+    answers: dict[int, Any]
+    """The forms by status; None is an answer without content, a string its media type."""
+    refuses: tuple[int, ...] = ()
+    takes: type[msgspec.Struct] | None = None
+    query: type[msgspec.Struct] | None = None
+    more_headers: dict[str, str] = {}
+    """Further request headers that mean something, and what."""
+    calls_back: type[msgspec.Struct] | None = None
+    """What is posted to the `callbackUrl` of the request, later."""
+    is_open: bool = False
+    """Whether it needs no key."""
 
 
 class Endpoint:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tarry.service.api.exchange import Answer
-from tests.service.connections import GET, KEEP_ALIVE, Rig
+from tarry.service.api.response import Answer
+from tests.service.http.connections import GET, KEEP_ALIVE, Rig
 
 HEAD = b"POST /hot HTTP/1.1\r\nHost: h\r\nX-A: 1\r\n"
 POST = HEAD + b"Content-Length: 5\r\n\r\nhello"

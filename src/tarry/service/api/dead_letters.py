@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.service.api import kinds, problems
-from tarry.service.api.exchange import NoQuery, told
-from tarry.service.api.intake import check_time
-from tarry.service.api.operations import Operation
+from tarry.service.api import problem_types, problems
+from tarry.service.api.request import NoQuery
+from tarry.service.api.response import told
+from tarry.service.api.routing import Operation
+from tarry.service.api.task_validation import check_time
 from tarry.service.api.tasks import LetterQuery, check_reason
 from tarry.service.api.views import lane_meant, replay_view
 from tarry.service.model import ReplayRecord, Status
@@ -27,8 +28,9 @@ from tarry.wire.tasks import (
 )
 
 if TYPE_CHECKING:
-    from tarry.service.api.exchange import Answer, Asked
-    from tarry.service.api.surroundings import Surroundings
+    from tarry.service.api.context import ApiContext
+    from tarry.service.api.request import Asked
+    from tarry.service.api.response import Answer
     from tarry.service.api.tasks import Tasks
 
 _new = msgspec.json.Decoder(NewReplay)
@@ -50,7 +52,7 @@ class PurgeQuery(
 class DeadLetters:
     """What a tenant may do with what has died."""
 
-    def __init__(self, around: Surroundings, tasks: Tasks) -> None:
+    def __init__(self, around: ApiContext, tasks: Tasks) -> None:
         self._around = around
         self._tasks = tasks
 
@@ -117,7 +119,7 @@ class DeadLetters:
 
     async def start(self, asked: Asked) -> Answer:
         """Make a replay job, or say what it would do."""
-        form = await asked.document(_new, self._around.limits.request)
+        form = await asked.document(_new, self._around.limits.max_request_bytes)
         which = form.filter or ReplayFilter()
         check_time("filter.before", which.before)
         check_reason("filter.reason", which.reason)
@@ -158,5 +160,5 @@ class DeadLetters:
         if job is None:
             raise problems.missing("such replay")
         if job.status == "done":
-            raise problems.conflict(kinds.ENDED, "The replay is DONE.")
+            raise problems.conflict(problem_types.ENDED, "The replay is DONE.")
         return told(200, replay_view(job))

@@ -1,0 +1,70 @@
+"""The dependencies of the API: built by `tarry.service.app`, and with fakes by tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tarry.service import defaults
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tarry.service.delivery.guard import Guard
+    from tarry.service.engine.engine import Engine
+    from tarry.service.payloads import Payloads
+    from tarry.service.sealing import Plain, Sealed
+    from tarry.service.store import Store
+
+
+class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Upper bounds for one request, one tenant and one process."""
+
+    max_request_bytes: int = defaults.MAX_REQUEST_BYTES
+    """JSON of one task, or of any other request that is not a batch."""
+    max_batch_bytes: int = 16 << 20
+    """JSON of a batch."""
+    inline_body_bytes: int = defaults.INLINE_BODY_BYTES
+    """A task body of up to this size is stored with its task, a larger one as a payload."""
+    max_headers: int = 100
+    """Headers of one task."""
+    max_header_bytes: int = 32 << 10
+    """Names and values of all headers of one task."""
+    max_wait_s: int = 60
+    """Longest `Prefer: wait`; a longer one is reduced to this."""
+    max_waiting_requests: int = 1_000
+    """Requests that wait for a result at a time; further ones are answered at once."""
+    max_event_streams: int = 100
+    """Open `/events` streams."""
+    max_attempt_timeout_s: float = defaults.MAX_ATTEMPT_TIMEOUT_MS / 1000
+    """Longest attempt that a policy may allow; a lease must outlast it."""
+    tenant_tasks_per_s: float | None = None
+    """Tasks that one tenant may add per second in the long run; None: no limit."""
+    tenant_burst: float = 1_000.0
+    """Tasks that a tenant may add at once before `tenant_tasks_per_s` applies."""
+
+
+class ApiContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The dependencies of every resource of the API."""
+
+    engine: Engine
+    store: Store
+    payloads: Payloads
+    seal: Plain | Sealed
+    """Encodes task content for the store, encrypted if there are keys."""
+    guard: Guard
+    new_id: Callable[[], str]
+    """Returns a new UUIDv7."""
+    monotonic: Callable[[], float]
+    render_metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]
+    """Returns the metrics of one tenant, or of all for None, and their content type."""
+    require_keys: bool = False
+    """Whether an API key is required; if not, every request belongs to the default tenant."""
+    operator: str = ""
+    """The tenant whose keys may read the metrics of all tenants."""
+    allowed_hosts: frozenset[str] | None = None
+    """Accepted `Host` names in addition to loopback names; None accepts any."""
+    has_grpc: bool = True
+    """Whether gRPC targets are supported (grpcio is installed)."""
+    limits: ApiLimits = ApiLimits()

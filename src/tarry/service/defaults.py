@@ -1,0 +1,24 @@
+"""Default limits and durations of the service, each defined once.
+
+`Settings` offers them to the operator; the API and the engine use the same values when they are
+built without settings, as in tests.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_REQUEST_BYTES: Final = 10_485_760
+"""Largest JSON body of one API request (10 MiB), except a batch."""
+INLINE_BODY_BYTES: Final = 16_384
+"""Largest task body that is stored with its task; larger bodies go to object storage."""
+MAX_RESPONSE_BYTES: Final = 1_048_576
+"""Largest part of a target's response that is read (1 MiB)."""
+MAX_ATTEMPT_TIMEOUT_MS: Final = 60_000
+"""Largest `attemptTimeoutMs` that a policy may have."""
+LEASE_GRACE_MS: Final = 5_000
+"""Time that a lease must leave after the longest attempt, so that its result can be stored."""
+MAX_IN_FLIGHT: Final = 512
+"""Attempts that run in one process at a time."""
+MAX_LANE_IN_FLIGHT: Final = 128
+"""Attempts that one process runs against one downstream at a time."""

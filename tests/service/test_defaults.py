@@ -1,0 +1,37 @@
+"""Each default of the service has one value, wherever it is used."""
+
+from __future__ import annotations
+
+from tarry.service import defaults
+from tarry.service.api.context import ApiLimits
+from tarry.service.delivery.guard import Guard
+from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.engine.parts import Limits as EngineLimits
+from tarry.service.settings import Settings
+
+
+def test_the_api_has_the_defaults_of_the_settings() -> None:
+    """Request size, inline body size and attempt timeout are those that the operator sees."""
+    settings, limits = Settings(), ApiLimits()
+    assert settings.max_body_bytes == limits.max_request_bytes == 10 << 20
+    assert settings.inline_body_bytes == limits.inline_body_bytes == 16 << 10
+    assert settings.max_attempt_timeout_ms == limits.max_attempt_timeout_s * 1000 == 60_000
+
+
+def test_the_engine_has_the_defaults_of_the_settings() -> None:
+    """The in-flight limits are those that the operator sees."""
+    settings, limits = Settings(), EngineLimits()
+    assert settings.in_flight == limits.in_flight == 512
+    assert settings.lane_in_flight == limits.lane_in_flight == 128
+
+
+def test_the_http_client_has_the_default_of_the_settings() -> None:
+    """Response bytes that are read."""
+    delivery = HttpDelivery(Guard())
+    assert Settings().max_response_bytes == delivery._max_body == 1 << 20
+
+
+def test_the_default_lease_outlasts_the_longest_attempt_by_twice_the_grace() -> None:
+    """The worker ends an attempt one grace period before its lease, and the result is stored."""
+    settings = Settings()
+    assert settings.lease == settings.max_attempt_timeout_ms + 2 * defaults.LEASE_GRACE_MS == 70_000
