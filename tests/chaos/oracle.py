@@ -83,7 +83,7 @@ class Oracle:
 
     def returned(self, request: DeliveryRequest, answer: DeliveryResult) -> None:
         """Learn what the service hears of it."""
-        if answer.fault is Fault.OURS:
+        if answer.fault is Fault.INTERNAL:
             self.attempts[_name(request)] -= 1  # it was none: our own side failed
         if isinstance(answer.status, int) and 200 <= answer.status < 300:
             self.well.add(_name(request))

@@ -166,7 +166,7 @@ class Network:
         await process.passes()
         dice, faults = world.dice, world.faults
         if dice.random() < faults.network / 3:
-            answer = DeliveryResult(fault=Fault.OURS, error="egress proxy down")
+            answer = DeliveryResult(fault=Fault.INTERNAL, error="egress proxy down")
             world.oracle.returned(request, answer)
             return answer
         if dice.random() < faults.network / 3:

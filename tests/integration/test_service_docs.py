@@ -242,7 +242,7 @@ def test_error_classes_on_the_page_are_those_of_the_code() -> None:
     """The page on the API has every class of errors that an attempt can have."""
     text = (DOCS / "service-api.md").read_text("utf-8").partition("`errorClass`:")[2]
 
-    assert set(Fault) - {Fault.OURS} == set(re.findall(r"`([a-z]+)`", text))
+    assert set(Fault) - {Fault.INTERNAL} == set(re.findall(r"`([a-z]+)`", text))
 
 
 def test_problems_on_the_page_are_those_of_the_code() -> None:

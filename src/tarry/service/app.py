@@ -17,7 +17,7 @@ try:
 
     from tarry.service.api.application import Api
     from tarry.service.api.context import ApiContext, ApiLimits
-    from tarry.service.delivery.dispatch import Deliveries
+    from tarry.service.delivery.dispatch import DeliveryDispatcher
     from tarry.service.delivery.grpc import GrpcDelivery
     from tarry.service.delivery.grpc import is_installed as has_grpc
     from tarry.service.delivery.guard import Guard
@@ -61,7 +61,7 @@ class Service:
         self.settings: Settings = settings
         guard = Guard(settings.allow_target, dev=settings.dev)
         proxy, ca = settings.egress_proxy or None, settings.ca_file or None
-        self._delivery: Delivery = delivery or Deliveries(
+        self._delivery: Delivery = delivery or DeliveryDispatcher(
             HttpDelivery(guard, proxy=proxy, ca=ca, max_body=settings.max_response_bytes),
             partial(GrpcDelivery, guard, proxy=proxy, ca=ca),
         )

@@ -36,15 +36,15 @@ def test_the_guard_judges_every_address(hostile: Hostile) -> None:
 
 def test_channels_are_kept_up_to_a_bound(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used is closed; one to a server that cannot be reached is not kept."""
-    monkeypatch.setattr(grpc_delivery, "MOST", 1)
+    monkeypatch.setattr(grpc_delivery, "MAX_CHANNELS", 1)
 
     async def test(server: Server) -> list[DeliveryResult]:
         delivery = GrpcDelivery(HERE)
         urls = [f"grpc://{host}:{server.port}/S/M" for host in ("127.0.0.1", "localhost")]
         delivered = [await delivery.send(request(url)) for url in [*urls, *urls, urls[1]]]
-        assert [f"grpc:localhost:{server.port}"] == list(delivery._channels._kept)
+        assert [f"grpc:localhost:{server.port}"] == list(delivery._channels._open_channels)
         delivered.append(await delivery.send(request("grpc://127.0.0.1:1/S/M")))
-        assert [] == [*delivery._channels._kept, *delivery._channels._left]
+        assert [] == [*delivery._channels._open_channels, *delivery._channels._draining]
         await delivery.close()
         return delivered
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from tarry.errors import MissingExtra
-from tarry.service.delivery.dispatch import Deliveries
+from tarry.service.delivery.dispatch import DeliveryDispatcher
 from tarry.service.delivery.messages import Delivery, DeliveryRequest, DeliveryResult, Fault
 from tests.service.delivery.harness import request
 
@@ -34,7 +34,7 @@ def test_the_scheme_decides() -> None:
         return made[-1]
 
     async def run() -> list[object]:
-        deliveries = Deliveries(http, grpc)
+        deliveries = DeliveryDispatcher(http, grpc)
         urls = ["http://h/", "https://h/", "grpc://h:1/S/M", "grpcs://h:1/S/M", "http://grpc/"]
         statuses: list[object] = [(await deliveries.send(request(url))).status for url in urls]
         await deliveries.close()
@@ -54,13 +54,13 @@ def test_a_missing_extra_charges_nobody() -> None:
         raise MissingExtra(msg)
 
     async def run() -> list[DeliveryResult]:
-        deliveries = Deliveries(Named("http"), grpc)
+        deliveries = DeliveryDispatcher(Named("http"), grpc)
         urls = ["grpc://h:1/S/M", "http://h/"]
         delivered = [await deliveries.send(request(url)) for url in urls]
         await deliveries.close()
         return delivered
 
     first, second = asyncio.run(run())
-    assert Fault.OURS is first.fault
+    assert Fault.INTERNAL is first.fault
     assert "tarry[grpc]" in (first.error or "")
     assert "http" == second.status

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.service.delivery.grpc import MOST_ANSWER, GrpcDelivery, is_installed
+from tarry.service.delivery.grpc import MAX_RESPONSE_BYTES, GrpcDelivery, is_installed
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import Hostile
 from tests.service.delivery.harness import HERE, request, send_all
@@ -109,7 +109,7 @@ def test_a_call_goes_out_as_it_is(hostile: Hostile) -> None:
 
 def test_an_answer_that_is_too_long_is_not_asked_for_again(hostile: Hostile) -> None:
     """Its target is not busy, and has perhaps done everything; one that says it is busy, is."""
-    most = MOST_ANSWER
+    most = MAX_RESPONSE_BYTES
 
     async def test(server: Server) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"
@@ -147,14 +147,14 @@ def test_tls_is_with_the_name(hostile: Hostile) -> None:
         good = f"grpcs://localhost:{server.secure}/S/M"
         elsewhere = f"grpcs://elsewhere.example:{server.secure}/S/M"
         trusting = GrpcDelivery(HERE, ca=hostile.ca)
-        real = trusting._channels._address_of
+        real = trusting._channels._resolve_address
 
         async def address_of(target: Any) -> str:
             if target.host == "elsewhere.example":
                 return f"ipv4:127.0.0.1:{target.port}"
             return await real(target)
 
-        trusting._channels._address_of = address_of  # type: ignore[method-assign]
+        trusting._channels._resolve_address = address_of  # type: ignore[method-assign]
         return [
             *await send_all(trusting, request(good), request(elsewhere)),
             *await send_all(GrpcDelivery(HERE), request(good)),
@@ -186,14 +186,14 @@ def test_cancelling_and_closing_end_a_call(hostile: Hostile) -> None:
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
-        assert [0] == [channel.users for channel in delivery._channels._kept.values()]
+        assert [0] == [channel.users for channel in delivery._channels._open_channels.values()]
         server.started.clear()
         closed = asyncio.create_task(delivery.send(never))
         await server.started.wait()
         await delivery.close()
         return [await closed]
 
-    assert Fault.OURS is served(hostile, test)[0].fault
+    assert Fault.INTERNAL is served(hostile, test)[0].fault
 
 
 @pytest.mark.parametrize(

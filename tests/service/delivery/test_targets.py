@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarry.errors import ConfigurationError
-from tarry.service.delivery.targets import LONGEST, parse_target
+from tarry.service.delivery.targets import MAX_URL_BYTES, parse_target
 
 CANONICAL = [
     ("http://example.com", "http://example.com/"),
@@ -127,8 +127,8 @@ def test_the_origin_names_the_lane() -> None:
 def test_a_long_url_is_refused() -> None:
     """Also when it is long only in its canonical form."""
     start = "http://h/"
-    assert LONGEST == len(parse_target(start + "x" * (LONGEST - len(start))).url)
-    for path in ("x" * (LONGEST - len(start) + 1), "ä" * (LONGEST - len(start))):
+    assert MAX_URL_BYTES == len(parse_target(start + "x" * (MAX_URL_BYTES - len(start))).url)
+    for path in ("x" * (MAX_URL_BYTES - len(start) + 1), "ä" * (MAX_URL_BYTES - len(start))):
         with pytest.raises(ConfigurationError, match="at most 8192 bytes"):
             parse_target(start + path)
 

@@ -182,7 +182,7 @@ def test_fault_of_our_own_charges_nobody() -> None:
     """A failure on our side is no attempt, does not touch the breaker, and turns health red."""
 
     async def main() -> None:
-        ours = DeliveryResult(fault=Fault.OURS, error="proxy down")
+        ours = DeliveryResult(fault=Fault.INTERNAL, error="proxy down")
         target = Target(*[ours] * 30, OK)
         rig = Rig(target)
         await rig.engine.start()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery.messages import Delivery, DeliveryRequest
 
 
-class Deliveries:
+class DeliveryDispatcher:
     """HTTP, and gRPC from the first gRPC target on: `grpc` makes it then."""
 
     def __init__(self, http: Delivery, grpc: Callable[[], Delivery]) -> None:
@@ -32,7 +32,7 @@ class Deliveries:
             try:
                 self._grpc = self._make_grpc()
             except (MissingExtra, ConfigurationError) as error:
-                return DeliveryResult(fault=Fault.OURS, error=str(error))
+                return DeliveryResult(fault=Fault.INTERNAL, error=str(error))
         return await self._grpc.send(request)
 
     async def close(self) -> None:

@@ -1,7 +1,8 @@
-"""gRPC deliveries: `grpc://host:port/package.Service/Method`, and `grpcs`.
+"""gRPC deliveries to `grpc://host:port/package.Service/Method` and `grpcs://...` targets.
 
-The body is the request message as bytes, headers are metadata, the name of the code is the status,
-trailing metadata are the headers of the answer. The channel never repeats a call by itself.
+The task's body is the request message, its headers are the call's metadata. The name of the status
+code is the result's status, the trailing metadata are its headers. The retries of the channel are
+switched off: the service decides about retries.
 """
 
 from __future__ import annotations
@@ -17,14 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.service.delivery.http1.connector import addresses_of, allowed_of
-from tarry.service.delivery.http1.dns import Names
-from tarry.service.delivery.messages import DeliveryResult, Fault, NoWay
+from tarry.service.delivery.http1.connector import resolve_host, select_allowed
+from tarry.service.delivery.http1.dns import DnsCache
+from tarry.service.delivery.messages import DeliveryError, DeliveryResult, Fault
 from tarry.service.delivery.targets import parse_target
-
-if TYPE_CHECKING:
-    from tarry.service.delivery.guard import Guard
-    from tarry.service.delivery.targets import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,36 +30,38 @@ if TYPE_CHECKING:
     from tarry.service.delivery.messages import DeliveryRequest
     from tarry.service.delivery.targets import Target
 
-MOST = 256
-"""Channels that are kept."""
-_FRESH_SECONDS = 60.0
-_IDLE_MS = 60_000
-MOST_ANSWER = 4 << 20
-"""Bytes of an answer, which gRPC reads in full or not at all."""
+MAX_CHANNELS = 256
+MAX_RESPONSE_BYTES = 4 << 20
+"""gRPC reads a response message completely or not at all."""
+_ADDRESS_TTL_S = 60.0
+"""Seconds after which the addresses of a channel are resolved and checked again."""
+_IDLE_TIMEOUT_MS = 60_000
+_MAX_ERROR_CHARS = 512
+_MIN_TIMEOUT_S = 0.001
 
-_OPTIONS = (
+_CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.service_config_disable_resolution", 1),
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.client_idle_timeout_ms", _IDLE_MS),
-    ("grpc.max_receive_message_length", MOST_ANSWER),
+    ("grpc.client_idle_timeout_ms", _IDLE_TIMEOUT_MS),
+    ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
 )
 _SET_BY_GRPC = frozenset({"accept-encoding", "content-type", "te", "user-agent"})
-_IS_TOO_LONG = re.compile(
-    rf"Received message larger than max \(\d+ vs\. {MOST_ANSWER}\)|Decompressed message larger than"
+# gRPC reports an oversized message as RESOURCE_EXHAUSTED; only the text tells it from throttling.
+_is_oversized = re.compile(
+    rf"Received message larger than max \(\d+ vs\. {MAX_RESPONSE_BYTES}\)"
+    "|Decompressed message larger than"
 ).search
-"""Knows it by the words of gRPC, which has no code for it."""
-_TOO_LONG = f"a message is longer than the {MOST_ANSWER} bytes that an answer may have"
-_MOST_WORDS = 512
+_OVERSIZED = f"a message is longer than the {MAX_RESPONSE_BYTES} bytes that a response may have"
 
 
 def is_installed() -> bool:
-    """Whether gRPC targets can be served here."""
+    """Return whether grpcio is installed, so that gRPC targets can be served."""
     return find_spec("grpc") is not None
 
 
 class GrpcDelivery:
-    """Makes attempts over gRPC. `proxy` (http only) and `ca` as for HTTP."""
+    """Makes attempts over gRPC. `proxy` (http only) and `ca` are as for HTTP."""
 
     def __init__(self, guard: Guard, *, proxy: str | None = None, ca: str | None = None) -> None:
         try:
@@ -75,15 +74,15 @@ class GrpcDelivery:
             msg = "proxy must be http://host:port for gRPC targets"
             raise ConfigurationError(msg)
         self._guard = guard
-        self._channels = Channels(self._grpc, guard, proxy, None if ca is None else Path(ca))
+        self._channels = ChannelPool(self._grpc, guard, proxy, None if ca is None else Path(ca))
 
     async def send(self, request: DeliveryRequest) -> DeliveryResult:
-        """Make one attempt; cancelled, the call is cancelled too."""
+        """Make one attempt; cancelling it cancels the gRPC call."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
             target = parse_target(request.url)
-            metadata = _metadata_of(request.headers)
+            metadata = _encode_metadata(request.headers)
         except ConfigurationError as error:
             return DeliveryResult(fault=Fault.INVALID, error=str(error))
         try:
@@ -92,25 +91,23 @@ class GrpcDelivery:
             return DeliveryResult(fault=Fault.BLOCKED, error=str(error))
         try:
             async with asyncio.timeout(request.timeout):
-                channel = await self._channels.take(target)
+                channel = await self._channels.acquire(target)
         except TimeoutError:
-            delivered = DeliveryResult(
-                fault=Fault.TIMEOUT, error="The name was not resolved in time"
-            )
-        except NoWay as error:
-            delivered = DeliveryResult(fault=error.fault, error=str(error))
+            result = DeliveryResult(fault=Fault.TIMEOUT, error="The name was not resolved in time")
+        except DeliveryError as error:
+            result = DeliveryResult(fault=error.fault, error=str(error))
         else:
             until = started + request.timeout
             try:
-                delivered = await self._call(channel, target, request, metadata, until)
+                result = await self._call(channel, target, request, metadata, until)
             finally:
-                await self._channels.give_back(channel)
-            delivered.remote = channel.remote
-        delivered.duration_ms = (loop.time() - started) * 1000
-        return delivered
+                await self._channels.release(channel)
+            result.remote = channel.remote
+        result.duration_ms = (loop.time() - started) * 1000
+        return result
 
     async def close(self) -> None:
-        """End what runs and close connections."""
+        """Cancel running calls and close all channels."""
         await self._channels.close()
 
     async def _call(
@@ -124,41 +121,45 @@ class GrpcDelivery:
         now = asyncio.get_running_loop().time
         try:
             call = channel.raw.unary_unary(target.path)(
-                request.body, timeout=max(until - now(), 0.001), metadata=metadata
+                request.body, timeout=max(until - now(), _MIN_TIMEOUT_S), metadata=metadata
             )
-            answer = await call
-            headers = _headers_of(await call.trailing_metadata())
+            response = await call
+            headers = _decode_metadata(await call.trailing_metadata())
         except self._grpc.aio.AioRpcError as error:
-            code, words = error.code().name, _printable(error.details() or "")
+            code, details = error.code().name, _printable(error.details() or "")
             if code == "UNAVAILABLE":
-                self._channels.drop(target)
+                self._channels.discard(target)
             if code == "DEADLINE_EXCEEDED" and now() >= until:
-                return DeliveryResult(fault=Fault.TIMEOUT, error=words)
-            if code == "RESOURCE_EXHAUSTED" and _IS_TOO_LONG(words):
-                # The target is not busy: it may have done all, and the next answer is as long.
-                return DeliveryResult(fault=Fault.INVALID, error=_TOO_LONG)
-            headers = _headers_of(error.trailing_metadata())
-            return DeliveryResult(status=code, headers=headers, error=words)
+                return DeliveryResult(fault=Fault.TIMEOUT, error=details)
+            if code == "RESOURCE_EXHAUSTED" and _is_oversized(details):
+                # The target is not overloaded: it may have done the work, and the response to a
+                # retry would be as long.
+                return DeliveryResult(fault=Fault.INVALID, error=_OVERSIZED)
+            headers = _decode_metadata(error.trailing_metadata())
+            return DeliveryResult(status=code, headers=headers, error=details)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return DeliveryResult(fault=Fault.OURS, error="the delivery was closed meanwhile")
-        most = request.max_excerpt
+            return DeliveryResult(fault=Fault.INTERNAL, error="the delivery was closed meanwhile")
+        limit = request.max_excerpt
         return DeliveryResult(
-            status="OK", headers=headers, excerpt=answer[:most], truncated=len(answer) > most
+            status="OK", headers=headers, excerpt=response[:limit], truncated=len(response) > limit
         )
 
 
-def _metadata_of(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str | bytes]]:
+def _encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str | bytes]]:
     """Return headers as metadata: names in lower case, `-bin` values as bytes."""
     metadata: list[tuple[str, str | bytes]] = []
-    for given, value in headers:
-        name = given.lower()
+    for original_name, value in headers:
+        name = original_name.lower()
         if name in _SET_BY_GRPC:
             continue
-        if not _is_name(name):
-            msg = f"headers must have names of letters, digits, '-', '_' and '.', got {given!r}"
+        if not _is_metadata_name(name):
+            msg = (
+                "headers must have names of letters, digits, '-', '_' and '.', "
+                f"got {original_name!r}"
+            )
             raise ConfigurationError(msg)
         if name.endswith("-bin"):
             try:
@@ -174,17 +175,17 @@ def _metadata_of(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str | by
     return metadata
 
 
-def _is_name(name: str) -> bool:
-    plain = name.replace("-", "").replace("_", "").replace(".", "")
-    return plain.isascii() and plain.isalnum() and not name.startswith("grpc-")
+def _is_metadata_name(name: str) -> bool:
+    alphanumeric = name.replace("-", "").replace("_", "").replace(".", "")
+    return alphanumeric.isascii() and alphanumeric.isalnum() and not name.startswith("grpc-")
 
 
-def _printable(words: str) -> str:
-    """Return the beginning of what a target says, for any screen."""
-    return "".join(each if each.isprintable() else " " for each in words[:_MOST_WORDS])
+def _printable(text: str) -> str:
+    """Return the beginning of a target's error text, with spaces for control characters."""
+    return "".join(char if char.isprintable() else " " for char in text[:_MAX_ERROR_CHARS])
 
 
-def _headers_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> list[tuple[str, str]]:
+def _decode_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> list[tuple[str, str]]:
     return [
         (name, value if isinstance(value, str) else b64encode(value).decode())
         for name, value in metadata or ()
@@ -192,7 +193,7 @@ def _headers_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> list[tupl
 
 
 class Channel:
-    """A channel, how many attempts use it, and where it leads."""
+    """A gRPC channel, its resolved address and the number of attempts that use it."""
 
     __slots__ = ("address", "checked_at", "raw", "users")
 
@@ -204,88 +205,93 @@ class Channel:
 
     @property
     def remote(self) -> str | None:
-        """The address, where there is but one."""
+        """The IP address, or None when the channel has several or a proxy resolves the name."""
         scheme, _, rest = self.address.rpartition(":")[0].partition(":")
         return rest.strip("[]") if scheme in {"ipv4", "ipv6"} and "," not in rest else None
 
 
-class Channels:
-    """The channels that are open, the least recently used first to go."""
+class ChannelPool:
+    """Open channels by origin; beyond `MAX_CHANNELS` the least recently used one is closed."""
 
     def __init__(self, grpc: Any, guard: Guard, proxy: str | None, ca: Path | None) -> None:
         self._grpc = grpc
         self._guard = guard
-        self._names = Names()
+        self._dns = DnsCache()
         self._proxy = proxy
         self._roots = None if ca is None else ca.read_bytes()
-        self._kept: OrderedDict[str, Channel] = OrderedDict()
-        self._left: list[Channel] = []
-        """Those that take no more attempts: closed when the last one on them has ended."""
+        self._open_channels: OrderedDict[str, Channel] = OrderedDict()
+        self._draining: list[Channel] = []
+        """Channels that take no new attempts. Each is closed when its last attempt has ended."""
 
-    async def take(self, target: Target) -> Channel:
-        """Return a channel to the server of a target, to be given back, or raise NoWay."""
+    async def acquire(self, target: Target) -> Channel:
+        """Return a channel to the server of a target, or raise DeliveryError.
+
+        The caller passes the channel to `release` after the attempt.
+        """
         now = asyncio.get_running_loop().time()
-        channel = self._kept.get(target.origin)
-        if channel is None or now - channel.checked_at >= _FRESH_SECONDS:
-            address = await self._address_of(target)
-            channel = self._kept.get(target.origin)  # another attempt may have been faster
+        channel = self._open_channels.get(target.origin)
+        if channel is None or now - channel.checked_at >= _ADDRESS_TTL_S:
+            address = await self._resolve_address(target)
+            # Another attempt may have opened the channel while the name was resolved.
+            channel = self._open_channels.get(target.origin)
             if channel is None or channel.address != address:
-                self.drop(target)
-                channel = self._kept[target.origin] = Channel(
+                self.discard(target)
+                channel = self._open_channels[target.origin] = Channel(
                     self._open(target, address), address, now
                 )
             channel.checked_at = now
-        self._kept.move_to_end(target.origin)
-        if len(self._kept) > MOST:
-            self._left.append(self._kept.popitem(last=False)[1])
+        self._open_channels.move_to_end(target.origin)
+        if len(self._open_channels) > MAX_CHANNELS:
+            self._draining.append(self._open_channels.popitem(last=False)[1])
         channel.users += 1
         return channel
 
-    async def give_back(self, channel: Channel) -> None:
-        """An attempt has ended."""
+    async def release(self, channel: Channel) -> None:
+        """Note that an attempt on the channel has ended; close draining channels without users."""
         channel.users -= 1
-        done = [left for left in self._left if not left.users]
-        self._left = [left for left in self._left if left.users]
-        for left in done:
-            await left.raw.close()
+        unused = [each for each in self._draining if not each.users]
+        self._draining = [each for each in self._draining if each.users]
+        for each in unused:
+            await each.raw.close()
 
-    def drop(self, target: Target) -> None:
-        """Look the name up anew next time."""
-        channel = self._kept.pop(target.origin, None)
+    def discard(self, target: Target) -> None:
+        """Drain the channel of a target, so that the next attempt resolves the name again."""
+        channel = self._open_channels.pop(target.origin, None)
         if channel is not None:
-            self._left.append(channel)
+            self._draining.append(channel)
 
     async def close(self) -> None:
-        """Close all; calls that run are cancelled."""
-        channels = [*self._kept.values(), *self._left]
-        self._kept.clear()
-        self._left.clear()
+        """Close all channels, which cancels running calls."""
+        channels = [*self._open_channels.values(), *self._draining]
+        self._open_channels.clear()
+        self._draining.clear()
         for channel in channels:
             await channel.raw.close()
-        await self._names.close()
+        await self._dns.close()
 
-    async def _address_of(self, target: Target) -> str:
-        """Return what gRPC is to connect to: every address of the name that is allowed."""
+    async def _resolve_address(self, target: Target) -> str:
+        """Return the address for gRPC to connect to: every allowed address of the name."""
         if self._proxy is not None:
             return f"dns:///{target.authority}"
-        allowed = allowed_of(await addresses_of(target.host, self._names), target.host, self._guard)
-        is_6 = ":" in allowed[0]  # one address text of gRPC's holds one family
-        texts = [
-            f"[{each}]:{target.port}" if is_6 else f"{each}:{target.port}"
+        addresses = await resolve_host(target.host, self._dns)
+        allowed = select_allowed(addresses, target.host, self._guard)
+        is_ipv6 = ":" in allowed[0]  # a gRPC address string holds addresses of one family
+        endpoints = [
+            f"[{each}]:{target.port}" if is_ipv6 else f"{each}:{target.port}"
             for each in allowed
-            if (":" in each) == is_6
+            if (":" in each) == is_ipv6
         ]
-        return f"{'ipv6' if is_6 else 'ipv4'}:{','.join(texts)}"
+        return f"{'ipv6' if is_ipv6 else 'ipv4'}:{','.join(endpoints)}"
 
     def _open(self, target: Target, address: str) -> Any:
         options: list[tuple[str, object]] = [
-            *_OPTIONS,
+            *_CHANNEL_OPTIONS,
             ("grpc.default_authority", target.authority),
         ]
         if self._proxy is not None:
             options.append(("grpc.http_proxy", self._proxy))
         else:
-            options.append(("grpc.enable_http_proxy", 0))  # nothing from the environment
+            options.append(("grpc.enable_http_proxy", 0))  # ignore proxies of the environment
         if target.scheme == "grpc":
             return self._grpc.aio.insecure_channel(address, options=options)
         options.append(("grpc.ssl_target_name_override", target.host))

@@ -27,7 +27,7 @@ class Fault(StrEnum):
     """What came back is no answer: malformed, or headers without end."""
     INVALID = "invalid"
     """The request cannot be sent as it stands, or its answer cannot be read, however often."""
-    OURS = "ours"
+    INTERNAL = "internal"
     """Our own side failed (egress proxy, file descriptors): nothing is charged for it."""
 
 
@@ -64,7 +64,7 @@ class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
     first_byte_ms: float | None = None
 
 
-class NoWay(Exception):
+class DeliveryError(Exception):
     """There is no connection to a server; says why, and whose fault it is."""
 
     def __init__(self, fault: Fault, words: str) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
-LONGEST = 8192
+MAX_URL_BYTES = 8192
 """Bytes of a URL."""
 
 _PORTS = {"http": 80, "https": 443}
@@ -71,8 +71,8 @@ def parse_target(text: str) -> Target:
     if not isinstance(text, str):
         msg = f"targetUrl must be text, got {short(text)}"
         raise ConfigurationTypeError(msg)
-    if len(text) > LONGEST:
-        _refuse(f"must have at most {LONGEST} bytes: send long data in the body")
+    if len(text) > MAX_URL_BYTES:
+        _refuse(f"must have at most {MAX_URL_BYTES} bytes: send long data in the body")
     plain = _PLAIN.fullmatch(text)
     start, path = _encoded(text) if plain is None else plain.groups()
     scheme, host, port, shown, origin = _server(start)
@@ -83,8 +83,8 @@ def parse_target(text: str) -> Target:
     if "%" in path:
         path = _ESCAPE.sub(lambda found: found[0].upper(), path)
     url = shown + path
-    if len(url) > LONGEST:
-        _refuse(f"must have at most {LONGEST} bytes: send long data in the body")
+    if len(url) > MAX_URL_BYTES:
+        _refuse(f"must have at most {MAX_URL_BYTES} bytes: send long data in the body")
     return Target(url, scheme, host, port, origin, path)
 
 

@@ -83,7 +83,7 @@ def request_for(
 def outcome_of(delivered: DeliveryResult, policy: Policy, now: float) -> Outcome | None:
     """Classify what came back; None: our own side failed, and nothing is counted."""
     status, fault = delivered.status, delivered.fault
-    if fault is Fault.OURS:
+    if fault is Fault.INTERNAL:
         return None
     if fault is not None:
         if fault in _NO_CHANCE:

@@ -224,7 +224,7 @@ class Worker:
             async with asyncio.timeout_at(end):
                 body = await parts.read_body(content)
         except TimeoutError:
-            return DeliveryResult(fault=Fault.OURS, error="the body could not be read in time")
+            return DeliveryResult(fault=Fault.INTERNAL, error="the body could not be read in time")
         more = parts.sign(task, body)
         left = max(end - loop.time(), _INSTANT)
         return await parts.delivery.send(attempts.request_for(task, content, body, left, more))
@@ -365,7 +365,7 @@ def _ours(task: Task, error: BaseException) -> DeliveryResult:
     if isinstance(error, BodyUnusable):
         return DeliveryResult(fault=Fault.INVALID, error=str(error))
     if isinstance(error, StoreUnavailable):
-        return DeliveryResult(fault=Fault.OURS, error=str(error))
+        return DeliveryResult(fault=Fault.INTERNAL, error=str(error))
     number = task.attempts + 1
     _logger.error("attempt %d of task %s failed on our side", number, task.id, exc_info=error)
-    return DeliveryResult(fault=Fault.OURS, error=f"{type(error).__name__}: {error}")
+    return DeliveryResult(fault=Fault.INTERNAL, error=f"{type(error).__name__}: {error}")

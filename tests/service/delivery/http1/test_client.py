@@ -232,7 +232,7 @@ def test_out_of_sockets_is_our_fault(hostile: Hostile) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             await delivery.close()
 
-    assert Fault.OURS is run(main()).fault
+    assert Fault.INTERNAL is run(main()).fault
 
 
 def test_a_connection_that_never_comes_free_is_our_fault(hostile: Hostile) -> None:
@@ -248,7 +248,7 @@ def test_a_connection_that_never_comes_free_is_our_fault(hostile: Hostile) -> No
             await delivery.close()
 
     first, second = run(main())
-    assert (Fault.TIMEOUT, Fault.OURS) == (first.fault, second.fault)
+    assert (Fault.TIMEOUT, Fault.INTERNAL) == (first.fault, second.fault)
 
 
 def test_a_cancelled_attempt_leaves_nothing(hostile: Hostile) -> None:
@@ -281,7 +281,7 @@ def test_close_ends_what_runs(hostile: Hostile) -> None:
         await delivery.close()
         return [await task, await delivery.send(request(hostile.url + "ok"))]
 
-    assert [Fault.OURS, Fault.OURS] == [each.fault for each in run(main())]
+    assert [Fault.INTERNAL, Fault.INTERNAL] == [each.fault for each in run(main())]
 
 
 def test_many_at_once(hostile: Hostile) -> None:
@@ -332,5 +332,5 @@ def test_without_certificates_https_is_our_fault(
 ) -> None:
     """A machine without trusted certificates can still reach plain HTTP."""
     monkeypatch.setattr("tarry.service.delivery.http1.client._trusting", lambda ca: None)
-    assert Fault.OURS is send(hostile.tls["good"] + "ok").fault
+    assert Fault.INTERNAL is send(hostile.tls["good"] + "ok").fault
     assert 200 == send(hostile.url + "ok").status

@@ -10,7 +10,7 @@ import pytest
 from tarry.service.delivery.http1 import connection
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.connection import Connection
-from tarry.service.delivery.http1.pending_request import Sending
+from tarry.service.delivery.http1.pending_request import PendingRequest
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import OK, Hostile
 from tests.service.delivery.harness import HERE, closed, emptied, request, run, send_all, until
@@ -314,7 +314,7 @@ def test_nothing_is_left_for_the_garbage_collector(hostile: Hostile, tls: bool) 
 
 
 def _is_ours(each: object) -> bool:
-    return type(each) in {Connection, Sending}
+    return type(each) in {Connection, PendingRequest}
 
 
 def test_a_trailing_answer_does_not_count_for_the_excerpt() -> None:

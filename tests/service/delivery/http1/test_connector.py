@@ -13,9 +13,9 @@ import pytest
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1 import connector
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.delivery.http1.connector import addresses_of, allowed_of, dial
-from tarry.service.delivery.http1.dns import Names
-from tarry.service.delivery.messages import DeliveryResult, Fault, NoWay
+from tarry.service.delivery.http1.connector import dial, resolve_host, select_allowed
+from tarry.service.delivery.http1.dns import DnsCache
+from tarry.service.delivery.messages import DeliveryError, DeliveryResult, Fault
 from tests.integration.hostile import OK, Hostile
 from tests.service.delivery.harness import HERE, closed, request, run, send, send_all, until
 from tests.service.delivery.scripted_server import saying, serving, silent
@@ -40,13 +40,13 @@ class Asked(Guard):
 def test_an_address_is_not_looked_up(host: str, dns: dict[str, list[str]]) -> None:
     """DNS has no say in it."""
     assert {} == dns
-    assert (host,) == run(addresses_of(host, Names()))
+    assert (host,) == run(resolve_host(host, DnsCache()))
 
 
 def test_names_below_localhost_are_this_machine(dns: dict[str, list[str]]) -> None:
     """DNS is not asked about them: it may know nothing, or something else."""
     dns["localhost"], dns["a.localhost"] = ["127.0.0.1"], ["192.0.2.1"]
-    assert ("127.0.0.1",) == run(addresses_of("a.localhost", Names()))
+    assert ("127.0.0.1",) == run(resolve_host("a.localhost", DnsCache()))
 
 
 def test_every_connection_is_judged(dns: dict[str, list[str]]) -> None:
@@ -69,13 +69,13 @@ def test_every_connection_is_judged(dns: dict[str, list[str]]) -> None:
 
 def test_what_is_refused_is_left_out() -> None:
     """The first refusal is the reason when nothing is left."""
-    allowed = allowed_of(["10.0.0.1", "127.0.0.1", "::ffff:127.0.0.1"], "h.example", HERE)
+    allowed = select_allowed(["10.0.0.1", "127.0.0.1", "::ffff:127.0.0.1"], "h.example", HERE)
     assert ["127.0.0.1"] == allowed
-    with pytest.raises(NoWay, match=r"10\.0\.0\.1, a private address") as no:
-        allowed_of(["10.0.0.1", "127.0.0.1"], "h.example", Guard())
+    with pytest.raises(DeliveryError, match=r"10\.0\.0\.1, a private address") as no:
+        select_allowed(["10.0.0.1", "127.0.0.1"], "h.example", Guard())
     assert Fault.BLOCKED is no.value.fault
-    with pytest.raises(NoWay, match="has no address"):
-        allowed_of([], "h.example", HERE)
+    with pytest.raises(DeliveryError, match="has no address"):
+        select_allowed([], "h.example", HERE)
 
 
 def test_an_address_that_refuses_is_followed_by_the_next(dns: dict[str, list[str]]) -> None:
@@ -97,8 +97,8 @@ def test_an_address_that_refuses_is_followed_by_the_next(dns: dict[str, list[str
     [
         (errno.ECONNREFUSED, Fault.REFUSED),
         (errno.ENETUNREACH, Fault.REFUSED),
-        (errno.EMFILE, Fault.OURS),
-        (errno.ENOBUFS, Fault.OURS),
+        (errno.EMFILE, Fault.INTERNAL),
+        (errno.ENOBUFS, Fault.INTERNAL),
     ],
 )
 def test_whose_fault_no_connection_is(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tarry.service.delivery.http1 import dns
-from tarry.service.delivery.http1.dns import Addresses, Names
-from tarry.service.delivery.messages import Fault, NoWay
+from tarry.service.delivery.http1.dns import Addresses, DnsCache
+from tarry.service.delivery.messages import DeliveryError, Fault
 from tests.service.delivery.harness import run, until
 
 pytestmark = pytest.mark.usefixtures("either_loop")
@@ -47,7 +47,7 @@ def test_addresses_come_in_the_resolvers_order_and_once(resolver: Resolver) -> N
 
     async def main() -> tuple[Addresses, Addresses]:
         resolver.says["many.example"] = [f"192.0.2.{number}" for number in range(200)]
-        known = Names()
+        known = DnsCache()
         return await known.look_up("one.example"), await known.look_up("many.example")
 
     one, many = run(main())
@@ -59,7 +59,7 @@ def test_who_asks_at_the_same_time_shares_the_answer(resolver: Resolver) -> None
 
     async def main() -> list[Addresses]:
         resolver.may_answer.clear()
-        known = Names()
+        known = DnsCache()
         first, *others = [asyncio.create_task(known.look_up("one.example")) for _ in range(5)]
         await until(lambda: resolver.asked)
         first.cancel()
@@ -76,7 +76,7 @@ def test_an_answer_is_remembered_for_a_while(
     """Then DNS is asked again: an address may have changed."""
 
     async def main() -> list[Addresses]:
-        known = Names()
+        known = DnsCache()
         found = [await known.look_up("one.example"), await known.look_up("one.example")]
         monkeypatch.setattr(dns, "_FRESH_SECONDS", 0.0)
         known._known.clear()
@@ -93,8 +93,10 @@ def test_a_failure_is_not_remembered(resolver: Resolver) -> None:
     """It is told in words, and the next one asks again."""
 
     async def main() -> Addresses:
-        known = Names()
-        with pytest.raises(NoWay, match=r"Could not resolve new.example: Name or service") as no:
+        known = DnsCache()
+        with pytest.raises(
+            DeliveryError, match=r"Could not resolve new.example: Name or service"
+        ) as no:
             await known.look_up("new.example")
         assert Fault.DNS is no.value.fault
         resolver.says["new.example"] = ["192.0.2.2"]
@@ -108,9 +110,9 @@ def test_a_name_that_dns_cannot_have(resolver: Resolver, monkeypatch: pytest.Mon
     monkeypatch.undo()
 
     async def main() -> None:
-        await Names().look_up("a" * 64 + ".invalid")
+        await DnsCache().look_up("a" * 64 + ".invalid")
 
-    with pytest.raises(NoWay, match="Could not resolve"):
+    with pytest.raises(DeliveryError, match="Could not resolve"):
         run(main())
 
 
@@ -119,7 +121,7 @@ def test_what_is_remembered_is_bounded(resolver: Resolver, monkeypatch: pytest.M
     monkeypatch.setattr(dns, "_MOST_KNOWN", 4)
 
     async def main() -> int:
-        known = Names()
+        known = DnsCache()
         for number in range(10):
             resolver.says[f"{number}.example"] = ["192.0.2.1"]
             await known.look_up(f"{number}.example")
@@ -134,7 +136,7 @@ def test_so_many_threads_and_no_more(resolver: Resolver, monkeypatch: pytest.Mon
 
     async def main() -> tuple[list[str], list[str], int]:
         resolver.may_answer.clear()
-        known = Names()
+        known = DnsCache()
         hosts = [f"{number}.example" for number in range(6)]
         for host in hosts:
             resolver.says[host] = ["192.0.2.1"]
@@ -159,13 +161,13 @@ def test_no_thread_is_our_fault(resolver: Resolver, monkeypatch: pytest.MonkeyPa
         raise RuntimeError("can't start new thread")
 
     async def main() -> Addresses:
-        known = Names()
+        known = DnsCache()
         with monkeypatch.context() as without:
             without.setattr(threading.Thread, "start", start)
             for _ in range(100):
-                with pytest.raises(NoWay, match="no thread") as no:
+                with pytest.raises(DeliveryError, match="no thread") as no:
                     await known.look_up("one.example")
-                assert Fault.OURS is no.value.fault
+                assert Fault.INTERNAL is no.value.fault
         return await known.look_up("one.example")
 
     assert ("192.0.2.1", "2001:db8::1") == run(main())
@@ -176,17 +178,17 @@ def test_close_waits_for_nobody(resolver: Resolver) -> None:
 
     async def main() -> Fault:
         resolver.may_answer.clear()
-        known = Names()
+        known = DnsCache()
         task = asyncio.create_task(known.look_up("one.example"))
         await until(lambda: resolver.asked)
         await known.close()
-        with pytest.raises(NoWay, match="closed") as no:
+        with pytest.raises(DeliveryError, match="closed") as no:
             await task
         resolver.may_answer.set()
         await until(lambda: not known._asked)
         return no.value.fault
 
-    assert Fault.OURS is run(main())
+    assert Fault.INTERNAL is run(main())
 
 
 def test_an_answer_after_the_end_of_the_loop_is_lost_in_silence(resolver: Resolver) -> None:
@@ -194,7 +196,7 @@ def test_an_answer_after_the_end_of_the_loop_is_lost_in_silence(resolver: Resolv
     resolver.may_answer.clear()
 
     async def main() -> None:
-        task = asyncio.create_task(Names().look_up("one.example"))
+        task = asyncio.create_task(DnsCache().look_up("one.example"))
         await until(lambda: resolver.asked)
         task.cancel()
 

@@ -13,7 +13,7 @@ import pytest
 from tarry.runtime.clocks import world
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.delivery.http1.pending_request import WHO, Deadlines, Sending
+from tarry.service.delivery.http1.pending_request import WHO, DeadlineTimer, PendingRequest
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import Hostile
 from tests.service.delivery.harness import HERE, closed, emptied, request, run, until
@@ -22,12 +22,12 @@ from tests.service.delivery.scripted_server import proxying, serving, silent
 pytestmark = pytest.mark.usefixtures("either_loop")
 
 PHASES = {
-    "waiting": Fault.OURS,
+    "waiting": Fault.INTERNAL,
     "looking up": Fault.TIMEOUT,
     "connecting": Fault.TIMEOUT,
     "handshake": Fault.TIMEOUT,
-    "reaching the proxy": Fault.OURS,
-    "asking the proxy": Fault.OURS,
+    "reaching the proxy": Fault.INTERNAL,
+    "asking the proxy": Fault.INTERNAL,
     "handshake in the tunnel": Fault.TIMEOUT,
     "sending": Fault.TIMEOUT,
     "sending over TLS": Fault.TIMEOUT,
@@ -42,7 +42,7 @@ class Stage:
 
     def __init__(self, delivery: HttpDelivery, sent: asyncio.Future[DeliveryResult]) -> None:
         self.delivery = delivery
-        self.sending = cast("Sending", sent)
+        self.sending = cast("PendingRequest", sent)
 
     def is_at(self, phase: str) -> bool:
         """Whether it has a connection, or is getting one."""
@@ -184,7 +184,7 @@ def test_close_ends_a_request(
             return await stage.sending, left
 
     delivered, left = run(main())
-    assert (Fault.OURS, "the delivery is closed", 3) == (delivered.fault, delivered.error, left)
+    assert (Fault.INTERNAL, "the delivery is closed", 3) == (delivered.fault, delivered.error, left)
 
 
 def test_time_runs_by_itself(hostile: Hostile) -> None:
@@ -193,7 +193,7 @@ def test_time_runs_by_itself(hostile: Hostile) -> None:
     async def main() -> tuple[Fault | None, bool]:
         delivery = HttpDelivery(HERE)
         late = await delivery.send(request(hostile.url + "never", timeout=0.05))
-        answered = cast("Sending", delivery.send(request(hostile.url + "ok")))
+        answered = cast("PendingRequest", delivery.send(request(hostile.url + "ok")))
         await answered
         await delivery.close()
         assert answered.deadline is not None
@@ -221,7 +221,7 @@ def test_each_is_told_when_its_time_has_come() -> None:
 
     async def main() -> list[str]:
         told: list[str] = []
-        deadlines, now = Deadlines(world.now), world.now()
+        deadlines, now = DeadlineTimer(world.now), world.now()
         for name, after in (("third", 0.03), ("ended", 0.001), ("second", 0.02), ("first", 0.01)):
             deadline = deadlines.add(now + after, Who(name, told))
             if name == "ended":
@@ -241,7 +241,7 @@ def test_an_error_of_one_keeps_no_other_from_its_end() -> None:
     async def main() -> list[str]:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         told: list[str] = []
-        deadlines, now = Deadlines(world.now), world.now()
+        deadlines, now = DeadlineTimer(world.now), world.now()
         for name, after in (("odd", 0.0), ("even", 0.0), ("later", 0.01)):
             deadlines.add(now + after, Who(name, told))
         await until(lambda: len(told) == 3)
@@ -256,7 +256,7 @@ def test_a_timer_that_fires_early_is_set_anew() -> None:
     async def main() -> tuple[list[str], list[str]]:
         told: list[str] = []
         now = 100.0
-        deadlines = Deadlines(lambda: now)
+        deadlines = DeadlineTimer(lambda: now)
         deadlines.add(now + 0.001, Who("first", told))
         await asyncio.sleep(0.02)
         before = list(told)
@@ -273,7 +273,7 @@ def test_those_that_have_ended_are_not_kept() -> None:
     async def main() -> int:
         told: list[str] = []
         now = 100.0
-        deadlines = Deadlines(lambda: now)
+        deadlines = DeadlineTimer(lambda: now)
         for _ in range(600):
             deadlines.add(now + 60, Who("running", told))
         for _ in range(20_000):

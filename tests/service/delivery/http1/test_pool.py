@@ -10,7 +10,7 @@ import pytest
 from tarry.runtime.clocks import world
 from tarry.service.delivery.http1 import client
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.delivery.http1.connector import Way
+from tarry.service.delivery.http1.connector import Connector
 from tarry.service.delivery.http1.pending_request import WHO
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import OK
@@ -153,18 +153,18 @@ def test_a_request_that_comes_just_when_a_connection_stands_has_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A connection is not counted twice, as one that is opened and one that stands."""
-    opened = Way.open
+    opened = Connector.open
     sent: list[asyncio.Future[DeliveryResult]] = []
 
     async def use(delivery: HttpDelivery, served: Served) -> list[DeliveryResult]:
-        async def open_then_send(way: Way, protocol: asyncio.Protocol) -> object:
+        async def open_then_send(way: Connector, protocol: asyncio.Protocol) -> object:
             found = await opened(way, protocol)
             if len(sent) < 2:
                 loop = asyncio.get_running_loop()
                 loop.call_soon(lambda: sent.append(delivery.send(request(served.url + "2"))))
             return found
 
-        monkeypatch.setattr(Way, "open", open_then_send)
+        monkeypatch.setattr(Connector, "open", open_then_send)
         sent.append(delivery.send(request(served.url + "1")))
         for arrived in await arrive(served, 2):
             arrived.answer()
@@ -261,7 +261,7 @@ def test_close_leaves_nothing_in_any_state() -> None:
             await until(lambda: not (one.open or other.open or third.open))
             return faults, left, [one.connections, other.connections]
 
-    assert ([Fault.OURS] * 5, 2, [1, 1]) == run(main())
+    assert ([Fault.INTERNAL] * 5, 2, [1, 1]) == run(main())
 
 
 def test_a_bug_of_ours_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +271,7 @@ def test_a_bug_of_ours_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch)
         raise ZeroDivisionError
 
     async def use(delivery: HttpDelivery, served: Served) -> bool:
-        monkeypatch.setattr(Way, "open", broken)
+        monkeypatch.setattr(Connector, "open", broken)
         sent = delivery.send(request(served.url))
         with pytest.raises(ZeroDivisionError):
             await sent

@@ -98,7 +98,7 @@ def test_a_proxy_has_to_prove_who_it_is(hostile: Hostile) -> None:
     """Nothing is asked of one that cannot, and it is a fault of ours."""
     tls = hostile.contexts["wronghost"]
     delivered, asked = through("https://target.invalid/", OPEN, hostile.ca, tls=tls, user="u:p@")
-    assert (Fault.OURS, []) == (delivered.fault, asked)
+    assert (Fault.INTERNAL, []) == (delivered.fault, asked)
     assert "No way to the egress proxy" in (delivered.error or "")
 
 
@@ -125,12 +125,12 @@ def test_credentials_are_for_the_proxy_alone(hostile: Hostile) -> None:
     ("status", "fault"),
     [
         (403, Fault.BLOCKED),
-        (407, Fault.OURS),
-        (500, Fault.OURS),
+        (407, Fault.INTERNAL),
+        (500, Fault.INTERNAL),
         (502, Fault.REFUSED),
         (504, Fault.REFUSED),
-        (302, Fault.OURS),
-        (101, Fault.OURS),
+        (302, Fault.INTERNAL),
+        (101, Fault.INTERNAL),
     ],
 )
 def test_a_proxy_that_does_not_open_the_way(status: int, fault: Fault) -> None:
@@ -156,7 +156,7 @@ def test_a_proxy_that_does_not_open_the_way(status: int, fault: Fault) -> None:
 def test_a_proxy_that_talks_nonsense_is_our_fault(says: bytes) -> None:
     """It hangs up, it speaks something else, it has no end."""
     delivered, _ = through("https://target.invalid/", says)
-    assert Fault.OURS is delivered.fault
+    assert Fault.INTERNAL is delivered.fault
     assert "egress proxy" in (delivered.error or "")
 
 
@@ -175,7 +175,7 @@ def test_a_proxy_that_is_not_there_is_our_fault() -> None:
             async def main(url: str = url, proxy: str = proxy) -> list[DeliveryResult]:
                 return await send_all(HttpDelivery(Guard(), proxy=proxy), request(url))
 
-            assert Fault.OURS is run(main())[0].fault
+            assert Fault.INTERNAL is run(main())[0].fault
 
 
 def test_what_is_said_before_tls_is_not_heard(hostile: Hostile) -> None:
@@ -192,7 +192,7 @@ def test_what_is_said_before_tls_is_not_heard(hostile: Hostile) -> None:
             return (await send_all(delivery, request("https://target.invalid/")))[0]
 
     delivered = run(main())
-    assert Fault.OURS is delivered.fault
+    assert Fault.INTERNAL is delivered.fault
     assert "TLS" in (delivered.error or "")
 
 

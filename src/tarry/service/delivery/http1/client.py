@@ -21,13 +21,13 @@ from tarry.core.checks import count, short
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import world
 from tarry.service.defaults import MAX_RESPONSE_BYTES
-from tarry.service.delivery.http1.connector import Way
-from tarry.service.delivery.http1.dns import Names
-from tarry.service.delivery.http1.headers import is_token, lines_of
-from tarry.service.delivery.http1.pending_request import Deadlines, Sending
-from tarry.service.delivery.http1.pool import Pool, Room
+from tarry.service.delivery.http1.connector import Connector
+from tarry.service.delivery.http1.dns import DnsCache
+from tarry.service.delivery.http1.headers import encode_headers, is_token
+from tarry.service.delivery.http1.pending_request import DeadlineTimer, PendingRequest
+from tarry.service.delivery.http1.pool import ConnectionLimit, ConnectionPool
 from tarry.service.delivery.http1.proxy import parse_proxy
-from tarry.service.delivery.messages import DeliveryResult, Fault, NoWay
+from tarry.service.delivery.messages import DeliveryError, DeliveryResult, Fault
 from tarry.service.delivery.targets import parse_target
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ class HttpDelivery:
         self._proxy = None if proxy is None else parse_proxy(proxy)
         self._max_body = count("max_body", max_body)
         self._tls = _trusting(ca)
-        self._names = Names()
-        self._deadlines = Deadlines(self._clock)
+        self._names = DnsCache()
+        self._deadlines = DeadlineTimer(self._clock)
         self._most = count("max_host_connections", max_host_connections)
-        self._room = Room(count("max_connections", max_connections), self._make_room)
-        self._pools: dict[str, Pool] = {}
+        self._room = ConnectionLimit(count("max_connections", max_connections), self._make_room)
+        self._pools: dict[str, ConnectionPool] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -81,12 +81,12 @@ class HttpDelivery:
             loop = self._loop = asyncio.get_running_loop()
         try:
             pool, head = self._prepared(request)
-        except NoWay as error:
+        except DeliveryError as error:
             answer: asyncio.Future[DeliveryResult] = loop.create_future()
             answer.set_result(DeliveryResult(fault=error.fault, error=str(error)))
             return answer
         now = self._clock()
-        sending = Sending(loop, pool, request, head, now)
+        sending = PendingRequest(loop, pool, request, head, now)
         sending.deadline = self._deadlines.add(now + request.timeout, sending)
         pool.send(sending, now)
         return sending
@@ -107,7 +107,7 @@ class HttpDelivery:
 
     # --- what goes out ----------------------------------------------------------------------------
 
-    def _prepared(self, request: DeliveryRequest) -> tuple[Pool, bytes]:
+    def _prepared(self, request: DeliveryRequest) -> tuple[ConnectionPool, bytes]:
         """Return where a request goes, and its head; raise NoWay when it cannot be sent."""
         url, method, body = request.url, request.method, request.body
         at = url.find("/", 8)  # after https://
@@ -116,45 +116,47 @@ class HttpDelivery:
             pool = self._pool_for(url)
         path = url[at:]
         if not (path.isascii() and path.isprintable()) or " " in path:
-            raise NoWay(Fault.INVALID, _NOT_CANONICAL)
+            raise DeliveryError(Fault.INVALID, _NOT_CANONICAL)
         if method not in _METHODS:
             _check_method(method, body)
-        lines = lines_of(request.headers)
+        lines = encode_headers(request.headers)
         if lines is None:
             words = "headers must have names that are tokens, and no line breaks in their values"
-            raise NoWay(Fault.INVALID, words)
+            raise DeliveryError(Fault.INVALID, words)
         if body or method not in _BODILESS:
             lines = f"{lines}Content-Length: {len(body)}\r\n"
         head = f"{method} {pool.prefix}{path} HTTP/1.1\r\n{pool.lines}{lines}\r\n"
         try:
             return pool, head.encode()
         except UnicodeEncodeError:
-            raise NoWay(Fault.INVALID, "headers must be valid Unicode text") from None
+            raise DeliveryError(Fault.INVALID, "headers must be valid Unicode text") from None
 
-    def _pool_for(self, url: str) -> Pool:
+    def _pool_for(self, url: str) -> ConnectionPool:
         """Return the connections to a server; the URL is judged as it was when it was posted."""
         try:
             target = parse_target(url)
         except ConfigurationError as error:
-            raise NoWay(Fault.INVALID, str(error)) from None
+            raise DeliveryError(Fault.INVALID, str(error)) from None
         if target.url != url or target.scheme not in {"http", "https"}:
-            raise NoWay(Fault.INVALID, _NOT_CANONICAL)
+            raise DeliveryError(Fault.INVALID, _NOT_CANONICAL)
         proxy = self._proxy
         if proxy is not None:
             try:
                 self._guard.check_url(target)
             except ConfigurationError as error:
-                raise NoWay(Fault.BLOCKED, str(error)) from None
+                raise DeliveryError(Fault.BLOCKED, str(error)) from None
         if self._is_closed:
-            raise NoWay(Fault.OURS, "the delivery is closed")
+            raise DeliveryError(Fault.INTERNAL, "the delivery is closed")
         is_secure = target.scheme == "https"
         if self._tls is None and (is_secure or (proxy is not None and proxy.scheme == "https")):
-            raise NoWay(Fault.OURS, "no trusted certificates found: set `ca`")
+            raise DeliveryError(Fault.INTERNAL, "no trusted certificates found: set `ca`")
         start = url[: url.index("/", 8)]
         pool = self._pools.get(start)
         if pool is None:
-            way = Way(target, self._guard, self._names, tls=self._tls, proxy=proxy)
-            pool = Pool(way, self._room, self._clock, most=self._most, max_body=self._max_body)
+            way = Connector(target, self._guard, self._names, tls=self._tls, proxy=proxy)
+            pool = ConnectionPool(
+                way, self._room, self._clock, most=self._most, max_body=self._max_body
+            )
             pool.lines = f"Host: {start.partition('://')[2]}\r\n"
             if proxy is not None and not is_secure:  # else it is in the tunnel
                 pool.prefix = start
@@ -187,9 +189,9 @@ class HttpDelivery:
 def _check_method(method: str, body: bytes) -> None:
     if not is_token(method) or method.upper() in _FORBIDDEN:
         words = f"method must be an HTTP method other than CONNECT and TRACE, got {method!r}"
-        raise NoWay(Fault.INVALID, words)
+        raise DeliveryError(Fault.INVALID, words)
     if method == "HEAD" and body:
-        raise NoWay(Fault.INVALID, "body must be empty: a HEAD request has none")
+        raise DeliveryError(Fault.INVALID, "body must be empty: a HEAD request has none")
 
 
 def _trusting(ca: str | None) -> ssl.SSLContext | None:

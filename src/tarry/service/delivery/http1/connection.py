@@ -16,10 +16,10 @@ from tarry.service.delivery.messages import DeliveryResult, Fault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.delivery.http1.connector import Opened
-    from tarry.service.delivery.http1.pending_request import Sending
+    from tarry.service.delivery.http1.connector import ConnectResult
+    from tarry.service.delivery.http1.pending_request import PendingRequest
 
-MOST_LINES, MOST_HEADER_BYTES = 200, 64 * 1024
+MAX_RESPONSE_HEADERS, MAX_RESPONSE_HEADER_BYTES = 200, 64 * 1024
 """Of an answer's headers, and of interim answers before it."""
 _LARGE = 64 * 1024
 """Bytes of a body that is not copied to go out in one piece with its head."""
@@ -44,7 +44,7 @@ class Home(Protocol):
         """Learn that a connection has ended."""
         ...
 
-    def again(self, sending: Sending) -> None:
+    def again(self, sending: PendingRequest) -> None:
         """Send what went out on a connection that had been closed in silence."""
         ...
 
@@ -58,18 +58,18 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._socket: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
-        self._opened: Opened | None = None
+        self._opened: ConnectResult | None = None
         """How it was opened, until its first answer tells."""
         self._remote = ""
         self._is_secure = False
         self._goodbye: asyncio.TimerHandle | None = None
-        self.sending: Sending | None = None
+        self.sending: PendingRequest | None = None
         self.opened_at: float = 0.0
         self.free_since: float = 0.0
         self._is_fresh = True
         self._begin(0.0)
 
-    def stand(self, opened: Opened) -> None:
+    def stand(self, opened: ConnectResult) -> None:
         """Learn that it was opened."""
         self._opened, self._remote = opened, opened.remote
         self._is_secure = opened.tls_ms is not None
@@ -83,7 +83,7 @@ class Connection(asyncio.Protocol):
         """Whether a request can be sent on it, as far as is known here."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, sending: Sending, now: float) -> None:
+    def send(self, sending: PendingRequest, now: float) -> None:
         """Send a request."""
         assert self._transport is not None  # noqa: S101 - it stands
         sending.connection = self
@@ -146,9 +146,12 @@ class Connection(asyncio.Protocol):
         if self._is_complete:
             self._answer()
         elif not self._is_headed:
-            if self._received > MOST_HEADER_BYTES or len(self._headers) > MOST_LINES:
+            if (
+                self._received > MAX_RESPONSE_HEADER_BYTES
+                or len(self._headers) > MAX_RESPONSE_HEADERS
+            ):
                 self._fail(Fault.PROTOCOL, "The answer has too many headers")
-        elif self._received > self._home.max_body + MOST_HEADER_BYTES:
+        elif self._received > self._home.max_body + MAX_RESPONSE_HEADER_BYTES:
             self._answer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -222,8 +225,9 @@ class Connection(asyncio.Protocol):
     # --- what came of it --------------------------------------------------------------------------
 
     def _answer(self) -> None:
-        if len(self._headers) > MOST_LINES or (
-            self._received > MOST_HEADER_BYTES and _size_of(self._headers) > MOST_HEADER_BYTES
+        if len(self._headers) > MAX_RESPONSE_HEADERS or (
+            self._received > MAX_RESPONSE_HEADER_BYTES
+            and _size_of(self._headers) > MAX_RESPONSE_HEADER_BYTES
         ):
             self._fail(Fault.PROTOCOL, "The answer has too many headers")
             return

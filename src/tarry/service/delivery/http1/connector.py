@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from tarry.runtime.clocks import world
-from tarry.service.delivery.http1.proxy import MOST_SAID, ask_for_tunnel
-from tarry.service.delivery.messages import Fault, NoWay
+from tarry.service.delivery.http1.proxy import MAX_RESPONSE_BYTES, open_tunnel
+from tarry.service.delivery.messages import DeliveryError, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.delivery.guard import Guard
-    from tarry.service.delivery.http1.dns import Names
+    from tarry.service.delivery.http1.dns import DnsCache
     from tarry.service.delivery.http1.proxy import Proxy
     from tarry.service.delivery.targets import Target
 
@@ -44,7 +44,7 @@ _OUR_ERRORS = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
 _ENDED = "The connection ended within the TLS handshake"
 
 
-class Opened(msgspec.Struct):
+class ConnectResult(msgspec.Struct):
     """A connection that stands: to whom, and how long its phases took, in milliseconds."""
 
     transport: asyncio.Transport
@@ -56,14 +56,14 @@ class Opened(msgspec.Struct):
     tls_ms: float | None = None
 
 
-class Way:
+class Connector:
     """Opens connections to one server."""
 
     def __init__(
         self,
         target: Target,
         guard: Guard,
-        names: Names,
+        names: DnsCache,
         *,
         tls: ssl.SSLContext | None,
         proxy: Proxy | None,
@@ -79,7 +79,7 @@ class Way:
         """Whether it leads through a proxy."""
         return self._proxy is not None
 
-    async def open(self, protocol: asyncio.Protocol) -> Opened:
+    async def open(self, protocol: asyncio.Protocol) -> ConnectResult:
         """Connect; raise NoWay, which says whose fault it is."""
         target = self._target
         if self._proxy is not None:
@@ -92,22 +92,22 @@ class Way:
         port: int,
         protocol: asyncio.Protocol,
         is_secure: bool,  # noqa: FBT001 - the scheme says so
-    ) -> Opened:
+    ) -> ConnectResult:
         began = world.now()
-        addresses: Sequence[str] = await addresses_of(host, self._names)
+        addresses: Sequence[str] = await resolve_host(host, self._names)
         looked_up = world.now()
         if self._proxy is None:
-            addresses = allowed_of(addresses, host, self._guard)
+            addresses = select_allowed(addresses, host, self._guard)
         try:
             made, remote = await dial(addresses, port)
         except OSError as error:
             if error.errno in _OUR_ERRORS:
-                raise NoWay(Fault.OURS, f"no socket: {error.strerror}") from None
+                raise DeliveryError(Fault.INTERNAL, f"no socket: {error.strerror}") from None
             words = f"Could not connect to {host} port {port}: {error.strerror or error}"
-            raise NoWay(Fault.REFUSED, words) from None
+            raise DeliveryError(Fault.REFUSED, words) from None
         connected = world.now()
         transport = await _taken_over(made, _Mute() if is_secure else protocol)
-        opened = Opened(
+        opened = ConnectResult(
             transport,
             transport,
             remote,
@@ -118,20 +118,20 @@ class Way:
             await self._secure(opened, protocol, host)
         return opened
 
-    async def _secure(self, opened: Opened, protocol: asyncio.Protocol, host: str) -> None:
+    async def _secure(self, opened: ConnectResult, protocol: asyncio.Protocol, host: str) -> None:
         """Go on with TLS, with a host that has to prove who it is."""
         assert self._tls is not None  # noqa: S101 - else nobody would have begun
         loop, began = asyncio.get_running_loop(), world.now()
         protocol.connection_made(opened.socket)
         if opened.transport.is_closing():
-            raise NoWay(Fault.TLS, _ENDED)
+            raise DeliveryError(Fault.TLS, _ENDED)
         try:
             secure = await loop.start_tls(
                 opened.transport, protocol, self._tls, server_hostname=host
             )
         except (OSError, TypeError) as error:  # asyncio before 3.12 has the latter, in TLS in TLS
             opened.socket.abort()
-            raise NoWay(Fault.TLS, _tls_words(error)) from None
+            raise DeliveryError(Fault.TLS, _tls_words(error)) from None
         except BaseException:
             opened.socket.abort()
             raise
@@ -141,16 +141,16 @@ class Way:
 
     # --- through a proxy --------------------------------------------------------------------------
 
-    async def _through(self, proxy: Proxy, protocol: asyncio.Protocol) -> Opened:
-        reader = asyncio.StreamReader(limit=MOST_SAID)
+    async def _through(self, proxy: Proxy, protocol: asyncio.Protocol) -> ConnectResult:
+        reader = asyncio.StreamReader(limit=MAX_RESPONSE_BYTES)
         talk = asyncio.StreamReaderProtocol(reader)
         try:
             opened = await self._reach(proxy.host, proxy.port, talk, proxy.scheme == "https")
-        except NoWay as error:
-            raise NoWay(Fault.OURS, f"No way to the egress proxy: {error}") from None
+        except DeliveryError as error:
+            raise DeliveryError(Fault.INTERNAL, f"No way to the egress proxy: {error}") from None
         try:
             if self._target.scheme == "https":
-                await ask_for_tunnel(proxy, self._target.authority, opened.transport, reader)
+                await open_tunnel(proxy, self._target.authority, opened.transport, reader)
                 await self._secure(opened, protocol, self._target.host)
             else:
                 opened.transport.set_protocol(protocol)
@@ -180,14 +180,16 @@ async def _taken_over(made: socket, protocol: asyncio.Protocol) -> asyncio.Trans
         transport, _ = await loop.create_connection(lambda: protocol, sock=made)
     except OSError as error:  # it has ended already
         made.close()
-        raise NoWay(Fault.RESET, f"The connection ended at once: {error.strerror}") from None
+        raise DeliveryError(
+            Fault.RESET, f"The connection ended at once: {error.strerror}"
+        ) from None
     except BaseException:
         made.close()
         raise
     return transport
 
 
-async def addresses_of(host: str, names: Names) -> tuple[str, ...]:
+async def resolve_host(host: str, names: DnsCache) -> tuple[str, ...]:
     """Return the addresses of a host in its canonical form; raise NoWay when it has none."""
     if ":" in host or host.replace(".", "").isdigit():
         return (host,)
@@ -195,7 +197,7 @@ async def addresses_of(host: str, names: Names) -> tuple[str, ...]:
     return await names.look_up("localhost" if host.endswith(".localhost") else host)
 
 
-def allowed_of(addresses: Sequence[str], host: str, guard: Guard) -> list[str]:
+def select_allowed(addresses: Sequence[str], host: str, guard: Guard) -> list[str]:
     """Return the addresses that the guard lets us connect to: here no name deceives."""
     why: str | None = None
     allowed: list[str] = []
@@ -205,7 +207,7 @@ def allowed_of(addresses: Sequence[str], host: str, guard: Guard) -> list[str]:
             allowed.append(address)
         why = why or refusal
     if not allowed:
-        raise NoWay(Fault.BLOCKED, why or f"{host} has no address")
+        raise DeliveryError(Fault.BLOCKED, why or f"{host} has no address")
     return allowed
 
 

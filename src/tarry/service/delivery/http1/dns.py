@@ -11,7 +11,7 @@ from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING, TypeAlias
 
-from tarry.service.delivery.messages import Fault, NoWay
+from tarry.service.delivery.messages import DeliveryError, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ _MOST_AT_ONCE = 64
 _MOST_ADDRESSES = 8
 
 
-class Names:
+class DnsCache:
     """The addresses of names, as the system's resolver says and orders them."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Names:
             return known
         answer = await asyncio.shield(self._asked[host])
         if isinstance(answer, str):
-            raise NoWay(Fault.OURS if self._is_closed else Fault.DNS, answer)
+            raise DeliveryError(Fault.INTERNAL if self._is_closed else Fault.DNS, answer)
         return answer
 
     async def close(self) -> None:
@@ -72,7 +72,7 @@ class Names:
             thread.start()
         except RuntimeError as error:
             self._turn.release()
-            raise NoWay(Fault.OURS, f"no thread to look a name up: {error}") from None
+            raise DeliveryError(Fault.INTERNAL, f"no thread to look a name up: {error}") from None
         self._asked[host] = loop.create_future()
 
     def _told(self, host: str, answer: _Answer) -> None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib.metadata import version
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-FRAMING = frozenset(
+CONNECTION_HEADERS = frozenset(
     {
         "connection",
         "content-length",
@@ -36,7 +36,7 @@ def is_token(text: str) -> bool:
     return _TOKEN.fullmatch(text) is not None
 
 
-def lines_of(headers: list[tuple[str, str]]) -> str | None:
+def encode_headers(headers: list[tuple[str, str]]) -> str | None:
     """Return the lines of a request's headers, and of our own; None when they cannot be sent."""
     ours = _lines_beside(tuple([name for name, _ in headers]))
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
@@ -50,6 +50,6 @@ def lines_of(headers: list[tuple[str, str]]) -> str | None:
 def _lines_beside(names: tuple[str, ...]) -> str | None:
     """Return our own lines beside these headers; None when one is not the caller's to set."""
     given = {name.lower() for name in names}
-    if given & FRAMING or not all(map(is_token, names)):
+    if given & CONNECTION_HEADERS or not all(map(is_token, names)):
         return None
     return "".join(f"{name}: {value}\r\n" for name, value in _OURS.items() if name not in given)

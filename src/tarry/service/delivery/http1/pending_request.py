@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class Sender(Protocol):
     """Who has a request in hand."""
 
-    def leave(self, sending: Sending) -> None:
+    def leave(self, sending: PendingRequest) -> None:
         """Let go of a request that nobody waits for any more."""
         ...
 
-    def late(self, sending: Sending) -> None:
+    def late(self, sending: PendingRequest) -> None:
         """End a request whose time is over."""
         ...
 
@@ -40,7 +40,7 @@ class Carrier(Protocol):
         ...
 
 
-class Sending(asyncio.Future[DeliveryResult]):
+class PendingRequest(asyncio.Future[DeliveryResult]):
     """A request on its way. It is no coroutine: nothing has to be woken but who waits for it."""
 
     deadline: Deadline | None = None
@@ -109,7 +109,7 @@ class Late(Protocol):
         ...
 
 
-class Deadlines:
+class DeadlineTimer:
     """Tells requests when their time is over."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

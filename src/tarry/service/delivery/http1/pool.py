@@ -7,13 +7,13 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 from tarry.service.delivery.http1.connection import Connection
-from tarry.service.delivery.messages import DeliveryResult, Fault, NoWay
+from tarry.service.delivery.messages import DeliveryError, DeliveryResult, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.delivery.http1.connector import Way
-    from tarry.service.delivery.http1.pending_request import Sending
+    from tarry.service.delivery.http1.connector import Connector
+    from tarry.service.delivery.http1.pending_request import PendingRequest
 
 _IDLE_SECONDS, _LIFE_SECONDS = 60.0, 300.0
 """How long a connection is kept unused, and at all: then a name is looked up anew."""
@@ -21,16 +21,16 @@ _TURN_SECONDS = 5.0
 """How long a connection goes from request to request while another server waits for room."""
 
 
-class Room:
+class ConnectionLimit:
     """How many connections there may be to all servers together."""
 
     def __init__(self, most: int, full: Callable[[], None]) -> None:
         self._left = most
         self._full = full
-        self.waiting: OrderedDict[Pool, None] = OrderedDict()
+        self.waiting: OrderedDict[ConnectionPool, None] = OrderedDict()
         """Who is served next when there is room."""
 
-    def take(self, pool: Pool) -> bool:
+    def take(self, pool: ConnectionPool) -> bool:
         """Take room for a connection; a pool that gets none is served when there is some."""
         if self._left:
             self._left -= 1
@@ -47,11 +47,17 @@ class Room:
             self.waiting.popitem(last=False)[0].serve()
 
 
-class Pool:
+class ConnectionPool:
     """Connections to one server, at most so many of them."""
 
     def __init__(
-        self, way: Way, room: Room, clock: Callable[[], float], *, most: int, max_body: int
+        self,
+        way: Connector,
+        room: ConnectionLimit,
+        clock: Callable[[], float],
+        *,
+        most: int,
+        max_body: int,
     ) -> None:
         self._way = way
         self._clock = clock
@@ -66,8 +72,8 @@ class Pool:
         """The header lines that every request to the server has."""
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
-        self._connecting: dict[asyncio.Task[bool], tuple[Sending, Connection]] = {}
-        self._waiting: deque[Sending] = deque()
+        self._connecting: dict[asyncio.Task[bool], tuple[PendingRequest, Connection]] = {}
+        self._waiting: deque[PendingRequest] = deque()
         """Requests that wait for a connection, because no more may be opened."""
 
     @property
@@ -75,7 +81,7 @@ class Pool:
         """Whether there is nothing in it."""
         return not (self._all or self._connecting or self._waiting)
 
-    def send(self, sending: Sending, now: float) -> None:
+    def send(self, sending: PendingRequest, now: float) -> None:
         """Send a request on a connection that is free, or on a new one, or let it wait."""
         while self._idle:
             connection = self._idle.pop()
@@ -99,11 +105,11 @@ class Pool:
             self._connecting[task] = sending, connection
             task.add_done_callback(self._connected)
 
-    async def _connect(self, sending: Sending, connection: Connection) -> bool:
+    async def _connect(self, sending: PendingRequest, connection: Connection) -> bool:
         """Open a connection for a request; whether there is one now."""
         try:
             opened = await self._way.open(connection)
-        except NoWay as error:
+        except DeliveryError as error:
             sending.end(DeliveryResult(fault=error.fault, error=str(error)), self._clock())
             return False
         except BaseException:
@@ -155,14 +161,14 @@ class Pool:
             self._room.give()
             self.serve()
 
-    def again(self, sending: Sending) -> None:
+    def again(self, sending: PendingRequest) -> None:
         """Send what went out on a connection that had been closed in silence, on a new one."""
         self._waiting.appendleft(sending)
         self.serve()
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def late(self, sending: Sending) -> None:
+    def late(self, sending: PendingRequest) -> None:
         """End a request whose time is over."""
         within = f"within {sending.request.timeout:g} s"
         if sending.connection is not None:
@@ -170,15 +176,15 @@ class Pool:
         elif sending.connecting is not None:
             _, connection = self._connecting[sending.connecting]
             is_reached = connection.is_open or not self._way.is_proxied
-            fault = Fault.TIMEOUT if is_reached else Fault.OURS
+            fault = Fault.TIMEOUT if is_reached else Fault.INTERNAL
             delivered = DeliveryResult(fault=fault, error=f"No connection {within}")
         else:
             words = f"No connection came free {within}: raise the limits"
-            delivered = DeliveryResult(fault=Fault.OURS, error=words)
+            delivered = DeliveryResult(fault=Fault.INTERNAL, error=words)
         sending.end(delivered, self._clock())
         self.leave(sending)
 
-    def leave(self, sending: Sending) -> None:
+    def leave(self, sending: PendingRequest) -> None:
         """Let go of a request that nobody waits for any more."""
         if sending.connection is not None:
             sending.connection.drop()
@@ -205,7 +211,7 @@ class Pool:
         running = [each.sending for each in self._all if each.sending is not None]
         opening = [sending for sending, _ in self._connecting.values()]
         for sending in [*self._waiting, *opening, *running]:
-            sending.end(DeliveryResult(fault=Fault.OURS, error="the delivery is closed"), now)
+            sending.end(DeliveryResult(fault=Fault.INTERNAL, error="the delivery is closed"), now)
         self._waiting.clear()
         for connection in tuple(self._all):
             connection.drop()

@@ -10,9 +10,9 @@ import msgspec
 
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError
-from tarry.service.delivery.messages import Fault, NoWay
+from tarry.service.delivery.messages import DeliveryError, Fault
 
-MOST_SAID = 16 * 1024
+MAX_RESPONSE_BYTES = 16 * 1024
 """Bytes of its answer."""
 _PORTS = {"http": 80, "https": 443}
 _SAYS = {403: Fault.BLOCKED, 502: Fault.REFUSED, 503: Fault.REFUSED, 504: Fault.REFUSED}
@@ -46,7 +46,7 @@ def parse_proxy(url: str) -> Proxy:
     return Proxy(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], lines)
 
 
-async def ask_for_tunnel(
+async def open_tunnel(
     proxy: Proxy, there: str, transport: asyncio.WriteTransport, reader: asyncio.StreamReader
 ) -> None:
     """Have a proxy open the way to a server, `host:port`; raise NoWay when it does not."""
@@ -54,10 +54,10 @@ async def ask_for_tunnel(
     try:
         said = await reader.readuntil(b"\r\n\r\n")
     except (OSError, EOFError, asyncio.LimitOverrunError):
-        raise NoWay(Fault.OURS, "The egress proxy did not answer") from None
+        raise DeliveryError(Fault.INTERNAL, "The egress proxy did not answer") from None
     status = said[9:12]
     if said[:7] != b"HTTP/1." or not status.isdigit():
-        raise NoWay(Fault.OURS, "What the egress proxy answered is no HTTP")
+        raise DeliveryError(Fault.INTERNAL, "What the egress proxy answered is no HTTP")
     if not status.startswith(b"2"):
-        fault = _SAYS.get(int(status), Fault.OURS)
-        raise NoWay(fault, f"The egress proxy does not open the way: {int(status)}")
+        fault = _SAYS.get(int(status), Fault.INTERNAL)
+        raise DeliveryError(fault, f"The egress proxy does not open the way: {int(status)}")
