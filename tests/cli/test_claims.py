@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.simulator.summary import METRICS
+from tarry.simulator.metrics import METRICS
 from tests.cli.running import simulate as run
 from tests.simulator.files.written import CHECKOUT, SMALL, written
 from tests.test_docs import DOCS, table_of

@@ -20,10 +20,9 @@ from tarry.cli.tune import tune
 from tarry.cli.tuned import show_replay
 from tarry.errors import ConfigurationError
 from tarry.simulator.files import read_defence
+from tarry.tuning.comparison import replay
 from tarry.tuning.evidence import gather
-from tarry.tuning.proposal import propose
-from tarry.tuning.record import record
-from tarry.tuning.replay import replay
+from tarry.tuning.proposal import propose, record
 from tests.tuning.logs import Truth, write_csv, write_jsonl
 
 if TYPE_CHECKING:

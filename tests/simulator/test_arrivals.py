@@ -16,14 +16,13 @@ from tarry.core.hedging import Hedging
 from tarry.core.verdict import Reason, Stop
 from tarry.simulator.arrivals import Arrivals
 from tarry.simulator.distributions import Empirical, Exponential, Fixed, Uniform
-from tarry.simulator.meter import Meter
+from tarry.simulator.event_loop import World
+from tarry.simulator.metrics import Meter, Summary
 from tarry.simulator.node import Ended
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 from tarry.simulator.simulate import simulate
-from tarry.simulator.summary import Summary
-from tarry.simulator.world import World
 from tarry.wire.defence import Defence
-from tests.simulator.engine import Begins
+from tests.simulator.harness import Begins
 
 SPAN = 200.0
 

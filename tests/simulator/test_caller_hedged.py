@@ -15,10 +15,10 @@ from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Outcome, outcome_of_status
 from tarry.core.verdict import Reason
 from tarry.simulator.caller import HedgedCaller, Line
-from tarry.simulator.meter import Meter
+from tarry.simulator.event_loop import World
+from tarry.simulator.metrics import Meter
 from tarry.simulator.node import DROPPED, GAVE_UP, REFUSED
-from tarry.simulator.world import World
-from tests.simulator.engine import End, Ends, Limits, Replies
+from tests.simulator.harness import End, Ends, Limits, Replies
 
 HOP = 0.25
 TWO_HOPS = 2 * HOP

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tarry.core.outcome import SUCCESS, Kind, Outcome
 from tarry.simulator.distributions import Fixed
-from tarry.simulator.meter import Meter
+from tarry.simulator.event_loop import World
+from tarry.simulator.metrics import Meter
 from tarry.simulator.node import DROPPED, ERROR, REFUSED, Node
 from tarry.simulator.scenario import Failure, Server
-from tarry.simulator.world import World
-from tests.simulator.engine import HELD, Answer, Asker, Script, ends, taken, worker_of
+from tests.simulator.harness import HELD, Answer, Asker, Script, ends, taken, worker_of
 
 quarters = st.integers(0, 12).map(lambda number: number / 4)
 

@@ -9,10 +9,10 @@ import pytest
 
 from tarry.core.outcome import SUCCESS
 from tarry.simulator.distributions import Exponential, Fixed
+from tarry.simulator.event_loop import World
 from tarry.simulator.node import DROPPED, Worker
 from tarry.simulator.scenario import Failure, Server
-from tarry.simulator.world import World
-from tests.simulator.engine import HELD, Answer, Asker, ends, taken, worker_of
+from tests.simulator.harness import HELD, Answer, Asker, ends, taken, worker_of
 
 
 def during(kind: str, **more: Any) -> Server:

@@ -23,12 +23,12 @@ from tarry.simulator.distributions import (
     Fixed,
     Lognormal,
 )
+from tarry.simulator.event_loop import seed_of
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
 from tarry.simulator.scenarios.amplification import RULES, amplification
 from tarry.simulator.simulate import trials_of
-from tarry.simulator.world import seed_of
 from tarry.wire.defence import Defence
-from tests.simulator.engine import conserves
+from tests.simulator.harness import conserves
 
 ONCE = Defence(Policy(max_attempts=1))
 

@@ -19,10 +19,10 @@ from tarry.simulator.distributions import (
     Lognormal,
     Uniform,
 )
+from tarry.simulator.metrics import Summary
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
-from tarry.simulator.summary import Summary
 from tarry.wire.defence import Defence
-from tests.simulator.engine import conserves
+from tests.simulator.harness import conserves
 
 moments = st.floats(0, 8)
 times: st.SearchStrategy[Distribution] = st.one_of(

@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tarry.core.outcome import Kind
-from tarry.tuning.log import Attempt, AttemptLog
+from tarry.tuning.attempt_log import Attempt, AttemptLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,7 +11,7 @@ from tests.tuning.logs import Truth
 
 if TYPE_CHECKING:
     from tarry.tuning.evidence import Evidence
-    from tarry.tuning.line import Line
+    from tarry.tuning.rules import Line
 
 TRUTH = Truth(
     calls=20_000,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tarry.core.outcome import Kind
 from tarry.core.policy import Policy
+from tarry.tuning.attempt_log import Attempt, AttemptLog
 from tarry.tuning.evidence import gather
-from tarry.tuning.log import Attempt, AttemptLog
 from tarry.tuning.proposal import propose
 from tarry.wire.defence import Defence
 from tests.tuning.logs import Truth
@@ -16,7 +16,7 @@ from tests.tuning.proposals import TRUTH, evidence_of, line_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tarry.tuning.line import Line
+    from tarry.tuning.rules import Line
 
 
 def test_an_attempt_without_odds_is_dropped() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from tarry.simulator.meter import quantile
+from tarry.simulator.metrics import quantile
 from tarry.tuning.estimates import (
     beyond,
     hedged_quantile,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationError
-from tarry.simulator.meter import quantile
+from tarry.simulator.metrics import quantile
+from tarry.tuning.attempt_log import Attempt, AttemptLog
 from tarry.tuning.evidence import HEDGES, gather, hedge
-from tarry.tuning.log import Attempt, AttemptLog
 from tests.tuning.logs import Truth
 
 OK, BAD = Kind.SUCCESS, Kind.TRANSIENT

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tarry.core.outcome import Kind
-from tarry.tuning.log import Attempt, AttemptLog
-from tarry.tuning.outages import BLOCK, outages_of
+from tarry.tuning.attempt_log import Attempt, AttemptLog
+from tarry.tuning.evidence import BLOCK, outages_of
 from tests.tuning.logs import EPOCH, Truth
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.simulator.simulate import simulate
-from tarry.tuning.replay import scenario_of
-from tarry.tuning.verdict import verdict
+from tarry.tuning.comparison import scenario_of, verdict
 from tarry.wire.defence import Defence
 from tests.tuning.logs import Truth
 from tests.tuning.proposals import evidence_of

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tarry.simulator.gate import Verdict
+    from tarry.simulator.assertions import Verdict
     from tarry.simulator.study import Findings, Study
 
 

@@ -55,7 +55,7 @@ def send(
     application/json, unless a header says otherwise.
     """
     from tarry.cli.shown import print_json
-    from tarry.tuning.words import seconds
+    from tarry.tuning.formatting import seconds
 
     patience = None if wait is None else seconds("--wait", wait)
     later = None if delay is None else seconds("--delay", delay)

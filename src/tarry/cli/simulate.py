@@ -77,7 +77,7 @@ def simulate(
     from tarry.cli.given import settings, sweeps
     from tarry.cli.studies import study_of
     from tarry.simulator import report
-    from tarry.simulator.gate import check, claim_of, units_of
+    from tarry.simulator.assertions import check, claim_of, units_of
     from tarry.simulator.study import conduct, with_values
 
     if not what:

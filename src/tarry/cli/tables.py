@@ -14,8 +14,8 @@ from rich.text import Text
 from tarry.cli.words import plain
 from tarry.simulator.files.idle import FITS
 from tarry.simulator.files.settings import settings_of
-from tarry.simulator.report.numbers import shown
-from tarry.simulator.summary import MEANINGS
+from tarry.simulator.metrics import MEANINGS
+from tarry.simulator.report.formatting import shown
 from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:

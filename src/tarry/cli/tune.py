@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from tarry.tuning.comparison import Replay
     from tarry.tuning.proposal import Proposal
-    from tarry.tuning.replay import Replay
 
 FORMATS = (".json", ".toml")
 
@@ -46,11 +46,11 @@ def tune(
     """
     from tarry.cli.documents import check_out
     from tarry.simulator.files import read_defence
+    from tarry.tuning.attempt_log import read_attempts
+    from tarry.tuning.comparison import replay
     from tarry.tuning.evidence import gather
-    from tarry.tuning.log import read_attempts
+    from tarry.tuning.formatting import seconds
     from tarry.tuning.proposal import propose
-    from tarry.tuning.replay import replay
-    from tarry.tuning.words import seconds
 
     if out is not None:
         check_out(out, FORMATS)
@@ -64,7 +64,7 @@ def tune(
     if out is not None:
         _write(out, proposal)
     if as_json:
-        from tarry.tuning.record import record
+        from tarry.tuning.proposal import record
 
         typer.echo(record(evidence, proposal, runs))
         return

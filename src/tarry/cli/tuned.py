@@ -11,21 +11,20 @@ from rich.text import Text
 
 from tarry.cli.words import plain
 from tarry.core.explain import duration
-from tarry.simulator.meter import quantile
-from tarry.simulator.report.numbers import shown
+from tarry.simulator.metrics import quantile
+from tarry.simulator.report.formatting import shown
+from tarry.tuning.comparison import ENOUGH, verdict
 from tarry.tuning.estimates import needed
 from tarry.tuning.evidence import TAIL
-from tarry.tuning.replay import ENOUGH
-from tarry.tuning.verdict import verdict
-from tarry.tuning.words import counted, percent, setting
+from tarry.tuning.formatting import counted, percent, setting
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tarry.tuning.comparison import Replay
     from tarry.tuning.evidence import Evidence
-    from tarry.tuning.line import Line
     from tarry.tuning.proposal import Proposal
-    from tarry.tuning.replay import Replay
+    from tarry.tuning.rules import Line
 
 _METRICS = (
     ("success_rate", "calls that succeeded", "%"),

@@ -14,6 +14,7 @@ from tarry.simulator.distributions import (
     Normal,
     Uniform,
 )
+from tarry.simulator.metrics import Summary
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 from tarry.simulator.scenarios.amplification import amplification
 from tarry.simulator.scenarios.contention import Contention, contention
@@ -23,7 +24,6 @@ from tarry.simulator.scenarios.recovery import recovery
 from tarry.simulator.scenarios.retry_after import retry_after
 from tarry.simulator.scenarios.storm import storm
 from tarry.simulator.simulate import simulate
-from tarry.simulator.summary import Summary
 from tarry.wire.defence import Defence
 
 __all__ = [

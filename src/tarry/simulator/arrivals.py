@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from tarry.core.verdict import Stop
     from tarry.simulator.distributions import Sampler
-    from tarry.simulator.meter import Meter
+    from tarry.simulator.event_loop import World
+    from tarry.simulator.metrics import Meter
     from tarry.simulator.node import Ended
     from tarry.simulator.scenario import Clients
-    from tarry.simulator.world import World
 
 Begin: TypeAlias = "Callable[[float, int, Ended], Stop | None]"
 """Begins a call of the client with that number; answers why it could not."""

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy
     from tarry.simulator.distributions import Sampler
-    from tarry.simulator.meter import Meter
+    from tarry.simulator.event_loop import World
+    from tarry.simulator.metrics import Meter
     from tarry.simulator.node import Ended, Node
-    from tarry.simulator.world import World
 
 
 _ANOTHER = 1 << 32

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tarry.core.verdict import Stop
-    from tarry.simulator.meter import Meter
+    from tarry.simulator.event_loop import World
+    from tarry.simulator.metrics import Meter
     from tarry.simulator.scenario import Failure, Server
-    from tarry.simulator.world import World
 
 REFUSED = Outcome(Kind.TRANSIENT, detail="connection refused")
 DROPPED = Outcome(Kind.TRANSIENT, detail="connection reset")

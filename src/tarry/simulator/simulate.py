@@ -9,18 +9,18 @@ from tarry.core.hedging import HedgedCall
 from tarry.errors import ConfigurationTypeError
 from tarry.simulator.arrivals import Arrivals
 from tarry.simulator.caller import Caller, HedgedCaller, Line
-from tarry.simulator.meter import Meter
+from tarry.simulator.event_loop import World, seed_of
+from tarry.simulator.metrics import Meter
 from tarry.simulator.node import Relay, Worker
 from tarry.simulator.scenario import ERROR_STATUSES, Scenario
-from tarry.simulator.world import World, seed_of
 from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tarry.core.verdict import Stop
+    from tarry.simulator.metrics import Summary
     from tarry.simulator.node import Ended, Node
-    from tarry.simulator.summary import Summary
 
 
 def simulate(scenario: Scenario, *, seed: int | str = 0) -> Summary:

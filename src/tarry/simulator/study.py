@@ -6,6 +6,7 @@ import signal
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from math import isfinite, isnan, nan
 from multiprocessing import active_children, get_context
@@ -14,6 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tarry.core.checks import count, one_of
 from tarry.errors import ConfigurationError, TarryError
+from tarry.simulator.simulate import trials_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tarry.simulator.metrics import Summary
+    from tarry.simulator.scenario import Scenario
+    from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -205,3 +214,25 @@ def _run_all(
 def _die_quietly() -> None:
     """Have Ctrl-C end a worker at once: its parent says what is to be said."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def run(
+    world: Callable[..., Scenario],
+    defences: Mapping[str, Defence],
+    *,
+    defence: str,
+    trials: int = 1,
+    seed: int = 0,
+    **parameters: Any,
+) -> list[Summary]:
+    """Run a scenario behind one of these defences."""
+    one_of("defence", defence, defences)
+    return trials_of(world(defences[defence], **parameters), trials, seed)
+
+
+def with_defences(
+    study: Study, world: Callable[..., Scenario], defences: Mapping[str, Defence]
+) -> Study:
+    """Return the study with the user's defences as its variants; its lesson is about its own."""
+    mine = partial(run, world, defences)
+    return replace(study, run=mine, variants=tuple(defences), lesson="")

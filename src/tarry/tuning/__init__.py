@@ -1,11 +1,10 @@
 """Attempt logs in, a policy and its reasons out: `propose(gather(read_attempts(path)))`."""
 
-from tarry.tuning.evidence import Evidence, Hedge, Odds, gather
-from tarry.tuning.line import Line
-from tarry.tuning.log import Attempt, AttemptLog, read_attempts
-from tarry.tuning.outages import Outage
+from tarry.tuning.attempt_log import Attempt, AttemptLog, read_attempts
+from tarry.tuning.comparison import Replay, replay
+from tarry.tuning.evidence import Evidence, Hedge, Odds, Outage, gather
 from tarry.tuning.proposal import Proposal, propose
-from tarry.tuning.replay import Replay, replay
+from tarry.tuning.rules import Line
 
 __all__ = [
     "Attempt",

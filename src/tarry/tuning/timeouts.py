@@ -18,10 +18,10 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.core.explain import duration
-from tarry.simulator.meter import quantile
+from tarry.simulator.metrics import quantile
 from tarry.tuning.estimates import beyond, needed, quantile_interval, rounded
-from tarry.tuning.line import Line, kept, too_little
-from tarry.tuning.words import INTERVAL, counted, percent
+from tarry.tuning.formatting import INTERVAL, counted, percent
+from tarry.tuning.rules import Line, kept, too_little
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tarry.simulator.report.encodings import across, extent, ticks
+from tarry.simulator.report.vega import across, extent, ticks
 
 
 def test_log_axis_has_few_ticks() -> None:

@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from tarry.simulator.report.numbers import scaled, shown
+from tarry.simulator.report.formatting import scaled, shown
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tarry.simulator.files.documents import Place
-    from tarry.simulator.summary import Summary
+    from tarry.simulator.metrics import Summary
     from tarry.wire.defence import Defence
 
 ABOUT = ("question", "lesson", "trials", "variants")

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarry.simulator.report import drawings
-from tarry.simulator.report.encodings import across, extent
-from tarry.simulator.report.numbers import SUFFIXES, scaled, shown
-from tarry.simulator.report.reading import (
+from tarry.simulator.report import vega
+from tarry.simulator.report.formatting import (
+    SUFFIXES,
     drawn,
     in_words,
     mean,
     numeric,
     point,
     said,
+    scaled,
     sentences,
     series,
+    shown,
     swept,
     title,
     unit,
     values,
     variants,
 )
+from tarry.simulator.report.vega import across, extent
 
 if TYPE_CHECKING:
-    from tarry.simulator.report.encodings import Extent, Spec
-    from tarry.simulator.report.reading import Records
+    from tarry.simulator.report.formatting import Records
+    from tarry.simulator.report.vega import Extent, Spec
     from tarry.simulator.study import Findings, Plot
 
 _ROOM_FOR_LABELS = 1.25
@@ -96,13 +98,13 @@ def _series(findings: Findings, plot: Plot) -> Chart:
     ends = max((one["x"] for one in records), default=0.0)
     spans = [span for span in plot.spans if span[0] < ends]
     told = [f"{label}, {shown(start, 's')} to {shown(end, 's')}" for start, end, label in spans]
-    behind = [layer for span in spans for layer in drawings.shaded(span, ends)]
+    behind = [layer for span in spans for layer in vega.shaded(span, ends)]
     panels = [
         Panel(
             names[number],
             number,
             records,
-            drawings.series(names, number, len(points), reach, y_title, behind),
+            vega.series(names, number, len(points), reach, y_title, behind),
         )
         for number, (_, points) in taken.items()
     ]
@@ -130,7 +132,7 @@ def _bars(findings: Findings, plot: Plot) -> Chart:
     points: dict[str, Records] = {}
     for row, one in zip(findings.rows, records, strict=True):
         points.setdefault(point(row.parameters), []).append(_placed(one, reach))
-    view = drawings.bars(names, reach, of, _label(findings, plot))
+    view = vega.bars(names, reach, of, _label(findings, plot))
     panels = [Panel(label, None, mine, view) for label, mine in points.items()]
     return Chart(
         plot.title,
@@ -168,7 +170,7 @@ def _lines(findings: Findings, plot: Plot) -> Chart:
         }
     x_title = title(findings, name)
     mark = "line" if len(findings.rows) > len(names) else "point"
-    view = drawings.lines(
+    view = vega.lines(
         names,
         reach,
         across(places, x_title, of, swept=not by_metric),
@@ -208,7 +210,7 @@ def _heat(findings: Findings, plot: Plot) -> Chart:
             ", ".join(filter(None, (names[number], others))),
             number,
             mine,
-            drawings.heat(reach, columns, rows, titles),
+            vega.heat(reach, columns, rows, titles),
         )
         for (number, others), mine in groups.items()
     ]

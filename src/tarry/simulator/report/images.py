@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tarry.errors import MissingExtra
 from tarry.simulator.files.disk import check_place, write_atomically
 from tarry.simulator.report.charts import charts
-from tarry.simulator.report.encodings import PICKED
 from tarry.simulator.report.theme import LIGHT, config
+from tarry.simulator.report.vega import PICKED
 
 if TYPE_CHECKING:
     from pathlib import Path

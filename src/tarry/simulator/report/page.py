@@ -17,11 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.simulator.files.disk import check_place, write_atomically
 from tarry.simulator.report.charts import charts
-from tarry.simulator.report.encodings import PICKED
+from tarry.simulator.report.formatting import (
+    in_force,
+    mean,
+    said,
+    sentences,
+    shown,
+    swept,
+    title,
+    variants,
+)
 from tarry.simulator.report.images import bundle
-from tarry.simulator.report.numbers import shown
-from tarry.simulator.report.reading import in_force, mean, said, sentences, swept, title, variants
 from tarry.simulator.report.theme import DARK, LIGHT, SHAPES, config, css
+from tarry.simulator.report.vega import PICKED
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
-from tarry.simulator.report.reading import in_force
+from tarry.simulator.report.formatting import in_force
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,8 +16,8 @@ from tarry.core.outcome import TRANSIENT
 from tarry.core.policy import Policy
 from tarry.core.verdict import Wait
 from tarry.simulator.distributions import Normal
+from tarry.simulator.event_loop import World, seed_of
 from tarry.simulator.study import Column, Plot, Study
-from tarry.simulator.world import World, seed_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from tarry.simulator.study import Column, Plot, Study
 from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
-    from tarry.simulator.summary import Summary
+    from tarry.simulator.metrics import Summary
 
 DELAYS = ("none", "p50", "p75", "p90", "p95", "p99")
 

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from tarry.core.policy import Policy
 from tarry.simulator.distributions import Exponential, Fixed
 from tarry.simulator.scenario import Clients, Scenario, Server, Surge
-from tarry.simulator.scenarios.defended import run, with_defences
-from tarry.simulator.study import Column, Plot, Study
+from tarry.simulator.study import Column, Plot, Study, run, with_defences
 from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tarry.simulator.summary import Summary
+    from tarry.simulator.metrics import Summary
 
 
 _SURGE = (20.0, 25.0)

@@ -13,7 +13,7 @@ from tarry.simulator.study import Column, Plot, Study
 from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
-    from tarry.simulator.summary import Summary
+    from tarry.simulator.metrics import Summary
 
 _AT_A_TIME = 200
 _DOWN = (0.0, 20.0)

@@ -13,14 +13,13 @@ from tarry.core.checks import count
 from tarry.core.policy import Policy
 from tarry.simulator.distributions import Exponential, Lognormal
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
-from tarry.simulator.scenarios.defended import run, with_defences
-from tarry.simulator.study import Column, Plot, Study
+from tarry.simulator.study import Column, Plot, Study, run, with_defences
 from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tarry.simulator.summary import Summary
+    from tarry.simulator.metrics import Summary
 
 _THINK = 30.0
 _FROZEN = (20.0, 40.0)

@@ -8,7 +8,7 @@ from operator import ge, gt, le, lt
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.errors import ConfigurationError
-from tarry.simulator.summary import MEANINGS
+from tarry.simulator.metrics import MEANINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

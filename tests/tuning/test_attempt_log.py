@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationError
-from tarry.tuning import log as module
-from tarry.tuning.log import KINDS, Attempt, AttemptLog, read_attempts
-from tarry.tuning.rows import LONGEST_LINE
+from tarry.tuning import attempt_log as module
+from tarry.tuning.attempt_log import KINDS, LONGEST_LINE, Attempt, AttemptLog, read_attempts
 from tests.tuning.logs import EPOCH, HEADER, Truth, write_csv, write_jsonl
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from math import inf, nan
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.simulator.gate import check, claim_of, units_of
+from tarry.simulator.assertions import check, claim_of, units_of
 from tarry.simulator.study import Column, Findings, Row, Study
 
 UNITS = units_of([Column("time", "time", "ms")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.tuning.words import counted, percent, seconds, setting
+from tarry.tuning.formatting import counted, percent, seconds, setting
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarry.simulator.distributions import Uniform
-from tarry.simulator.world import World, seed_of
+from tarry.simulator.event_loop import World, seed_of
 
 moments = st.integers(0, 6).map(lambda quarters: quarters / 4)
 

@@ -13,11 +13,13 @@ long as recorded, and others are answered at once. Outside outages they take as 
 
 from __future__ import annotations
 
-from math import ceil, sqrt
+from math import ceil, isclose, isnan, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
+from tarry.core.verdict import Reason
 from tarry.simulator.distributions import Empirical, Fixed
-from tarry.simulator.meter import quantile
+from tarry.simulator.metrics import quantile
+from tarry.simulator.report.formatting import shown
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
 from tarry.simulator.simulate import simulate
 from tarry.tuning.evidence import TAIL
@@ -25,7 +27,10 @@ from tarry.tuning.timeouts import SLOW
 from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
-    from tarry.simulator.summary import Summary
+    from tarry.simulator.metrics import Summary
+
+if TYPE_CHECKING:
+    from tarry.simulator.metrics import Summary
     from tarry.tuning.evidence import Evidence
 
 ENOUGH = 100
@@ -142,3 +147,59 @@ def _failures(evidence: Evidence, duration: float, *, may_hang: bool) -> tuple[F
             kind = "hang" if may_hang and outage.failing > slow else "error"
             failures.append(Failure(start=start, end=end, kind=kind, rate=outage.share))
     return tuple(failures)
+
+
+LOSES = 0.01
+"""The share of all calls from which on the loss is said first."""
+_NOTABLE = 0.05
+_CALLS = 0.001
+"""Of ten thousand calls, ten more or less that succeed are not worth a word."""
+_LESS_IS_BETTER = (
+    ("p99", "ms", 0.001, "calls that succeed end sooner: p99", "calls that succeed end later: p99"),
+    ("amplification", "x", 0.01, "fewer requests for each call:", "more requests for each call:"),
+    ("recovered_after", "s", 2.0, "well again sooner:", "well again later:"),
+)
+
+
+def verdict(old: Summary, new: Summary) -> str:
+    """Say which numbers got better and which got worse; small changes are left out."""
+    better: list[str] = []
+    worse: list[str] = []
+    gain = new.success_rate - old.success_rate
+    rates = _change(old.success_rate, new.success_rate, "%")
+    if gain > _CALLS:
+        better.append(f"more calls succeed: {rates}")
+    if gain < -_CALLS:
+        worse.append(f"fewer calls succeed: {rates}{_because(old, new)}")
+    for name, unit, least, sooner, later in _LESS_IS_BETTER:
+        before, after = float(getattr(old, name)), float(getattr(new, name))
+        if isnan(before + after) or isclose(before, after, rel_tol=_NOTABLE, abs_tol=least):
+            continue
+        change = _change(before, after, unit)
+        if after < before:
+            better.append(f"{sooner} {change}")
+        else:
+            worse.append(f"{later} {change}")
+    said = [
+        f"{title}: {'; '.join(changes)}."
+        for title, changes in (("Worse", worse), ("Better", better))
+        if changes
+    ]
+    if gain < -LOSES:
+        said.insert(0, "The proposal loses calls in this simulation.")
+    return " ".join(said) or "No number changes by much."
+
+
+def _change(before: float, after: float, unit: str) -> str:
+    return f"{shown(before, unit)} → {shown(after, unit)}"
+
+
+def _because(old: Summary, new: Summary) -> str:
+    """Name what ends more calls than before, by the simulation's own count."""
+    more = {name: count - old.reasons.get(name, 0) for name, count in new.reasons.items()}
+    name = max(more, key=more.__getitem__, default=None)
+    if name is None or more[name] <= 0:
+        return ""
+    words = "no attempts are left" if name == Reason.ATTEMPTS else Reason(name).words
+    counts = f"{old.reasons.get(name, 0):,} → {new.reasons[name]:,}"
+    return f", because more calls end where {words}: {counts}"

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tarry.core.verdict import Reason
 from tarry.simulator.distributions import Fixed
-from tarry.simulator.meter import Meter, quantile
+from tarry.simulator.metrics import METRICS, Meter, Summary, quantile
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
-from tarry.simulator.summary import METRICS, Summary
 
 HUNDRED = Server(latency=Fixed(0.01), concurrency=1)
 """It can answer a hundred requests a second."""

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from tarry.core.outcome import SUCCESS, Outcome
 from tarry.core.verdict import Stop
 from tarry.simulator.distributions import Dice, Sampler
+from tarry.simulator.event_loop import World
+from tarry.simulator.metrics import Summary
 from tarry.simulator.node import Ended, Node, Requester, Worker
 from tarry.simulator.scenario import Server
-from tarry.simulator.summary import Summary
-from tarry.simulator.world import World
 
 HELD = 1_000_000
 """Added to the number of a request that is held."""
