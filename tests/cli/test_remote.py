@@ -15,7 +15,7 @@ import pytest
 import typer.main
 
 from tarry.cli.app import app
-from tarry.service.settings import check_variables
+from tarry.service.settings import check_environment
 from tarry.testing import no_wait
 from tests.cli.operating import tarry
 from tests.cli.test_cli_page import commands
@@ -110,7 +110,7 @@ def test_variables_of_all_commands_are_known() -> None:
     inner = commands(typer.main.get_command(app), ("tarry",))
     read = {one.envvar: "x" for _, command in inner for one in command.params if one.envvar}
 
-    check_variables(read)
+    check_environment(read)
     assert {"TARRY_SERVER", "TARRY_KEY"} == set(read)
 
 

@@ -24,11 +24,11 @@ import msgspec
 import pytest
 
 from tarry.service.api.context import ApiLimits
-from tarry.service.api.problem_types import KINDS
+from tarry.service.api.problem_types import PROBLEM_TYPES
 from tarry.service.delivery.messages import Fault
 from tarry.service.engine.parts import Limits as EngineLimits
 from tarry.service.model import TRANSITIONS
-from tarry.service.settings import Settings, load
+from tarry.service.settings import Settings, load_settings
 from tests.integration.service import Service, Target, free_port, service, target
 from tests.test_docs import DOCS, Block, blocks_of, name_of, table_of
 
@@ -189,7 +189,7 @@ def test_page_shows_what_a_user_sees(page: Path, tmp_path: Path) -> None:
 def test_settings_on_the_page_are_those_of_the_code() -> None:
     """The table on the page has every setting with the default and the words of `tarry config`."""
     documented = table_of(DOCS / "service-configuration.md", "setting")
-    loaded = load({}, environ={})
+    loaded = load_settings({}, environ={})
 
     def meaning(kind: Any) -> str:
         return str(kind.__metadata__[-1].description)
@@ -207,7 +207,7 @@ def test_file_on_the_page_can_be_read(tmp_path: Path) -> None:
     file = tmp_path / "tarry.toml"
     file.write_text(block.text, encoding="utf-8")
 
-    settings = load({}, environ={}, file=file).settings
+    settings = load_settings({}, environ={}, file=file).settings
 
     expected = tomllib.loads(block.text)
     assert expected == {name: getattr(settings, name) for name in expected}
@@ -249,7 +249,7 @@ def test_problems_on_the_page_are_those_of_the_code() -> None:
     """The table on the page has every kind of problem, in the words of `GET /docs`."""
     actual = [
         [f"`{kind.name}`", ", ".join(map(str, kind.statuses)), kind.title, kind.help]
-        for kind in KINDS
+        for kind in PROBLEM_TYPES
     ]
     assert actual == table_of(DOCS / "service-api.md", "kind")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.settings import Settings, check_variables, load
+from tarry.service.settings import Settings, check_environment, load_settings
 
 _KEY = "A" * 43 + "="
 _FILE = __file__
@@ -16,7 +16,7 @@ _FILE = __file__
 
 def test_defaults_are_safe() -> None:
     """Nothing said: loopback, a file, no targets beside public ones."""
-    loaded = load({}, {})
+    loaded = load_settings({}, {})
 
     assert ("127.0.0.1", "sqlite:tarry-data/tarry.db", ()) == (
         loaded.settings.host,
@@ -30,7 +30,7 @@ def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) ->
     """Each value comes from the nearest source, which is named."""
     file = tmp_path / "tarry.toml"
     file.write_text('port = 1\nhost = "::1"\nlog = "json"\n')
-    loaded = load({"port": 3}, {"TARRY_PORT": "2", "TARRY_HOST": "localhost"}, file)
+    loaded = load_settings({"port": 3}, {"TARRY_PORT": "2", "TARRY_HOST": "localhost"}, file)
 
     assert (3, "localhost", "json") == (
         loaded.settings.port,
@@ -47,22 +47,24 @@ def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) ->
 def test_what_set_says_is_named_as_it_was_said() -> None:
     """A value of --set lies below its own flag and above a variable, and names --set."""
     changes = {"port": "4", "drain_ms": "5"}
-    loaded = load({"port": 3}, {"TARRY_DRAIN_MS": "2"}, changes=changes)
+    loaded = load_settings({"port": 3}, {"TARRY_DRAIN_MS": "2"}, changes=changes)
 
     assert (3, "--port") == (loaded.settings.port, loaded.origins["port"])
     assert (5, "--set drain_ms") == (loaded.settings.drain_ms, loaded.origins["drain_ms"])
     with pytest.raises(ConfigurationError, match=r"^--set colour: there is no such setting"):
-        load({}, {}, changes={"colour": "red"})
+        load_settings({}, {}, changes={"colour": "red"})
 
 
 def test_flag_that_was_not_given_changes_nothing() -> None:
     """None stands for a flag that is not there."""
-    assert 2 == load({"port": None}, {"TARRY_PORT": "2"}).settings.port
+    assert 2 == load_settings({"port": None}, {"TARRY_PORT": "2"}).settings.port
 
 
 def test_list_in_a_variable_is_divided_by_commas() -> None:
     """Networks and names are parted by commas; a flag has a list already."""
-    given = load({"allow_host": ["a", "b"]}, {"TARRY_ALLOW_TARGET": "10.0.0.0/8, *.internal,"})
+    given = load_settings(
+        {"allow_host": ["a", "b"]}, {"TARRY_ALLOW_TARGET": "10.0.0.0/8, *.internal,"}
+    )
 
     assert ("10.0.0.0/8", "*.internal") == given.settings.allow_target
     assert ("a", "b") == given.settings.allow_host
@@ -71,7 +73,7 @@ def test_list_in_a_variable_is_divided_by_commas() -> None:
 def test_secrets_are_not_shown() -> None:
     """`tarry config` says that there are some, and no more."""
     proxy = "http://me:hush@proxy:3128"
-    loaded = load({"encryption_keys": [_KEY], "dev": True, "egress_proxy": proxy}, {})
+    loaded = load_settings({"encryption_keys": [_KEY], "dev": True, "egress_proxy": proxy}, {})
 
     assert ("[redacted]",) == loaded.harmless("encryption_keys")
     assert "http://[redacted]@proxy:3128" == loaded.harmless("egress_proxy")
@@ -98,7 +100,7 @@ def test_a_mistake_names_its_place_and_the_rule(
 ) -> None:
     """Whoever reads it knows what to change."""
     with pytest.raises(ConfigurationError) as caught:
-        load(flags, environ)
+        load_settings(flags, environ)
     assert all(word in str(caught.value) for word in words)
 
 
@@ -137,7 +139,7 @@ def test_a_value_is_checked_where_it_is_loaded(name: str, value: str, words: str
         (f"--set {name}", {}, {}, {name: value}),
     ):
         with pytest.raises(ConfigurationError) as caught:
-            load(flags, environ, changes=changes)
+            load_settings(flags, environ, changes=changes)
         assert str(caught.value).startswith(f"{origin}: {words}")
 
 
@@ -146,12 +148,12 @@ def test_folder_that_cannot_be_written_to_is_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("os.access", lambda *_: False)
 
     with pytest.raises(ConfigurationError, match=r"^--store: store must lie in a folder that can"):
-        load({"store": "sqlite:x/tarry.db"}, {})
+        load_settings({"store": "sqlite:x/tarry.db"}, {})
 
 
 def test_a_check_makes_nothing(tmp_path: Path) -> None:
     """`tarry config` leaves no folder behind."""
-    load({"store": f"sqlite:{tmp_path}/a/t.db", "bodies": f"{tmp_path}/b"}, {})
+    load_settings({"store": f"sqlite:{tmp_path}/a/t.db", "bodies": f"{tmp_path}/b"}, {})
 
     assert [] == list(tmp_path.iterdir())
 
@@ -164,7 +166,7 @@ def test_default_that_cannot_be_is_told_by_its_name(
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(ConfigurationError, match=r"^store: store must be a file, and tarry-data"):
-        load({}, {})
+        load_settings({}, {})
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,9 @@ def test_default_that_cannot_be_is_told_by_its_name(
         ("TARRY_QQQQ", "there are TARRY_ALLOW_HOST, "),
     ],
 )
-@pytest.mark.parametrize("refuse", [partial(load, {}), check_variables], ids=["load", "check"])
+@pytest.mark.parametrize(
+    "refuse", [partial(load_settings, {}), check_environment], ids=["load_settings", "check"]
+)
 def test_misspelt_variable_is_refused(
     refuse: Callable[[dict[str, str]], object], variable: str, words: str
 ) -> None:
@@ -192,7 +196,7 @@ def test_variables_of_callers_are_passed_over() -> None:
     """Who calls the service from the same shell has some too."""
     given = {"TARRY_SERVER": "http://x", "TARRY_KEY": "k", "OTHER": "x"}
 
-    assert {"default"} == set(load({}, given).origins.values())
+    assert {"default"} == set(load_settings({}, given).origins.values())
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,7 @@ def test_file_has_types_of_its_own(tmp_path: Path, line: str, words: str) -> Non
     file.write_text(line)
 
     with pytest.raises(ConfigurationError) as caught:
-        load({}, {}, file)
+        load_settings({}, {}, file)
     assert words.format(file) == str(caught.value)
 
 
@@ -223,7 +227,7 @@ def test_whole_number_is_a_number_in_the_file(tmp_path: Path) -> None:
     """Nobody has to write 5.0."""
     file = tmp_path / "tarry.toml"
     file.write_text('tenant_rate = 5\nallow_host = ["a", "b"]\n')
-    settings = load({}, {}, file).settings
+    settings = load_settings({}, {}, file).settings
 
     assert (5.0, ("a", "b")) == (settings.tenant_rate, settings.allow_host)
 
@@ -233,21 +237,21 @@ def test_a_wrong_secret_is_not_repeated() -> None:
     for name in ("encryption_keys", "signing_secrets"):
         for wrong in ({"hush": 1}, "hush", "whsec_hush"):
             with pytest.raises(ConfigurationError) as caught:
-                load({name: [wrong]}, {})
+                load_settings({name: [wrong]}, {})
             assert "hush" not in str(caught.value)
 
 
 def test_file_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
     """The file is named, and what is wrong with it."""
     with pytest.raises(ConfigurationError, match="nowhere"):
-        load({}, {}, tmp_path / "nowhere")
+        load_settings({}, {}, tmp_path / "nowhere")
     bad = tmp_path / "bad.toml"
     bad.write_text("port = ")
     with pytest.raises(ConfigurationError, match="not TOML"):
-        load({}, {}, bad)
+        load_settings({}, {}, bad)
     bad.write_text("ports = 1")
     with pytest.raises(ConfigurationError, match=r"ports in .*no such setting"):
-        load({}, {}, bad)
+        load_settings({}, {}, bad)
 
 
 def test_lease_is_longer_than_the_longest_attempt() -> None:
@@ -273,4 +277,4 @@ def test_variables_that_kubernetes_sets_are_not_ours() -> None:
         "TARRY_API_PORT_80_TCP_PROTO": "tcp",
     }
 
-    assert Settings() == load({}, links).settings
+    assert Settings() == load_settings({}, links).settings

@@ -123,10 +123,10 @@ def _with_store(
 
     from tarry.errors import ConfigurationError
     from tarry.service.app import make_store
-    from tarry.service.settings import load
+    from tarry.service.settings import load_settings
     from tarry.service.settings_checks import sqlite_path
 
-    url = load({"store": url}, file=config).settings.store
+    url = load_settings({"store": url}, file=config).settings.store
     if url == "memory:":
         msg = "--store must be one that lasts, sqlite:PATH: what is in memory: is the service's own"
         raise ConfigurationError(msg)

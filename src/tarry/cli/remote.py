@@ -85,9 +85,9 @@ def _opened(server: str, key: str | None) -> Client:
     from tarry.errors import ConfigurationError
 
     need_packages()
-    from tarry.service.settings import check_variables
+    from tarry.service.settings import check_environment
 
-    check_variables()
+    check_environment()
     try:
         return Client(server, key=key)
     except ConfigurationError as error:

@@ -11,7 +11,7 @@ from tarry.cli.remote import Json  # noqa: TC001 - typer reads annotations
 from tarry.errors import ConfigurationError, MissingExtra
 
 if TYPE_CHECKING:
-    from tarry.service.settings import Loaded
+    from tarry.service.settings import LoadedSettings
 
 Store = Annotated[
     str | None, typer.Option(help="Where tasks are kept: sqlite:PATH or memory:", metavar="URL")
@@ -164,10 +164,10 @@ def settings_of(
     dev: bool | None,
     config: Path | None,
     changes: list[str] | None,
-) -> Loaded:
+) -> LoadedSettings:
     """Read what a user has said."""
     need_service()
-    from tarry.service.settings import load
+    from tarry.service.settings import load_settings
 
     changed: dict[str, str] = {}
     for text in changes or ():
@@ -183,27 +183,27 @@ def settings_of(
         "allow_target": allow or None,
         "dev": dev or None,
     }
-    return load(flags, file=config, changes=changed)
+    return load_settings(flags, file=config, changes=changed)
 
 
 def _log(form: str, level: str) -> None:
     import logging
     import sys
 
-    from tarry.service.logs import Json
+    from tarry.service.logs import JsonFormatter
 
     handler = logging.StreamHandler(sys.stderr)
     plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(Json() if form == "json" else plain)
+    handler.setFormatter(JsonFormatter() if form == "json" else plain)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its news are told by the greeting
 
 
-def _greet(address: str, loaded: Loaded) -> None:
+def _greet(address: str, loaded: LoadedSettings) -> None:
     """Say where the service is, where its data lies, and how to try it."""
     import json
 
-    from tarry.service.app import demand_keys, place_of
+    from tarry.service.app import data_location, requires_keys
     from tarry.service.settings import DEFAULT
 
     settings = loaded.settings
@@ -211,11 +211,11 @@ def _greet(address: str, loaded: Loaded) -> None:
     here = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     lines = [
         f"tarry serves {address} (API at {here}/docs)",
-        f"data in {place_of(settings)}",
+        f"data in {data_location(settings)}",
     ]
     if settings.dev:
         lines.append("--dev: tasks may go to this machine; never set it where others can post")
-    if demand_keys(settings):
+    if requires_keys(settings):
         store = "" if loaded.origins["store"] == DEFAULT else f" --store {settings.store}"
         lines.append(f"every request needs a key: tarry keys create --tenant NAME{store}")
         key = " -H 'Authorization: Bearer KEY'"

@@ -35,7 +35,7 @@ try:
     from tarry.service.engine.waiters import Waiters
     from tarry.service.payloads import Payloads
     from tarry.service.sealing import Plain, Sealed
-    from tarry.service.settings_checks import MEMORY, SQLITE, check, sqlite_path
+    from tarry.service.settings_checks import MEMORY, SQLITE, check_setting, sqlite_path
     from tarry.service.store import Lease, Retention
 except ImportError as _missing:
     _needed = f"the service needs {_missing.name}: pip install 'tarry[service]'"
@@ -68,7 +68,7 @@ class Service:
         self.store: Store = make_store(settings.store, apart=apart)
         seal = Sealed(settings.encryption_keys) if settings.encryption_keys else Plain()
         payloads = Payloads(
-            bodies_at(settings),
+            payload_url(settings),
             most_bytes=settings.max_body_bytes,
             endpoint=settings.bodies_endpoint,
             seal=seal.seal,
@@ -121,9 +121,9 @@ class Service:
                 new_id=_new_id,
                 monotonic=world.now,
                 render_metrics=self._numbers,
-                require_keys=demand_keys(settings),
+                require_keys=requires_keys(settings),
                 operator=settings.operator,
-                allowed_hosts=known_hosts(settings),
+                allowed_hosts=allowed_hosts(settings),
                 has_grpc=has_grpc(),
                 limits=ApiLimits(
                     max_request_bytes=settings.max_body_bytes,
@@ -178,7 +178,7 @@ class Service:
 
 def make_store(url: str, *, apart: bool = False) -> Store:
     """Return the store that a URL names."""
-    check("store", url)
+    check_setting("store", url)
     from tarry.service.stores.sqlite import IN_MEMORY, SqliteStore
 
     if url == MEMORY:
@@ -194,7 +194,7 @@ def make_store(url: str, *, apart: bool = False) -> Store:
     return SqliteStore(path, apart=apart)
 
 
-def bodies_at(settings: Settings) -> str:
+def payload_url(settings: Settings) -> str:
     """Return where large bodies lie: beside the store, unless it is said."""
     if settings.bodies:
         return settings.bodies
@@ -203,14 +203,14 @@ def bodies_at(settings: Settings) -> str:
     return "memory:///"
 
 
-def place_of(settings: Settings) -> str:
+def data_location(settings: Settings) -> str:
     """Say where the data lies."""
     if settings.store.startswith(SQLITE):
         return str(sqlite_path(settings.store).absolute())
     return "memory: it is gone when the process ends"
 
 
-def demand_keys(settings: Settings) -> bool:
+def requires_keys(settings: Settings) -> bool:
     """Say whether callers need an API key: always, but on loopback."""
     if settings.require_keys:
         return True
@@ -220,12 +220,12 @@ def demand_keys(settings: Settings) -> bool:
         return settings.host != "localhost"
 
 
-def known_hosts(settings: Settings) -> frozenset[str] | None:
+def allowed_hosts(settings: Settings) -> frozenset[str] | None:
     """Return the host names that requests may be sent to where no key protects the service.
 
     A page in a browser can have its own name point to loopback; it cannot send another `Host`.
     """
-    if demand_keys(settings):
+    if requires_keys(settings):
         return None
     return frozenset((settings.host, *settings.allow_host))
 

@@ -10,7 +10,7 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
-class Json(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """Formats a record, and whatever was given as `extra`, as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:

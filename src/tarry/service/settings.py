@@ -123,7 +123,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.lease_ms or self.max_attempt_timeout_ms + 2 * LEASE_GRACE_MS
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadedSettings(msgspec.Struct, frozen=True):
     """The settings in force, and where each of them came from."""
 
     settings: Settings
@@ -175,16 +175,16 @@ class _Said(NamedTuple):
     """Whether the place has types of its own: there, a number in quotes is a text."""
 
 
-def load(
+def load_settings(
     flags: Mapping[str, Any],
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
     *,
     changes: Mapping[str, Any] = MappingProxyType({}),
-) -> Loaded:
+) -> LoadedSettings:
     """Lay flags over `changes` (of --set) over variables over the file over the defaults."""
     from tarry.service.settings_checks import (
-        check,  # loads parts of the service: callers do without
+        check_setting,  # loads parts of the service: callers do without
     )
 
     values: dict[str, Any] = {}
@@ -200,10 +200,10 @@ def load(
             continue
         values[said.name] = _checked(said)
         origins[said.name] = said.origin
-    loaded = Loaded(Settings(**values), origins)
+    loaded = LoadedSettings(Settings(**values), origins)
     for name, origin in origins.items():
         try:
-            check(name, getattr(loaded.settings, name))
+            check_setting(name, getattr(loaded.settings, name))
         except ConfigurationError as error:
             msg = f"{name if origin == DEFAULT else origin}: {error}"
             raise ConfigurationError(msg) from None
@@ -211,7 +211,7 @@ def load(
     return loaded
 
 
-def check_variables(environ: Mapping[str, str] | None = None) -> None:
+def check_environment(environ: Mapping[str, str] | None = None) -> None:
     """Refuse a `TARRY_*` variable that nobody reads: misspelt, it leaves a default in force."""
     known = {_variable(name) for name in _WITH_VARIABLES}
     for variable, text in (os.environ if environ is None else environ).items():
@@ -235,7 +235,7 @@ def _from_file(file: Path) -> list[_Said]:
 
 def _from_environ(environ: Mapping[str, str] | None) -> list[_Said]:
     environ = os.environ if environ is None else environ
-    check_variables(environ)
+    check_environment(environ)
     given = {name: environ.get(_variable(name)) for name in _TYPES}
     return [
         _Said(_variable(name), name, text)
@@ -296,7 +296,7 @@ def _kind(name: str) -> Any:
     return get_origin(kind) or kind
 
 
-def _check_lease(loaded: Loaded) -> None:
+def _check_lease(loaded: LoadedSettings) -> None:
     settings = loaded.settings
     least = settings.max_attempt_timeout_ms + LEASE_GRACE_MS
     if settings.lease < least:

@@ -31,7 +31,7 @@ _NEEDED = frozenset({"host", "store"})
 """What may not be empty."""
 
 
-def check(name: str, value: Any) -> None:
+def check_setting(name: str, value: Any) -> None:
     """Raise ConfigurationError when a value breaks the rule of its setting."""
     if name not in _RULES or (not value and name not in _NEEDED):
         return

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from tarry.errors import ConfigurationError
 from tarry.service.api.application import Api
 from tarry.service.api.context import ApiContext, ApiLimits
-from tarry.service.api.problem_types import KINDS
-from tarry.service.api.response import Answer
+from tarry.service.api.problem_types import PROBLEM_TYPES
+from tarry.service.api.response import ApiResponse
 from tarry.service.delivery.guard import Guard
 from tarry.service.engine.clock import StoreClock
 from tarry.service.engine.engine import Engine
@@ -183,7 +183,7 @@ class Reply:
         """The problem that the body tells."""
         assert "application/problem+json" == self.header("content-type"), self.body
         problem = cast("dict[str, Any]", json.loads(self.body))
-        [kind] = [one for one in KINDS if one.type == problem["type"]]
+        [kind] = [one for one in PROBLEM_TYPES if one.type == problem["type"]]
         assert kind.title == problem["title"]
         assert self.status == problem["status"]
         assert self.status in kind.statuses
@@ -281,7 +281,7 @@ class Rig:
         if serve is None or len(chunks) != 1 or "content-length" in given:  # it may not be true
             await self.api(scope, receive, send)
         else:
-            answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            answered: asyncio.Future[ApiResponse] = asyncio.get_running_loop().create_future()
             task = serve(scope, chunks[0], answered.set_result)
             answer = await answered
             assert task is None or task.done()

@@ -9,7 +9,7 @@ import pytest
 from tarry.errors import StoreUnavailable
 from tarry.service.api.application import Api
 from tarry.service.api.context import ApiLimits
-from tarry.service.api.events import EventStreams
+from tarry.service.api.events import EventResource
 from tarry.service.engine.events import Event
 from tarry.service.model import AttemptRecord
 from tarry.testing import VirtualClock
@@ -169,7 +169,7 @@ def test_there_are_only_so_many_readers() -> None:
         await head.task
         assert 200 == (await head.sent.get())["status"]
         assert b"" == (await head.sent.get())["body"]
-        assert isinstance(rig.api._events, EventStreams)
+        assert isinstance(rig.api._events, EventResource)
         assert not rig.engine.events
 
     with_rig(test, limits=ApiLimits(max_event_streams=1))

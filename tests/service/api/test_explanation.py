@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.service.api.explanation import explained
+from tarry.service.api.explanation import explain_task
 from tarry.service.model import AttemptRecord, Decision, LaneRecord, Status, Task, TaskContent
 from tarry.wire.policies import SERVICE_PRESETS
 
@@ -38,7 +38,7 @@ def task(**fields: object) -> Task:
 
 def text(subject: Task, *attempts: AttemptRecord, lane: LaneRecord | None = LANE) -> str:
     """The story of a task."""
-    told = explained(
+    told = explain_task(
         subject,
         TaskContent(url="https://a/"),
         list(attempts),
@@ -227,7 +227,7 @@ def test_why_an_attempt_got_no_answer_is_said_without_secrets() -> None:
         1, status=None, error_class="tls", error="TLS error for hush-hush: wrong version.",
         decision=STOP,
     )  # fmt: skip
-    told = explained(
+    told = explain_task(
         task(status=Status.EXHAUSTED, reason="attempts"),
         TaskContent(url="https://a/?token=hush-hush"),
         [failed],
@@ -242,7 +242,7 @@ def test_why_an_attempt_got_no_answer_is_said_without_secrets() -> None:
 @pytest.mark.parametrize("status", Status)
 def test_a_policy_that_is_gone_is_told_to_who_still_needs_it(status: Status) -> None:
     """The service's default takes its place, for what waits and for what may be replayed."""
-    told = explained(
+    told = explain_task(
         task(status=status, policy_id="mine", policy_version=3),
         TaskContent(url="https://a/"),
         [],

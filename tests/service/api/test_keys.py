@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.api.auth import Keys, check_tenant, digest_of, make_key
+from tarry.service.api.auth import ApiKeyCache, check_tenant, key_digest, make_key
 from tarry.service.model import ApiKey
 from tests.service.api.harness import TARGET, Reply, Rig, with_rig
 
@@ -23,7 +23,7 @@ def test_a_key_is_random_and_kept_as_a_digest() -> None:
     second, _ = make_key("acme", "2")
     assert first != second
     assert first.startswith("tarry_")
-    assert (digest_of(first), "acme", "ci") == (key.digest, key.tenant, key.name)
+    assert (key_digest(first), "acme", "ci") == (key.digest, key.tenant, key.name)
     assert first not in repr(key)
 
 
@@ -170,7 +170,7 @@ def test_answers_of_the_store_are_believed_for_a_while() -> None:
             return await key_of(digest)
 
         rig.store.key = counted  # type: ignore[method-assign]
-        keys = Keys(rig.store, rig.time.seconds)
+        keys = ApiKeyCache(rig.store, rig.time.seconds)
         secret, key = make_key("acme", "1")
         assert [None, None] == [await keys.tenant_of(secret) for _ in range(2)]
         await rig.store.put_key(key)
@@ -190,7 +190,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def test(rig: Rig) -> None:
         secret, _ = await key_for(rig, "acme")
-        keys = Keys(rig.store, rig.time.seconds)
+        keys = ApiKeyCache(rig.store, rig.time.seconds)
         await keys.tenant_of(secret)
         await asyncio.gather(*(keys.tenant_of(f"wrong {i}") for i in range(50)))
         assert (1, 10) == (len(keys._good), len(keys._bad))

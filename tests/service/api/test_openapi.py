@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from tarry.service.api.problem_types import KINDS
+from tarry.service.api.problem_types import PROBLEM_TYPES
 from tarry.wire.policies import FIELDS
 from tests.service.api.harness import Rig, with_rig
 
@@ -113,11 +113,11 @@ def test_the_type_of_a_problem_leads_to_words_about_it() -> None:
         path, _, place = (await rig.ask("GET", "/nothing")).problem["type"].partition("#")
         page = (await rig.ask("GET", path)).body.decode()
         assert 1 == page.count(f'id="{place}"')
-        for kind in KINDS:
+        for kind in PROBLEM_TYPES:
             assert f'id="{kind.type.partition("#")[2]}"' in page
         types = schema.raw_schema["components"]["schemas"]["Problem"]["properties"]["type"]["enum"]
-        assert [kind.type for kind in KINDS] == types
-        assert len(KINDS) == len(set(types))
+        assert [kind.type for kind in PROBLEM_TYPES] == types
+        assert len(PROBLEM_TYPES) == len(set(types))
 
     with_rig(test)
 

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.service.api.rate_limit import Rates
+from tarry.service.api.rate_limit import TenantRateLimiter
 
 
 def test_a_bucket_fills_with_time() -> None:
     """The burst at once, then the rate."""
     now = [0.0]
-    rates = Rates(2.0, 3.0, lambda: now[0])
+    rates = TenantRateLimiter(2.0, 3.0, lambda: now[0])
     assert [0, 0, 0, 0.5] == [rates.take("a", 1) for _ in range(4)]
     assert 0 == rates.take("b", 1)
     now[0] = 0.5
@@ -20,7 +20,7 @@ def test_a_bucket_fills_with_time() -> None:
 def test_a_batch_goes_into_debt() -> None:
     """It is let in whole, and those after it wait for it."""
     now = [0.0]
-    rates = Rates(10.0, 10.0, lambda: now[0])
+    rates = TenantRateLimiter(10.0, 10.0, lambda: now[0])
     assert 0 == rates.take("a", 100)
     assert 9.1 == rates.take("a", 1)
     now[0] = 9.1
@@ -30,7 +30,7 @@ def test_a_batch_goes_into_debt() -> None:
 def test_only_so_many_buckets_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was used the longest ago goes."""
     monkeypatch.setattr("tarry.service.api.rate_limit._MOST", 2)
-    rates = Rates(1.0, 1.0, lambda: 0.0)
+    rates = TenantRateLimiter(1.0, 1.0, lambda: 0.0)
     for tenant in "abc":
         rates.take(tenant, 1)
     assert ["b", "c"] == list(rates._buckets)

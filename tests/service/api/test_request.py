@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tarry.service.api import request
-from tarry.service.api.problems import Refused
-from tarry.service.api.request import Asked
+from tarry.service.api.problems import ApiError
+from tarry.service.api.request import ApiRequest
 
 JSON = {b"content-type": b"application/json"}
 
 
-def asked(*pieces: bytes) -> Asked:
+def asked(*pieces: bytes) -> ApiRequest:
     """A request whose body comes in pieces."""
     left = list(pieces)
 
@@ -23,7 +23,7 @@ def asked(*pieces: bytes) -> Asked:
         await asyncio.sleep(0)
         return {"type": "http.request", "body": piece, "more_body": bool(left)}
 
-    return Asked({}, receive, JSON)
+    return ApiRequest({}, receive, JSON)
 
 
 def test_bodies_that_arrive_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +33,7 @@ def test_bodies_that_arrive_together_have_a_bound(monkeypatch: pytest.MonkeyPatc
     async def main() -> None:
         many = [asked(b"12345", b"67890").json(100) for _ in range(4)]
         ends = await asyncio.gather(*many, return_exceptions=True)
-        refused = [end for end in ends if isinstance(end, Refused)]
+        refused = [end for end in ends if isinstance(end, ApiError)]
 
         assert {503} == {one.problem.status for one in refused}
         assert len(ends) - len(refused) == ends.count(b"1234567890") > 0

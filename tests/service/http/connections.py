@@ -9,8 +9,8 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.server import ServerState
 
-from tarry.service.api.response import Whole
-from tarry.service.http.limits import Connection
+from tarry.service.api.response import CompleteRequestHandler
+from tarry.service.http.limits import LimitedHttpProtocol
 
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 GET = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -103,7 +103,7 @@ class Loop:
 class Rig:
     """A connection that serves an application."""
 
-    def __init__(self, app: App, whole: dict[bytes, Whole] | None = None) -> None:
+    def __init__(self, app: App, whole: dict[bytes, CompleteRequestHandler] | None = None) -> None:
         config = uvicorn.Config(
             cast("Any", app),
             access_log=False,
@@ -113,7 +113,7 @@ class Rig:
         )
         config.load()
         self.wire, self.loop, self.state = Wire(), Loop(), ServerState()
-        self.connection = Connection(
+        self.connection = LimitedHttpProtocol(
             config=config,
             server_state=self.state,
             app_state={},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tarry.service.api.response import Answer
+from tarry.service.api.response import ApiResponse
 from tests.service.http.connections import GET, KEEP_ALIVE, Rig
 
 HEAD = b"POST /hot HTTP/1.1\r\nHost: h\r\nX-A: 1\r\n"
@@ -22,7 +22,7 @@ class Hot:
 
     def __init__(self) -> None:
         self.asked: list[tuple[dict[str, Any], bytes]] = []
-        self.replies: list[Callable[[Answer], None]] = []
+        self.replies: list[Callable[[ApiResponse], None]] = []
         self.bodies: list[bytes] = []
         """Of those that came uvicorn's way."""
         self.task: asyncio.Task[Any] | None = None
@@ -44,7 +44,7 @@ class Hot:
         return b"".join(self.rig.wire.written)
 
     def _serve(
-        self, scope: Any, body: bytes, reply: Callable[[Answer], None]
+        self, scope: Any, body: bytes, reply: Callable[[ApiResponse], None]
     ) -> asyncio.Task[Any] | None:
         self.asked.append((dict(scope), body))
         self.replies.append(reply)
@@ -61,9 +61,9 @@ class Hot:
         await answer(b"ok").send(scope, send)
 
 
-def answer(body: bytes) -> Answer:
+def answer(body: bytes) -> ApiResponse:
     """An answer like any other."""
-    return Answer(201, body, [(b"content-type", b"text/plain"), (b"location", b"/1")])
+    return ApiResponse(201, body, [(b"content-type", b"text/plain"), (b"location", b"/1")])
 
 
 @pytest.mark.parametrize("request_", [POST, CHUNKED], ids=["sized", "chunked"])
@@ -255,7 +255,7 @@ def test_a_header_of_two_lines_is_not_written(value: bytes) -> None:
     async def run() -> None:
         hot = Hot()
         hot.read(POST)
-        hot.replies[0](Answer(201, b"ok", [(b"location", value)]))
+        hot.replies[0](ApiResponse(201, b"ok", [(b"location", value)]))
         assert (b"", True) == (hot.written, hot.rig.wire.is_closed)
 
     asyncio.run(run())

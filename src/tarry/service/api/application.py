@@ -12,26 +12,26 @@ import msgspec
 from starlette.routing import Route, Router
 
 from tarry.service.api import problems
-from tarry.service.api.auth import Door
-from tarry.service.api.dead_letters import DeadLetters
-from tarry.service.api.docs import POLICY, page
-from tarry.service.api.downstreams import Downstreams
-from tarry.service.api.events import EventStreams
-from tarry.service.api.health import Watch
-from tarry.service.api.openapi import openapi
+from tarry.service.api.auth import Authenticator
+from tarry.service.api.dead_letters import DeadLetterResource
+from tarry.service.api.docs import CONTENT_SECURITY_POLICY, build_docs_page
+from tarry.service.api.downstreams import DownstreamResource
+from tarry.service.api.events import EventResource
+from tarry.service.api.health import HealthResource
+from tarry.service.api.openapi import build_openapi
 from tarry.service.api.policies import PolicyResource
-from tarry.service.api.prefer import Waiting
-from tarry.service.api.response import Answer, refusal
+from tarry.service.api.prefer import ResultWaiter
+from tarry.service.api.response import ApiResponse, problem_response
 from tarry.service.api.routing import Endpoint, Operation
-from tarry.service.api.task_creation import Creation
-from tarry.service.api.tasks import Tasks
+from tarry.service.api.task_creation import TaskCreation
+from tarry.service.api.tasks import TaskResource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import Asked
-    from tarry.service.api.response import Whole
+    from tarry.service.api.request import ApiRequest
+    from tarry.service.api.response import CompleteRequestHandler
     from tarry.service.api.routing import Handler
     from tarry.wire.asgi import Receive, Scope, Send
 
@@ -43,25 +43,25 @@ class Api:
     """Every row of the API behind one ASGI application."""
 
     def __init__(self, around: ApiContext, *, version: str = "0") -> None:
-        self._waiting = Waiting(around)
-        tasks = Tasks(around, self._waiting)
-        self._events = EventStreams(around)
+        self._waiting = ResultWaiter(around)
+        tasks = TaskResource(around, self._waiting)
+        self._events = EventResource(around)
         operations = [
-            *Creation(around, self._waiting).operations(),
+            *TaskCreation(around, self._waiting).operations(),
             *tasks.operations(),
-            *DeadLetters(around, tasks).operations(),
+            *DeadLetterResource(around, tasks).operations(),
             *PolicyResource(around).operations(),
-            *Downstreams(around).operations(),
+            *DownstreamResource(around).operations(),
             *self._events.operations(),
-            *Watch(around).operations(),
+            *HealthResource(around).operations(),
         ]
         rows = tuple(operations)
         operations += _self_description(
-            cache(lambda: openapi(rows, version=version, keys=around.require_keys))
+            cache(lambda: build_openapi(rows, version=version, keys=around.require_keys))
         )
-        endpoints = _endpoints(operations, Door(around))
+        endpoints = _endpoints(operations, Authenticator(around))
         self._fixed = {path: one for path, one in endpoints.items() if "{" not in path}
-        self.whole: dict[bytes, Whole] = {_HOT.encode(): self._fixed[_HOT].answer}
+        self.whole: dict[bytes, CompleteRequestHandler] = {_HOT.encode(): self._fixed[_HOT].answer}
         """By their paths, what serves a `POST` that has arrived whole."""
         # Longer paths first: `{lane}` must not swallow `{lane}/pause`.
         self._router = Router(
@@ -87,7 +87,7 @@ class Api:
         self._events.close()
 
 
-def _endpoints(operations: list[Operation], door: Door) -> dict[str, Endpoint]:
+def _endpoints(operations: list[Operation], door: Authenticator) -> dict[str, Endpoint]:
     handlers: dict[str, dict[str, Handler]] = {}
     is_open: dict[str, bool] = {}
     for operation in operations:
@@ -102,17 +102,17 @@ def _endpoints(operations: list[Operation], door: Door) -> dict[str, Endpoint]:
 def _self_description(document: Callable[[], dict[str, object]]) -> list[Operation]:
     """Return the rows that tell about the others, and are not in the document themselves."""
     encoded = cache(lambda: msgspec.json.encode(document()))
-    html = cache(lambda: page(document()))
+    html = cache(lambda: build_docs_page(document()))
 
-    async def as_json(_: Asked) -> Answer:
-        return Answer(200, encoded(), [(b"content-type", b"application/json")])
+    async def as_json(_: ApiRequest) -> ApiResponse:
+        return ApiResponse(200, encoded(), [(b"content-type", b"application/json")])
 
-    async def as_html(_: Asked) -> Answer:
+    async def as_html(_: ApiRequest) -> ApiResponse:
         headers = [
             (b"content-type", b"text/html; charset=utf-8"),
-            (b"content-security-policy", POLICY),
+            (b"content-security-policy", CONTENT_SECURITY_POLICY),
         ]
-        return Answer(200, html(), headers)
+        return ApiResponse(200, html(), headers)
 
     return [
         Operation(
@@ -127,5 +127,5 @@ async def _nowhere(scope: Scope, _: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1000})
     else:
-        nothing = problems.missing("such path: GET /docs lists them")
-        await refusal(nothing).send(scope, send)
+        nothing = problems.no_such("path: GET /docs lists them")
+        await problem_response(nothing).send(scope, send)

@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import Asked
+    from tarry.service.api.request import ApiRequest
 
 
-class Door:
+class Authenticator:
     """Lets in who has a key, or everybody as one tenant where none is demanded."""
 
     def __init__(self, around: ApiContext) -> None:
-        self._keys = Keys(around.store, around.monotonic)
-        self.tenant_of: Callable[[Asked], Awaitable[str] | str] | str = (
+        self._keys = ApiKeyCache(around.store, around.monotonic)
+        self.tenant_of: Callable[[ApiRequest], Awaitable[str] | str] | str = (
             self._tenant_of if around.require_keys else DEFAULT_TENANT
         )
         """Returns the tenant of a request; where no key is needed, all have the same."""
         self.check_host: Callable[[dict[bytes, bytes]], None] | None = (
-            None if around.allowed_hosts is None else Hosts(around.allowed_hosts).check
+            None if around.allowed_hosts is None else AllowedHosts(around.allowed_hosts).check
         )
 
-    def _tenant_of(self, asked: Asked) -> Awaitable[str] | str:
+    def _tenant_of(self, asked: ApiRequest) -> Awaitable[str] | str:
         secret, other = _secrets(asked.fields)
         if other is not None and other != secret:
             raise problems.unauthorized("Authorization and X-API-Key differ: send one key.")
@@ -55,7 +55,7 @@ class Door:
         return tenant
 
 
-class Hosts:
+class AllowedHosts:
     """The names of this service, beside those of loopback.
 
     Without keys, a page in a browser could let its own name point to loopback and then read what
@@ -75,7 +75,7 @@ class Hosts:
         said = host.decode("latin-1")
         name = _name_in(said)
         if name not in self._names and not _is_loopback(name):
-            raise problems.misdirected(said[:100])
+            raise problems.wrong_host(said[:100])
         self._last = host
 
 
@@ -108,7 +108,7 @@ def _secrets(fields: dict[bytes, bytes]) -> tuple[str | None, str | None]:
 
 T = TypeVar("T")
 
-PREFIX = "tarry_"
+KEY_PREFIX = "tarry_"
 """So that scanners for leaked secrets know one when they see it."""
 DEFAULT_TENANT = "default"
 
@@ -130,20 +130,20 @@ def check_tenant(tenant: str) -> str:
     return tenant
 
 
-def digest_of(secret: str) -> bytes:
+def key_digest(secret: str) -> bytes:
     """Return what is kept of a key."""
     return sha256(secret.encode()).digest()
 
 
 def make_key(tenant: str, key_id: str, name: str = "") -> tuple[str, ApiKey]:
     """Return a new key, which is shown once, and what the store keeps of it."""
-    secret = PREFIX + secrets.token_urlsafe(32)
+    secret = KEY_PREFIX + secrets.token_urlsafe(32)
     return secret, ApiKey(
-        id=key_id, tenant=check_tenant(tenant), digest=digest_of(secret), name=name
+        id=key_id, tenant=check_tenant(tenant), digest=key_digest(secret), name=name
     )
 
 
-class Keys:
+class ApiKeyCache:
     """Says whose a key is; answers are believed for a few seconds, the bad ones too."""
 
     def __init__(self, store: Store, monotonic: Callable[[], float]) -> None:
@@ -157,7 +157,7 @@ class Keys:
         """Return the tenant of a good key that was looked up a moment ago."""
         if len(secret) > _LONGEST:
             return None
-        good = self._good.get(digest_of(secret))
+        good = self._good.get(key_digest(secret))
         return good[0] if good is not None and self._now() < good[1] else None
 
     async def tenant_of(self, secret: str) -> str | None:
@@ -166,7 +166,7 @@ class Keys:
             return None
         if (tenant := self.believed(secret)) is not None:
             return tenant
-        digest, now = digest_of(secret), self._now()
+        digest, now = key_digest(secret), self._now()
         if now < self._bad.get(digest, now):
             return None
         key = await self._store.key(digest)

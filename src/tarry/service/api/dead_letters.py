@@ -8,11 +8,11 @@ import msgspec
 
 from tarry.service.api import problem_types, problems
 from tarry.service.api.request import NoQuery
-from tarry.service.api.response import told
+from tarry.service.api.response import json_response
 from tarry.service.api.routing import Operation
-from tarry.service.api.task_validation import check_time
-from tarry.service.api.tasks import LetterQuery, check_reason
-from tarry.service.api.views import lane_meant, replay_view
+from tarry.service.api.task_validation import check_epoch_ms
+from tarry.service.api.tasks import DeadLetterQuery, check_reason
+from tarry.service.api.views import internal_lane_name, replay_view
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import TaskFilter
 from tarry.wire.tasks import (
@@ -29,9 +29,9 @@ from tarry.wire.tasks import (
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import Asked
-    from tarry.service.api.response import Answer
-    from tarry.service.api.tasks import Tasks
+    from tarry.service.api.request import ApiRequest
+    from tarry.service.api.response import ApiResponse
+    from tarry.service.api.tasks import TaskResource
 
 _new = msgspec.json.Decoder(NewReplay)
 _STEP = 500
@@ -49,10 +49,10 @@ class PurgeQuery(
     reason: ReasonName | None = None
 
 
-class DeadLetters:
+class DeadLetterResource:
     """What a tenant may do with what has died."""
 
-    def __init__(self, around: ApiContext, tasks: Tasks) -> None:
+    def __init__(self, around: ApiContext, tasks: TaskResource) -> None:
         self._around = around
         self._tasks = tasks
 
@@ -63,7 +63,7 @@ class DeadLetters:
             Operation(
                 method="GET", path="/dead-letters", name="listDeadLetters",
                 does="List dead letters, newest first.", handler=self.search,
-                query=LetterQuery, answers={200: Page[RetryTask]}, refuses=(400, 422, 503),
+                query=DeadLetterQuery, answers={200: Page[RetryTask]}, refuses=(400, 422, 503),
             ),
             Operation(
                 method="DELETE", path="/dead-letters", name="purgeDeadLetters",
@@ -93,19 +93,19 @@ class DeadLetters:
             ),
         ]  # fmt: skip
 
-    async def search(self, asked: Asked) -> Answer:
+    async def search(self, asked: ApiRequest) -> ApiResponse:
         """List dead letters."""
-        query = asked.query(LetterQuery)
-        return told(200, await self._tasks.page(asked.tenant, query, Status.EXHAUSTED))
+        query = asked.query(DeadLetterQuery)
+        return json_response(200, await self._tasks.page(asked.tenant, query, Status.EXHAUSTED))
 
-    async def purge(self, asked: Asked) -> Answer:
+    async def purge(self, asked: ApiRequest) -> ApiResponse:
         """Remove dead letters."""
         query = asked.query(PurgeQuery)
         check_reason("reason", query.reason)
         wanted = TaskFilter(
             status=Status.EXHAUSTED,
             policy_id=query.policy_id,
-            lane=None if query.lane is None else lane_meant(asked.tenant, query.lane),
+            lane=None if query.lane is None else internal_lane_name(asked.tenant, query.lane),
             reason=query.reason,
         )
         purged, more = 0, True
@@ -115,18 +115,18 @@ class DeadLetters:
             more = removed == _STEP
             if not more:
                 break
-        return told(200, Purged(purged=purged, more=more))
+        return json_response(200, Purged(purged=purged, more=more))
 
-    async def start(self, asked: Asked) -> Answer:
+    async def start(self, asked: ApiRequest) -> ApiResponse:
         """Make a replay job, or say what it would do."""
         form = await asked.document(_new, self._around.limits.max_request_bytes)
         which = form.filter or ReplayFilter()
-        check_time("filter.before", which.before)
+        check_epoch_ms("filter.before", which.before)
         check_reason("filter.reason", which.reason)
         job = ReplayRecord(
             id=self._around.new_id(),
             tenant=asked.tenant,
-            lane=None if which.lane is None else lane_meant(asked.tenant, which.lane),
+            lane=None if which.lane is None else internal_lane_name(asked.tenant, which.lane),
             policy_id=which.policy_id,
             reason=which.reason,
             before=which.before or 0,
@@ -134,31 +134,31 @@ class DeadLetters:
         )
         if form.dry_run:
             job.matched = await self._around.store.count_dead(job)
-            return told(200, replay_view(job, dry_run=True))
+            return json_response(200, replay_view(job, dry_run=True))
         job = await self._around.store.start_replay(job)
         location = (b"location", f"/dead-letters/replays/{job.id}".encode())
-        return told(201, replay_view(job), location)
+        return json_response(201, replay_view(job), location)
 
-    async def replays(self, asked: Asked) -> Answer:
+    async def replays(self, asked: ApiRequest) -> ApiResponse:
         """List jobs."""
         asked.query(NoQuery)
         jobs = await self._around.store.replays(running=False, tenant=asked.tenant)
-        return told(200, Page(items=[replay_view(job) for job in jobs], next_cursor=None))
+        return json_response(200, Page(items=[replay_view(job) for job in jobs], next_cursor=None))
 
-    async def replay(self, asked: Asked) -> Answer:
+    async def replay(self, asked: ApiRequest) -> ApiResponse:
         """Tell one job."""
         asked.query(NoQuery)
         job = await self._around.store.replay(asked.tenant, asked.params["replayId"])
         if job is None:
-            raise problems.missing("such replay")
-        return told(200, replay_view(job))
+            raise problems.no_such("replay")
+        return json_response(200, replay_view(job))
 
-    async def cancel(self, asked: Asked) -> Answer:
+    async def cancel(self, asked: ApiRequest) -> ApiResponse:
         """End a job."""
         asked.query(NoQuery)
         job = await self._around.store.cancel_replay(asked.tenant, asked.params["replayId"])
         if job is None:
-            raise problems.missing("such replay")
+            raise problems.no_such("replay")
         if job.status == "done":
             raise problems.conflict(problem_types.ENDED, "The replay is DONE.")
-        return told(200, replay_view(job))
+        return json_response(200, replay_view(job))

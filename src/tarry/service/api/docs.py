@@ -6,12 +6,14 @@ import re
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from tarry.service.api.problem_types import KINDS
+from tarry.service.api.problem_types import PROBLEM_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-POLICY = b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+CONTENT_SECURITY_POLICY = (
+    b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+)
 """The content security policy of the page."""
 
 _STYLE = """
@@ -42,7 +44,7 @@ _RULES = {
 }
 
 
-def page(document: dict[str, Any]) -> bytes:
+def build_docs_page(document: dict[str, Any]) -> bytes:
     """Return the page."""
     info = document["info"]
     parts = [
@@ -105,7 +107,7 @@ def _form(name: str, schema: dict[str, Any]) -> Iterator[str]:
 def _problems() -> Iterator[str]:
     yield '<h2 id="problems">Problems</h2><p>The <code>type</code> of a problem is its place here.'
     yield "</p><table>"
-    for kind in KINDS:
+    for kind in PROBLEM_TYPES:
         said = _CODE.sub(r"<code>\1</code>", escape(kind.help))
         statuses = ", ".join(map(str, kind.statuses))
         yield f'<tr id="{kind.anchor}"><td><code>{kind.name}</code></td><td>{statuses}</td>'

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError
 from tarry.service.api import problems
-from tarry.service.api.problems import named
+from tarry.service.api.problems import from_configuration_error
 from tarry.service.api.request import NoQuery, PageQuery
-from tarry.service.api.response import told
+from tarry.service.api.response import json_response
 from tarry.service.api.routing import Operation
-from tarry.service.api.views import downstream_view, lane_meant
+from tarry.service.api.views import downstream_view, internal_lane_name
 from tarry.wire.tasks import Downstream, Page
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import Asked
-    from tarry.service.api.response import Answer
+    from tarry.service.api.request import ApiRequest
+    from tarry.service.api.response import ApiResponse
     from tarry.service.model import LaneRecord
 
 _HANDS = {
@@ -28,7 +28,7 @@ _HANDS = {
 }
 
 
-class Downstreams:
+class DownstreamResource:
     """Tells and moves lanes."""
 
     def __init__(self, around: ApiContext) -> None:
@@ -60,7 +60,7 @@ class Downstreams:
             ),
         ]  # fmt: skip
 
-    async def search(self, asked: Asked) -> Answer:
+    async def search(self, asked: ApiRequest) -> ApiResponse:
         """List lanes."""
         query = asked.query(PageQuery)
         try:
@@ -68,28 +68,30 @@ class Downstreams:
                 asked.tenant, cursor=query.cursor, limit=query.limit
             )
         except ConfigurationError as error:
-            raise named("cursor", error) from None
+            raise from_configuration_error("cursor", error) from None
         items = [self._view(lane) for lane in page.items]
-        return told(200, Page(items=items, next_cursor=page.cursor))
+        return json_response(200, Page(items=items, next_cursor=page.cursor))
 
-    async def get(self, asked: Asked) -> Answer:
+    async def get(self, asked: ApiRequest) -> ApiResponse:
         """Tell one lane."""
         asked.query(NoQuery)
-        return told(200, self._view(await self._find(asked)))
+        return json_response(200, self._view(await self._find(asked)))
 
-    def _hand(self, act: Callable[[str], Awaitable[None]]) -> Callable[[Asked], Awaitable[Answer]]:
-        async def handler(asked: Asked) -> Answer:
+    def _hand(
+        self, act: Callable[[str], Awaitable[None]]
+    ) -> Callable[[ApiRequest], Awaitable[ApiResponse]]:
+        async def handler(asked: ApiRequest) -> ApiResponse:
             asked.query(NoQuery)
             lane = await self._find(asked)
             await act(lane.name)
-            return told(200, self._view(await self._find(asked)))
+            return json_response(200, self._view(await self._find(asked)))
 
         return handler
 
-    async def _find(self, asked: Asked) -> LaneRecord:
-        lane = await self._around.store.lane(lane_meant(asked.tenant, asked.params["lane"]))
+    async def _find(self, asked: ApiRequest) -> LaneRecord:
+        lane = await self._around.store.lane(internal_lane_name(asked.tenant, asked.params["lane"]))
         if lane is None:
-            raise problems.missing("such downstream")
+            raise problems.no_such("downstream")
         return lane
 
     def _view(self, lane: LaneRecord) -> Downstream:

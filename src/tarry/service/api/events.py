@@ -14,18 +14,18 @@ import msgspec
 
 from tarry.errors import StoreUnavailable
 from tarry.service.api import problems
-from tarry.service.api.auth import Door
-from tarry.service.api.problems import Refused
+from tarry.service.api.auth import Authenticator
+from tarry.service.api.problems import ApiError
 from tarry.service.api.request import NoQuery
 from tarry.service.api.routing import Operation
-from tarry.service.api.views import attempt_view, lane_shown
+from tarry.service.api.views import attempt_view, public_lane_name
 from tarry.wire.tasks import EventNews
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import Asked
+    from tarry.service.api.request import ApiRequest
     from tarry.service.engine.events import Event, Subscription
     from tarry.wire.asgi import Receive, Send
 
@@ -42,13 +42,13 @@ _HEADERS = [
 ]
 
 
-class EventStreams:
+class EventResource:
     """The readers of this process, of which there are only so many."""
 
     def __init__(self, around: ApiContext, heartbeat: float = _HEARTBEAT) -> None:
         self._around = around
         self._heartbeat = heartbeat
-        self._tenant_of = Door(around).tenant_of
+        self._tenant_of = Authenticator(around).tenant_of
         self._streams: set[EventStream] = set()
 
     def operations(self) -> list[Operation]:
@@ -62,7 +62,7 @@ class EventStreams:
             )
         ]  # fmt: skip
 
-    async def stream(self, asked: Asked) -> EventStream:
+    async def stream(self, asked: ApiRequest) -> EventStream:
         """Begin a stream."""
         asked.query(NoQuery)
         if len(self._streams) >= self._around.limits.max_event_streams:
@@ -79,7 +79,7 @@ class EventStreams:
         self._streams.add(stream)
         return stream
 
-    async def _unwelcome(self, asked: Asked) -> None:
+    async def _unwelcome(self, asked: ApiRequest) -> None:
         """Return when a reader may read no more, or nobody can say whether it may."""
         tenant_of = self._tenant_of
         if isinstance(tenant_of, str):
@@ -91,7 +91,7 @@ class EventStreams:
                 whose = tenant_of(asked)
                 if not isinstance(whose, str):
                     await whose
-        except (Refused, StoreUnavailable):
+        except (ApiError, StoreUnavailable):
             return
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ def _news(event: Event) -> EventNews:
     return EventNews(
         kind=event.kind,
         at=event.at,
-        lane=lane_shown(event.lane),
+        lane=public_lane_name(event.lane),
         task_id=event.task_id,
         policy_id=event.policy_id,
         attempt=attempt,

@@ -26,7 +26,7 @@ _EARLY, _LATE = 50, 1_000
 """Milliseconds by which a wait may differ from what was decided: two clocks, and some work."""
 
 
-def explained(
+def explain_task(
     task: Task,
     content: TaskContent | None,
     attempts: list[AttemptRecord],
@@ -55,7 +55,7 @@ def explained(
     if attempts and attempts[0].number > 1:
         story.insert(0, f"{attempts[0].number - 1} attempts before")
     if task.reason is not None and not (attempts and _stopped(attempts[-1])):
-        story.append(f"stopped: {words_of(task.reason)}")
+        story.append(f"stopped: {reason_text(task.reason)}")
     if not story:
         story = ["no attempt was made yet" if not status.is_terminal else "no attempt was made"]
     return Explanation(
@@ -68,7 +68,7 @@ def explained(
     )
 
 
-def words_of(reason: str) -> str:
+def reason_text(reason: str) -> str:
     """Return a reason as part of a sentence."""
     return _REASONS.get(reason, reason)
 
@@ -121,7 +121,7 @@ def _decided(decision: Decision, waited: float | None) -> str:
         by.append(f"{source} asked for {duration(decision.hint_ms / 1000)}")
     reasons = f" ({', '.join(by)})" if by else ""
     if decision.action == "stop":
-        return f"stopped: {words_of(decision.reason or 'unknown')}{reasons}"
+        return f"stopped: {reason_text(decision.reason or 'unknown')}{reasons}"
     delay = decision.delay_ms or 0.0
     words = f"{duration(delay / 1000)}{reasons}"
     if waited is None:

@@ -9,25 +9,25 @@ import msgspec
 
 from tarry.errors import StoreUnavailable
 from tarry.service.api import problems
-from tarry.service.api.response import Answer, told
+from tarry.service.api.response import ApiResponse, json_response
 from tarry.service.api.routing import Operation
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import Asked
+    from tarry.service.api.request import ApiRequest
 
 _PATIENCE = 5.0
 _FRESH_FOR = 1.0
 """Seconds: anybody may ask, and each look costs the store a write."""
 
 
-class Healthy(msgspec.Struct):
+class HealthStatus(msgspec.Struct):
     """All is well."""
 
     status: Literal["ok"] = "ok"
 
 
-class Watch:
+class HealthResource:
     """Says how the service is."""
 
     def __init__(self, around: ApiContext) -> None:
@@ -41,12 +41,12 @@ class Watch:
             Operation(
                 method="GET", path="/healthz", name="isAlive",
                 does="Say that the process answers.", handler=self.alive,
-                answers={200: Healthy}, is_open=True,
+                answers={200: HealthStatus}, is_open=True,
             ),
             Operation(
                 method="GET", path="/readyz", name="isReady",
                 does="Say whether tasks are taken and worked on.", handler=self.ready,
-                answers={200: Healthy}, refuses=(503,), is_open=True,
+                answers={200: HealthStatus}, refuses=(503,), is_open=True,
             ),
             Operation(
                 method="GET", path="/metrics", name="getMetrics",
@@ -56,28 +56,28 @@ class Watch:
             ),
         ]  # fmt: skip
 
-    async def alive(self, _: Asked) -> Answer:
+    async def alive(self, _: ApiRequest) -> ApiResponse:
         """Answer."""
-        return told(200, Healthy())
+        return json_response(200, HealthStatus())
 
-    async def ready(self, _: Asked) -> Answer:
+    async def ready(self, _: ApiRequest) -> ApiResponse:
         """Look at the store and at what the engine found out of order."""
         await self._look()
         ills = self._around.engine.health.ills
         if self._store_ill is not None:
             ills = {**ills, "store": self._store_ill}
         if not ills:
-            return told(200, Healthy())
+            return json_response(200, HealthStatus())
         # Why is for the log where strangers may ask: it may name hosts and files.
         told_ills = dict.fromkeys(ills, "see the log") if self._around.require_keys else ills
         detail = f"Out of order: {', '.join(sorted(ills))}."
         raise problems.unavailable(detail, 5.0, ills=told_ills)
 
-    async def metrics(self, asked: Asked) -> Answer:
+    async def metrics(self, asked: ApiRequest) -> ApiResponse:
         """Tell the metrics: all of them to an operator, and what is his own to another tenant."""
         sees_all = not self._around.require_keys or asked.tenant == self._around.operator
         body, kind = await self._around.render_metrics(None if sees_all else asked.tenant)
-        return Answer(200, body, [(b"content-type", kind.encode())])
+        return ApiResponse(200, body, [(b"content-type", kind.encode())])
 
     async def _look(self) -> None:
         now = self._around.monotonic()

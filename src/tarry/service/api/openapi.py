@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tarry.service.api.problem_types import KINDS
+from tarry.service.api.problem_types import PROBLEM_TYPES
 from tarry.wire.problem import MEDIA_TYPE
 from tarry.wire.tasks import MOST_IN_BATCH, NewBatch, RetryTaskRequest
 
@@ -28,7 +28,7 @@ _PROBLEM: dict[str, Any] = {
         "type": {
             "type": "string",
             "format": "uri-reference",
-            "enum": [kind.type for kind in KINDS],
+            "enum": [kind.type for kind in PROBLEM_TYPES],
         },
         "title": {"type": "string"},
         "status": {"type": "integer"},
@@ -39,7 +39,7 @@ _PROBLEM: dict[str, Any] = {
 }
 
 
-def openapi(operations: Sequence[Operation], *, version: str, keys: bool) -> dict[str, Any]:
+def build_openapi(operations: Sequence[Operation], *, version: str, keys: bool) -> dict[str, Any]:
     """Return the document."""
     forms = [form for operation in operations for form in _forms(operation)]
     found, schemas = msgspec.json.schema_components(forms, ref_template=_REF)

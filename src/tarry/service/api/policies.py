@@ -9,10 +9,10 @@ from msgspec import Meta
 
 from tarry.errors import ConfigurationError
 from tarry.service.api import problem_types, problems
-from tarry.service.api.policy_validation import check_policy, check_policy_id, no_version
-from tarry.service.api.problems import named
+from tarry.service.api.policy_validation import check_policy, check_policy_id, unknown_version
+from tarry.service.api.problems import from_configuration_error
 from tarry.service.api.request import NoQuery, PageQuery
-from tarry.service.api.response import empty, told
+from tarry.service.api.response import empty_response, json_response
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import policy_view
 from tarry.service.model import PolicyVersion
@@ -29,8 +29,8 @@ from tarry.wire.tasks import (
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import Asked
-    from tarry.service.api.response import Answer
+    from tarry.service.api.request import ApiRequest
+    from tarry.service.api.response import ApiResponse
 
 _document = msgspec.json.Decoder(dict[str, Any])
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -119,7 +119,7 @@ class PolicyResource:
             ),
         ]  # fmt: skip
 
-    async def create(self, asked: Asked) -> Answer:
+    async def create(self, asked: ApiRequest) -> ApiResponse:
         """Register a policy."""
         fields = await self._fields(asked)
         if "policyId" not in fields:
@@ -133,18 +133,20 @@ class PolicyResource:
             detail = f"{policy_id} has other content. PUT /retry-policies/{policy_id} changes it."
             raise problems.conflict(problem_types.POLICY_TAKEN, detail, field="policyId")
         location = (b"location", f"/retry-policies/{policy_id}".encode())
-        return told(201 if change is PolicyWriteStatus.CREATED else 200, _view(policy), location)
+        return json_response(
+            201 if change is PolicyWriteStatus.CREATED else 200, _view(policy), location
+        )
 
-    async def put(self, asked: Asked) -> Answer:
+    async def put(self, asked: ApiRequest) -> ApiResponse:
         """Make a new version."""
         policy_id = check_policy_id(asked.params["policyId"])
         fields = await self._fields(asked)
         if fields.pop("policyId", policy_id) != policy_id:
             raise problems.invalid("policyId", "policyId must be the one of the path.")
         change, policy = await self._write(asked.tenant, policy_id, fields, replace=True)
-        return told(201 if change is PolicyWriteStatus.CREATED else 200, _view(policy))
+        return json_response(201 if change is PolicyWriteStatus.CREATED else 200, _view(policy))
 
-    async def search(self, asked: Asked) -> Answer:
+    async def search(self, asked: ApiRequest) -> ApiResponse:
         """List policies: the tenant's own, then the presets that are not replaced by one."""
         query = asked.query(PageQuery)
         items: list[RetryPolicy] = []
@@ -155,37 +157,37 @@ class PolicyResource:
                     asked.tenant, cursor=cursor, limit=query.limit
                 )
             except ConfigurationError as error:
-                raise named("cursor", error) from None
+                raise from_configuration_error("cursor", error) from None
             items = [_view(policy) for policy in page.items]
             if page.cursor is not None:
-                return told(200, Page(items=items, next_cursor=page.cursor))
+                return json_response(200, Page(items=items, next_cursor=page.cursor))
             cursor = _PRESET
         last = cursor.removeprefix(_PRESET)
         for name in sorted(SERVICE_PRESETS):
             if name <= last:
                 continue
             if len(items) == query.limit:
-                return told(200, Page(items=items, next_cursor=_PRESET + last))
+                return json_response(200, Page(items=items, next_cursor=_PRESET + last))
             if await self._around.store.policy(asked.tenant, name) is None:
                 items.append(_preset(name))
             last = name
-        return told(200, Page(items=items, next_cursor=None))
+        return json_response(200, Page(items=items, next_cursor=None))
 
-    async def get(self, asked: Asked) -> Answer:
+    async def get(self, asked: ApiRequest) -> ApiResponse:
         """Tell one policy."""
         query = asked.query(VersionQuery)
         policy_id = asked.params["policyId"]
         policy = await self._around.store.policy(asked.tenant, policy_id, query.version)
         if policy is not None:
-            return told(200, _view(policy))
+            return json_response(200, _view(policy))
         if query.version is None and policy_id in SERVICE_PRESETS:
-            return told(200, _preset(policy_id))
+            return json_response(200, _preset(policy_id))
         newest = await self._around.engine.policies.read(asked.tenant, policy_id)
         if query.version is not None and newest is not None:
-            raise problems.not_found(no_version(policy_id, query.version, newest.version))
-        raise problems.missing("such policy")
+            raise problems.not_found(unknown_version(policy_id, query.version, newest.version))
+        raise problems.no_such("policy")
 
-    async def delete(self, asked: Asked) -> Answer:
+    async def delete(self, asked: ApiRequest) -> ApiResponse:
         """Forget a policy."""
         asked.query(NoQuery)
         policy_id = asked.params["policyId"]
@@ -197,17 +199,17 @@ class PolicyResource:
             if policy_id in SERVICE_PRESETS:
                 detail = f"{policy_id} comes with the service; PUT lays a policy of yours over it."
                 raise problems.conflict(problem_types.POLICY_BUILT_IN, detail)
-            raise problems.missing("such policy")
-        return empty()
+            raise problems.no_such("policy")
+        return empty_response()
 
-    async def _fields(self, asked: Asked) -> dict[str, Any]:
+    async def _fields(self, asked: ApiRequest) -> dict[str, Any]:
         body = await asked.json(self._around.limits.max_request_bytes)
         try:
             return _document.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if not body.strip():
-                raise problems.bodiless() from None
-            raise problems.misread(error, PolicyFields) from None
+                raise problems.empty_body() from None
+            raise problems.from_decode_error(error, PolicyFields) from None
 
     async def _write(
         self, tenant: str, policy_id: str, fields: dict[str, Any], *, replace: bool

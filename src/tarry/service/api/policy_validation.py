@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError
-from tarry.service.api.problems import invalid, no_field
+from tarry.service.api.problems import invalid, unknown_field
 from tarry.wire.policies import FIELDS, policy_from_wire
 from tarry.wire.tasks import LONGEST_DELAY
 
@@ -35,7 +35,7 @@ def check_policy_id(policy_id: str) -> str:
     return policy_id
 
 
-def no_version(policy_id: str, version: int | None, newest: int | None) -> str:
+def unknown_version(policy_id: str, version: int | None, newest: int | None) -> str:
     """Say which versions a policy has instead of the one that was asked for."""
     if newest is None:
         has = "it comes with the service, which keeps none: leave it out"
@@ -50,7 +50,7 @@ def check_policy(
     """Lay fields over a policy, or refuse one by its name; `within` is the path to them."""
     for name, value in document.items():
         if name not in FIELDS:
-            raise no_field(within.rstrip("."), name, FIELDS)
+            raise unknown_field(within.rstrip("."), name, FIELDS)
         _check_size(within + name, value, LONGEST_DELAY if name.endswith("Ms") else _LARGEST)
     try:
         policy = policy_from_wire(document, base)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from tarry.errors import StoreUnavailable
 from tarry.service.api.redact import secrets_of
-from tarry.service.api.views import content_of, response_view, view_of
+from tarry.service.api.views import read_content, response_view, stored_task_view
 from tarry.wire.tasks import STATUS_NAMES
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import Asked
+    from tarry.service.api.request import ApiRequest
     from tarry.service.engine.waiters import Settled
     from tarry.service.model import Task
     from tarry.wire.tasks import RetryTask
@@ -21,11 +21,11 @@ _WAIT = re.compile(r'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?=$|[;,])', re.IGN
 _LOOK = 1.0
 """Seconds between two looks at the store: a task may end in another process, which tells no one."""
 
-HEADER = {"Prefer": "wait=SECONDS answers with the outcome when it comes in time (RFC 7240)."}
+WAIT_HEADER = {"Prefer": "wait=SECONDS answers with the outcome when it comes in time (RFC 7240)."}
 """What the document says about it."""
 
 
-class Waiting:
+class ResultWaiter:
     """Those who wait, of whom there are only so many."""
 
     def __init__(self, around: ApiContext) -> None:
@@ -33,7 +33,7 @@ class Waiting:
         self._waiting = 0
         self._is_over = False
 
-    def asked_for(self, asked: Asked) -> int | None:
+    def asked_for(self, asked: ApiRequest) -> int | None:
         """Return the seconds to wait; a preference that makes no sense, or is too much, is none."""
         found = _WAIT.search(b",".join(asked.lines(b"prefer")).decode("latin-1"))
         if found is None or self._waiting >= self._around.limits.max_waiting_requests:
@@ -50,13 +50,13 @@ class Waiting:
         finally:
             self._waiting -= 1
         if stored is not None:
-            view = view_of(self._around, stored)
+            view = stored_task_view(self._around, stored)
         if settled is not None:
             view.status, view.reason = STATUS_NAMES[settled.status], settled.reason
             if settled.status.is_terminal:
                 view.next_attempt_at = None
             if settled.delivered is not None and settled.delivered.status is not None:
-                secrets = secrets_of(content_of(self._around, task))
+                secrets = secrets_of(read_content(self._around, task))
                 view.response = response_view(settled.delivered, secrets)
         return view
 
@@ -78,6 +78,6 @@ class Waiting:
         return stored, None
 
 
-def applied(seconds: int) -> tuple[bytes, bytes]:
+def wait_applied(seconds: int) -> tuple[bytes, bytes]:
     """Return the header that says that it was waited."""
     return b"preference-applied", b"wait=%d" % seconds

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tarry.errors import ConfigurationError
-    from tarry.service.api.problem_types import Kind
+    from tarry.service.api.problem_types import ProblemType
     from tarry.wire.problem import Problem
 
 _AT = re.compile(r" - at `\$\.?(.*)`$")
@@ -27,7 +27,7 @@ _MOST_OF_NAME = 100
 _NAMES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """A request that gets a problem for an answer; nothing was stored."""
 
     def __init__(self, problem: Problem, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
@@ -36,17 +36,17 @@ class Refused(Exception):
         self.headers: list[tuple[bytes, bytes]] = list(headers)
 
 
-def invalid(field: str, detail: str, status: int = 422) -> Refused:
+def invalid(field: str, detail: str, status: int = 422) -> ApiError:
     """A field breaks a rule; `field` is its path in the JSON, or the name of a parameter."""
-    return Refused(problem_types.INVALID.problem(detail, status, field=field))
+    return ApiError(problem_types.INVALID.problem(detail, status, field=field))
 
 
-def named(field: str, error: ConfigurationError) -> Refused:
+def from_configuration_error(field: str, error: ConfigurationError) -> ApiError:
     """Turn a rule of another part into a problem about a field."""
     return invalid(field, f"{str(error).rstrip('.')}.")
 
 
-def no_field(where: str, name: str, fields: Iterable[str]) -> Refused:
+def unknown_field(where: str, name: str, fields: Iterable[str]) -> ApiError:
     """There is no such field there; say which was probably meant, or else which there are."""
     name, fields = name[:_MOST_OF_NAME], list(fields)
     field = _within(where, name)
@@ -58,127 +58,129 @@ def no_field(where: str, name: str, fields: Iterable[str]) -> Refused:
     return invalid(field, said)
 
 
-def unreadable(detail: str) -> Refused:
+def malformed(detail: str) -> ApiError:
     """The body is not JSON."""
-    return Refused(problem_types.MALFORMED.problem(detail))
+    return ApiError(problem_types.MALFORMED.problem(detail))
 
 
-def bodiless() -> Refused:
+def empty_body() -> ApiError:
     """There is no body where one is needed."""
-    return unreadable("The body is empty: send JSON.")
+    return malformed("The body is empty: send JSON.")
 
 
-def no_body(query: Sequence[str]) -> Refused:
+def unexpected_body(query: Sequence[str]) -> ApiError:
     """There is a body where none is read; `query` are the names that go into the query."""
     instead = f" Its query takes {', '.join(query)}." if query else ""
     return invalid("body", f"This takes no body.{instead}")
 
 
-def too_deep() -> Refused:
+def nested_too_deeply() -> ApiError:
     """The JSON has more levels than can be followed, here or where it is looked at later."""
-    return unreadable("The JSON is nested too deeply.")
+    return malformed("The JSON is nested too deeply.")
 
 
-def missing(what: str) -> Refused:
+def no_such(what: str) -> ApiError:
     """There is no such thing, or it is another tenant's, which is the same."""
-    return not_found(f"There is no {what}.")
+    return not_found(f"There is no such {what}.")
 
 
-def not_found(detail: str) -> Refused:
+def not_found(detail: str) -> ApiError:
     """There is something, but not this of it."""
-    return Refused(problem_types.NOT_FOUND.problem(detail))
+    return ApiError(problem_types.NOT_FOUND.problem(detail))
 
 
-def conflict(kind: Kind, detail: str, **more: Any) -> Refused:
+def conflict(kind: ProblemType, detail: str, **more: Any) -> ApiError:
     """It is there, but not in a state for this."""
-    return Refused(kind.problem(detail, **more))
+    return ApiError(kind.problem(detail, **more))
 
 
-def reused_key() -> Refused:
+def idempotency_key_reused() -> ApiError:
     """The idempotency key came with something else before."""
     detail = (
         "idempotencyKey belongs to a task with other content. Send a new key with a new task, and "
         "what was sent first with a retry."
     )
-    return Refused(problem_types.KEY_REUSED.problem(detail, field="idempotencyKey"))
+    return ApiError(problem_types.KEY_REUSED.problem(detail, field="idempotencyKey"))
 
 
-def too_large(limit: int) -> Refused:
+def too_large(limit: int) -> ApiError:
     """The body is longer than it may be."""
     detail = f"The request may have {limit} bytes. Larger bodies go by `bodyRef`."
-    return Refused(problem_types.TOO_LARGE.problem(detail), [(b"connection", b"close")])
+    return ApiError(problem_types.TOO_LARGE.problem(detail), [(b"connection", b"close")])
 
 
-def not_json() -> Refused:
+def unsupported_media_type() -> ApiError:
     """The content type is another."""
-    return Refused(
+    return ApiError(
         problem_types.NOT_JSON.problem(problem_types.NOT_JSON.help),
         [(b"accept", b"application/json")],
     )
 
 
-def unauthorized(detail: str) -> Refused:
+def unauthorized(detail: str) -> ApiError:
     """There is no key, or not a valid one."""
     challenge = (b"www-authenticate", b'Bearer realm="tarry"')
-    return Refused(problem_types.KEY_NEEDED.problem(detail), [challenge])
+    return ApiError(problem_types.KEY_NEEDED.problem(detail), [challenge])
 
 
-def foreign(origin: str) -> Refused:
+def cross_site(origin: str) -> ApiError:
     """A page of another site asks through somebody's browser."""
-    return Refused(
+    return ApiError(
         problem_types.CROSS_SITE.problem(f"Requests from pages of {origin} are not accepted.")
     )
 
 
-def misdirected(host: str) -> Refused:
+def wrong_host(host: str) -> ApiError:
     """The name that a request was sent to is none of this service's."""
     detail = (
         f"Requests to {host} are not served: without API keys only those to loopback are. "
         "The operator can allow the name (allow_host)."
     )
-    return Refused(problem_types.HOST.problem(detail))
+    return ApiError(problem_types.HOST.problem(detail))
 
 
-def not_allowed(allowed: str) -> Refused:
+def method_not_allowed(allowed: str) -> ApiError:
     """The path has other methods."""
     problem = problem_types.NOT_ALLOWED.problem(f"This path takes {allowed}.")
-    return Refused(problem, [(b"allow", allowed.encode())])
+    return ApiError(problem, [(b"allow", allowed.encode())])
 
 
-def too_many(detail: str, seconds: float) -> Refused:
+def too_many_requests(detail: str, seconds: float) -> ApiError:
     """A quota of the tenant is used up."""
-    return Refused(problem_types.QUOTA.problem(detail), [retry_after(seconds)])
+    return ApiError(problem_types.QUOTA.problem(detail), [retry_after_header(seconds)])
 
 
-def unavailable(detail: str, seconds: float = 1.0, **more: Any) -> Refused:
+def unavailable(detail: str, seconds: float = 1.0, **more: Any) -> ApiError:
     """The service cannot do it now; the same request may do better later."""
-    return Refused(problem_types.UNAVAILABLE.problem(detail, **more), [retry_after(seconds)])
+    return ApiError(
+        problem_types.UNAVAILABLE.problem(detail, **more), [retry_after_header(seconds)]
+    )
 
 
-def broken() -> Refused:
+def internal_error() -> ApiError:
     """A mistake of ours."""
-    return Refused(problem_types.BROKEN.problem("The service failed; its log says why."))
+    return ApiError(problem_types.BROKEN.problem("The service failed; its log says why."))
 
 
-def retry_after(seconds: float) -> tuple[bytes, bytes]:
+def retry_after_header(seconds: float) -> tuple[bytes, bytes]:
     """Return the header, in whole seconds, at least one."""
     return b"retry-after", str(max(1, ceil(seconds))).encode()
 
 
-def misread(error: Exception, form: type[msgspec.Struct]) -> Refused:
+def from_decode_error(error: Exception, form: type[msgspec.Struct]) -> ApiError:
     """Turn what a decoder said about a document into a problem that names the field."""
     if isinstance(error, RecursionError):
-        return too_deep()
+        return nested_too_deeply()
     if isinstance(error, UnicodeDecodeError):
-        return unreadable("The JSON is not UTF-8.")
+        return malformed("The JSON is not UTF-8.")
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
-        return unreadable(_CUT_OFF if text == "Input data was truncated" else f"{text}.")
+        return malformed(_CUT_OFF if text == "Input data was truncated" else f"{text}.")
     at = _AT.search(text)
     where = "" if at is None else at[1].replace("[...]", "")
     said = text if at is None else text[: at.start()]
     if unknown := _UNKNOWN.fullmatch(said):
-        return no_field(where, unknown[1], _fields_at(form, where))
+        return unknown_field(where, unknown[1], _fields_at(form, where))
     if required := _MISSING.fullmatch(said):
         field = _within(where, required[1])
         return invalid(field, f"{field} is missing.")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 _MOST = 10_000
 
 
-class Rates:
+class TenantRateLimiter:
     """Token buckets by tenant. A batch may go into debt, which later requests wait for."""
 
     def __init__(self, rate: float, burst: float, monotonic: Callable[[], float]) -> None:

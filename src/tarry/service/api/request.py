@@ -21,7 +21,7 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 _MOST_QUERY = 8192
 _READING = frozenset({"GET", "HEAD"})
 
-MOST_UNREAD = 256 << 20
+MAX_PARTIAL_BODY_BYTES = 256 << 20
 """Bytes of bodies that come in pieces and are not complete, of all requests together."""
 
 
@@ -48,7 +48,7 @@ class Disconnected(Exception):
     """The client went away before its request had arrived."""
 
 
-class Asked:
+class ApiRequest:
     """A request: who asks, and for what."""
 
     __slots__ = ("_receive", "fields", "params", "scope", "tenant", "whole")
@@ -85,7 +85,7 @@ class Asked:
         kind = self.fields.get(b"content-type", b"")
         # Not even an absent type passes: pages of other sites can send that without being asked.
         if kind != b"application/json" and not _is_json(kind):
-            raise problems.not_json()
+            raise problems.unsupported_media_type()
         if self.whole is None:
             length = self.fields.get(b"content-length", b"")
             is_long = length.isdigit() and float(length) > limit  # int refuses 4,300 digits
@@ -116,7 +116,7 @@ class Asked:
                 _Arriving.size += len(chunk)
                 if size > limit:
                     raise problems.too_large(limit)
-                if _Arriving.size > MOST_UNREAD:
+                if _Arriving.size > MAX_PARTIAL_BODY_BYTES:
                     raise problems.unavailable("Too many large requests arrive at the same time.")
                 chunks.append(chunk)
                 if not message.get("more_body"):
@@ -127,7 +127,7 @@ class Asked:
 
     async def document(self, decoder: msgspec.json.Decoder[Q], limit: int) -> Q:
         """Return the body as a form."""
-        return decode(decoder, await self.json(limit))
+        return decode_json(decoder, await self.json(limit))
 
     def query(self, form: type[Q]) -> Q:
         """Return the query of a request that goes by it, as a form.
@@ -137,7 +137,7 @@ class Asked:
         fields = self.fields
         has_body = fields.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in fields
         if has_body and self.scope["method"] not in _READING:
-            raise problems.no_body(form.__struct_encode_fields__)
+            raise problems.unexpected_body(form.__struct_encode_fields__)
         return self._parsed(form)
 
     def _parsed(self, form: type[Q]) -> Q:
@@ -146,7 +146,10 @@ class Asked:
             raise problems.invalid("query", f"The query may have {_MOST_QUERY} bytes.")
         try:
             pairs = parse_qsl(
-                raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100
+                raw.decode("ascii"),
+                keep_blank_values=True,
+                errors="strict",
+                max_num_fields=100,
             )
         except ValueError:
             detail = "The query must be name=value pairs with UTF-8 in percent escapes."
@@ -158,7 +161,7 @@ class Asked:
         try:
             made = msgspec.convert(found, form, strict=False)
         except msgspec.ValidationError as error:
-            raise problems.misread(error, form) from None
+            raise problems.from_decode_error(error, form) from None
         for name, attribute in zip(
             form.__struct_encode_fields__, form.__struct_fields__, strict=True
         ):
@@ -167,14 +170,14 @@ class Asked:
         return made
 
 
-def decode(decoder: msgspec.json.Decoder[Q], body: bytes | msgspec.Raw) -> Q:
+def decode_json(decoder: msgspec.json.Decoder[Q], body: bytes | msgspec.Raw) -> Q:
     """Return a JSON document as a form, or refuse it by the name of its field."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if not bytes(body).strip():
-            raise problems.bodiless() from None
-        raise problems.misread(error, decoder.type) from None
+            raise problems.empty_body() from None
+        raise problems.from_decode_error(error, decoder.type) from None
 
 
 def _is_json(kind: bytes) -> bool:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from asyncio import Task
     from collections.abc import Awaitable, Callable, Generator
 
-    from tarry.service.api.problems import Refused
+    from tarry.service.api.problems import ApiError
     from tarry.wire.asgi import Receive, Scope, Send
 
 _encode = msgspec.json.Encoder().encode
@@ -21,7 +21,7 @@ _ALWAYS = b"".join(b"%b: %b\r\n" % field for field in _COMMON)
 _JSON = (b"content-type", b"application/json")
 
 
-class Answer:
+class ApiResponse:
     """A response in full."""
 
     __slots__ = ("body", "headers", "status")
@@ -50,24 +50,26 @@ class Answer:
         await send({"type": "http.response.body", "body": body})
 
 
-class Pending:
+class PendingResponse:
     """An answer that waits for one thing alone: `result`, of which `answer` makes it."""
 
     __slots__ = ("answer", "result")
 
-    def __init__(self, result: Awaitable[Any], answer: Callable[[Any], Answer]) -> None:
+    def __init__(self, result: Awaitable[Any], answer: Callable[[Any], ApiResponse]) -> None:
         self.result: Awaitable[Any] = result
-        self.answer: Callable[[Any], Answer] = answer
+        self.answer: Callable[[Any], ApiResponse] = answer
 
-    def __await__(self) -> Generator[Any, Any, Answer]:
+    def __await__(self) -> Generator[Any, Any, ApiResponse]:
         return self.answer((yield from self.result.__await__()))
 
 
-Whole: TypeAlias = "Callable[[Scope, bytes, Callable[[Answer], None]], Task[Any] | None]"
+CompleteRequestHandler: TypeAlias = (
+    "Callable[[Scope, bytes, Callable[[ApiResponse], None]], Task[Any] | None]"
+)
 """Serves a request that has arrived whole: its scope, its body, and who takes the answer."""
 
 
-class Stream(Protocol):
+class ResponseStream(Protocol):
     """An answer without an end."""
 
     async def run(self, receive: Receive, send: Send) -> None:
@@ -75,17 +77,17 @@ class Stream(Protocol):
         ...
 
 
-def told(status: int, value: object, *headers: tuple[bytes, bytes]) -> Answer:
+def json_response(status: int, value: object, *headers: tuple[bytes, bytes]) -> ApiResponse:
     """Answer with JSON."""
-    return Answer(status, _encode(value), [_JSON, *headers])
+    return ApiResponse(status, _encode(value), [_JSON, *headers])
 
 
-def empty(status: int = 204, *headers: tuple[bytes, bytes]) -> Answer:
+def empty_response(status: int = 204, *headers: tuple[bytes, bytes]) -> ApiResponse:
     """Answer with a status alone."""
-    return Answer(status, b"", list(headers))
+    return ApiResponse(status, b"", list(headers))
 
 
-def refusal(refused: Refused) -> Answer:
+def problem_response(refused: ApiError) -> ApiResponse:
     """Answer with a problem."""
     kind = (b"content-type", MEDIA_TYPE.encode())
-    return Answer(refused.problem.status, refused.problem.to_json(), [kind, *refused.headers])
+    return ApiResponse(refused.problem.status, refused.problem.to_json(), [kind, *refused.headers])

@@ -12,9 +12,15 @@ import msgspec
 
 from tarry.errors import Overloaded, StoreUnavailable
 from tarry.service.api import problems
-from tarry.service.api.problems import Refused
-from tarry.service.api.request import Asked, Disconnected
-from tarry.service.api.response import Answer, Pending, Stream, empty, refusal
+from tarry.service.api.problems import ApiError
+from tarry.service.api.request import ApiRequest, Disconnected
+from tarry.service.api.response import (
+    ApiResponse,
+    PendingResponse,
+    ResponseStream,
+    empty_response,
+    problem_response,
+)
 
 if TYPE_CHECKING:
     from tarry.wire.asgi import Receive, Scope, Send
@@ -23,7 +29,7 @@ _logger = logging.getLogger("tarry.service")
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-Handler: TypeAlias = Callable[[Asked], Awaitable[Answer | Stream]]
+Handler: TypeAlias = Callable[[ApiRequest], Awaitable[ApiResponse | ResponseStream]]
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +59,7 @@ class Endpoint:
     def __init__(
         self,
         handlers: dict[str, Handler],
-        tenant_of: Callable[[Asked], Awaitable[str] | str] | str,
+        tenant_of: Callable[[ApiRequest], Awaitable[str] | str] | str,
         check_host: Callable[[dict[bytes, bytes]], None] | None = None,
     ) -> None:
         self._handlers = dict(handlers)
@@ -71,13 +77,13 @@ class Endpoint:
             return
         except Exception as error:  # noqa: BLE001 - it is told
             answer = _answer_to(error, scope)
-        if isinstance(answer, Answer):
+        if isinstance(answer, ApiResponse):
             await answer.send(scope, send)
         else:
             await answer.run(receive, send)
 
     def answer(
-        self, scope: Scope, body: bytes, reply: Callable[[Answer], None]
+        self, scope: Scope, body: bytes, reply: Callable[[ApiResponse], None]
     ) -> asyncio.Task[Any] | None:
         """Serve one request that is here in full, to `reply`; return a task, where it needs one.
 
@@ -88,8 +94,8 @@ class Endpoint:
         except Exception as error:  # noqa: BLE001 - it is told
             reply(_answer_to(error, scope))
             return None
-        if not isinstance(awaited, Pending):
-            awaited = Pending(awaited, _as_it_is)
+        if not isinstance(awaited, PendingResponse):
+            awaited = PendingResponse(awaited, _as_it_is)
         result, task = awaited.result, None
         if not isinstance(result, asyncio.Future):
             result = task = asyncio.ensure_future(result)
@@ -98,11 +104,11 @@ class Endpoint:
 
     def _ask(
         self, scope: Scope, receive: Receive, whole: bytes | None = None
-    ) -> Awaitable[Answer | Stream]:
+    ) -> Awaitable[ApiResponse | ResponseStream]:
         handler = self._handlers.get(scope["method"])
         if handler is None:
             return self._without_handler(scope["method"])
-        asked = Asked(scope, receive, self._fields(scope), whole)
+        asked = ApiRequest(scope, receive, self._fields(scope), whole)
         tenant = self._tenant_of
         whose = tenant if isinstance(tenant, str) else tenant(asked)
         if not isinstance(whose, str):
@@ -110,10 +116,10 @@ class Endpoint:
         asked.tenant = whose
         return handler(asked)
 
-    async def _without_handler(self, method: str) -> Answer:
+    async def _without_handler(self, method: str) -> ApiResponse:
         if method == "OPTIONS":
-            return empty(204, (b"allow", self._allowed.encode()))
-        raise problems.not_allowed(self._allowed)
+            return empty_response(204, (b"allow", self._allowed.encode()))
+        raise problems.method_not_allowed(self._allowed)
 
     def _fields(self, scope: Scope) -> dict[bytes, bytes]:
         """Return the header fields of a request that was meant for this service."""
@@ -125,15 +131,17 @@ class Endpoint:
         return fields
 
 
-async def _ask_of(tenant: Awaitable[str], handler: Handler, asked: Asked) -> Answer | Stream:
+async def _ask_of(
+    tenant: Awaitable[str], handler: Handler, asked: ApiRequest
+) -> ApiResponse | ResponseStream:
     asked.tenant = await tenant
     return await handler(asked)
 
 
 def _reply(
     scope: Scope,
-    make: Callable[[Any], Answer],
-    reply: Callable[[Answer], None],
+    make: Callable[[Any], ApiResponse],
+    reply: Callable[[ApiResponse], None],
     result: asyncio.Future[Any],
 ) -> None:
     try:
@@ -143,7 +151,7 @@ def _reply(
     reply(answer)
 
 
-def _as_it_is(answer: Answer) -> Answer:
+def _as_it_is(answer: ApiResponse) -> ApiResponse:
     return answer
 
 
@@ -151,23 +159,23 @@ async def _nothing() -> NoReturn:
     raise Disconnected
 
 
-def _answer_to(error: BaseException, scope: Scope) -> Answer:
+def _answer_to(error: BaseException, scope: Scope) -> ApiResponse:
     """Return what a caller is told of an error."""
-    if isinstance(error, Refused):
-        return refusal(error)
+    if isinstance(error, ApiError):
+        return problem_response(error)
     if isinstance(error, RecursionError):
-        return refusal(problems.too_deep())
+        return problem_response(problems.nested_too_deeply())
     if isinstance(error, StoreUnavailable):
         _logger.info("%s %s: %s", scope["method"], scope["path"], error)
         detail = (
             "The store is out of order. What was sent may have been kept: send it again. A task "
             "without an idempotencyKey may then be there twice."
         )
-        return refusal(problems.unavailable(detail))
+        return problem_response(problems.unavailable(detail))
     if isinstance(error, Overloaded):
-        return refusal(problems.unavailable(f"{error}.", error.retry_after))
+        return problem_response(problems.unavailable(f"{error}.", error.retry_after))
     _logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
-    return refusal(problems.broken())
+    return problem_response(problems.internal_error())
 
 
 def _check_origin(fields: dict[bytes, bytes]) -> None:
@@ -176,4 +184,4 @@ def _check_origin(fields: dict[bytes, bytes]) -> None:
     """
     origin = fields[b"origin"]
     if origin.rpartition(b"://")[2] != fields.get(b"host"):
-        raise problems.foreign(origin.decode("latin-1")[:100])
+        raise problems.cross_site(origin.decode("latin-1")[:100])

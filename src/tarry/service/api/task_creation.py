@@ -14,13 +14,13 @@ import msgspec
 from tarry.errors import StoreUnavailable
 from tarry.idempotency.key import MalformedKey, parse_key
 from tarry.service.api import problems
-from tarry.service.api.prefer import HEADER, applied
-from tarry.service.api.rate_limit import Rates
-from tarry.service.api.request import decode
-from tarry.service.api.response import Pending, told
+from tarry.service.api.prefer import WAIT_HEADER, wait_applied
+from tarry.service.api.rate_limit import TenantRateLimiter
+from tarry.service.api.request import decode_json
+from tarry.service.api.response import PendingResponse, json_response
 from tarry.service.api.routing import Operation
-from tarry.service.api.task_validation import Intake
-from tarry.service.api.views import task_view, view_of
+from tarry.service.api.task_validation import TaskValidator
+from tarry.service.api.views import stored_task_view, task_view
 from tarry.service.model import Status
 from tarry.service.store import AddResult, AddStatus
 from tarry.wire.tasks import (
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.prefer import Waiting
-    from tarry.service.api.request import Asked
-    from tarry.service.api.response import Answer
+    from tarry.service.api.prefer import ResultWaiter
+    from tarry.service.api.request import ApiRequest
+    from tarry.service.api.response import ApiResponse
     from tarry.service.model import TaskContent
     from tarry.service.store import NewTask
 
@@ -74,18 +74,18 @@ _keyed = msgspec.json.Decoder(_Keyed)
 _all = msgspec.json.Decoder(_WellFormed)
 
 
-class Creation:
+class TaskCreation:
     """Takes tasks in: what it has answered with 201 is durable."""
 
-    def __init__(self, around: ApiContext, waiting: Waiting) -> None:
+    def __init__(self, around: ApiContext, waiting: ResultWaiter) -> None:
         self._around = around
         self._waiting = waiting
-        self._intake = Intake(around)
+        self._intake = TaskValidator(around)
         limits = around.limits
         self._rates = (
             None
             if limits.tenant_tasks_per_s is None
-            else Rates(limits.tenant_tasks_per_s, limits.tenant_burst, around.monotonic)
+            else TenantRateLimiter(limits.tenant_tasks_per_s, limits.tenant_burst, around.monotonic)
         )
 
     def operations(self) -> list[Operation]:
@@ -103,7 +103,7 @@ class Creation:
                 answers={201: RetryTask, 200: RetryTask},
                 refuses=(400, 413, 415, 422, 429, 503),
                 more_headers={
-                    **HEADER,
+                    **WAIT_HEADER,
                     "Idempotency-Key": "The idempotencyKey, when the body has none.",
                 },
             ),
@@ -122,18 +122,18 @@ class Creation:
             ),
         ]
 
-    def create(self, asked: Asked) -> Awaitable[Answer]:
+    def create(self, asked: ApiRequest) -> Awaitable[ApiResponse]:
         """Make one task. Where the whole request is at hand, most wait for the store alone."""
         if asked.whole is None:
             return self._receive(asked)
         asked.check_json(self._around.limits.max_request_bytes)
         return self._begin(asked, asked.whole)
 
-    async def _receive(self, asked: Asked) -> Answer:
+    async def _receive(self, asked: ApiRequest) -> ApiResponse:
         return await self._begin(asked, await asked.json(self._around.limits.max_request_bytes))
 
-    def _begin(self, asked: Asked, body: bytes) -> Awaitable[Answer]:
-        form = decode(_one, body)
+    def _begin(self, asked: ApiRequest, body: bytes) -> Awaitable[ApiResponse]:
+        form = decode_json(_one, body)
         fields = asked.fields
         key = _header_key(asked) if b"idempotency-key" in fields else None
         trace = _trace(fields[b"traceparent"]) if b"traceparent" in fields else None
@@ -142,9 +142,9 @@ class Creation:
         if not new.task.content or b"prefer" in fields:
             return self._go_on(asked, new, content)
         added = self._around.engine.submit([new], [content])
-        return Pending(added, partial(self._created, content))
+        return PendingResponse(added, partial(self._created, content))
 
-    async def _go_on(self, asked: Asked, new: NewTask, content: TaskContent) -> Answer:
+    async def _go_on(self, asked: ApiRequest, new: NewTask, content: TaskContent) -> ApiResponse:
         """Make a task about which others are asked, or whose end is waited for."""
         if not new.task.content:
             await self._intake.complete(new.task, content)
@@ -156,12 +156,12 @@ class Creation:
         if wait is None:
             return _made(status, view)
         view = await self._waiting.outcome(added.task, view, wait)
-        return _made(status, view, applied(wait))
+        return _made(status, view, wait_applied(wait))
 
-    def _created(self, content: TaskContent, added: Sequence[AddResult]) -> Answer:
+    def _created(self, content: TaskContent, added: Sequence[AddResult]) -> ApiResponse:
         return _made(*self._verdict(added[0], content))
 
-    async def create_many(self, asked: Asked) -> Answer:
+    async def create_many(self, asked: ApiRequest) -> ApiResponse:
         """Make many tasks, each in its own right."""
         limits = self._around.limits
         tasks = self._tasks_in(await asked.json(limits.max_batch_bytes))
@@ -185,10 +185,10 @@ class Creation:
                         raise _not_kept()
                     await self._intake.complete(new.task, content)
                     failed = 0
-            except problems.Refused as refused:
+            except problems.ApiError as refused:
                 results.append(_refused(refused))
             except RecursionError:
-                results.append(_refused(problems.too_deep()))
+                results.append(_refused(problems.nested_too_deeply()))
             except StoreUnavailable as error:
                 _logger.info("task %d of a batch: %s", i, error)
                 failed += 1
@@ -209,10 +209,10 @@ class Creation:
                     await self._intake.drop(content)
                 try:
                     results[i] = self._result(added, content, is_minimal=is_minimal)
-                except problems.Refused as refused:
+                except problems.ApiError as refused:
                     results[i] = _refused(refused)
         made = BatchResults(results=[one for one in results if one is not None])
-        return told(200, made, *((_MINIMAL,) if is_minimal else ()))
+        return json_response(200, made, *((_MINIMAL,) if is_minimal else ()))
 
     def _result(self, added: AddResult, content: TaskContent, *, is_minimal: bool) -> BatchResult:
         if is_minimal:
@@ -225,24 +225,24 @@ class Creation:
         if len(body) <= self._around.limits.max_request_bytes:
             with suppress(*_NOT_READ):
                 return _all.decode(body).tasks
-        return decode(_many, body).tasks
+        return decode_json(_many, body).tasks
 
     def _read(self, task: msgspec.Raw) -> RetryTaskRequest:
         if len(bytes(task)) > self._around.limits.max_request_bytes:
             raise problems.too_large(self._around.limits.max_request_bytes)
-        return decode(_one, task)
+        return decode_json(_one, task)
 
     def _charge(self, tenant: str, tasks: int) -> None:
         if self._rates is not None and (wait := self._rates.take(tenant, tasks)):
             rate = self._around.limits.tenant_tasks_per_s
             detail = f"A tenant may add {rate:g} tasks a second (tenant_rate)."
-            raise problems.too_many(detail, wait)
+            raise problems.too_many_requests(detail, wait)
 
     def _verdict(self, added: AddResult, content: TaskContent) -> tuple[int, RetryTask]:
         status = _status_of(added)
         if added.status is AddStatus.ADDED:
             return status, task_view(added.task, content, Status.PENDING)
-        return status, view_of(self._around, added.task)
+        return status, stored_task_view(self._around, added.task)
 
 
 def _status_of(added: AddResult) -> int:
@@ -252,18 +252,20 @@ def _status_of(added: AddResult) -> int:
     if status is AddStatus.EXISTING:
         return 200
     if status is AddStatus.CONFLICT:
-        raise problems.reused_key()
+        raise problems.idempotency_key_reused()
     detail = "The tenant has as many live tasks as it may have (tenant_pending)."
-    raise problems.too_many(detail, _TRY_AGAIN)
+    raise problems.too_many_requests(detail, _TRY_AGAIN)
 
 
-def _prefers_minimal(asked: Asked) -> bool:
+def _prefers_minimal(asked: ApiRequest) -> bool:
     found = _RETURN.search(b",".join(asked.lines(b"prefer")))  # the first counts (RFC 7240, 2)
     return found is not None and found[1].lower() == b"minimal"
 
 
-def _made(status: int, task: RetryTask, *headers: tuple[bytes, bytes]) -> Answer:
-    return told(status, task, (b"location", b"/retry-tasks/%b" % task.task_id.encode()), *headers)
+def _made(status: int, task: RetryTask, *headers: tuple[bytes, bytes]) -> ApiResponse:
+    return json_response(
+        status, task, (b"location", b"/retry-tasks/%b" % task.task_id.encode()), *headers
+    )
 
 
 def _has_key(task: RetryTaskRequest | msgspec.Raw) -> bool:
@@ -275,7 +277,7 @@ def _has_key(task: RetryTaskRequest | msgspec.Raw) -> bool:
         return True  # it is no task, and its verdict says so
 
 
-def _header_key(asked: Asked) -> str:
+def _header_key(asked: ApiRequest) -> str:
     try:
         return parse_key(asked.lines(b"idempotency-key"))
     except MalformedKey as error:
@@ -287,9 +289,9 @@ def _trace(line: bytes) -> str | None:
     return line.decode() if _TRACE.fullmatch(line) else None
 
 
-def _not_kept() -> problems.Refused:
+def _not_kept() -> problems.ApiError:
     return problems.unavailable("The store is out of order. This task was not kept: send it again.")
 
 
-def _refused(refused: problems.Refused) -> BatchResult:
+def _refused(refused: problems.ApiError) -> BatchResult:
     return BatchResult(status=refused.problem.status, problem=refused.problem.to_dict())

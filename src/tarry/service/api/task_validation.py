@@ -15,8 +15,8 @@ import msgspec
 
 from tarry.core.checks import short
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.service.api.policy_validation import check_policy, check_policy_id, no_version
-from tarry.service.api.problems import invalid, unreadable
+from tarry.service.api.policy_validation import check_policy, check_policy_id, unknown_version
+from tarry.service.api.problems import invalid, malformed
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.problems import Refused
+    from tarry.service.api.problems import ApiError
     from tarry.service.delivery.targets import Target
     from tarry.wire.tasks import RetryTaskRequest
 
@@ -41,7 +41,7 @@ _canonical = msgspec.msgpack.Encoder(order="deterministic").encode
 _text = msgspec.json.Decoder(str).decode
 
 
-class Intake:
+class TaskValidator:
     """Checks new tasks, and puts large bodies away."""
 
     def __init__(self, around: ApiContext) -> None:
@@ -71,7 +71,7 @@ class Intake:
         if begin is not None:
             if asked.delay_ms is not None:
                 raise invalid("nextAttemptAt", "delayMs and nextAttemptAt exclude each other.")
-            check_time("nextAttemptAt", begin)
+            check_epoch_ms("nextAttemptAt", begin)
         key = _key(asked.idempotency_key, key)
         task_id = around.new_id()
         content = TaskContent(
@@ -110,7 +110,7 @@ class Intake:
     async def complete(self, task: Task, content: TaskContent) -> None:
         """Pack the content, when others were asked about the policy and about the body."""
         await self._check_policy(task, content.overrides)
-        task.fingerprint = _fingerprint(task, content, lower_names(tuple(content.headers)))
+        task.fingerprint = _fingerprint(task, content, lower_header_names(tuple(content.headers)))
         if content.body_ref is not None:
             await self._refer(task.tenant, content, content.body_ref)
         elif len(content.body) > self._around.limits.inline_body_bytes:
@@ -148,13 +148,13 @@ class Intake:
         if overrides:
             check_policy(overrides, chosen.policy, self._around.limits, "policy.")
 
-    async def _no_policy(self, task: Task) -> Refused:
+    async def _no_policy(self, task: Task) -> ApiError:
         name, version = task.policy_id, task.policy_version
         newest = await self._policies.read(task.tenant, name)
         if newest is None:
             detail = f"There is no policy {short(name)}: GET /retry-policies lists those there are."
             return invalid("policyId", detail)
-        return invalid("policyVersion", no_version(name, version, newest.version))
+        return invalid("policyVersion", unknown_version(name, version, newest.version))
 
     async def _refer(self, tenant: str, content: TaskContent, ref: str) -> None:
         payloads = self._around.payloads
@@ -165,7 +165,7 @@ class Intake:
             raise invalid("bodyRef", f"{error}.") from None
 
 
-def check_time(field: str, time: int | None) -> None:
+def check_epoch_ms(field: str, time: int | None) -> None:
     """Refuse a time near 1970: it is one of today, in seconds."""
     if time is not None and time < FIRST_TIME:
         detail = (
@@ -217,7 +217,7 @@ def _body(asked: RetryTaskRequest) -> tuple[bytes, bool]:
         raw.decode()
         return msgspec.json.format(raw, indent=-1), True
     except UnicodeDecodeError:  # all else was checked when the document was read
-        raise unreadable("The JSON is not UTF-8.") from None
+        raise malformed("The JSON is not UTF-8.") from None
 
 
 def _check_one_body(asked: RetryTaskRequest, body: bool) -> None:  # noqa: FBT001
@@ -271,7 +271,7 @@ def check_headers(given: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]:
     if len(given) > limits.max_headers:
         detail = f"headers may have {limits.max_headers} fields, got {len(given)}."
         raise invalid("headers", detail)
-    lower = lower_names(tuple(given))
+    lower = lower_header_names(tuple(given))
     size = 0
     for name, value in given.items():
         if not isinstance(value, str):
@@ -287,7 +287,7 @@ def check_headers(given: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]:
 
 
 @lru_cache(256)  # most tasks have the same few names; these are short, for others are refused
-def lower_names(given: tuple[str, ...]) -> tuple[str, ...]:
+def lower_header_names(given: tuple[str, ...]) -> tuple[str, ...]:
     """Return names of headers in lower case, or refuse one that is not the caller's to set."""
     for name in given:
         if wrong := _what_is_wrong(name):

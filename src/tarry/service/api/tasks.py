@@ -10,14 +10,14 @@ from tarry.core.checks import short
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
 from tarry.service.api import problem_types, problems
-from tarry.service.api.explanation import explained
-from tarry.service.api.prefer import HEADER, applied
-from tarry.service.api.problems import named
+from tarry.service.api.explanation import explain_task
+from tarry.service.api.prefer import WAIT_HEADER, wait_applied
+from tarry.service.api.problems import from_configuration_error
 from tarry.service.api.redact import secrets_of
 from tarry.service.api.request import NoQuery, PageQuery
-from tarry.service.api.response import told
+from tarry.service.api.response import json_response
 from tarry.service.api.routing import Operation
-from tarry.service.api.views import attempt_view, content_of, lane_meant, view_of
+from tarry.service.api.views import attempt_view, internal_lane_name, read_content, stored_task_view
 from tarry.service.model import Status
 from tarry.service.store import CancelStatus, RetryNowStatus, TaskFilter
 from tarry.wire.tasks import (
@@ -33,9 +33,9 @@ from tarry.wire.tasks import (
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.prefer import Waiting
-    from tarry.service.api.request import Asked
-    from tarry.service.api.response import Answer
+    from tarry.service.api.prefer import ResultWaiter
+    from tarry.service.api.request import ApiRequest
+    from tarry.service.api.response import ApiResponse
     from tarry.service.model import Task
 
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -45,7 +45,7 @@ _BREATH = 100
 """Tasks of a page that are unpacked before others get their turn."""
 
 
-class LetterQuery(PageQuery, frozen=True):
+class DeadLetterQuery(PageQuery, frozen=True):
     """Which dead letters to list."""
 
     policy_id: PolicyName | None = None
@@ -53,7 +53,7 @@ class LetterQuery(PageQuery, frozen=True):
     reason: ReasonName | None = None
 
 
-class TaskQuery(LetterQuery, frozen=True):
+class TaskQuery(DeadLetterQuery, frozen=True):
     """Which tasks to list. By status, a task is IN_FLIGHT from a moment before its attempt."""
 
     status: StatusName | None = None
@@ -63,10 +63,10 @@ class AttemptQuery(PageQuery, frozen=True):
     """Which attempts to list."""
 
 
-class Tasks:
+class TaskResource:
     """What a tenant may see of his tasks, and do with them."""
 
-    def __init__(self, around: ApiContext, waiting: Waiting) -> None:
+    def __init__(self, around: ApiContext, waiting: ResultWaiter) -> None:
         self._around = around
         self._waiting = waiting
 
@@ -82,7 +82,7 @@ class Tasks:
                 method="GET", path="/retry-tasks/{taskId}", name="getTask",
                 does="Tell a task: its status, attempts made, and the next time.",
                 handler=self.get, query=NoQuery,
-                answers={200: RetryTask}, refuses=(400, 404, 422, 503), more_headers=HEADER,
+                answers={200: RetryTask}, refuses=(400, 404, 422, 503), more_headers=WAIT_HEADER,
             ),
             Operation(
                 method="DELETE", path="/retry-tasks/{taskId}", name="cancelTask",
@@ -109,19 +109,21 @@ class Tasks:
             ),
         ]  # fmt: skip
 
-    async def search(self, asked: Asked) -> Answer:
+    async def search(self, asked: ApiRequest) -> ApiResponse:
         """List tasks."""
         query = asked.query(TaskQuery)
         status = None if query.status is None else Status[query.status]
-        return told(200, await self.page(asked.tenant, query, status))
+        return json_response(200, await self.page(asked.tenant, query, status))
 
-    async def page(self, tenant: str, query: LetterQuery, status: Status | None) -> Page[RetryTask]:
+    async def page(
+        self, tenant: str, query: DeadLetterQuery, status: Status | None
+    ) -> Page[RetryTask]:
         """Return a page of tasks."""
         check_reason("reason", query.reason)
         wanted = TaskFilter(
             status=status,
             policy_id=query.policy_id,
-            lane=None if query.lane is None else lane_meant(tenant, query.lane),
+            lane=None if query.lane is None else internal_lane_name(tenant, query.lane),
             reason=query.reason,
         )
         try:
@@ -129,7 +131,7 @@ class Tasks:
                 tenant, wanted, cursor=query.cursor, limit=query.limit
             )
         except ConfigurationError as error:
-            raise named("cursor", error) from None
+            raise from_configuration_error("cursor", error) from None
         items: list[RetryTask] = []
         for i, task in enumerate(page.items, 1):
             items.append(self._view(task))
@@ -137,16 +139,18 @@ class Tasks:
                 await asyncio.sleep(0)
         return Page(items=items, next_cursor=page.cursor)
 
-    async def get(self, asked: Asked) -> Answer:
+    async def get(self, asked: ApiRequest) -> ApiResponse:
         """Tell one task, at once or when it has ended."""
         asked.query(NoQuery)
         task = await self._find(asked)
         view = self._view(task)
         if b"prefer" in asked.fields and (wait := self._waiting.asked_for(asked)) is not None:
-            return told(200, await self._waiting.outcome(task, view, wait), applied(wait))
-        return told(200, view)
+            return json_response(
+                200, await self._waiting.outcome(task, view, wait), wait_applied(wait)
+            )
+        return json_response(200, view)
 
-    async def cancel(self, asked: Asked) -> Answer:
+    async def cancel(self, asked: ApiRequest) -> ApiResponse:
         """Cancel a task."""
         asked.query(NoQuery)
         task_id = _id_of(asked)
@@ -156,9 +160,9 @@ class Tasks:
             raise problems.conflict(
                 problem_types.ENDED, f"The task is {task.status.name}.", taskStatus=task.status.name
             )
-        return told(202 if answer is CancelStatus.REQUESTED else 200, self._view(task))
+        return json_response(202 if answer is CancelStatus.REQUESTED else 200, self._view(task))
 
-    async def retry(self, asked: Asked) -> Answer:
+    async def retry(self, asked: ApiRequest) -> ApiResponse:
         """Make the next attempt now."""
         asked.query(NoQuery)
         task_id = _id_of(asked)
@@ -171,9 +175,9 @@ class Tasks:
         if answer is RetryNowStatus.RUNNING and task.cancelling:
             detail = "The task is being cancelled, and no attempt follows: send a new one."
             raise problems.conflict(problem_types.ENDED, detail, taskStatus=status)
-        return told(202 if answer is RetryNowStatus.RUNNING else 200, self._view(task))
+        return json_response(202 if answer is RetryNowStatus.RUNNING else 200, self._view(task))
 
-    async def attempts(self, asked: Asked) -> Answer:
+    async def attempts(self, asked: ApiRequest) -> ApiResponse:
         """List a task's attempts."""
         query = asked.query(AttemptQuery)
         after = 0
@@ -186,8 +190,8 @@ class Tasks:
             asked.tenant, task.id, after=after, limit=query.limit + 1
         )
         shown, more = found[: query.limit], len(found) > query.limit
-        secrets = secrets_of(content_of(self._around, task))
-        return told(
+        secrets = secrets_of(read_content(self._around, task))
+        return json_response(
             200,
             Page(
                 items=[attempt_view(task.id, attempt, secrets) for attempt in shown],
@@ -195,7 +199,7 @@ class Tasks:
             ),
         )
 
-    async def explain(self, asked: Asked) -> Answer:
+    async def explain(self, asked: ApiRequest) -> ApiResponse:
         """Say why."""
         asked.query(NoQuery)
         around = self._around
@@ -205,11 +209,11 @@ class Tasks:
             asked.tenant, task.id, after=after, limit=_MOST_EXPLAINED
         )
         chosen = await around.engine.policies.read(task.tenant, task.policy_id, task.policy_version)
-        return told(
+        return json_response(
             200,
-            explained(
+            explain_task(
                 task,
-                content_of(around, task),
+                read_content(around, task),
                 found,
                 chosen=None if chosen is None else chosen.policy,
                 lane=await around.store.lane(task.lane),
@@ -217,14 +221,14 @@ class Tasks:
             ),
         )
 
-    async def _find(self, asked: Asked) -> Task:
+    async def _find(self, asked: ApiRequest) -> Task:
         task = await self._around.store.get(asked.tenant, _id_of(asked))
         if task is None:
-            raise problems.missing("such task")
+            raise problems.no_such("task")
         return task
 
     def _view(self, task: Task) -> RetryTask:
-        return view_of(self._around, task)
+        return stored_task_view(self._around, task)
 
 
 def check_reason(field: str, reason: str | None) -> None:
@@ -234,8 +238,8 @@ def check_reason(field: str, reason: str | None) -> None:
         raise problems.invalid(field, detail)
 
 
-def _id_of(asked: Asked) -> str:
+def _id_of(asked: ApiRequest) -> str:
     task_id = asked.params["taskId"]
     if not _ID.fullmatch(task_id):
-        raise problems.missing("such task")
+        raise problems.no_such("task")
     return task_id

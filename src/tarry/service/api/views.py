@@ -50,7 +50,7 @@ def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
         task.policy_id,
         task.policy_version,
         content.overrides,
-        lane_shown(task.lane),
+        public_lane_name(task.lane),
         task.attempts,
         next_attempt_at=None if status.is_terminal else task.next_attempt_at,
         created_at=task.created_at,
@@ -64,13 +64,13 @@ def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
     )
 
 
-def view_of(around: ApiContext, task: Task) -> RetryTask:
+def stored_task_view(around: ApiContext, task: Task) -> RetryTask:
     """Tell a task that was read from the store, as it stands now."""
     status = task.status_at(around.engine.clock.now())
-    return task_view(task, content_of(around, task) or _UNREADABLE, status)
+    return task_view(task, read_content(around, task) or _UNREADABLE, status)
 
 
-def content_of(around: ApiContext, task: Task) -> TaskContent | None:
+def read_content(around: ApiContext, task: Task) -> TaskContent | None:
     """Return what a task sends; None: it is encrypted, and its key is not here.
 
     One such task does not keep others from being told, and it can be cancelled.
@@ -168,7 +168,7 @@ def replay_view(job: model.ReplayRecord, *, dry_run: bool = False) -> ReplayJob:
         replay_id=None if dry_run else job.id,
         status="DRY_RUN" if dry_run else names[job.status],
         filter=ReplayFilter(
-            lane=None if job.lane is None else lane_shown(job.lane),
+            lane=None if job.lane is None else public_lane_name(job.lane),
             policy_id=job.policy_id,
             reason=job.reason,
             before=job.before or None,
@@ -185,7 +185,7 @@ def downstream_view(lane: model.LaneRecord, here: dict[str, Any] | None, now: in
     """Tell a lane: what all processes share, and what this one knows."""
     parked = lane.parked_until
     return Downstream(
-        lane=lane_shown(lane.name),
+        lane=public_lane_name(lane.name),
         state=_state(lane, now),
         parked_until=parked,
         opened=lane.opened,
@@ -205,11 +205,11 @@ def _state(lane: model.LaneRecord, now: int) -> LaneState:
     return "PARKED" if now < lane.parked_until else "PROBING"
 
 
-def lane_shown(lane: str) -> str:
+def public_lane_name(lane: str) -> str:
     """Return a lane's name as its tenant sees it, which is without the tenant."""
     return lane.partition("/")[2]
 
 
-def lane_meant(tenant: str, shown: str) -> str:
+def internal_lane_name(tenant: str, shown: str) -> str:
     """Return the lane that a tenant means."""
     return f"{tenant}/{shown}"

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tarry.service.api.response import Answer, Whole
+    from tarry.service.api.response import ApiResponse, CompleteRequestHandler
 
 _logger = logging.getLogger("tarry.service")
 _CLOSE = (b"connection", b"close")
@@ -49,7 +49,7 @@ class _Cycle:
         self.headers = headers
 
 
-class ShortWay(HttpToolsProtocol):
+class FastPathProtocol(HttpToolsProtocol):
     """A connection of uvicorn that brings requests to `whole`, by their paths, where it can."""
 
     cycle: Any
@@ -59,7 +59,9 @@ class ShortWay(HttpToolsProtocol):
     _begun: _Cycle | None = None
     """The request that may go the short way when the read ends."""
 
-    def __init__(self, *args: Any, whole: Mapping[bytes, Whole], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, whole: Mapping[bytes, CompleteRequestHandler], **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._whole = whole
 
@@ -131,7 +133,7 @@ class ShortWay(HttpToolsProtocol):
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
 
-    def _answer(self, cycle: _Cycle, answer: Answer) -> None:
+    def _answer(self, cycle: _Cycle, answer: ApiResponse) -> None:
         if self.transport.is_closing():
             return
         headers = self.server_state.default_headers

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tarry.service.api import problem_types
-from tarry.service.http.fast_path import ShortWay
+from tarry.service.http.fast_path import FastPathProtocol
 from tarry.wire.problem import MEDIA_TYPE
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _GRACE = 1.0
 _TOO_LATE = problem_types.TIMEOUT.problem("The rest of the request did not arrive in time.")
 
 
-class Connection(ShortWay):
+class LimitedHttpProtocol(FastPathProtocol):
     """Reads no head, body or trailers without end, in size or in time: uvicorn would.
 
     A request that comes in one piece, as most do, needs no timer. The one of an idle connection is

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from tarry.service.http.limits import Connection
+from tarry.service.http.limits import LimitedHttpProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ class Server:
         self._service = service
         settings = service.settings
         http: Any = partial(
-            Connection,
+            LimitedHttpProtocol,
             head_timeout=settings.head_timeout_ms / 1000,
             body_timeout=settings.body_timeout_ms / 1000,
             whole=service.api.whole,
