@@ -6,32 +6,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tarry.service.stores.sqlite import Database, Port
-from tarry.service.stores.sqlite.ledger import Ledger, View
+from tarry.service.stores.sqlite import Database, SqliteStore
+from tarry.service.stores.sqlite.transaction import Ledger, View
 
 T = TypeVar("T")
 
 
-class Direct(Port):
+class Direct(SqliteStore):
     """The store without threads, as a simulation runs it."""
 
     def __init__(self, path: Path, clock: Callable[[], int]) -> None:
-        self._database = Database(path, clock)
+        super().__init__(path, clock=clock)
+        self.database = Database(path, clock)
 
     async def open(self) -> None:
         """Open the file."""
-        self._database.open()
+        self.database.open()
 
     async def close(self) -> None:
         """Close the file."""
-        self._database.close()
+        self.database.close()
 
     async def _write(self, operation: Callable[[Ledger], T], weight: int = 1) -> T:
-        value: T = self._answer(self._database.apply([operation]))
+        value: T = self._answer(self.database.apply([operation]))
         return value
 
     async def _read(self, question: Callable[[View], T]) -> T:
-        value: T = self._answer(self._database.read([question]))
+        value: T = self._answer(self.database.read([question]))
         return value
 
     def _answer(self, answers: list[tuple[Any, Exception | None]]) -> Any:

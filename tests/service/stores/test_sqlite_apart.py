@@ -19,8 +19,8 @@ from tarry.service.store import FinishStatus, NewTask
 from tarry.service.stores.sqlite import SqliteStore
 from tarry.service.stores.sqlite.apart import ProcessLine
 from tarry.service.stores.sqlite.frames import answers_of, carry_out, frame_of
-from tarry.service.stores.sqlite.ledger import Ledger
 from tarry.service.stores.sqlite.operations import Call
+from tarry.service.stores.sqlite.transaction import Ledger
 from tests.service.delivery.harness import LOOPS, use
 from tests.service.delivery.harness import run as run_on_loop
 from tests.service.stores.bench import LEASE, numbers, succeed, task
@@ -35,7 +35,7 @@ class Sent(Direct):
 
     async def _write(self, operation: Callable[[Ledger], T], weight: int = 1) -> T:
         assert isinstance(operation, Call)
-        frame = carry_out(self._database, frame_of([operation]))
+        frame = carry_out(self.database, frame_of([operation]))
         value: T = self._answer(answers_of([operation], frame))
         return value
 

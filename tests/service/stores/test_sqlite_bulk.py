@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status, Task
 from tarry.service.store import AddResult, AddStatus, FinishStatus, NewTask, TaskResult
-from tarry.service.stores.sqlite import Database, add, finish, life
-from tarry.service.stores.sqlite.ledger import Ledger
+from tarry.service.stores.sqlite import Database, add, finish, transitions
+from tarry.service.stores.sqlite.transaction import Ledger
 from tests.service.stores.bench import (
     HOUR,
     LEASE,
@@ -65,7 +65,7 @@ class File:
 
     def cancel(self, tasks: list[Task]) -> None:
         """Cancel tasks."""
-        self.run(lambda ledger: [life.cancel(ledger, one.tenant, one.id) for one in tasks])
+        self.run(lambda ledger: [transitions.cancel(ledger, one.tenant, one.id) for one in tasks])
 
     def rows(self) -> dict[str, list[Any]]:
         """Everything that is kept about tasks."""

@@ -17,15 +17,15 @@ import pytest
 
 from tarry.service.model import LOST, Status
 from tarry.service.store import CancelStatus, FinishStatus, Retention
-from tarry.service.stores.sqlite import SqliteStore, driver, presence
-from tarry.service.stores.sqlite.presence import Presence
+from tarry.service.stores.sqlite import SqliteStore, store, worker_locks
+from tarry.service.stores.sqlite.worker_locks import Presence
 from tests.service.stores.bench import HOUR, NOON, OTHER, Clock, numbers, succeed, task_id
 
 KEEP = Retention(HOUR, HOUR)
 
 WORKER = """
 import asyncio, sys
-from tarry.service.store import NewTask
+from tarry.service.store import New
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.bench import LEASE, NOON, Clock, task
 
@@ -33,7 +33,7 @@ async def main():
     store = SqliteStore(sys.argv[1], clock=Clock())
     await store.open()
     times = (NOON, NOON + 500, NOON + 600, NOON + 99_000)
-    await store.add([NewTask(task(n, next_attempt_at=at)) for n, at in enumerate(times)])
+    await store.add([New(task(n, next_attempt_at=at)) for n, at in enumerate(times)])
     assert 3 == len((await store.claim(LEASE, limit=10, per_lane=10)).tasks)
     print("leased", flush=True)
     await asyncio.Event().wait()
@@ -76,7 +76,7 @@ async def opened(path: Path) -> SqliteStore:
 
 def test_a_killed_worker_is_known_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next store to open gives its tasks out again: one attempt lost, two never begun."""
-    monkeypatch.setattr(driver, "_RECOVERED", 1)
+    monkeypatch.setattr(store, "_RECOVERED", 1)
     path = tmp_path / "tasks.db"
     with worker(path) as process:
         process.kill()
@@ -228,7 +228,7 @@ def test_without_locks_nobody_is_known_to_be_dead(
     assert other.token is None
     assert [] == other.gone([str(living.token)])
     assert [f"tasks.db.worker-{living.token}"] == locks(tmp_path / "tasks.db")
-    monkeypatch.setattr(presence, "fcntl", None)
+    monkeypatch.setattr(worker_locks, "fcntl", None)
     assert [] == other.gone([str(living.token)])
     living.leave()
 

@@ -19,7 +19,7 @@ import pytest
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.model import PolicyVersion, Status
 from tarry.service.store import NewTask, TaskFilter
-from tarry.service.stores.sqlite import SqliteStore, schema, tables
+from tarry.service.stores.sqlite import SqliteStore, connection, schema
 from tests.service.stores.bench import LEASE, Clock, succeed, task
 from tests.service.stores.test_sqlite import on
 
@@ -32,8 +32,8 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(
     """What later versions have to know is there, too."""
     path = tmp_path / "tasks.db"
     with monkeypatch.context() as then:
-        then.setattr(tables, "MIGRATIONS", tables.MIGRATIONS[:1])
-        schema.connect(path).close()
+        then.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        connection.connect(path).close()
 
     async def change(store: SqliteStore) -> None:
         policy = PolicyVersion(tenant="acme", id="p", version=0, document=b"{}")
@@ -154,7 +154,7 @@ def test_a_file_that_was_moved_away(tmp_path: Path) -> None:
 
 def test_a_file_that_another_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While another process keeps the write lock the store is away; reads do not wait for it."""
-    monkeypatch.setattr(schema, "_BUSY_MS", 1)
+    monkeypatch.setattr(connection, "_BUSY_MS", 1)
 
     async def main(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])
@@ -214,7 +214,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         await store.add([NewTask(task(1))])
 
     on(path, fill)
-    newer = len(tables.MIGRATIONS) + 1
+    newer = len(schema.MIGRATIONS) + 1
     with closing(sqlite3.connect(path)) as other:
         other.execute(f"PRAGMA user_version = {newer}")
 
@@ -259,7 +259,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
 
     on(path, fill)
     good = "CREATE TABLE extra (a); INSERT INTO extra VALUES (1)"
-    monkeypatch.setattr(tables, "MIGRATIONS", (*tables.MIGRATIONS, f"{good}; nonsense"))
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, f"{good}; nonsense"))
 
     async def refused() -> None:
         store = SqliteStore(path)
@@ -268,7 +268,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
         await store.close()
 
     asyncio.run(refused())
-    monkeypatch.setattr(tables, "MIGRATIONS", (*tables.MIGRATIONS[:-1], good))
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS[:-1], good))
 
     async def look(store: SqliteStore) -> None:
         assert 1 == (await store.counters()).tasks[Status.PENDING]
@@ -276,4 +276,4 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     on(path, look)
     with closing(sqlite3.connect(path)) as other:
         assert [(1,)] == other.execute("SELECT a FROM extra").fetchall()
-        assert [(len(tables.MIGRATIONS),)] == other.execute("PRAGMA user_version").fetchall()
+        assert [(len(schema.MIGRATIONS),)] == other.execute("PRAGMA user_version").fetchall()

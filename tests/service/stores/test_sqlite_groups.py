@@ -14,7 +14,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.model import Status
 from tarry.service.store import AddStatus, FinishStatus, NewTask
 from tarry.service.stores.sqlite import SqliteStore, line
-from tarry.service.stores.sqlite.ledger import Ledger
+from tarry.service.stores.sqlite.transaction import Ledger
 from tests.service.stores.bench import LEASE, succeed, task
 from tests.service.stores.test_sqlite import on
 

@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from tarry.service.store import NewTask
-from tarry.service.stores.sqlite import add, finish, reading
-from tarry.service.stores.sqlite.ledger import Ledger
-from tarry.service.stores.sqlite.names import all_found, found
+from tarry.service.stores.sqlite import add, finish, queries
+from tarry.service.stores.sqlite.task_rows import all_found, found
+from tarry.service.stores.sqlite.transaction import Ledger
 from tests.service.stores.bench import LEASE, NOON, stop, succeed, task, task_id, wait
 from tests.service.stores.test_sqlite_bulk import File
 
@@ -45,7 +45,7 @@ def test_what_is_missing_differs_from_what_is_empty(
     file.finish([replace(stop(held, previous_delay=delay), reason=reason)])
 
     ended, kept = file.run(
-        *(partial(reading.get, tenant="acme", task_id=task_id(n)) for n in (1, 2))
+        *(partial(queries.get, tenant="acme", task_id=task_id(n)) for n in (1, 2))
     )
     assert (number, ref) == (ended.policy_version, ended.body_ref)
     assert (reason, delay) == (ended.reason, ended.previous_delay)

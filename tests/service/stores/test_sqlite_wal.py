@@ -15,8 +15,8 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status
 from tarry.service.store import NewTask, TaskFilter
-from tarry.service.stores.sqlite import Database, SqliteStore, wal
-from tarry.service.stores.sqlite.ledger import View
+from tarry.service.stores.sqlite import Database, SqliteStore, connection
+from tarry.service.stores.sqlite.transaction import View
 from tests.service.stores.bench import NOON, task
 from tests.service.stores.test_sqlite import on
 
@@ -38,8 +38,8 @@ def test_steady_reading_does_not_let_it_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One read follows another, and still no group of changes finds more than the most."""
-    monkeypatch.setattr(wal, "MOST", MOST)
-    monkeypatch.setattr(wal, "_TRIES", 100_000)
+    monkeypatch.setattr(connection, "MOST", MOST)
+    monkeypatch.setattr(connection, "_TRIES", 100_000)
     path = tmp_path / "link.db"
     path.symlink_to(tmp_path / "tasks.db")
     group = 50
@@ -67,9 +67,9 @@ def test_a_long_read_keeps_it_and_nobody_spins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While another process reads, changes go on; a new try waits for as much again."""
-    monkeypatch.setattr(wal, "MOST", MOST)
-    monkeypatch.setattr(wal, "_TRIES", 2)
-    monkeypatch.setattr(wal, "_PATIENCE_MS", 1)
+    monkeypatch.setattr(connection, "MOST", MOST)
+    monkeypatch.setattr(connection, "_TRIES", 2)
+    monkeypatch.setattr(connection, "_PATIENCE_MS", 1)
     path = tmp_path / "tasks.db"
     said: list[str] = []
 

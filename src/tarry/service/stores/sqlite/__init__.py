@@ -5,7 +5,6 @@ driver adds two threads. All that waits while a commit runs goes into the next o
 """
 
 from tarry.service.stores.sqlite.database import IN_MEMORY, Database
-from tarry.service.stores.sqlite.driver import SqliteStore
-from tarry.service.stores.sqlite.port import Port
+from tarry.service.stores.sqlite.store import SqliteStore
 
-__all__ = ["IN_MEMORY", "Database", "Port", "SqliteStore"]
+__all__ = ["IN_MEMORY", "Database", "SqliteStore"]

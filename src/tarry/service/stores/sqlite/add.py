@@ -10,10 +10,9 @@ from msgspec import Struct
 
 from tarry.errors import ConfigurationError
 from tarry.service.store import AddResult, AddStatus
-from tarry.service.stores.sqlite.bulk import NO_NUMBER, NO_TEXT, NUMBER, TEXT, Bulk
-from tarry.service.stores.sqlite.ledger import IN_FLIGHT, PENDING
-from tarry.service.stores.sqlite.names import packed, unpacked
-from tarry.service.stores.sqlite.rows import TASK, task_of
+from tarry.service.stores.sqlite.multirow import NO_NUMBER, NO_TEXT, NUMBER, TEXT, Bulk
+from tarry.service.stores.sqlite.task_rows import TASK, packed, task_of, unpacked
+from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING
 
 if TYPE_CHECKING:
     import sqlite3
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 
     from tarry.service.model import Task
     from tarry.service.store import Lease, NewTask
-    from tarry.service.stores.sqlite.lanerows import LaneRow
-    from tarry.service.stores.sqlite.ledger import Ledger
+    from tarry.service.stores.sqlite.transaction import LaneRow, Ledger
 
 _BY_KEY = TASK + "WHERE s.seq = (SELECT seq FROM task WHERE tenant = ? AND key = ?)"
 _ADD_TASKS = Bulk(

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.service.model import LOST, AttemptRecord, Status
 from tarry.service.store import ClaimResult
-from tarry.service.stores.sqlite.bulk import Bulk
-from tarry.service.stores.sqlite.life import end_cancelled, log
-from tarry.service.stores.sqlite.ring import Ring
-from tarry.service.stores.sqlite.rows import (
+from tarry.service.stores.sqlite.fair_order import Ring
+from tarry.service.stores.sqlite.multirow import Bulk
+from tarry.service.stores.sqlite.task_rows import (
     LANE,
     POLICY,
     SEQ,
@@ -20,14 +19,14 @@ from tarry.service.stores.sqlite.rows import (
     encode,
     task_of,
 )
+from tarry.service.stores.sqlite.transitions import end_cancelled, log
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from tarry.service.model import Task
     from tarry.service.store import Lease
-    from tarry.service.stores.sqlite.lanerows import LaneRow
-    from tarry.service.stores.sqlite.ledger import Ledger
+    from tarry.service.stores.sqlite.transaction import LaneRow, Ledger
 
     Row = tuple[Any, ...]
 

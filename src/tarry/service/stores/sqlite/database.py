@@ -11,17 +11,15 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import StoreUnavailable
-from tarry.service.stores.sqlite import faults
-from tarry.service.stores.sqlite.ledger import Ledger, View
-from tarry.service.stores.sqlite.names import Names
-from tarry.service.stores.sqlite.schema import connect
-from tarry.service.stores.sqlite.wal import Wal
+from tarry.service.stores.sqlite.connection import Wal, connect
+from tarry.service.stores.sqlite.interning import Names
+from tarry.service.stores.sqlite.transaction import Ledger, View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from os import PathLike
 
-    from tarry.service.stores.sqlite.presence import Presence
+    from tarry.service.stores.sqlite.worker_locks import Presence
 
     Operation = Callable[[Ledger], Any]
     Question = Callable[[View], Any]
@@ -31,6 +29,32 @@ IN_MEMORY = ":memory:"
 """The path of a database in memory: it belongs to one connection, and is gone when that closes."""
 _READS = 8
 """Questions that are answered in one transaction: while it lasts, the log cannot be emptied."""
+_WORDS = {
+    sqlite3.SQLITE_BUSY: "another process holds its write lock",
+    sqlite3.SQLITE_LOCKED: "another connection holds a lock on it",
+    sqlite3.SQLITE_FULL: "the disk is full",
+    sqlite3.SQLITE_READONLY: "it is read-only",
+    sqlite3.SQLITE_IOERR: "the disk fails",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
+    sqlite3.SQLITE_PERM: "it may not be opened",
+    sqlite3.SQLITE_AUTH: "it may not be opened",
+    sqlite3.SQLITE_CORRUPT: "it is damaged",
+    sqlite3.SQLITE_NOTADB: "it is not a SQLite file any more",
+    sqlite3.SQLITE_PROTOCOL: "its locks are in disorder",
+    sqlite3.SQLITE_NOMEM: "there is no memory left",
+    sqlite3.SQLITE_INTERRUPT: "it was interrupted",
+}
+_WRONG_CALL = frozenset(
+    {
+        sqlite3.SQLITE_TOOBIG,
+        sqlite3.SQLITE_CONSTRAINT,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_MISUSE,
+        sqlite3.SQLITE_RANGE,
+    }
+)
+_STAYS = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})
+_ALONE = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR})
 
 
 class Database:
@@ -69,7 +93,7 @@ class Database:
                 return [(value, None) for value in self._together(operations)]
             except Exception as error:  # noqa: BLE001 - it is the caller's, in his answer
                 self._clean_up(error)
-                if len(operations) == 1 or not faults.spares_others(error):
+                if len(operations) == 1 or not spares_others(error):
                     return [(None, self._told(error)) for _ in operations]
             return [answer for operation in operations for answer in self.apply([operation])]
 
@@ -148,7 +172,7 @@ class Database:
         try:
             return question(view), None
         except Exception as error:
-            if faults.is_fault(error):
+            if is_fault(error):
                 raise
             return None, error
 
@@ -158,7 +182,7 @@ class Database:
             return
         connection, names = self._opened
         names.forget()
-        is_usable = not faults.breaks_connection(error)
+        is_usable = not breaks_connection(error)
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -169,9 +193,9 @@ class Database:
             self.close()
 
     def _told(self, error: Exception) -> Exception:
-        if not faults.is_fault(error):
+        if not is_fault(error):
             return error
-        told = faults.unavailable(error, self.path)
+        told = unavailable(error, self.path)
         told.__cause__ = error
         return told
 
@@ -182,3 +206,30 @@ def _place_of(path: str | PathLike[str]) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _code(error: BaseException) -> int | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF  # the rest says where it happened
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether the file is to blame, and not what was to be done with it."""
+    code = _code(error)
+    return isinstance(error, sqlite3.Error) and code is not None and code not in _WRONG_CALL
+
+
+def breaks_connection(error: BaseException) -> bool:
+    """Whether to open the file anew: what was wrong with it may be fixed without our knowing."""
+    return is_fault(error) and _code(error) not in _STAYS
+
+
+def spares_others(error: BaseException) -> bool:
+    """Whether other operations may do better: a full disk has room for a smaller one."""
+    return not is_fault(error) or _code(error) in _ALONE
+
+
+def unavailable(error: BaseException, path: str | PathLike[str]) -> StoreUnavailable:
+    """Return the error for callers, to be raised from the one that SQLite gave."""
+    words = _WORDS.get(_code(error) or 0, "it fails")
+    return StoreUnavailable(f"the store {path} is away: {words} ({error})")

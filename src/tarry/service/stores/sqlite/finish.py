@@ -10,17 +10,16 @@ from msgspec.json import Decoder
 from tarry.service.model import Status, Task  # noqa: TC001 - structs are sent
 from tarry.service.store import FinishStatus, Lease, NewTask
 from tarry.service.stores.sqlite.add import add_all
-from tarry.service.stores.sqlite.bulk import NO_NUMBER, NO_TEXT, NUMBER, TEXT, Bulk
-from tarry.service.stores.sqlite.ledger import CANCELLED, IN_FLIGHT, PENDING, SUCCEEDED
-from tarry.service.stores.sqlite.life import LogLine, log
-from tarry.service.stores.sqlite.names import all_found
-from tarry.service.stores.sqlite.rows import encode
+from tarry.service.stores.sqlite.multirow import NO_NUMBER, NO_TEXT, NUMBER, TEXT, Bulk
+from tarry.service.stores.sqlite.task_rows import all_found, encode
+from tarry.service.stores.sqlite.transaction import CANCELLED, IN_FLIGHT, PENDING, SUCCEEDED
+from tarry.service.stores.sqlite.transitions import LogLine, log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.store import TaskResult
-    from tarry.service.stores.sqlite.ledger import Ledger
+    from tarry.service.stores.sqlite.transaction import Ledger
 
     Row = tuple[Any, ...]
 
@@ -63,7 +62,7 @@ ON CONFLICT (seq) DO UPDATE SET status = excluded.status, finished_at = excluded
 
 
 class End(Struct, array_like=True, gc=False):
-    """A `TaskResult`, with as much of its task as says which it is, and its packed attempt."""
+    """A `Finish`, with as much of its task as says which it is, and its attempt as it is kept."""
 
     id: str
     tenant: str

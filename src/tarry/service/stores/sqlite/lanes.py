@@ -10,8 +10,7 @@ from tarry.service.model import LaneRecord
 from tarry.service.store import Page
 
 if TYPE_CHECKING:
-    from tarry.service.stores.sqlite.lanerows import LaneRow
-    from tarry.service.stores.sqlite.ledger import Ledger, View
+    from tarry.service.stores.sqlite.transaction import LaneRow, Ledger, View
 
 _LANE = """
 SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending, l.in_flight, l.dead,

@@ -26,14 +26,14 @@ from tarry.service.store import (
 )
 from tarry.service.stores.sqlite import (
     add,
+    api_keys,
     claim,
-    dead,
+    dead_letters,
     finish,
     lanes,
-    life,
-    registry,
-    upkeep,
-    workers,
+    policies,
+    retention,
+    transitions,
 )
 from tarry.service.stores.sqlite.add import Begun
 from tarry.service.stores.sqlite.finish import End
@@ -41,7 +41,7 @@ from tarry.service.stores.sqlite.finish import End
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.stores.sqlite.ledger import Ledger
+    from tarry.service.stores.sqlite.transaction import Ledger
 
 
 P = ParamSpec("P")
@@ -63,30 +63,30 @@ OPERATIONS: dict[str, Operation] = {
         ("add", add.add, tuple[list[NewTask], Lease | None, int | None], list[Begun | AddResult]),
         ("claim", claim.claim, tuple[Lease, int, int, list[str]], ClaimResult),
         ("finish", finish.finish, tuple[list[End]], list[FinishStatus]),
-        ("release", life.release, tuple[list[Release]], list[FinishStatus]),
-        ("cancel", life.cancel, tuple[str, str], CancelStatus | None),
-        ("retry_now", life.retry_now, tuple[str, str], RetryNowStatus | None),
+        ("release", transitions.release, tuple[list[Release]], list[FinishStatus]),
+        ("cancel", transitions.cancel, tuple[str, str], CancelStatus | None),
+        ("retry_now", transitions.retry_now, tuple[str, str], RetryNowStatus | None),
         ("park", lanes.park, tuple[str, int, int, int], None),
         ("unpark", lanes.unpark, tuple[str], None),
         ("resume", lanes.resume, tuple[str], None),
         ("pause", lanes.pause, tuple[str], None),
-        ("start_replay", dead.start_replay, tuple[ReplayRecord], ReplayRecord),
-        ("replay_step", dead.replay_step, tuple[str, int], ReplayRecord | None),
-        ("cancel_replay", dead.cancel_replay, tuple[str, str], ReplayRecord | None),
-        ("purge", dead.purge, tuple[str, TaskFilter, int, int], tuple[int, int | None]),
+        ("start_replay", dead_letters.start_replay, tuple[ReplayRecord], ReplayRecord),
+        ("replay_step", dead_letters.replay_step, tuple[str, int], ReplayRecord | None),
+        ("cancel_replay", dead_letters.cancel_replay, tuple[str, str], ReplayRecord | None),
+        ("purge", dead_letters.purge, tuple[str, TaskFilter, int, int], tuple[int, int | None]),
         (
             "put_policy",
-            registry.put_policy,
+            policies.put_policy,
             tuple[PolicyVersion, bool],
             tuple[PolicyWriteStatus, PolicyVersion],
         ),
-        ("delete_policy", registry.delete_policy, tuple[str, str], PolicyWriteStatus),
-        ("put_key", registry.put_key, tuple[ApiKey], None),
-        ("revoke_key", registry.revoke_key, tuple[str], bool),
-        ("sweep", upkeep.sweep, tuple[Retention, int], SweepResult),
-        ("forget_orphans", upkeep.forget_orphans, tuple[list[str]], None),
-        ("ping", upkeep.ping, tuple[()], int),
-        ("recover", workers.recover, tuple[int], bool),
+        ("delete_policy", policies.delete_policy, tuple[str, str], PolicyWriteStatus),
+        ("put_key", api_keys.put_key, tuple[ApiKey], None),
+        ("revoke_key", api_keys.revoke_key, tuple[str], bool),
+        ("sweep", retention.sweep, tuple[Retention, int], SweepResult),
+        ("forget_orphans", retention.forget_orphans, tuple[list[str]], None),
+        ("ping", retention.ping, tuple[()], int),
+        ("recover", transitions.recover, tuple[int], bool),
     )
 }
 

@@ -10,7 +10,7 @@ from typing import IO
 from tarry.runtime.clocks import world
 from tarry.service.stores.sqlite.database import Database
 from tarry.service.stores.sqlite.frames import LENGTH, carry_out
-from tarry.service.stores.sqlite.presence import Presence
+from tarry.service.stores.sqlite.worker_locks import Presence
 
 
 def main(path: str, token: str, ours: str) -> None:

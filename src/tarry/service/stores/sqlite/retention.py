@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from tarry.service.model import Status
 from tarry.service.store import SweepResult
-from tarry.service.stores.sqlite.reading import DAY
-from tarry.service.stores.sqlite.rows import log_key
-from tarry.service.stores.sqlite.workers import recover
+from tarry.service.stores.sqlite.queries import DAY
+from tarry.service.stores.sqlite.task_rows import log_key
+from tarry.service.stores.sqlite.transitions import recover
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.store import Retention
-    from tarry.service.stores.sqlite.ledger import Ledger, View
+    from tarry.service.stores.sqlite.transaction import Ledger, View
 
 _OUT_OF_TIME = """
 SELECT seq, tenant, lane, policy, status FROM state

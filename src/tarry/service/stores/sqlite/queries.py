@@ -11,14 +11,13 @@ from tarry.core.checks import short
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status
 from tarry.service.store import Counters, Page, SeriesPoint
-from tarry.service.stores.sqlite.ledger import MINUTE
-from tarry.service.stores.sqlite.names import found
-from tarry.service.stores.sqlite.rows import TASK, attempt_of, log_key, task_of
+from tarry.service.stores.sqlite.task_rows import TASK, attempt_of, found, log_key, task_of
+from tarry.service.stores.sqlite.transaction import MINUTE
 
 if TYPE_CHECKING:
     from tarry.service.model import AttemptRecord, Task
     from tarry.service.store import TaskFilter
-    from tarry.service.stores.sqlite.ledger import View
+    from tarry.service.stores.sqlite.transaction import View
 
 SCANNED = 2000
 """Rows that one page of a filtered list looks at."""

@@ -6,21 +6,12 @@ Only what a transaction that failed has made has to be forgotten.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
-
-from tarry.core.checks import short
-from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Sequence
 
 _MOST = 100_000
-
-_ID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-_is_id = re.compile(_ID).fullmatch
-_are_ids = re.compile(f"(?:{_ID}\n)*+").fullmatch
 
 
 class Names:
@@ -94,34 +85,3 @@ class Names:
         if len(self._known) >= _MOST:
             self._known.clear()
         self._known[key] = number
-
-
-def packed(task_ids: Sequence[str]) -> list[bytearray]:
-    """Return ids of tasks as 16 bytes each; what is no UUID is refused."""
-    keys: list[bytearray] = []
-    for task_id, key in zip(task_ids, all_found(task_ids), strict=True):
-        if key is None:
-            msg = f"id must be a UUID in its usual form, got {short(task_id)}"
-            raise ConfigurationError(msg)
-        keys.append(key)
-    return keys
-
-
-def all_found(task_ids: Sequence[str]) -> list[bytearray | None]:
-    """Return for each id what `found` does; all at once costs half as much."""
-    lines = "\n".join([*task_ids, ""])
-    if len(lines) != 37 * len(task_ids) or not _are_ids(lines):
-        return [found(task_id) for task_id in task_ids]
-    keys = bytearray.fromhex(lines.replace("-", ""))
-    return [keys[begin : begin + 16] for begin in range(0, len(keys), 16)]
-
-
-def found(task_id: str) -> bytearray | None:
-    """Return an id as 16 bytes; None: no task can have it."""
-    return bytearray.fromhex(task_id.replace("-", "")) if _is_id(task_id) else None
-
-
-def unpacked(key: bytes) -> str:
-    """Return the text of a task's id."""
-    text = key.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus
-from tarry.service.stores.sqlite.bulk import Bulk
-from tarry.service.stores.sqlite.ledger import CANCELLED, EXHAUSTED, IN_FLIGHT, PENDING
-from tarry.service.stores.sqlite.names import found
-from tarry.service.stores.sqlite.rows import log_key
+from tarry.service.stores.sqlite.multirow import Bulk
+from tarry.service.stores.sqlite.task_rows import found, log_key
+from tarry.service.stores.sqlite.transaction import CANCELLED, EXHAUSTED, IN_FLIGHT, PENDING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.store import Release
-    from tarry.service.stores.sqlite.ledger import Ledger
+    from tarry.service.stores.sqlite.transaction import Ledger
 
 _STATE = """
 SELECT seq, tenant, lane, policy, version, status, cancelling, attempts, next_attempt_at
@@ -36,6 +35,16 @@ UPDATE state SET status = 0, wake_at = ?1, next_attempt_at = ?1, started_at = ?1
     replays = replays + 1, lost = 0,
     previous_delay = NULL, restarted = 0, last_kind = NULL
 WHERE seq = ?2
+"""
+_LOCKS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
+_HELD = """
+SELECT seq, tenant, lane, policy, next_attempt_at, cancelling, attempts
+FROM state INDEXED BY state_leased
+WHERE status = 1 AND wake_at > ? AND worker IN (SELECT id FROM worker WHERE lock = ?) LIMIT ?
+"""
+_FORGET = """
+DELETE FROM worker WHERE lock = ? AND id NOT IN (
+    SELECT worker FROM state INDEXED BY state_leased WHERE status = 1 AND worker IS NOT NULL)
 """
 LogLine: TypeAlias = tuple[int, int, int, str, bytearray]
 """A line of the attempt log: its tenant, task, and number, its outcome, and the attempt, packed."""
@@ -126,3 +135,32 @@ def revive(ledger: Ledger, seq: int, tenant: int, lane_id: int, policy: int) -> 
     ledger.execute(_REVIVE, (ledger.now, seq))
     ledger.move(tenant, lane, policy, EXHAUSTED, PENDING)
     lane.due(ledger.now)
+
+
+def recover(ledger: Ledger, limit: int) -> bool:
+    """End up to `limit` leases of workers that are dead; True: there may be more.
+
+    An attempt that may have begun is abandoned now, and the next claim logs it as lost. A lease
+    taken ahead of its time is handed back. A worker is forgotten with its last lease.
+    """
+    presence, room = ledger.presence, limit
+    if presence is None:
+        return False
+    for lock in presence.gone({lock for (lock,) in ledger.execute(_LOCKS).fetchall()}):
+        held = ledger.execute(_HELD, (ledger.now, lock, room)).fetchall()
+        for seq, tenant, lane_id, policy, due, cancelling, attempts in held:
+            if due <= ledger.now:
+                ledger.execute("UPDATE state SET wake_at = ? WHERE seq = ?", (ledger.now, seq))
+                lane = ledger.lane(lane_id)
+                lane.leased(ledger.now)
+                lane.settle()  # a probe that died makes room for another
+            elif cancelling:
+                end_cancelled(ledger, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
+            else:
+                hand_back(ledger, seq, tenant, lane_id, policy, due)
+        room -= len(held)
+        if room <= 0:
+            return True
+        ledger.execute(_FORGET, (lock,))
+    presence.tidy()
+    return False

@@ -10,14 +10,14 @@ import msgspec
 
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import next_step
-from tarry.service.stores.sqlite.life import revive
-from tarry.service.stores.sqlite.reading import SCANNED, place, wanted_by
-from tarry.service.stores.sqlite.rows import encode
-from tarry.service.stores.sqlite.upkeep import remove
+from tarry.service.stores.sqlite.queries import SCANNED, place, wanted_by
+from tarry.service.stores.sqlite.retention import remove
+from tarry.service.stores.sqlite.task_rows import encode
+from tarry.service.stores.sqlite.transitions import revive
 
 if TYPE_CHECKING:
     from tarry.service.store import TaskFilter
-    from tarry.service.stores.sqlite.ledger import Ledger, View
+    from tarry.service.stores.sqlite.transaction import Ledger, View
 
 _MOST = 100
 _DEAD = int(Status.EXHAUSTED)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from tarry.service.stores.sqlite.lanerows import LaneRow
-    from tarry.service.stores.sqlite.ledger import Ledger
+    from tarry.service.stores.sqlite.transaction import LaneRow, Ledger
 
 _TENANTS_AT_ONCE = 1000
 _PAGE = 16

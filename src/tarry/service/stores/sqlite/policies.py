@@ -1,16 +1,15 @@
-"""Policies in their versions, and API keys."""
+"""Policies in their versions."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tarry.service.model import ApiKey, PolicyVersion
+from tarry.service.model import PolicyVersion
 from tarry.service.store import Page, PolicyWriteStatus
 
 if TYPE_CHECKING:
-    from tarry.service.stores.sqlite.ledger import Ledger, View
+    from tarry.service.stores.sqlite.transaction import Ledger, View
 
-_MOST_KEYS = 1000
 _POLICY = """
 SELECT n.name, p.id, p.version, p.document, p.created_at
 FROM policy AS p CROSS JOIN tenant AS n ON n.id = p.tenant
@@ -19,7 +18,6 @@ WHERE p.tenant = (SELECT id FROM tenant WHERE name = ?) AND
 _NEWEST = _POLICY + "p.id = ? ORDER BY p.version DESC LIMIT 1"
 _VERSION = _POLICY + "p.id = ? AND p.version = ?"
 _NEXT = _POLICY + "p.id > ? ORDER BY p.id, p.version DESC LIMIT 1"
-_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at FROM api_key"
 
 
 def put_policy(
@@ -91,49 +89,8 @@ def delete_policy(ledger: Ledger, tenant: str, policy_id: str) -> PolicyWriteSta
     return PolicyWriteStatus.DONE
 
 
-def put_key(ledger: Ledger, given: ApiKey) -> None:
-    """Keep an API key."""
-    row = (given.id, given.tenant, given.digest, given.name, ledger.now)
-    ledger.execute(
-        "INSERT INTO api_key VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT (id) DO NOTHING", row
-    )
-
-
-def key(view: View, digest: bytes) -> ApiKey | None:
-    """Return the key with a digest, revoked or not."""
-    row = view.execute(f"{_KEY} WHERE digest = ?", (digest,)).fetchone()
-    return None if row is None else _key_of(row)
-
-
-def keys(view: View, tenant: str | None) -> list[ApiKey]:
-    """Return the keys."""
-    if tenant is None:
-        rows = view.execute(f"{_KEY} ORDER BY id LIMIT ?", (_MOST_KEYS,))
-    else:
-        rows = view.execute(f"{_KEY} WHERE tenant = ? ORDER BY id LIMIT ?", (tenant, _MOST_KEYS))
-    return [_key_of(row) for row in rows]
-
-
-def revoke_key(ledger: Ledger, key_id: str) -> bool:
-    """End a key; one that has ended keeps its time."""
-    statement = "UPDATE api_key SET revoked_at = ifnull(revoked_at, ?) WHERE id = ?"
-    return ledger.execute(statement, (ledger.now, key_id)).rowcount > 0
-
-
 def _policy_of(row: tuple[Any, ...]) -> PolicyVersion:
     tenant, policy_id, version, document, created_at = row
     return PolicyVersion(
         tenant=tenant, id=policy_id, version=version, document=document, created_at=created_at
-    )
-
-
-def _key_of(row: tuple[Any, ...]) -> ApiKey:
-    key_id, tenant, digest, name, created_at, revoked_at = row
-    return ApiKey(
-        id=key_id,
-        tenant=tenant,
-        digest=digest,
-        name=name,
-        created_at=created_at,
-        revoked_at=revoked_at,
     )

@@ -1,27 +1,36 @@
-"""The port's calls as operations on the file; how they are run is left to a driver."""
+"""The store: the file behind two lines, one that writes in groups and one that reads."""
+
+# ruff: noqa: D102 - the methods are documented in the port, `tarry.service.store.Store`
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace as changed
 
+from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.runtime.clocks import world
 from tarry.service.stores.sqlite import (
     add,
+    api_keys,
     claim,
-    dead,
+    dead_letters,
     finish,
     lanes,
-    life,
-    reading,
-    registry,
-    upkeep,
+    policies,
+    queries,
+    transitions,
 )
+from tarry.service.stores.sqlite.apart import ProcessLine
+from tarry.service.stores.sqlite.database import IN_MEMORY, Database
+from tarry.service.stores.sqlite.line import ThreadLine
 from tarry.service.stores.sqlite.operations import Call
+from tarry.service.stores.sqlite.retention import forget_orphans, orphans, ping, sweep
+from tarry.service.stores.sqlite.worker_locks import Presence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+    from os import PathLike
 
     from tarry.service import store as port
     from tarry.service.model import (
@@ -32,26 +41,75 @@ if TYPE_CHECKING:
         ReplayRecord,
         Task,
     )
-    from tarry.service.stores.sqlite.ledger import Ledger, View
+    from tarry.service.stores.sqlite.line import Line
+    from tarry.service.stores.sqlite.transaction import Ledger, View
 
 T = TypeVar("T")
 
+_RECOVERED = 1000
 
-class Port(ABC):
-    """Every call of the port `Store` but open and close; what each does is said there."""
 
-    # ruff: noqa: D102 - the port's own words would only be repeated
+class SqliteStore:
+    """Keeps everything in the SQLite file at `path`, which it makes when it is missing.
 
-    @abstractmethod
+    `clock` gives epoch milliseconds. Several processes of one machine may use one file. `apart`
+    has a process of its own write, by the machine's clock. The path `IN_MEMORY` keeps everything in
+    the memory of this process until the store is closed; nothing is written to the disk.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        clock: Callable[[], int] | None = None,
+        apart: bool = False,
+    ) -> None:
+        clock = clock or _now
+        if path == IN_MEMORY:
+            if apart:
+                msg = "a store in memory cannot be written by another process: use apart=False"
+                raise ConfigurationError(msg)
+            # Only one connection sees a database in memory, so both threads share it.
+            self.database: Database = Database(path, clock)
+            self._view = self.database
+        else:
+            self.database = Database(path, clock, Presence(path))
+            self._view = Database(path, clock)
+        self._apart = apart
+        self._writer: Line | None = None
+        self._reader: Line | None = None
+
+    async def open(self) -> None:
+        """Connect, bring the schema up to date, and end the leases of workers that have died."""
+        if self._writer is None:
+            self._writer = (
+                ProcessLine(self.database)
+                if self._apart
+                else ThreadLine("tarry-sqlite-writer", self.database.apply)
+            )
+            self._reader = ThreadLine("tarry-sqlite-reader", self._view.read)
+        while await self._write(Call(transitions.recover, _RECOVERED)):
+            pass
+
+    async def close(self) -> None:
+        """End the lines when they have done what waits, and close the file."""
+        lines, self._writer, self._reader = (self._writer, self._reader), None, None
+        for line in lines:
+            if line is not None:
+                await line.close()
+        self._view.close()
+        self.database.close()
+        if self.database.presence is not None:
+            self.database.presence.leave()
+
     async def _write(self, operation: Callable[[Ledger], T], weight: int = 1) -> T:
-        """Run an operation in a transaction that is durable before this returns."""
+        return await _put(self._writer, operation, weight)
 
-    @abstractmethod
     async def _read(self, question: Callable[[View], T]) -> T:
-        """Ask the file as it stands."""
+        return await _put(self._reader, question, 1)
 
     async def ping(self) -> int:
-        return await self._write(Call(upkeep.ping))
+        return await self._write(Call(ping))
 
     # --- the life of a task -----------------------------------------------------------------------
 
@@ -75,7 +133,7 @@ class Port(ABC):
         return await self._write(Call(finish.finish, ends), len(ends))
 
     async def release(self, leases: Sequence[port.Release]) -> list[port.FinishStatus]:
-        return await self._write(Call(life.release, leases), len(leases))
+        return await self._write(Call(transitions.release, leases), len(leases))
 
     # --- lanes ------------------------------------------------------------------------------------
 
@@ -102,23 +160,23 @@ class Port(ABC):
     # --- what people ask for, by tenant -----------------------------------------------------------
 
     async def get(self, tenant: str, task_id: str) -> Task | None:
-        return await self._read(lambda view: reading.get(view, tenant, task_id))
+        return await self._read(lambda view: queries.get(view, tenant, task_id))
 
     async def tasks(
         self, tenant: str, query: port.TaskFilter, *, cursor: str | None = None, limit: int = 100
     ) -> port.Page[Task]:
-        return await self._read(lambda view: reading.listed(view, tenant, query, cursor, limit))
+        return await self._read(lambda view: queries.listed(view, tenant, query, cursor, limit))
 
     async def attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
     ) -> list[AttemptRecord]:
-        return await self._read(lambda view: reading.attempts(view, tenant, task_id, after, limit))
+        return await self._read(lambda view: queries.attempts(view, tenant, task_id, after, limit))
 
     async def cancel(self, tenant: str, task_id: str) -> port.CancelStatus | None:
-        return await self._write(Call(life.cancel, tenant, task_id))
+        return await self._write(Call(transitions.cancel, tenant, task_id))
 
     async def retry_now(self, tenant: str, task_id: str) -> port.RetryNowStatus | None:
-        return await self._write(Call(life.retry_now, tenant, task_id))
+        return await self._write(Call(transitions.retry_now, tenant, task_id))
 
     # --- dead letters -----------------------------------------------------------------------------
 
@@ -133,30 +191,32 @@ class Port(ABC):
             after = cursor
 
     async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
-        found, now = await self._read(lambda view: (dead.job(view, replay.id), view.now))
+        found, now = await self._read(lambda view: (dead_letters.job(view, replay.id), view.now))
         if found is not None:
             return found
         job = changed(replay, before=min(replay.before or now, now))
         job.matched = await self.count_dead(job)
-        return await self._write(Call(dead.start_replay, job))
+        return await self._write(Call(dead_letters.start_replay, job))
 
     async def replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
-        return await self._read(lambda view: dead.job_of(view, tenant, replay_id))
+        return await self._read(lambda view: dead_letters.job_of(view, tenant, replay_id))
 
     async def replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
-        return await self._read(lambda view: dead.jobs(view, running=running, tenant=tenant))
+        return await self._read(
+            lambda view: dead_letters.jobs(view, running=running, tenant=tenant)
+        )
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
-        return await self._write(Call(dead.replay_step, replay_id, limit), limit)
+        return await self._write(Call(dead_letters.replay_step, replay_id, limit), limit)
 
     async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
-        return await self._write(Call(dead.cancel_replay, tenant, replay_id))
+        return await self._write(Call(dead_letters.cancel_replay, tenant, replay_id))
 
     async def purge(self, tenant: str, query: port.TaskFilter, limit: int) -> int:
         """Remove in steps, so that other operations have their turn between them."""
         total, after = 0, 0
         while total < limit:
-            step = Call(dead.purge, tenant, query, after, limit - total)
+            step = Call(dead_letters.purge, tenant, query, after, limit - total)
             count, cursor = await self._write(step, limit - total)
             total += count
             if cursor is None:
@@ -169,50 +229,62 @@ class Port(ABC):
     async def put_policy(
         self, policy: PolicyVersion, *, replace: bool
     ) -> tuple[port.PolicyWriteStatus, PolicyVersion]:
-        return await self._write(Call(registry.put_policy, policy, replace))
+        return await self._write(Call(policies.put_policy, policy, replace))
 
     async def policy(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> PolicyVersion | None:
-        return await self._read(lambda view: registry.policy(view, tenant, policy_id, version))
+        return await self._read(lambda view: policies.policy(view, tenant, policy_id, version))
 
     async def policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
     ) -> port.Page[PolicyVersion]:
-        return await self._read(lambda view: registry.policies(view, tenant, cursor, limit))
+        return await self._read(lambda view: policies.policies(view, tenant, cursor, limit))
 
     async def delete_policy(self, tenant: str, policy_id: str) -> port.PolicyWriteStatus:
-        return await self._write(Call(registry.delete_policy, tenant, policy_id))
+        return await self._write(Call(policies.delete_policy, tenant, policy_id))
 
     async def put_key(self, key: ApiKey) -> None:
-        await self._write(Call(registry.put_key, key))
+        await self._write(Call(api_keys.put_key, key))
 
     async def key(self, digest: bytes) -> ApiKey | None:
-        return await self._read(lambda view: registry.key(view, digest))
+        return await self._read(lambda view: api_keys.key(view, digest))
 
     async def keys(self, tenant: str | None = None) -> list[ApiKey]:
-        return await self._read(lambda view: registry.keys(view, tenant))
+        return await self._read(lambda view: api_keys.keys(view, tenant))
 
     async def revoke_key(self, key_id: str) -> bool:
-        return await self._write(Call(registry.revoke_key, key_id))
+        return await self._write(Call(api_keys.revoke_key, key_id))
 
     # --- numbers and upkeep -----------------------------------------------------------------------
 
     async def counters(self, tenant: str | None = None) -> port.Counters:
-        return await self._read(lambda view: reading.counters(view, tenant))
+        return await self._read(lambda view: queries.counters(view, tenant))
 
     async def series(self, tenant: str | None, *, since: int) -> list[port.SeriesPoint]:
-        return await self._read(lambda view: reading.series(view, tenant, since))
+        return await self._read(lambda view: queries.series(view, tenant, since))
 
     async def sweep(self, retention: port.Retention, limit: int) -> port.SweepResult:
-        return await self._write(Call(upkeep.sweep, retention, limit), limit)
+        return await self._write(Call(sweep, retention, limit), limit)
 
     async def orphans(self, limit: int) -> list[str]:
-        return await self._read(lambda view: upkeep.orphans(view, limit))
+        return await self._read(lambda view: orphans(view, limit))
 
     async def forget_orphans(self, refs: Sequence[str]) -> None:
-        await self._write(Call(upkeep.forget_orphans, refs), len(refs))
+        await self._write(Call(forget_orphans, refs), len(refs))
+
+
+async def _put(line: Line | None, work: Callable[[Any], T], weight: int) -> T:
+    if line is None:
+        msg = "the store is not open: call open() first"
+        raise StoreUnavailable(msg)
+    answer: T = await line.put(work, weight)
+    return answer
+
+
+def _now() -> int:
+    return int(world.epoch() * 1000)
 
 
 def _counting(replay: ReplayRecord, after: int) -> Callable[[View], tuple[int, int | None]]:
-    return lambda view: dead.count(view, replay, after)
+    return lambda view: dead_letters.count(view, replay, after)
