@@ -73,6 +73,46 @@ def test_builtin_bases(kind: type[Exception], builtin: type[Exception]) -> None:
         raise kind("what happened")
 
 
+@pytest.mark.parametrize("kind", [errors.ConfigurationError, errors.ConfigurationTypeError])
+def test_configuration_errors_carry_their_parts(kind: type[errors.ConfigurationError]) -> None:
+    """The field, the rule and the value are attributes, and the message is made of them."""
+    error = kind("max_attempts", "must be at least 1", 0)
+    assert "max_attempts must be at least 1, got 0" == str(error)
+    assert ("max_attempts", "must be at least 1", 0) == (error.field, error.rule, error.value)
+    assert error.has_value
+
+
+def test_a_configuration_error_need_not_show_the_value() -> None:
+    """Without a value the message ends after the rule; None is a value like any other."""
+    error = errors.ConfigurationError("key", "must be 32 bytes")
+    assert ("key must be 32 bytes", None, False) == (str(error), error.value, error.has_value)
+    assert "key must be a text, got None" == str(
+        errors.ConfigurationError("key", "must be a text", None)
+    )
+
+
+def test_a_configuration_error_about_no_field() -> None:
+    """A single argument is the message; such an error has no field to rename."""
+    error = errors.ConfigurationError("policy and max_attempts exclude each other")
+    assert (None, str(error)) == (error.field, error.rule)
+    assert error is error.with_field("max_attempts")
+
+
+@pytest.mark.parametrize("kind", [errors.ConfigurationError, errors.ConfigurationTypeError])
+def test_a_configuration_error_under_another_name(kind: type[errors.ConfigurationError]) -> None:
+    """with_field() returns an error of the same type with the same rule and value."""
+    renamed = kind("max_attempts", "must be at least 1", 0).with_field("maxAttempts")
+    assert kind is type(renamed)
+    assert "maxAttempts must be at least 1, got 0" == str(renamed)
+    assert "--server must be a URL" == str(kind("url", "must be a URL").with_field("--server"))
+
+
+def test_another_name_keeps_the_index() -> None:
+    """with_field() renames what stands before an index."""
+    error = errors.ConfigurationError("secrets[1]", "must be base64")
+    assert "signing_secrets[1]" == error.with_field("signing_secrets").field
+
+
 @pytest.mark.parametrize("kind", REJECTIONS)
 def test_rejections_say_when_to_come_back(kind: type[errors.Rejected]) -> None:
     """A rejection names the dependency and the time after which another try makes sense."""
@@ -98,6 +138,7 @@ def test_the_last_result_is_kept() -> None:
     [
         *(kind("refused", downstream="payments", retry_after=2.5) for kind in REJECTIONS),
         errors.ResultNotAccepted("none accepted", {"state": "pending"}),
+        errors.ConfigurationError("max_attempts", "must be at least 1", 0),
         *(kind("what happened") for kind in ALL),
     ],
     ids=repr,

@@ -23,7 +23,9 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # as in tarry/__init__.py
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Self
+
+_NOT_SHOWN = object()
 
 
 class TarryError(Exception):
@@ -31,11 +33,50 @@ class TarryError(Exception):
 
 
 class ConfigurationError(TarryError, ValueError):
-    """A value that breaks a rule; the message names the field, the rule and what was given."""
+    """A value breaks a rule, or arguments do not go together."""
+
+    def __init__(self, field: str, rule: str | None = None, value: object = _NOT_SHOWN) -> None:
+        """Compose the message: "max_attempts must be at least 1, got 0".
+
+        That is `ConfigurationError("max_attempts", "must be at least 1", 0)`. Without a value the
+        message ends after the rule. A single argument is the whole message of an error that is
+        about no single field.
+        """
+        self.field: str | None = None if rule is None else field
+        """The name of the rejected argument or setting; None when the error is about no field."""
+        self.rule: str = field if rule is None else rule
+        """The rule that is broken, as a predicate ("must be at least 1"); else the message."""
+        self.has_value: bool = value is not _NOT_SHOWN
+        """Whether the message shows the rejected value. Secrets are never shown."""
+        self.value: object = value if self.has_value else None
+        """The rejected value; None when it is not shown."""
+        message = self.rule if self.field is None else f"{self.field} {self.rule}"
+        super().__init__(f"{message}, got {short_repr(value)}" if self.has_value else message)
+
+    def with_field(self, field: str) -> Self:
+        """Return the same error under another name of its field: that of JSON, TOML or the CLI.
+
+        An index stays: `secrets[1]` becomes `signing_secrets[1]`. An error about no field is
+        returned unchanged.
+        """
+        if self.field is None:
+            return self
+        _, bracket, index = self.field.partition("[")
+        value = self.value if self.has_value else _NOT_SHOWN
+        return type(self)(f"{field}{bracket}{index}", self.rule, value)
 
 
 class ConfigurationTypeError(ConfigurationError, TypeError):
     """A value of the wrong type, or an argument that is missing."""
+
+
+def short_repr(value: object, limit: int = 60) -> str:
+    """Return the repr of a value for an error message, cut after `limit` characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print an int of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 class Rejected(TarryError):

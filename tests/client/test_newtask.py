@@ -124,7 +124,7 @@ def test_refusals(options: dict[str, Any], said: str) -> None:
         ({"url": HOOK, "delay": -1}, r"^tasks\[1\]: delay must be at least 0"),
         (
             {"url": HOOK, "polcy": "x"},
-            r"^tasks\[1\]: enqueue has no argument 'polcy'; did you mean policy\?",
+            r"^tasks\[1\]: enqueue has no argument 'polcy'; did you mean 'policy'\?",
         ),
         ({"url": HOOK, "zz": 1}, r"^tasks\[1\]: enqueue has no argument 'zz'; it has url, body, "),
         ({}, r"^tasks\[1\] must have a url"),

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.core.checks import at_least, count, number, one_of, positive, share, short
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.core.checks import at_least, count, number, one_of, positive, share
+from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 
 HUGE = 10**400
 """A whole number that no float can hold."""
@@ -56,7 +56,7 @@ def test_what_is_not_finite(rule: Rule, value: float) -> None:
     """NaN, infinity and a whole number beyond every float are refused."""
     with pytest.raises(ConfigurationError) as caught:
         rule("field", value)
-    assert f"field must be finite, got {value!r}" == str(caught.value)
+    assert f"field must be finite, got {short_repr(value)}" == str(caught.value)
 
 
 @pytest.mark.parametrize("value", [UNPRINTABLE, -UNPRINTABLE], ids=["above", "below"])
@@ -142,7 +142,7 @@ def test_too_small_a_count(value: int, floor: int) -> None:
     """A count below its floor is refused."""
     with pytest.raises(ConfigurationError) as caught:
         count("field", value, floor)
-    assert f"field must be at least {floor}, got {value!r}" == str(caught.value)
+    assert f"field must be at least {floor}, got {short_repr(value)}" == str(caught.value)
 
 
 @pytest.mark.parametrize("value", [True, 1.0, nan, inf, "1", None, (1,)], ids=str)
@@ -178,4 +178,4 @@ def test_not_one_of(value: object) -> None:
 )
 def test_value_from_outside_fits_into_a_message(value: object, expected: str) -> None:
     """Sixty characters tell which one was meant."""
-    assert expected == short(value)
+    assert expected == short_repr(value)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tarry.core.backoff import BACKOFFS, Schedule
 from tarry.core.jitter import JITTERS
 from tarry.core.policy import PRESETS, Policy
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 
 PUBLIC = list(Policy._fields)
 
@@ -176,7 +176,7 @@ def test_values_that_break_a_rule(field: str, value: float | str, rule: str) -> 
     values: dict[str, Any] = {field: value}
     with pytest.raises(ConfigurationError) as caught:
         Policy(**values)
-    assert f"{field} must be {rule}, got {value!r}" == str(caught.value)
+    assert f"{field} must be {rule}, got {short_repr(value)}" == str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,7 @@ class OneLayerMiddleware:
 
     def __init__(self, app: App) -> None:
         if not callable(app):
-            msg = f"app must be an ASGI application, got {app!r}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("app", "must be an ASGI application", app)
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

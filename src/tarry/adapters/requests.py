@@ -89,11 +89,11 @@ class RetryAdapter(HTTPAdapter):
         max_retries: object = 0,
     ) -> None:
         if max_retries != 0:
-            msg = (
-                f"max_retries must be 0, got {max_retries!r}: urllib3 would retry below each "
-                "attempt, and two layers multiply; say it with policy=tarry.Policy(max_attempts=4)"
+            rule = (
+                f"must be 0, got {max_retries!r}: urllib3 would retry below each attempt, and two "
+                "layers multiply; say it with policy=tarry.Policy(max_attempts=4)"
             )
-            raise ConfigurationError(msg)
+            raise ConfigurationError("max_retries", rule)
         self._options: dict[str, Any] = {
             "policy": policy,
             "hedging": hedging,

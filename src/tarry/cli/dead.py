@@ -123,8 +123,8 @@ def purge(
     from tarry.cli.shown import counted, print_json, say
 
     if not yes and not sys.stdin.isatty():
-        msg = "--yes must be given where nobody can be asked: what is removed is gone"
-        raise ConfigurationError(msg)
+        rule = "must be given where nobody can be asked: what is removed is gone"
+        raise ConfigurationError("--yes", rule)
     which: LetterFilter = {"policy": policy, "lane": lane, "reason": reason}
     with connected(server, key) as client:
         matched = _matched(client, which)

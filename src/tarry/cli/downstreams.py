@@ -67,8 +67,8 @@ def _move(act: str, lane: str | None, server: str, key: str | None, *, as_json: 
 
     one_of("the first argument", act, ACTS)
     if lane is None:
-        msg = f"LANE must say which downstream to {act}; `tarry downstreams` lists them"
-        raise ConfigurationError(msg)
+        rule = f"must say which downstream to {act}; `tarry downstreams` lists them"
+        raise ConfigurationError("LANE", rule)
     with connected(server, key) as client:
         move = {"pause": client.pause, "resume": client.resume, "reset": client.reset}[act]
         moved = move(lane)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import tomllib
 from decimal import Decimal, InvalidOperation
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from tarry.core.suggest import did_you_mean, suggest
 from tarry.errors import ConfigurationError
-from tarry.simulator.files.schema import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -95,9 +94,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
         inside = [one.removeprefix(f"{table}.") for one in names if one.startswith(f"{table}.")]
         keys = dict.fromkeys(one.partition(".")[0] for one in inside)
         if keys:
-            close = get_close_matches(key, keys, n=1, cutoff=_CLOSE)
-            return (
-                f"did you mean {table}.{close[0]}?" if close else f"{table} has {', '.join(keys)}"
-            )
+            close = suggest(key, keys, similarity=_CLOSE)
+            return f"did you mean {table}.{close}?" if close else f"{table} has {', '.join(keys)}"
         table, _, key = table.rpartition(".")
-    return suggestion(name, names)
+    return did_you_mean(name, names)

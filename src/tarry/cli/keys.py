@@ -128,8 +128,8 @@ def _with_store(
 
     url = load_settings({"store": url}, file=config).settings.store
     if url == "memory:":
-        msg = "--store must be one that lasts, sqlite:PATH: what is in memory: is the service's own"
-        raise ConfigurationError(msg)
+        rule = "must be one that lasts, sqlite:PATH: what is in memory: is the service's own"
+        raise ConfigurationError("--store", rule)
     if url.startswith("sqlite:") and not is_new and not sqlite_path(url).exists():
         msg = f"--store: there is no {sqlite_path(url)}; is it the store of your service?"
         raise ConfigurationError(msg)

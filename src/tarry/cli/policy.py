@@ -85,8 +85,8 @@ def export(
     if host is None:
         from tarry.errors import ConfigurationError
 
-        msg = f"--host must name the service that is called to export to {to}"
-        raise ConfigurationError(msg)
+        rule = f"must name the service that is called to export to {to}"
+        raise ConfigurationError("--host", rule)
     defence = defence_of(file)
     if to == "gateway-api":
         port = DEFAULT_PORT if port is None else port

@@ -91,10 +91,8 @@ def _opened(server: str, key: str | None) -> Client:
     try:
         return Client(server, key=key)
     except ConfigurationError as error:
-        parameter, _, rule = str(error).partition(" ")
-        option = "--server" if parameter == "url" else f"--{parameter}"
-        msg = f"{option} {rule.replace('key=', '--key')}"
-        raise ConfigurationError(msg) from None
+        option = "--server" if error.field == "url" else f"--{error.field}"
+        raise error.with_field(option) from None
 
 
 def _why(server: str, error: Exception) -> str:

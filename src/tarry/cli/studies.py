@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tarry.cli.documents import defence_of
+from tarry.core.suggest import did_you_mean
 from tarry.errors import ConfigurationError
 from tarry.simulator.files import compare_files, is_scenario, read_study
-from tarry.simulator.files.schema import suggestion
 from tarry.simulator.files.studies import names_of
 from tarry.simulator.scenarios import STUDIES
 
@@ -51,5 +51,5 @@ def _study(name: str) -> Study:
     path = Path(name)
     if path.suffix or path.exists():
         return read_study(path)
-    msg = f"no scenario and no file {name!r}; {suggestion(name, STUDIES)}"
+    msg = f"no scenario and no file {name!r}; {did_you_mean(name, STUDIES)}"
     raise ConfigurationError(msg)

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from tarry.client.options import check_names
-from tarry.core.checks import at_least, short
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.core.checks import at_least
+from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.wire import http
 from tarry.wire.tasks import LAST_TIME, MOST_IN_BATCH, NewBatch, RetryTaskRequest
 
@@ -46,11 +46,11 @@ def new_task(
 ) -> RetryTaskRequest:
     """Return the form of a task. It has a key, so that sending it twice makes one task."""
     if not isinstance(policy, str):
-        msg = (
-            f"policy must be the name of a policy, got {short(policy)}: put_policy() gives one a "
+        rule = (
+            f"must be the name of a policy, got {short_repr(policy)}: put_policy() gives one a "
             "name, and overrides= changes fields for one task"
         )
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError("policy", rule)
     if delay is not None and at is not None:
         msg = "delay and at both say when a task begins: leave one of them out"
         raise ConfigurationError(msg)
@@ -98,13 +98,12 @@ def epoch_ms(field: str, at: Instant) -> int:
     """Return an instant as the API writes it."""
     if isinstance(at, datetime):
         if at.utcoffset() is None:
-            msg = f"{field} must have a time zone, as datetime.now(UTC) has, got {at!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(field, "must have a time zone, as datetime.now(UTC) has", at)
         at = at.timestamp()
     ms = round(at_least(field, at, 0) * 1000)
     if ms > LAST_TIME:
-        msg = f"{field} must be in seconds since 1970, got {at!r}: are these milliseconds?"
-        raise ConfigurationError(msg)
+        rule = f"must be in seconds since 1970, got {at!r}: are these milliseconds?"
+        raise ConfigurationError(field, rule)
     return ms
 
 
@@ -122,11 +121,9 @@ def written(field: str, value: Mapping[str, Any]) -> bytes:
 def _one_of_many(place: int, task: NewTask) -> bytes:
     where = f"tasks[{place}]"
     if not isinstance(task, Mapping):
-        msg = f'{where} must be the arguments of enqueue, {{"url": ...}}, got {short(task)}'
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(where, 'must be the arguments of enqueue, {"url": ...}', task)
     if "url" not in task:
-        msg = f"{where} must have a url"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(where, "must have a url")
     try:
         check_names("enqueue", task)
         return _written(where, new_task(**task))
@@ -146,8 +143,7 @@ def _dict(field: str, value: object) -> dict[str, Any] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        msg = f"{field} must be a dict, got {short(value)}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(field, "must be a dict", value)
     return dict(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
@@ -157,5 +153,5 @@ def _json(field: str, value: object) -> bytes:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        msg = f"{field} must be text, bytes or a value that JSON can hold: {error}"
-        raise ConfigurationTypeError(msg) from None
+        rule = f"must be text, bytes or a value that JSON can hold: {error}"
+        raise ConfigurationTypeError(field, rule) from None

@@ -11,7 +11,6 @@ from tarry.client.newtask import written
 from tarry.client.paths import identified, named, page, repeatable
 from tarry.client.request import Answer, Manner, Request, decoded, nothing, problem_of
 from tarry.client.whole import is_whole
-from tarry.core.checks import short
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
 from tarry.wire.policies import policy_sent
@@ -55,8 +54,8 @@ class OperatorRequests:
     ) -> Request[RetryPolicy]:
         """Write a policy."""
         if isinstance(policy_id, str) and "/" in policy_id:
-            msg = f"policy_id must have letters, digits and ._- only, got {short(policy_id)}"
-            raise ConfigurationError(msg)
+            rule = "must have letters, digits and ._- only"
+            raise ConfigurationError("policy_id", rule, policy_id)
         return Request(
             method="PUT",
             path=_policy_path(policy_id),

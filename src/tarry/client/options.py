@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from difflib import get_close_matches
 from typing import Any, Literal, Required, TypeAlias, TypedDict
 
+from tarry.core.suggest import did_you_mean
 from tarry.errors import ConfigurationTypeError
 
 Duration: TypeAlias = float | timedelta
@@ -88,7 +88,5 @@ def check_names(method: str, arguments: Iterable[str]) -> None:
     names = _TAKES[method]
     for name in arguments:
         if name not in names:
-            close = get_close_matches(name, names, n=1)
-            meant = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
-            msg = f"{method} has no argument {name!r}; {meant}"
+            msg = f"{method} has no argument {name!r}; {did_you_mean(name, names)}"
             raise ConfigurationTypeError(msg)

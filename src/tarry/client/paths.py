@@ -8,8 +8,7 @@ from uuid import uuid4
 
 from tarry.client.errors import NotFound
 from tarry.client.request import Answer, Request
-from tarry.core.checks import short
-from tarry.errors import ConfigurationTypeError
+from tarry.errors import ConfigurationTypeError, short_repr
 from tarry.wire import http
 from tarry.wire.tasks import MOST_IN_PAGE, Page
 
@@ -28,8 +27,7 @@ def path_of(path: str, query: Mapping[str, str | None]) -> str:
 def named(field: str, name: str) -> str:
     """Return a name as one part of a path, slashes and all."""
     if not isinstance(name, str) or not name.strip("."):  # "..", in a path, is another path
-        msg = f"{field} must be the name of one, got {short(name)}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(field, "must be the name of one", name)
     return quote(name, safe="")
 
 
@@ -40,7 +38,7 @@ def identified(field: str, name: str) -> str:
     """
     part = named(field, name)
     if "/" in name:
-        msg = f"There is no such {field.removesuffix('_id')}: {short(name)} has a slash."
+        msg = f"There is no such {field.removesuffix('_id')}: {short_repr(name)} has a slash."
         raise NotFound(msg)
     return part
 

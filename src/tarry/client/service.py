@@ -87,8 +87,8 @@ def need_packages() -> None:
 
 def _checked_url(url: Any) -> str:
     if not isinstance(url, str):
-        msg = f'url must be the address of the service, "http://127.0.0.1:8080", got {url!r}'
-        raise ConfigurationTypeError(msg)
+        rule = 'must be the address of the service, "http://127.0.0.1:8080"'
+        raise ConfigurationTypeError("url", rule, url)
     try:
         parts = urlsplit(url)
         is_address = parts.scheme in {"http", "https"} and bool(parts.hostname)
@@ -97,16 +97,16 @@ def _checked_url(url: Any) -> str:
         is_address = has_more = False
     if not is_address or has_more:
         # Not shown: what is no address may be a secret.
-        msg = (
-            "url must be the address of the service, as http://127.0.0.1:8080: scheme, host and "
-            "port, perhaps a path; no user, query or fragment. An API key goes into key="
+        rule = (
+            "must be the address of the service, as http://127.0.0.1:8080: scheme, host and port, "
+            "perhaps a path; no user, query or fragment. The API key is given separately"
         )
-        raise ConfigurationError(msg)
+        raise ConfigurationError("url", rule)
     return url.rstrip("/")
 
 
 def _checked_key(key: Any) -> str:
     if not (isinstance(key, str) and key.isascii() and key.isprintable() and key.strip() == key):
-        msg = "key must be an API key of the service, a text of visible ASCII characters"
-        raise ConfigurationTypeError(msg)
+        rule = "must be an API key of the service, a text of visible ASCII characters"
+        raise ConfigurationTypeError("key", rule)
     return key

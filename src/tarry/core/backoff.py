@@ -50,12 +50,10 @@ class Schedule(Value):
 
     def __init__(self, delays: Iterable[float]) -> None:
         if not isinstance(delays, Iterable):
-            msg = f"delays must be a collection of seconds, got {delays!r}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("delays", "must be a collection of seconds", delays)
         checked = tuple(at_least(f"delays[{i}]", d, 0) for i, d in enumerate(delays))
         if not checked:
-            msg = "delays must hold at least one delay, got none"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("delays", "must hold at least one delay, got none")
         self._set(delays=checked)
 
     def __call__(self, k: int) -> float:

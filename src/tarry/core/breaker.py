@@ -102,8 +102,8 @@ class Breaker:
         self._growth = at_least("growth", growth, 1)
         self._max_open = positive("max_open", max_open)
         if self._max_open < self._open_for:
-            msg = f"max_open must be at least open_for ({open_for:g}), got {max_open:g}"
-            raise ConfigurationError(msg)
+            rule = f"must be at least open_for ({open_for:g}), got {max_open:g}"
+            raise ConfigurationError("max_open", rule)
         self._spread = at_least("spread", spread, 0)
         self.probes: int = count("probes", probes)
         """Calls that it lets through at a time while it is half-open."""

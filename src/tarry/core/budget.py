@@ -172,13 +172,12 @@ class ThrottleBudget:
     def __init__(self, max_tokens: int = 10, token_ratio: float = 0.1) -> None:
         self._capacity = self._milli = count("max_tokens", max_tokens) * 1000
         if max_tokens > self._MOST_TOKENS:
-            msg = f"max_tokens must be at most {self._MOST_TOKENS}, got {max_tokens}"
-            raise ConfigurationError(msg)
+            rule = f"must be at most {self._MOST_TOKENS}, got {max_tokens}"
+            raise ConfigurationError("max_tokens", rule)
         ratio = min(positive("token_ratio", token_ratio), self._MOST_TOKENS)
         self._ratio = int(ratio * 1000 + 1e-9)  # 1.001 * 1000 is a hair below 1001
         if not self._ratio:
-            msg = f"token_ratio must be at least 0.001, got {token_ratio!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("token_ratio", "must be at least 0.001", token_ratio)
 
     def cost(self, outcome: Outcome) -> float:  # noqa: ARG002 - part of the protocol
         """Return the least amount there is: more than half must be left, and nothing is taken."""

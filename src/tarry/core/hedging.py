@@ -45,8 +45,8 @@ class Hedging:
             raise ConfigurationError(msg)
         if isinstance(self.after, str):
             if not _PERCENTILE.fullmatch(self.after) or not self.quantile:
-                msg = f'after must be seconds or a percentile such as "p95", got {self.after!r}'
-                raise ConfigurationError(msg)
+                rule = 'must be seconds or a percentile such as "p95"'
+                raise ConfigurationError("after", rule, self.after)
         elif self.after is not None:
             object.__setattr__(self, "after", at_least("after", self.after, 0))
         if self.max_extra_load is not None:
@@ -55,8 +55,8 @@ class Hedging:
         at_least("max_hint", self.max_hint, 0)
         count("min_samples", self.min_samples)
         if self.min_samples > MOST_SAMPLES:
-            msg = f"min_samples must be at most {MOST_SAMPLES}, got {self.min_samples}"
-            raise ConfigurationError(msg)
+            rule = f"must be at most {MOST_SAMPLES}, got {self.min_samples}"
+            raise ConfigurationError("min_samples", rule)
 
     @property
     def quantile(self) -> float | None:

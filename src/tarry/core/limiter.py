@@ -94,11 +94,10 @@ class AIMD:
         self._max = count("max_limit", max_limit)
         self._limit = float(count("initial", initial))
         if not min_limit <= initial <= max_limit:
-            msg = f"initial must lie from min_limit to max_limit, got {initial}"
-            raise ConfigurationError(msg)
+            rule = f"must lie from min_limit to max_limit, got {initial}"
+            raise ConfigurationError("initial", rule)
         if not 0 < positive("backoff", backoff) < 1:
-            msg = f"backoff must be less than 1, got {backoff!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("backoff", "must be less than 1", backoff)
         self._backoff = backoff
         self._running = 0
         self._cut = float("-inf")

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tarry.core.backoff import BACKOFFS, Backoff, BackoffName, Schedule
-from tarry.core.checks import at_least, count, one_of, positive, shown
+from tarry.core.checks import at_least, count, one_of, positive
 from tarry.core.explain import explain
 from tarry.core.jitter import JITTERS, Jitter, JitterName, custom
 from tarry.core.outcome import GRPC_CODES, RETRYABLE_CODES, RETRYABLE_STATUSES
@@ -109,13 +109,12 @@ class Policy(Value):
             positive("max_delay", max_delay),
         )
         if longest < initial:
-            msg = f"max_delay must be at least initial_delay ({initial:g}), got {longest:g}"
-            raise ConfigurationError(msg)
+            rule = f"must be at least initial_delay ({initial:g}), got {longest:g}"
+            raise ConfigurationError("max_delay", rule)
         _named_or_callable("backoff", backoff, BACKOFFS)
         _named_or_callable("jitter", jitter, JITTERS)
         if not isinstance(retry_marked, bool):
-            msg = f"retry_marked must be True or False, got {retry_marked!r}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("retry_marked", "must be True or False", retry_marked)
         throttled = positive("throttled_delay", throttled_delay)
         self._set(
             max_attempts=count("max_attempts", max_attempts),
@@ -241,15 +240,13 @@ def _positive_or_none(field: str, value: object) -> float | None:
 def _named_or_callable(field: str, value: object, known: Mapping[str, object]) -> None:
     if not callable(value):
         if not isinstance(value, str):
-            msg = f"{field} must be a name or a callable, got {value!r}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError(field, "must be a name or a callable", value)
         one_of(field, value, known)
 
 
 def _iterable(field: str, value: object) -> Iterable[Any]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        msg = f"{field} must be a collection, got {value!r}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(field, "must be a collection", value)
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -257,11 +254,10 @@ def _statuses(values: object) -> frozenset[int]:
     statuses: set[int] = set()
     for status in _iterable("retryable_statuses", values):
         if isinstance(status, bool) or not isinstance(status, int):
-            msg = f"retryable_statuses must hold whole numbers, got {status!r}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("retryable_statuses", "must hold whole numbers", status)
         if not _LOWEST_STATUS <= status <= _HIGHEST_STATUS:
-            msg = f"retryable_statuses must hold statuses from 100 to 599, got {shown(status)}"
-            raise ConfigurationError(msg)
+            rule = "must hold statuses from 100 to 599"
+            raise ConfigurationError("retryable_statuses", rule, status)
         statuses.add(status)
     return frozenset(statuses)
 
@@ -271,8 +267,8 @@ def _codes(values: object) -> frozenset[str]:
     for code in _iterable("retryable_codes", values):
         if not isinstance(code, str):
             name = getattr(code, "name", "UNAVAILABLE")
-            msg = f'retryable_codes must hold names, as text ("{name}"), got {code!r}'
-            raise ConfigurationTypeError(msg)
+            rule = f'must hold names, as text ("{name}")'
+            raise ConfigurationTypeError("retryable_codes", rule, code)
         one_of("retryable_codes", code, GRPC_CODES)
         codes.add(code)
     return frozenset(codes)

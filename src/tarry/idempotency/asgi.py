@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from tarry.core.checks import count, positive, shown
-from tarry.errors import ConfigurationTypeError, Rejected
+from tarry.core.checks import count, positive
+from tarry.errors import ConfigurationTypeError, Rejected, short_repr
 from tarry.idempotency.exchange import Exchange, replay
 from tarry.idempotency.key import MalformedKey, parse_key
 from tarry.idempotency.lease import PATIENCE, Lease, Terms
@@ -95,18 +95,15 @@ class IdempotencyMiddleware:
         docs_url: str | None = None,
     ) -> None:
         if not callable(app):
-            msg = f"app must be an ASGI application, got {shown(app)}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("app", "must be an ASGI application", app)
         if isinstance(methods, str):
-            msg = f"methods must be a list of names, got {shown(methods)}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("methods", "must be a list of names", methods)
         if not isinstance(store_errors, bool):
-            msg = f"store_errors must be True or False, got {shown(store_errors)}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("store_errors", "must be True or False", store_errors)
         if identity is not None:
             if not callable(identity):
-                msg = f"identity must be a function of the scope, got {shown(identity)}"
-                raise ConfigurationTypeError(msg)
+                rule = "must be a function of the scope"
+                raise ConfigurationTypeError("identity", rule, identity)
             plain_function("identity", identity)
         self._app = app
         self._store = MemoryStore() if store is None else _checked(store)
@@ -198,5 +195,5 @@ def _checked(store: object) -> Store:
     names = ("claim", "extend", "finish", "release", "sweep", "close")
     if isinstance(store, type) or not all(callable(getattr(store, name, None)) for name in names):
         rule = 'store must be a store, such as SqliteStore("keys.db") or MemoryStore()'
-        raise ConfigurationTypeError(f"{rule}, got {shown(store)}")
+        raise ConfigurationTypeError(f"{rule}, got {short_repr(store)}")
     return store  # type: ignore[return-value]

@@ -6,7 +6,6 @@ import re
 from math import ceil
 from typing import TYPE_CHECKING
 
-from tarry.core.checks import shown
 from tarry.errors import ConfigurationError
 from tarry.wire.problem import MEDIA_TYPE, Problem
 
@@ -113,8 +112,7 @@ class Docs:
 
     def __init__(self, url: str | None) -> None:
         if url is not None and not (isinstance(url, str) and _URL.fullmatch(url)):
-            msg = f"docs_url must be an http or https URL in plain ASCII, got {shown(url)}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("docs_url", "must be an http or https URL in plain ASCII", url)
         self._url = url
         self.link: bytes = f'<{url or _DRAFT}>; rel="describedby"'.encode()
 

@@ -9,8 +9,7 @@ from hashlib import sha256
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tarry.core.checks import shown
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.idempotency.problems import too_large
 from tarry.runtime.callables import plain_function
 from tarry.wire.asgi import Scope
@@ -76,8 +75,7 @@ def told(identity: Any) -> str:
     if not isinstance(identity, str):
         if hasattr(identity, "cr_code"):
             identity.close()  # or Python warns that it was never awaited
-        msg = f"identity must return a text that says who calls, got {shown(identity)}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError("identity", "must return a text that says who calls", identity)
     return identity
 
 
@@ -121,8 +119,7 @@ def needs_key(required: Routes) -> Callable[[Scope], bool]:
         plain_function("required", required)
         return required
     if isinstance(required, (str, bytes)) or not hasattr(required, "__iter__"):
-        msg = f"required must be a list of paths or a function, got {shown(required)}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError("required", "must be a list of paths or a function", required)
     exact: set[str] = set()
     below: list[str] = []
     for path in required:
@@ -143,15 +140,15 @@ def needs_key(required: Routes) -> Callable[[Scope], bool]:
 def _checked(path: object) -> tuple[str, str]:
     """Return a path without its star, and the star."""
     if not isinstance(path, str):
-        msg = f"required must be a list of paths, got {shown(path)} in it"
-        raise ConfigurationTypeError(msg)
+        rule = f"must be a list of paths, got {short_repr(path)} in it"
+        raise ConfigurationTypeError("required", rule)
     prefix, star, rest = path.partition("*")
     if not path.startswith("/") or rest or (star and not prefix.endswith("/")):
-        msg = f'required has paths such as "/payments" or "/payments/*", got {shown(path)}'
+        msg = f'required has paths such as "/payments" or "/payments/*", got {short_repr(path)}'
         raise ConfigurationError(msg)
     if "{" in path or "<" in path:
         msg = (
-            f"required has plain paths and no parameters, got {shown(path)}: take all below, "
+            f"required has plain paths and no parameters, got {short_repr(path)}: take all below, "
             '"/payments/*", or a function of the scope'
         )
         raise ConfigurationError(msg)

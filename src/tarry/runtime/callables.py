@@ -40,8 +40,8 @@ def callable_(door: str, fn: Any) -> None:
 def plain_function(field: str, fn: object) -> None:
     """Refuse a coroutine function where an answer is needed at once: its coroutine is a yes."""
     if flags_of(fn) & (COROUTINE | ASYNC_GENERATOR):
-        msg = f"{field} must be a plain function, got the coroutine function {name_of(fn)}"
-        raise ConfigurationTypeError(msg)
+        rule = f"must be a plain function, got the coroutine function {name_of(fn)}"
+        raise ConfigurationTypeError(field, rule)
 
 
 def caller() -> str:

@@ -77,8 +77,7 @@ class Classifier:
         if isinstance(answer, Kind):
             return Outcome(answer)
         if isinstance(answer, (Stop, Wait)) or hasattr(answer, "should_retry"):
-            msg = f"on must answer True, False or a tarry.Outcome, got {answer!r}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("on", "must answer True, False or a tarry.Outcome", answer)
         if not answer:
             return PERMANENT
         return _TIMEOUT if isinstance(error, TimeoutError) else TRANSIENT
@@ -87,19 +86,15 @@ class Classifier:
 def _checked(on: object) -> tuple[type[Exception], ...]:
     types = cast("tuple[object, ...]", on) if isinstance(on, tuple) else (on,)
     if not types:
-        msg = "on must name at least one type of error, got ()"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("on", "must name at least one type of error, got ()")
     for item in types:
         if not isinstance(item, type) or not issubclass(item, BaseException):
-            msg = (
-                "on must be an exception type, a tuple of them, or a predicate over the "
-                f"exception, got {on!r}"
-            )
-            raise ConfigurationTypeError(msg)
+            rule = "must be an exception type, a tuple of them, or a predicate over the exception"
+            raise ConfigurationTypeError("on", rule, on)
         if not issubclass(item, Exception):
-            msg = (
-                f"on must name subclasses of Exception, got {item.__name__}: cancellation and "
+            rule = (
+                f"must name subclasses of Exception, got {item.__name__}: cancellation and "
                 "KeyboardInterrupt are never retried"
             )
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("on", rule)
     return cast("tuple[type[Exception], ...]", types)

@@ -80,11 +80,10 @@ class Spec:
 
             instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
         if random is not None and not hasattr(random, "random"):
-            msg = f"random must be a source such as random.Random(7), got {random!r}"
-            raise ConfigurationTypeError(msg)
+            rule = "must be a source such as random.Random(7)"
+            raise ConfigurationTypeError("random", rule, random)
         if until is not None and not callable(until):
-            msg = f"until must be a predicate over the result, got {until!r}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("until", "must be a predicate over the result", until)
         if until is not None:
             plain_function("until", until)
         changes: dict[str, Any] = {}
@@ -138,5 +137,4 @@ class Spec:
 def instance(field: str, value: object, kind: type, wanted: str) -> None:
     """Refuse an argument of another type, and say what is wanted."""
     if value is not None and not isinstance(value, kind):
-        msg = f"{field} must be {wanted}, got {value!r}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(field, f"must be {wanted}", value)

@@ -71,8 +71,7 @@ class Downstream(core.Downstream):
         max_in_flight: int | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
-            msg = f"name must be a text that is not empty, got {name!r}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("name", "must be a text that is not empty", name)
         _has("breaker", breaker, "admit", "a tarry.Breaker()")
         _has("budget", budget, "withdraw", "a tarry.TokenBudget() or another budget")
         _has("limiter", limiter, "acquire", "a tarry.AIMD() or another limiter")
@@ -232,5 +231,4 @@ class Downstream(core.Downstream):
 
 def _has(field: str, value: object, method: str, wanted: str) -> None:
     if value is not None and (isinstance(value, type) or not hasattr(value, method)):
-        msg = f"{field} must be {wanted}, got {value!r}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(field, f"must be {wanted}", value)

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from tarry.core.checks import short
-from tarry.errors import ConfigurationError, MissingExtra, StoreUnavailable, TarryError
+from tarry.errors import ConfigurationError, MissingExtra, StoreUnavailable, TarryError, short_repr
 from tarry.service.files import make_folder, write_new
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class Payloads:
             is_folder = isinstance(self._store, LocalStore)
             self._folder = Path(self._store.prefix) if is_folder else None
         except Exception as error:
-            msg = f"bodies: cannot use {short(url)}: {_first_line(error)}"
+            msg = f"cannot use {short_repr(url)} for bodies: {_first_line(error)}"
             raise ConfigurationError(msg) from error
 
     async def put(self, tenant: str, task_id: str, body: bytes) -> tuple[str, bytes]:
@@ -105,14 +104,13 @@ class Payloads:
         """Return the name of a caller's object, or say what is wrong with it."""
         parts = ref.split("/")
         if not ref.isprintable() or len(ref.encode()) > _LONGEST_REF or {"", ".", ".."} & {*parts}:
-            msg = f"bodyRef must be a path such as {tenant}/invoices/7.json, got {short(ref)}"
-            raise ConfigurationError(msg)
+            rule = f"must be a path such as {tenant}/invoices/7.json"
+            raise ConfigurationError("bodyRef", rule, ref)
         if parts[0] != tenant or len(parts) == 1:
-            msg = f"bodyRef must lie under {tenant}/, got {short(ref)}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("bodyRef", f"must lie under {tenant}/", ref)
         if self._folder is not None and _UNLISTED.fullmatch(parts[-1]):
-            msg = f"bodyRef cannot end with # and digits where bodies are files, got {short(ref)}"
-            raise ConfigurationError(msg)
+            rule = "cannot end with # and digits where bodies are files"
+            raise ConfigurationError("bodyRef", rule, ref)
         return ref
 
     async def stamp(self, ref: str) -> tuple[int, str | None]:
@@ -120,11 +118,11 @@ class Payloads:
         try:
             meta = await _found(self._obstore.head_async(self._store, ref))
         except FileNotFoundError:
-            msg = f"bodyRef names an object that is not there: {short(ref)}"
-            raise ConfigurationError(msg) from None
+            rule = f"names an object that is not there: {short_repr(ref)}"
+            raise ConfigurationError("bodyRef", rule) from None
         if meta["size"] > self._most:
-            msg = f"bodyRef must name an object of at most {self._most} bytes, got {meta['size']}"
-            raise ConfigurationError(msg)
+            rule = f"must name an object of at most {self._most} bytes, got {meta['size']}"
+            raise ConfigurationError("bodyRef", rule)
         return meta["size"], meta["e_tag"]
 
     async def read(self, content: TaskContent) -> bytes:

@@ -61,11 +61,8 @@ class Sealed:
         try:
             self._fernet = MultiFernet([Fernet(key) for key in keys])
         except ValueError as error:
-            msg = (
-                "an encryption key must be 32 random bytes in URL-safe base64: "
-                "openssl rand -base64 32 | tr +/ -_"
-            )
-            raise ConfigurationError(msg) from error
+            rule = "must be 32 random bytes in URL-safe base64: openssl rand -base64 32 | tr +/ -_"
+            raise ConfigurationError("an encryption key", rule) from error
         self._invalid = InvalidToken
 
     def seal(self, body: bytes) -> bytes:

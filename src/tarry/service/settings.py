@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
-from tarry.core.checks import short
-from tarry.errors import ConfigurationError
+from tarry.core.suggest import suggest
+from tarry.errors import ConfigurationError, short_repr
 from tarry.service import defaults
 from tarry.service.defaults import LEASE_GRACE_MS
 
@@ -260,9 +259,9 @@ def _unknown(
 ) -> ConfigurationError:
     """Return what to say of a name that is none; there, names are `written` so."""
     names = sorted(known)
-    close = [written(one) for one in get_close_matches(name, names, n=1)]
+    close = suggest(name, names)
     every = ", ".join(map(written, names))
-    said = f"did you mean {close[0]}?" if close else f"there are {every}"
+    said = f"did you mean {written(close)}?" if close else f"there are {every}"
     return ConfigurationError(f"{origin}: there is no such setting; {said}")
 
 
@@ -276,7 +275,7 @@ def _checked(said: _Said) -> Any:
         return msgspec.convert(value, _TYPES[name], strict=is_typed)
     except msgspec.ValidationError as error:
         bound = _BOUND.search(str(error))
-        seen = str(value).lower() if isinstance(value, bool) else short(value)
+        seen = str(value).lower() if isinstance(value, bool) else short_repr(value)
         given = "" if name in SECRETS else f", got {seen}"
         msg = f"{origin}: must be {_wanted(name)}{bound[0] if bound else ''}{given}"
         raise ConfigurationError(msg) from error

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tarry.core.checks import number, short
+from tarry.core.checks import number
 from tarry.errors import ConfigurationError
 from tarry.service.api.auth import check_tenant
 from tarry.service.delivery.guard import Guard
@@ -35,12 +35,11 @@ def check_setting(name: str, value: Any) -> None:
     """Raise ConfigurationError when a value breaks the rule of its setting."""
     if name not in _RULES or (not value and name not in _NEEDED):
         return
-    rule, parameter = _RULES[name]
     try:
-        rule(value)
+        _RULES[name](value)
     except ConfigurationError as error:
-        # The part names its parameter; the user knows the setting.
-        raise ConfigurationError(name + str(error).removeprefix(parameter)) from None
+        # The error names a parameter of the class that was tried; the user knows the setting.
+        raise error.with_field(name) from None
 
 
 def sqlite_path(url: str) -> Path:
@@ -48,8 +47,7 @@ def sqlite_path(url: str) -> Path:
     rest = url.removeprefix(SQLITE)
     path = "/" + rest.lstrip("/") if rest.startswith("/") else rest
     if not path.strip("/"):
-        msg = f"store must name a file: sqlite:PATH, got {url!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("store", "must name a file: sqlite:PATH", url)
     return Path(path)
 
 
@@ -57,12 +55,11 @@ def _store(url: str) -> None:
     if url == MEMORY:
         return
     if not url.startswith(SQLITE):
-        msg = f"store must be sqlite:PATH or memory:, got {short(url)}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("store", "must be sqlite:PATH or memory:", url)
     path = sqlite_path(url)
     if path.is_dir():
-        msg = f"store must be a file, and {path} is a folder: write sqlite:{path}/tarry.db"
-        raise ConfigurationError(msg)
+        rule = f"must be a file, and {path} is a folder: write sqlite:{path}/tarry.db"
+        raise ConfigurationError("store", rule)
     _folder("store", path.parent)
 
 
@@ -71,9 +68,8 @@ def _bodies(url: str) -> None:
         try:
             Payloads(url, most_bytes=1)
         except ConfigurationError as error:
-            said = str(error).removeprefix("bodies: ")
-            msg = f"bodies must be a folder, or a bucket as s3://bucket/path: {said}"
-            raise ConfigurationError(msg) from None
+            rule = f"must be a folder, or a bucket as s3://bucket/path: {error}"
+            raise ConfigurationError("bodies", rule) from None
     else:
         _folder("bodies", Path(url))
 
@@ -82,11 +78,10 @@ def _folder(name: str, path: Path) -> None:
     """Refuse what is no folder that files can be put into, and can be made none."""
     there = next(one for one in (path, *path.absolute().parents) if one.exists())
     if not there.is_dir():
-        msg = f"{name} must lie in a folder, and {there} is none"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(name, f"must lie in a folder, and {there} is none")
     if not os.access(there, os.W_OK | os.X_OK):
-        msg = f"{name} must lie in a folder that can be written to, and {there} cannot"
-        raise ConfigurationError(msg)
+        rule = f"must lie in a folder that can be written to, and {there} cannot"
+        raise ConfigurationError(name, rule)
 
 
 def _endpoint(url: str) -> None:
@@ -96,17 +91,16 @@ def _endpoint(url: str) -> None:
     except ValueError:
         is_right = False
     if not is_right:
-        shown = short(url.rpartition("@")[2])
-        msg = f"bodies_endpoint must be a URL as http://host:port, got {shown}"
-        raise ConfigurationError(msg)
+        without_password = url.rpartition("@")[2]
+        rule = "must be a URL as http://host:port"
+        raise ConfigurationError("bodies_endpoint", rule, without_password)
 
 
 def _certificates(file: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
     except (OSError, ValueError):  # an SSLError is an OSError
-        msg = f"ca_file must be a file of PEM certificates, got {short(file)}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError("ca_file", "must be a file of PEM certificates", file) from None
 
 
 def _host(host: str) -> None:
@@ -119,22 +113,21 @@ def _host(host: str) -> None:
 def _hosts(hosts: Sequence[str]) -> None:
     for host in hosts:
         if "/" in host or not urlsplit(f"//{host}").hostname:
-            msg = f"allow_host must hold host names, got {short(host)}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("allow_host", "must hold host names", host)
 
 
-_RULES: dict[str, tuple[Callable[[Any], object], str]] = {
-    "store": (_store, "store"),
-    "bodies": (_bodies, "bodies"),
-    "bodies_endpoint": (_endpoint, "bodies_endpoint"),
-    "host": (_host, "targetUrl"),
-    "allow_host": (_hosts, "allow_host"),
-    "allow_target": (Guard, "allow"),
-    "operator": (check_tenant, "tenant"),
-    "tenant_rate": (lambda rate: number("tenant_rate", rate), "tenant_rate"),
-    "egress_proxy": (parse_proxy, "proxy"),
-    "ca_file": (_certificates, "ca_file"),
-    "signing_secrets": (Signer, "secrets"),
-    "encryption_keys": (Sealed, "an encryption key"),
+_RULES: dict[str, Callable[[Any], object]] = {
+    "store": _store,
+    "bodies": _bodies,
+    "bodies_endpoint": _endpoint,
+    "host": _host,
+    "allow_host": _hosts,
+    "allow_target": Guard,
+    "operator": check_tenant,
+    "tenant_rate": lambda rate: number("tenant_rate", rate),
+    "egress_proxy": parse_proxy,
+    "ca_file": _certificates,
+    "signing_secrets": Signer,
+    "encryption_keys": Sealed,
 }
-"""By the setting: its rule, and what the rule calls it."""
+"""The rule of each setting: a callable that raises ConfigurationError for a bad value."""

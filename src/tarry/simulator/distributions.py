@@ -71,8 +71,8 @@ class Uniform:
 
     def __post_init__(self) -> None:
         if at_least("high", self.high, 0) < at_least("low", self.low, 0):
-            msg = f"high must be at least low ({self.low:g}), got {self.high:g}"
-            raise ConfigurationError(msg)
+            rule = f"must be at least low ({self.low:g}), got {self.high:g}"
+            raise ConfigurationError("high", rule)
 
     @property
     def mean(self) -> float:
@@ -127,10 +127,8 @@ class Lognormal:
     def __post_init__(self) -> None:
         positive("median", self.median)
         if at_least("sigma", self.sigma, 0) > _WIDEST:
-            msg = (
-                f"sigma must be at most {_WIDEST:g}, or there is hardly a mean, got {self.sigma:g}"
-            )
-            raise ConfigurationError(msg)
+            rule = f"must be at most {_WIDEST:g}, or there is hardly a mean, got {self.sigma:g}"
+            raise ConfigurationError("sigma", rule)
 
     @property
     def mean(self) -> float:
@@ -156,8 +154,8 @@ class HeavyTail:
     def __post_init__(self) -> None:
         positive("minimum", self.minimum)
         if number("shape", self.shape) <= 1:
-            msg = f"shape must be greater than 1, or there is no mean, got {self.shape:g}"
-            raise ConfigurationError(msg)
+            rule = f"must be greater than 1, or there is no mean, got {self.shape:g}"
+            raise ConfigurationError("shape", rule)
 
     @property
     def mean(self) -> float:
@@ -178,8 +176,7 @@ class Empirical:
 
     def __post_init__(self) -> None:
         if not self.values:
-            msg = "values must hold at least one duration, got none"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("values", "must hold at least one duration, got none")
         for value in self.values:
             at_least("values", value, 0)
 

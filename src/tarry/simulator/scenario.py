@@ -106,8 +106,7 @@ class Server:
         _error_status("reject_status", self.reject_status)
         at_least("slowdown", self.slowdown, 0)
         if not 0 <= number("failure_rate", self.failure_rate) <= 1:
-            msg = f"failure_rate must be from 0 to 1, got {self.failure_rate!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("failure_rate", "must be from 0 to 1", self.failure_rate)
         if self.retry_after is not None:
             at_least("retry_after", self.retry_after, 0)
         if self.crash_above is not None:
@@ -118,8 +117,8 @@ class Server:
         if self.crash_above is not None and self.queue is not None and self.concurrency is not None:
             most = self.concurrency + self.queue
             if self.crash_above >= most:
-                msg = f"crash_above must be below concurrency + queue ({most}), or it never crashes"
-                raise ConfigurationError(msg)
+                rule = f"must be below concurrency + queue ({most}), or it never crashes"
+                raise ConfigurationError("crash_above", rule)
         if self.calls is not None and (self.warmup or self.slowdown):
             name = "warmup" if self.warmup else "slowdown"
             msg = f"{name} is for a server that works by itself: leave out {name} or calls"
@@ -163,19 +162,19 @@ class Clients:
         _distribution("think", self.think)
         _defence(self.defence)
         if count("count", self.count) > _MOST_CLIENTS:
-            msg = f"count must be at most {_MOST_CLIENTS:,}, got {self.count:,}"
-            raise ConfigurationError(msg)
+            rule = f"must be at most {_MOST_CLIENTS:,}, got {self.count:,}"
+            raise ConfigurationError("count", rule)
         positive("rate", self.rate)
         if count("instances", self.instances) > _MOST_INSTANCES:
-            msg = f"instances must be at most {_MOST_INSTANCES:,}, got {self.instances:,}"
-            raise ConfigurationError(msg)
+            rule = f"must be at most {_MOST_INSTANCES:,}, got {self.instances:,}"
+            raise ConfigurationError("instances", rule)
         if self.surges and self.arrivals != "poisson":
             msg = f"surges need arrivals = 'poisson', got {self.arrivals!r}"
             raise ConfigurationError(msg)
         for before, after in pairwise(sorted(self.surges, key=_start)):
             if after.start < before.end:
-                msg = f"surges must not overlap: one ends at {before.end:g}, after {after.start:g}"
-                raise ConfigurationError(msg)
+                rule = f"must not overlap: one ends at {before.end:g}, after {after.start:g}"
+                raise ConfigurationError("surges", rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,8 +193,8 @@ class Scenario:
         positive("duration", self.duration)
         _distribution("network", self.network)
         if self.duration / positive("bucket", self.bucket) > _MOST_BUCKETS:
-            msg = f"bucket must be at least duration / {_MOST_BUCKETS:,}, got {self.bucket:g}"
-            raise ConfigurationError(msg)
+            rule = f"must be at least duration / {_MOST_BUCKETS:,}, got {self.bucket:g}"
+            raise ConfigurationError("bucket", rule)
         calls = self.clients.rate * self.duration + sum(
             surge.rate * max(0.0, min(surge.end, self.duration) - surge.start)
             for surge in self.clients.surges
@@ -206,8 +205,7 @@ class Scenario:
             )
             raise ConfigurationError(msg)
         if not self.servers:
-            msg = "servers must have at least one server"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("servers", "must have at least one server")
         one_of("clients.calls", self.clients.calls, self.servers)
         for name, server in self.servers.items():
             if server.calls is not None:
@@ -220,8 +218,8 @@ class Scenario:
         name: str | None = self.clients.calls
         while name is not None:
             if name in path:
-                msg = f"servers must not call in a circle: {' -> '.join([*path, name])}"
-                raise ConfigurationError(msg)
+                rule = f"must not call in a circle: {' -> '.join([*path, name])}"
+                raise ConfigurationError("servers", rule)
             path.append(name)
             name = self.servers[name].calls
         return path
@@ -239,20 +237,17 @@ class Scenario:
 
 def _error_status(field: str, value: object) -> None:
     if count(field, value) not in ERROR_STATUSES:
-        msg = f"{field} must be from 400 to 599, got {value}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(field, f"must be from 400 to 599, got {value}")
 
 
 def _distribution(field: str, value: object) -> None:
     if not hasattr(value, "sampler"):
-        msg = f"{field} must be a distribution such as Fixed(0.1), got {value!r}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(field, "must be a distribution such as Fixed(0.1)", value)
 
 
 def _defence(value: object) -> None:
     if not isinstance(value, Defence):
-        msg = f"defence must be a Defence(policy), got {value!r}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError("defence", "must be a Defence(policy)", value)
 
 
 def _start(surge: Surge) -> float:
@@ -262,5 +257,4 @@ def _start(surge: Surge) -> float:
 def _window(start: float, end: float) -> None:
     at_least("start", start, 0)
     if positive("end", end) <= start:
-        msg = f"end must be later than start ({start:g}), got {end:g}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("end", f"must be later than start ({start:g}), got {end:g}")

@@ -156,8 +156,7 @@ class OpenTelemetryListener:
 def _has(field: str, provider: object, method: str) -> None:
     """Refuse what is no provider: they are told by their method, since not all derive from one."""
     if provider is not None and not callable(getattr(provider, method, None)):
-        msg = f"{field} must be a provider of opentelemetry or None, got {provider!r}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(field, "must be a provider of opentelemetry or None", provider)
 
 
 def _who(event: Event) -> dict[str, str | int]:

@@ -52,8 +52,8 @@ class PrometheusListener:
     ) -> None:
         registry = REGISTRY if registry is None else registry
         if not isinstance(registry, CollectorRegistry):
-            msg = f"registry must be a prometheus_client.CollectorRegistry(), got {registry!r}"
-            raise ConfigurationTypeError(msg)
+            rule = "must be a prometheus_client.CollectorRegistry()"
+            raise ConfigurationTypeError("registry", rule, registry)
         self._operations = Names(max_names)
         self._downstreams = Names(max_names)
         self._attempts = Counter(

@@ -50,8 +50,7 @@ class VirtualClock:
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         if seconds < 0:
-            msg = f"seconds must be at least 0, got {seconds!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("seconds", "must be at least 0", seconds)
         if self._trio is None:
             self._now += seconds
         else:

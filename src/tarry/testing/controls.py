@@ -44,8 +44,7 @@ def scripted_dice(numbers: Iterable[float]) -> Generator[None]:
     """Draw these numbers instead of random ones; the last repeats."""
     script = [float(number) for number in numbers]
     if not script or not all(0 <= number < 1 for number in script):
-        msg = f"numbers must be at least one number from [0, 1), got {script!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("numbers", "must be at least one number from [0, 1)", script)
     script.reverse()
 
     def draw() -> float:

@@ -19,9 +19,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, cast
 
-from tarry.core.checks import number, short
+from tarry.core.checks import number
 from tarry.core.outcome import Kind, outcome_of_status
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -128,7 +128,7 @@ def _attempts(rows: Iterable[Row]) -> Iterator[Attempt]:
 def _attempt(row: Row) -> Attempt:
     task = row["taskId"]
     if isinstance(task, bool) or not isinstance(task, (str, int)) or task == "":
-        msg = f"column taskId must be a text or a whole number, got {short(task)}"
+        msg = f"column taskId must be a text or a whole number, got {short_repr(task)}"
         raise ConfigurationError(msg)
     start = _between("startedAt", row["startedAt"], 0, _LATEST)
     if _SECONDS[0] <= start < _SECONDS[1]:
@@ -147,11 +147,13 @@ def _between(column: str, value: object, low: float, high: float) -> float:
     if isinstance(value, float) and low <= value <= high:  # as nearly all are
         return value
     if value is None or isinstance(value, str):
-        msg = f"column {column} must be a number, got {'nothing' if not value else short(value)}"
+        msg = (
+            f"column {column} must be a number, got {'nothing' if not value else short_repr(value)}"
+        )
         raise ConfigurationError(msg)
     result = number(f"column {column}", value)
     if not low <= result <= high:
-        msg = f"column {column} must be from {low:,.0f} to {high:,.0f}, got {short(value)}"
+        msg = f"column {column} must be from {low:,.0f} to {high:,.0f}, got {short_repr(value)}"
         raise ConfigurationError(msg)
     return result
 
@@ -160,7 +162,7 @@ def _whole(column: str, value: object, low: int, high: int) -> int:
     """Take 2.0 for 2: a table with gaps writes its whole numbers so."""
     result = _between(column, value, low, high)
     if result != int(result):
-        msg = f"column {column} must be a whole number, got {short(value)}"
+        msg = f"column {column} must be a whole number, got {short_repr(value)}"
         raise ConfigurationError(msg)
     return int(result)
 
@@ -172,7 +174,7 @@ def _kind(outcome: object, status: object) -> Kind:
         return _kind_of(_whole("responseStatus", status, 100, 599))
     name = outcome.lower() if isinstance(outcome, str) else ""
     if name not in KINDS:
-        msg = f"column outcome must be one of {', '.join(KINDS)}, got {short(outcome)}"
+        msg = f"column outcome must be one of {', '.join(KINDS)}, got {short_repr(outcome)}"
         raise ConfigurationError(msg)
     return Kind(name)
 
@@ -280,7 +282,7 @@ def _json_rows(lines: Iterator[str]) -> Iterator[Row]:
             row = text.strip()
         if not isinstance(row, dict):
             cut = "" if text.endswith("\n") else "; is the end of the file cut off?"
-            msg = f"must be a JSON object, got {short(row)}{cut}"
+            msg = f"must be a JSON object, got {short_repr(row)}{cut}"
             raise ConfigurationError(msg)
         plain = cast("dict[str, Any]", row)
         known = {_SPELLINGS[name]: value for name, value in plain.items() if name in _SPELLINGS}
@@ -294,6 +296,6 @@ def _complete(names: Iterable[str], there: Iterable[str]) -> None:
     if not found & {"outcome", "responseStatus"}:
         missing.append("outcome or responseStatus")
     if missing:
-        columns = ", ".join(short(name) for name in there)
+        columns = ", ".join(short_repr(name) for name in there)
         msg = f"column {missing[0]} is missing; there are {columns or 'none'}"
         raise ConfigurationError(msg)

@@ -52,6 +52,5 @@ def seconds(field: str, text: str) -> float:
     """Read a length of time: 2s, 500ms, 1.5 min; a bare number is seconds."""
     found = _TIME.fullmatch(text)
     if found is None:
-        msg = f"{field} must be a time such as 500ms, 2s, 10m or 24h, got {text!r}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(field, "must be a time such as 500ms, 2s, 10m or 24h", text)
     return positive(field, float(found[1]) * _UNITS[found[2]])

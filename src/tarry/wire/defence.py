@@ -164,6 +164,5 @@ def _kept(name: str, arguments: Mapping[str, Any] | None) -> Mapping[str, Any] |
 
 def _table(name: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        msg = f"{name} must be a table of its arguments, got {value!r}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(name, "must be a table of its arguments", value)
     return cast("Mapping[str, Any]", value)

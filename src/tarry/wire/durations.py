@@ -24,8 +24,8 @@ _PROTO = re.compile(r"\d+(?:\.\d{1,9})?s")
 def proto(field: str, seconds: float) -> str:
     """Return seconds in proto3 JSON: "0.1s"."""
     if seconds > _LONGEST_PROTO:
-        msg = f"{field} must be at most {_LONGEST_PROTO:,} s to be exported, got {seconds:g}"
-        raise ConfigurationError(msg)
+        rule = f"must be at most {_LONGEST_PROTO:,} s to be exported, got {seconds:g}"
+        raise ConfigurationError(field, rule)
     return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
 
 
@@ -34,8 +34,8 @@ def gateway(field: str, seconds: float) -> str:
     rest = round(seconds * 1000)
     hours = rest // 3_600_000
     if hours > _LONGEST_GATEWAY_HOURS:
-        msg = f"{field} must be less than 100,000 h for the Gateway API, got {seconds:g} s"
-        raise ConfigurationError(msg)
+        rule = f"must be less than 100,000 h for the Gateway API, got {seconds:g} s"
+        raise ConfigurationError(field, rule)
     parts: list[str] = []
     for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
         amount, rest = divmod(rest, size)
@@ -55,18 +55,16 @@ def parse_proto(path: str, text: object) -> float:
     seconds = parse(path, text)
     if not _PROTO.fullmatch(str(text)):
         right = proto(path, seconds)
-        msg = f'{path} must be a duration such as "0.1s", got {text!r}: write "{right}"'
-        raise ConfigurationError(msg)
+        rule = f'must be a duration such as "0.1s", got {text!r}: write "{right}"'
+        raise ConfigurationError(path, rule)
     return seconds
 
 
 def parse(path: str, text: object) -> float:
     """Return the seconds that a duration of proto3 JSON or of Go stands for."""
     if not isinstance(text, str):
-        msg = f'{path} must be a duration such as "0.1s", got {text!r}'
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(path, 'must be a duration such as "0.1s"', text)
     if not _DURATION.fullmatch(text):
-        msg = f'{path} must be a duration such as "0.1s", got {text!r}'
-        raise ConfigurationError(msg)
+        raise ConfigurationError(path, 'must be a duration such as "0.1s"', text)
     # Twelve digits, so that 100 ms are 0.1 s and not 0.1 s and a hair.
     return float(f"{sum(float(n) * _UNITS[unit] for n, unit in _PARTS.findall(text)):.12g}")

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.backoff import BACKOFFS, Schedule
-from tarry.core.checks import at_least, count, number, one_of, positive, short
+from tarry.core.checks import at_least, count, number, one_of, positive
 from tarry.core.jitter import JITTERS
 from tarry.core.outcome import GRPC_CODES
 from tarry.core.policy import PRESETS, Policy
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,8 +57,7 @@ def _not_negative(field: str, value: object) -> float:
 
 def _list(field: str, value: object) -> list[object]:
     if not isinstance(value, list):
-        msg = f"{field} must be a list, got {short(value)}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(field, "must be a list", value)
     return cast("list[object]", value)
 
 
@@ -68,8 +67,7 @@ def _statuses(value: object) -> frozenset[int]:
         count(f"{field}[{i}]", one, 100) for i, one in enumerate(_list(field, value))
     )
     if any(status > 599 for status in statuses):  # noqa: PLR2004 - the last class of statuses
-        msg = f"{field} must hold statuses from 100 to 599, got {max(statuses)}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(field, f"must hold statuses from 100 to 599, got {max(statuses)}")
     return statuses
 
 
@@ -84,8 +82,7 @@ def _codes(value: object) -> frozenset[str]:
 def _schedule(value: object) -> Schedule:
     delays = _list("scheduleMs", value)
     if not delays:
-        msg = "scheduleMs must hold at least one delay, got none"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("scheduleMs", "must hold at least one delay, got none")
     return Schedule(
         _not_negative(f"scheduleMs[{i}]", delay) / 1000 for i, delay in enumerate(delays)
     )
@@ -114,7 +111,7 @@ def policy_from_wire(document: Mapping[str, Any], base: Policy) -> Policy:
     changes: dict[str, Any] = {}
     for field, value in document.items():
         if field not in FIELDS:
-            msg = f"a policy has no field {short(field)}; it has {', '.join(FIELDS)}"
+            msg = f"a policy has no field {short_repr(field)}; it has {', '.join(FIELDS)}"
             raise ConfigurationError(msg)
         name, read = FIELDS[field]
         changes[name] = read(value)
@@ -123,8 +120,8 @@ def policy_from_wire(document: Mapping[str, Any], base: Policy) -> Policy:
     longest = changes.get("max_delay", base.max_delay)
     if longest < initial:
         if "max_delay" in changes:
-            msg = f"maxDelayMs must be at least initialDelayMs ({initial * 1000:g})"
-            raise ConfigurationError(f"{msg}, got {longest * 1000:g}")
+            rule = f"must be at least initialDelayMs ({initial * 1000:g}), got {longest * 1000:g}"
+            raise ConfigurationError("maxDelayMs", rule)
         changes["max_delay"] = initial
     return base.replace(**changes)
 
@@ -135,14 +132,14 @@ def _merge_schedule(changes: dict[str, Any], base: Policy) -> None:
     if backoff == SCHEDULE.lower():
         if schedule is None:
             if not isinstance(base.backoff, Schedule):
-                msg = "backoffType SCHEDULE needs the field scheduleMs: a list of delays"
-                raise ConfigurationError(msg)
+                rule = "SCHEDULE needs the field scheduleMs: a list of delays"
+                raise ConfigurationError("backoffType", rule)
             schedule = base.backoff
         changes["backoff"] = schedule
     elif schedule is not None:
         if backoff is not None:
-            msg = f"scheduleMs goes with backoffType SCHEDULE, got {backoff.upper()}"
-            raise ConfigurationError(msg)
+            rule = f"goes with backoffType SCHEDULE, got {backoff.upper()}"
+            raise ConfigurationError("scheduleMs", rule)
         changes["backoff"] = schedule
 
 
@@ -165,8 +162,8 @@ def policy_sent(policy: Policy) -> dict[str, Any]:
     """
     policy.to_dict()  # refuses what cannot be written, which is a callable
     if policy.retry_marked:
-        msg = "retry_marked has no form in the service, where no mark arrives: leave it out"
-        raise ConfigurationError(msg)
+        rule = "has no form in the service, where no mark arrives: leave it out"
+        raise ConfigurationError("retry_marked", rule)
     fields = {name: value for name, value in policy_to_wire(policy).items() if value is not None}
     if policy.max_hint == PRESETS["default"].max_hint:
         del fields["maxHintMs"]

@@ -52,12 +52,11 @@ class Problem(Value):
         more: Mapping[str, Any] | None = None,
     ) -> None:
         if count("status", status, 100) > _LARGEST_STATUS:
-            msg = f"status must be at most {_LARGEST_STATUS}, got {status!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("status", f"must be at most {_LARGEST_STATUS}", status)
         more = dict(more or {})
         if taken := sorted(set(more) & set(self._fields[:-1])):
-            msg = f"more must not name {taken[0]!r} again: the problem has one"
-            raise ConfigurationError(msg)
+            rule = f"must not name {taken[0]!r} again: the problem has one"
+            raise ConfigurationError("more", rule)
         self._set(
             status=status,
             title=title,

@@ -71,8 +71,8 @@ def _value(value: object, path: tuple[str, ...]) -> str:
     if value is None:
         msg = f"{where} is None, and TOML has no word for it: leave it out"
         raise ConfigurationError(msg)
-    msg = f"{where} must be text, a number, true or false, a list or a table, got {value!r}"
-    raise ConfigurationTypeError(msg)
+    rule = "must be text, a number, true or false, a list or a table"
+    raise ConfigurationTypeError(where, rule, value)
 
 
 def _text(text: str) -> str:

@@ -92,15 +92,12 @@ class Calls:
     ) -> None:
         if not isinstance(repeatable, bool):
             if not callable(repeatable):
-                msg = (
-                    "repeatable must be True, False or a function of the method's name, got "
-                    f"{repeatable!r}"
-                )
-                raise ConfigurationTypeError(msg)
+                rule = "must be True, False or a function of the method's name"
+                raise ConfigurationTypeError("repeatable", rule, repeatable)
             plain_function("repeatable", repeatable)
         if not (target is None or (isinstance(target, str) and target)):
-            msg = f"target must be the address that the channel is made with, got {target!r}"
-            raise ConfigurationTypeError(msg)
+            rule = "must be the address that the channel is made with"
+            raise ConfigurationTypeError("target", rule, target)
         self._repeatable = repeatable
         self._target = target
         self._origins = Origins(policy, downstream, self._outcome_of, _judge, _release)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import short
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,11 +47,8 @@ def _pairs(options: Iterable[Any]) -> list[tuple[str, Any]]:
     try:
         return [(name, value) for name, value in options]
     except (TypeError, ValueError):
-        msg = (
-            'options must be pairs of a name and a value, as in [("grpc.max_message_length", -1)], '
-            f"got {short(options)}"
-        )
-        raise ConfigurationTypeError(msg) from None
+        rule = 'must be pairs of a name and a value, as in [("grpc.max_message_length", -1)]'
+        raise ConfigurationTypeError("options", rule, options) from None
 
 
 def _own_retries(config: Any) -> list[tuple[str, str]]:
@@ -60,8 +56,8 @@ def _own_retries(config: Any) -> list[tuple[str, str]]:
     try:
         document = json.loads(config)
     except (TypeError, ValueError) as error:
-        msg = f"{_CONFIG} must be a service config as JSON, got {short(config)}: {error}"
-        raise ConfigurationError(msg) from None
+        rule = f"must be a service config as JSON, got {short_repr(config)}: {error}"
+        raise ConfigurationError(_CONFIG, rule) from None
     # What has another form has no policies, or gRPC will say what is wrong with it.
     return [
         (policy, ", ".join(map(_name, _items(entry, "name"))) or "an entry without a name")

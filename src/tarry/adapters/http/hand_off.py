@@ -215,11 +215,8 @@ def make_hand_off(
     enqueue = getattr(client, "enqueue", None)
     is_kind = callable(enqueue) and bool(flags_of(enqueue) & COROUTINE) is looped
     if isinstance(client, type) or not is_kind:
-        msg = (
-            f'hand_off must be a tarry.{name}("http://127.0.0.1:8080"), for this adapter {how}, '
-            f"got {client!r}"
-        )
-        raise ConfigurationTypeError(msg)
+        rule = f'must be a tarry.{name}("http://127.0.0.1:8080"), for this adapter {how}'
+        raise ConfigurationTypeError("hand_off", rule, client)
     return HandOff(client, policy or Policy(), parts, judge, release)
 
 

@@ -91,11 +91,11 @@ class Origins:
     ) -> None:
         instance("policy", policy, Policy, "a tarry.Policy(...)")
         if not (downstream is None or isinstance(downstream, Downstream) or callable(downstream)):
-            msg = (
-                'downstream must be a tarry.Downstream("name"), a function that makes one for an '
-                f"origin, or None for one each, got {downstream!r}"
+            rule = (
+                'must be a tarry.Downstream("name"), a function that makes one for an origin, or '
+                "None for one each"
             )
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("downstream", rule, downstream)
         self.policy: Policy = policy or Policy()
         self._downstream = downstream
         self._outcome_of = outcome_of
@@ -113,8 +113,8 @@ class Origins:
         if known is None:
             made = (self._downstream or protected)(origin)
             if not isinstance(made, Downstream):
-                msg = f'downstream must make a tarry.Downstream("name"), got {made!r} for {origin}'
-                raise ConfigurationTypeError(msg)
+                rule = f'must make a tarry.Downstream("name"), got {made!r} for {origin}'
+                raise ConfigurationTypeError("downstream", rule)
             with _locks[0]:
                 known = self._downstreams.setdefault(origin, made)  # the first of two threads wins
         return known

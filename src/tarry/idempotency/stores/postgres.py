@@ -127,7 +127,7 @@ class PostgresStore:
         names = table.split(".")
         if len(names) > 2 or not all(map(_NAME.fullmatch, names)):  # noqa: PLR2004 - schema.table
             rule = "a name of up to 50 letters, digits and _, or schema.name"
-            raise ConfigurationError(f"table must be {rule}, got {table!r}")
+            raise ConfigurationError("table", f"must be {rule}", table)
         self._table = ".".join(f'"{name}"' for name in names)
         self._index = f'"{names[-1]}_free_at"'
         self._asyncpg = _library()

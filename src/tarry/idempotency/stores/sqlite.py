@@ -11,8 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tarry.core.checks import positive, shown
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.core.checks import positive
+from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.idempotency.headers import pack, unpack
 from tarry.idempotency.loops import in_thread
 from tarry.idempotency.record import Record, StoredResponse
@@ -89,12 +89,13 @@ class SqliteStore:
         clock: Callable[[], float] | None = None,
     ) -> None:
         if not isinstance(path, (str, PathLike)):
-            msg = f"path must name a file, got {shown(path)}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("path", "must name a file", path)
         folder = Path(path).absolute().parent
         if not folder.is_dir():
-            msg = f"path must lie in a folder that is there, got {shown(path)}: make {folder} first"
-            raise ConfigurationError(msg)
+            rule = (
+                f"must lie in a folder that is there, got {short_repr(path)}: make {folder} first"
+            )
+            raise ConfigurationError("path", rule)
         self._path = path
         self._busy_timeout = positive("busy_timeout", busy_timeout)
         self._clock = clock

@@ -9,8 +9,7 @@ from hmac import compare_digest
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, TypeVar
 
-from tarry.core.checks import short
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, short_repr
 from tarry.service.api import problems
 from tarry.service.model import ApiKey
 
@@ -122,11 +121,11 @@ _FRESH_FOR = 5.0
 def check_tenant(tenant: str) -> str:
     """Return the name of a tenant; it begins the names of its lanes, so it has no slash."""
     if not _TENANT.fullmatch(tenant):
-        msg = (
-            "tenant must have 1 to 63 letters, digits and ._- and begin with a letter or digit, "
-            f"got {short(tenant)}"
+        rule = (
+            "must have 1 to 63 letters, digits and ._- and begin with a letter or digit, got "
+            f"{short_repr(tenant)}"
         )
-        raise ConfigurationError(msg)
+        raise ConfigurationError("tenant", rule)
     return tenant
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any, cast
 
-from tarry.core.checks import short
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, short_repr
 from tarry.service.api.problems import invalid, unknown_field
 from tarry.wire.policies import FIELDS, policy_from_wire
 from tarry.wire.tasks import LONGEST_DELAY
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tarry.service.api.context import ApiLimits
 
 _POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_FIELD = re.compile(r"[A-Za-z]+(?:\[\d+\])?")
-_PYTHON = re.compile(r"(?<=got )(?:None|True|False)$")
 _LARGEST = 2**53
 _MOST = 1_000
 
@@ -29,7 +27,7 @@ def check_policy_id(policy_id: str) -> str:
     if not _POLICY_ID.fullmatch(policy_id):
         detail = (
             "policyId must have 1 to 100 letters, digits and ._- and begin with a letter or digit, "
-            f"got {short(policy_id)}."
+            f"got {short_repr(policy_id)}."
         )
         raise invalid("policyId", detail)
     return policy_id
@@ -41,7 +39,7 @@ def unknown_version(policy_id: str, version: int | None, newest: int | None) -> 
         has = "it comes with the service, which keeps none: leave it out"
     else:
         has = f"its newest is version {newest}"
-    return f"Policy {short(policy_id)} has no version {version}: {has}."
+    return f"Policy {short_repr(policy_id)} has no version {version}: {has}."
 
 
 def check_policy(
@@ -55,10 +53,10 @@ def check_policy(
     try:
         policy = policy_from_wire(document, base)
     except ConfigurationError as error:
-        named = _FIELD.match(str(error))
-        field = named[0] if named and named[0].partition("[")[0] in FIELDS else ""
-        path = (within + field).rstrip(".") or "policy"
-        raise invalid(path, f"{_PYTHON.sub(_in_json, str(error))}.") from None
+        field = error.field or ""
+        is_known = field.partition("[")[0] in FIELDS
+        path = within + field if is_known else within.rstrip(".") or "policy"
+        raise invalid(path, f"{_message(error)}.") from None
     if policy.attempt_timeout is None or policy.attempt_timeout > limits.max_attempt_timeout_s:
         most = f"{limits.max_attempt_timeout_s * 1000:.0f}"
         detail = f"attemptTimeoutMs must be at most {most}: a lease has to outlast an attempt."
@@ -66,8 +64,11 @@ def check_policy(
     return policy
 
 
-def _in_json(match: re.Match[str]) -> str:
-    return {"None": "null", "True": "true", "False": "false"}[match[0]]
+def _message(error: ConfigurationError) -> str:
+    """Return the message of an error, with a rejected null, true or false as JSON writes it."""
+    if error.has_value and (error.value is None or isinstance(error.value, bool)):
+        return f"{error.field} {error.rule}, got {json.dumps(error.value)}"
+    return str(error)
 
 
 def _check_size(path: str, value: object, most: int) -> None:
@@ -79,4 +80,4 @@ def _check_size(path: str, value: object, most: int) -> None:
         for one in entries:
             _check_size(path, one, most)
     elif isinstance(value, (int, float)) and abs(value) > most:
-        raise invalid(path, f"{path} must be at most {most}, got {short(value)}.")
+        raise invalid(path, f"{path} must be at most {most}, got {short_repr(value)}.")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tarry.core.suggest import suggest
 from tarry.service.api import problem_types
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def unknown_field(where: str, name: str, fields: Iterable[str]) -> ApiError:
     name, fields = name[:_MOST_OF_NAME], list(fields)
     field = _within(where, name)
     said = f"There is no field {field}."
-    if close := get_close_matches(name, fields, n=1):
-        said += f" Did you mean {close[0]}?"
+    if close := suggest(name, fields):
+        said += f" Did you mean {close}?"
     elif fields:
         said += f" The fields are {', '.join(fields)}."
     return invalid(field, said)

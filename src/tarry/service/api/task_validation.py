@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tarry.core.checks import short
-from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.errors import ConfigurationError, StoreUnavailable, short_repr
 from tarry.service.api.policy_validation import check_policy, check_policy_id, unknown_version
 from tarry.service.api.problems import invalid, malformed
 from tarry.service.delivery.targets import parse_target
@@ -131,8 +130,7 @@ class TaskValidator:
             target = parse_target(text)
             self._around.guard.check_url(target)
         except ConfigurationError as error:
-            detail = f"{str(error).replace('targetUrl', field, 1)}."
-            raise invalid(field, detail) from None
+            raise invalid(field, f"{error.with_field(field)}.") from None
         if target.scheme in _GRPC and not self._around.has_grpc:
             detail = f"{field} must be http or https: this service has no gRPC (tarry[grpc])."
             raise invalid(field, detail)
@@ -152,7 +150,9 @@ class TaskValidator:
         name, version = task.policy_id, task.policy_version
         newest = await self._policies.read(task.tenant, name)
         if newest is None:
-            detail = f"There is no policy {short(name)}: GET /retry-policies lists those there are."
+            detail = (
+                f"There is no policy {short_repr(name)}: GET /retry-policies lists those there are."
+            )
             return invalid("policyId", detail)
         return invalid("policyVersion", unknown_version(name, version, newest.version))
 
@@ -178,10 +178,11 @@ def check_epoch_ms(field: str, time: int | None) -> None:
 def _method(method: str, target: Target) -> str:
     if target.scheme in _GRPC:
         if method != "POST":
-            raise invalid("method", f"method of a gRPC call is POST, got {short(method)}.")
+            raise invalid("method", f"method of a gRPC call is POST, got {short_repr(method)}.")
     elif method not in _USUAL and (not _METHOD.fullmatch(method) or method in _NOT_OURS):
         detail = (
-            f"method must be one of HTTP in capitals, not CONNECT or TRACE, got {short(method)}."
+            "method must be one of HTTP in capitals, not CONNECT or TRACE, "
+            f"got {short_repr(method)}."
         )
         raise invalid("method", detail)
     return method
@@ -275,7 +276,7 @@ def check_headers(given: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]:
     size = 0
     for name, value in given.items():
         if not isinstance(value, str):
-            raise invalid(_path(name), f"{name} must be a string, got {short(value)}.")
+            raise invalid(_path(name), f"{name} must be a string, got {short_repr(value)}.")
         is_plain = value.isascii() and value.isprintable() and value == value.strip()
         if not is_plain and not _is_value(value):  # one with a tab may do
             detail = f"{name} must be visible ASCII characters, with blanks only between them."
@@ -301,7 +302,7 @@ def lower_header_names(given: tuple[str, ...]) -> tuple[str, ...]:
 
 def _what_is_wrong(name: str) -> str | None:
     if not _TOKEN.fullmatch(name):
-        return f"A header name must be a token of 1 to 256 characters, got {short(name)}."
+        return f"A header name must be a token of 1 to 256 characters, got {short_repr(name)}."
     lower = name.lower()
     if lower in _HOP_BY_HOP:
         return f"{name} is about one connection, and not the caller's to set."

@@ -6,9 +6,8 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from tarry.core.checks import short
 from tarry.core.verdict import Reason
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, short_repr
 from tarry.service.api import problem_types, problems
 from tarry.service.api.explanation import explain_task
 from tarry.service.api.prefer import WAIT_HEADER, wait_applied
@@ -234,7 +233,7 @@ class TaskResource:
 def check_reason(field: str, reason: str | None) -> None:
     """Refuse a reason that no task has: it would find nothing, which looks as if all were well."""
     if reason is not None and reason not in _REASONS:
-        detail = f"{field} must be {' or '.join(_REASONS)}, got {short(reason)}."
+        detail = f"{field} must be {' or '.join(_REASONS)}, got {short_repr(reason)}."
         raise problems.invalid(field, detail)
 
 

@@ -71,8 +71,7 @@ class GrpcDelivery:
             msg = "gRPC targets need grpcio: pip install 'tarry[grpc]'"
             raise MissingExtra(msg) from None
         if proxy is not None and not proxy.startswith("http://"):
-            msg = "proxy must be http://host:port for gRPC targets"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("proxy", "must be http://host:port for gRPC targets")
         self._guard = guard
         self._channels = ChannelPool(self._grpc, guard, proxy, None if ca is None else Path(ca))
 
@@ -156,22 +155,18 @@ def _encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str 
         if name in _SET_BY_GRPC:
             continue
         if not _is_metadata_name(name):
-            msg = (
-                "headers must have names of letters, digits, '-', '_' and '.', "
-                f"got {original_name!r}"
-            )
-            raise ConfigurationError(msg)
+            rule = "must have names of letters, digits, '-', '_' and '.'"
+            raise ConfigurationError("headers", rule, original_name)
         if name.endswith("-bin"):
             try:
                 metadata.append((name, b64decode(value + "=" * (-len(value) % 4), validate=True)))
             except (binascii.Error, ValueError):
-                msg = f"headers must have base64 in {name}"
-                raise ConfigurationError(msg) from None
+                raise ConfigurationError("headers", f"must have base64 in {name}") from None
         elif value.isascii() and (value.isprintable() or not value):
             metadata.append((name, value))
         else:
-            msg = f"headers must be printable ASCII for a gRPC target, {name} is not"
-            raise ConfigurationError(msg)
+            rule = f"must be printable ASCII for a gRPC target, {name} is not"
+            raise ConfigurationError("headers", rule)
     return metadata
 
 

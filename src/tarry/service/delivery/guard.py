@@ -14,8 +14,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TYPE_CHECKING, TypeAlias
 
-from tarry.core.checks import short
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.service.delivery.targets import parse_host
 
 if TYPE_CHECKING:
@@ -111,8 +110,7 @@ class Guard:
     def check_url(self, target: Target) -> None:
         """Raise ConfigurationError when the URL alone shows that it is not allowed."""
         if why := self._shown(target.host):
-            msg = f"targetUrl must be an address that is allowed: {why}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("targetUrl", f"must be an address that is allowed: {why}")
 
     def _shown_by_host(self, host: str) -> str | None:
         address = "127.0.0.1" if host.endswith(".localhost") else _KNOWN.get(host, host)
@@ -129,7 +127,7 @@ class Guard:
         try:
             ip = ip_address(address.partition("%")[0])
         except ValueError:
-            return f"{short(address)} is no IP address"
+            return f"{short_repr(address)} is no IP address"
         why = self._why(ip)
         if why is None:
             return None
@@ -149,8 +147,7 @@ class Guard:
 
     def _allow(self, entry: str) -> None:
         if not isinstance(entry, str):
-            msg = f"allow must hold CIDRs and host names, got {short(entry)}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("allow", "must hold CIDRs and host names", entry)
         try:
             self._networks.append(ip_network(entry))
             return
@@ -162,11 +159,8 @@ class Guard:
             else:
                 self._hosts.add(parse_host(entry))
         except ConfigurationError:
-            msg = (
-                "allow must hold CIDRs (10.1.0.0/16, without host bits), host names or "
-                f"*.suffixes, got {short(entry)}"
-            )
-            raise ConfigurationError(msg) from None
+            rule = "must hold CIDRs (10.1.0.0/16, without host bits), host names or *.suffixes"
+            raise ConfigurationError("allow", rule, entry) from None
 
 
 def _special(ip: _Address) -> str | None:

@@ -28,18 +28,15 @@ class Signer:
 
     def __init__(self, secrets: Sequence[str]) -> None:
         if isinstance(secrets, str):
-            msg = "secrets must be a list of texts, got one text"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError("secrets", "must be a list of texts, got one text")
         if not secrets:
-            msg = "secrets must hold at least one secret"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("secrets", "must hold at least one secret")
         self._marks = [_mark(f"secrets[{at}]", secret) for at, secret in enumerate(secrets)]
 
     def headers(self, id: str, timestamp: int, body: bytes) -> list[tuple[str, str]]:  # noqa: A002 - the standard's word
         """Return the three headers of an attempt made at `timestamp` (epoch seconds)."""
         if "." in id:
-            msg = f"id must have no '.', which divides what is signed, got {id!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("id", "must have no '.', which divides what is signed", id)
         signed = b"%b.%d.%b" % (id.encode(), timestamp, body)
         return [
             ("webhook-id", id),
@@ -51,27 +48,24 @@ class Signer:
 def _mark(field: str, secret: str) -> Callable[[bytes], str]:
     """Return what signs with a secret. A refusal never shows it."""
     if not isinstance(secret, str):
-        msg = f"{field} must be text, got {type(secret).__name__}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(field, f"must be text, got {type(secret).__name__}")
     prefix, _, text = secret.partition("_")
     if prefix == "whpk":
-        msg = f"{field} must be a private key (whsk_...): a public one (whpk_...) cannot sign"
-        raise ConfigurationError(msg)
+        rule = "must be a private key (whsk_...): a public one (whpk_...) cannot sign"
+        raise ConfigurationError(field, rule)
     if prefix not in {"whsec", "whsk"}:
-        msg = f"{field} must start with whsec_ (HMAC-SHA256) or whsk_ (ed25519)"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(field, "must start with whsec_ (HMAC-SHA256) or whsk_ (ed25519)")
     try:
         key = b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        msg = f"{field} must be base64 after {prefix}_"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(field, f"must be base64 after {prefix}_") from None
     return _symmetric(field, key) if prefix == "whsec" else _asymmetric(field, key)
 
 
 def _symmetric(field: str, key: bytes) -> Callable[[bytes], str]:
     if not _SHORTEST <= len(key) <= _LONGEST:
-        msg = f"{field} must be {_SHORTEST} to {_LONGEST} bytes in base64, got {len(key)}"
-        raise ConfigurationError(msg)
+        rule = f"must be {_SHORTEST} to {_LONGEST} bytes in base64, got {len(key)}"
+        raise ConfigurationError(field, rule)
     return lambda signed: f"v1,{b64encode(hmac.digest(key, signed, 'sha256')).decode()}"
 
 
@@ -83,10 +77,9 @@ def _asymmetric(field: str, key: bytes) -> Callable[[bytes], str]:
         raise MissingExtra(msg) from None
 
     if len(key) not in {_SEED, 2 * _SEED}:
-        msg = f"{field} must be an ed25519 private key of {_SEED} bytes in base64, got {len(key)}"
-        raise ConfigurationError(msg)
+        rule = f"must be an ed25519 private key of {_SEED} bytes in base64, got {len(key)}"
+        raise ConfigurationError(field, rule)
     private = Ed25519PrivateKey.from_private_bytes(key[:_SEED])
     if key[_SEED:] not in {b"", private.public_key().public_bytes_raw()}:
-        msg = f"{field} must hold a public key that belongs to its private key"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(field, "must hold a public key that belongs to its private key")
     return lambda signed: f"v1a,{b64encode(private.sign(signed)).decode()}"

@@ -17,8 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from tarry.core.checks import short
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 
 MAX_URL_BYTES = 8192
 """Bytes of a URL."""
@@ -69,8 +68,7 @@ class Target(msgspec.Struct, frozen=True, gc=False):
 def parse_target(text: str) -> Target:
     """Return the target that a URL names, or raise ConfigurationError about `targetUrl`."""
     if not isinstance(text, str):
-        msg = f"targetUrl must be text, got {short(text)}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError("targetUrl", f"must be text, got {short_repr(text)}")
     if len(text) > MAX_URL_BYTES:
         _refuse(f"must have at most {MAX_URL_BYTES} bytes: send long data in the body")
     plain = _PLAIN.fullmatch(text)
@@ -100,9 +98,9 @@ def parse_host(text: str) -> str:
         try:
             return str(IPv4Address(host))
         except AddressValueError:
-            _refuse(f"must spell an IPv4 address as four decimal numbers, got {short(host)}")
+            _refuse(f"must spell an IPv4 address as four decimal numbers, got {short_repr(host)}")
     if len(host) > _LONGEST_HOST or _NAME.fullmatch(host) is None:
-        _refuse(f"must name a host of letters, digits, '-', '_' and '.', got {short(host)}")
+        _refuse(f"must name a host of letters, digits, '-', '_' and '.', got {short_repr(host)}")
     if "xn--" in host:
         _ascii(host)
     return host
@@ -140,7 +138,7 @@ def _divided(authority: str) -> tuple[str, str | None]:
     try:
         address = IPv6Address(text)
     except AddressValueError:
-        _refuse(f"must have an IPv6 address in its brackets, got {short(text)}")
+        _refuse(f"must have an IPv6 address in its brackets, got {short_repr(text)}")
     # str(address) is another text from Python 3.13 on.
     return inet_ntop(AF_INET6, address.packed), rest[1:] if rest else None
 
@@ -151,7 +149,7 @@ def _port(text: str | None, scheme: str) -> int:
             _refuse(f"must name the port of a gRPC server: {scheme}://host:port/Service/Method")
         return _PORTS[scheme]
     if _PORT.fullmatch(text) is None or not 0 < int(text) <= _LAST_PORT:
-        _refuse(f"must have a port from 1 to {_LAST_PORT} after the colon, got {short(text)}")
+        _refuse(f"must have a port from 1 to {_LAST_PORT} after the colon, got {short_repr(text)}")
     return int(text)
 
 
@@ -182,9 +180,8 @@ def _ascii(host: str) -> str:
     try:
         return idna.encode(host, uts46=True).decode("ascii")
     except (idna.IDNAError, UnicodeError):
-        _refuse(f"must name a host that DNS can have (IDNA 2008), got {short(host)}")
+        _refuse(f"must name a host that DNS can have (IDNA 2008), got {short_repr(host)}")
 
 
 def _refuse(rule: str) -> NoReturn:
-    msg = f"targetUrl {rule}"
-    raise ConfigurationError(msg)
+    raise ConfigurationError("targetUrl", rule)

@@ -13,8 +13,7 @@ import tomllib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from tarry.core.checks import short
-from tarry.errors import ConfigurationError, MissingExtra
+from tarry.errors import ConfigurationError, MissingExtra, short_repr
 from tarry.simulator.files.disk import read_text
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def read_document(path: Path) -> Document:
         raise ConfigurationError(msg)
     data, lines, _ = documents[0] if documents else ParsedDocument({}, {})
     if not isinstance(data, dict):
-        msg = f"{path}:1: must be a table of keys and values, got {short(data)}"
+        msg = f"{path}:1: must be a table of keys and values, got {short_repr(data)}"
         raise ConfigurationError(msg)
     spots = {place: Spot(str(path), line) for place, line in lines.items()}
     return Document(path, cast("dict[str, Any]", data), {(): Spot(str(path), 1), **spots})

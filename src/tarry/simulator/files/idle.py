@@ -6,8 +6,9 @@ Only what is written is looked at. A value that is set or swept may well switch 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
+
+from tarry.core.suggest import suggest
 
 if TYPE_CHECKING:
     from tarry.simulator.files.documents import Document, Place
@@ -52,8 +53,8 @@ def check_calls(worlds: Mapping[str, Document], scenarios: Mapping[str, Scenario
     for variant, scenario in scenarios.items():
         for name in scenario.servers:
             if name not in called:
-                close = get_close_matches(name, called, n=1)
-                meant = f"; did you mean {close[0]!r}?" if close else ""
+                close = suggest(name, called)
+                meant = f"; did you mean {close!r}?" if close else ""
                 msg = (
                     f"server {name!r} is never called: clients.calls or another server's calls "
                     f"must name it{meant}"

@@ -7,8 +7,8 @@ from io import StringIO
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import positive, short
-from tarry.errors import ConfigurationError
+from tarry.core.checks import positive
+from tarry.errors import ConfigurationError, short_repr
 from tarry.simulator.files.disk import read_text
 from tarry.simulator.files.schema import check_keys
 
@@ -31,7 +31,7 @@ def measured(document: Document, place: Place, table: Mapping[str, Any]) -> tupl
     name, column = table["file"], table.get("column")
     for key, value in (("file", name), ("column", column)):
         if value is not None and not isinstance(value, str):
-            raise document.refusal((*place, key), f"{key} must be a text, got {short(value)}")
+            raise document.refusal((*place, key), f"{key} must be a text, got {short_repr(value)}")
     try:
         scale = positive("scale", table.get("scale", 1.0))
     except ConfigurationError as error:
@@ -66,7 +66,7 @@ def _values(path: Path, rows: Reader, column: str | None, scale: float) -> tuple
         text = row[index] if index < len(row) else ""
         value = _duration(text)
         if value is None:
-            msg = f"{path}:{rows.line_num}: must be a number of at least 0, got {short(text)}"
+            msg = f"{path}:{rows.line_num}: must be a number of at least 0, got {short_repr(text)}"
             raise ConfigurationError(msg)
         if len(values) == MOST:
             msg = f"{path}:{rows.line_num}: at most {MOST:,} values are read"

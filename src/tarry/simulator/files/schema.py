@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
-from difflib import get_close_matches
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tarry.core.breaker import Breaker
-from tarry.core.checks import at_least, number, short
+from tarry.core.checks import at_least, number
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
-from tarry.errors import ConfigurationError
+from tarry.core.suggest import did_you_mean
+from tarry.errors import ConfigurationError, short_repr
 from tarry.simulator.distributions import DISTRIBUTIONS, Fixed
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 from tarry.wire.defence import BUDGETS, LIMITERS, Defence
@@ -52,7 +52,7 @@ def distribution_of(document: Document, place: Place, data: object) -> Distribut
     if isinstance(data, (int, float)) and not isinstance(data, bool):
         return Fixed(_checked(document, place, lambda name: at_least(name, data, 0)))
     if not isinstance(data, Mapping):
-        msg = f"{_name(place)} must be seconds or a table with a kind, got {short(data)}"
+        msg = f"{_name(place)} must be seconds or a table with a kind, got {short_repr(data)}"
         msg += _hint(data)
         raise document.refusal(place, msg)
     table = cast("Mapping[str, Any]", data)
@@ -121,26 +121,30 @@ def _value(kind: str, document: Document, place: Place, data: object) -> Any:
             return _list(Surge, document, place, data)
         case "tuple[float, ...]":
             if not isinstance(data, (list, tuple)):
-                raise document.refusal(place, f"{_name(place)} must be a list, got {short(data)}")
+                raise document.refusal(
+                    place, f"{_name(place)} must be a list, got {short_repr(data)}"
+                )
             return tuple(cast("list[float]", data))
         case "float":
             return _checked(document, place, lambda name: number(name, data), _hint(data))
         case "str" if not isinstance(data, str):
-            raise document.refusal(place, f"{_name(place)} must be a text, got {short(data)}")
+            raise document.refusal(place, f"{_name(place)} must be a text, got {short_repr(data)}")
         case _:
             return data
 
 
 def _list(make: type[T], document: Document, place: Place, data: object) -> tuple[T, ...]:
     if not isinstance(data, list):
-        raise document.refusal(place, f"{_name(place)} must be a list of tables, got {short(data)}")
+        raise document.refusal(
+            place, f"{_name(place)} must be a list of tables, got {short_repr(data)}"
+        )
     items = enumerate(cast("list[object]", data))
     return tuple(_made(make, document, (*place, index), item) for index, item in items)
 
 
 def _table(document: Document, place: Place, data: object) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
-        raise document.refusal(place, f"{_name(place)} must be a table, got {short(data)}")
+        raise document.refusal(place, f"{_name(place)} must be a table, got {short_repr(data)}")
     return cast("Mapping[str, Any]", data)
 
 
@@ -149,7 +153,7 @@ def _kind(
 ) -> str:
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
-        got = f", got {short(kind)}" if "kind" in table else ""
+        got = f", got {short_repr(kind)}" if "kind" in table else ""
         msg = f"{_name(place)} needs a kind, one of {', '.join(sorted(kinds))}{got}"
         raise document.refusal((*place, "kind"), msg)
     return kind
@@ -162,15 +166,8 @@ def check_keys(
     names = list(known)
     for key in table:
         if key not in names:
-            msg = f"{_name(place)} has no key {key!r}; {suggestion(key, names)}"
+            msg = f"{_name(place)} has no key {key!r}; {did_you_mean(key, names)}"
             raise document.refusal((*place, key), msg)
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return what was probably meant, or else what there is."""
-    names = list(known)
-    close = get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names)}"
 
 
 def _guarded(
@@ -179,11 +176,12 @@ def _guarded(
     table: Mapping[str, Any],
     make: Callable[[], T],
 ) -> T:
-    """Make a value; a refusal gets the line of the first key that its message mentions."""
+    """Make a value; an error gets the line of its field, or of the first key its rule mentions."""
     try:
         return make()
     except ConfigurationError as error:
-        words = (tuple(word.split(".")) for word in _WORD.findall(str(error)))
+        mentioned = [error.field or "", *_WORD.findall(error.rule)]
+        words = (tuple(word.split(".")) for word in mentioned)
         at = next((word for word in words if word[0] in table), ())
         about = f"{_name(place)}: " if place else ""
         raise document.refusal((*place, *at), f"{about}{error}") from None

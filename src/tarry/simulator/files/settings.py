@@ -7,8 +7,8 @@ from dataclasses import fields, is_dataclass, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, cast
 
-from tarry.core.checks import short
 from tarry.core.policy import Policy
+from tarry.errors import short_repr
 from tarry.simulator.distributions import DISTRIBUTIONS, Empirical, Fixed
 from tarry.simulator.files.documents import Spot
 from tarry.simulator.files.schema import parts_of
@@ -31,7 +31,7 @@ def settings_of(scenario: Scenario) -> dict[str, Any]:
 def changed(document: Document, name: str, value: object) -> Document:
     """Return a document with one value changed, which is where a refusal will point to."""
     place: Place = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
-    spot = Spot(f"{name} = {short(value)}")
+    spot = Spot(f"{name} = {short_repr(value)}")
     data = cast("dict[str, Any]", _put(document.data, place, value))
     return replace(document, data=data, spots=document.spots | {place: spot})
 

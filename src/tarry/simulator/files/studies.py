@@ -12,8 +12,8 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from tarry.core.checks import count, short
-from tarry.errors import ConfigurationError
+from tarry.core.checks import count
+from tarry.errors import ConfigurationError, short_repr
 from tarry.simulator.files.documents import Document, read_document
 from tarry.simulator.files.idle import check_arrivals, check_calls, check_windows
 from tarry.simulator.files.measured import measured
@@ -175,7 +175,7 @@ def _variants(document: Document) -> dict[str, Document]:
     for name, changes in variants.items():
         here: Place = ("variants", name)
         if not isinstance(changes, Mapping):
-            msg = f"variants.{name} must be a table, got {short(changes)}"
+            msg = f"variants.{name} must be a table, got {short_repr(changes)}"
             raise document.refusal(here, msg)
         own = {place[2:]: spot for place, spot in document.spots.items() if place[:2] == here}
         own.pop((), None)
@@ -220,5 +220,5 @@ def _resolved(document: Document) -> Document:
 def _text(document: Document, key: str) -> str:
     value = document.data.get(key, "")
     if not isinstance(value, str):
-        raise document.refusal((key,), f"{key} must be a text, got {short(value)}")
+        raise document.refusal((key,), f"{key} must be a text, got {short_repr(value)}")
     return value

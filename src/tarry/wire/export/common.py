@@ -189,11 +189,11 @@ def hedging_delay(hedging: Hedging, target: str) -> float:
     if isinstance(hedging.after, float):
         return hedging.after
     wish = "max_extra_load alone" if hedging.after is None else repr(hedging.after)
-    msg = (
-        f"hedging.after must be seconds to be exported to {target}, got {wish}: no live percentile "
-        "is known there, so write down the one that you measure"
+    rule = (
+        f"must be seconds to be exported to {target}, got {wish}: no live percentile is known "
+        "there, so write down the one that you measure"
     )
-    raise ConfigurationError(msg)
+    raise ConfigurationError("hedging.after", rule)
 
 
 def refuse_hedging(defence: Defence, target: str) -> None:

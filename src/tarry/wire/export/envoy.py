@@ -44,8 +44,7 @@ _AT_ONCE = {"base_interval": "0.001s", "max_interval": "0.001s"}
 def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exported:
     """Export to a VirtualHost for the domain `host` and to the Cluster behind it."""
     if not host:
-        msg = "host must name the domain that clients call, got nothing"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("host", "must name the domain that clients call, got nothing")
     cluster = name or host.partition(".")[0]
     losses: list[Loss] = []
     action: dict[str, Any] = {"cluster": cluster, "timeout": "0s"}  # without it there are 15 s

@@ -47,11 +47,10 @@ def to_gateway_api(
     """Export for the Kubernetes Service `host`, named without its namespace."""
     refuse_hedging(defence, "gateway-api")
     if "." in host:
-        msg = f"host must be the plain name of a Service for the Gateway API, got {host!r}"
-        raise ConfigurationError(msg)
+        requirement = "must be the plain name of a Service for the Gateway API"
+        raise ConfigurationError("host", requirement, host)
     if count("port", port) > _LAST_PORT:
-        msg = f"port must be at most {_LAST_PORT}, got {port}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("port", f"must be at most {_LAST_PORT}, got {port}")
     service, name = resource_name(host), resource_name(name or host)
     losses: list[Loss] = []
     rule: dict[str, Any] = {"backendRefs": [{"name": service, "port": port}]}

@@ -43,8 +43,7 @@ def to_istio(defence: Defence, *, host: str, name: str | None = None) -> Exporte
     """Export for the service `host`, such as payments.prod.svc.cluster.local."""
     refuse_hedging(defence, "istio")
     if not host:
-        msg = "host must name the service that is called, got nothing"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("host", "must name the service that is called, got nothing")
     name = resource_name(name or host.partition(".")[0])
     losses: list[Loss] = []
     route: dict[str, Any] = {"route": [{"destination": {"host": host}}]}
@@ -63,8 +62,8 @@ def to_istio(defence: Defence, *, host: str, name: str | None = None) -> Exporte
 def resource_name(name: str) -> str:
     """Check a name by the rule of Kubernetes."""
     if not _NAME.fullmatch(name):
-        msg = f"name must be lower case letters, digits and '-', at most 63, got {name!r}"
-        raise ConfigurationError(msg)
+        rule = "must be lower case letters, digits and '-', at most 63"
+        raise ConfigurationError("name", rule, name)
     return name
 
 

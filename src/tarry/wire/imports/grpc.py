@@ -66,8 +66,8 @@ def from_grpc(
         timeout = config.seconds("timeout", read=parse_proto)
         retry, hedge = config.table("retryPolicy"), config.table("hedgingPolicy")
         if retry is not None and hedge is not None:
-            msg = f"{config.path} must have a retryPolicy or a hedgingPolicy, not both"
-            raise ConfigurationError(msg)
+            rule = "must have a retryPolicy or a hedgingPolicy, not both"
+            raise ConfigurationError(config.path, rule)
         if hedge is not None:
             policy, hedging = None, _hedging(hedge, losses)
             if timeout is not None:
@@ -144,15 +144,15 @@ def _policy(retry: Table, losses: list[Loss]) -> Policy:
     longest = _required(retry, "maxBackoff")
     multiplier = retry.number("backoffMultiplier")
     if multiplier <= 0:
-        msg = f"{retry.at('backoffMultiplier')} must be greater than 0, got {multiplier!r}"
-        raise ConfigurationError(msg)
+        rule = "must be greater than 0"
+        raise ConfigurationError(retry.at("backoffMultiplier"), rule, multiplier)
     if multiplier < _LEAST_MULTIPLIER:
         instead = "imported as 1: a ceiling of tarry does not shrink"
         losses.append(Loss(retry.at("backoffMultiplier"), multiplier, instead))
     codes = _codes(retry, "retryableStatusCodes")
     if not codes:
-        msg = f"{retry.at('retryableStatusCodes')} must name at least one code, got none"
-        raise ConfigurationError(msg)
+        rule = "must name at least one code, got none"
+        raise ConfigurationError(retry.at("retryableStatusCodes"), rule)
     instead = "gRPC draws from 0.8 to 1.2 of the ceiling; imported as equal jitter, 0.5 to 1"
     losses += [Loss(retry.path, "jitter", instead), *retry.unread()]
     policy = Policy(
@@ -192,8 +192,7 @@ def _attempts(table: Table, losses: list[Loss]) -> int:
 def _required(table: Table, key: str) -> float:
     seconds = table.seconds(key, read=parse_proto)
     if seconds is None:
-        msg = f'{table.at(key)} must be given, such as "0.1s"'
-        raise ConfigurationError(msg)
+        raise ConfigurationError(table.at(key), 'must be given, such as "0.1s"')
     return seconds
 
 
@@ -205,8 +204,8 @@ def _codes(table: Table, key: str) -> frozenset[str]:
         if isinstance(code, int) and not isinstance(code, bool) and 0 <= code < len(GRPC_CODES):
             name = GRPC_CODES[code]
         if name not in GRPC_CODES:
-            msg = f"{table.at(key)}[{i}] must be a gRPC status code, got {code!r:.60}"
-            raise ConfigurationError(msg)
+            rule = f"must be a gRPC status code, got {code!r:.60}"
+            raise ConfigurationError(f"{table.at(key)}[{i}]", rule)
         codes.add(name)
     return frozenset(codes)
 
@@ -218,7 +217,6 @@ def _throttle(root: Table) -> dict[str, Any] | None:
     throttling.spelled(("maxTokens", "tokenRatio"))
     tokens = throttling.count("maxTokens", least=1)
     if tokens > 1000:  # noqa: PLR2004 - by gRFC A6
-        msg = f"{throttling.at('maxTokens')} must be at most 1000, got {tokens}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(throttling.at("maxTokens"), f"must be at most 1000, got {tokens}")
     ratio = throttling.number("tokenRatio", least=0.001)
     return {"kind": "throttle", "max_tokens": tokens, "token_ratio": float(ratio)}

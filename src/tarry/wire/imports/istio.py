@@ -53,12 +53,11 @@ def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
         kind = root.text("kind", "")
         if kind not in _KINDS:
             hint = ": --from grpc?" if "methodConfig" in root else ""
-            msg = f"{root.at('kind')} must be one of {', '.join(_KINDS)}, got {kind!r}{hint}"
-            raise ConfigurationError(msg)
+            rule = f"must be one of {', '.join(_KINDS)}, got {kind!r}{hint}"
+            raise ConfigurationError(root.at("kind"), rule)
         spec = root.table("spec")
         if spec is None:
-            msg = f"{root.at('spec')} must be given"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(root.at("spec"), "must be given")
         if kind in found:
             losses.append(Loss(root.at("kind"), kind, "left out: the first one is imported"))
         else:
@@ -72,8 +71,8 @@ def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
     else:
         instead = "there is none, so the policy is tarry's default"
         losses.append(Loss("kind", "VirtualService", instead))
-    rule = found.get("DestinationRule")
-    parts: dict[str, Any] = {} if rule is None else _parts(rule, losses)
+    destination = found.get("DestinationRule")
+    parts: dict[str, Any] = {} if destination is None else _parts(destination, losses)
     read = _READ if "VirtualService" in found else ()
     return Imported(Defence(policy, **parts), tuple(losses), read)
 
@@ -90,8 +89,7 @@ def _roots(documents: Sequence[Mapping[str, Any]]) -> list[Table]:
 def _policy(spec: Table, losses: list[Loss]) -> Policy:
     routes = spec.tables("http")
     if not routes:
-        msg = f"{spec.at('http')} must have at least one route"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(spec.at("http"), "must have at least one route")
     losses += [
         Loss(route.path, "not read", "the first route is imported; move this one to a file")
         for route in routes[1:]
@@ -144,8 +142,7 @@ def _conditions(retries: Table, losses: list[Loss]) -> tuple[set[int], set[str]]
         elif word in _NOT_HERE:
             losses.append(Loss(path, word, "left out: tarry has no such condition"))
         elif word not in (*_ERRORS, "retriable-status-codes"):
-            msg = f"{path} must list conditions of Envoy or statuses, got {word!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(path, "must list conditions of Envoy or statuses", word)
     if _TOO_EARLY in statuses:
         instead = "Istio retries it at once, tarry after a delay as any other"
         losses.append(Loss(path, _TOO_EARLY, instead))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
+from tarry.core.suggest import suggest
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.wire.durations import parse
 from tarry.wire.losses import Loss
@@ -23,8 +23,8 @@ class Table:
 
     def __init__(self, path: str, value: object) -> None:
         if not isinstance(value, Mapping):
-            msg = f"{path or 'the document'} must be an object, got {value!r:.60}"
-            raise ConfigurationTypeError(msg)
+            rule = f"must be an object, got {value!r:.60}"
+            raise ConfigurationTypeError(path or "the document", rule)
         self.path = path
         self._values = cast("Mapping[str, Any]", value)
         self._asked: set[str] = set()
@@ -41,9 +41,9 @@ class Table:
         """Refuse a key that is nearly one of these; another one may be somebody else's."""
         names = list(known)
         for key in self._values:
-            close = [] if key in names else get_close_matches(str(key), names, 1, _A_TYPO)
+            close = None if key in names else suggest(str(key), names, similarity=_A_TYPO)
             if close:
-                msg = f"{self.at(key)} is no key that is known: did you mean {close[0]!r}?"
+                msg = f"{self.at(key)} is no key that is known: did you mean {close!r}?"
                 raise ConfigurationError(msg)
 
     def at(self, key: str) -> str:
@@ -65,8 +65,7 @@ class Table:
         if value is None:
             return []
         if not isinstance(value, list):
-            msg = f"{self.at(key)} must be a list, got {value!r:.60}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError(self.at(key), f"must be a list, got {value!r:.60}")
         return value  # pyright: ignore[reportUnknownVariableType]
 
     def tables(self, key: str) -> list[Table]:
@@ -85,8 +84,8 @@ class Table:
             return None
         seconds = read(self.at(key), self.get(key))
         if seconds <= above:
-            msg = f"{self.at(key)} must be longer than {above:g} s, got {self.get(key)!r}"
-            raise ConfigurationError(msg)
+            rule = f"must be longer than {above:g} s"
+            raise ConfigurationError(self.at(key), rule, self.get(key))
         return seconds
 
     def number(self, key: str, default: float | None = None, *, least: float = 0.0) -> float:
@@ -95,19 +94,16 @@ class Table:
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-            msg = f"{self.at(key)} must be a number, got {value!r:.60}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError(self.at(key), f"must be a number, got {value!r:.60}")
         if value < least:
-            msg = f"{self.at(key)} must be at least {least:g}, got {value!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(self.at(key), f"must be at least {least:g}", value)
         return value
 
     def count(self, key: str, default: int | None = None, *, least: int = 0) -> int:
         """Return a whole number that is not below `least`; without a default it must be there."""
         value = self.number(key, default, least=least)
         if value != int(value):
-            msg = f"{self.at(key)} must be a whole number, got {value!r}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError(self.at(key), "must be a whole number", value)
         return int(value)
 
     def text(self, key: str, default: str) -> str:
@@ -116,8 +112,7 @@ class Table:
         if value is None:
             return default
         if not isinstance(value, str):
-            msg = f"{self.at(key)} must be a text, got {value!r:.60}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError(self.at(key), f"must be a text, got {value!r:.60}")
         return value
 
     def unread(self, *beside: str) -> Iterator[Loss]:

@@ -138,9 +138,7 @@ class Asking(Part):
 def number_of(cursor: str) -> int:
     """Return the number of the task that a cursor goes on from."""
     if not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= LONGEST_CURSOR):
-        raise ConfigurationError(
-            f"cursor must be one that a page of this list gave, got {cursor[:50]!r}"
-        )
+        raise ConfigurationError("cursor", "must be one that a page of this list gave", cursor[:50])
     return int(cursor)
 
 

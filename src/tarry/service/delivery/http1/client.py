@@ -17,8 +17,8 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tarry.core.checks import count, short
-from tarry.errors import ConfigurationError
+from tarry.core.checks import count
+from tarry.errors import ConfigurationError, short_repr
 from tarry.runtime.clocks import world
 from tarry.service.defaults import MAX_RESPONSE_BYTES
 from tarry.service.delivery.http1.connector import Connector
@@ -197,13 +197,12 @@ def _check_method(method: str, body: bytes) -> None:
 def _trusting(ca: str | None) -> ssl.SSLContext | None:
     """Return how TLS is done; None when this machine has no certificates to trust."""
     if ca is not None and not Path(ca).is_file():
-        msg = f"ca must be a file of PEM certificates, got {short(ca)}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("ca", "must be a file of PEM certificates", ca)
     try:
         context = ssl.create_default_context(cafile=ca)
     except ssl.SSLError:
-        msg = f"ca must be a file of PEM certificates, and {short(ca)} has none"
-        raise ConfigurationError(msg) from None
+        rule = f"must be a file of PEM certificates, and {short_repr(ca)} has none"
+        raise ConfigurationError("ca", rule) from None
     context.set_alpn_protocols(["http/1.1"])
     paths = ssl.get_default_verify_paths()
     has_any = context.cert_store_stats()["x509_ca"] or paths.cafile or paths.capath

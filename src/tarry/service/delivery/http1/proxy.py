@@ -8,7 +8,6 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from tarry.core.checks import short
 from tarry.errors import ConfigurationError
 from tarry.service.delivery.messages import DeliveryError, Fault
 
@@ -37,8 +36,8 @@ def parse_proxy(url: str) -> Proxy:
     except ValueError:
         parts, port = urlsplit(""), 0
     if parts.scheme not in _PORTS or not parts.hostname or port == 0:
-        msg = f"proxy must be a URL as http://host:port, got {short(url.rpartition('@')[2])}"
-        raise ConfigurationError(msg)
+        rule = "must be a URL as http://host:port"
+        raise ConfigurationError("proxy", rule, url.rpartition("@")[2])
     lines = ""
     if parts.username is not None:
         secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()

@@ -205,8 +205,8 @@ def _same(ledger: Ledger, tenant: int, task: Task) -> AddResult:
     """Return the task that stood in the way of a new one."""
     existing = _existing(ledger, tenant, task)
     if existing is None:
-        msg = f"id must be a new one: {task.id} is the id of a task with another key"
-        raise ConfigurationError(msg)
+        rule = f"must be a new one: {task.id} is the id of a task with another key"
+        raise ConfigurationError("id", rule)
     return existing
 
 

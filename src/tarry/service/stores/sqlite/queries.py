@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import short
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status
 from tarry.service.store import Counters, Page, SeriesPoint
@@ -102,8 +101,7 @@ def listed(
 def place(cursor: str) -> int:
     """Return the row that a cursor names."""
     if not _CURSOR.fullmatch(cursor):
-        msg = f"cursor must be one that a page has given, got {short(cursor)}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError("cursor", "must be one that a page has given", cursor)
     return int(cursor)
 
 

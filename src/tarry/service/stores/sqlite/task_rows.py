@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tarry.core.checks import short
 from tarry.errors import ConfigurationError
 from tarry.service.model import AttemptRecord, Status, Task
 
@@ -83,8 +82,7 @@ def packed(task_ids: Sequence[str]) -> list[bytearray]:
     keys: list[bytearray] = []
     for task_id, key in zip(task_ids, all_found(task_ids), strict=True):
         if key is None:
-            msg = f"id must be a UUID in its usual form, got {short(task_id)}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("id", "must be a UUID in its usual form", task_id)
         keys.append(key)
     return keys
 

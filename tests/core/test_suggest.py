@@ -1,0 +1,35 @@
+"""Tests for "did you mean" suggestions."""
+
+from __future__ import annotations
+
+import pytest
+
+from tarry.core.suggest import did_you_mean, suggest
+
+FIELDS = ["max_attempts", "max_delay", "multiplier"]
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [("max_atempts", "max_attempts"), ("multiplyer", "multiplier"), ("colour", None)],
+)
+def test_suggest(word: str, expected: str | None) -> None:
+    """The most similar candidate is returned, or None when none is similar."""
+    assert expected == suggest(word, FIELDS)
+
+
+def test_suggest_without_candidates() -> None:
+    """No candidates, no suggestion."""
+    assert None is suggest("max_delay", [])
+
+
+def test_similarity_decides_what_is_similar() -> None:
+    """A higher similarity rejects a candidate that the default accepts."""
+    assert "max_delay" == suggest("max_dly_s", FIELDS)
+    assert None is suggest("max_dly_s", FIELDS, similarity=0.9)
+
+
+def test_did_you_mean() -> None:
+    """The text has the suggestion, or all candidates when none is similar."""
+    assert "did you mean 'max_delay'?" == did_you_mean("max_dely", iter(FIELDS))
+    assert "it has max_attempts, max_delay, multiplier" == did_you_mean("colour", iter(FIELDS))
