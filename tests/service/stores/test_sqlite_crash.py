@@ -25,7 +25,7 @@ KEEP = Retention(HOUR, HOUR)
 
 WORKER = """
 import asyncio, sys
-from tarry.service.store import New
+from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.bench import LEASE, NOON, Clock, task
 
@@ -33,7 +33,7 @@ async def main():
     store = SqliteStore(sys.argv[1], clock=Clock())
     await store.open()
     times = (NOON, NOON + 500, NOON + 600, NOON + 99_000)
-    await store.add([New(task(n, next_attempt_at=at)) for n, at in enumerate(times)])
+    await store.add([NewTask(task(n, next_attempt_at=at)) for n, at in enumerate(times)])
     assert 3 == len((await store.claim(LEASE, limit=10, per_lane=10)).tasks)
     print("leased", flush=True)
     await asyncio.Event().wait()
