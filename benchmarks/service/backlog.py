@@ -139,7 +139,7 @@ async def _fill(path: Path, tasks: Iterator[Task], count: int, progress: Progres
 async def _lags(path: Path, ids: list[str]) -> list[float]:
     store = SqliteStore(path)
     await store.open()
-    logs = [await store.attempts(TENANT, task_id) for task_id in ids]
+    logs = [await store.list_attempts(TENANT, task_id) for task_id in ids]
     await store.close()
     return [float(attempt.started_at - attempt.scheduled_at) for log in logs for attempt in log]
 

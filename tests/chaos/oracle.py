@@ -147,7 +147,7 @@ class Oracle:
                 self._broken(2, f"{name} is SUCCEEDED, and no 2xx came back")
             if task.key != key:
                 self._broken(5, f"{name} changed its key")
-            log = await self._store.attempts(task.tenant, task.id, limit=1000)
+            log = await self._store.list_attempts(task.tenant, task.id, limit=1000)
             numbers = [attempt.number for attempt in log]
             if numbers != list(range(1, task.attempts + 1)):
                 self._broken(3, f"{name} has {task.attempts} attempts and the log {numbers}")
@@ -165,7 +165,7 @@ class Oracle:
         return next((task for task in self._tasks() if f'"{task.key}"' == key), None)
 
     def _tasks(self) -> list[Task]:
-        return at_once(self._store.tasks("default", TaskFilter(), limit=1000)).items
+        return at_once(self._store.list_tasks("default", TaskFilter(), limit=1000)).items
 
     def _log(self, line: str) -> None:
         self.history.append(f"{asyncio.get_running_loop().time():.3f} {line}")

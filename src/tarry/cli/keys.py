@@ -71,7 +71,7 @@ def list_(
     from tarry.cli.shown import console, print_json, say, since, table
     from tarry.runtime.clocks import world
 
-    found = _with_store(store, config, lambda opened: opened.keys(tenant))
+    found = _with_store(store, config, lambda opened: opened.list_keys(tenant))
     if as_json:
         print_json([_told(key) for key in found])
     elif not found:

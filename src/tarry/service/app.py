@@ -232,7 +232,7 @@ def allowed_hosts(settings: Settings) -> frozenset[str] | None:
 
 async def _sweep(payloads: Payloads, store: Store) -> int:
     async def is_live(tenant: str, task_id: str) -> bool:
-        return await store.get(tenant, task_id) is not None
+        return await store.get_task(tenant, task_id) is not None
 
     return await payloads.sweep(is_live, world.epoch(), limit=100)
 

@@ -306,23 +306,23 @@ class Store(Protocol):
         """Give no task of the lane until somebody resumes it."""
         ...
 
-    async def lanes(
+    async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
     ) -> Page[LaneRecord]:
         """List lanes by name; None asks for those of all tenants."""
         ...
 
-    async def lane(self, name: str) -> LaneRecord | None:
+    async def get_lane(self, name: str) -> LaneRecord | None:
         """Return one lane."""
         ...
 
     # --- what people ask for, by tenant -----------------------------------------------------------
 
-    async def get(self, tenant: str, task_id: str) -> Task | None:
+    async def get_task(self, tenant: str, task_id: str) -> Task | None:
         """Return a task."""
         ...
 
-    async def tasks(
+    async def list_tasks(
         self, tenant: str, query: TaskFilter, *, cursor: str | None = None, limit: int = 100
     ) -> Page[Task]:
         """List tasks, newest first. A malformed cursor is a `ConfigurationError`.
@@ -331,7 +331,7 @@ class Store(Protocol):
         """
         ...
 
-    async def attempts(
+    async def list_attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
     ) -> list[AttemptRecord]:
         """Return a task's attempt log, from the attempt that follows number `after`."""
@@ -365,11 +365,11 @@ class Store(Protocol):
         """
         ...
 
-    async def replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
+    async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         """Return a job."""
         ...
 
-    async def replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
+    async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
         """Return at most 100 jobs: all, newest first; or those that run, by when they are due."""
         ...
 
@@ -406,13 +406,13 @@ class Store(Protocol):
         """
         ...
 
-    async def policy(
+    async def get_policy(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> PolicyVersion | None:
         """Return a version of a policy, by default the newest."""
         ...
 
-    async def policies(
+    async def list_policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
     ) -> Page[PolicyVersion]:
         """List the newest version of each policy, by id."""
@@ -426,11 +426,11 @@ class Store(Protocol):
         """Keep an API key; an id that is there stays as it is."""
         ...
 
-    async def key(self, digest: bytes) -> ApiKey | None:
+    async def find_key(self, digest: bytes) -> ApiKey | None:
         """Return the key with a digest, revoked or not."""
         ...
 
-    async def keys(self, tenant: str | None = None) -> list[ApiKey]:
+    async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
         """Return the keys, at most 1,000."""
         ...
 

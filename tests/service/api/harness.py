@@ -296,7 +296,7 @@ class Rig:
 
     async def stored(self, task_id: str, tenant: str = "default") -> tuple[Task, TaskContent]:
         """Return a task as the store has it."""
-        task = await self.store.get(tenant, task_id)
+        task = await self.store.get_task(tenant, task_id)
         assert task is not None
         return task, self.seal.unpack(task.content)
 

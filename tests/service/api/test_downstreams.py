@@ -81,6 +81,6 @@ def test_a_downstream_that_is_not_there(lane: str, rest: str) -> None:
     async def test(rig: Rig) -> None:
         method = "POST" if rest else "GET"
         assert 404 == (await rig.ask(method, f"/downstreams/{lane}{rest}")).status
-        assert [] == (await rig.store.lanes(None)).items
+        assert [] == (await rig.store.list_lanes(None)).items
 
     with_rig(test)

@@ -222,7 +222,7 @@ def test_a_reader_whose_key_cannot_be_looked_up_is_let_go(
         secret, _ = await key_for(rig, "acme")
         reader = Reader(rig.api, key=secret)
         await reader.begun()
-        monkeypatch.setattr(rig.store, "key", fail)
+        monkeypatch.setattr(rig.store, "find_key", fail)
         async with asyncio.timeout(6.1):
             if isinstance(error, StoreUnavailable):
                 await reader.task

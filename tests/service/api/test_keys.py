@@ -163,13 +163,13 @@ def test_answers_of_the_store_are_believed_for_a_while() -> None:
 
     async def test(rig: Rig) -> None:
         looked: list[bytes] = []
-        key_of = rig.store.key
+        key_of = rig.store.find_key
 
         async def counted(digest: bytes) -> ApiKey | None:
             looked.append(digest)
             return await key_of(digest)
 
-        rig.store.key = counted  # type: ignore[method-assign]
+        rig.store.find_key = counted  # type: ignore[method-assign]
         keys = ApiKeyCache(rig.store, rig.time.seconds)
         secret, key = make_key("acme", "1")
         assert [None, None] == [await keys.tenant_of(secret) for _ in range(2)]

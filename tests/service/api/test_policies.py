@@ -178,7 +178,7 @@ def test_a_bad_policy_is_refused_by_its_field(fields: dict[str, object], field: 
     async def test(rig: Rig) -> None:
         reply = await rig.ask("POST", "/retry-policies", fields)
         assert (422, field) == (reply.status, reply.problem["field"])
-        assert [] == (await rig.store.policies("default")).items
+        assert [] == (await rig.store.list_policies("default")).items
 
     with_rig(test)
 
@@ -199,7 +199,7 @@ def test_a_bad_version_is_refused_by_its_field(
     async def test(rig: Rig) -> None:
         reply = await rig.ask("PUT", path, fields)
         assert (422, field) == (reply.status, reply.problem["field"])
-        assert [] == (await rig.store.policies("default")).items
+        assert [] == (await rig.store.list_policies("default")).items
 
     with_rig(test)
 

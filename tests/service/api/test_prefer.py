@@ -128,7 +128,7 @@ def test_a_store_that_goes_away_meanwhile_ends_no_wait() -> None:
         task_id = (await rig.create())["taskId"]
 
         async def settled(task_id: str, seconds: float) -> None:
-            rig.store.get = away  # type: ignore[method-assign]
+            rig.store.get_task = away  # type: ignore[method-assign]
 
         async def away(tenant: str, task_id: str) -> Task | None:
             msg = "disk full"

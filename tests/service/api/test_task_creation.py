@@ -532,14 +532,14 @@ def test_without_a_key_nothing_is_the_same_again() -> None:
         first = (await rig.ask("POST", "/retry-tasks", document)).json["taskId"]
         second = (await rig.ask("POST", "/retry-tasks", document)).json["taskId"]
         assert first != second
-        stored = await rig.store.get("default", first)
+        stored = await rig.store.get_task("default", first)
         assert stored is not None
         assert b"" == stored.fingerprint
         again = await rig.ask("POST", "/retry-tasks", {**document, "idempotencyKey": first})
         assert (422, "idempotencyKey") == (again.status, again.problem["field"])
         large = {"targetUrl": TARGET, "body": "x" * 40_000}
         third = (await rig.ask("POST", "/retry-tasks", large)).json["taskId"]
-        elsewhere = await rig.store.get("default", third)
+        elsewhere = await rig.store.get_task("default", third)
         assert elsewhere is not None
         assert b"" == elsewhere.fingerprint
 
@@ -617,7 +617,7 @@ def test_a_store_that_fails_after_the_wait_does_not_undo_the_answer() -> None:
             raise StoreUnavailable(msg)
 
         rig.engine.settled = settled  # type: ignore[method-assign]
-        rig.store.get = get  # type: ignore[method-assign]
+        rig.store.get_task = get  # type: ignore[method-assign]
         reply = await rig.ask(
             "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=1"}
         )

@@ -141,13 +141,13 @@ class Rig:
 
     async def task(self, task: Task) -> Task:
         """Return a task as the store has it now."""
-        found = await self.store.get(task.tenant, task.id)
+        found = await self.store.get_task(task.tenant, task.id)
         assert found is not None
         return found
 
     async def attempts(self, task: Task) -> list[AttemptRecord]:
         """Return a task's log."""
-        return await self.store.attempts(task.tenant, task.id)
+        return await self.store.list_attempts(task.tenant, task.id)
 
     def kinds(self) -> list[str]:
         """Return what was told, in order."""

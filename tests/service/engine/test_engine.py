@@ -229,7 +229,7 @@ def test_dead_lane_is_parked_and_costs_nothing() -> None:
         await rig.engine.start()
         tasks = await rig.add(*[rig.new(overrides={"maxAttempts": 50}) for _ in range(20)])
         await asyncio.sleep(5)
-        lane = await rig.store.lane(tasks[0].lane)
+        lane = await rig.store.get_lane(tasks[0].lane)
         assert lane is not None
         assert lane.parked_until is not None
         assert 0 == len(rig.engine.worker.hold)
@@ -256,7 +256,7 @@ def test_parked_lane_is_probed_and_drains() -> None:
         assert {Status.SUCCEEDED} == {(await rig.task(task)).status for task in tasks}
         kinds = rig.kinds()
         assert kinds.index("parked") < kinds.index("probing") < kinds.index("resumed")
-        lane = await rig.store.lane(tasks[0].lane)
+        lane = await rig.store.get_lane(tasks[0].lane)
         assert lane is not None
         assert lane.parked_until is None
         await rig.engine.stop(1)
@@ -272,7 +272,7 @@ def test_probe_that_fails_parks_the_lane_for_longer() -> None:
         await rig.engine.start()
         tasks = await rig.add(*[rig.new(overrides={"maxAttempts": 50}) for _ in range(20)])
         await asyncio.sleep(40)
-        lane = await rig.store.lane(tasks[0].lane)
+        lane = await rig.store.get_lane(tasks[0].lane)
         assert lane is not None
         assert lane.parked_until is not None
         assert 2 == lane.opened
@@ -688,7 +688,7 @@ def test_breaker_is_shared_by_way_of_the_store() -> None:
         await second.engine.start()
         await asyncio.sleep(35)
         assert 1 <= len(target.seen) <= 3
-        lane = await first.store.lane(tasks[0].lane)
+        lane = await first.store.get_lane(tasks[0].lane)
         assert lane is not None
         assert 2 == lane.opened
         await second.engine.stop(1)

@@ -72,7 +72,7 @@ def test_a_hundred_slow_replays_keep_none_waiting() -> None:
             await rig.store.start_replay(ReplayRecord(id=f"z{number}", tenant="evil", rate=0.0001))
         await asyncio.sleep(10)
 
-        job = await rig.store.replay("victim", "v")
+        job = await rig.store.get_replay("victim", "v")
         assert job is not None
         assert ("done", 10) == (job.status, job.replayed)
         await rig.engine.stop(0)
@@ -103,7 +103,7 @@ def test_a_replay_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFix
             await rig.store.start_replay(ReplayRecord(id=replay_id, tenant="default"))
         await asyncio.sleep(5)
 
-        job = await rig.store.replay("default", "b")
+        job = await rig.store.get_replay("default", "b")
         assert job is not None
         assert ("done", 3) == (job.status, job.replayed)
         await rig.engine.stop(0)

@@ -123,7 +123,7 @@ async def dump(store: Store) -> Dump:
     """Ask a store for everything, in small pages, and look that its counts are exact."""
     tasks = {tenant: await every_task(store, tenant) for tenant in TENANTS}
     found = [task for tenant in TENANTS for task in tasks[tenant]]
-    logs = await asyncio.gather(*(store.attempts(task.tenant, task.id) for task in found))
+    logs = await asyncio.gather(*(store.list_attempts(task.tenant, task.id) for task in found))
     attempts = {task.id: log for task, log in zip(found, logs, strict=True)}
     counts = {}
     for tenant in (None, *TENANTS):
@@ -142,29 +142,29 @@ async def dump(store: Store) -> Dump:
         lanes,
         counts,
         {tenant: await store.series(tenant, since=0) for tenant in (None, *TENANTS)},
-        [replace(replay, cursor=None) for replay in await store.replays(running=False)],
-        [await store.policies(tenant) for tenant in TENANTS],
-        sorted(await store.keys(), key=lambda key: key.id),
+        [replace(replay, cursor=None) for replay in await store.list_replays(running=False)],
+        [await store.list_policies(tenant) for tenant in TENANTS],
+        sorted(await store.list_keys(), key=lambda key: key.id),
         sorted(await store.orphans(1000)),
     )
 
 
 async def every_task(store: Store, tenant: str) -> list[Task]:
     """All pages of a tenant's tasks."""
-    page = await store.tasks(tenant, TaskFilter(), limit=7)
+    page = await store.list_tasks(tenant, TaskFilter(), limit=7)
     found = page.items
     while page.cursor is not None:
-        page = await store.tasks(tenant, TaskFilter(), cursor=page.cursor, limit=7)
+        page = await store.list_tasks(tenant, TaskFilter(), cursor=page.cursor, limit=7)
         found += page.items
     return found
 
 
 async def every_lane(store: Store) -> list[LaneRecord]:
     """All pages of all lanes."""
-    page = await store.lanes(None, limit=3)
+    page = await store.list_lanes(None, limit=3)
     found = page.items
     while page.cursor is not None:
-        page = await store.lanes(None, cursor=page.cursor, limit=3)
+        page = await store.list_lanes(None, cursor=page.cursor, limit=3)
         found += page.items
     return found
 

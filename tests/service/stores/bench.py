@@ -89,13 +89,13 @@ class Bench:
 
     async def get(self, number: int, tenant: str = "acme") -> Task:
         """Return a task that must be there."""
-        found = await self.store.get(tenant, task_id(number))
+        found = await self.store.get_task(tenant, task_id(number))
         assert found is not None
         return found
 
     async def lane(self, name: str = LANE) -> LaneRecord:
         """Return a lane that must be there."""
-        found = await self.store.lane(name)
+        found = await self.store.get_lane(name)
         assert found is not None
         return found
 

@@ -45,7 +45,7 @@ async def an_abandoned_task_is_claimed_again(bench: Bench) -> None:
         outcome=LOST,
         worker="worker",
     )
-    assert [lost] == await bench.store.attempts("acme", old.id)
+    assert [lost] == await bench.store.list_attempts("acme", old.id)
     assert {Status.IN_FLIGHT: 1} == await bench.counts()
     assert 1 == (await bench.lane()).in_flight
 
@@ -57,7 +57,7 @@ async def the_horizon_is_not_for_leases(bench: Bench) -> None:
     bench.clock.now = old.wake_at - 1
 
     assert [] == (await bench.claim(OTHER)).tasks
-    assert [] == await bench.store.attempts("acme", old.id)
+    assert [] == await bench.store.list_attempts("acme", old.id)
 
 
 @conforms
@@ -71,10 +71,10 @@ async def who_lost_a_lease_is_superseded(bench: Bench) -> None:
     await bench.store.release([Release(old)])
 
     assert new == await bench.get(1)
-    assert 1 == len(await bench.store.attempts("acme", old.id))
+    assert 1 == len(await bench.store.list_attempts("acme", old.id))
     assert 1 == (await bench.store.counters()).superseded
     assert [FinishStatus.DONE] == await bench.store.finish([succeed(new)])
-    assert [1, 2] == [row.number for row in await bench.store.attempts("acme", old.id)]
+    assert [1, 2] == [row.number for row in await bench.store.list_attempts("acme", old.id)]
 
 
 @conforms
@@ -87,7 +87,7 @@ async def a_task_may_be_abandoned_again_and_again(bench: Bench) -> None:
         [held] = (await bench.claim()).tasks
 
     assert 3 == held.attempts
-    rows = await bench.store.attempts("acme", held.id)
+    rows = await bench.store.list_attempts("acme", held.id)
     assert [(1, LOST), (2, LOST), (3, LOST)] == [(row.number, row.outcome) for row in rows]
     assert {"lost": 3} == _outcomes(await bench.store.series(None, since=0))
 
@@ -112,7 +112,7 @@ async def an_abandoned_task_that_was_cancelled_ends(bench: Bench) -> None:
     assert [] == claimed.tasks
     ended = await bench.get(1)
     assert (Status.CANCELLED, 1, old.wake_at) == (ended.status, ended.attempts, ended.finished_at)
-    assert [LOST] == [row.outcome for row in await bench.store.attempts("acme", old.id)]
+    assert [LOST] == [row.outcome for row in await bench.store.list_attempts("acme", old.id)]
     assert {Status.CANCELLED: 1} == await bench.counts()
     assert [FinishStatus.SUPERSEDED] == await bench.store.finish([succeed(old)])
 

@@ -106,7 +106,7 @@ async def the_same_key_is_the_same_task(bench: Bench) -> None:
     [again] = await bench.add(task(2, key="k", fingerprint=b"p", content=b"as good"))
 
     assert (AddStatus.EXISTING, held, False) == (again.status, again.task, again.leased)
-    assert await bench.store.get("acme", task_id(2)) is None
+    assert await bench.store.get_task("acme", task_id(2)) is None
     assert {Status.IN_FLIGHT: 1} == await bench.counts()
 
 
@@ -195,7 +195,7 @@ async def a_quota_bounds_the_live_tasks_of_each_tenant(bench: Bench) -> None:
         AddStatus.FULL,
     ] == [answer.status for answer in answers]
     assert task_id(3) == answers[2].task.id
-    assert await bench.store.get("acme", task_id(3)) is None
+    assert await bench.store.get_task("acme", task_id(3)) is None
     assert {Status.PENDING: 2} == await bench.counts("acme")
 
 

@@ -35,8 +35,8 @@ async def an_unknown_id_is_not_there(bench: Bench) -> None:
     """Whatever it looks like, an id without a task is None or nothing, never an error."""
     await bench.add(task(1))
     for unknown in UNKNOWN:
-        assert await bench.store.get("acme", unknown) is None
-        assert [] == await bench.store.attempts("acme", unknown)
+        assert await bench.store.get_task("acme", unknown) is None
+        assert [] == await bench.store.list_attempts("acme", unknown)
         assert await bench.store.cancel("acme", unknown) is None
         assert await bench.store.retry_now("acme", unknown) is None
     assert {Status.PENDING: 1} == await bench.counts()
@@ -50,12 +50,12 @@ async def another_tenants_task_is_not_there(bench: Bench) -> None:
     store = bench.store
 
     for number in (1, 2):
-        assert await store.get("beta", task_id(number)) is None
-        assert [] == await store.attempts("beta", task_id(number))
+        assert await store.get_task("beta", task_id(number)) is None
+        assert [] == await store.list_attempts("beta", task_id(number))
         assert await store.cancel("beta", task_id(number)) is None
         assert await store.retry_now("beta", task_id(number)) is None
-    assert [] == (await store.tasks("beta", TaskFilter())).items
-    assert [] == (await store.tasks("beta", TaskFilter(lane=LANE))).items
+    assert [] == (await store.list_tasks("beta", TaskFilter())).items
+    assert [] == (await store.list_tasks("beta", TaskFilter(lane=LANE))).items
     assert 0 == await store.purge("beta", TaskFilter(), 10)
     assert {} == await bench.counts("beta")
     assert [] == await store.series("beta", since=0)
@@ -173,7 +173,7 @@ async def a_dead_letter_begins_anew(bench: Bench) -> None:
     assert (1, 0, 0) == (lane.pending, lane.in_flight, lane.dead)
     [held] = (await bench.claim()).tasks
     await bench.store.finish([succeed(held)])
-    assert [1, 2] == [row.number for row in await bench.store.attempts("acme", held.id)]
+    assert [1, 2] == [row.number for row in await bench.store.list_attempts("acme", held.id)]
 
 
 @conforms

@@ -198,7 +198,7 @@ async def what_is_handed_out_is_a_copy(bench: Bench) -> None:
     assert lease == await bench.get(1)
     (await bench.get(1)).worker = "thief"
     (await bench.add(task(1)))[0].task.worker = "thief"
-    (await bench.store.tasks("acme", TaskFilter())).items[0].worker = "thief"
+    (await bench.store.list_tasks("acme", TaskFilter())).items[0].worker = "thief"
     assert lease == await bench.get(1)
 
     result = wait(lease, NOON + SECOND)
@@ -206,7 +206,7 @@ async def what_is_handed_out_is_a_copy(bench: Bench) -> None:
     result.attempt.decision = Decision(action="wait")
     assert [FinishStatus.DONE] == await bench.store.finish([result])
     for _ in range(2):
-        [logged] = await bench.store.attempts("acme", lease.id)
+        [logged] = await bench.store.list_attempts("acme", lease.id)
         assert logged.decision is not None
         assert (1, "transient", "wait") == (logged.number, logged.outcome, logged.decision.action)
         for row in (result.attempt, logged):
@@ -214,5 +214,5 @@ async def what_is_handed_out_is_a_copy(bench: Bench) -> None:
             row.number, row.decision.action = 77, "forged"
 
     (await bench.lane()).paused = True
-    (await bench.store.lanes(None)).items[0].paused = True
+    (await bench.store.list_lanes(None)).items[0].paused = True
     assert not (await bench.lane()).paused

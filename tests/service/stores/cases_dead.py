@@ -36,7 +36,7 @@ async def step(bench: Bench, limit: int = 100, replay_id: str = JOB) -> ReplayRe
 
 async def waiting(bench: Bench) -> list[int]:
     """The numbers of the tasks that wait."""
-    page = await bench.store.tasks("acme", TaskFilter(status=Status.PENDING), limit=1000)
+    page = await bench.store.list_tasks("acme", TaskFilter(status=Status.PENDING), limit=1000)
     return sorted(numbers(page.items))
 
 
@@ -96,7 +96,7 @@ async def a_job_is_kept_with_its_count(bench: Bench) -> None:
     assert (3, 0, "running", None) == (made.matched, made.replayed, made.status, made.finished_at)
     assert ("attempts", 2.0) == (made.reason, made.rate)
     await bench.reopen()
-    assert made == await bench.store.replay("acme", JOB)
+    assert made == await bench.store.get_replay("acme", JOB)
     assert {Status.EXHAUSTED: 3} == await bench.counts()
 
 
@@ -109,7 +109,7 @@ async def the_same_job_again_is_the_same(bench: Bench) -> None:
     bench.clock.advance(5)
 
     assert stands == await bench.store.start_replay(job(reason="other"))
-    assert [stands] == await bench.store.replays(running=True)
+    assert [stands] == await bench.store.list_replays(running=True)
 
 
 @conforms
@@ -249,7 +249,7 @@ async def a_job_goes_on_after_a_crash(bench: Bench) -> None:
     for _ in range(6):
         stands = await step(bench, 1)
         await bench.reopen()
-        assert stands == await bench.store.replay("acme", JOB)
+        assert stands == await bench.store.get_replay("acme", JOB)
 
     assert ("done", 5) == _progress(stands)
     assert [1] * 5 == [(await bench.get(number)).replays for number in range(5)]
@@ -292,7 +292,7 @@ async def a_cancelled_job_stops(bench: Bench) -> None:
     bench.clock.advance(5)
     assert ended == await step(bench)
     assert ended == await bench.store.cancel_replay("acme", JOB)
-    assert ended == await bench.store.replay("acme", JOB)
+    assert ended == await bench.store.get_replay("acme", JOB)
     assert {Status.PENDING: 1, Status.EXHAUSTED: 3} == await bench.counts()
 
 
@@ -304,11 +304,11 @@ async def jobs_are_those_of_a_tenant(bench: Bench) -> None:
     made = await bench.store.start_replay(job())
 
     for tenant, replay_id in (("beta", JOB), ("acme", "nope"), ("acme", "")):
-        assert await bench.store.replay(tenant, replay_id) is None
+        assert await bench.store.get_replay(tenant, replay_id) is None
         assert await bench.store.cancel_replay(tenant, replay_id) is None
     assert await bench.store.replay_step("nope", 10) is None
-    assert [] == await bench.store.replays(running=False, tenant="beta")
-    assert [made] == await bench.store.replays(running=True, tenant="acme")
+    assert [] == await bench.store.list_replays(running=False, tenant="beta")
+    assert [made] == await bench.store.list_replays(running=True, tenant="acme")
     assert 1 == (await step(bench)).replayed
     assert Status.EXHAUSTED is (await bench.get(2, "beta")).status
 
@@ -322,7 +322,7 @@ async def the_latest_jobs_come_first(bench: Bench) -> None:
         bench.clock.advance(1)
     await bench.store.cancel_replay("acme", ids[-1])
 
-    assert ids[:19:-1] == [found.id for found in await bench.store.replays(running=False)]
+    assert ids[:19:-1] == [found.id for found in await bench.store.list_replays(running=False)]
 
 
 @conforms
@@ -337,7 +337,7 @@ async def of_the_jobs_that_run_those_that_are_due_come_first(bench: Bench) -> No
     await bench.store.cancel_replay("acme", ids[2])
 
     async def running(tenant: str | None = None) -> list[str]:
-        return [found.id for found in await bench.store.replays(running=True, tenant=tenant)]
+        return [found.id for found in await bench.store.list_replays(running=True, tenant=tenant)]
 
     assert [*ids[:2], *ids[3:101]] == await running()
     assert ["other"] == await running("beta")

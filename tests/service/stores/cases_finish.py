@@ -107,7 +107,7 @@ async def without_an_attempt_none_is_counted(bench: Bench) -> None:
 
     ended = await bench.get(1)
     assert (Status.EXHAUSTED, "budget", 0) == (ended.status, ended.reason, ended.attempts)
-    assert [] == await bench.store.attempts("acme", held.id)
+    assert [] == await bench.store.list_attempts("acme", held.id)
     assert [] == await bench.store.series(None, since=0)
 
 
@@ -159,7 +159,7 @@ async def the_log_keeps_every_field(bench: Bench) -> None:
     await bench.store.finish([second])
     await bench.reopen()
 
-    assert [full, bare] == await bench.store.attempts("acme", held.id)
+    assert [full, bare] == await bench.store.list_attempts("acme", held.id)
 
 
 @conforms
@@ -185,7 +185,7 @@ async def a_kept_lease_goes_on(bench: Bench) -> None:
     bench.clock.now = due
     assert [] == (await bench.claim(OTHER)).tasks
     assert [FinishStatus.DONE] == await bench.store.finish([succeed(kept)])
-    assert [1, 2] == [row.number for row in await bench.store.attempts("acme", held.id)]
+    assert [1, 2] == [row.number for row in await bench.store.list_attempts("acme", held.id)]
 
 
 @conforms
@@ -199,7 +199,7 @@ async def a_kept_lease_ends_too(bench: Bench) -> None:
 
     assert (2, "other") == (new.attempts, new.worker)
     assert ["transient", "lost"] == [
-        row.outcome for row in await bench.store.attempts("acme", held.id)
+        row.outcome for row in await bench.store.list_attempts("acme", held.id)
     ]
 
 
@@ -243,7 +243,7 @@ async def a_finish_again_changes_nothing(bench: Bench) -> None:
     assert [FinishStatus.SUPERSEDED] * 4 == await bench.store.finish(batch)
 
     assert before == [await bench.get(number) for number in (1, 2, 3, 4, 9)]
-    assert [1] * 4 == [len(await bench.store.attempts("acme", one.id)) for one in held]
+    assert [1] * 4 == [len(await bench.store.list_attempts("acme", one.id)) for one in held]
     assert {
         Status.PENDING: 2,
         Status.IN_FLIGHT: 1,
@@ -319,7 +319,7 @@ async def a_cancelled_attempt_is_the_last(bench: Bench) -> None:
             ended.finished_at,
         )
         assert attempts == ended.attempts
-        assert attempts == len(await bench.store.attempts("acme", ended.id))
+        assert attempts == len(await bench.store.list_attempts("acme", ended.id))
     assert {Status.CANCELLED: 3} == await bench.counts()
     bench.clock.advance(HOUR)
     assert [] == (await bench.claim()).tasks
@@ -365,7 +365,7 @@ async def a_callback_whose_key_is_there_is_not_added_twice(bench: Bench) -> None
     assert [FinishStatus.DONE] == await bench.store.finish([succeed(held, callback=callback)])
 
     assert first.task == await bench.get(9)
-    assert await bench.store.get("acme", task_id(10)) is None
+    assert await bench.store.get_task("acme", task_id(10)) is None
 
 
 @conforms
@@ -377,4 +377,4 @@ async def a_superseded_finish_adds_no_callback(bench: Bench) -> None:
 
     result = succeed(held, callback=task(9))
     assert [FinishStatus.SUPERSEDED] == await bench.store.finish([result])
-    assert await bench.store.get("acme", task_id(9)) is None
+    assert await bench.store.get_task("acme", task_id(9)) is None

@@ -198,7 +198,7 @@ async def a_running_attempt_ends_in_a_lane_that_is_shut(bench: Bench) -> None:
 async def a_lane_without_tasks_can_be_shut(bench: Bench) -> None:
     """A lane may be paused or parked before its first task; to resume an unknown one is nothing."""
     await bench.store.resume("acme/https:unknown:443")
-    assert await bench.store.lane("acme/https:unknown:443") is None
+    assert await bench.store.get_lane("acme/https:unknown:443") is None
     await bench.store.pause(LANE)
     await bench.store.park(BETA, NOON + HOUR, probes=1, opened=1)
     assert ("acme", True) == ((await bench.lane()).tenant, (await bench.lane()).paused)
@@ -252,7 +252,7 @@ async def lanes_are_listed_by_name(bench: Bench) -> None:
         names: list[str] = []
         cursor = None
         for _ in range(40):
-            page = await bench.store.lanes(tenant, cursor=cursor, limit=limit)
+            page = await bench.store.list_lanes(tenant, cursor=cursor, limit=limit)
             assert len(page.items) <= limit
             names += [lane.name for lane in page.items]
             cursor = page.cursor

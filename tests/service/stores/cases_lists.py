@@ -28,7 +28,7 @@ async def listed(bench: Bench, query: TaskFilter, limit: int, tenant: str = "acm
     found: list[Task] = []
     cursor = None
     for _ in range(200):
-        page = await bench.store.tasks(tenant, query, cursor=cursor, limit=limit)
+        page = await bench.store.list_tasks(tenant, query, cursor=cursor, limit=limit)
         assert len(page.items) <= limit
         found += page.items
         cursor = page.cursor
@@ -54,7 +54,7 @@ async def tasks_are_listed_newest_first(bench: Bench) -> None:
 async def a_list_holds_still_while_tasks_are_added(bench: Bench) -> None:
     """What was there when paging began comes exactly once, whatever is added or changes state."""
     await bench.add(*(task(number) for number in range(9)))
-    page = await bench.store.tasks("acme", TaskFilter(), limit=3)
+    page = await bench.store.list_tasks("acme", TaskFilter(), limit=3)
     found = numbers(page.items)
     added = 20
     while page.cursor is not None:
@@ -63,7 +63,7 @@ async def a_list_holds_still_while_tasks_are_added(bench: Bench) -> None:
         bench.clock.advance(1)
         await bench.claim(limit=1)
         await bench.reopen()
-        page = await bench.store.tasks("acme", TaskFilter(), cursor=page.cursor, limit=3)
+        page = await bench.store.list_tasks("acme", TaskFilter(), cursor=page.cursor, limit=3)
         found += numbers(page.items)
 
     assert list(range(8, -1, -1)) == found
@@ -106,7 +106,7 @@ async def a_malformed_cursor_is_an_error(bench: Bench) -> None:
     await bench.add(task(1), task(2))
     for cursor in ("", "nope", "-1", "1.5", "☃", "' OR 1=1", "9" * 500, "\x00"):
         with pytest.raises(ConfigurationError, match="cursor"):
-            await bench.store.tasks("acme", TaskFilter(), cursor=cursor)
+            await bench.store.list_tasks("acme", TaskFilter(), cursor=cursor)
 
 
 @conforms
@@ -118,7 +118,7 @@ async def the_attempt_log_has_pages(bench: Bench) -> None:
         held = await bench.get(1)
 
     async def page(after: int, limit: int) -> list[int]:
-        rows = await bench.store.attempts("acme", held.id, after=after, limit=limit)
+        rows = await bench.store.list_attempts("acme", held.id, after=after, limit=limit)
         return [row.number for row in rows]
 
     assert [1, 2, 3, 4, 5, 6] == await page(0, 100)

@@ -29,8 +29,8 @@ async def a_purge_removes_dead_letters(bench: Bench) -> None:
 
     assert 3 == await bench.store.purge("acme", TaskFilter(), 3)
 
-    assert [11, 10, 3] == numbers((await bench.store.tasks("acme", TaskFilter())).items)
-    assert [] == await bench.store.attempts("acme", task_id(0))
+    assert [11, 10, 3] == numbers((await bench.store.list_tasks("acme", TaskFilter())).items)
+    assert [] == await bench.store.list_attempts("acme", task_id(0))
     assert ["b0", "b1", "b2"] == sorted(await bench.store.orphans(10))
     assert {Status.PENDING: 1, Status.SUCCEEDED: 1, Status.EXHAUSTED: 1} == await bench.counts()
     assert 1 == (await bench.lane()).dead

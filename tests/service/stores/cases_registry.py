@@ -39,7 +39,7 @@ async def a_policy_is_written_once(bench: Bench) -> None:
         assert (PolicyWriteStatus.SAME, first) == same
     other = await bench.store.put_policy(policy(document=b"{}"), replace=False)
     assert (PolicyWriteStatus.CONFLICT, first) == other
-    assert first == await bench.store.policy("acme", "p")
+    assert first == await bench.store.get_policy("acme", "p")
 
 
 @conforms
@@ -53,9 +53,9 @@ async def a_replaced_policy_is_a_new_version(bench: Bench) -> None:
     assert PolicyWriteStatus.DONE is change
     assert policy(document=b"{}", version=2, created_at=NOON + 5) == second
     await bench.reopen()
-    assert second == await bench.store.policy("acme", "p")
+    assert second == await bench.store.get_policy("acme", "p")
     assert [first, second, None] == [
-        await bench.store.policy("acme", "p", version) for version in (1, 2, 3)
+        await bench.store.get_policy("acme", "p", version) for version in (1, 2, 3)
     ]
     change, third = await bench.store.put_policy(policy(), replace=True)
     assert (PolicyWriteStatus.DONE, 3) == (change, third.version)
@@ -66,12 +66,12 @@ async def policies_are_those_of_a_tenant(bench: Bench) -> None:
     """The same id of two tenants is two policies; an unknown one is None."""
     await bench.store.put_policy(policy(), replace=False)
 
-    assert await bench.store.policy("beta", "p") is None
-    assert await bench.store.policy("acme", "unknown") is None
+    assert await bench.store.get_policy("beta", "p") is None
+    assert await bench.store.get_policy("acme", "unknown") is None
     change, _ = await bench.store.put_policy(policy(tenant="beta", document=b"{}"), replace=False)
     assert PolicyWriteStatus.CREATED is change
     assert PolicyWriteStatus.DONE is await bench.store.delete_policy("beta", "p")
-    assert await bench.store.policy("acme", "p") is not None
+    assert await bench.store.get_policy("acme", "p") is not None
 
 
 @conforms
@@ -87,7 +87,7 @@ async def policies_are_listed_by_id(bench: Bench) -> None:
         found: list[PolicyVersion] = []
         cursor = None
         for _ in range(20):
-            page = await bench.store.policies("acme", cursor=cursor, limit=limit)
+            page = await bench.store.list_policies("acme", cursor=cursor, limit=limit)
             assert len(page.items) <= limit
             found += page.items
             cursor = page.cursor
@@ -110,10 +110,10 @@ async def a_policy_in_use_is_not_deleted(bench: Bench) -> None:
 
     assert PolicyWriteStatus.DONE is await bench.store.delete_policy("acme", "p")
 
-    assert await bench.store.policy("acme", "p") is None
-    assert await bench.store.policy("acme", "p", 1) is None
+    assert await bench.store.get_policy("acme", "p") is None
+    assert await bench.store.get_policy("acme", "p", 1) is None
     assert PolicyWriteStatus.MISSING is await bench.store.delete_policy("acme", "p")
-    assert [] == (await bench.store.policies("acme")).items
+    assert [] == (await bench.store.list_policies("acme")).items
 
 
 @conforms
@@ -128,7 +128,7 @@ async def a_version_that_was_deleted_does_not_come_back(bench: Bench) -> None:
 
     assert (PolicyWriteStatus.CREATED, 3) == (change, anew.version)
     assert [None, None, anew, None] == [
-        await bench.store.policy("acme", "p", version) for version in (1, 2, 3, 4)
+        await bench.store.get_policy("acme", "p", version) for version in (1, 2, 3, 4)
     ]
     await bench.store.delete_policy("acme", "p")
     _, again = await bench.store.put_policy(policy(), replace=True)
@@ -160,12 +160,12 @@ async def a_key_is_found_by_its_digest(bench: Bench) -> None:
     """With the name it was given and the time it was made; another digest finds nothing."""
     await bench.store.put_key(key(1, name="ci"))
 
-    found = await bench.store.key(b"digest 1")
+    found = await bench.store.find_key(b"digest 1")
 
     assert key(1, name="ci", created_at=NOON) == found
-    assert await bench.store.key(b"digest 2") is None
+    assert await bench.store.find_key(b"digest 2") is None
     await bench.reopen()
-    assert found == await bench.store.key(b"digest 1")
+    assert found == await bench.store.find_key(b"digest 1")
 
 
 @conforms
@@ -179,7 +179,7 @@ async def a_revoked_key_says_so(bench: Bench) -> None:
     assert await bench.store.revoke_key("key1")
     await bench.store.put_key(key(1, name="again"))
 
-    assert key(1, created_at=NOON, revoked_at=NOON + 5) == await bench.store.key(b"digest 1")
+    assert key(1, created_at=NOON, revoked_at=NOON + 5) == await bench.store.find_key(b"digest 1")
     assert not await bench.store.revoke_key("unknown")
 
 
@@ -192,7 +192,7 @@ async def keys_are_listed_by_tenant(bench: Bench) -> None:
     await bench.store.revoke_key("key1")
 
     async def ids(tenant: str | None = None) -> list[str]:
-        return sorted(found.id for found in await bench.store.keys(tenant))
+        return sorted(found.id for found in await bench.store.list_keys(tenant))
 
     assert ["key0", "key1", "key2"] == await ids("acme")
     assert ["key3"] == await ids("beta")

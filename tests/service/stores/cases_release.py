@@ -37,7 +37,7 @@ async def a_released_task_is_due_when_it_was(bench: Bench) -> None:
         freed.next_attempt_at,
         freed.wake_at,
     )
-    assert [] == await bench.store.attempts("acme", held.id)
+    assert [] == await bench.store.list_attempts("acme", held.id)
     assert {Status.PENDING: 1} == await bench.counts()
     assert [1] == numbers((await bench.claim(OTHER)).tasks)
     assert [FinishStatus.SUPERSEDED] == await bench.store.finish([succeed(held)])

@@ -121,8 +121,8 @@ async def a_sweep_removes_what_is_out_of_time(bench: Bench) -> None:
     bench.clock.advance(1)
     assert 2 == await swept(bench, 10)
     assert {Status.EXHAUSTED: 1, Status.PENDING: 1, Status.IN_FLIGHT: 1} == await bench.counts()
-    assert await bench.store.get("acme", task_id(1)) is None
-    assert [] == await bench.store.attempts("acme", task_id(1))
+    assert await bench.store.get_task("acme", task_id(1)) is None
+    assert [] == await bench.store.list_attempts("acme", task_id(1))
     bench.clock.now = NOON + DAY
     assert 1 == await swept(bench, 10)
 
@@ -198,14 +198,14 @@ async def replays_that_have_ended_are_swept(bench: Bench) -> None:
     await bench.store.replay_step(ended, 1)
     bench.clock.advance(DAY - 1)
     await swept(bench, 10)
-    assert await bench.store.replay("acme", ended) is not None
+    assert await bench.store.get_replay("acme", ended) is not None
     bench.clock.advance(1)
 
     await swept(bench, 10)
 
-    assert await bench.store.replay("acme", ended) is None
-    assert await bench.store.replay("acme", running) is not None
-    assert [running] == [job.id for job in await bench.store.replays(running=False)]
+    assert await bench.store.get_replay("acme", ended) is None
+    assert await bench.store.get_replay("acme", running) is not None
+    assert [running] == [job.id for job in await bench.store.list_replays(running=False)]
 
 
 @conforms
@@ -222,7 +222,7 @@ async def letters_that_a_replay_has_promised_are_not_swept(bench: Bench) -> None
     assert 1 == await swept(bench, 10)
 
     assert [2] == numbers(
-        (await bench.store.tasks("acme", TaskFilter(status=Status.EXHAUSTED))).items
+        (await bench.store.list_tasks("acme", TaskFilter(status=Status.EXHAUSTED))).items
     )
     await bench.store.cancel_replay("acme", job.id)
     assert 1 == await swept(bench, 10)

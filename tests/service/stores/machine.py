@@ -202,7 +202,7 @@ class Machine(RuleBasedStateMachine):
                 self._hold_one(tenant, held_id)
 
     def _hold_one(self, tenant: str, held_id: str) -> None:
-        found = self.fleet.each(lambda _, store: store.get(tenant, held_id))
+        found = self.fleet.each(lambda _, store: store.get_task(tenant, held_id))
         kept = [one for one in found if one and one.status is Status.IN_FLIGHT]
         if kept:
             self.hold([[one] for one in kept])
@@ -265,7 +265,7 @@ class Machine(RuleBasedStateMachine):
         query = TaskFilter(**fields)
 
         async def found(store: Store) -> list[Task]:
-            return [plain(one) for one in (await store.tasks(tenant, query)).items]
+            return [plain(one) for one in (await store.list_tasks(tenant, query)).items]
 
         self.fleet.agree(found)
 
@@ -361,7 +361,7 @@ class Machine(RuleBasedStateMachine):
             self.fleet.agree(lambda store: store.revoke_key(key.id))
         else:
             self.fleet.agree(lambda store: store.put_key(key))
-        self.fleet.agree(lambda store: store.key(key.digest))
+        self.fleet.agree(lambda store: store.find_key(key.digest))
 
 
 def _shown(added: AddResult) -> tuple[Any, ...]:

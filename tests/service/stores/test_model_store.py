@@ -43,7 +43,7 @@ def test_nothing_in_it_waits() -> None:
         store.add([]),
         store.claim(LEASE, limit=1, per_lane=1),
         store.finish([]),
-        store.tasks("acme", TaskFilter()),
+        store.list_tasks("acme", TaskFilter()),
         store.close(),
     ]
     for call in calls:

@@ -118,9 +118,9 @@ def test_a_filter_that_matches_rarely_has_short_pages(tmp_path: Path) -> None:
         await store.add([NewTask(task(number)) for number in range(1, 4001)])
         query = TaskFilter(lane="acme/https:rare.example:443")
 
-        pages = [await store.tasks("acme", query, limit=10)]
+        pages = [await store.list_tasks("acme", query, limit=10)]
         while pages[-1].cursor is not None:
-            pages.append(await store.tasks("acme", query, cursor=pages[-1].cursor, limit=10))
+            pages.append(await store.list_tasks("acme", query, cursor=pages[-1].cursor, limit=10))
 
         assert [[], [], [0]] == [numbers(page.items) for page in pages]
 
@@ -224,7 +224,7 @@ def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
         await store.open()
         await store.close()
         with pytest.raises(StoreUnavailable, match=r"call open\(\) first"):
-            await store.get("acme", task_id(1))
+            await store.get_task("acme", task_id(1))
 
     asyncio.run(main())
 

@@ -86,7 +86,7 @@ def test_a_killed_worker_is_known_at_once(tmp_path: Path, monkeypatch: pytest.Mo
             store = await opened(path)
             try:
                 assert {0: 1, 1: 0, 2: 0, 3: 0} == {
-                    number: (await store.get("acme", task_id(number))).status  # type: ignore[union-attr]
+                    number: (await store.get_task("acme", task_id(number))).status  # type: ignore[union-attr]
                     for number in range(4)
                 }
                 claimed = await store.claim(OTHER, limit=10, per_lane=10)
@@ -94,12 +94,12 @@ def test_a_killed_worker_is_known_at_once(tmp_path: Path, monkeypatch: pytest.Mo
                 assert [0, 1, 2] == sorted(numbers(claimed.tasks))
                 attempts = {held.id: held.attempts for held in claimed.tasks}
                 assert {task_id(0): 1, task_id(1): 0, task_id(2): 0} == attempts
-                [lost] = await store.attempts("acme", task_id(0))
+                [lost] = await store.list_attempts("acme", task_id(0))
                 assert (LOST, "worker", NOON) == (lost.outcome, lost.worker, lost.scheduled_at)
                 assert [FinishStatus.DONE] * 3 == await store.finish(
                     [succeed(held) for held in claimed.tasks]
                 )
-                lane = await store.lane("acme/https:a.example:443")
+                lane = await store.get_lane("acme/https:a.example:443")
                 assert lane is not None
                 assert (1, 0) == (lane.pending, lane.in_flight)
                 assert 1 == len(locks(path))
@@ -132,7 +132,7 @@ def test_a_sweep_finds_the_dead(tmp_path: Path) -> None:
             assert 3 <= steps <= 6
             claimed = await store.claim(OTHER, limit=10, per_lane=10)
             assert [0, 1] == sorted(numbers(claimed.tasks))
-            ended = await store.get("acme", task_id(2))
+            ended = await store.get_task("acme", task_id(2))
             assert ended is not None
             assert (Status.CANCELLED, 0) == (ended.status, ended.attempts)
             assert 1 == len(locks(path))

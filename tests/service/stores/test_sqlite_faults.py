@@ -113,7 +113,7 @@ def test_a_file_that_is_read_only(folder: Path) -> None:
 
     async def main(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])
-        assert 1 == len((await store.tasks("acme", TaskFilter())).items)
+        assert 1 == len((await store.list_tasks("acme", TaskFilter())).items)
         with kept_open(path):
             path.chmod(0o444)
             for database in (store.database, store._view):
@@ -124,11 +124,11 @@ def test_a_file_that_is_read_only(folder: Path) -> None:
                     await store.add([NewTask(task(2))])
             with pytest.raises(StoreUnavailable, match="it is read-only"):
                 await store.ping()
-            assert 1 == len((await store.tasks("acme", TaskFilter())).items)
+            assert 1 == len((await store.list_tasks("acme", TaskFilter())).items)
 
             path.chmod(0o644)
             await store.add([NewTask(task(2))])
-            assert 2 == len((await store.tasks("acme", TaskFilter())).items)
+            assert 2 == len((await store.list_tasks("acme", TaskFilter())).items)
 
     on(path, main)
 
@@ -164,7 +164,7 @@ def test_a_file_that_another_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             answers = await asyncio.gather(*calls, return_exceptions=True)
             assert [StoreUnavailable] * 2 == [type(answer) for answer in answers]
             assert "another process holds its write lock" in str(answers[0])
-            assert 1 == len((await store.tasks("acme", TaskFilter())).items)
+            assert 1 == len((await store.list_tasks("acme", TaskFilter())).items)
             other.execute("ROLLBACK")
         await store.add([NewTask(task(2))])
 

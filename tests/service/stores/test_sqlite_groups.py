@@ -110,7 +110,7 @@ def test_a_bad_operation_harms_no_other(tmp_path: Path) -> None:
         assert {Status.PENDING: 7} == {
             status: count for status, count in (await store.counters()).tasks.items() if count
         }
-        assert await store.lane("stranger/https:new.example:443") is None
+        assert await store.get_lane("stranger/https:new.example:443") is None
         assert 7 == len((await store.claim(LEASE, limit=100, per_lane=100)).tasks)
         [added] = await store.add([NewTask(task(1000, "new", "stranger"))])
         assert AddStatus.ADDED is added.status

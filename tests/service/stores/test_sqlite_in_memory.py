@@ -37,10 +37,10 @@ def test_memory_url_leaves_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.M
         store = make_store("memory:", apart=True)
         await store.open()
         [added] = await store.add([NewTask(task(1))])
-        assert added.task == await store.get("acme", task_id(1))
+        assert added.task == await store.get_task("acme", task_id(1))
         await store.close()
         await store.open()
-        assert None is await store.get("acme", task_id(1))
+        assert None is await store.get_task("acme", task_id(1))
         await store.close()
 
     asyncio.run(main())
@@ -56,7 +56,7 @@ def test_reads_and_writes_at_the_same_time() -> None:
 
         async def add_and_get(number: int) -> None:
             await store.add([NewTask(task(number))])
-            assert await store.get("acme", task_id(number)) is not None
+            assert await store.get_task("acme", task_id(number)) is not None
 
         await asyncio.gather(*(add_and_get(number) for number in range(200)))
         await store.close()

@@ -50,25 +50,25 @@ def test_no_statement_reads_a_table(tmp_path: Path) -> None:
             TaskFilter(status=Status.EXHAUSTED, reason="attempts"),
             TaskFilter(lane=held[0].lane, policy_id="default"),
         ):
-            await store.tasks("acme", query, limit=2)
-        await store.get("acme", held[0].id)
-        await store.attempts("acme", held[0].id, after=1)
-        await store.lanes("acme", limit=2)
-        await store.lanes(None, limit=2)
+            await store.list_tasks("acme", query, limit=2)
+        await store.get_task("acme", held[0].id)
+        await store.list_attempts("acme", held[0].id, after=1)
+        await store.list_lanes("acme", limit=2)
+        await store.list_lanes(None, limit=2)
         await store.start_replay(ReplayRecord(id="r", tenant="acme"))
         await store.replay_step("r", 5)
         for tenant in ("acme", None):
             for running in (True, False):
-                await store.replays(running=running, tenant=tenant)
+                await store.list_replays(running=running, tenant=tenant)
         await store.purge("acme", TaskFilter(), 5)
         await store.put_policy(
             PolicyVersion(tenant="acme", id="p", version=0, document=b""), replace=True
         )
-        await store.policies("acme")
+        await store.list_policies("acme")
         await store.delete_policy("acme", "p")
         await store.series("acme", since=0)
         await store.counters("acme")
-        await store.key(b"digest")
+        await store.find_key(b"digest")
         await store.sweep(Retention(1, 1), 10)
         for database in (store.database, store._view):
             database.open()[0].set_trace_callback(None)

@@ -47,7 +47,7 @@ def test_steady_reading_does_not_let_it_grow(
     async def main(store: SqliteStore) -> None:
         async def read() -> None:
             while True:
-                await store.tasks("acme", TaskFilter(reason="none"), limit=100)
+                await store.list_tasks("acme", TaskFilter(reason="none"), limit=100)
 
         readers = [asyncio.ensure_future(read()) for _ in range(12)]
         try:

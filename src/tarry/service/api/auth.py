@@ -168,7 +168,7 @@ class ApiKeyCache:
         digest, now = key_digest(secret), self._now()
         if now < self._bad.get(digest, now):
             return None
-        key = await self._store.key(digest)
+        key = await self._store.find_key(digest)
         if key is None or key.revoked_at is not None or not compare_digest(key.digest, digest):
             self._good.pop(digest, None)
             _keep(self._bad, digest, now + _FRESH_FOR)

@@ -142,13 +142,13 @@ class DeadLetterResource:
     async def replays(self, asked: ApiRequest) -> ApiResponse:
         """List jobs."""
         asked.query(NoQuery)
-        jobs = await self._around.store.replays(running=False, tenant=asked.tenant)
+        jobs = await self._around.store.list_replays(running=False, tenant=asked.tenant)
         return json_response(200, Page(items=[replay_view(job) for job in jobs], next_cursor=None))
 
     async def replay(self, asked: ApiRequest) -> ApiResponse:
         """Tell one job."""
         asked.query(NoQuery)
-        job = await self._around.store.replay(asked.tenant, asked.params["replayId"])
+        job = await self._around.store.get_replay(asked.tenant, asked.params["replayId"])
         if job is None:
             raise problems.no_such("replay")
         return json_response(200, replay_view(job))

@@ -64,7 +64,7 @@ class DownstreamResource:
         """List lanes."""
         query = asked.query(PageQuery)
         try:
-            page = await self._around.store.lanes(
+            page = await self._around.store.list_lanes(
                 asked.tenant, cursor=query.cursor, limit=query.limit
             )
         except ConfigurationError as error:
@@ -89,7 +89,9 @@ class DownstreamResource:
         return handler
 
     async def _find(self, asked: ApiRequest) -> LaneRecord:
-        lane = await self._around.store.lane(internal_lane_name(asked.tenant, asked.params["lane"]))
+        lane = await self._around.store.get_lane(
+            internal_lane_name(asked.tenant, asked.params["lane"])
+        )
         if lane is None:
             raise problems.no_such("downstream")
         return lane

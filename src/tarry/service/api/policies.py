@@ -153,7 +153,7 @@ class PolicyResource:
         cursor = query.cursor
         if cursor is None or not cursor.startswith(_PRESET):
             try:
-                page = await self._around.store.policies(
+                page = await self._around.store.list_policies(
                     asked.tenant, cursor=cursor, limit=query.limit
                 )
             except ConfigurationError as error:
@@ -168,7 +168,7 @@ class PolicyResource:
                 continue
             if len(items) == query.limit:
                 return json_response(200, Page(items=items, next_cursor=_PRESET + last))
-            if await self._around.store.policy(asked.tenant, name) is None:
+            if await self._around.store.get_policy(asked.tenant, name) is None:
                 items.append(_preset(name))
             last = name
         return json_response(200, Page(items=items, next_cursor=None))
@@ -177,7 +177,7 @@ class PolicyResource:
         """Tell one policy."""
         query = asked.query(VersionQuery)
         policy_id = asked.params["policyId"]
-        policy = await self._around.store.policy(asked.tenant, policy_id, query.version)
+        policy = await self._around.store.get_policy(asked.tenant, policy_id, query.version)
         if policy is not None:
             return json_response(200, _view(policy))
         if query.version is None and policy_id in SERVICE_PRESETS:

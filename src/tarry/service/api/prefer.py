@@ -69,7 +69,7 @@ class ResultWaiter:
         for _ in range(seconds):
             settled = await around.engine.settled(task.id, _LOOK)
             try:
-                stored = await around.store.get(task.tenant, task.id)
+                stored = await around.store.get_task(task.tenant, task.id)
             except StoreUnavailable:
                 stored = None
             ended = settled is not None or (stored is not None and stored.status.is_terminal)

@@ -126,7 +126,7 @@ class TaskResource:
             reason=query.reason,
         )
         try:
-            page = await self._around.store.tasks(
+            page = await self._around.store.list_tasks(
                 tenant, wanted, cursor=query.cursor, limit=query.limit
             )
         except ConfigurationError as error:
@@ -185,7 +185,7 @@ class TaskResource:
                 raise problems.invalid("cursor", "cursor must be a nextCursor of this list.")
             after = int(query.cursor)
         task = await self._find(asked)
-        found = await self._around.store.attempts(
+        found = await self._around.store.list_attempts(
             asked.tenant, task.id, after=after, limit=query.limit + 1
         )
         shown, more = found[: query.limit], len(found) > query.limit
@@ -204,7 +204,7 @@ class TaskResource:
         around = self._around
         task = await self._find(asked)
         after = max(0, task.attempts - _MOST_EXPLAINED)
-        found = await around.store.attempts(
+        found = await around.store.list_attempts(
             asked.tenant, task.id, after=after, limit=_MOST_EXPLAINED
         )
         chosen = await around.engine.policies.read(task.tenant, task.policy_id, task.policy_version)
@@ -215,13 +215,13 @@ class TaskResource:
                 read_content(around, task),
                 found,
                 chosen=None if chosen is None else chosen.policy,
-                lane=await around.store.lane(task.lane),
+                lane=await around.store.get_lane(task.lane),
                 now=around.engine.clock.now(),
             ),
         )
 
     async def _find(self, asked: ApiRequest) -> Task:
-        task = await self._around.store.get(asked.tenant, _id_of(asked))
+        task = await self._around.store.get_task(asked.tenant, _id_of(asked))
         if task is None:
             raise problems.no_such("task")
         return task

@@ -114,7 +114,7 @@ class Engine:
             self.worker.hold.drop(held)
         if answer is CancelStatus.CANCELLED:
             self._parts.waiters.tell(task_id, Settled(Status.CANCELLED, None, None))
-            task = await self._parts.store.get(tenant, task_id)
+            task = await self._parts.store.get_task(tenant, task_id)
             if task is not None:
                 self.worker.ends.tell(task)
         return answer

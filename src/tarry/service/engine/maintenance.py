@@ -73,7 +73,7 @@ class Maintenance:
     async def _replay(self, done: Upkeep) -> None:
         """Make a step of each replay that is due."""
         times: list[int] = []
-        for job in await self._parts.store.replays(running=True):
+        for job in await self._parts.store.list_replays(running=True):
             after: ReplayRecord | None = job
             if job.next_at <= self._parts.clock.now():
                 after = await self._step_of(job)

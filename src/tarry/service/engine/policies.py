@@ -73,7 +73,7 @@ class Policies:
 
     async def read(self, tenant: str, policy_id: str, version: int | None = None) -> Chosen | None:
         """Look a policy up: the tenant's own, else the one that comes with the service."""
-        stored = await self._store.policy(tenant, policy_id, version)
+        stored = await self._store.get_policy(tenant, policy_id, version)
         default, old_at = SERVICE_PRESETS["default"], self._now() + _FRESH_FOR
         if stored is not None:
             document = msgspec.json.decode(stored.document)

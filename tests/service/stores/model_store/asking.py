@@ -53,7 +53,7 @@ class Asking(Part):
     def _reschedule(self, lane: str) -> None:
         self.data.schedule(self.data.queues[lane], self._clock())
 
-    async def lanes(
+    async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
     ) -> Page[LaneRecord]:
         """List lanes by name."""
@@ -65,19 +65,19 @@ class Asking(Part):
         items = [copy(self.data.queues[name].lane) for name in names[:limit]]
         return Page(items, names[limit - 1] if len(names) > limit else None)
 
-    async def lane(self, name: str) -> LaneRecord | None:
+    async def get_lane(self, name: str) -> LaneRecord | None:
         """Return one lane."""
         queue = self.data.queues.get(name)
         return None if queue is None else copy(queue.lane)
 
     # --- tasks ------------------------------------------------------------------------------------
 
-    async def get(self, tenant: str, task_id: str) -> Task | None:
+    async def get_task(self, tenant: str, task_id: str) -> Task | None:
         """Return a task."""
         row = self.data.row(task_id, tenant)
         return None if row is None else copy(row.task)
 
-    async def tasks(
+    async def list_tasks(
         self, tenant: str, query: TaskFilter, *, cursor: str | None = None, limit: int = 100
     ) -> Page[Task]:
         """List tasks, newest first."""
@@ -93,7 +93,7 @@ class Asking(Part):
             items.append(copy(row.task))
         return Page(items, None)
 
-    async def attempts(
+    async def list_attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
     ) -> list[AttemptRecord]:
         """Return a task's attempt log, from the attempt that follows number `after`."""

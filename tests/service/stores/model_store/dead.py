@@ -54,12 +54,12 @@ class Dead(Part):
             self.data.replays[job.id] = job
         return copy(self.data.replays[replay.id])
 
-    async def replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
+    async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         """Return a job."""
         job = self.data.replays.get(replay_id)
         return None if job is None or job.tenant != tenant else copy(job)
 
-    async def replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
+    async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
         """Return jobs: the latest, or of those that run the ones that are due first."""
         jobs = [
             copy(job)

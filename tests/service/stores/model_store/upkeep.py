@@ -50,7 +50,7 @@ class Upkeep(Part):
         versions.append(new)
         return change, copy(new)
 
-    async def policy(
+    async def get_policy(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> PolicyVersion | None:
         """Return a version of a policy, by default the newest."""
@@ -59,7 +59,7 @@ class Upkeep(Part):
             versions = [one for one in versions if one.version == version]
         return copy(versions[-1]) if versions else None
 
-    async def policies(
+    async def list_policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
     ) -> Page[PolicyVersion]:
         """List the newest version of each policy, by id."""
@@ -87,12 +87,12 @@ class Upkeep(Part):
             self.data.keys[key.id] = new
             self.data.digests[key.digest] = key.id
 
-    async def key(self, digest: bytes) -> ApiKey | None:
+    async def find_key(self, digest: bytes) -> ApiKey | None:
         """Return the key with a digest, revoked or not."""
         key_id = self.data.digests.get(digest)
         return None if key_id is None else copy(self.data.keys[key_id])
 
-    async def keys(self, tenant: str | None = None) -> list[ApiKey]:
+    async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
         """Return the keys."""
         keys = [copy(key) for key in self.data.keys.values() if tenant in {None, key.tenant}]
         return keys[:MOST_KEYS]

@@ -149,25 +149,25 @@ class SqliteStore:
     async def pause(self, lane: str) -> None:
         await self._write(Call(lanes.pause, lane))
 
-    async def lanes(
+    async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
     ) -> port.Page[LaneRecord]:
         return await self._read(lambda view: lanes.lanes(view, tenant, cursor, limit))
 
-    async def lane(self, name: str) -> LaneRecord | None:
+    async def get_lane(self, name: str) -> LaneRecord | None:
         return await self._read(lambda view: lanes.lane(view, name))
 
     # --- what people ask for, by tenant -----------------------------------------------------------
 
-    async def get(self, tenant: str, task_id: str) -> Task | None:
+    async def get_task(self, tenant: str, task_id: str) -> Task | None:
         return await self._read(lambda view: queries.get(view, tenant, task_id))
 
-    async def tasks(
+    async def list_tasks(
         self, tenant: str, query: port.TaskFilter, *, cursor: str | None = None, limit: int = 100
     ) -> port.Page[Task]:
         return await self._read(lambda view: queries.listed(view, tenant, query, cursor, limit))
 
-    async def attempts(
+    async def list_attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
     ) -> list[AttemptRecord]:
         return await self._read(lambda view: queries.attempts(view, tenant, task_id, after, limit))
@@ -198,10 +198,10 @@ class SqliteStore:
         job.matched = await self.count_dead(job)
         return await self._write(Call(dead_letters.start_replay, job))
 
-    async def replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
+    async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         return await self._read(lambda view: dead_letters.job_of(view, tenant, replay_id))
 
-    async def replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
+    async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
         return await self._read(
             lambda view: dead_letters.jobs(view, running=running, tenant=tenant)
         )
@@ -231,12 +231,12 @@ class SqliteStore:
     ) -> tuple[port.PolicyWriteStatus, PolicyVersion]:
         return await self._write(Call(policies.put_policy, policy, replace))
 
-    async def policy(
+    async def get_policy(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> PolicyVersion | None:
         return await self._read(lambda view: policies.policy(view, tenant, policy_id, version))
 
-    async def policies(
+    async def list_policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
     ) -> port.Page[PolicyVersion]:
         return await self._read(lambda view: policies.policies(view, tenant, cursor, limit))
@@ -247,10 +247,10 @@ class SqliteStore:
     async def put_key(self, key: ApiKey) -> None:
         await self._write(Call(api_keys.put_key, key))
 
-    async def key(self, digest: bytes) -> ApiKey | None:
+    async def find_key(self, digest: bytes) -> ApiKey | None:
         return await self._read(lambda view: api_keys.key(view, digest))
 
-    async def keys(self, tenant: str | None = None) -> list[ApiKey]:
+    async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
         return await self._read(lambda view: api_keys.keys(view, tenant))
 
     async def revoke_key(self, key_id: str) -> bool:
