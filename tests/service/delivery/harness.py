@@ -70,7 +70,7 @@ async def emptied(delivery: HttpDelivery) -> int:
     """Wait until nothing is left in a delivery; return how much room there is then."""
     pools = list(delivery._pools.values())
     await until(lambda: all(pool.is_empty for pool in pools))
-    return delivery._room._left
+    return delivery._limit._free
 
 
 async def closed(delivery: HttpDelivery) -> int:
@@ -78,4 +78,4 @@ async def closed(delivery: HttpDelivery) -> int:
     pools = list(delivery._pools.values())
     await delivery.close()
     await until(lambda: all(pool.is_empty for pool in pools))
-    return delivery._room._left
+    return delivery._limit._free

@@ -1,4 +1,4 @@
-"""All ways to make an attempt, chosen by the scheme of the target."""
+"""Dispatch of requests to the delivery for the scheme of their URL."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class DeliveryDispatcher:
-    """HTTP, and gRPC from the first gRPC target on: `grpc` makes it then."""
+    """Sends by HTTP or gRPC; `build_grpc` is called for the first gRPC target."""
 
-    def __init__(self, http: Delivery, grpc: Callable[[], Delivery]) -> None:
+    def __init__(self, http: Delivery, build_grpc: Callable[[], Delivery]) -> None:
         self._http = http
-        self._make_grpc = grpc
+        self._build_grpc = build_grpc
         self._grpc: Delivery | None = None
 
     def send(self, request: DeliveryRequest) -> Awaitable[DeliveryResult]:
@@ -30,13 +30,13 @@ class DeliveryDispatcher:
     async def _send_grpc(self, request: DeliveryRequest) -> DeliveryResult:
         if self._grpc is None:
             try:
-                self._grpc = self._make_grpc()
+                self._grpc = self._build_grpc()
             except (MissingExtra, ConfigurationError) as error:
                 return DeliveryResult(fault=Fault.INTERNAL, error=str(error))
         return await self._grpc.send(request)
 
     async def close(self) -> None:
-        """Close them all, also when one of them fails to."""
+        """Close both deliveries, the second also when closing the first one fails."""
         try:
             await self._http.close()
         finally:

@@ -1,4 +1,4 @@
-"""The two ends of one attempt: what goes out and what came back."""
+"""Requests and results of deliveries, and the interface that HTTP and gRPC implement."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 
 class Fault(StrEnum):
-    """Why an attempt got no answer. The value stands in the attempt log and is a metric label."""
+    """The reason why an attempt got no response: `errorClass` in the log, and a metric label."""
 
     DNS = "dns"
     REFUSED = "refused"
-    """The connection was not made: refused, unreachable."""
+    """No connection: refused or unreachable."""
     TLS = "tls"
     BLOCKED = "blocked"
-    """The guard does not let us connect to this address."""
+    """The guard does not allow connections to this address."""
     TIMEOUT = "timeout"
     RESET = "reset"
-    """The connection ended before the answer did."""
+    """The connection was closed before the response was complete."""
     PROTOCOL = "protocol"
-    """What came back is no answer: malformed, or headers without end."""
+    """The response is malformed, or its headers exceed a limit."""
     INVALID = "invalid"
-    """The request cannot be sent as it stands, or its answer cannot be read, however often."""
+    """The request can never be sent, or its response can never be read: no retry helps."""
     INTERNAL = "internal"
-    """Our own side failed (egress proxy, file descriptors): nothing is charged for it."""
+    """The service itself failed (egress proxy, file descriptors): no attempt is counted."""
 
 
 class DeliveryRequest(msgspec.Struct, kw_only=True, gc=False):
-    """What goes out; `timeout` (seconds) covers everything from the look-up to the last byte."""
+    """One attempt to send; `timeout` (seconds) covers everything from DNS to the last byte."""
 
     url: str
     method: str
@@ -40,23 +40,24 @@ class DeliveryRequest(msgspec.Struct, kw_only=True, gc=False):
     body: bytes
     timeout: float
     max_excerpt: int = 2048
-    """Bytes of the answer to keep; the rest is read up to a bound and dropped."""
+    """Bytes of the response body to keep; the rest is read up to a limit and dropped."""
 
 
 class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
-    """What came back: an answer with a `status`, or a `fault`."""
+    """The result of an attempt: a response with a `status`, or a `fault`."""
 
     status: int | str | None = None
-    """The HTTP status, or the name of a gRPC code."""
+    """The HTTP status, or the name of a gRPC status code."""
     headers: list[tuple[str, str]] = []
-    """Of the answer, names in lower case; for gRPC its trailing metadata."""
+    """Response headers with lower-case names; for gRPC the trailing metadata."""
     excerpt: bytes = b""
     truncated: bool = False
-    """Whether the answer has more than the excerpt."""
+    """Whether the response body is longer than the excerpt."""
     fault: Fault | None = None
     error: str | None = None
-    """The fault in words, without the request's secrets."""
+    """A description of the fault that contains no secret of the request."""
     remote: str | None = None
+    """The IP address that the attempt was connected to."""
     duration_ms: float = 0.0
     dns_ms: float | None = None
     connect_ms: float | None = None
@@ -65,23 +66,23 @@ class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
 
 
 class DeliveryError(Exception):
-    """There is no connection to a server; says why, and whose fault it is."""
+    """The request cannot be sent; `fault` is the reason."""
 
-    def __init__(self, fault: Fault, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, fault: Fault, message: str) -> None:
+        super().__init__(message)
         self.fault: Fault = fault
 
 
 class Delivery(Protocol):
-    """A way to make attempts."""
+    """Makes attempts over one protocol."""
 
     def send(self, request: DeliveryRequest) -> Awaitable[DeliveryResult]:
-        """Make one attempt. Whatever the target does comes back as a value, never as an error.
+        """Make one attempt. Failures of the target are results, never exceptions.
 
-        A future is begun at once and costs less; a coroutine will do.
+        May return a coroutine, or a future, which has started and costs less.
         """
         ...
 
     async def close(self) -> None:
-        """End what runs and close connections."""
+        """Abort running attempts and close all connections."""
         ...

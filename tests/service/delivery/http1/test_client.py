@@ -331,6 +331,6 @@ def test_without_certificates_https_is_our_fault(
     hostile: Hostile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A machine without trusted certificates can still reach plain HTTP."""
-    monkeypatch.setattr("tarry.service.delivery.http1.client._trusting", lambda ca: None)
+    monkeypatch.setattr("tarry.service.delivery.http1.client._create_tls_context", lambda ca: None)
     assert Fault.INTERNAL is send(hostile.tls["good"] + "ok").fault
     assert 200 == send(hostile.url + "ok").status

@@ -150,17 +150,17 @@ def test_headers_lose_only_the_spaces_around_them() -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (b"HTTP/1.1 100 Continue\r\n\r\nnonsense\r\n\r\n", "no proper HTTP"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nnonsense\r\n\r\n", "not valid HTTP"),
         (
             KEPT + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
             "Transfer-Encoding other than chunked",
         ),
-        (CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 2\r\n\r\n"), "no proper HTTP"),
+        (CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 2\r\n\r\n"), "not valid HTTP"),
         (
             b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
-            "101 is no answer",
+            "101 is not a response",
         ),
-        (KEPT + b"X: a\rb\r\nContent-Length: 0\r\n\r\n", "no proper HTTP"),
+        (KEPT + b"X: a\rb\r\nContent-Length: 0\r\n\r\n", "not valid HTTP"),
         (KEPT + b"a:\r\n" * 300, "too many headers"),
     ],
 )
@@ -221,7 +221,7 @@ def test_an_answer_that_comes_while_a_body_goes_out_counts(
     hostile: Hostile, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of the body is not waited for: the target may never take it."""
-    monkeypatch.setattr(connection, "_GOODBYE_SECONDS", 0.01)
+    monkeypatch.setattr(connection, "_TLS_SHUTDOWN_TIMEOUT_S", 0.01)
     tls = hostile.contexts["good"] if kind == "tls" else None
 
     async def main() -> tuple[DeliveryResult, int]:
@@ -239,7 +239,7 @@ def test_a_target_that_does_not_end_tls_is_hung_up_on(
     hostile: Hostile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has a second to say goodbye; then its connection is no longer counted."""
-    monkeypatch.setattr(connection, "_GOODBYE_SECONDS", 0.01)
+    monkeypatch.setattr(connection, "_TLS_SHUTDOWN_TIMEOUT_S", 0.01)
 
     async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
@@ -343,4 +343,4 @@ def test_a_server_without_an_end_to_its_answer(hostile: Hostile) -> None:
 
     whole, cut = run(main())
     assert (200, b"all") == (whole.status, whole.excerpt)
-    assert (Fault.RESET, "The connection ended within the body") == (cut.fault, cut.error)
+    assert (Fault.RESET, "The connection was closed within the body") == (cut.fault, cut.error)

@@ -13,7 +13,7 @@ import pytest
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1 import connector
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.delivery.http1.connector import dial, resolve_host, select_allowed
+from tarry.service.delivery.http1.connector import connect_first, resolve_host, select_allowed
 from tarry.service.delivery.http1.dns import DnsCache
 from tarry.service.delivery.messages import DeliveryError, DeliveryResult, Fault
 from tests.integration.hostile import OK, Hostile
@@ -109,7 +109,7 @@ def test_whose_fault_no_connection_is(
     async def fail(*_: object) -> Any:
         raise OSError(number, "words")
 
-    monkeypatch.setattr(connector, "dial", fail)
+    monkeypatch.setattr(connector, "connect_first", fail)
     delivered = send("http://127.0.0.1:1/")
     assert fault is delivered.fault
     assert "words" in (delivered.error or "")
@@ -130,7 +130,7 @@ def test_a_name_that_is_not_in_the_certificate(hostile: Hostile, dns: dict[str, 
     url = hostile.tls["good"].replace("127.0.0.1", "other.example") + "ok"
     delivered = send(url, ca=hostile.ca)
     assert Fault.TLS is delivered.fault
-    assert "The certificate is not in order: Hostname mismatch" in (delivered.error or "")
+    assert "The certificate is not valid: Hostname mismatch" in (delivered.error or "")
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x01\x00"])
@@ -202,7 +202,7 @@ def test_the_first_that_answers_is_taken(port: int, addresses: list[str]) -> Non
     """One that refuses does not hold up the next."""
 
     async def main() -> tuple[str, str]:
-        made, address = await dial(addresses, port)
+        made, address = await connect_first(addresses, port)
         with made:
             return address, made.getpeername()[0]
 
@@ -215,10 +215,10 @@ def test_one_that_does_not_answer_holds_up_for_a_moment(
     port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the next is tried beside it, and the loser is let go."""
-    monkeypatch.setattr(connector, "_HEAD_START", 0.01)
+    monkeypatch.setattr(connector, "_HEAD_START_S", 0.01)
 
     async def main() -> tuple[str, int]:
-        made, address = await dial(addresses, port)
+        made, address = await connect_first(addresses, port)
         made.close()
         await asyncio.sleep(0)
         return address, len(asyncio.all_tasks())
@@ -231,7 +231,7 @@ def test_when_all_refuse_the_last_says_why(port: int) -> None:
     """One address, or several, or none."""
 
     async def main(addresses: list[str]) -> None:
-        await dial(addresses, port)
+        await connect_first(addresses, port)
 
     for addresses in ([NOBODY], [NOBODY, "127.0.0.4"]):
         with pytest.raises(ConnectionRefusedError):
@@ -243,11 +243,11 @@ def test_when_all_refuse_the_last_says_why(port: int) -> None:
 @ON_LINUX
 def test_two_that_answer_at_once(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is taken, the other closed: an open socket would be a warning here."""
-    monkeypatch.setattr(connector, "_HEAD_START", 0.0)
+    monkeypatch.setattr(connector, "_HEAD_START_S", 0.0)
 
     async def main() -> None:
         for _ in range(20):
-            made, _ = await dial([SECOND] * 4, port)
+            made, _ = await connect_first([SECOND] * 4, port)
             made.close()
 
     run(main())
@@ -259,7 +259,7 @@ def test_a_cancelled_one_leaves_no_socket(
     port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor a task."""
-    monkeypatch.setattr(connector, "_HEAD_START", 0.0)
+    monkeypatch.setattr(connector, "_HEAD_START_S", 0.0)
     made: list[socket.socket] = []
 
     class Kept(socket.socket):
@@ -270,7 +270,7 @@ def test_a_cancelled_one_leaves_no_socket(
     monkeypatch.setattr(connector, "socket", Kept)
 
     async def main() -> int:
-        task = asyncio.create_task(dial(addresses, port))
+        task = asyncio.create_task(connect_first(addresses, port))
         await until(lambda: len(made) == len(addresses))
         task.cancel()
         await asyncio.wait([task])
@@ -286,7 +286,7 @@ def test_small_pieces_are_not_held_back(port: int) -> None:
     """A head and the body after it go out at once; a peer that is gone is noticed."""
 
     async def main() -> tuple[int, int]:
-        made, _ = await dial([SECOND], port)
+        made, _ = await connect_first([SECOND], port)
         with made:
             return (
                 made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),

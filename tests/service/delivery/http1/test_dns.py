@@ -48,7 +48,7 @@ def test_addresses_come_in_the_resolvers_order_and_once(resolver: Resolver) -> N
     async def main() -> tuple[Addresses, Addresses]:
         resolver.says["many.example"] = [f"192.0.2.{number}" for number in range(200)]
         known = DnsCache()
-        return await known.look_up("one.example"), await known.look_up("many.example")
+        return await known.resolve("one.example"), await known.resolve("many.example")
 
     one, many = run(main())
     assert (("192.0.2.1", "2001:db8::1"), 8) == (one, len(many))
@@ -60,7 +60,7 @@ def test_who_asks_at_the_same_time_shares_the_answer(resolver: Resolver) -> None
     async def main() -> list[Addresses]:
         resolver.may_answer.clear()
         known = DnsCache()
-        first, *others = [asyncio.create_task(known.look_up("one.example")) for _ in range(5)]
+        first, *others = [asyncio.create_task(known.resolve("one.example")) for _ in range(5)]
         await until(lambda: resolver.asked)
         first.cancel()
         resolver.may_answer.set()
@@ -77,11 +77,11 @@ def test_an_answer_is_remembered_for_a_while(
 
     async def main() -> list[Addresses]:
         known = DnsCache()
-        found = [await known.look_up("one.example"), await known.look_up("one.example")]
-        monkeypatch.setattr(dns, "_FRESH_SECONDS", 0.0)
-        known._known.clear()
+        found = [await known.resolve("one.example"), await known.resolve("one.example")]
+        monkeypatch.setattr(dns, "_TTL_S", 0.0)
+        known._cached.clear()
         resolver.says["one.example"] = ["192.0.2.9"]
-        return [*found, await known.look_up("one.example"), await known.look_up("one.example")]
+        return [*found, await known.resolve("one.example"), await known.resolve("one.example")]
 
     first, second, third, fourth = run(main())
     assert first == second
@@ -97,10 +97,10 @@ def test_a_failure_is_not_remembered(resolver: Resolver) -> None:
         with pytest.raises(
             DeliveryError, match=r"Could not resolve new.example: Name or service"
         ) as no:
-            await known.look_up("new.example")
+            await known.resolve("new.example")
         assert Fault.DNS is no.value.fault
         resolver.says["new.example"] = ["192.0.2.2"]
-        return await known.look_up("new.example")
+        return await known.resolve("new.example")
 
     assert ("192.0.2.2",) == run(main())
 
@@ -110,7 +110,7 @@ def test_a_name_that_dns_cannot_have(resolver: Resolver, monkeypatch: pytest.Mon
     monkeypatch.undo()
 
     async def main() -> None:
-        await DnsCache().look_up("a" * 64 + ".invalid")
+        await DnsCache().resolve("a" * 64 + ".invalid")
 
     with pytest.raises(DeliveryError, match="Could not resolve"):
         run(main())
@@ -118,21 +118,21 @@ def test_a_name_that_dns_cannot_have(resolver: Resolver, monkeypatch: pytest.Mon
 
 def test_what_is_remembered_is_bounded(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names cost nothing to make up."""
-    monkeypatch.setattr(dns, "_MOST_KNOWN", 4)
+    monkeypatch.setattr(dns, "_MAX_CACHED_NAMES", 4)
 
     async def main() -> int:
         known = DnsCache()
         for number in range(10):
             resolver.says[f"{number}.example"] = ["192.0.2.1"]
-            await known.look_up(f"{number}.example")
-        return len(known._known)
+            await known.resolve(f"{number}.example")
+        return len(known._cached)
 
     assert 4 >= run(main())
 
 
 def test_so_many_threads_and_no_more(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who leaves the line is not looked up; the others are, in their turn."""
-    monkeypatch.setattr(dns, "_MOST_AT_ONCE", 2)
+    monkeypatch.setattr(dns, "_MAX_LOOKUPS", 2)
 
     async def main() -> tuple[list[str], list[str], int]:
         resolver.may_answer.clear()
@@ -140,7 +140,7 @@ def test_so_many_threads_and_no_more(resolver: Resolver, monkeypatch: pytest.Mon
         hosts = [f"{number}.example" for number in range(6)]
         for host in hosts:
             resolver.says[host] = ["192.0.2.1"]
-        tasks = [asyncio.create_task(known.look_up(host)) for host in hosts]
+        tasks = [asyncio.create_task(known.resolve(host)) for host in hosts]
         await until(lambda: len(resolver.asked) == 2)
         at_once = sorted(resolver.asked)
         for task in tasks[:5]:
@@ -148,8 +148,8 @@ def test_so_many_threads_and_no_more(resolver: Resolver, monkeypatch: pytest.Mon
         await asyncio.wait(tasks[:5])
         resolver.may_answer.set()
         await tasks[5]
-        await until(lambda: not known._asked)
-        return at_once, resolver.asked[2:], known._turn._value
+        await until(lambda: not known._lookups)
+        return at_once, resolver.asked[2:], known._free_lookups._value
 
     assert (["0.example", "1.example"], ["5.example"], 2) == run(main())
 
@@ -166,9 +166,9 @@ def test_no_thread_is_our_fault(resolver: Resolver, monkeypatch: pytest.MonkeyPa
             without.setattr(threading.Thread, "start", start)
             for _ in range(100):
                 with pytest.raises(DeliveryError, match="no thread") as no:
-                    await known.look_up("one.example")
+                    await known.resolve("one.example")
                 assert Fault.INTERNAL is no.value.fault
-        return await known.look_up("one.example")
+        return await known.resolve("one.example")
 
     assert ("192.0.2.1", "2001:db8::1") == run(main())
 
@@ -179,13 +179,13 @@ def test_close_waits_for_nobody(resolver: Resolver) -> None:
     async def main() -> Fault:
         resolver.may_answer.clear()
         known = DnsCache()
-        task = asyncio.create_task(known.look_up("one.example"))
+        task = asyncio.create_task(known.resolve("one.example"))
         await until(lambda: resolver.asked)
         await known.close()
         with pytest.raises(DeliveryError, match="closed") as no:
             await task
         resolver.may_answer.set()
-        await until(lambda: not known._asked)
+        await until(lambda: not known._lookups)
         return no.value.fault
 
     assert Fault.INTERNAL is run(main())
@@ -196,7 +196,7 @@ def test_an_answer_after_the_end_of_the_loop_is_lost_in_silence(resolver: Resolv
     resolver.may_answer.clear()
 
     async def main() -> None:
-        task = asyncio.create_task(DnsCache().look_up("one.example"))
+        task = asyncio.create_task(DnsCache().resolve("one.example"))
         await until(lambda: resolver.asked)
         task.cancel()
 

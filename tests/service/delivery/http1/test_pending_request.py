@@ -13,7 +13,7 @@ import pytest
 from tarry.runtime.clocks import world
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.delivery.http1.pending_request import WHO, DeadlineTimer, PendingRequest
+from tarry.service.delivery.http1.pending_request import CALLBACK, DeadlineTimer, PendingRequest
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import Hostile
 from tests.service.delivery.harness import HERE, closed, emptied, request, run, until
@@ -134,11 +134,11 @@ def test_time_that_is_over_leaves_nothing(
 
     async def main() -> tuple[DeliveryResult, int]:
         async with at(phase, hostile, monkeypatch) as stage:
-            sender: Any = stage.sending._sender
-            sender.late(stage.sending)
+            owner: Any = stage.sending._owner
+            owner.time_out(stage.sending)
             delivered = await stage.sending
             if phase == "waiting":
-                assert not sender._waiting
+                assert not owner._queue
                 return delivered, await closed(stage.delivery)
             left = await emptied(stage.delivery)
             await stage.delivery.close()
@@ -162,7 +162,7 @@ def test_a_cancelled_request_leaves_nothing(
             with pytest.raises(asyncio.CancelledError):
                 await stage.sending
             assert stage.sending.deadline is not None
-            is_quiet = stage.sending.deadline[WHO] is None
+            is_quiet = stage.sending.deadline[CALLBACK] is None
             if phase == "waiting":
                 return await closed(stage.delivery), is_quiet
             left = await emptied(stage.delivery)
@@ -197,7 +197,7 @@ def test_time_runs_by_itself(hostile: Hostile) -> None:
         await answered
         await delivery.close()
         assert answered.deadline is not None
-        return late.fault, answered.deadline[WHO] is None
+        return late.fault, answered.deadline[CALLBACK] is None
 
     assert (Fault.TIMEOUT, True) == run(main())
 
@@ -209,7 +209,7 @@ class Who:
         self._name = name
         self._told = told
 
-    def late(self) -> None:
+    def on_deadline(self) -> None:
         """Note it, or fail."""
         self._told.append(self._name)
         if self._name == "odd":
@@ -223,12 +223,12 @@ def test_each_is_told_when_its_time_has_come() -> None:
         told: list[str] = []
         deadlines, now = DeadlineTimer(world.now), world.now()
         for name, after in (("third", 0.03), ("ended", 0.001), ("second", 0.02), ("first", 0.01)):
-            deadline = deadlines.add(now + after, Who(name, told))
+            deadline = deadlines.add(now + after, Who(name, told).on_deadline)
             if name == "ended":
-                deadline[WHO] = None
+                deadline[CALLBACK] = None
         await until(lambda: len(told) == 3)
         assert 0 == len(deadlines)
-        deadlines.add(world.now() - 1, Who("late already", told))
+        deadlines.add(world.now() - 1, Who("late already", told).on_deadline)
         await until(lambda: len(told) == 4)
         return told
 
@@ -243,7 +243,7 @@ def test_an_error_of_one_keeps_no_other_from_its_end() -> None:
         told: list[str] = []
         deadlines, now = DeadlineTimer(world.now), world.now()
         for name, after in (("odd", 0.0), ("even", 0.0), ("later", 0.01)):
-            deadlines.add(now + after, Who(name, told))
+            deadlines.add(now + after, Who(name, told).on_deadline)
         await until(lambda: len(told) == 3)
         return told
 
@@ -257,7 +257,7 @@ def test_a_timer_that_fires_early_is_set_anew() -> None:
         told: list[str] = []
         now = 100.0
         deadlines = DeadlineTimer(lambda: now)
-        deadlines.add(now + 0.001, Who("first", told))
+        deadlines.add(now + 0.001, Who("first", told).on_deadline)
         await asyncio.sleep(0.02)
         before = list(told)
         now += 0.001
@@ -275,12 +275,12 @@ def test_those_that_have_ended_are_not_kept() -> None:
         now = 100.0
         deadlines = DeadlineTimer(lambda: now)
         for _ in range(600):
-            deadlines.add(now + 60, Who("running", told))
+            deadlines.add(now + 60, Who("running", told).on_deadline)
         for _ in range(20_000):
-            deadlines.add(now + 60, Who("ended", told))[WHO] = None
+            deadlines.add(now + 60, Who("ended", told).on_deadline)[CALLBACK] = None
         most = len(deadlines)
         now += 61
-        deadlines.add(now - 2, Who("late already", told))
+        deadlines.add(now - 2, Who("late already", told).on_deadline)
         await until(lambda: len(told) == 601)
         assert {"running": 600, "late already": 1} == Counter(told)
         return most

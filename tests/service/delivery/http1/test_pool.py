@@ -11,7 +11,7 @@ from tarry.runtime.clocks import world
 from tarry.service.delivery.http1 import client
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.connector import Connector
-from tarry.service.delivery.http1.pending_request import WHO
+from tarry.service.delivery.http1.pending_request import CALLBACK
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import OK
 from tests.service.delivery.harness import HERE, closed, request, run, send_all, until
@@ -153,7 +153,7 @@ def test_a_request_that_comes_just_when_a_connection_stands_has_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A connection is not counted twice, as one that is opened and one that stands."""
-    opened = Connector.open
+    opened = Connector.connect
     sent: list[asyncio.Future[DeliveryResult]] = []
 
     async def use(delivery: HttpDelivery, served: Served) -> list[DeliveryResult]:
@@ -164,7 +164,7 @@ def test_a_request_that_comes_just_when_a_connection_stands_has_its_own(
                 loop.call_soon(lambda: sent.append(delivery.send(request(served.url + "2"))))
             return found
 
-        monkeypatch.setattr(Connector, "open", open_then_send)
+        monkeypatch.setattr(Connector, "connect", open_then_send)
         sent.append(delivery.send(request(served.url + "1")))
         for arrived in await arrive(served, 2):
             arrived.answer()
@@ -230,7 +230,7 @@ def test_what_nobody_uses_is_swept_away(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections first, then the servers that have none; then there is nothing to sweep."""
-    monkeypatch.setattr(client, "_SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr(client, "_SWEEP_INTERVAL_S", 0.01)
 
     async def use(delivery: HttpDelivery, served: Served) -> bool:
         sent = delivery.send(request(served.url))
@@ -239,7 +239,7 @@ def test_what_nobody_uses_is_swept_away(
         clock[0] += 61.0
         await until(lambda: not served.open)
         await until(lambda: not delivery._pools)
-        return delivery._sweeper is None
+        return delivery._sweep_timer is None
 
     assert (True, 1, 7) == with_one(use, max_connections=7)
 
@@ -271,12 +271,12 @@ def test_a_bug_of_ours_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch)
         raise ZeroDivisionError
 
     async def use(delivery: HttpDelivery, served: Served) -> bool:
-        monkeypatch.setattr(Connector, "open", broken)
+        monkeypatch.setattr(Connector, "connect", broken)
         sent = delivery.send(request(served.url))
         with pytest.raises(ZeroDivisionError):
             await sent
         deadline = getattr(sent, "deadline")  # noqa: B009 - of a Sending
-        return deadline[WHO] is None
+        return deadline[CALLBACK] is None
 
     assert (True, 0, 3) == with_one(use, max_connections=3)
 

@@ -99,7 +99,7 @@ def test_a_proxy_has_to_prove_who_it_is(hostile: Hostile) -> None:
     tls = hostile.contexts["wronghost"]
     delivered, asked = through("https://target.invalid/", OPEN, hostile.ca, tls=tls, user="u:p@")
     assert (Fault.INTERNAL, []) == (delivered.fault, asked)
-    assert "No way to the egress proxy" in (delivered.error or "")
+    assert "No connection to the egress proxy" in (delivered.error or "")
 
 
 def test_a_handshake_inside_tls_that_fails(hostile: Hostile) -> None:

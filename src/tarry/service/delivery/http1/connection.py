@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection, and one request at a time on it.
+"""One HTTP/1.1 connection with one request at a time.
 
-What comes back is parsed by llhttp, strictly. The body is kept up to the excerpt and dropped up to
-a bound; there the connection is closed, and the status counts, for it was sent.
+llhttp parses the response, strictly. The body is kept up to the size of the excerpt and read up to
+a limit. At the limit the connection is closed and the response counts, because its status is known.
 """
 
 from __future__ import annotations
@@ -20,270 +20,277 @@ if TYPE_CHECKING:
     from tarry.service.delivery.http1.pending_request import PendingRequest
 
 MAX_RESPONSE_HEADERS, MAX_RESPONSE_HEADER_BYTES = 200, 64 * 1024
-"""Of an answer's headers, and of interim answers before it."""
-_LARGE = 64 * 1024
-"""Bytes of a body that is not copied to go out in one piece with its head."""
-_GOODBYE_SECONDS = 1.0
-"""How long a target has to end TLS in good order."""
-_FIRST_FINAL = 200
-_FRAMES = frozenset({"content-length", "transfer-encoding"})
-_BODILESS = frozenset({204, 304})
+"""Limits for the headers of a response together with the interim responses before it."""
+_MAX_JOINED_BODY_BYTES = 64 * 1024
+"""A body up to this size is copied, to be written in one call with the request's head."""
+_TLS_SHUTDOWN_TIMEOUT_S = 1.0
+_FIRST_FINAL_STATUS = 200
+_FRAMING_HEADERS = frozenset({"content-length", "transfer-encoding"})
+_STATUSES_WITHOUT_BODY = frozenset({204, 304})
 
 
-class Home(Protocol):
-    """Where a connection belongs."""
+class ConnectionOwner(Protocol):
+    """The pool of a connection, which imports this module."""
 
     max_body: int
-    """Bytes of an answer's body that are read; the rest is not waited for."""
+    """Bytes of a response body to read."""
 
     def release(self, connection: Connection, now: float) -> None:
-        """Take a connection back that can be used again."""
+        """Take back a connection that can be used again."""
         ...
 
-    def lost(self, connection: Connection) -> None:
-        """Learn that a connection has ended."""
+    def remove(self, connection: Connection) -> None:
+        """Forget a closed connection."""
         ...
 
-    def again(self, sending: PendingRequest) -> None:
-        """Send what went out on a connection that had been closed in silence."""
+    def resend(self, pending: PendingRequest) -> None:
+        """Send a request again on a new connection."""
         ...
 
 
 class Connection(asyncio.Protocol):
-    """A connection."""
+    """A connection to one server, directly or through a proxy."""
 
-    def __init__(self, home: Home, clock: Callable[[], float]) -> None:
-        self._home = home
+    def __init__(self, owner: ConnectionOwner, clock: Callable[[], float]) -> None:
+        self._owner = owner
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._socket: asyncio.Transport | None = None
+        """The transport below TLS, which knows how many bytes were not sent yet."""
         self._parser: httptools.HttpResponseParser | None = None
-        self._opened: ConnectResult | None = None
-        """How it was opened, until its first answer tells."""
+        self._connect_result: ConnectResult | None = None
+        """Durations of the connect phases, until the first result has reported them."""
         self._remote = ""
         self._is_secure = False
-        self._goodbye: asyncio.TimerHandle | None = None
-        self.sending: PendingRequest | None = None
+        self._shutdown_timer: asyncio.TimerHandle | None = None
+        self.pending: PendingRequest | None = None
         self.opened_at: float = 0.0
-        self.free_since: float = 0.0
-        self._is_fresh = True
-        self._begin(0.0)
+        self.idle_since: float = 0.0
+        self._is_unused = True
+        """Whether no response was received on it yet."""
+        self._reset(0.0)
 
-    def stand(self, opened: ConnectResult) -> None:
-        """Learn that it was opened."""
-        self._opened, self._remote = opened, opened.remote
-        self._is_secure = opened.tls_ms is not None
-        self._transport, self._socket = opened.transport, opened.socket
+    def start(self, connected: ConnectResult) -> None:
+        """Use the transport of an established connection."""
+        self._connect_result, self._remote = connected, connected.remote
+        self._is_secure = connected.tls_ms is not None
+        self._transport, self._socket = connected.transport, connected.socket
         self.opened_at = self._clock()
         if self.is_open:
             self._parser = httptools.HttpResponseParser(self)
 
     @property
     def is_open(self) -> bool:
-        """Whether a request can be sent on it, as far as is known here."""
+        """Whether a request can be sent on it, as far as is known locally."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, sending: PendingRequest, now: float) -> None:
+    def send(self, pending: PendingRequest, now: float) -> None:
         """Send a request."""
-        assert self._transport is not None  # noqa: S101 - it stands
-        sending.connection = self
-        self.sending = sending
-        self._begin(now)
-        body = sending.request.body
-        if len(body) > _LARGE:
-            self._transport.write(sending.head)
+        assert self._transport is not None  # noqa: S101 - the connection is established
+        pending.connection = self
+        self.pending = pending
+        self._reset(now)
+        body = pending.request.body
+        if len(body) > _MAX_JOINED_BODY_BYTES:
+            self._transport.write(pending.head)
             self._transport.write(body)
         else:
-            self._transport.write(sending.head + body)
+            self._transport.write(pending.head + body)
 
-    def _begin(self, now: float) -> None:
-        self._sent_at = self._first_at = now
+    def _reset(self, now: float) -> None:
+        """Prepare for the next response."""
+        self._sent_at = self._first_byte_at = now
         self._headers: list[tuple[str, str]] = []
         self._excerpt = b""
-        self._received = self._size = self._status = 0
-        self._is_headed = self._is_framed = self._is_complete = self._is_reusable = False
+        self._received_bytes = self._body_bytes = self._status = 0
+        self._has_headers = self._is_framed = self._is_complete = self._can_keep_alive = False
 
-    def drop(self) -> None:
-        """Close it at once; whoever waits for an answer is told by others."""
-        self.sending = None
+    def abort(self) -> None:
+        """Close the connection at once, without completing its request."""
+        self.pending = None
         if self._transport is not None:
             self._transport.abort()
 
     def close(self) -> None:
-        """Close it; TLS says so (RFC 9112, 9.8). What did not go out yet is not waited for."""
+        """Close the connection, with a TLS close_notify (RFC 9112, 9.8) if all data was sent."""
         transport, socket = self._transport, self._socket
-        assert transport is not None  # noqa: S101 - it stands
-        assert socket is not None  # noqa: S101 - it stands
-        is_done = not (transport.is_closing() or socket.get_write_buffer_size())
-        if self._is_secure and is_done:
+        assert transport is not None  # noqa: S101 - the connection is established
+        assert socket is not None  # noqa: S101 - likewise
+        is_flushed = not (transport.is_closing() or socket.get_write_buffer_size())
+        if self._is_secure and is_flushed:
             transport.close()
             loop = asyncio.get_running_loop()
-            self._goodbye = loop.call_later(_GOODBYE_SECONDS, transport.abort)
+            self._shutdown_timer = loop.call_later(_TLS_SHUTDOWN_TIMEOUT_S, transport.abort)
         else:
             transport.abort()
 
-    # --- called by the loop -----------------------------------------------------------------------
+    # --- callbacks of the event loop --------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Learn that the target was reached; TLS may follow."""
+        """Keep the transport; a TLS handshake may follow."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take what the target sends."""
-        if self.sending is None or self._parser is None:
-            self.drop()  # nobody has asked
+        """Parse a part of the response."""
+        if self.pending is None or self._parser is None:
+            self.abort()  # no request was sent, so this cannot be a response
             return
-        if not self._received:
-            self._first_at = self._clock()
-        self._received += len(data)
+        if not self._received_bytes:
+            self._first_byte_at = self._clock()
+        self._received_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._is_reusable = False
+            self._can_keep_alive = False
             if not self._is_complete:
-                self._fail(Fault.PROTOCOL, self._what_is_wrong(error))
+                self._fail(Fault.PROTOCOL, self._describe_parser_error(error))
                 return
         if self._is_complete:
-            self._answer()
-        elif not self._is_headed:
+            self._respond()
+        elif not self._has_headers:
             if (
-                self._received > MAX_RESPONSE_HEADER_BYTES
+                self._received_bytes > MAX_RESPONSE_HEADER_BYTES
                 or len(self._headers) > MAX_RESPONSE_HEADERS
             ):
-                self._fail(Fault.PROTOCOL, "The answer has too many headers")
-        elif self._received > self._home.max_body + MAX_RESPONSE_HEADER_BYTES:
-            self._answer()
+                self._fail(Fault.PROTOCOL, "The response has too many headers")
+        elif self._received_bytes > self._owner.max_body + MAX_RESPONSE_HEADER_BYTES:
+            self._respond()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Learn that it has ended, in the middle of an answer or after it."""
-        sending, self._parser = self.sending, None
-        if self._goodbye is not None:
-            self._goodbye.cancel()
-        self._home.lost(self)
-        if sending is None:
+        """Complete the request, which may be in the middle of its response."""
+        pending, self._parser = self.pending, None
+        if self._shutdown_timer is not None:
+            self._shutdown_timer.cancel()
+        self._owner.remove(self)
+        if pending is None:
             return
-        if self._is_headed and not self._is_framed and exc is None:
-            self._answer()  # its end is the end of the body
-        elif not self._received and not self._is_fresh and not sending.was_sent:
-            # It had been closed in silence, which is found out by using it (RFC 9112, 9.3.1): the
-            # target has most likely seen nothing, and the key covers the rest. Once is enough.
-            self.sending = sending.connection = None
-            sending.was_sent = True
-            self._home.again(sending)
+        if self._has_headers and not self._is_framed and exc is None:
+            self._respond()  # the close marks the end of the body
+        elif not self._received_bytes and not self._is_unused and not pending.is_resent:
+            # The target closed the connection while it was idle, which shows only when it is used
+            # (RFC 9112, 9.3.1). The target has most likely not seen the request, and the
+            # idempotency key covers the rest. Resent once, on a new connection.
+            self.pending = pending.connection = None
+            pending.is_resent = True
+            self._owner.resend(pending)
         else:
-            self._fail(Fault.RESET, self._how_it_ended())
+            self._fail(Fault.RESET, self._describe_close())
 
-    # --- called by the parser ---------------------------------------------------------------------
+    # --- callbacks of the parser ------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """An answer begins; what comes after the last is not looked at."""
+        """Start a response, which may follow an interim one (1xx)."""
         if self._is_complete:
-            raise ValueError("a second answer")
+            raise ValueError("a second response")
         if self._headers:
-            self._headers = []  # of an interim answer
+            self._headers = []  # of the interim response
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, or pass over a trailer."""
-        if not self._is_headed:
-            line = name.decode("latin-1").lower(), value.strip().decode("latin-1")
-            self._headers.append(line)
+        """Keep a header; trailers are ignored."""
+        if not self._has_headers:
+            header = name.decode("latin-1").lower(), value.strip().decode("latin-1")
+            self._headers.append(header)
 
     def on_headers_complete(self) -> None:
-        """Look at what is to follow."""
-        assert self._parser is not None  # noqa: S101 - it calls
-        assert self.sending is not None  # noqa: S101 - somebody has asked
+        """Determine how the end of the body is found."""
+        assert self._parser is not None  # noqa: S101 - the parser calls
+        assert self.pending is not None  # noqa: S101 - data without a request is not parsed
         self._status = status = self._parser.get_status_code()
-        if status < _FIRST_FINAL:
+        if status < _FIRST_FINAL_STATUS:
             return
-        self._is_headed = True
-        self._is_framed = status in _BODILESS
+        self._has_headers = True
+        self._is_framed = status in _STATUSES_WITHOUT_BODY
         for name, value in self._headers:
-            if name in _FRAMES:
+            if name in _FRAMING_HEADERS:
                 self._is_framed = True
                 if name == "transfer-encoding" and value.lower() != "chunked":
                     raise ValueError("a Transfer-Encoding other than chunked")
-        if self.sending.request.method == "HEAD":
-            self._is_complete = True  # the parser waits for a body that will not come
+        if self.pending.request.method == "HEAD":
+            # A response to HEAD has no body, but the parser would wait for one.
+            self._is_complete = True
 
     def on_body(self, body: bytes) -> None:
-        """Keep as much as is asked for."""
-        assert self.sending is not None  # noqa: S101 - somebody has asked
-        kept = len(self._excerpt)
-        self._size += len(body)
-        most = min(self.sending.request.max_excerpt, self._home.max_body)
-        if kept < most:
-            more = body[: most - kept]
-            self._excerpt = self._excerpt + more if kept else more
+        """Keep a part of the body, up to the size of the excerpt."""
+        assert self.pending is not None  # noqa: S101 - data without a request is not parsed
+        kept_bytes = len(self._excerpt)
+        self._body_bytes += len(body)
+        limit = min(self.pending.request.max_excerpt, self._owner.max_body)
+        if kept_bytes < limit:
+            addition = body[: limit - kept_bytes]
+            self._excerpt = self._excerpt + addition if kept_bytes else addition
 
     def on_message_complete(self) -> None:
-        """An answer has ended."""
-        assert self._parser is not None  # noqa: S101 - it calls
-        if self._is_headed and not self._is_complete:
+        """Note the end of a final response."""
+        assert self._parser is not None  # noqa: S101 - the parser calls
+        if self._has_headers and not self._is_complete:
             self._is_complete = True
-            self._is_reusable = self._parser.should_keep_alive()
+            self._can_keep_alive = self._parser.should_keep_alive()
 
-    # --- what came of it --------------------------------------------------------------------------
+    # --- completing the request -------------------------------------------------------------------
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
+        """Complete the request with the response, and reuse or close the connection."""
         if len(self._headers) > MAX_RESPONSE_HEADERS or (
-            self._received > MAX_RESPONSE_HEADER_BYTES
-            and _size_of(self._headers) > MAX_RESPONSE_HEADER_BYTES
+            self._received_bytes > MAX_RESPONSE_HEADER_BYTES
+            and _header_bytes(self._headers) > MAX_RESPONSE_HEADER_BYTES
         ):
-            self._fail(Fault.PROTOCOL, "The answer has too many headers")
+            self._fail(Fault.PROTOCOL, "The response has too many headers")
             return
-        sending, socket, now = self.sending, self._socket, self._clock()
-        assert sending is not None  # noqa: S101 - its answer
-        assert socket is not None  # noqa: S101 - it came here
-        delivered = DeliveryResult(
+        pending, socket, now = self.pending, self._socket, self._clock()
+        assert pending is not None  # noqa: S101 - this is its response
+        assert socket is not None  # noqa: S101 - the response came from it
+        result = DeliveryResult(
             status=self._status,
             headers=self._headers,
             excerpt=self._excerpt,
-            truncated=self._size > len(self._excerpt),
+            truncated=self._body_bytes > len(self._excerpt),
             remote=self._remote,
-            first_byte_ms=(self._first_at - self._sent_at) * 1000,
+            first_byte_ms=(self._first_byte_at - self._sent_at) * 1000,
         )
-        if self._opened is not None:
-            self._tell_phases(delivered)
-        self.sending = sending.connection = None
-        self._is_fresh = False
-        sending.end(delivered, now)
-        if self._is_complete and self._is_reusable and not socket.get_write_buffer_size():
-            self._home.release(self, now)
+        if self._connect_result is not None:
+            self._report_connect_phases(result)
+        self.pending = pending.connection = None
+        self._is_unused = False
+        pending.complete(result, now)
+        # A request that is still being written would mix with the next one.
+        if self._is_complete and self._can_keep_alive and not socket.get_write_buffer_size():
+            self._owner.release(self, now)
         else:
             self.close()
 
-    def _fail(self, fault: Fault, words: str) -> None:
-        sending = self.sending
-        assert sending is not None  # noqa: S101 - it fails
-        delivered = self.failed(fault, words)
-        self.drop()
-        sending.connection = None
-        sending.end(delivered, self._clock())
+    def _fail(self, fault: Fault, message: str) -> None:
+        pending = self.pending
+        assert pending is not None  # noqa: S101 - only a request can fail
+        result = self.failure(fault, message)
+        self.abort()
+        pending.connection = None
+        pending.complete(result, self._clock())
 
-    def failed(self, fault: Fault, words: str) -> DeliveryResult:
-        """Return what a request came to that got no answer here."""
-        delivered = DeliveryResult(fault=fault, error=words, remote=self._remote)
-        if self._opened is not None:
-            self._tell_phases(delivered)
-        return delivered
+    def failure(self, fault: Fault, message: str) -> DeliveryResult:
+        """Return the result of a request that got no response on this connection."""
+        result = DeliveryResult(fault=fault, error=message, remote=self._remote)
+        if self._connect_result is not None:
+            self._report_connect_phases(result)
+        return result
 
-    def _tell_phases(self, delivered: DeliveryResult) -> None:
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            delivered.dns_ms, delivered.connect_ms = opened.dns_ms, opened.connect_ms
-            delivered.tls_ms = opened.tls_ms
+    def _report_connect_phases(self, result: DeliveryResult) -> None:
+        """Add the durations of the connect phases to the first result of the connection."""
+        connected, self._connect_result = self._connect_result, None
+        if connected is not None:
+            result.dns_ms, result.connect_ms = connected.dns_ms, connected.connect_ms
+            result.tls_ms = connected.tls_ms
 
-    def _what_is_wrong(self, error: Exception) -> str:
+    def _describe_parser_error(self, error: Exception) -> str:
         if isinstance(error, httptools.HttpParserUpgrade):
-            return f"{self._status} is no answer to this request"
+            return f"{self._status} is not a response to this request"
         cause = error.__context__ if isinstance(error.__context__, ValueError) else error
-        return f"The answer is no proper HTTP: {str(cause)[:200]}"
+        return f"The response is not valid HTTP: {str(cause)[:200]}"
 
-    def _how_it_ended(self) -> str:
-        if not self._received:
-            return "The connection ended without an answer"
-        return f"The connection ended within the {'body' if self._is_headed else 'headers'}"
+    def _describe_close(self) -> str:
+        if not self._received_bytes:
+            return "The connection was closed without a response"
+        return f"The connection was closed within the {'body' if self._has_headers else 'headers'}"
 
 
-def _size_of(headers: list[tuple[str, str]]) -> int:
+def _header_bytes(headers: list[tuple[str, str]]) -> int:
     return sum(len(name) + len(value) + 4 for name, value in headers)

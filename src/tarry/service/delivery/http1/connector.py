@@ -1,8 +1,9 @@
-"""The way to a server: its addresses, the guard's word on each, a connection, and TLS.
+"""Connecting to a server: DNS, the guard's check of each address, TCP, TLS, egress proxy.
 
-With an egress proxy the way leads there, and on through a tunnel where the target speaks TLS. The
-proxy looks names up and judges their addresses; its own is the operator's word and is not judged.
-What goes wrong on the way to the proxy, or in it, is a fault of ours.
+With an egress proxy the connection goes to the proxy, and through a tunnel when the target uses
+TLS. The proxy resolves the target's name and applies its own address rules. The proxy's address is
+set by the operator and is not checked. Failures of the proxy, or on the way to it, are
+`Fault.INTERNAL`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,8 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from tarry.runtime.clocks import world
-from tarry.service.delivery.http1.proxy import MAX_RESPONSE_BYTES, open_tunnel
+from tarry.service.delivery.http1.proxy import MAX_CONNECT_RESPONSE_BYTES, open_tunnel
 from tarry.service.delivery.messages import DeliveryError, Fault
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,16 +38,19 @@ if TYPE_CHECKING:
     from tarry.service.delivery.http1.proxy import Proxy
     from tarry.service.delivery.targets import Target
 
-_OUR_ERRORS = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
-_ENDED = "The connection ended within the TLS handshake"
+_LOCAL_ERRNOS = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
+"""Errors of this process or machine, not of the target."""
+_CLOSED_IN_HANDSHAKE = "The connection was closed during the TLS handshake"
+_HEAD_START_S = 0.25
+"""Time that an address has to itself before the next one is tried as well (RFC 8305, 5)."""
 
 
 class ConnectResult(msgspec.Struct):
-    """A connection that stands: to whom, and how long its phases took, in milliseconds."""
+    """An established connection, its address, and the durations of its phases."""
 
     transport: asyncio.Transport
     socket: asyncio.Transport
-    """What is below TLS, and knows what has not gone out yet."""
+    """The transport below TLS, which knows how many bytes were not sent yet."""
     remote: str
     dns_ms: float | None
     connect_ms: float
@@ -63,208 +64,215 @@ class Connector:
         self,
         target: Target,
         guard: Guard,
-        names: DnsCache,
+        dns: DnsCache,
         *,
         tls: ssl.SSLContext | None,
         proxy: Proxy | None,
     ) -> None:
         self._target = target
         self._guard = guard
-        self._names = names
+        self._dns = dns
         self._tls = tls
         self._proxy = proxy
 
     @property
-    def is_proxied(self) -> bool:
-        """Whether it leads through a proxy."""
+    def uses_proxy(self) -> bool:
+        """Whether connections go through an egress proxy."""
         return self._proxy is not None
 
-    async def open(self, protocol: asyncio.Protocol) -> ConnectResult:
-        """Connect; raise NoWay, which says whose fault it is."""
+    async def connect(self, protocol: asyncio.Protocol) -> ConnectResult:
+        """Open a connection for `protocol`, or raise DeliveryError."""
         target = self._target
         if self._proxy is not None:
-            return await self._through(self._proxy, protocol)
-        return await self._reach(target.host, target.port, protocol, target.scheme == "https")
+            return await self._connect_through(self._proxy, protocol)
+        return await self._connect_to(target.host, target.port, protocol, target.scheme == "https")
 
-    async def _reach(
+    async def _connect_to(
         self,
         host: str,
         port: int,
         protocol: asyncio.Protocol,
-        is_secure: bool,  # noqa: FBT001 - the scheme says so
+        use_tls: bool,  # noqa: FBT001 - private, and always passed by position
     ) -> ConnectResult:
-        began = world.now()
-        addresses: Sequence[str] = await resolve_host(host, self._names)
-        looked_up = world.now()
+        started = world.now()
+        addresses: Sequence[str] = await resolve_host(host, self._dns)
+        resolved = world.now()
         if self._proxy is None:
             addresses = select_allowed(addresses, host, self._guard)
         try:
-            made, remote = await dial(addresses, port)
+            sock, remote = await connect_first(addresses, port)
         except OSError as error:
-            if error.errno in _OUR_ERRORS:
+            if error.errno in _LOCAL_ERRNOS:
                 raise DeliveryError(Fault.INTERNAL, f"no socket: {error.strerror}") from None
-            words = f"Could not connect to {host} port {port}: {error.strerror or error}"
-            raise DeliveryError(Fault.REFUSED, words) from None
+            message = f"Could not connect to {host} port {port}: {error.strerror or error}"
+            raise DeliveryError(Fault.REFUSED, message) from None
         connected = world.now()
-        transport = await _taken_over(made, _Mute() if is_secure else protocol)
-        opened = ConnectResult(
+        transport = await _create_transport(sock, _BeforeTls() if use_tls else protocol)
+        result = ConnectResult(
             transport,
             transport,
             remote,
-            None if addresses[0] == host else (looked_up - began) * 1000,
-            (connected - looked_up) * 1000,
+            None if addresses[0] == host else (resolved - started) * 1000,
+            (connected - resolved) * 1000,
         )
-        if is_secure:
-            await self._secure(opened, protocol, host)
-        return opened
+        if use_tls:
+            await self._start_tls(result, protocol, host)
+        return result
 
-    async def _secure(self, opened: ConnectResult, protocol: asyncio.Protocol, host: str) -> None:
-        """Go on with TLS, with a host that has to prove who it is."""
-        assert self._tls is not None  # noqa: S101 - else nobody would have begun
-        loop, began = asyncio.get_running_loop(), world.now()
-        protocol.connection_made(opened.socket)
-        if opened.transport.is_closing():
-            raise DeliveryError(Fault.TLS, _ENDED)
+    async def _start_tls(
+        self, result: ConnectResult, protocol: asyncio.Protocol, host: str
+    ) -> None:
+        """Perform the TLS handshake; the certificate must be valid for `host`."""
+        assert self._tls is not None  # noqa: S101 - checked when the pool was created
+        loop, started = asyncio.get_running_loop(), world.now()
+        protocol.connection_made(result.socket)
+        if result.transport.is_closing():
+            raise DeliveryError(Fault.TLS, _CLOSED_IN_HANDSHAKE)
         try:
-            secure = await loop.start_tls(
-                opened.transport, protocol, self._tls, server_hostname=host
+            transport = await loop.start_tls(
+                result.transport, protocol, self._tls, server_hostname=host
             )
-        except (OSError, TypeError) as error:  # asyncio before 3.12 has the latter, in TLS in TLS
-            opened.socket.abort()
-            raise DeliveryError(Fault.TLS, _tls_words(error)) from None
+        except (OSError, TypeError) as error:
+            # asyncio before 3.12 raises TypeError when TLS within TLS fails.
+            result.socket.abort()
+            raise DeliveryError(Fault.TLS, _describe_tls_error(error)) from None
         except BaseException:
-            opened.socket.abort()
+            result.socket.abort()
             raise
-        assert secure is not None  # noqa: S101 - it is that in server mode alone
-        opened.transport = secure
-        opened.tls_ms = (world.now() - began) * 1000
+        assert transport is not None  # noqa: S101 - None is returned in server mode only
+        result.transport = transport
+        result.tls_ms = (world.now() - started) * 1000
 
-    # --- through a proxy --------------------------------------------------------------------------
-
-    async def _through(self, proxy: Proxy, protocol: asyncio.Protocol) -> ConnectResult:
-        reader = asyncio.StreamReader(limit=MAX_RESPONSE_BYTES)
-        talk = asyncio.StreamReaderProtocol(reader)
+    async def _connect_through(self, proxy: Proxy, protocol: asyncio.Protocol) -> ConnectResult:
+        reader = asyncio.StreamReader(limit=MAX_CONNECT_RESPONSE_BYTES)
+        proxy_protocol = asyncio.StreamReaderProtocol(reader)
         try:
-            opened = await self._reach(proxy.host, proxy.port, talk, proxy.scheme == "https")
+            result = await self._connect_to(
+                proxy.host, proxy.port, proxy_protocol, proxy.scheme == "https"
+            )
         except DeliveryError as error:
-            raise DeliveryError(Fault.INTERNAL, f"No way to the egress proxy: {error}") from None
+            message = f"No connection to the egress proxy: {error}"
+            raise DeliveryError(Fault.INTERNAL, message) from None
         try:
             if self._target.scheme == "https":
-                await open_tunnel(proxy, self._target.authority, opened.transport, reader)
-                await self._secure(opened, protocol, self._target.host)
+                await open_tunnel(proxy, self._target.authority, result.transport, reader)
+                await self._start_tls(result, protocol, self._target.host)
             else:
-                opened.transport.set_protocol(protocol)
+                result.transport.set_protocol(protocol)
         except BaseException:
-            opened.transport.abort()
+            result.transport.abort()
             raise
-        return opened
+        return result
 
 
-class _Mute(asyncio.Protocol):
-    """Hears nothing: what comes before TLS was said by nobody who has proved who he is."""
+class _BeforeTls(asyncio.Protocol):
+    """Rejects bytes that arrive before the TLS handshake."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Learn that the server was reached."""
+        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """End it."""
+        """Close the connection: its peer is not authenticated yet."""
         del data
         self._transport.abort()
 
 
-async def _taken_over(made: socket, protocol: asyncio.Protocol) -> asyncio.Transport:
-    """Return what the loop makes of a socket."""
+async def _create_transport(sock: socket, protocol: asyncio.Protocol) -> asyncio.Transport:
+    """Return the event loop's transport for a connected socket."""
     loop = asyncio.get_running_loop()
     try:
-        transport, _ = await loop.create_connection(lambda: protocol, sock=made)
-    except OSError as error:  # it has ended already
-        made.close()
-        raise DeliveryError(
-            Fault.RESET, f"The connection ended at once: {error.strerror}"
-        ) from None
+        transport, _ = await loop.create_connection(lambda: protocol, sock=sock)
+    except OSError as error:  # the peer has closed the connection already
+        sock.close()
+        message = f"The connection was closed at once: {error.strerror}"
+        raise DeliveryError(Fault.RESET, message) from None
     except BaseException:
-        made.close()
+        sock.close()
         raise
     return transport
 
 
-async def resolve_host(host: str, names: DnsCache) -> tuple[str, ...]:
-    """Return the addresses of a host in its canonical form; raise NoWay when it has none."""
+async def resolve_host(host: str, dns: DnsCache) -> tuple[str, ...]:
+    """Return the addresses of a host in canonical form; raise DeliveryError if it has none."""
     if ":" in host or host.replace(".", "").isdigit():
         return (host,)
-    # RFC 6761, 6.3: all names below it are localhost, and not every resolver knows.
-    return await names.look_up("localhost" if host.endswith(".localhost") else host)
+    # RFC 6761, 6.3: every name below .localhost is localhost, which some resolvers do not know.
+    return await dns.resolve("localhost" if host.endswith(".localhost") else host)
 
 
 def select_allowed(addresses: Sequence[str], host: str, guard: Guard) -> list[str]:
-    """Return the addresses that the guard lets us connect to: here no name deceives."""
-    why: str | None = None
+    """Return the addresses that the guard allows; raise DeliveryError if there are none.
+
+    The addresses are the ones that are connected to next, so DNS cannot change them after the
+    check (DNS rebinding).
+    """
+    first_refusal: str | None = None
     allowed: list[str] = []
     for address in addresses:
         refusal = guard.refusal(address, host)
         if refusal is None:
             allowed.append(address)
-        why = why or refusal
+        first_refusal = first_refusal or refusal
     if not allowed:
-        raise DeliveryError(Fault.BLOCKED, why or f"{host} has no address")
+        raise DeliveryError(Fault.BLOCKED, first_refusal or f"{host} has no address")
     return allowed
 
 
-def _tls_words(error: Exception) -> str:
+def _describe_tls_error(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"The certificate is not in order: {error.verify_message}"
+        return f"The certificate is not valid: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:
         return f"The TLS handshake failed: {error.reason.lower().replace('_', ' ')}"
-    return _ENDED
+    return _CLOSED_IN_HANDSHAKE
 
 
-_HEAD_START = 0.25
-"""Seconds that an address has to itself before the next one is tried too (RFC 8305, section 5)."""
+async def connect_first(addresses: Sequence[str], port: int) -> tuple[socket, str]:
+    """Return a connected socket and its address; raise the last OSError if all addresses fail.
 
-
-async def dial(addresses: Sequence[str], port: int) -> tuple[socket, str]:
-    """Return a connected socket and its address, or raise the OSError of the last that failed."""
+    Addresses are tried in order, each with a head start before the next (Happy Eyeballs, RFC 8305).
+    """
     if len(addresses) == 1:
-        return await _dial(addresses[0], port)
-    loop, left = asyncio.get_running_loop(), deque(addresses)
+        return await _connect_socket(addresses[0], port)
+    loop, untried = asyncio.get_running_loop(), deque(addresses)
     racing: set[asyncio.Task[tuple[socket, str]]] = set()
-    failure: BaseException = OSError("there is no address")
+    last_error: BaseException = OSError("there is no address")
     try:
-        while left or racing:
-            if left:
-                racing.add(loop.create_task(_dial(left.popleft(), port)))
-            head_start = _HEAD_START if left else None
-            ended, _ = await asyncio.wait(
+        while untried or racing:
+            if untried:
+                racing.add(loop.create_task(_connect_socket(untried.popleft(), port)))
+            head_start = _HEAD_START_S if untried else None
+            finished, _ = await asyncio.wait(
                 racing, timeout=head_start, return_when=asyncio.FIRST_COMPLETED
             )
-            for task in ended:
+            for task in finished:
                 racing.remove(task)
                 error = task.exception()
                 if error is None:
                     return task.result()
-                failure = error
-        raise failure
+                last_error = error
+        raise last_error
     finally:
-        del failure  # it knows this frame
+        del last_error  # its traceback refers to this frame: a reference cycle
         for task in racing:
-            task.add_done_callback(_close)
+            task.add_done_callback(_close_unused)
             task.cancel()
 
 
-def _close(task: asyncio.Task[tuple[socket, str]]) -> None:
+def _close_unused(task: asyncio.Task[tuple[socket, str]]) -> None:
+    """Close the socket of a connection that was established after another had won."""
     if not task.cancelled() and task.exception() is None:
         task.result()[0].close()
 
 
-async def _dial(address: str, port: int) -> tuple[socket, str]:
-    made = socket(AF_INET6 if ":" in address else AF_INET, SOCK_STREAM)
+async def _connect_socket(address: str, port: int) -> tuple[socket, str]:
+    sock = socket(AF_INET6 if ":" in address else AF_INET, SOCK_STREAM)
     try:
-        made.setblocking(False)  # noqa: FBT003 - there is no other way to say it
-        made.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
-        made.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
-        await asyncio.get_running_loop().sock_connect(made, (address, port))
+        sock.setblocking(False)  # noqa: FBT003 - the signature of the standard library
+        sock.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
+        sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(sock, (address, port))
     except BaseException:
-        made.close()
+        sock.close()
         raise
-    return made, address
+    return sock, address

@@ -1,6 +1,6 @@
-"""Looking names up: in threads, each name once at a time, and not again for a minute.
+"""A cache of DNS lookups. A name is resolved by one thread at a time, and again after a minute.
 
-Whoever uses an address has the guard judge it, each time: what is remembered is what DNS said.
+The cache holds unchecked answers of DNS: the guard checks an address each time it is used.
 """
 
 from __future__ import annotations
@@ -18,84 +18,88 @@ if TYPE_CHECKING:
 
 Addresses: TypeAlias = "tuple[str, ...]"
 _Answer: TypeAlias = "Addresses | str"
-"""The addresses, or in words why there are none."""
+"""The addresses, or an error message."""
 
-_FRESH_SECONDS = 60.0
-_MOST_KNOWN = 1024
-_MOST_AT_ONCE = 64
-"""Names that are looked up at the same time: one that nobody answers for holds a thread."""
-_MOST_ADDRESSES = 8
+_TTL_S = 60.0
+_MAX_CACHED_NAMES = 1024
+_MAX_LOOKUPS = 64
+"""Lookups at a time: a name whose server does not answer occupies a thread."""
+_MAX_ADDRESSES = 8
 
 
 class DnsCache:
-    """The addresses of names, as the system's resolver says and orders them."""
+    """Addresses of names, in the order of the system's resolver."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, Addresses]] = {}
-        self._asked: dict[str, asyncio.Future[_Answer]] = {}
-        self._turn = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._cached: dict[str, tuple[float, Addresses]] = {}
+        """By name: the time at which the entry expires, and the addresses."""
+        self._lookups: dict[str, asyncio.Future[_Answer]] = {}
+        self._free_lookups = asyncio.Semaphore(_MAX_LOOKUPS)
         self._is_closed = False
 
-    async def look_up(self, host: str) -> Addresses:
-        """Return the addresses of a name, or raise NoWay; cancelled, it leaves no one in line."""
-        known = self._fresh(host)
-        if known is None and host not in self._asked:
-            await self._turn.acquire()
-            known = self._fresh(host)
-            if known is None and host not in self._asked:
-                self._ask(host)
-            else:  # another was faster
-                self._turn.release()
-        if known is not None:
-            return known
-        answer = await asyncio.shield(self._asked[host])
+    async def resolve(self, host: str) -> Addresses:
+        """Return the addresses of a name, or raise DeliveryError."""
+        addresses = self._get_cached(host)
+        if addresses is None and host not in self._lookups:
+            await self._free_lookups.acquire()
+            addresses = self._get_cached(host)
+            if addresses is None and host not in self._lookups:
+                self._start_lookup(host)
+            else:  # another caller was faster
+                self._free_lookups.release()
+        if addresses is not None:
+            return addresses
+        # Shielded: other callers wait for the same lookup when this one is cancelled.
+        answer = await asyncio.shield(self._lookups[host])
         if isinstance(answer, str):
             raise DeliveryError(Fault.INTERNAL if self._is_closed else Fault.DNS, answer)
         return answer
 
     async def close(self) -> None:
-        """Wait for no answer any more."""
+        """Fail the callers that wait for a lookup."""
         self._is_closed = True
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_result("the delivery is closed")
+        for lookup in self._lookups.values():
+            if not lookup.done():
+                lookup.set_result("the delivery is closed")
 
-    def _fresh(self, host: str) -> Addresses | None:
-        until, addresses = self._known.get(host, (0.0, ()))
-        return addresses if asyncio.get_running_loop().time() < until else None
+    def _get_cached(self, host: str) -> Addresses | None:
+        expires_at, addresses = self._cached.get(host, (0.0, ()))
+        return addresses if asyncio.get_running_loop().time() < expires_at else None
 
-    def _ask(self, host: str) -> None:
+    def _start_lookup(self, host: str) -> None:
         loop = asyncio.get_running_loop()
-        # No pool of threads: its few would wait for dead names, and the process for them.
-        thread = Thread(target=_resolve, args=(host, loop, self._told), daemon=True)
+        # One thread per lookup instead of a thread pool: dead names would occupy all threads of a
+        # pool, and the process would wait for them at exit.
+        thread = Thread(target=_resolve, args=(host, loop, self._on_resolved), daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            self._turn.release()
-            raise DeliveryError(Fault.INTERNAL, f"no thread to look a name up: {error}") from None
-        self._asked[host] = loop.create_future()
+            self._free_lookups.release()
+            raise DeliveryError(Fault.INTERNAL, f"no thread for a DNS lookup: {error}") from None
+        self._lookups[host] = loop.create_future()
 
-    def _told(self, host: str, answer: _Answer) -> None:
-        self._turn.release()
+    def _on_resolved(self, host: str, answer: _Answer) -> None:
+        self._free_lookups.release()
         if not isinstance(answer, str):
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[host] = asyncio.get_running_loop().time() + _FRESH_SECONDS, answer
-        asked = self._asked.pop(host)
-        if not asked.done():
-            asked.set_result(answer)
+            if len(self._cached) >= _MAX_CACHED_NAMES:
+                self._cached.clear()
+            self._cached[host] = asyncio.get_running_loop().time() + _TTL_S, answer
+        lookup = self._lookups.pop(host)
+        if not lookup.done():
+            lookup.set_result(answer)
 
 
 def _resolve(
-    host: str, loop: asyncio.AbstractEventLoop, tell: Callable[[str, _Answer], None]
+    host: str, loop: asyncio.AbstractEventLoop, on_resolved: Callable[[str, _Answer], None]
 ) -> None:
+    """Resolve a name in a thread of its own, and pass the answer to the event loop."""
     answer: _Answer
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        answer = tuple(dict.fromkeys(str(each[4][0]) for each in found))[:_MOST_ADDRESSES]
+        answer = tuple(dict.fromkeys(str(each[4][0]) for each in found))[:_MAX_ADDRESSES]
     except OSError as error:
         answer = f"Could not resolve {host}: {error.strerror or error}"
     except UnicodeError as error:
         answer = f"Could not resolve {host}: {error}"
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        loop.call_soon_threadsafe(tell, host, answer)
+    with suppress(RuntimeError):  # the loop is closed, so no caller waits
+        loop.call_soon_threadsafe(on_resolved, host, answer)

@@ -1,6 +1,6 @@
-"""Headers of requests, on their way to the wire.
+"""Header lines of requests.
 
-This is the last place where a header can be stopped that would break out of its line.
+This is the last check that stops a header value from injecting a line into the request.
 """
 
 from __future__ import annotations
@@ -26,30 +26,41 @@ CONNECTION_HEADERS = frozenset(
         "upgrade",
     }
 )
-"""Headers that belong to the connection: never the caller's to set."""
-_OURS = {"user-agent": f"tarry/{version('tarry')}", "accept": "*/*", "accept-encoding": "identity"}
-"""What is said unless the caller says otherwise."""
+"""Headers of the connection, which a task must not set."""
+_DEFAULT_HEADERS = {
+    "user-agent": f"tarry/{version('tarry')}",
+    "accept": "*/*",
+    "accept-encoding": "identity",
+}
 
 
 def is_token(text: str) -> bool:
-    """Whether a text can be a method or the name of a header (RFC 9110, 5.6.2)."""
+    """Return whether a text is valid as a method or as a header name (RFC 9110, 5.6.2)."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def encode_headers(headers: list[tuple[str, str]]) -> str | None:
-    """Return the lines of a request's headers, and of our own; None when they cannot be sent."""
-    ours = _lines_beside(tuple([name for name, _ in headers]))
+    """Return the header lines, default headers first; None when a header must not be sent."""
+    defaults = _default_lines(tuple([name for name, _ in headers]))
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    # Counting line breaks over all lines at once is cheaper than a check of each value.
     count = len(headers)
-    if ours is None or lines.count("\n") != count or lines.count("\r") != count or "\0" in lines:
+    if (
+        defaults is None
+        or lines.count("\n") != count
+        or lines.count("\r") != count
+        or "\0" in lines
+    ):
         return None
-    return ours + lines
+    return defaults + lines
 
 
-@lru_cache(1024)  # most requests of a caller have the same headers
-def _lines_beside(names: tuple[str, ...]) -> str | None:
-    """Return our own lines beside these headers; None when one is not the caller's to set."""
-    given = {name.lower() for name in names}
-    if given & CONNECTION_HEADERS or not all(map(is_token, names)):
+@lru_cache(1024)  # the requests of one caller mostly have the same header names
+def _default_lines(names: tuple[str, ...]) -> str | None:
+    """Return the lines of the defaults that `names` lack; None when a name is not allowed."""
+    present = {name.lower() for name in names}
+    if present & CONNECTION_HEADERS or not all(map(is_token, names)):
         return None
-    return "".join(f"{name}: {value}\r\n" for name, value in _OURS.items() if name not in given)
+    return "".join(
+        f"{name}: {value}\r\n" for name, value in _DEFAULT_HEADERS.items() if name not in present
+    )

@@ -1,4 +1,4 @@
-"""A request on its way, until its answer."""
+"""Requests that wait for their response, and the one timer for all of their deadlines."""
 
 from __future__ import annotations
 
@@ -12,151 +12,151 @@ from tarry.service.delivery.messages import DeliveryResult
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-if TYPE_CHECKING:
     from tarry.service.delivery.messages import DeliveryRequest, Fault
 
+Deadline: TypeAlias = list[Any]
+"""`[due, tie_breaker, callback]`; the callback is None once the deadline is cancelled.
 
-class Sender(Protocol):
-    """Who has a request in hand."""
+A list, because the heap compares its entries all the time and lists compare item by item in C.
+"""
+CALLBACK = 2
+"""The index of the callback."""
+_MIN_COMPACT_SIZE = 512
 
-    def leave(self, sending: PendingRequest) -> None:
-        """Let go of a request that nobody waits for any more."""
+
+class DeadlineTimer:
+    """Calls back when deadlines pass. One timer serves all, because most are cancelled early."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._heap: list[Deadline] = []
+        self._tie_breaker = count()
+        self._compact_size = _MIN_COMPACT_SIZE
+        """The size of the heap at which cancelled deadlines are removed from it."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+
+    def __len__(self) -> int:
+        """Return the number of deadlines, including cancelled ones that were not removed yet."""
+        return len(self._heap)
+
+    def add(self, due: float, callback: Callable[[], None]) -> Deadline:
+        """Call back at a time. To cancel, set `deadline[CALLBACK] = None`."""
+        heap, deadline = self._heap, [due, next(self._tie_breaker), callback]
+        if len(heap) >= self._compact_size:
+            heap[:] = [each for each in heap if each[CALLBACK] is not None]
+            heapify(heap)
+            self._compact_size = max(_MIN_COMPACT_SIZE, 2 * len(heap))
+        heappush(heap, deadline)
+        if self._timer is None or due < self._timer_due:
+            self._set_timer(due)
+        return deadline
+
+    def close(self) -> None:
+        """Cancel all deadlines."""
+        self._heap.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        delay = max(0.0, due - self._clock())
+        self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        # A timer may fire early (uvloop's by up to 1.4 ms): the clock decides what is due, and the
+        # timer is set again for the rest.
+        self._timer = None
+        heap, now = self._heap, self._clock()
+        while heap and (heap[0][0] <= now or heap[0][CALLBACK] is None):
+            callback = heappop(heap)[CALLBACK]
+            if callback is not None:
+                # In a call of its own: an error in one callback does not affect the others.
+                asyncio.get_running_loop().call_soon(callback)
+        if heap:
+            self._set_timer(heap[0][0])
+
+
+class RequestOwner(Protocol):
+    """The connection pool of a request, which imports this module."""
+
+    def abort(self, pending: PendingRequest) -> None:
+        """Drop a request that was cancelled."""
         ...
 
-    def late(self, sending: PendingRequest) -> None:
-        """End a request whose time is over."""
+    def time_out(self, pending: PendingRequest) -> None:
+        """Fail a request whose deadline has passed."""
         ...
 
 
-class Carrier(Protocol):
-    """The connection that a request is on."""
+class RequestConnection(Protocol):
+    """The connection of a request, whose module imports this one."""
 
-    def drop(self) -> None:
-        """Close it at once."""
+    def abort(self) -> None:
+        """Close the connection at once."""
         ...
 
-    def failed(self, fault: Fault, words: str) -> DeliveryResult:
-        """Return what a request came to that got no answer here."""
+    def failure(self, fault: Fault, message: str) -> DeliveryResult:
+        """Return the result of a request that got no response on this connection."""
         ...
 
 
 class PendingRequest(asyncio.Future[DeliveryResult]):
-    """A request on its way. It is no coroutine: nothing has to be woken but who waits for it."""
+    """A request without a response yet.
+
+    A future that callbacks complete, not a task: a coroutine per request would have to be woken for
+    each step of the exchange.
+    """
 
     deadline: Deadline | None = None
     connecting: asyncio.Task[bool] | None = None
-    connection: Carrier | None = None
-    was_sent: bool = False
-    """Whether it was sent before, on a connection that had been closed in silence."""
+    """The task that opens a connection for this request."""
+    connection: RequestConnection | None = None
+    is_resent: bool = False
+    """Whether it was sent before, on an idle connection that the target had closed."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        sender: Sender,
+        owner: RequestOwner,
         request: DeliveryRequest,
         head: bytes,
         started: float,
     ) -> None:
         super().__init__(loop=loop)
-        self._sender = sender
+        self._owner = owner
         self.request: DeliveryRequest = request
         self.head: bytes = head
-        """What goes out before the body."""
+        """The request line and the header lines."""
         self.started: float = started
 
-    def end(self, delivered: DeliveryResult, now: float) -> None:
-        """Say what came of it."""
+    def complete(self, result: DeliveryResult, now: float) -> None:
+        """Set the result, unless the request was cancelled."""
         if self.deadline is not None:
-            self.deadline[WHO] = None
+            self.deadline[CALLBACK] = None
         if not self.done():
-            delivered.duration_ms = (now - self.started) * 1000
-            self.set_result(delivered)
-
-    def late(self) -> None:
-        """Learn that the time is over."""
-        if not self.done():
-            self._sender.late(self)
+            result.duration_ms = (now - self.started) * 1000
+            self.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """Say that we have a bug: whoever waits for it is told."""
+        """Raise an unexpected error in the caller that awaits the request."""
         if self.deadline is not None:
-            self.deadline[WHO] = None
+            self.deadline[CALLBACK] = None
         if not self.done():
             self.set_exception(error)
 
+    def on_deadline(self) -> None:
+        """Called when the deadline has passed."""
+        if not self.done():
+            self._owner.time_out(self)
+
     def cancel(self, msg: Any | None = None) -> bool:
-        """Break it off, and leave nothing behind."""
+        """Cancel the request and free its connection."""
         if not super().cancel(msg):
             return False
         if self.deadline is not None:
-            self.deadline[WHO] = None
-        self._sender.leave(self)
+            self.deadline[CALLBACK] = None
+        self._owner.abort(self)
         return True
-
-
-Deadline: TypeAlias = list[Any]
-"""A time, a number that no other has, and who is told at `WHO`; None: nobody is any more. A list
-compares itself by its first items, which a heap does all the time."""
-WHO = 2
-_FEW = 512
-
-
-class Late(Protocol):
-    """What has to end in time."""
-
-    def late(self) -> None:
-        """Learn that the time is over."""
-        ...
-
-
-class DeadlineTimer:
-    """Tells requests when their time is over."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._heap: list[Deadline] = []
-        self._order = count()
-        self._most = _FEW
-        """How many there may be before those are removed that nobody is told of any more."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-
-    def __len__(self) -> int:
-        """Return how many there are, with some of which nobody is told any more."""
-        return len(self._heap)
-
-    def add(self, at: float, who: Late) -> Deadline:
-        """Set a deadline."""
-        heap, deadline = self._heap, [at, next(self._order), who]
-        if len(heap) >= self._most:
-            heap[:] = [each for each in heap if each[WHO] is not None]
-            heapify(heap)
-            self._most = max(_FEW, 2 * len(heap))
-        heappush(heap, deadline)
-        if self._timer is None or at < self._timer_at:
-            self._arm(at)
-        return deadline
-
-    def close(self) -> None:
-        """Tell nobody any more."""
-        self._heap.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _arm(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = at
-        delay = max(0.0, at - self._clock())
-        self._timer = asyncio.get_running_loop().call_later(delay, self._on_time)
-
-    def _on_time(self) -> None:
-        # A timer may fire early: the clock decides, and the timer is set anew.
-        self._timer = None
-        heap, now = self._heap, self._clock()
-        while heap and (heap[0][0] <= now or heap[0][WHO] is None):
-            who = heappop(heap)[WHO]
-            if who is not None:
-                asyncio.get_running_loop().call_soon(who.late)
-        if heap:
-            self._arm(heap[0][0])

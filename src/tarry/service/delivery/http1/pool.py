@@ -1,4 +1,4 @@
-"""The connections to one server: kept for the next request, and never more than are allowed."""
+"""Connection pools: the keep-alive connections to each server, and the limit for all servers."""
 
 from __future__ import annotations
 
@@ -15,206 +15,208 @@ if TYPE_CHECKING:
     from tarry.service.delivery.http1.connector import Connector
     from tarry.service.delivery.http1.pending_request import PendingRequest
 
-_IDLE_SECONDS, _LIFE_SECONDS = 60.0, 300.0
-"""How long a connection is kept unused, and at all: then a name is looked up anew."""
-_TURN_SECONDS = 5.0
-"""How long a connection goes from request to request while another server waits for room."""
+_MAX_IDLE_S = 60.0
+_MAX_AGE_S = 300.0
+"""A connection is closed after this time, so that its name is resolved again."""
+_MAX_AGE_WHEN_SCARCE_S = 5.0
+"""The same, while another server waits for the limit of all connections."""
 
 
 class ConnectionLimit:
-    """How many connections there may be to all servers together."""
+    """The number of connections to all servers together."""
 
-    def __init__(self, most: int, full: Callable[[], None]) -> None:
-        self._left = most
-        self._full = full
+    def __init__(self, limit: int, on_limit_reached: Callable[[], None]) -> None:
+        self._free = limit
+        self._on_limit_reached = on_limit_reached
         self.waiting: OrderedDict[ConnectionPool, None] = OrderedDict()
-        """Who is served next when there is room."""
+        """Pools that wait for a free connection, first come first served."""
 
-    def take(self, pool: ConnectionPool) -> bool:
-        """Take room for a connection; a pool that gets none is served when there is some."""
-        if self._left:
-            self._left -= 1
+    def acquire(self, pool: ConnectionPool) -> bool:
+        """Reserve a connection. A pool that gets none is served when one is released."""
+        if self._free:
+            self._free -= 1
             return True
         if pool not in self.waiting:
             self.waiting[pool] = None
-            self._full()
+            self._on_limit_reached()
         return False
 
-    def give(self) -> None:
-        """Give the room of a connection back."""
-        self._left += 1
-        while self._left and self.waiting:  # the first may need it no longer
-            self.waiting.popitem(last=False)[0].serve()
+    def release(self) -> None:
+        """Free the place of a closed connection and serve the next pool."""
+        self._free += 1
+        while self._free and self.waiting:  # the first pool may not need it any longer
+            self.waiting.popitem(last=False)[0].open_connections()
 
 
 class ConnectionPool:
-    """Connections to one server, at most so many of them."""
+    """The connections to one server, at most `max_connections`."""
 
     def __init__(
         self,
-        way: Connector,
-        room: ConnectionLimit,
+        connector: Connector,
+        limit: ConnectionLimit,
         clock: Callable[[], float],
         *,
-        most: int,
+        max_connections: int,
         max_body: int,
     ) -> None:
-        self._way = way
+        self._connector = connector
         self._clock = clock
-        self._room = room
-        self._most = most
+        self._limit = limit
+        self._max_connections = max_connections
         self.max_body: int = max_body
-        self.prefix: str = ""
-        """What stands before the path in a request's first line: something where it goes to a
-        proxy.
-        """
-        self.lines: str = ""
-        """The header lines that every request to the server has."""
+        self.target_prefix: str = ""
+        """Scheme and authority, which precede the path when the request goes to a proxy."""
+        self.header_lines: str = ""
+        """The header lines of every request to this server."""
         self._idle: list[Connection] = []
-        self._all: set[Connection] = set()
+        self._connections: set[Connection] = set()
         self._connecting: dict[asyncio.Task[bool], tuple[PendingRequest, Connection]] = {}
-        self._waiting: deque[PendingRequest] = deque()
-        """Requests that wait for a connection, because no more may be opened."""
+        self._queue: deque[PendingRequest] = deque()
+        """Requests that wait for a connection."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing in it."""
-        return not (self._all or self._connecting or self._waiting)
+        """Whether it has neither connections nor requests."""
+        return not (self._connections or self._connecting or self._queue)
 
-    def send(self, sending: PendingRequest, now: float) -> None:
-        """Send a request on a connection that is free, or on a new one, or let it wait."""
+    def send(self, pending: PendingRequest, now: float) -> None:
+        """Send a request on an idle connection or on a new one, or queue it."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open and now - connection.free_since < _IDLE_SECONDS:
-                connection.send(sending, now)
+            if connection.is_open and now - connection.idle_since < _MAX_IDLE_S:
+                connection.send(pending, now)
                 return
             connection.close()
-        self._waiting.append(sending)
-        self.serve()
+        self._queue.append(pending)
+        self.open_connections()
 
-    def serve(self) -> None:
-        """Open connections for requests that wait, as far as there is room."""
+    def open_connections(self) -> None:
+        """Open connections for queued requests, within the limits."""
         while (
-            self._waiting
-            and len(self._all) + len(self._connecting) < self._most
-            and self._room.take(self)
+            self._queue
+            and len(self._connections) + len(self._connecting) < self._max_connections
+            and self._limit.acquire(self)
         ):
-            sending, connection = self._waiting.popleft(), Connection(self, self._clock)
-            task = asyncio.get_running_loop().create_task(self._connect(sending, connection))
-            sending.connecting = task
-            self._connecting[task] = sending, connection
-            task.add_done_callback(self._connected)
+            pending, connection = self._queue.popleft(), Connection(self, self._clock)
+            task = asyncio.get_running_loop().create_task(self._connect(pending, connection))
+            pending.connecting = task
+            self._connecting[task] = pending, connection
+            task.add_done_callback(self._on_connect_done)
 
-    async def _connect(self, sending: PendingRequest, connection: Connection) -> bool:
-        """Open a connection for a request; whether there is one now."""
+    async def _connect(self, pending: PendingRequest, connection: Connection) -> bool:
+        """Open a connection and send a request on it; return whether the connection is open."""
         try:
-            opened = await self._way.open(connection)
+            connected = await self._connector.connect(connection)
         except DeliveryError as error:
-            sending.end(DeliveryResult(fault=error.fault, error=str(error)), self._clock())
+            pending.complete(DeliveryResult(fault=error.fault, error=str(error)), self._clock())
             return False
         except BaseException:
-            connection.drop()  # it may stand already
+            connection.abort()  # the transport may exist already
             raise
-        connection.stand(opened)
-        sending.connecting = None
+        connection.start(connected)
+        pending.connecting = None
         if not connection.is_open:
-            words = "The connection ended without an answer"
-            sending.end(connection.failed(Fault.RESET, words), self._clock())
+            message = "The connection was closed without a response"
+            pending.complete(connection.failure(Fault.RESET, message), self._clock())
             return False
-        self._all.add(connection)
-        connection.send(sending, self._clock())
+        self._connections.add(connection)
+        connection.send(pending, self._clock())
         return True
 
-    def _connected(self, task: asyncio.Task[bool]) -> None:
-        sending, _ = self._connecting.pop(task)
+    def _on_connect_done(self, task: asyncio.Task[bool]) -> None:
+        pending, _ = self._connecting.pop(task)
         error = None if task.cancelled() else task.exception()
         if task.cancelled() or error is not None or not task.result():
-            sending.connecting = None
+            pending.connecting = None
             if error is not None:
-                sending.fail(error)
-            self._room.give()
-        self.serve()
+                pending.fail(error)
+            self._limit.release()
+        self.open_connections()
 
-    # --- for its connections ----------------------------------------------------------------------
+    # --- called by connections --------------------------------------------------------------------
 
     def release(self, connection: Connection, now: float) -> None:
-        """Take a connection back that can be used again."""
-        age, is_wanted = now - connection.opened_at, self._room.waiting
-        if self._waiting:
-            most = _TURN_SECONDS if is_wanted else _LIFE_SECONDS
-            if age >= most or self._waiting[0].was_sent:  # that one is to have a new connection
+        """Take back a connection: send the next request on it, keep it idle, or close it."""
+        age, is_scarce = now - connection.opened_at, self._limit.waiting
+        if self._queue:
+            max_age = _MAX_AGE_WHEN_SCARCE_S if is_scarce else _MAX_AGE_S
+            # A request that is resent must get a new connection.
+            if age >= max_age or self._queue[0].is_resent:
                 connection.close()
             else:
-                connection.send(self._waiting.popleft(), now)
-        elif is_wanted or age >= _LIFE_SECONDS:
+                connection.send(self._queue.popleft(), now)
+        elif is_scarce or age >= _MAX_AGE_S:
             connection.close()
         else:
-            connection.free_since = now
+            connection.idle_since = now
             self._idle.append(connection)
 
-    def lost(self, connection: Connection) -> None:
-        """Learn that a connection has ended."""
-        if connection in self._all:
-            self._all.remove(connection)
+    def remove(self, connection: Connection) -> None:
+        """Forget a closed connection."""
+        if connection in self._connections:
+            self._connections.remove(connection)
             if connection in self._idle:
                 self._idle.remove(connection)
-            self._room.give()
-            self.serve()
+            self._limit.release()
+            self.open_connections()
 
-    def again(self, sending: PendingRequest) -> None:
-        """Send what went out on a connection that had been closed in silence, on a new one."""
-        self._waiting.appendleft(sending)
-        self.serve()
+    def resend(self, pending: PendingRequest) -> None:
+        """Send a request again on a new connection: the target had closed the idle one."""
+        self._queue.appendleft(pending)
+        self.open_connections()
 
-    # --- the end ----------------------------------------------------------------------------------
+    # --- ending requests and connections ----------------------------------------------------------
 
-    def late(self, sending: PendingRequest) -> None:
-        """End a request whose time is over."""
-        within = f"within {sending.request.timeout:g} s"
-        if sending.connection is not None:
-            delivered = sending.connection.failed(Fault.TIMEOUT, f"No answer {within}")
-        elif sending.connecting is not None:
-            _, connection = self._connecting[sending.connecting]
-            is_reached = connection.is_open or not self._way.is_proxied
-            fault = Fault.TIMEOUT if is_reached else Fault.INTERNAL
-            delivered = DeliveryResult(fault=fault, error=f"No connection {within}")
+    def time_out(self, pending: PendingRequest) -> None:
+        """Fail a request whose deadline has passed."""
+        within = f"within {pending.request.timeout:g} s"
+        if pending.connection is not None:
+            result = pending.connection.failure(Fault.TIMEOUT, f"No response {within}")
+        elif pending.connecting is not None:
+            _, connection = self._connecting[pending.connecting]
+            # Before the tunnel is open, a proxy that does not answer is the service's problem.
+            is_target_reached = connection.is_open or not self._connector.uses_proxy
+            fault = Fault.TIMEOUT if is_target_reached else Fault.INTERNAL
+            result = DeliveryResult(fault=fault, error=f"No connection {within}")
         else:
-            words = f"No connection came free {within}: raise the limits"
-            delivered = DeliveryResult(fault=Fault.INTERNAL, error=words)
-        sending.end(delivered, self._clock())
-        self.leave(sending)
+            message = f"No connection came free {within}: raise the limits"
+            result = DeliveryResult(fault=Fault.INTERNAL, error=message)
+        pending.complete(result, self._clock())
+        self.abort(pending)
 
-    def leave(self, sending: PendingRequest) -> None:
-        """Let go of a request that nobody waits for any more."""
-        if sending.connection is not None:
-            sending.connection.drop()
-        elif sending.connecting is not None:
-            sending.connecting.cancel()
+    def abort(self, pending: PendingRequest) -> None:
+        """Drop a request that was cancelled or has timed out."""
+        if pending.connection is not None:
+            pending.connection.abort()
+        elif pending.connecting is not None:
+            pending.connecting.cancel()
         else:
-            self._waiting.remove(sending)
+            self._queue.remove(pending)
 
-    def drop_idle(self) -> bool:
-        """Close the connection that was idle for longest; whether there was one."""
+    def close_oldest_idle(self) -> bool:
+        """Close the connection that was idle for longest; return whether there was one."""
         if self._idle:
             self._idle.pop(0).close()
             return True
         return False
 
-    def drop_stale(self, now: float) -> None:
-        """Close the connections that nobody has used for a while."""
-        while self._idle and now - self._idle[0].free_since >= _IDLE_SECONDS:
+    def close_expired(self, now: float) -> None:
+        """Close connections that were idle for too long."""
+        while self._idle and now - self._idle[0].idle_since >= _MAX_IDLE_S:
             self._idle.pop(0).close()
 
     def close(self, now: float) -> list[asyncio.Task[bool]]:
-        """End everything that runs; return what has yet to come to its end."""
+        """Fail all requests and close all connections; return the tasks still to be awaited."""
         connecting = list(self._connecting)
-        running = [each.sending for each in self._all if each.sending is not None]
-        opening = [sending for sending, _ in self._connecting.values()]
-        for sending in [*self._waiting, *opening, *running]:
-            sending.end(DeliveryResult(fault=Fault.INTERNAL, error="the delivery is closed"), now)
-        self._waiting.clear()
-        for connection in tuple(self._all):
-            connection.drop()
+        running = [each.pending for each in self._connections if each.pending is not None]
+        opening = [pending for pending, _ in self._connecting.values()]
+        for pending in [*self._queue, *opening, *running]:
+            result = DeliveryResult(fault=Fault.INTERNAL, error="the delivery is closed")
+            pending.complete(result, now)
+        self._queue.clear()
+        for connection in tuple(self._connections):
+            connection.abort()
         for task in connecting:
             task.cancel()
         return connecting

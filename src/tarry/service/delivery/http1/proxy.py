@@ -1,4 +1,4 @@
-"""Egress proxies: which one, and how it is asked for a tunnel."""
+"""Egress proxies: their URL, and the CONNECT request that opens a tunnel."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import msgspec
 from tarry.errors import ConfigurationError
 from tarry.service.delivery.messages import DeliveryError, Fault
 
-MAX_RESPONSE_BYTES = 16 * 1024
-"""Bytes of its answer."""
-_PORTS = {"http": 80, "https": 443}
-_SAYS = {403: Fault.BLOCKED, 502: Fault.REFUSED, 503: Fault.REFUSED, 504: Fault.REFUSED}
-"""What a proxy means that does not open the way; all else is a failure of its own."""
+MAX_CONNECT_RESPONSE_BYTES = 16 * 1024
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_STATUS_FAULTS = {403: Fault.BLOCKED, 502: Fault.REFUSED, 503: Fault.REFUSED, 504: Fault.REFUSED}
+"""Statuses by which a proxy reports a problem of the target; others are failures of the proxy."""
 
 
 class Proxy(msgspec.Struct, frozen=True):
@@ -24,39 +23,41 @@ class Proxy(msgspec.Struct, frozen=True):
     scheme: str
     host: str
     port: int
-    lines: str
-    """The header lines that are for it."""
+    header_lines: str
+    """The header lines for the proxy itself: its credentials, if it has any."""
 
 
 def parse_proxy(url: str) -> Proxy:
-    """Return the proxy that a URL names, or raise ConfigurationError."""
+    """Return the proxy at a URL; raise ConfigurationError when the URL is not valid."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         parts, port = urlsplit(""), 0
-    if parts.scheme not in _PORTS or not parts.hostname or port == 0:
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or port == 0:
         rule = "must be a URL as http://host:port"
         raise ConfigurationError("proxy", rule, url.rpartition("@")[2])
-    lines = ""
+    header_lines = ""
     if parts.username is not None:
-        secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-        lines = f"Proxy-Authorization: Basic {b64encode(secret).decode()}\r\n"
-    return Proxy(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], lines)
+        credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        header_lines = f"Proxy-Authorization: Basic {b64encode(credentials).decode()}\r\n"
+    return Proxy(parts.scheme, parts.hostname, port or _DEFAULT_PORTS[parts.scheme], header_lines)
 
 
 async def open_tunnel(
-    proxy: Proxy, there: str, transport: asyncio.WriteTransport, reader: asyncio.StreamReader
+    proxy: Proxy, authority: str, transport: asyncio.WriteTransport, reader: asyncio.StreamReader
 ) -> None:
-    """Have a proxy open the way to a server, `host:port`; raise NoWay when it does not."""
-    transport.write(f"CONNECT {there} HTTP/1.1\r\nHost: {there}\r\n{proxy.lines}\r\n".encode())
+    """Open a tunnel to a server (`host:port`); raise DeliveryError when the proxy refuses."""
+    transport.write(
+        f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n{proxy.header_lines}\r\n".encode()
+    )
     try:
-        said = await reader.readuntil(b"\r\n\r\n")
+        response = await reader.readuntil(b"\r\n\r\n")
     except (OSError, EOFError, asyncio.LimitOverrunError):
         raise DeliveryError(Fault.INTERNAL, "The egress proxy did not answer") from None
-    status = said[9:12]
-    if said[:7] != b"HTTP/1." or not status.isdigit():
-        raise DeliveryError(Fault.INTERNAL, "What the egress proxy answered is no HTTP")
+    status = response[9:12]
+    if response[:7] != b"HTTP/1." or not status.isdigit():
+        raise DeliveryError(Fault.INTERNAL, "The response of the egress proxy is not HTTP")
     if not status.startswith(b"2"):
-        fault = _SAYS.get(int(status), Fault.INTERNAL)
-        raise DeliveryError(fault, f"The egress proxy does not open the way: {int(status)}")
+        fault = _STATUS_FAULTS.get(int(status), Fault.INTERNAL)
+        raise DeliveryError(fault, f"The egress proxy refused the tunnel: {int(status)}")
