@@ -125,7 +125,7 @@ def test_the_store_goes_away_and_comes_back(fault: Fault, tmp_path: Path) -> Non
             assert 1 <= int(headers["retry-after"])
             running.wait_for(lambda: running.ask("GET", "/readyz")[0] == 503)
             assert 200 == running.ask("GET", "/healthz")[0]
-            assert "store" in running.ask("GET", "/readyz")[1]["ills"]
+            assert "store" in running.ask("GET", "/readyz")[1]["failing"]
             gate.set()  # attempts end, and their results cannot be written down
             for _ in range(50):
                 assert 503 == running.ask("GET", "/readyz")[0]

@@ -29,10 +29,10 @@ _downstreams = decoded(Page[Downstream])
 
 
 class Health(msgspec.Struct, frozen=True):
-    """Whether the service takes tasks and works on them; `ills` says what is out of order."""
+    """Whether the service takes tasks and works on them; `failing` says what is out of order."""
 
     ready: bool
-    ills: dict[str, Any] = {}
+    failing: dict[str, Any] = {}
 
 
 class OperatorRequests:
@@ -86,9 +86,9 @@ class OperatorRequests:
             if answer.status != _UNAVAILABLE:
                 return Health(ready=True)
             problem = problem_of(answer.content)
-            if not isinstance(ills := problem.get("ills"), dict):
+            if not isinstance(failing := problem.get("failing"), dict):
                 raise request.error(answer, 0.0)
-            return Health(ready=False, ills=ills)  # pyright: ignore[reportUnknownArgumentType]
+            return Health(ready=False, failing=failing)  # pyright: ignore[reportUnknownArgumentType]
 
         request: Request[Health] = Request(
             method="GET",

@@ -25,7 +25,7 @@ def test_readiness_is_red_while_a_part_is_out_of_order() -> None:
     async def test(rig: Rig) -> None:
         rig.engine.health.failed("claiming", "no such table")
         reply = await rig.ask("GET", "/readyz")
-        assert (503, {"claiming": "no such table"}) == (reply.status, reply.problem["ills"])
+        assert (503, {"claiming": "no such table"}) == (reply.status, reply.problem["failing"])
         assert reply.header("retry-after") is not None
         assert 200 == (await rig.ask("GET", "/healthz")).status
         rig.engine.health.worked("claiming")
@@ -47,7 +47,7 @@ def test_readiness_asks_the_store() -> None:
 
         rig.store.ping = ping  # type: ignore[method-assign]
         for _ in range(3):
-            assert {"store": "disk full"} == (await rig.ask("GET", "/readyz")).problem["ills"]
+            assert {"store": "disk full"} == (await rig.ask("GET", "/readyz")).problem["failing"]
         assert 1 == len(pings)
         rig.time.ms += 1_000
         await rig.ask("GET", "/readyz")
@@ -62,7 +62,7 @@ def test_strangers_are_not_told_why() -> None:
     async def test(rig: Rig) -> None:
         rig.engine.health.failed("store", "db.internal:5432 refused")
         reply = await rig.ask("GET", "/readyz")
-        assert (503, {"store": "see the log"}) == (reply.status, reply.problem["ills"])
+        assert (503, {"store": "see the log"}) == (reply.status, reply.problem["failing"])
 
     with_rig(test, keys=True)
 
@@ -90,7 +90,7 @@ def test_a_store_that_does_not_answer_is_out_of_order(monkeypatch: pytest.Monkey
             return 0
 
         rig.store.ping = ping  # type: ignore[method-assign]
-        ills = (await rig.ask("GET", "/readyz")).problem["ills"]
-        assert {"store": "it has not answered for 0 s"} == ills
+        failing = (await rig.ask("GET", "/readyz")).problem["failing"]
+        assert {"store": "it has not answered for 0 s"} == failing
 
     with_rig(test)

@@ -188,13 +188,13 @@ def test_fault_of_our_own_charges_nobody() -> None:
         await rig.engine.start()
         (task,) = await rig.add(rig.new())
         await asyncio.sleep(10)
-        assert {"delivery": "proxy down"} == rig.parts.health.ills
+        assert {"delivery": "proxy down"} == rig.parts.health.failing
         assert 0 == (await rig.task(task)).attempts
 
         await asyncio.sleep(100)
         ended = await rig.task(task)
         assert (Status.SUCCEEDED, 1) == (ended.status, ended.attempts)
-        assert {} == rig.parts.health.ills
+        assert {} == rig.parts.health.failing
         await rig.engine.stop(1)
 
     run(main)
@@ -546,12 +546,12 @@ def test_store_that_is_away_charges_nobody_and_comes_back() -> None:
         flaky.down = {"finish", "claim", "sweep"}
         (task,) = await rig.add(rig.new())
         await asyncio.sleep(20)
-        assert "store" in rig.parts.health.ills
+        assert "store" in rig.parts.health.failing
         assert 1 == len(target.seen)
 
         flaky.down = set()
         await asyncio.sleep(5)
-        assert {} == rig.parts.health.ills
+        assert {} == rig.parts.health.failing
         assert Status.SUCCEEDED is (await rig.task(task)).status
         assert 1 == len(target.seen)
         await rig.engine.stop(1)

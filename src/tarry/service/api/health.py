@@ -63,15 +63,17 @@ class HealthResource:
     async def ready(self, _: ApiRequest) -> ApiResponse:
         """Look at the store and at what the engine found out of order."""
         await self._look()
-        ills = self._around.engine.health.ills
+        failing = self._around.engine.health.failing
         if self._store_ill is not None:
-            ills = {**ills, "store": self._store_ill}
-        if not ills:
+            failing = {**failing, "store": self._store_ill}
+        if not failing:
             return json_response(200, HealthStatus())
         # Why is for the log where strangers may ask: it may name hosts and files.
-        told_ills = dict.fromkeys(ills, "see the log") if self._around.require_keys else ills
-        detail = f"Out of order: {', '.join(sorted(ills))}."
-        raise problems.unavailable(detail, 5.0, ills=told_ills)
+        reported_failing = (
+            dict.fromkeys(failing, "see the log") if self._around.require_keys else failing
+        )
+        detail = f"Out of order: {', '.join(sorted(failing))}."
+        raise problems.unavailable(detail, 5.0, failing=reported_failing)
 
     async def metrics(self, asked: ApiRequest) -> ApiResponse:
         """Tell the metrics: all of them to an operator, and what is his own to another tenant."""

@@ -63,7 +63,7 @@ class Scheduler:
             parts.lease, limit=limit, per_lane=limits.lane_claim, skip=tuple(lanes.full)
         )
         parts.clock.learn(asked, claimed.now)
-        if not claimed.tasks and "store" in parts.health.ills:
+        if not claimed.tasks and "store" in parts.health.failing:
             await parts.store.ping()  # finding nothing writes nothing: a full disk lets it pass
         parts.health.worked("store")
         if claimed.lost:

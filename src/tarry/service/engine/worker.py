@@ -256,7 +256,7 @@ class Worker:
             self._go_on(lane, at)
             self._give_back(held, at + _OURS_AGAIN)
             return
-        if parts.health.ills:
+        if parts.health.failing:
             parts.health.worked("delivery")
         attempt = attempts.attempt_of(task, delivered, outcome, started_at, parts.lease.worker)
         if outcome is SUCCESS:
