@@ -60,7 +60,7 @@ def serve(
     from tarry.service.http.server import Server
 
     _log(loaded.settings.log, loaded.settings.log_level)
-    service = Service(loaded.settings, apart=True)
+    service = Service(loaded.settings, writer_process=True)
     server = Server(service, patience=loaded.settings.drain_ms / 1000 + _PAUSED_FOR)
     signal.signal(signal.SIGTERM, _ended)
     is_up = False

@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 class Service:
     """One process of the service: an ASGI application that opens and closes what it needs.
 
-    `apart` gives an embedded store's writer a process of its own.
+    `writer_process` lets a SQLite store write in a process of its own.
     """
 
     def __init__(
-        self, settings: Settings, *, delivery: Delivery | None = None, apart: bool = False
+        self, settings: Settings, *, delivery: Delivery | None = None, writer_process: bool = False
     ) -> None:
         self.settings: Settings = settings
         guard = Guard(settings.allow_target, dev=settings.dev)
@@ -65,7 +65,7 @@ class Service:
             HttpDelivery(guard, proxy=proxy, ca=ca, max_body=settings.max_response_bytes),
             partial(GrpcDelivery, guard, proxy=proxy, ca=ca),
         )
-        self.store: Store = make_store(settings.store, apart=apart)
+        self.store: Store = make_store(settings.store, writer_process=writer_process)
         seal = Sealed(settings.encryption_keys) if settings.encryption_keys else Plain()
         payloads = Payloads(
             payload_url(settings),
@@ -176,7 +176,7 @@ class Service:
         return self.metrics.render(counters, self.engine.clock.seconds(), tenant)
 
 
-def make_store(url: str, *, apart: bool = False) -> Store:
+def make_store(url: str, *, writer_process: bool = False) -> Store:
     """Return the store that a URL names."""
     check_setting("store", url)
     from tarry.service.stores.sqlite import IN_MEMORY, SqliteStore
@@ -191,7 +191,7 @@ def make_store(url: str, *, apart: bool = False) -> Store:
     except OSError as error:
         msg = f"store: cannot make {path}: {error.strerror}"
         raise ConfigurationError(msg) from error
-    return SqliteStore(path, apart=apart)
+    return SqliteStore(path, writer_process=writer_process)
 
 
 def payload_url(settings: Settings) -> str:

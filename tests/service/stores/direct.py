@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tarry.service.stores.sqlite import Database, SqliteStore
-from tarry.service.stores.sqlite.transaction import Ledger, View
+from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
 T = TypeVar("T")
 
@@ -27,11 +27,11 @@ class Direct(SqliteStore):
         """Close the file."""
         self.database.close()
 
-    async def _write(self, operation: Callable[[Ledger], T], weight: int = 1) -> T:
+    async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
         value: T = self._answer(self.database.apply([operation]))
         return value
 
-    async def _read(self, question: Callable[[View], T]) -> T:
+    async def _read(self, question: Callable[[ReadTransaction], T]) -> T:
         value: T = self._answer(self.database.read([question]))
         return value
 

@@ -233,11 +233,9 @@ def test_the_file_can_be_run_without_threads() -> None:
     """The synchronous database alone applies operations and answers questions, also in memory."""
     database = Database(":memory:", lambda: NOON)
 
-    [(added, error)] = database.apply(
-        [lambda ledger: add.add(ledger, [NewTask(task(1))], None, None)]
-    )
+    [(added, error)] = database.apply([lambda tx: add.add(tx, [NewTask(task(1))], None, None)])
 
     assert ([(NOON, NOON, NOON, False)], None) == (added, error)
-    [(found, error)] = database.read([lambda view: view.execute("SELECT key FROM task").fetchall()])
+    [(found, error)] = database.read([lambda tx: tx.execute("SELECT key FROM task").fetchall()])
     assert ([("key 1",)], None) == (found, error)
     database.close()

@@ -20,7 +20,7 @@ from tarry.service.stores.sqlite import SqliteStore
 from tarry.service.stores.sqlite.apart import ProcessLine
 from tarry.service.stores.sqlite.frames import answers_of, carry_out, frame_of
 from tarry.service.stores.sqlite.operations import Call
-from tarry.service.stores.sqlite.transaction import Ledger
+from tarry.service.stores.sqlite.transaction import Transaction
 from tests.service.delivery.harness import LOOPS, use
 from tests.service.delivery.harness import run as run_on_loop
 from tests.service.stores.bench import LEASE, numbers, succeed, task
@@ -33,7 +33,7 @@ T = TypeVar("T")
 class Sent(Direct):
     """A store whose calls and answers take the form in which they cross."""
 
-    async def _write(self, operation: Callable[[Ledger], T], weight: int = 1) -> T:
+    async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
         assert isinstance(operation, Call)
         frame = carry_out(self.database, frame_of([operation]))
         value: T = self._answer(answers_of([operation], frame))
@@ -50,7 +50,7 @@ def on(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
     """Run a test on an open store."""
 
     async def run() -> None:
-        store = SqliteStore(path, apart=True)
+        store = SqliteStore(path, writer_process=True)
         await store.open()
         try:
             await main(store)
@@ -235,7 +235,7 @@ import asyncio, os, sys
 from tarry.service.stores.sqlite import SqliteStore
 
 async def main():
-    store = SqliteStore(sys.argv[1], apart=True)
+    store = SqliteStore(sys.argv[1], writer_process=True)
     await store.open()
     print(store._writer.writer.pid, flush=True)
     os.kill(os.getpid(), 9)
@@ -262,7 +262,7 @@ def test_a_file_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     """In the words of the store, and no process is started for it."""
 
     async def run() -> None:
-        store = SqliteStore(tmp_path / "nowhere" / "tasks.db", apart=True)
+        store = SqliteStore(tmp_path / "nowhere" / "tasks.db", writer_process=True)
         with pytest.raises(StoreUnavailable, match="nowhere"):
             await store.open()
         assert isinstance(store._writer, ProcessLine)
@@ -275,7 +275,7 @@ def test_a_file_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 def test_an_error_keeps_its_kind(tmp_path: Path) -> None:
     """One of tarry's own is itself, any other is told in words."""
 
-    def broken(ledger: Ledger, what: Any) -> None:
+    def broken(tx: Transaction, what: Any) -> None:
         raise KeyError(what)
 
     from tarry.service.stores.sqlite import operations

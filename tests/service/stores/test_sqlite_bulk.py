@@ -13,7 +13,7 @@ from tarry.errors import ConfigurationError
 from tarry.service.model import Status, Task
 from tarry.service.store import AddResult, AddStatus, FinishStatus, NewTask, TaskResult
 from tarry.service.stores.sqlite import Database, add, finish, transitions
-from tarry.service.stores.sqlite.transaction import Ledger
+from tarry.service.stores.sqlite.transaction import Transaction
 from tests.service.stores.bench import (
     HOUR,
     LEASE,
@@ -36,7 +36,7 @@ class File:
     def __init__(self, path: Path) -> None:
         self.database = Database(path, Clock())
 
-    def run(self, *operations: Callable[[Ledger], Any]) -> list[Any]:
+    def run(self, *operations: Callable[[Transaction], Any]) -> list[Any]:
         """Run operations in one transaction."""
         answers = self.database.apply(operations)
         for _, error in answers:
@@ -46,8 +46,8 @@ class File:
 
     def add(self, news: list[NewTask], quota: int | None = None) -> list[AddResult]:
         """Add a batch."""
-        [answers] = self.run(lambda ledger: add.add(ledger, news, LEASE, quota))
-        return add.told(news, LEASE, answers)
+        [answers] = self.run(lambda tx: add.add(tx, news, LEASE, quota))
+        return add.to_add_results(news, LEASE, answers)
 
     def add_singly(self, news: list[NewTask], quota: int | None = None) -> list[AddResult]:
         """Add tasks as so many batches."""
@@ -55,8 +55,8 @@ class File:
 
     def finish(self, results: list[TaskResult]) -> list[FinishStatus]:
         """Finish a batch."""
-        ends = [finish.end_of(result) for result in results]
-        [finished] = self.run(lambda ledger: finish.finish(ledger, ends))
+        ends = [finish.pack_result(result) for result in results]
+        [finished] = self.run(lambda tx: finish.finish(tx, ends))
         return list(finished)
 
     def finish_singly(self, results: list[TaskResult]) -> list[FinishStatus]:
@@ -65,7 +65,7 @@ class File:
 
     def cancel(self, tasks: list[Task]) -> None:
         """Cancel tasks."""
-        self.run(lambda ledger: [transitions.cancel(ledger, one.tenant, one.id) for one in tasks])
+        self.run(lambda tx: [transitions.cancel(tx, one.tenant, one.id) for one in tasks])
 
     def rows(self) -> dict[str, list[Any]]:
         """Everything that is kept about tasks."""

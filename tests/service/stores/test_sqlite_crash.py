@@ -18,7 +18,7 @@ import pytest
 from tarry.service.model import LOST, Status
 from tarry.service.store import CancelStatus, FinishStatus, Retention
 from tarry.service.stores.sqlite import SqliteStore, store, worker_locks
-from tarry.service.stores.sqlite.worker_locks import Presence
+from tarry.service.stores.sqlite.worker_locks import WorkerLock
 from tests.service.stores.bench import HOUR, NOON, OTHER, Clock, numbers, succeed, task_id
 
 KEEP = Retention(HOUR, HOUR)
@@ -76,7 +76,7 @@ async def opened(path: Path) -> SqliteStore:
 
 def test_a_killed_worker_is_known_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next store to open gives its tasks out again: one attempt lost, two never begun."""
-    monkeypatch.setattr(store, "_RECOVERED", 1)
+    monkeypatch.setattr(store, "_LEASES_PER_RECOVERY", 1)
     path = tmp_path / "tasks.db"
     with worker(path) as process:
         process.kill()
@@ -137,7 +137,7 @@ def test_a_sweep_finds_the_dead(tmp_path: Path) -> None:
             assert (Status.CANCELLED, 0) == (ended.status, ended.attempts)
             assert 1 == len(locks(path))
             [(workers, _)] = store.database.read(
-                [lambda view: view.execute("SELECT name FROM worker").fetchall()]
+                [lambda tx: tx.execute("SELECT name FROM worker").fetchall()]
             )
             assert {("other",), ("worker",)} >= set(workers)
         finally:
@@ -193,8 +193,8 @@ def test_a_lock_without_a_worker_is_tidied_away(tmp_path: Path) -> None:
     path = tmp_path / "tasks.db"
     (tmp_path / "tasks.db.worker-0123").touch()
     (tmp_path / "tasks.db.keep").touch()
-    living = Presence(path)
-    living.enter()
+    living = WorkerLock(path)
+    living.acquire()
 
     async def main() -> None:
         store = await opened(path)
@@ -204,7 +204,7 @@ def test_a_lock_without_a_worker_is_tidied_away(tmp_path: Path) -> None:
 
     asyncio.run(main())
     assert (tmp_path / "tasks.db.keep").exists()
-    living.leave()
+    living.release()
     assert [] == locks(path)
 
 
@@ -212,25 +212,25 @@ def test_without_locks_nobody_is_known_to_be_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder that is not there, or a file system without locks, leaves leases to their time."""
-    nowhere = Presence(tmp_path / "nowhere" / "tasks.db")
-    nowhere.enter()
+    nowhere = WorkerLock(tmp_path / "nowhere" / "tasks.db")
+    nowhere.acquire()
     assert nowhere.token is None
-    nowhere.leave()
-    living = Presence(tmp_path / "tasks.db")
-    living.enter()
+    nowhere.release()
+    living = WorkerLock(tmp_path / "tasks.db")
+    living.acquire()
 
     def refuse(file: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    other = Presence(tmp_path / "tasks.db")
-    other.enter()
+    other = WorkerLock(tmp_path / "tasks.db")
+    other.acquire()
     assert other.token is None
-    assert [] == other.gone([str(living.token)])
+    assert [] == other.remove_dead([str(living.token)])
     assert [f"tasks.db.worker-{living.token}"] == locks(tmp_path / "tasks.db")
     monkeypatch.setattr(worker_locks, "fcntl", None)
-    assert [] == other.gone([str(living.token)])
-    living.leave()
+    assert [] == other.remove_dead([str(living.token)])
+    living.release()
 
 
 def test_a_lock_that_is_tidied_away_while_it_is_taken(
@@ -250,22 +250,22 @@ def test_a_lock_that_is_tidied_away_while_it_is_taken(
         flock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", meddled)
-    ours = Presence(path)
-    ours.enter()
+    ours = WorkerLock(path)
+    ours.acquire()
 
     assert 3 == len(turns)
     assert f"tasks.db.worker-{ours.token}" in locks(path)
     monkeypatch.setattr(fcntl, "flock", flock)
-    assert [] == Presence(path).gone([str(ours.token)])
-    Presence(path).tidy()
+    assert [] == WorkerLock(path).remove_dead([str(ours.token)])
+    WorkerLock(path).remove_leftover_files()
     assert [f"tasks.db.worker-{ours.token}"] == locks(path)
     token = str(ours.token)
-    ours.leave()
-    assert [token] == Presence(path).gone([token])
+    ours.release()
+    assert [token] == WorkerLock(path).remove_dead([token])
 
 
 def test_what_is_no_lock_is_nobodys_death(tmp_path: Path) -> None:
     """Something else under the name of a lock is left alone."""
     (tmp_path / "tasks.db.worker-folder").mkdir()
 
-    assert [] == Presence(tmp_path / "tasks.db").gone(["folder"])
+    assert [] == WorkerLock(tmp_path / "tasks.db").remove_dead(["folder"])

@@ -154,7 +154,7 @@ def test_a_file_that_was_moved_away(tmp_path: Path) -> None:
 
 def test_a_file_that_another_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While another process keeps the write lock the store is away; reads do not wait for it."""
-    monkeypatch.setattr(connection, "_BUSY_MS", 1)
+    monkeypatch.setattr(connection, "_BUSY_TIMEOUT_MS", 1)
 
     async def main(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])

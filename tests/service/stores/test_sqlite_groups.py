@@ -14,7 +14,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.model import Status
 from tarry.service.store import AddStatus, FinishStatus, NewTask
 from tarry.service.stores.sqlite import SqliteStore, line
-from tarry.service.stores.sqlite.transaction import Ledger
+from tarry.service.stores.sqlite.transaction import Transaction
 from tests.service.stores.bench import LEASE, succeed, task
 from tests.service.stores.test_sqlite import on
 
@@ -25,7 +25,7 @@ async def together(store: SqliteStore, calls: Iterable[Coroutine[Any, Any, T]]) 
     """Make calls while the writer is busy, so that all wait when it comes back."""
     started, gate = threading.Event(), threading.Event()
 
-    def busy(ledger: Ledger) -> None:
+    def busy(tx: Transaction) -> None:
         started.set()
         gate.wait()
 

@@ -34,7 +34,7 @@ def test_memory_url_leaves_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
 
     async def main() -> None:
-        store = make_store("memory:", apart=True)
+        store = make_store("memory:", writer_process=True)
         await store.open()
         [added] = await store.add([NewTask(task(1))])
         assert added.task == await store.get_task("acme", task_id(1))
@@ -67,7 +67,7 @@ def test_reads_and_writes_at_the_same_time() -> None:
 def test_an_error_of_sqlite_does_not_lose_the_data() -> None:
     """An error that makes a store on disk reconnect keeps the connection of one in memory."""
     database = Database(IN_MEMORY, lambda: NOON)
-    database.apply([lambda ledger: ledger.names.tenant("acme")])
+    database.apply([lambda tx: tx.names.tenant_id("acme")])
 
     def fail(_: object) -> None:
         error = sqlite3.OperationalError("disk I/O error")
@@ -77,12 +77,12 @@ def test_an_error_of_sqlite_does_not_lose_the_data() -> None:
     [(_, error)] = database.apply([fail])
 
     assert isinstance(error, StoreUnavailable)
-    [(found, _)] = database.read([lambda view: view.execute("SELECT name FROM tenant").fetchall()])
+    [(found, _)] = database.read([lambda tx: tx.execute("SELECT name FROM tenant").fetchall()])
     assert [("acme",)] == found
     database.close()
 
 
 def test_another_process_cannot_write_to_memory() -> None:
     """A writer process is refused: it would have an empty database of its own."""
-    with pytest.raises(ConfigurationError, match="cannot be written by another process"):
-        SqliteStore(IN_MEMORY, apart=True)
+    with pytest.raises(ConfigurationError, match="cannot have a writer process"):
+        SqliteStore(IN_MEMORY, writer_process=True)

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import add, finish, queries
-from tarry.service.stores.sqlite.task_rows import all_found, found
-from tarry.service.stores.sqlite.transaction import Ledger
+from tarry.service.stores.sqlite.task_rows import pack_id, pack_ids
+from tarry.service.stores.sqlite.transaction import Transaction
 from tests.service.stores.bench import LEASE, NOON, stop, succeed, task, task_id, wait
 from tests.service.stores.test_sqlite_bulk import File
 
@@ -45,7 +45,7 @@ def test_what_is_missing_differs_from_what_is_empty(
     file.finish([replace(stop(held, previous_delay=delay), reason=reason)])
 
     ended, kept = file.run(
-        *(partial(queries.get, tenant="acme", task_id=task_id(n)) for n in (1, 2))
+        *(partial(queries.get_task, tenant="acme", task_id=task_id(n)) for n in (1, 2))
     )
     assert (number, ref) == (ended.policy_version, ended.body_ref)
     assert (reason, delay) == (ended.reason, ended.previous_delay)
@@ -56,20 +56,20 @@ def test_no_value_asks_how_it_wants_to_be_written(file: File) -> None:
     """Each one that is neither int, float, str nor bytearray costs as much as ten that are."""
     kinds: set[type] = set()
 
-    def live(ledger: Ledger) -> None:
-        execute = ledger.execute
+    def live(tx: Transaction) -> None:
+        execute = tx.execute
 
         def note(statement: str, values: list[Any]) -> Any:
             kinds.update(map(type, values))
             return execute(statement, values)
 
-        ledger.execute = note
+        tx.execute = note
         batch = [NewTask(task(n), direct=n > 1) for n in range(4)]
-        answers = add.add(ledger, batch, LEASE, None)
-        held = [added.task for added in add.told(batch, LEASE, answers) if added.leased]
+        answers = add.add(tx, batch, LEASE, None)
+        held = [added.task for added in add.to_add_results(batch, LEASE, answers) if added.leased]
         ends = [succeed(held[0]), wait(held[1], NOON + 5, keep=LEASE)]
-        finish.finish(ledger, [finish.end_of(end) for end in ends])
-        ledger.flush()
+        finish.finish(tx, [finish.pack_result(end) for end in ends])
+        tx.flush()
 
     file.add([NewTask(task(9))])
     file.run(live)
@@ -94,4 +94,4 @@ def test_no_value_asks_how_it_wants_to_be_written(file: File) -> None:
 )
 def test_ids_are_found_together_as_one_by_one(ids: list[str]) -> None:
     """One that is malformed harms no other, and none is taken for two."""
-    assert [found(one) for one in ids] == all_found(ids)
+    assert [pack_id(one) for one in ids] == pack_ids(ids)

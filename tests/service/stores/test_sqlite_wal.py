@@ -16,7 +16,7 @@ from tarry.errors import ConfigurationError
 from tarry.service.model import Status
 from tarry.service.store import NewTask, TaskFilter
 from tarry.service.stores.sqlite import Database, SqliteStore, connection
-from tarry.service.stores.sqlite.transaction import View
+from tarry.service.stores.sqlite.transaction import ReadTransaction
 from tests.service.stores.bench import NOON, task
 from tests.service.stores.test_sqlite import on
 
@@ -38,8 +38,8 @@ def test_steady_reading_does_not_let_it_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One read follows another, and still no group of changes finds more than the most."""
-    monkeypatch.setattr(connection, "MOST", MOST)
-    monkeypatch.setattr(connection, "_TRIES", 100_000)
+    monkeypatch.setattr(connection, "MAX_WAL_BYTES", MOST)
+    monkeypatch.setattr(connection, "_MAX_CHECKPOINT_TRIES", 100_000)
     path = tmp_path / "link.db"
     path.symlink_to(tmp_path / "tasks.db")
     group = 50
@@ -67,9 +67,9 @@ def test_a_long_read_keeps_it_and_nobody_spins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While another process reads, changes go on; a new try waits for as much again."""
-    monkeypatch.setattr(connection, "MOST", MOST)
-    monkeypatch.setattr(connection, "_TRIES", 2)
-    monkeypatch.setattr(connection, "_PATIENCE_MS", 1)
+    monkeypatch.setattr(connection, "MAX_WAL_BYTES", MOST)
+    monkeypatch.setattr(connection, "_MAX_CHECKPOINT_TRIES", 2)
+    monkeypatch.setattr(connection, "_CHECKPOINT_TIMEOUT_MS", 1)
     path = tmp_path / "tasks.db"
     said: list[str] = []
 
@@ -113,7 +113,7 @@ def test_many_questions_are_no_long_read(tmp_path: Path) -> None:
     database.close()
 
 
-def _echo(number: int, _view: View) -> int:
+def _echo(number: int, _view: ReadTransaction) -> int:
     return number
 
 

@@ -130,8 +130,8 @@ class ProcessLine(Line):
     async def _start(self) -> None:
         try:
             await asyncio.to_thread(self._database.prepare)
-            presence = self._database.presence
-            token = (presence.token or "") if presence is not None else ""
+            worker_lock = self._database.worker_lock
+            token = (worker_lock.token or "") if worker_lock is not None else ""
             _, self.writer = await self._loop.subprocess_exec(
                 lambda: Writer(self._answered, self._ended),
                 sys.executable, "-m", _WRITER, str(self._database.path), token, version("tarry"),

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from os import PathLike
 
 _OLDEST = (3, 38, 0)  # the first that always has JSON
-_BUSY_MS = 5_000
-MOST = 64 << 20
+_BUSY_TIMEOUT_MS = 5_000
+MAX_WAL_BYTES = 64 << 20
 """Bytes: above it the log is emptied, and SQLite leaves no more of it on the disk."""
-_TRIES, _PATIENCE_MS = 10, 50
+_MAX_CHECKPOINT_TRIES, _CHECKPOINT_TIMEOUT_MS = 10, 50
 """SQLite waits for a place in its table of reads, not for the read: where one follows another, it
 waits in vain. A new try finds that the later read is of the newest state, and no obstacle.
 """
@@ -47,7 +47,7 @@ def _is_busy(error: BaseException) -> bool:
 def _connect(path: str | PathLike[str]) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path,
-        timeout=_BUSY_MS / 1000,
+        timeout=_BUSY_TIMEOUT_MS / 1000,
         isolation_level=None,  # transactions are begun by hand
         check_same_thread=False,  # opened and closed by one thread, used by another
         cached_statements=1024,
@@ -71,7 +71,7 @@ def _prepare(connection: sqlite3.Connection, path: str | PathLike[str]) -> None:
         "synchronous = FULL",  # a commit is on the disk
         "fullfsync = ON",  # else macOS leaves it in the drive's cache
         "cache_size = -16384",
-        f"journal_size_limit = {MOST}",
+        f"journal_size_limit = {MAX_WAL_BYTES}",
         "secure_delete = FAST",
         "temp_store = MEMORY",
     ):
@@ -92,12 +92,12 @@ def _log_ahead(connection: sqlite3.Connection, path: str | PathLike[str]) -> Non
         raise ConfigurationError(msg)
 
 
-class Wal:
+class WriteAheadLog:
     """The log of the file at `path`, as the one connection that writes sees it."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = f"{os.path.realpath(path)}-wal"
-        self._try_above = MOST
+        self._try_above = MAX_WAL_BYTES
 
     def shorten(self, connection: sqlite3.Connection) -> None:
         """Empty the log if it is long; not within a transaction.
@@ -106,15 +106,15 @@ class Wal:
         again.
         """
         size = self._size()
-        if size <= MOST:
-            self._try_above = MOST
+        if size <= MAX_WAL_BYTES:
+            self._try_above = MAX_WAL_BYTES
         if size <= self._try_above:
             return
-        self._try_above = size + MOST
+        self._try_above = size + MAX_WAL_BYTES
         [(patience,)] = connection.execute("PRAGMA busy_timeout").fetchall()
-        connection.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
+        connection.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_TIMEOUT_MS}")
         try:
-            for _ in range(_TRIES):
+            for _ in range(_MAX_CHECKPOINT_TRIES):
                 [(busy, _, _)] = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 if not busy:
                     break

@@ -11,18 +11,18 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import StoreUnavailable
-from tarry.service.stores.sqlite.connection import Wal, connect
-from tarry.service.stores.sqlite.interning import Names
-from tarry.service.stores.sqlite.transaction import Ledger, View
+from tarry.service.stores.sqlite.connection import WriteAheadLog, connect
+from tarry.service.stores.sqlite.interning import InternedNames
+from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from os import PathLike
 
-    from tarry.service.stores.sqlite.worker_locks import Presence
+    from tarry.service.stores.sqlite.worker_locks import WorkerLock
 
-    Operation = Callable[[Ledger], Any]
-    Question = Callable[[View], Any]
+    Operation = Callable[[Transaction], Any]
+    Question = Callable[[ReadTransaction], Any]
     Answer = tuple[Any, Exception | None]
 
 IN_MEMORY = ":memory:"
@@ -68,10 +68,10 @@ class Database:
         self,
         path: str | PathLike[str],
         clock: Callable[[], int],
-        presence: Presence | None = None,
+        worker_lock: WorkerLock | None = None,
     ) -> None:
         self.path = path
-        self.presence = presence
+        self.worker_lock = worker_lock
         self._is_on_disk = path != IN_MEMORY
         self.commits: int = 0
         """How many transactions were written."""
@@ -79,8 +79,8 @@ class Database:
         self._lock = threading.RLock()
         """Held during a transaction: the reads and writes of a database in memory come from two
         threads and share a connection."""
-        self._wal = Wal(path)
-        self._opened: tuple[sqlite3.Connection, Names] | None = None
+        self._wal = WriteAheadLog(path)
+        self._opened: tuple[sqlite3.Connection, InternedNames] | None = None
         self._place: tuple[int, int] | None = None
 
     def apply(self, operations: Sequence[Operation]) -> list[Answer]:
@@ -103,17 +103,17 @@ class Database:
         with self._lock:
             return [answer for part in parts for answer in self._read(part)]
 
-    def open(self) -> tuple[sqlite3.Connection, Names]:
+    def open(self) -> tuple[sqlite3.Connection, InternedNames]:
         """Open the file unless it is open."""
         self._look()
         if self._opened is None:
             connection = connect(self.path)
             self._place = _place_of(self.path) if self._is_on_disk else None
             token = None
-            if self.presence is not None:
-                self.presence.enter()
-                token = self.presence.token
-            self._opened = connection, Names(connection, token)
+            if self.worker_lock is not None:
+                self.worker_lock.acquire()
+                token = self.worker_lock.token
+            self._opened = connection, InternedNames(connection, token)
         return self._opened
 
     def prepare(self) -> None:
@@ -148,9 +148,9 @@ class Database:
         connection.execute("BEGIN IMMEDIATE")
         before = connection.total_changes
         # The time is read under the write lock: it grows with the order of the transactions.
-        ledger = Ledger(connection, names, self._clock(), self.presence)
-        values = [operation(ledger) for operation in operations]
-        ledger.flush()
+        tx = Transaction(connection, names, self._clock(), self.worker_lock)
+        values = [operation(tx) for operation in operations]
+        tx.flush()
         connection.execute("COMMIT")
         self.commits += connection.total_changes != before
         return values
@@ -160,17 +160,17 @@ class Database:
         try:
             connection, _ = self.open()
             connection.execute("BEGIN")
-            view = View(connection, self._clock())
-            answers.extend(self._answer(question, view) for question in questions)
+            tx = ReadTransaction(connection, self._clock())
+            answers.extend(self._answer(question, tx) for question in questions)
             connection.execute("COMMIT")
         except Exception as error:  # noqa: BLE001 - as above
             self._clean_up(error)
             return [(None, self._told(error)) for _ in questions]
         return answers
 
-    def _answer(self, question: Question, view: View) -> Answer:
+    def _answer(self, question: Question, tx: ReadTransaction) -> Answer:
         try:
-            return question(view), None
+            return question(tx), None
         except Exception as error:
             if is_fault(error):
                 raise

@@ -10,14 +10,14 @@ import msgspec
 
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import next_step
-from tarry.service.stores.sqlite.queries import SCANNED, place, wanted_by
-from tarry.service.stores.sqlite.retention import remove
+from tarry.service.stores.sqlite.queries import MAX_SCANNED_ROWS, parse_cursor, resolve_names
+from tarry.service.stores.sqlite.retention import delete_task
 from tarry.service.stores.sqlite.task_rows import encode
-from tarry.service.stores.sqlite.transitions import revive
+from tarry.service.stores.sqlite.transitions import revive_dead_letter
 
 if TYPE_CHECKING:
     from tarry.service.store import TaskFilter
-    from tarry.service.stores.sqlite.transaction import Ledger, View
+    from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
 _MOST = 100
 _DEAD = int(Status.EXHAUSTED)
@@ -41,7 +41,7 @@ _RUNNING_OF = f"{_RUNNING} AND tenant = ? {_DUE_FIRST}"
 _job_of = msgspec.msgpack.Decoder(ReplayRecord).decode
 
 
-class Letters(msgspec.Struct):
+class DeadLetterPage(msgspec.Struct):
     """Letters that match, among those that were looked at; `cursor` goes on from there."""
 
     rows: list[tuple[int, int, int, int]]
@@ -49,18 +49,20 @@ class Letters(msgspec.Struct):
     cursor: int | None
 
 
-def letters(view: View, filter_: ReplayRecord, after: int, limit: int) -> Letters:
+def find_dead_letters(
+    tx: ReadTransaction, filter_: ReplayRecord, after: int, limit: int
+) -> DeadLetterPage:
     """Return up to `limit` letters that a job would bring back, oldest first."""
-    wanted = wanted_by(view, filter_.tenant, filter_.lane, filter_.policy_id)
+    wanted = resolve_names(tx, filter_.tenant, filter_.lane, filter_.policy_id)
     if wanted is None:
-        return Letters([], None)
+        return DeadLetterPage([], None)
     tenant, lane, policy = wanted
     matched: list[tuple[int, int, int, int]] = []
     looked_at, last = 0, after
-    rows = view.execute(_LETTERS, (tenant, after, SCANNED))
+    rows = tx.execute(_LETTERS, (tenant, after, MAX_SCANNED_ROWS))
     for seq, lane_id, policy_id, reason, finished_at in rows:
         if len(matched) == limit:
-            return Letters(matched, last)
+            return DeadLetterPage(matched, last)
         looked_at, last = looked_at + 1, seq
         if (
             (lane is None or lane == lane_id)
@@ -69,17 +71,19 @@ def letters(view: View, filter_: ReplayRecord, after: int, limit: int) -> Letter
             and (not filter_.before or finished_at <= filter_.before)
         ):
             matched.append((seq, tenant, lane_id, policy_id))
-    return Letters(matched, last if looked_at == SCANNED else None)
+    return DeadLetterPage(matched, last if looked_at == MAX_SCANNED_ROWS else None)
 
 
-def count(view: View, filter_: ReplayRecord, after: int) -> tuple[int, int | None]:
+def count_dead_letters(
+    tx: ReadTransaction, filter_: ReplayRecord, after: int
+) -> tuple[int, int | None]:
     """Count the letters among some thousand; where to go on, None at the end."""
-    page = letters(view, filter_, after, SCANNED)
+    page = find_dead_letters(tx, filter_, after, MAX_SCANNED_ROWS)
     return len(page.rows), page.cursor
 
 
 def purge(
-    ledger: Ledger, tenant: str, query: TaskFilter, after: int, limit: int
+    tx: Transaction, tenant: str, query: TaskFilter, after: int, limit: int
 ) -> tuple[int, int | None]:
     """Remove up to `limit` letters among some thousand; where to go on, None at the end."""
     if query.status not in {None, Status.EXHAUSTED}:
@@ -87,77 +91,79 @@ def purge(
     filter_ = ReplayRecord(
         id="", tenant=tenant, lane=query.lane, policy_id=query.policy_id, reason=query.reason
     )
-    page = letters(ledger, filter_, after, limit)
+    page = find_dead_letters(tx, filter_, after, limit)
     for seq, whose, lane, policy in page.rows:
-        remove(ledger, seq, whose, lane, policy, _DEAD)
+        delete_task(tx, seq, whose, lane, policy, _DEAD)
     return len(page.rows), page.cursor
 
 
-def start_replay(ledger: Ledger, replay: ReplayRecord) -> ReplayRecord:
+def start_replay(tx: Transaction, replay: ReplayRecord) -> ReplayRecord:
     """Keep a job; the same id again is the same job."""
     made = msgspec.structs.replace(
         replay,
-        created_at=ledger.now,
-        next_at=ledger.now,
+        created_at=tx.now,
+        next_at=tx.now,
         replayed=0,
         cursor=None,
         status="running",
         finished_at=None,
     )
-    ledger.execute(_INSERT, (replay.id, replay.tenant, made.created_at, made.next_at, encode(made)))
-    return job(ledger, replay.id) or made
+    tx.execute(_INSERT, (replay.id, replay.tenant, made.created_at, made.next_at, encode(made)))
+    return find_replay(tx, replay.id) or made
 
 
-def job_of(view: View, tenant: str, replay_id: str) -> ReplayRecord | None:
+def get_replay(tx: ReadTransaction, tenant: str, replay_id: str) -> ReplayRecord | None:
     """Return a job of a tenant."""
-    found = job(view, replay_id)
+    found = find_replay(tx, replay_id)
     return found if found is not None and found.tenant == tenant else None
 
 
-def job(view: View, replay_id: str) -> ReplayRecord | None:
+def find_replay(tx: ReadTransaction, replay_id: str) -> ReplayRecord | None:
     """Return a job, whosever it is."""
-    row = view.execute("SELECT job FROM replay WHERE id = ?", (replay_id,)).fetchone()
+    row = tx.execute("SELECT job FROM replay WHERE id = ?", (replay_id,)).fetchone()
     return None if row is None else _job_of(row[0])
 
 
-def jobs(view: View, *, running: bool, tenant: str | None) -> list[ReplayRecord]:
+def list_replays(tx: ReadTransaction, *, running: bool, tenant: str | None) -> list[ReplayRecord]:
     """Return jobs: the latest, or of those that run the ones that are due first."""
     if tenant is None:
-        rows = view.execute(_RUNNING_JOBS if running else _JOBS, (_MOST,))
+        rows = tx.execute(_RUNNING_JOBS if running else _JOBS, (_MOST,))
     else:
-        rows = view.execute(_RUNNING_OF if running else _JOBS_OF, (tenant, _MOST))
+        rows = tx.execute(_RUNNING_OF if running else _JOBS_OF, (tenant, _MOST))
     return [_job_of(row[0]) for row in rows]
 
 
-def replay_step(ledger: Ledger, replay_id: str, limit: int) -> ReplayRecord | None:
+def replay_step(tx: Transaction, replay_id: str, limit: int) -> ReplayRecord | None:
     """Bring back up to `limit` letters if the job is due, and set when it is due again."""
-    found = job(ledger, replay_id)
-    if found is None or found.status != "running" or found.next_at > ledger.now:
+    found = find_replay(tx, replay_id)
+    if found is None or found.status != "running" or found.next_at > tx.now:
         return found
-    page = letters(ledger, found, 0 if found.cursor is None else place(found.cursor), limit)
+    page = find_dead_letters(
+        tx, found, 0 if found.cursor is None else parse_cursor(found.cursor), limit
+    )
     for letter in page.rows:
-        revive(ledger, *letter)
+        revive_dead_letter(tx, *letter)
     found.replayed += len(page.rows)
-    found.next_at = next_step(found, len(page.rows), ledger.now)
+    found.next_at = next_step(found, len(page.rows), tx.now)
     if page.cursor is not None:
         found.cursor = str(page.cursor)
     elif len(page.rows) < limit:
-        found.status, found.finished_at = "done", ledger.now
+        found.status, found.finished_at = "done", tx.now
     else:
         found.cursor = str(page.rows[-1][0])
-    _keep(ledger, found)
+    _keep(tx, found)
     return found
 
 
-def cancel_replay(ledger: Ledger, tenant: str, replay_id: str) -> ReplayRecord | None:
+def cancel_replay(tx: Transaction, tenant: str, replay_id: str) -> ReplayRecord | None:
     """End a job; what it brought back stays."""
-    found = job_of(ledger, tenant, replay_id)
+    found = get_replay(tx, tenant, replay_id)
     if found is not None and found.status == "running":
-        found.status, found.finished_at = "cancelled", ledger.now
-        _keep(ledger, found)
+        found.status, found.finished_at = "cancelled", tx.now
+        _keep(tx, found)
     return found
 
 
-def _keep(ledger: Ledger, replay: ReplayRecord) -> None:
+def _keep(tx: Transaction, replay: ReplayRecord) -> None:
     at = replay.finished_at or replay.next_at  # a sweep looks when it has ended
-    ledger.execute(_UPDATE, (replay.status == "running", at, encode(replay), replay.id))
+    tx.execute(_UPDATE, (replay.status == "running", at, encode(replay), replay.id))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from tarry.service.stores.sqlite.transaction import LaneRow, Ledger
+    from tarry.service.stores.sqlite.transaction import LaneRow, Transaction
 
 _TENANTS_AT_ONCE = 1000
 _PAGE = 16
@@ -75,13 +75,13 @@ _SOONEST = (
 _BOUND = "UPDATE tenant SET ahead_at = ?, look_at = ?, ready = 0 WHERE id = ?"
 
 
-class Ring:
+class FairOrder:
     """One walk around the ring. Seats are changed after it, by `seat`, not during it."""
 
-    def __init__(self, ledger: Ledger, horizon: int, limit: int, skip: Collection[str]) -> None:
-        self._ledger = ledger
+    def __init__(self, tx: Transaction, horizon: int, limit: int, skip: Collection[str]) -> None:
+        self._tx = tx
         self._horizon = horizon
-        self._times = (ledger.now + horizon, ledger.now)
+        self._times = (tx.now + horizon, tx.now)
         self._wakes = 2 * limit + 64  # lanes of a tenant that become ready in one claim
         self._skip = frozenset(skip)
         self._tenants: list[int] = []
@@ -91,7 +91,7 @@ class Ring:
     def turns(self) -> Iterator[LaneRow]:
         """One lane of each tenant, then another of each that has more, and so on."""
         for statement, until in zip(_WAKE_TENANTS, self._times, strict=True):
-            self._ledger.execute(statement, (until, _TENANTS_AT_ONCE))
+            self._tx.execute(statement, (until, _TENANTS_AT_ONCE))
         walks: deque[tuple[int, Iterator[LaneRow]]] = deque()
         for tenant in self._ready_tenants():
             self._tenants.append(tenant)
@@ -115,49 +115,47 @@ class Ring:
 
     def _ready_tenants(self) -> Iterator[int]:
         served, tenant = -1, -1
-        while page := self._ledger.execute(_TENANTS, (served, tenant, _PAGE)).fetchall():
+        while page := self._tx.execute(_TENANTS, (served, tenant, _PAGE)).fetchall():
             yield from (tenant for _, tenant in page)
             served, tenant = page[-1]
 
     def _ready_lanes(self, tenant: int) -> Iterator[LaneRow]:
-        execute = self._ledger.execute
+        execute = self._tx.execute
         for statement, until in zip(_WAKE_LANES, self._times, strict=True):
             execute(statement, (tenant, until, self._wakes))
         served, lane = -1, -1
         while page := execute(_LANES, (tenant, served, lane, _PAGE)).fetchall():
             for _, lane, name in page:
                 if name not in self._skip:
-                    yield self._ledger.lane(lane)
+                    yield self._tx.lane(lane)
             served, lane, _ = page[-1]
 
     def held(self, lane: LaneRow) -> tuple[int, int | None]:
         """How many leases of a half-open lane run, up to its probes, and when the first ends."""
-        count, until = self._ledger.execute(
-            _HELD, (lane.id, self._ledger.now, lane.probes)
-        ).fetchone()
+        count, until = self._tx.execute(_HELD, (lane.id, self._tx.now, lane.probes)).fetchone()
         return count, until
 
     def seat(self, gave: Collection[int]) -> None:
         """Put lanes that gave something at the back, and let rest those that have no more."""
-        ledger = self._ledger
-        turn = first = ledger.execute("SELECT value FROM meta WHERE name = 'turn'").fetchone()[0]
+        tx = self._tx
+        turn = first = tx.execute("SELECT value FROM meta WHERE name = 'turn'").fetchone()[0]
         served: dict[int, int] = {}
         for lane in self._lanes:
-            lane.moved = True
+            lane.schedule_changed = True
             if lane.id in gave:
                 turn += 1
-                lane.served_at, lane.served = ledger.now, turn
+                lane.served_at, lane.served = tx.now, turn
                 served[lane.tenant] = turn
             self._settle(lane)
-        ledger.flush()
+        tx.flush()
         if turn != first:
-            ledger.execute("UPDATE meta SET value = ? WHERE name = 'turn'", (turn,))
+            tx.execute("UPDATE meta SET value = ? WHERE name = 'turn'", (turn,))
             rows = [(turn, tenant) for tenant, turn in served.items()]
-            ledger.executemany("UPDATE tenant SET served = ? WHERE id = ?", rows)
+            tx.executemany("UPDATE tenant SET served = ? WHERE id = ?", rows)
 
     def _settle(self, lane: LaneRow) -> None:
         ahead, now = self._times
-        lane.due_at, lane.lapse_at = self._ledger.execute(_BOUNDS, (lane.id,)).fetchone()
+        lane.due_at, lane.lapse_at = self._tx.execute(_BOUNDS, (lane.id,)).fetchone()
         if lane.parked_until is not None:
             if lane.parked_until > now:
                 lane.place(None, lane.parked_until)
@@ -169,31 +167,31 @@ class Ring:
         is_due = lane.due_at is not None and lane.due_at <= ahead
         is_abandoned = lane.lapse_at is not None and lane.lapse_at <= now
         if not (is_due or is_abandoned):
-            lane.rest()
+            lane.leave_rotation()
 
     def next_at(self, *, full: bool) -> int | None:
         """A lower bound for the next claim, after `seat`; tenants without a ready lane rest now.
 
         `full`: the claim ended by its limit, so who was not asked may have something.
         """
-        ledger, now = self._ledger, self._ledger.now
+        tx, now = self._tx, self._tx.now
         times: list[int] = []
         for tenant in self._tenants:
-            ahead, look = ledger.execute(_REST, (tenant,)).fetchone()
-            if not ledger.execute(_READY, (tenant,)).fetchall():
-                ledger.execute(_BOUND, (ahead, look, tenant))
+            ahead, look = tx.execute(_REST, (tenant,)).fetchone()
+            if not tx.execute(_READY, (tenant,)).fetchall():
+                tx.execute(_BOUND, (ahead, look, tenant))
             elif tenant in self._ended:  # its ready lanes were skipped
                 times += self._soonest(ahead, look)
         if any(lane.ready for lane in self._lanes):
             return now
-        if full and ledger.execute(_TENANTS, (-1, -1, 1)).fetchall():
+        if full and tx.execute(_TENANTS, (-1, -1, 1)).fetchall():
             return now
         times += self._soonest(self._bound(0), self._bound(1))
         return max(now, min(times)) if times else None
 
     def _bound(self, which: int) -> int | None:
         """The earliest `ahead_at` or `look_at` of tenants at rest; what is too early is mended."""
-        execute = self._ledger.execute
+        execute = self._tx.execute
         bound: int | None = None
         for _ in range(_PAGE):
             row = execute(_SOONEST[which]).fetchone()

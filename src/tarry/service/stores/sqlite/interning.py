@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _MOST = 100_000
 
 
-class Names:
+class InternedNames:
     """The numbers of names, remembered; a new name gets one."""
 
     def __init__(self, connection: sqlite3.Connection, lock: str | None = None) -> None:
@@ -26,7 +26,7 @@ class Names:
         """Forget what may never have been written."""
         self._known.clear()
 
-    def tenant(self, name: str) -> int:
+    def tenant_id(self, name: str) -> int:
         """Return a tenant's number."""
         known = self._known.get(name)
         if known is None:
@@ -38,32 +38,32 @@ class Names:
             self._remember(name, known)
         return known
 
-    def lane(self, name: str) -> int:
+    def lane_id(self, name: str) -> int:
         """Return a lane's number; its name begins with its tenant's."""
         known = self._known.get(("lane", name))
         if known is None:
             found = self._execute("SELECT id FROM lane WHERE name = ?", (name,)).fetchone()
             if found is None:
-                whose = self.tenant(name.partition("/")[0])
+                whose = self.tenant_id(name.partition("/")[0])
                 insert = "INSERT INTO lane (tenant, name) VALUES (?, ?) RETURNING id"
                 found = self._execute(insert, (whose, name)).fetchone()
             known = int(found[0])
             self._remember(("lane", name), known)
         return known
 
-    def policy(self, tenant: str, policy: str) -> int:
+    def policy_id(self, tenant: str, policy: str) -> int:
         """Return the number of a tenant's policy, whether it was written or not."""
         known = self._known.get(("policy", tenant, policy))
         if known is None:
             known = self._number(
                 "SELECT id FROM used WHERE tenant = ? AND policy = ?",
                 "INSERT INTO used (tenant, policy) VALUES (?, ?) RETURNING id",
-                (self.tenant(tenant), policy),
+                (self.tenant_id(tenant), policy),
             )
             self._remember(("policy", tenant, policy), known)
         return known
 
-    def worker(self, name: str) -> int:
+    def worker_id(self, name: str) -> int:
         """Return the number of a worker of this process: its lock says whether it lives."""
         known = self._known.get(("worker", name, ""))
         if known is None:

@@ -10,7 +10,7 @@ from tarry.service.model import LaneRecord
 from tarry.service.store import Page
 
 if TYPE_CHECKING:
-    from tarry.service.stores.sqlite.transaction import LaneRow, Ledger, View
+    from tarry.service.stores.sqlite.transaction import LaneRow, ReadTransaction, Transaction
 
 _LANE = """
 SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending, l.in_flight, l.dead,
@@ -25,57 +25,59 @@ _OF_TENANT = (
 )
 
 
-def park(ledger: Ledger, name: str, until: int, probes: int, opened: int) -> None:
+def park(tx: Transaction, name: str, until: int, probes: int, opened: int) -> None:
     """Give no task of the lane until then, and afterwards `probes` at a time."""
-    lane = ledger.lane(ledger.names.lane(name))
-    lane.parked_until, lane.probes, lane.opened = until, probes, opened
-    lane.rest()
+    get_lane = tx.lane(tx.names.lane_id(name))
+    get_lane.parked_until, get_lane.probes, get_lane.opened = until, probes, opened
+    get_lane.leave_rotation()
 
 
-def pause(ledger: Ledger, name: str) -> None:
+def pause(tx: Transaction, name: str) -> None:
     """Give no task of the lane until somebody resumes it."""
-    lane = ledger.lane(ledger.names.lane(name))
-    lane.paused = 1
-    lane.rest()
+    get_lane = tx.lane(tx.names.lane_id(name))
+    get_lane.paused = 1
+    get_lane.leave_rotation()
 
 
-def unpark(ledger: Ledger, name: str) -> None:
+def unpark(tx: Transaction, name: str) -> None:
     """Open a lane whose downstream has recovered; one that an operator paused stays paused."""
-    found = _opened(ledger, name)
+    found = _opened(tx, name)
     if found is not None:
-        found.rest()
+        found.leave_rotation()
 
 
-def resume(ledger: Ledger, name: str) -> None:
+def resume(tx: Transaction, name: str) -> None:
     """Open a lane: forget that it was parked or paused."""
-    found = _opened(ledger, name)
+    found = _opened(tx, name)
     if found is not None:
         found.paused = 0
-        found.rest()
+        found.leave_rotation()
 
 
-def _opened(ledger: Ledger, name: str) -> LaneRow | None:
-    found = ledger.execute("SELECT id FROM lane WHERE name = ?", (name,)).fetchone()
+def _opened(tx: Transaction, name: str) -> LaneRow | None:
+    found = tx.execute("SELECT id FROM lane WHERE name = ?", (name,)).fetchone()
     if found is None:
         return None
-    lane = ledger.lane(found[0])
-    lane.parked_until, lane.probes, lane.opened = None, 0, 0
-    return lane
+    get_lane = tx.lane(found[0])
+    get_lane.parked_until, get_lane.probes, get_lane.opened = None, 0, 0
+    return get_lane
 
 
-def lane(view: View, name: str) -> LaneRecord | None:
+def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
     """Return one lane."""
-    row = view.execute(_BY_NAME, (name,)).fetchone()
+    row = tx.execute(_BY_NAME, (name,)).fetchone()
     return None if row is None else _lane_of(row)
 
 
-def lanes(view: View, tenant: str | None, cursor: str | None, limit: int) -> Page[LaneRecord]:
+def list_lanes(
+    tx: ReadTransaction, tenant: str | None, cursor: str | None, limit: int
+) -> Page[LaneRecord]:
     """List lanes by name; the cursor is the last name."""
     after = cursor or ""
     if tenant is None:
-        rows = view.execute(_ALL, (after, limit + 1)).fetchall()
+        rows = tx.execute(_ALL, (after, limit + 1)).fetchall()
     else:
-        rows = view.execute(_OF_TENANT, (tenant, after, limit + 1)).fetchall()
+        rows = tx.execute(_OF_TENANT, (tenant, after, limit + 1)).fetchall()
     found = [_lane_of(row) for row in rows[:limit]]
     return Page(found, found[-1].name if len(rows) > limit and found else None)
 

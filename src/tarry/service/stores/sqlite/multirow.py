@@ -24,13 +24,13 @@ _SIZES = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 it twice: so there are few, which are kept (`cached_statements`), and most numbers are two of them.
 """
 
-NUMBER, NO_NUMBER = "nullif(?, '')", ""
+NULLABLE_NUMBER, NULL_NUMBER = "nullif(?, '')", ""
 """How a number that may be missing is written in a row, and what stands for it then."""
-TEXT, NO_TEXT = "nullif(?, 0)", 0
+NULLABLE_TEXT, NULL_TEXT = "nullif(?, 0)", 0
 """Likewise for a text: a number is no text, whatever it says."""
 
 
-class Bulk:
+class MultiRowStatement:
     """A statement in whose text `{rows}` stands for rows, each of which is written as `row`."""
 
     def __init__(self, text: str, row: str) -> None:

@@ -36,12 +36,12 @@ from tarry.service.stores.sqlite import (
     transitions,
 )
 from tarry.service.stores.sqlite.add import Begun
-from tarry.service.stores.sqlite.finish import End
+from tarry.service.stores.sqlite.finish import PackedResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.stores.sqlite.transaction import Ledger
+    from tarry.service.stores.sqlite.transaction import Transaction
 
 
 P = ParamSpec("P")
@@ -62,7 +62,7 @@ OPERATIONS: dict[str, Operation] = {
     for name, run, takes, gives in (
         ("add", add.add, tuple[list[NewTask], Lease | None, int | None], list[Begun | AddResult]),
         ("claim", claim.claim, tuple[Lease, int, int, list[str]], ClaimResult),
-        ("finish", finish.finish, tuple[list[End]], list[FinishStatus]),
+        ("finish", finish.finish, tuple[list[PackedResult]], list[FinishStatus]),
         ("release", transitions.release, tuple[list[Release]], list[FinishStatus]),
         ("cancel", transitions.cancel, tuple[str, str], CancelStatus | None),
         ("retry_now", transitions.retry_now, tuple[str, str], RetryNowStatus | None),
@@ -86,7 +86,7 @@ OPERATIONS: dict[str, Operation] = {
         ("sweep", retention.sweep, tuple[Retention, int], SweepResult),
         ("forget_orphans", retention.forget_orphans, tuple[list[str]], None),
         ("ping", retention.ping, tuple[()], int),
-        ("recover", transitions.recover, tuple[int], bool),
+        ("recover", transitions.recover_leases, tuple[int], bool),
     )
 }
 
@@ -100,12 +100,12 @@ class Call(Generic[T]):
     __slots__ = ("arguments", "run")
 
     def __init__(
-        self, run: Callable[Concatenate[Ledger, P], T], *arguments: P.args, **named: P.kwargs
+        self, run: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **named: P.kwargs
     ) -> None:
         del named  # none of them has any: what is sent has its place
         self.run: Callable[..., T] = run
         self.arguments: tuple[Any, ...] = arguments
 
-    def __call__(self, ledger: Ledger) -> T:
+    def __call__(self, tx: Transaction) -> T:
         """Carry it out."""
-        return self.run(ledger, *self.arguments)
+        return self.run(tx, *self.arguments)

@@ -10,23 +10,29 @@ from typing import TYPE_CHECKING, Any
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status
 from tarry.service.store import Counters, Page, SeriesPoint
-from tarry.service.stores.sqlite.task_rows import TASK, attempt_of, found, log_key, task_of
-from tarry.service.stores.sqlite.transaction import MINUTE
+from tarry.service.stores.sqlite.task_rows import (
+    SELECT_TASK,
+    attempt_row_id,
+    decode_attempt,
+    decode_task,
+    pack_id,
+)
+from tarry.service.stores.sqlite.transaction import MINUTE_MS
 
 if TYPE_CHECKING:
     from tarry.service.model import AttemptRecord, Task
     from tarry.service.store import TaskFilter
-    from tarry.service.stores.sqlite.transaction import View
+    from tarry.service.stores.sqlite.transaction import ReadTransaction
 
-SCANNED = 2000
+MAX_SCANNED_ROWS = 2000
 """Rows that one page of a filtered list looks at."""
-DAY = 86_400_000
+DAY_MS = 86_400_000
 _NEWEST = 1 << 62
 _CURSOR = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 _TENANT = "SELECT id FROM tenant WHERE name = ?"
-_GET = TASK + f"WHERE s.seq = (SELECT seq FROM task WHERE id = ?) AND s.tenant = ({_TENANT})"
-_BY_SEQ = TASK + "WHERE s.seq = ?"
+_GET = SELECT_TASK + f"WHERE s.seq = (SELECT seq FROM task WHERE id = ?) AND s.tenant = ({_TENANT})"
+_BY_SEQ = SELECT_TASK + "WHERE s.seq = ?"
 _ATTEMPTS = "SELECT log FROM attempt WHERE id > ? AND id < ? ORDER BY id LIMIT ?"
 _LIVE = """
 SELECT seq, status, lane, policy, reason FROM state
@@ -49,29 +55,31 @@ SELECT minute, outcome, count FROM series WHERE tenant = ? AND minute >= ? ORDER
 """
 
 
-def get(view: View, tenant: str, task_id: str) -> Task | None:
+def get_task(tx: ReadTransaction, tenant: str, task_id: str) -> Task | None:
     """Return a task."""
-    row = view.execute(_GET, (found(task_id), tenant)).fetchone()
-    return None if row is None else task_of(row)
+    row = tx.execute(_GET, (pack_id(task_id), tenant)).fetchone()
+    return None if row is None else decode_task(row)
 
 
-def attempts(view: View, tenant: str, task_id: str, after: int, limit: int) -> list[AttemptRecord]:
+def list_attempts(
+    tx: ReadTransaction, tenant: str, task_id: str, after: int, limit: int
+) -> list[AttemptRecord]:
     """Return a task's attempt log, from the attempt that follows number `after`."""
-    row = view.execute(
-        f"SELECT seq FROM task WHERE id = ? AND tenant = ({_TENANT})", (found(task_id), tenant)
+    row = tx.execute(
+        f"SELECT seq FROM task WHERE id = ? AND tenant = ({_TENANT})", (pack_id(task_id), tenant)
     ).fetchone()
     if row is None:
         return []
-    span = (log_key(row[0], after), log_key(row[0] + 1, 0))
-    return [attempt_of(log) for (log,) in view.execute(_ATTEMPTS, (*span, limit))]
+    span = (attempt_row_id(row[0], after), attempt_row_id(row[0] + 1, 0))
+    return [decode_attempt(log) for (log,) in tx.execute(_ATTEMPTS, (*span, limit))]
 
 
-def listed(
-    view: View, tenant: str, query: TaskFilter, cursor: str | None, limit: int
+def list_tasks(
+    tx: ReadTransaction, tenant: str, query: TaskFilter, cursor: str | None, limit: int
 ) -> Page[Task]:
     """List tasks, newest first; the cursor is the row that the last page ended with."""
-    before = _NEWEST if cursor is None else place(cursor)
-    wanted = wanted_by(view, tenant, query.lane, query.policy_id)
+    before = _NEWEST if cursor is None else parse_cursor(cursor)
+    wanted = resolve_names(tx, tenant, query.lane, query.policy_id)
     if wanted is None:
         return Page([], None)
     whose, lane, policy = wanted
@@ -79,12 +87,12 @@ def listed(
         statement = _ALL
     else:
         statement = _ENDED.format(int(query.status)) if query.status.is_terminal else _LIVE
-    live = query.status is not None and not query.status.is_terminal
-    rarely = live or lane is not None or policy is not None or query.reason is not None
-    most = max(SCANNED, limit + 1) if rarely else limit + 1
+    live_tasks = query.status is not None and not query.status.is_terminal
+    rarely = live_tasks or lane is not None or policy is not None or query.reason is not None
+    most = max(MAX_SCANNED_ROWS, limit + 1) if rarely else limit + 1
     items: list[Task] = []
     looked_at, last = 0, before
-    for seq, status, lane_id, policy_id, reason in view.execute(statement, (whose, before, most)):
+    for seq, status, lane_id, policy_id, reason in tx.execute(statement, (whose, before, most)):
         if len(items) == limit:
             return Page(items, str(last))
         looked_at, last = looked_at + 1, seq
@@ -94,19 +102,19 @@ def listed(
             and (policy is None or policy == policy_id)
             and (query.reason is None or query.reason == reason)
         ):
-            items.append(task_of(view.execute(_BY_SEQ, (seq,)).fetchone()))
+            items.append(decode_task(tx.execute(_BY_SEQ, (seq,)).fetchone()))
     return Page(items, str(last) if looked_at == most else None)
 
 
-def place(cursor: str) -> int:
+def parse_cursor(cursor: str) -> int:
     """Return the row that a cursor names."""
     if not _CURSOR.fullmatch(cursor):
         raise ConfigurationError("cursor", "must be one that a page has given", cursor)
     return int(cursor)
 
 
-def wanted_by(
-    view: View, tenant: str, lane: str | None, policy: str | None
+def resolve_names(
+    tx: ReadTransaction, tenant: str, lane: str | None, policy: str | None
 ) -> tuple[int, int | None, int | None] | None:
     """Return the numbers of names that are asked for; None: nothing can have one of them."""
     numbers: list[Any] = []
@@ -118,33 +126,33 @@ def wanted_by(
             f"SELECT id FROM used WHERE tenant = ({_TENANT}) AND policy = ?",
         ),
     ):
-        row = (None,) if name is None else view.execute(statement, name).fetchone()
+        row = (None,) if name is None else tx.execute(statement, name).fetchone()
         if row is None:
             return None
         numbers.append(row[0])
     return numbers[0], numbers[1], numbers[2]
 
 
-def counters(view: View, tenant: str | None) -> Counters:
+def counters(tx: ReadTransaction, tenant: str | None) -> Counters:
     """Return the counts of a tenant's tasks, or of all."""
     if tenant is None:
-        row = view.execute(f"SELECT {_SUMS} FROM tenant").fetchone()
+        row = tx.execute(f"SELECT {_SUMS} FROM tenant").fetchone()
     else:
-        row = view.execute(f"SELECT {_SUMS} FROM tenant WHERE name = ?", (tenant,)).fetchone()
+        row = tx.execute(f"SELECT {_SUMS} FROM tenant WHERE name = ?", (tenant,)).fetchone()
     return Counters({status: row[status] for status in Status}, row[5])
 
 
-def series(view: View, tenant: str | None, since: int) -> list[SeriesPoint]:
+def series(tx: ReadTransaction, tenant: str | None, since: int) -> list[SeriesPoint]:
     """Return what happened in each minute from then on."""
     whose = 0
     if tenant is not None:
-        row = view.execute(_TENANT, (tenant,)).fetchone()
+        row = tx.execute(_TENANT, (tenant,)).fetchone()
         if row is None:
             return []
         whose = row[0]
-    since = max(since - since % MINUTE, view.now - DAY)
+    since = max(since - since % MINUTE_MS, tx.now - DAY_MS)
     points: list[SeriesPoint] = []
-    for minute, outcome, count in view.execute(_SERIES, (whose, since)):
+    for minute, outcome, count in tx.execute(_SERIES, (whose, since)):
         if not points or points[-1].minute != minute:
             points.append(SeriesPoint(minute, {}))
         points[-1].outcomes[outcome] = count

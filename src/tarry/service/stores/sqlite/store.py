@@ -26,7 +26,7 @@ from tarry.service.stores.sqlite.database import IN_MEMORY, Database
 from tarry.service.stores.sqlite.line import ThreadLine
 from tarry.service.stores.sqlite.operations import Call
 from tarry.service.stores.sqlite.retention import forget_orphans, orphans, ping, sweep
-from tarry.service.stores.sqlite.worker_locks import Presence
+from tarry.service.stores.sqlite.worker_locks import WorkerLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
         Task,
     )
     from tarry.service.stores.sqlite.line import Line
-    from tarry.service.stores.sqlite.transaction import Ledger, View
+    from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
 T = TypeVar("T")
 
-_RECOVERED = 1000
+_LEASES_PER_RECOVERY = 1000
 
 
 class SqliteStore:
@@ -62,20 +62,20 @@ class SqliteStore:
         path: str | PathLike[str],
         *,
         clock: Callable[[], int] | None = None,
-        apart: bool = False,
+        writer_process: bool = False,
     ) -> None:
         clock = clock or _now
         if path == IN_MEMORY:
-            if apart:
-                msg = "a store in memory cannot be written by another process: use apart=False"
+            if writer_process:
+                msg = "a store in memory cannot have a writer process"
                 raise ConfigurationError(msg)
             # Only one connection sees a database in memory, so both threads share it.
             self.database: Database = Database(path, clock)
             self._view = self.database
         else:
-            self.database = Database(path, clock, Presence(path))
+            self.database = Database(path, clock, WorkerLock(path))
             self._view = Database(path, clock)
-        self._apart = apart
+        self._apart = writer_process
         self._writer: Line | None = None
         self._reader: Line | None = None
 
@@ -88,7 +88,7 @@ class SqliteStore:
                 else ThreadLine("tarry-sqlite-writer", self.database.apply)
             )
             self._reader = ThreadLine("tarry-sqlite-reader", self._view.read)
-        while await self._write(Call(transitions.recover, _RECOVERED)):
+        while await self._write(Call(transitions.recover_leases, _LEASES_PER_RECOVERY)):
             pass
 
     async def close(self) -> None:
@@ -99,13 +99,13 @@ class SqliteStore:
                 await line.close()
         self._view.close()
         self.database.close()
-        if self.database.presence is not None:
-            self.database.presence.leave()
+        if self.database.worker_lock is not None:
+            self.database.worker_lock.release()
 
-    async def _write(self, operation: Callable[[Ledger], T], weight: int = 1) -> T:
+    async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
         return await _put(self._writer, operation, weight)
 
-    async def _read(self, question: Callable[[View], T]) -> T:
+    async def _read(self, question: Callable[[ReadTransaction], T]) -> T:
         return await _put(self._reader, question, 1)
 
     async def ping(self) -> int:
@@ -121,7 +121,7 @@ class SqliteStore:
         quota: int | None = None,
     ) -> list[port.AddResult]:
         answers = await self._write(Call(add.add, tasks, lease, quota), len(tasks))
-        return add.told(tasks, lease, answers)
+        return add.to_add_results(tasks, lease, answers)
 
     async def claim(
         self, lease: port.Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
@@ -129,7 +129,7 @@ class SqliteStore:
         return await self._write(Call(claim.claim, lease, limit, per_lane, skip), limit)
 
     async def finish(self, results: Sequence[port.TaskResult]) -> list[port.FinishStatus]:
-        ends = [finish.end_of(result) for result in results]
+        ends = [finish.pack_result(result) for result in results]
         return await self._write(Call(finish.finish, ends), len(ends))
 
     async def release(self, leases: Sequence[port.Release]) -> list[port.FinishStatus]:
@@ -152,25 +152,25 @@ class SqliteStore:
     async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
     ) -> port.Page[LaneRecord]:
-        return await self._read(lambda view: lanes.lanes(view, tenant, cursor, limit))
+        return await self._read(lambda tx: lanes.list_lanes(tx, tenant, cursor, limit))
 
     async def get_lane(self, name: str) -> LaneRecord | None:
-        return await self._read(lambda view: lanes.lane(view, name))
+        return await self._read(lambda tx: lanes.get_lane(tx, name))
 
     # --- what people ask for, by tenant -----------------------------------------------------------
 
     async def get_task(self, tenant: str, task_id: str) -> Task | None:
-        return await self._read(lambda view: queries.get(view, tenant, task_id))
+        return await self._read(lambda tx: queries.get_task(tx, tenant, task_id))
 
     async def list_tasks(
         self, tenant: str, query: port.TaskFilter, *, cursor: str | None = None, limit: int = 100
     ) -> port.Page[Task]:
-        return await self._read(lambda view: queries.listed(view, tenant, query, cursor, limit))
+        return await self._read(lambda tx: queries.list_tasks(tx, tenant, query, cursor, limit))
 
     async def list_attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
     ) -> list[AttemptRecord]:
-        return await self._read(lambda view: queries.attempts(view, tenant, task_id, after, limit))
+        return await self._read(lambda tx: queries.list_attempts(tx, tenant, task_id, after, limit))
 
     async def cancel(self, tenant: str, task_id: str) -> port.CancelStatus | None:
         return await self._write(Call(transitions.cancel, tenant, task_id))
@@ -191,7 +191,7 @@ class SqliteStore:
             after = cursor
 
     async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
-        found, now = await self._read(lambda view: (dead_letters.job(view, replay.id), view.now))
+        found, now = await self._read(lambda tx: (dead_letters.find_replay(tx, replay.id), tx.now))
         if found is not None:
             return found
         job = changed(replay, before=min(replay.before or now, now))
@@ -199,11 +199,11 @@ class SqliteStore:
         return await self._write(Call(dead_letters.start_replay, job))
 
     async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
-        return await self._read(lambda view: dead_letters.job_of(view, tenant, replay_id))
+        return await self._read(lambda tx: dead_letters.get_replay(tx, tenant, replay_id))
 
     async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
         return await self._read(
-            lambda view: dead_letters.jobs(view, running=running, tenant=tenant)
+            lambda tx: dead_letters.list_replays(tx, running=running, tenant=tenant)
         )
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
@@ -234,12 +234,12 @@ class SqliteStore:
     async def get_policy(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> PolicyVersion | None:
-        return await self._read(lambda view: policies.policy(view, tenant, policy_id, version))
+        return await self._read(lambda tx: policies.get_policy(tx, tenant, policy_id, version))
 
     async def list_policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
     ) -> port.Page[PolicyVersion]:
-        return await self._read(lambda view: policies.policies(view, tenant, cursor, limit))
+        return await self._read(lambda tx: policies.list_policies(tx, tenant, cursor, limit))
 
     async def delete_policy(self, tenant: str, policy_id: str) -> port.PolicyWriteStatus:
         return await self._write(Call(policies.delete_policy, tenant, policy_id))
@@ -248,10 +248,10 @@ class SqliteStore:
         await self._write(Call(api_keys.put_key, key))
 
     async def find_key(self, digest: bytes) -> ApiKey | None:
-        return await self._read(lambda view: api_keys.key(view, digest))
+        return await self._read(lambda tx: api_keys.find_key(tx, digest))
 
     async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
-        return await self._read(lambda view: api_keys.keys(view, tenant))
+        return await self._read(lambda tx: api_keys.list_keys(tx, tenant))
 
     async def revoke_key(self, key_id: str) -> bool:
         return await self._write(Call(api_keys.revoke_key, key_id))
@@ -259,16 +259,16 @@ class SqliteStore:
     # --- numbers and upkeep -----------------------------------------------------------------------
 
     async def counters(self, tenant: str | None = None) -> port.Counters:
-        return await self._read(lambda view: queries.counters(view, tenant))
+        return await self._read(lambda tx: queries.counters(tx, tenant))
 
     async def series(self, tenant: str | None, *, since: int) -> list[port.SeriesPoint]:
-        return await self._read(lambda view: queries.series(view, tenant, since))
+        return await self._read(lambda tx: queries.series(tx, tenant, since))
 
     async def sweep(self, retention: port.Retention, limit: int) -> port.SweepResult:
         return await self._write(Call(sweep, retention, limit), limit)
 
     async def orphans(self, limit: int) -> list[str]:
-        return await self._read(lambda view: orphans(view, limit))
+        return await self._read(lambda tx: orphans(tx, limit))
 
     async def forget_orphans(self, refs: Sequence[str]) -> None:
         await self._write(Call(forget_orphans, refs), len(refs))
@@ -286,5 +286,7 @@ def _now() -> int:
     return int(world.epoch() * 1000)
 
 
-def _counting(replay: ReplayRecord, after: int) -> Callable[[View], tuple[int, int | None]]:
-    return lambda view: dead_letters.count(view, replay, after)
+def _counting(
+    replay: ReplayRecord, after: int
+) -> Callable[[ReadTransaction], tuple[int, int | None]]:
+    return lambda tx: dead_letters.count_dead_letters(tx, replay, after)

@@ -13,7 +13,7 @@ from tarry.service.model import AttemptRecord, Status, Task
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-TASK = """
+SELECT_TASK = """
 SELECT s.seq, t.id, n.name, l.name, t.key, t.fingerprint, t.content, t.body_ref, u.policy,
        t.policy_version, t.created_at, s.next_attempt_at, s.started_at, s.status, s.reason,
        s.attempts, s.forgiven, s.previous_delay, s.restarted, s.last_kind, s.version, w.name,
@@ -37,13 +37,13 @@ _is_id = re.compile(_ID).fullmatch
 _are_ids = re.compile(f"(?:{_ID}\n)*+").fullmatch
 
 encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
-attempt_of: Callable[[bytes], AttemptRecord] = msgspec.msgpack.Decoder(AttemptRecord).decode
+decode_attempt: Callable[[bytes], AttemptRecord] = msgspec.msgpack.Decoder(AttemptRecord).decode
 
 
-def task_of(row: Sequence[Any]) -> Task:
+def decode_task(row: Sequence[Any]) -> Task:
     """Return the task in a row of `TASK`."""
     return Task(
-        id=unpacked(row[1]),
+        id=unpack_id(row[1]),
         tenant=row[2],
         lane=row[3],
         key=row[4],
@@ -72,36 +72,36 @@ def task_of(row: Sequence[Any]) -> Task:
     )
 
 
-def log_key(seq: int, number: int) -> int:
+def attempt_row_id(seq: int, number: int) -> int:
     """Return the number of the row that logs an attempt: those of a task lie together."""
     return seq << _LOG_BITS | number
 
 
-def packed(task_ids: Sequence[str]) -> list[bytearray]:
+def pack_valid_ids(task_ids: Sequence[str]) -> list[bytearray]:
     """Return ids of tasks as 16 bytes each; what is no UUID is refused."""
     keys: list[bytearray] = []
-    for task_id, key in zip(task_ids, all_found(task_ids), strict=True):
+    for task_id, key in zip(task_ids, pack_ids(task_ids), strict=True):
         if key is None:
             raise ConfigurationError("id", "must be a UUID in its usual form", task_id)
         keys.append(key)
     return keys
 
 
-def all_found(task_ids: Sequence[str]) -> list[bytearray | None]:
+def pack_ids(task_ids: Sequence[str]) -> list[bytearray | None]:
     """Return for each id what `found` does; all at once costs half as much."""
     lines = "\n".join([*task_ids, ""])
     if len(lines) != 37 * len(task_ids) or not _are_ids(lines):
-        return [found(task_id) for task_id in task_ids]
+        return [pack_id(task_id) for task_id in task_ids]
     keys = bytearray.fromhex(lines.replace("-", ""))
     return [keys[begin : begin + 16] for begin in range(0, len(keys), 16)]
 
 
-def found(task_id: str) -> bytearray | None:
+def pack_id(task_id: str) -> bytearray | None:
     """Return an id as 16 bytes; None: no task can have it."""
     return bytearray.fromhex(task_id.replace("-", "")) if _is_id(task_id) else None
 
 
-def unpacked(key: bytes) -> str:
+def unpack_id(key: bytes) -> str:
     """Return the text of a task's id."""
     text = key.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

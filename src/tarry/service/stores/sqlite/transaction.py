@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tarry.service.model import Status
-from tarry.service.stores.sqlite.multirow import NO_NUMBER, NUMBER, Bulk
+from tarry.service.stores.sqlite.multirow import NULL_NUMBER, NULLABLE_NUMBER, MultiRowStatement
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterable, Iterator
 
-    from tarry.service.stores.sqlite.interning import Names
+    from tarry.service.stores.sqlite.interning import InternedNames
     from tarry.service.stores.sqlite.multirow import Execute
-    from tarry.service.stores.sqlite.worker_locks import Presence
+    from tarry.service.stores.sqlite.worker_locks import WorkerLock
 
-MINUTE = 60_000
+MINUTE_MS = 60_000
 PENDING, IN_FLIGHT, SUCCEEDED, EXHAUSTED, CANCELLED = (int(status) for status in Status)
 
 _COUNT_TENANT = """
@@ -37,14 +37,14 @@ UPDATE tenant SET look_at = ?1
 WHERE id = ?2 AND ready = 0 AND (look_at IS NULL OR look_at > ?1)
 """
 _USE = "UPDATE used SET live = live + ? WHERE id = ?"
-_SEEN = Bulk(
+_SEEN = MultiRowStatement(
     """
 INSERT INTO series (tenant, minute, outcome, count) VALUES {rows}
 ON CONFLICT DO UPDATE SET count = count + excluded.count
 """,
     "(?, ?, ?, ?)",
 )
-_READ_LANES = Bulk(
+_READ_LANES = MultiRowStatement(
     """
 WITH asked (id) AS (VALUES {rows})
 SELECT json_group_array(json_array(l.id, l.tenant, l.name, l.parked_until, l.probes, l.opened,
@@ -54,15 +54,15 @@ FROM asked CROSS JOIN lane AS l ON l.id = asked.id
 """,
     "(?)",
 )
-_WRITE_LANE_COUNTS = Bulk(
+_WRITE_LANE_COUNTS = MultiRowStatement(
     """
 INSERT INTO lane (id, tenant, name, pending, in_flight, dead, due_at, lapse_at) VALUES {rows}
 ON CONFLICT (id) DO UPDATE SET pending = excluded.pending, in_flight = excluded.in_flight,
     dead = excluded.dead, due_at = excluded.due_at, lapse_at = excluded.lapse_at
 """,
-    f"(?, 0, '', ?, ?, ?, {NUMBER}, {NUMBER})",
+    f"(?, 0, '', ?, ?, ?, {NULLABLE_NUMBER}, {NULLABLE_NUMBER})",
 )
-_WRITE_LANE_SCHEDULE = Bulk(
+_WRITE_LANE_SCHEDULE = MultiRowStatement(
     """
 INSERT INTO lane (id, tenant, name, parked_until, probes, opened, paused, served_at, served,
     ahead_at, look_at, ready) VALUES {rows}
@@ -71,7 +71,8 @@ ON CONFLICT (id) DO UPDATE SET parked_until = excluded.parked_until, probes = ex
     served = excluded.served, ahead_at = excluded.ahead_at, look_at = excluded.look_at,
     ready = excluded.ready
 """,
-    f"(?, 0, '', {NUMBER}, ?, ?, ?, {NUMBER}, ?, {NUMBER}, {NUMBER}, ?)",
+    f"(?, 0, '', {NULLABLE_NUMBER}, ?, ?, ?, {NULLABLE_NUMBER}, ?, {NULLABLE_NUMBER}, "
+    f"{NULLABLE_NUMBER}, ?)",
 )
 
 
@@ -95,21 +96,21 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
     ahead_at: int | None
     look_at: int | None
     ready: int
-    moved: bool = False
+    schedule_changed: bool = False
 
     def due(self, at: int) -> None:
         """A task waits for this time."""
         if self.due_at is None or at < self.due_at:
             self.due_at = at
-            self.settle()
+            self.reschedule()
 
     def leased(self, until: int) -> None:
         """A task is leased until then."""
         if self.lapse_at is None or until < self.lapse_at:
             self.lapse_at = until
-            self.settle()
+            self.reschedule()
 
-    def settle(self) -> None:
+    def reschedule(self) -> None:
         """Set when to look at the lane again; one that is ready keeps its place."""
         if self.ready:
             return
@@ -124,15 +125,15 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
                 look = max(look, self.parked_until)
         self.place(ahead, look)
 
-    def rest(self) -> None:
+    def leave_rotation(self) -> None:
         """Take the lane out of the ring, until its time comes again."""
-        self.ready, self.moved = 0, True
-        self.settle()
+        self.ready, self.schedule_changed = 0, True
+        self.reschedule()
 
     def place(self, ahead: int | None, look: int | None) -> None:
         """Take the lane out of the ring, to be looked at then."""
         if self.ready or ahead != self.ahead_at or look != self.look_at:
-            self.ready, self.ahead_at, self.look_at, self.moved = 0, ahead, look, True
+            self.ready, self.ahead_at, self.look_at, self.schedule_changed = 0, ahead, look, True
 
 
 _decode = msgspec.json.Decoder(list[LaneRow]).decode
@@ -151,7 +152,7 @@ def write_lanes(execute: Execute, lanes: Iterable[LaneRow]) -> None:
     for lane in lanes:
         counts += (lane.id, lane.pending, lane.in_flight, lane.dead)
         counts += (_number(lane.due_at), _number(lane.lapse_at))
-        if lane.moved:
+        if lane.schedule_changed:
             moves += (lane.id, _number(lane.parked_until), lane.probes, lane.opened, lane.paused)
             moves += (_number(lane.served_at), lane.served)
             moves += (_number(lane.ahead_at), _number(lane.look_at), lane.ready)
@@ -160,10 +161,10 @@ def write_lanes(execute: Execute, lanes: Iterable[LaneRow]) -> None:
 
 
 def _number(value: int | None) -> int | str:
-    return NO_NUMBER if value is None else value
+    return NULL_NUMBER if value is None else value
 
 
-class View:
+class ReadTransaction:
     """What those who read share: the file as it stands, and the time."""
 
     def __init__(self, connection: sqlite3.Connection, now: int) -> None:
@@ -171,14 +172,18 @@ class View:
         self.now = now
 
 
-class Ledger(View):
+class Transaction(ReadTransaction):
     """What the operations of one transaction share. `flush` writes what they changed."""
 
     def __init__(
-        self, connection: sqlite3.Connection, names: Names, now: int, presence: Presence | None
+        self,
+        connection: sqlite3.Connection,
+        names: InternedNames,
+        now: int,
+        worker_lock: WorkerLock | None,
     ) -> None:
         super().__init__(connection, now)
-        self.presence = presence
+        self.worker_lock = worker_lock
         self.executemany: Callable[..., sqlite3.Cursor] = connection.executemany
         self.names = names
         self.lost: int = 0
@@ -193,17 +198,17 @@ class Ledger(View):
         """Return a lane; what is changed in it is written by `flush`."""
         lane = self._lanes.get(lane_id)
         if lane is None:
-            self.load([lane_id])
+            self.load_lanes([lane_id])
             lane = self._lanes[lane_id]
         return lane
 
-    def load(self, lane_ids: Iterable[int]) -> None:
+    def load_lanes(self, lane_ids: Iterable[int]) -> None:
         """Read lanes that will be asked for, with one statement instead of one for each."""
         missing = [lane_id for lane_id in lane_ids if lane_id not in self._lanes]
         for lane in read_lanes(self.execute, missing):
             self._lanes[lane.id] = lane
 
-    def move(
+    def count_transition(
         self,
         tenant: int,
         lane: LaneRow,
@@ -216,46 +221,46 @@ class Ledger(View):
         counts = self._tenants.get(tenant)
         if counts is None:
             counts = self._tenants[tenant] = [0] * 6
-        live = 0
+        live_tasks = 0
         if old is not None:
             counts[old] -= tasks
             if old == PENDING:
                 lane.pending -= tasks
-                live -= tasks
+                live_tasks -= tasks
                 if not lane.pending:
                     lane.due_at = None
-                    lane.settle()
+                    lane.reschedule()
             elif old == IN_FLIGHT:
                 lane.in_flight -= tasks
-                live -= tasks
+                live_tasks -= tasks
                 if not lane.in_flight:
                     lane.lapse_at = None
                 if not lane.in_flight or lane.parked_until is not None:
-                    lane.settle()  # a probe that ended makes room for another
+                    lane.reschedule()  # a probe that ended makes room for another
             elif old == EXHAUSTED:
                 lane.dead -= tasks
         if new is not None:
             counts[new] += tasks
             if new == PENDING:
                 lane.pending += tasks
-                live += tasks
+                live_tasks += tasks
             elif new == IN_FLIGHT:
                 lane.in_flight += tasks
-                live += tasks
+                live_tasks += tasks
             elif new == EXHAUSTED:
                 lane.dead += tasks
-        if live:
-            self._uses[policy] = self._uses.get(policy, 0) + live
+        if live_tasks:
+            self._uses[policy] = self._uses.get(policy, 0) + live_tasks
 
-    def superseded(self, tenant: int) -> None:
+    def count_superseded(self, tenant: int) -> None:
         """Count a finish that came too late."""
         self._tenants.setdefault(tenant, [0] * 6)[5] += 1
 
-    def seen(self, tenant: int, outcome: str) -> None:
+    def count_attempt(self, tenant: int, outcome: str) -> None:
         """Count an attempt in the series."""
         self._seen[tenant, outcome] = self._seen.get((tenant, outcome), 0) + 1
 
-    def live(self, tenant: int) -> int:
+    def live_tasks(self, tenant: int) -> int:
         """Return how many live tasks a tenant has, those of this transaction included."""
         if tenant not in self._live:
             row = self.execute("SELECT pending + in_flight FROM tenant WHERE id = ?", (tenant,))
@@ -269,9 +274,9 @@ class Ledger(View):
         ahead: dict[int, int] = {}
         look: dict[int, int] = {}
         for lane in self._lanes.values():
-            if lane.moved and lane.ahead_at is not None:
+            if lane.schedule_changed and lane.ahead_at is not None:
                 ahead[lane.tenant] = min(ahead.get(lane.tenant, lane.ahead_at), lane.ahead_at)
-            if lane.moved and lane.look_at is not None:
+            if lane.schedule_changed and lane.look_at is not None:
                 look[lane.tenant] = min(look.get(lane.tenant, lane.look_at), lane.look_at)
         self._write(_AHEAD, [(at, tenant) for tenant, at in ahead.items()])
         self._write(_LOOK, [(at, tenant) for tenant, at in look.items()])
@@ -283,7 +288,7 @@ class Ledger(View):
 
     def _write_series(self) -> None:
         """Write what was seen of each tenant, and of all."""
-        minute = self.now - self.now % MINUTE
+        minute = self.now - self.now % MINUTE_MS
         total: dict[str, int] = {}
         points: list[Any] = []
         for (tenant, outcome), count in self._seen.items():

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus
-from tarry.service.stores.sqlite.multirow import Bulk
-from tarry.service.stores.sqlite.task_rows import found, log_key
+from tarry.service.stores.sqlite.multirow import MultiRowStatement
+from tarry.service.stores.sqlite.task_rows import attempt_row_id, pack_id
 from tarry.service.stores.sqlite.transaction import CANCELLED, EXHAUSTED, IN_FLIGHT, PENDING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.store import Release
-    from tarry.service.stores.sqlite.transaction import Ledger
+    from tarry.service.stores.sqlite.transaction import Transaction
 
 _STATE = """
 SELECT seq, tenant, lane, policy, version, status, cancelling, attempts, next_attempt_at
@@ -46,121 +46,123 @@ _FORGET = """
 DELETE FROM worker WHERE lock = ? AND id NOT IN (
     SELECT worker FROM state INDEXED BY state_leased WHERE status = 1 AND worker IS NOT NULL)
 """
-LogLine: TypeAlias = tuple[int, int, int, str, bytearray]
+AttemptRow: TypeAlias = tuple[int, int, int, str, bytearray]
 """A line of the attempt log: its tenant, task, and number, its outcome, and the attempt, packed."""
-_LOG = Bulk("INSERT INTO attempt (id, log) VALUES {rows}", "(?, ?)")
+_LOG = MultiRowStatement("INSERT INTO attempt (id, log) VALUES {rows}", "(?, ?)")
 
 
-def release(ledger: Ledger, leases: Sequence[Release]) -> list[FinishStatus]:
+def release(tx: Transaction, leases: Sequence[Release]) -> list[FinishStatus]:
     """Hand unstarted leases back, where they are still held."""
-    return [_release(ledger, one) for one in leases]
+    return [_release(tx, one) for one in leases]
 
 
-def _release(ledger: Ledger, one: Release) -> FinishStatus:
-    row = ledger.execute(_STATE, (found(one.task.id),)).fetchone()
+def _release(tx: Transaction, one: Release) -> FinishStatus:
+    row = tx.execute(_STATE, (pack_id(one.task.id),)).fetchone()
     if row is None or row[4] != one.task.version or row[5] != IN_FLIGHT:
         return FinishStatus.SUPERSEDED
     seq, tenant, lane_id, policy, _, _, cancelling, attempts, due = row
     if cancelling:
-        end_cancelled(ledger, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
+        mark_cancelled(tx, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
         return FinishStatus.CANCELLED
     due = due if one.next_attempt_at is None else max(due, one.next_attempt_at)
-    hand_back(ledger, seq, tenant, lane_id, policy, due)
+    return_to_queue(tx, seq, tenant, lane_id, policy, due)
     return FinishStatus.DONE
 
 
-def hand_back(ledger: Ledger, seq: int, tenant: int, lane_id: int, policy: int, due: int) -> None:
+def return_to_queue(
+    tx: Transaction, seq: int, tenant: int, lane_id: int, policy: int, due: int
+) -> None:
     """End a lease under which no attempt was made."""
-    lane = ledger.lane(lane_id)
-    ledger.execute(_RELEASE, (due, seq))
-    ledger.move(tenant, lane, policy, IN_FLIGHT, PENDING)
+    lane = tx.lane(lane_id)
+    tx.execute(_RELEASE, (due, seq))
+    tx.count_transition(tenant, lane, policy, IN_FLIGHT, PENDING)
     lane.due(due)
 
 
-def end_cancelled(
-    ledger: Ledger, seq: int, tenant: int, lane_id: int, policy: int, old: int, attempts: int
+def mark_cancelled(
+    tx: Transaction, seq: int, tenant: int, lane_id: int, policy: int, old: int, attempts: int
 ) -> None:
     """End a task that somebody cancelled."""
-    ledger.execute(_CANCEL, (ledger.now, attempts, seq))
-    ledger.move(tenant, ledger.lane(lane_id), policy, old, CANCELLED)
+    tx.execute(_CANCEL, (tx.now, attempts, seq))
+    tx.count_transition(tenant, tx.lane(lane_id), policy, old, CANCELLED)
 
 
-def log(ledger: Ledger, lines: Sequence[LogLine]) -> None:
+def log_attempts(tx: Transaction, lines: Sequence[AttemptRow]) -> None:
     """Write lines of the attempt log, and count them."""
     values: list[Any] = []
     for tenant, seq, number, outcome, attempt in lines:
-        values += (log_key(seq, number), attempt)
-        ledger.seen(tenant, outcome)
-    _LOG.run(ledger.execute, values)
+        values += (attempt_row_id(seq, number), attempt)
+        tx.count_attempt(tenant, outcome)
+    _LOG.run(tx.execute, values)
 
 
-def cancel(ledger: Ledger, tenant: str, task_id: str) -> CancelStatus | None:
+def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
     """Cancel a task."""
-    row = ledger.execute(_STATE, (found(task_id),)).fetchone()
-    if row is None or row[1] != ledger.names.tenant(tenant):
+    row = tx.execute(_STATE, (pack_id(task_id),)).fetchone()
+    if row is None or row[1] != tx.names.tenant_id(tenant):
         return None
     seq, whose, lane_id, policy, _, status, cancelling, attempts, _ = row
     if status == PENDING:
-        end_cancelled(ledger, seq, whose, lane_id, policy, status, attempts)
+        mark_cancelled(tx, seq, whose, lane_id, policy, status, attempts)
         return CancelStatus.CANCELLED
     if status != IN_FLIGHT:
         return CancelStatus.TERMINAL
     if not cancelling:
-        ledger.execute("UPDATE state SET cancelling = 1 WHERE seq = ?", (seq,))
+        tx.execute("UPDATE state SET cancelling = 1 WHERE seq = ?", (seq,))
     return CancelStatus.REQUESTED
 
 
-def retry_now(ledger: Ledger, tenant: str, task_id: str) -> RetryNowStatus | None:
+def retry_now(tx: Transaction, tenant: str, task_id: str) -> RetryNowStatus | None:
     """Make a task due that waits or is dead."""
-    row = ledger.execute(_STATE, (found(task_id),)).fetchone()
-    if row is None or row[1] != ledger.names.tenant(tenant):
+    row = tx.execute(_STATE, (pack_id(task_id),)).fetchone()
+    if row is None or row[1] != tx.names.tenant_id(tenant):
         return None
     seq, whose, lane_id, policy, _, status, _, _, due = row
     if status == IN_FLIGHT:
         return RetryNowStatus.RUNNING
     if status == EXHAUSTED:
-        revive(ledger, seq, whose, lane_id, policy)
+        revive_dead_letter(tx, seq, whose, lane_id, policy)
         return RetryNowStatus.DUE
     if status != PENDING:
         return RetryNowStatus.FINISHED
-    due = min(due, ledger.now)
-    ledger.execute(_RELEASE, (due, seq))
-    ledger.lane(lane_id).due(due)
+    due = min(due, tx.now)
+    tx.execute(_RELEASE, (due, seq))
+    tx.lane(lane_id).due(due)
     return RetryNowStatus.DUE
 
 
-def revive(ledger: Ledger, seq: int, tenant: int, lane_id: int, policy: int) -> None:
+def revive_dead_letter(tx: Transaction, seq: int, tenant: int, lane_id: int, policy: int) -> None:
     """Bring a dead letter back: it begins anew, and its log goes on."""
-    lane = ledger.lane(lane_id)
-    ledger.execute(_REVIVE, (ledger.now, seq))
-    ledger.move(tenant, lane, policy, EXHAUSTED, PENDING)
-    lane.due(ledger.now)
+    lane = tx.lane(lane_id)
+    tx.execute(_REVIVE, (tx.now, seq))
+    tx.count_transition(tenant, lane, policy, EXHAUSTED, PENDING)
+    lane.due(tx.now)
 
 
-def recover(ledger: Ledger, limit: int) -> bool:
+def recover_leases(tx: Transaction, limit: int) -> bool:
     """End up to `limit` leases of workers that are dead; True: there may be more.
 
     An attempt that may have begun is abandoned now, and the next claim logs it as lost. A lease
     taken ahead of its time is handed back. A worker is forgotten with its last lease.
     """
-    presence, room = ledger.presence, limit
-    if presence is None:
+    worker_lock, room = tx.worker_lock, limit
+    if worker_lock is None:
         return False
-    for lock in presence.gone({lock for (lock,) in ledger.execute(_LOCKS).fetchall()}):
-        held = ledger.execute(_HELD, (ledger.now, lock, room)).fetchall()
+    for lock in worker_lock.remove_dead({lock for (lock,) in tx.execute(_LOCKS).fetchall()}):
+        held = tx.execute(_HELD, (tx.now, lock, room)).fetchall()
         for seq, tenant, lane_id, policy, due, cancelling, attempts in held:
-            if due <= ledger.now:
-                ledger.execute("UPDATE state SET wake_at = ? WHERE seq = ?", (ledger.now, seq))
-                lane = ledger.lane(lane_id)
-                lane.leased(ledger.now)
-                lane.settle()  # a probe that died makes room for another
+            if due <= tx.now:
+                tx.execute("UPDATE state SET wake_at = ? WHERE seq = ?", (tx.now, seq))
+                lane = tx.lane(lane_id)
+                lane.leased(tx.now)
+                lane.reschedule()  # a probe that died makes room for another
             elif cancelling:
-                end_cancelled(ledger, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
+                mark_cancelled(tx, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
             else:
-                hand_back(ledger, seq, tenant, lane_id, policy, due)
+                return_to_queue(tx, seq, tenant, lane_id, policy, due)
         room -= len(held)
         if room <= 0:
             return True
-        ledger.execute(_FORGET, (lock,))
-    presence.tidy()
+        tx.execute(_FORGET, (lock,))
+    worker_lock.remove_leftover_files()
     return False

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Presence:
+class WorkerLock:
     """The lock of one open store, and a look at those of the others.
 
     `token` names the lock of the process that has started us, which holds it for both.
@@ -33,7 +33,7 @@ class Presence:
         self.token: str | None = token
         """The name of our lock; None: there are no locks here, and nobody is known to be dead."""
 
-    def enter(self) -> None:
+    def acquire(self) -> None:
         """Take a lock of our own; where that cannot be, leases end by their time alone."""
         while self.token is None:
             token = uuid4().hex
@@ -51,22 +51,22 @@ class Presence:
                 return
             # Somebody who tidies up was faster than our lock: take another file.
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Give the lock back: leases that are still held are abandoned."""
         if self._file is not None:
             self._path(str(self.token)).unlink(missing_ok=True)
             os.close(self._file)
             self._file = self.token = None
 
-    def gone(self, tokens: Iterable[str]) -> list[str]:
+    def remove_dead(self, tokens: Iterable[str]) -> list[str]:
         """Return those whose process has ended, and remove their files."""
         return [token for token in tokens if token != self.token and self._is_free(token)]
 
-    def tidy(self) -> None:
+    def remove_leftover_files(self) -> None:
         """Remove the files of stores that ended before they had a worker."""
         prefix = self._base.name
         names = [path.name for path in self._base.parent.iterdir()]
-        self.gone([name.removeprefix(prefix) for name in names if name.startswith(prefix)])
+        self.remove_dead([name.removeprefix(prefix) for name in names if name.startswith(prefix)])
 
     def _path(self, token: str) -> Path:
         return self._base.with_name(self._base.name + token)

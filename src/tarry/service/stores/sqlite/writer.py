@@ -10,7 +10,7 @@ from typing import IO
 from tarry.runtime.clocks import world
 from tarry.service.stores.sqlite.database import Database
 from tarry.service.stores.sqlite.frames import LENGTH, carry_out
-from tarry.service.stores.sqlite.worker_locks import Presence
+from tarry.service.stores.sqlite.worker_locks import WorkerLock
 
 
 def main(path: str, token: str, ours: str) -> None:
@@ -21,7 +21,7 @@ def main(path: str, token: str, ours: str) -> None:
         signal.signal(each, signal.SIG_IGN)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr
-    database = Database(path, lambda: int(world.epoch() * 1000), Presence(path, token or None))
+    database = Database(path, lambda: int(world.epoch() * 1000), WorkerLock(path, token or None))
     try:
         while True:
             length = LENGTH.unpack(_read(source, LENGTH.size))[0]
