@@ -16,7 +16,6 @@ from tarry.runtime.events import bus
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 
-    from tarry.core.verdict import Delayed, Stop
     from tarry.runtime.config import Spec
     from tarry.runtime.downstream import Downstream
 
@@ -25,11 +24,28 @@ T = TypeVar("T")
 _deadline = deadlines.scope.get
 
 
-def wrap(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Coroutine[Any, Any, T]]:
-    """Return the cheapest wrapper that does what the spec asks for."""
+def wrap(
+    fn: Callable[..., Awaitable[T]],
+    spec: Spec,
+    first: Callable[..., Awaitable[T]] | None = None,
+    is_success: Callable[[T], bool] | None = None,
+) -> Callable[..., Coroutine[Any, Any, T]]:
+    """Return the cheapest wrapper that does what the spec asks for.
+
+    An adapter may pass `first`, a quicker function for first attempts, and `is_success`, a quicker
+    test than `spec.judge` for most of the results that are successes.
+    """
     if spec.needs_run:
         return _full(fn, spec)
-    return _plain(fn, spec) if spec.downstream is None else _guarded(fn, spec, spec.downstream)
+    if spec.downstream is None:
+        return _plain(fn, spec)
+    judge = spec.judge
+    if is_success is None and judge is not None:
+
+        def is_success(result: T) -> bool:
+            return judge(result) is SUCCESS
+
+    return _guarded(fn, spec, spec.downstream, first or fn, is_success)
 
 
 def wrap_generator(
@@ -173,43 +189,39 @@ def _plain(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Corouti
 
 
 def _guarded(
-    fn: Callable[..., Awaitable[T]], spec: Spec, downstream: Downstream
+    fn: Callable[..., Awaitable[T]],
+    spec: Spec,
+    downstream: Downstream,
+    first: Callable[..., Awaitable[T]],
+    is_success: Callable[[T], bool] | None,
 ) -> Callable[..., Coroutine[Any, Any, T]]:
-    closed, judge = downstream.closed, spec.judge
-    successes = downstream.successes
+    """Return the wrapper for calls that share a downstream: the guarded happy path.
+
+    The twin of `sync_driver._guarded`, which has the comments. Keep the two the same.
+    """
+    closed, successes = downstream.closed, downstream.successes
 
     @wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> T:
-        if bus.listeners or _deadline() is not None:
-            return await drive(Run.new(spec), fn, args, kwargs)
-        serial = bus.serial
-        clock = world.now
-        started = clock()
-        # A closed breaker needs no lock: to be let through while it opens is as good as a moment
-        # earlier.
         breaker = downstream.breaker
-        permit: int | Delayed | Stop
-        if breaker is None:
-            permit = 0
-        elif breaker.state is closed:
-            permit = breaker.generation
-        else:
-            permit = downstream.admit(started)
-        if not isinstance(permit, int):
+        if (
+            (breaker is not None and breaker.state is not closed)
+            or bus.listeners
+            or _deadline() is not None
+        ):
             return await drive(Run.new(spec), fn, args, kwargs)
+        permit = 0 if breaker is None else breaker.generation
+        serial, clock = bus.serial, world.now
+        started = clock()
         try:
-            result = await fn(*args, **kwargs) if kwargs else await fn(*args)
-            good = judge is None or judge(result) is SUCCESS
+            result = await first(*args, **kwargs) if kwargs else await first(*args)
+            succeeded = is_success is None or is_success(result)
         except Exception as error:
             run = Run.adopted(spec, started, serial, permit)
             if not run.survives(error):
                 raise
-        except BaseException:
-            now = world.now()
-            downstream.cancelled(permit, now - started, now)
-            raise
         else:
-            if good:
+            if succeeded:
                 now = clock()
                 if breaker is None or breaker.calm:
                     successes.append((permit, started, now))

@@ -15,7 +15,6 @@ from tarry.runtime.events import bus
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
-    from tarry.core.verdict import Delayed, Stop
     from tarry.runtime.config import Spec
     from tarry.runtime.downstream import Downstream
 
@@ -24,11 +23,28 @@ T = TypeVar("T")
 _deadline = deadlines.scope.get
 
 
-def wrap(fn: Callable[..., T], spec: Spec) -> Callable[..., T]:
-    """Return the cheapest wrapper that does what the spec asks for."""
+def wrap(
+    fn: Callable[..., T],
+    spec: Spec,
+    first: Callable[..., T] | None = None,
+    is_success: Callable[[T], bool] | None = None,
+) -> Callable[..., T]:
+    """Return the cheapest wrapper that does what the spec asks for.
+
+    An adapter may pass `first`, a quicker function for first attempts, and `is_success`, a quicker
+    test than `spec.judge` for most of the results that are successes.
+    """
     if spec.needs_run:
         return _full(fn, spec)
-    return _plain(fn, spec) if spec.downstream is None else _guarded(fn, spec, spec.downstream)
+    if spec.downstream is None:
+        return _plain(fn, spec)
+    judge = spec.judge
+    if is_success is None and judge is not None:
+
+        def is_success(result: T) -> bool:
+            return judge(result) is SUCCESS
+
+    return _guarded(fn, spec, spec.downstream, first or fn, is_success)
 
 
 def wrap_generator(
@@ -167,42 +183,49 @@ def _plain(fn: Callable[..., T], spec: Spec) -> Callable[..., T]:
     return call
 
 
-def _guarded(fn: Callable[..., T], spec: Spec, downstream: Downstream) -> Callable[..., T]:
-    closed, judge = downstream.closed, spec.judge
-    successes = downstream.successes
+def _guarded(
+    fn: Callable[..., T],
+    spec: Spec,
+    downstream: Downstream,
+    first: Callable[..., T],
+    is_success: Callable[[T], bool] | None,
+) -> Callable[..., T]:
+    """Return the wrapper for calls that share a downstream: the guarded happy path.
+
+    A first attempt that succeeds while the breaker is closed makes no `Run` and takes no lock: it
+    leaves its success in `downstream.successes`, where successes are counted in bulk. Whatever
+    else happens goes on in `drive`.
+
+    This code and its async twin are written out. Moving the choice of the permit and the counting
+    of a success into functions that both call costs 0.12 us of a call of 1.35 us with a budget and
+    a breaker (9 %, CPython 3.11).
+    """
+    closed, successes = downstream.closed, downstream.successes
 
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:
-        if bus.listeners or _deadline() is not None:
-            return drive(Run.new(spec), fn, args, kwargs)
-        serial = bus.serial
-        clock = world.now
-        started = clock()
-        # A closed breaker needs no lock: to be let through while it opens is as good as a moment
-        # earlier.
         breaker = downstream.breaker
-        permit: int | Delayed | Stop
-        if breaker is None:
-            permit = 0
-        elif breaker.state is closed:
-            permit = breaker.generation
-        else:
-            permit = downstream.admit(started)
-        if not isinstance(permit, int):
+        # Reads the breaker without its lock: a call that passes while another thread opens the
+        # breaker might as well have come a moment earlier.
+        if (
+            (breaker is not None and breaker.state is not closed)
+            or bus.listeners
+            or _deadline() is not None
+        ):
             return drive(Run.new(spec), fn, args, kwargs)
+        permit = 0 if breaker is None else breaker.generation
+        serial, clock = bus.serial, world.now
+        started = clock()
         try:
-            result = fn(*args, **kwargs) if kwargs else fn(*args)
-            good = judge is None or judge(result) is SUCCESS
+            # An empty **kwargs would still build a dict.
+            result = first(*args, **kwargs) if kwargs else first(*args)
+            succeeded = is_success is None or is_success(result)
         except Exception as error:
             run = Run.adopted(spec, started, serial, permit)
             if not run.survives(error):
                 raise
-        except BaseException:
-            now = world.now()
-            downstream.cancelled(permit, now - started, now)
-            raise
         else:
-            if good:
+            if succeeded:
                 now = clock()
                 if breaker is None or breaker.calm:
                     successes.append((permit, started, now))

@@ -228,20 +228,41 @@ def test_what_is_not_to_be_sent_again_ends_the_call(looped: bool) -> None:
 
 
 @looped_or_not
-def test_short_way_is_for_calm_times(looped: bool) -> None:
-    """A deadline, a listener, a breaker with failures or none at all take the numbered way."""
-    troubled = Downstream("troubled", breaker=Breaker())
-    troubled.record(0, Outcome(Kind.TRANSIENT), 0.0, 0.0, 0.5)
-    client = Client(200, 200, 200, 200)
+def test_deadline_listener_and_open_breaker_need_numbered_attempts(looped: bool) -> None:
+    """Only where one of them is at work do first attempts go through the full driver."""
+    failing = Downstream("failing", breaker=Breaker(consecutive=2))
+    failing.record(0, Outcome(Kind.TRANSIENT), 0.0, world.now(), 0.5)
+    disabled = Downstream("disabled", breaker=Breaker())
+    disabled.force("disabled")
+    client = Client(*[200] * 5)
 
-    client.send("r", looped=looped, downstream=troubled)
+    client.send("r", looped=looped, downstream=failing)
     client.send("r", looped=looped, downstream=Downstream("bare"))
+    assert ["first"] * 2 == client.taken
+    assert failing.breaker is not None
+    assert (2, 1, 0) == failing.breaker.counts(world.now())
+
+    client.send("r", looped=looped, downstream=disabled)
     with tarry.deadline(5):
         client.send("r", looped=looped)
     with captured_events():
         client.send("r", looped=looped)
+    assert ["attempt 1"] * 3 == client.taken[2:]
 
-    assert ["attempt 1"] * 4 == client.taken
+
+@looped_or_not
+def test_outer_loop_does_not_resend_an_unsafe_request(looped: bool) -> None:
+    """An error that ends an unsafe request on its first attempt is final for loops around it."""
+    client = Client(ConnectionError("lost"), ConnectionError("sent twice"))
+    unsafe = Outcome(Kind.TRANSIENT, safe=False)
+
+    with no_wait(), pytest.raises(ConnectionError, match="lost"):
+        tarry.call(
+            lambda: client.send("r", looped=looped, outcome_of=lambda *_: unsafe),
+            on=ConnectionError,
+        )
+
+    assert ["first"] == client.taken
 
 
 @looped_or_not

@@ -14,12 +14,9 @@ from tarry.adapters.http.origins import Origins, Recent
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
-from tarry.runtime import async_driver, deadlines, hedge, sync_driver
-from tarry.runtime.call import Run
-from tarry.runtime.clocks import world
+from tarry.runtime import async_driver, hedge, sync_driver
 from tarry.runtime.config import instance
-from tarry.runtime.downstream import MOST_UNCOUNTED, Downstream
-from tarry.runtime.events import bus
+from tarry.runtime.downstream import Downstream
 from tarry.runtime.hedge import HedgedRun
 from tarry.wire import http
 
@@ -38,8 +35,6 @@ _BOTH = (
     "a request has a retry policy or a hedging policy, never both (gRFC A6): give policy= to send "
     "it again after a failure, or hedging= to send a copy when it takes too long"
 )
-
-_deadline = deadlines.scope.get
 
 
 class Sending:
@@ -95,92 +90,14 @@ class Sending:
         if self.hedging is not None and repeatable:
             hedged = _ahedged if self._looped else _hedged
             return hedged(self._send, spec, self.hedging)
-        direct = _adirect if self._looped else _direct
-        return direct(self._send, spec, self._first)
+        wrap = async_driver.wrap if self._looped else sync_driver.wrap
+        return wrap(self._send, spec, self._first, _success_test(spec.policy))
 
 
-def _direct(
-    fn: Callable[..., Any], spec: Spec, first: Callable[[Any], Any] | None
-) -> Callable[..., Any]:
-    """Send with no more code than it takes while all is well, and leave the rest to the driver.
-
-    Between two requests a thousand other functions run: what counts is how much code there is.
-    """
-    call, downstream = sync_driver.wrap(fn, spec), spec.downstream
-    if first is None or downstream is None or spec.needs_run:
-        return call
-    fine, successes = _fine(spec), downstream.successes
-
-    def send(request: Any) -> Any:
-        breaker = downstream.breaker
-        if breaker is None or not breaker.calm or bus.listeners or _deadline() is not None:
-            return call(request)
-        serial, permit, clock = bus.serial, breaker.generation, world.now
-        started = clock()
-        try:
-            response = first(request)
-        except Exception as error:
-            run = Run.adopted(spec, started, serial, permit)
-            if not run.survives(error):
-                raise
-        else:
-            if response.status_code in fine:
-                successes.append((permit, started, clock()))
-                if len(successes) > MOST_UNCOUNTED:
-                    downstream.settle()
-                return response
-            run = Run.adopted(spec, started, serial, permit)
-            if run.accepts(response):
-                return response
-            sync_driver.let_go(run, response)
-        run.wait()
-        return sync_driver.drive(run, fn, (request,), {})
-
-    return send
-
-
-def _adirect(
-    fn: Callable[..., Awaitable[Any]],
-    spec: Spec,
-    first: Callable[[Any], Awaitable[Any]] | None,
-) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Do what `_direct` does, for a coroutine function."""
-    call, downstream = async_driver.wrap(fn, spec), spec.downstream
-    if first is None or downstream is None or spec.needs_run:
-        return call
-    fine, successes = _fine(spec), downstream.successes
-
-    async def send(request: Any) -> Any:
-        breaker = downstream.breaker
-        if breaker is None or not breaker.calm or bus.listeners or _deadline() is not None:
-            return await call(request)
-        serial, permit, clock = bus.serial, breaker.generation, world.now
-        started = clock()
-        try:
-            response = await first(request)
-        except Exception as error:
-            run = Run.adopted(spec, started, serial, permit)
-            if not run.survives(error):
-                raise
-        else:
-            if response.status_code in fine:
-                successes.append((permit, started, clock()))
-                if len(successes) > MOST_UNCOUNTED:
-                    downstream.settle()
-                return response
-            run = Run.adopted(spec, started, serial, permit)
-            if run.accepts(response):
-                return response
-            await async_driver.let_go(run, response)
-        await run.await_()
-        return await async_driver.drive(run, fn, (request,), {})
-
-    return send
-
-
-def _fine(spec: Spec) -> frozenset[int]:
-    """Return the statuses that need no judging."""
-    return frozenset(range(100, 400)) - spec.policy.retryable_statuses
+def _success_test(policy: Policy) -> Callable[[Any], bool]:
+    """Return a quick test for responses that are successes whatever their headers say."""
+    statuses = frozenset(range(100, 400)) - policy.retryable_statuses
+    return lambda response: response.status_code in statuses
 
 
 def _hedged(fn: Callable[..., Any], spec: Spec, hedging: Hedging) -> Callable[..., Any]:
