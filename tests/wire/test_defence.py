@@ -151,7 +151,7 @@ def test_retries_and_hedging_are_refused() -> None:
     [
         ({"preset": "fast"}, "^preset must be one of default, interactive"),
         ({"preset": 7}, "^preset must be one of"),
-        ({"attempts": 3}, "^a policy has no field 'attempts'; it has max_attempts"),
+        ({"attempts": 3}, "^a policy has no field 'attempts'; did you mean 'max_attempts'"),
         ({"breaker": {"rate": 1}}, "^breaker has no field 'rate'; it has failure_rate"),
         ({"breaker": {"open_for": 0}}, "^open_for must be greater than 0"),
         ({"budget": {}}, r"^budget\.kind must be one of ratio, throttle, token, got None"),

@@ -43,14 +43,14 @@ def show(
     from tarry.cli.shown import builtin, print_json
     from tarry.core.policy import Policy
     from tarry.wire import toml
-    from tarry.wire.policies import FIELDS, policy_from_wire
+    from tarry.wire.policies import JSON_FIELDS, policy_from_wire
 
     with connected(server, key) as client:
         found = _found(client, name, version)
     if as_json:
         print_json(found)
         return
-    fields = {field: value for field, value in builtin(found).items() if field in FIELDS}
+    fields = {field: value for field, value in builtin(found).items() if field in JSON_FIELDS}
     typer.echo(toml.dumps(policy_from_wire(fields, Policy()).to_dict()), nl=False)
 
 
@@ -110,14 +110,14 @@ def apply(
 
 def _place(file: Path, field: str) -> str:
     """Say where in a file, whose names are the library's, a field of the API comes from."""
-    from tarry.wire.policies import FIELDS
+    from tarry.wire.policies import JSON_FIELDS
 
     wire = field.partition("[")[0]
     if wire == "policyId":
         return "--name"
     if wire == "scheduleMs":
         return f"{file}: backoff.schedule"
-    return f"{file}: {FIELDS[wire][0]}" if wire in FIELDS else str(file)
+    return f"{file}: {JSON_FIELDS[wire].name}" if wire in JSON_FIELDS else str(file)
 
 
 def _row(policy: RetryPolicy) -> tuple[object, ...]:

@@ -7,13 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tarry.core.backoff import BACKOFFS, Backoff, BackoffName, Schedule
-from tarry.core.checks import at_least, count, one_of, positive
+from tarry.core.checks import at_least, count, one_of
 from tarry.core.explain import explain
 from tarry.core.jitter import JITTERS, Jitter, JitterName, custom
-from tarry.core.outcome import GRPC_CODES, RETRYABLE_CODES, RETRYABLE_STATUSES
+from tarry.core.outcome import RETRYABLE_CODES, RETRYABLE_STATUSES
+from tarry.core.policy_fields import POLICY_FIELDS, check_collection, check_max_delay
+from tarry.core.suggest import did_you_mean
 from tarry.core.value import Value
 from tarry.core.verdict import Attempt
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -22,7 +24,6 @@ _HOUR = 3600.0
 _TABLE = 32
 _MEMORYLESS = ("none", "full", "equal")
 _SETS = ("retryable_statuses", "retryable_codes")
-_LOWEST_STATUS, _HIGHEST_STATUS = 100, 599
 
 
 class Random(Protocol):
@@ -46,21 +47,7 @@ class Policy(Value):
         attempts).
     """
 
-    _fields = (
-        "max_attempts",
-        "initial_delay",
-        "multiplier",
-        "max_delay",
-        "total_budget",
-        "attempt_timeout",
-        "backoff",
-        "jitter",
-        "retryable_statuses",
-        "retryable_codes",
-        "throttled_delay",
-        "max_hint",
-        "retry_marked",
-    )
+    _fields = tuple(field.name for field in POLICY_FIELDS)
     __slots__ = (*_fields, "_jitter", "_throttled", "commands", "table")
 
     max_attempts: int
@@ -104,34 +91,26 @@ class Policy(Value):
         max_hint: float = 120.0,
         retry_marked: bool = False,
     ) -> None:
-        initial, longest = (
-            positive("initial_delay", initial_delay),
-            positive("max_delay", max_delay),
-        )
-        if longest < initial:
-            rule = f"must be at least initial_delay ({initial:g}), got {longest:g}"
-            raise ConfigurationError("max_delay", rule)
-        _named_or_callable("backoff", backoff, BACKOFFS)
-        _named_or_callable("jitter", jitter, JITTERS)
-        if not isinstance(retry_marked, bool):
-            raise ConfigurationTypeError("retry_marked", "must be True or False", retry_marked)
-        throttled = positive("throttled_delay", throttled_delay)
+        arguments = {
+            "max_attempts": max_attempts,
+            "initial_delay": initial_delay,
+            "multiplier": multiplier,
+            "max_delay": max_delay,
+            "total_budget": total_budget,
+            "attempt_timeout": attempt_timeout,
+            "backoff": backoff,
+            "jitter": jitter,
+            "retryable_statuses": retryable_statuses,
+            "retryable_codes": retryable_codes,
+            "throttled_delay": throttled_delay,
+            "max_hint": max_hint,
+            "retry_marked": retry_marked,
+        }
+        self._set(**{field.name: field.check(arguments[field.name]) for field in POLICY_FIELDS})
+        check_max_delay(self.max_delay, self.initial_delay)
         self._set(
-            max_attempts=count("max_attempts", max_attempts),
-            initial_delay=initial,
-            multiplier=at_least("multiplier", multiplier, 1),
-            max_delay=longest,
-            total_budget=_positive_or_none("total_budget", total_budget),
-            attempt_timeout=_positive_or_none("attempt_timeout", attempt_timeout),
-            backoff=backoff,
-            jitter=jitter,
-            retryable_statuses=_statuses(retryable_statuses),
-            retryable_codes=_codes(retryable_codes),
-            throttled_delay=throttled,
-            max_hint=at_least("max_hint", max_hint, 0),
-            retry_marked=retry_marked,
             _jitter=JITTERS[jitter] if isinstance(jitter, str) else partial(custom, jitter),
-            _throttled=max(initial, min(throttled, longest)),
+            _throttled=max(self.initial_delay, min(self.throttled_delay, self.max_delay)),
             table=(),
         )
         first = range(min(self.max_attempts + 1, _TABLE))
@@ -209,7 +188,7 @@ class Policy(Value):
             if set(delays) != {"schedule"}:
                 msg = f"backoff as a table must be {{'schedule': [...]}}, got {backoff!r}"
                 raise ConfigurationError(msg)
-            values["backoff"] = Schedule(tuple(_iterable("schedule", delays["schedule"])))
+            values["backoff"] = Schedule(tuple(check_collection("schedule", delays["schedule"])))
         return cls(**values)
 
     def _row(self, k: int) -> tuple[float, float, float]:
@@ -223,7 +202,7 @@ class Policy(Value):
     def _known(cls, names: Iterable[str]) -> None:
         for name in names:
             if name not in cls._fields:
-                msg = f"a policy has no field {name!r}; it has {', '.join(cls._fields)}"
+                msg = f"a policy has no field {name!r}; {did_you_mean(name, cls._fields)}"
                 raise ConfigurationError(msg)
 
     @classmethod
@@ -231,47 +210,6 @@ class Policy(Value):
         """Return a named policy: default, interactive, webhook or patient."""
         one_of("preset", name, PRESETS)
         return PRESETS[name]
-
-
-def _positive_or_none(field: str, value: object) -> float | None:
-    return None if value is None else positive(field, value)
-
-
-def _named_or_callable(field: str, value: object, known: Mapping[str, object]) -> None:
-    if not callable(value):
-        if not isinstance(value, str):
-            raise ConfigurationTypeError(field, "must be a name or a callable", value)
-        one_of(field, value, known)
-
-
-def _iterable(field: str, value: object) -> Iterable[Any]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise ConfigurationTypeError(field, "must be a collection", value)
-    return value  # pyright: ignore[reportUnknownVariableType]
-
-
-def _statuses(values: object) -> frozenset[int]:
-    statuses: set[int] = set()
-    for status in _iterable("retryable_statuses", values):
-        if isinstance(status, bool) or not isinstance(status, int):
-            raise ConfigurationTypeError("retryable_statuses", "must hold whole numbers", status)
-        if not _LOWEST_STATUS <= status <= _HIGHEST_STATUS:
-            rule = "must hold statuses from 100 to 599"
-            raise ConfigurationError("retryable_statuses", rule, status)
-        statuses.add(status)
-    return frozenset(statuses)
-
-
-def _codes(values: object) -> frozenset[str]:
-    codes: set[str] = set()
-    for code in _iterable("retryable_codes", values):
-        if not isinstance(code, str):
-            name = getattr(code, "name", "UNAVAILABLE")
-            rule = f'must hold names, as text ("{name}")'
-            raise ConfigurationTypeError("retryable_codes", rule, code)
-        one_of("retryable_codes", code, GRPC_CODES)
-        codes.add(code)
-    return frozenset(codes)
 
 
 PRESETS: dict[str, Policy] = {

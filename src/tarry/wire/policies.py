@@ -9,17 +9,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from tarry.core.backoff import BACKOFFS, Schedule
-from tarry.core.checks import at_least, count, number, one_of, positive
-from tarry.core.jitter import JITTERS
-from tarry.core.outcome import GRPC_CODES
+from tarry.core.backoff import Schedule
+from tarry.core.checks import number, one_of
 from tarry.core.policy import PRESETS, Policy
+from tarry.core.policy_fields import POLICY_FIELDS, PolicyField, check_max_delay
+from tarry.core.suggest import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 _DAY = 24 * 3600.0
+MAX_DURATION_MS = 3_155_760_000_000
+"""A hundred years."""
+MAX_NUMBER = 2**53
+"""The largest whole number that every JSON parser reads exactly."""
+MAX_ENTRIES = 1_000
+"""Entries of a list of delays, statuses or codes."""
 SCHEDULE = "SCHEDULE"
 """The backoff that is a list, in `scheduleMs`."""
 
@@ -35,95 +41,91 @@ SERVICE_PRESETS: dict[str, Policy] = {
 """The policies that every tenant has from the start."""
 
 
-def _names(field: str, known: Mapping[str, object], *more: str) -> Callable[[object], str]:
-    def checked(value: object) -> str:
-        one_of(field, value, [*map(str.upper, known), *more])
-        return cast("str", value).lower()
+SCHEDULE_FIELD = PolicyField(
+    "schedule",
+    "scheduleMs",
+    "seconds",
+    None,
+    "The delays of backoffType SCHEDULE in order; the last one repeats.",
+    is_minimum_allowed=True,
+)
+"""A field of the JSON form only: `Policy` has a `Schedule` as its backoff."""
 
-    return checked
-
-
-def _ms(field: str, check: Callable[[str, object], float]) -> Callable[[object], float]:
-    return lambda value: check(field, value) / 1000
-
-
-def _ms_or_null(field: str) -> Callable[[object], float | None]:
-    return lambda value: None if value is None else positive(field, value) / 1000
-
-
-def _not_negative(field: str, value: object) -> float:
-    return at_least(field, value, 0)
-
-
-def _list(field: str, value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise ConfigurationTypeError(field, "must be a list", value)
-    return cast("list[object]", value)
-
-
-def _statuses(value: object) -> frozenset[int]:
-    field = "retryableStatusCodes"
-    statuses = frozenset(
-        count(f"{field}[{i}]", one, 100) for i, one in enumerate(_list(field, value))
-    )
-    if any(status > 599 for status in statuses):  # noqa: PLR2004 - the last class of statuses
-        raise ConfigurationError(field, f"must hold statuses from 100 to 599, got {max(statuses)}")
-    return statuses
-
-
-def _codes(value: object) -> frozenset[str]:
-    field = "retryableGrpcCodes"
-    codes = _list(field, value)
-    for i, code in enumerate(codes):
-        one_of(f"{field}[{i}]", code, GRPC_CODES)
-    return frozenset(cast("list[str]", codes))
-
-
-def _schedule(value: object) -> Schedule:
-    delays = _list("scheduleMs", value)
-    if not delays:
-        raise ConfigurationError("scheduleMs", "must hold at least one delay, got none")
-    return Schedule(
-        _not_negative(f"scheduleMs[{i}]", delay) / 1000 for i, delay in enumerate(delays)
-    )
-
-
-FIELDS: dict[str, tuple[str, Callable[[object], Any]]] = {
-    "maxAttempts": ("max_attempts", lambda value: count("maxAttempts", value)),
-    "initialDelayMs": ("initial_delay", _ms("initialDelayMs", positive)),
-    "multiplier": ("multiplier", lambda value: at_least("multiplier", value, 1)),
-    "maxDelayMs": ("max_delay", _ms("maxDelayMs", positive)),
-    "totalBudgetMs": ("total_budget", _ms_or_null("totalBudgetMs")),
-    "attemptTimeoutMs": ("attempt_timeout", _ms("attemptTimeoutMs", positive)),
-    "backoffType": ("backoff", _names("backoffType", BACKOFFS, SCHEDULE)),
-    "scheduleMs": ("schedule", _schedule),
-    "jitterType": ("jitter", _names("jitterType", JITTERS)),
-    "retryableStatusCodes": ("retryable_statuses", _statuses),
-    "retryableGrpcCodes": ("retryable_codes", _codes),
-    "throttledDelayMs": ("throttled_delay", _ms("throttledDelayMs", positive)),
-    "maxHintMs": ("max_hint", _ms("maxHintMs", _not_negative)),
+JSON_FIELDS: dict[str, PolicyField] = {
+    field.json_name: field for field in (*POLICY_FIELDS, SCHEDULE_FIELD) if field.json_name
 }
-"""The fields, each with the policy's name for it and the way to read it."""
+"""The fields of the JSON form by their names there."""
 
 
 def policy_from_wire(document: Mapping[str, Any], base: Policy) -> Policy:
-    """Lay fields over a policy, or say which one is wrong."""
+    """Return `base` with the fields of a JSON document; the base's `max_delay` may grow.
+
+    An error names the field as the document does.
+    """
     changes: dict[str, Any] = {}
-    for field, value in document.items():
-        if field not in FIELDS:
-            msg = f"a policy has no field {short_repr(field)}; it has {', '.join(FIELDS)}"
+    for name, value in document.items():
+        if name not in JSON_FIELDS:
+            known = did_you_mean(name, JSON_FIELDS)
+            msg = f"a policy has no field {short_repr(name)}; {known}"
             raise ConfigurationError(msg)
-        name, read = FIELDS[field]
-        changes[name] = read(value)
+        field = JSON_FIELDS[name]
+        changes[field.name] = _read(field, name, value)
     _merge_schedule(changes, base)
-    initial = changes.get("initial_delay", base.initial_delay)
-    longest = changes.get("max_delay", base.max_delay)
-    if longest < initial:
-        if "max_delay" in changes:
-            rule = f"must be at least initialDelayMs ({initial * 1000:g}), got {longest * 1000:g}"
-            raise ConfigurationError("maxDelayMs", rule)
-        changes["max_delay"] = initial
+    initial_delay = changes.get("initial_delay", base.initial_delay)
+    if "max_delay" in changes:
+        names = ("maxDelayMs", "initialDelayMs")
+        check_max_delay(changes["max_delay"] * 1000, initial_delay * 1000, names)
+    else:
+        changes["max_delay"] = max(base.max_delay, initial_delay)
     return base.replace(**changes)
+
+
+def _read(field: PolicyField, name: str, value: object) -> Any:
+    """Check a value of the JSON form and return it as `Policy` has it."""
+    _check_size(name, value, MAX_DURATION_MS if field.type == "seconds" else MAX_NUMBER)
+    if field is SCHEDULE_FIELD:
+        delays = _list(name, value)
+        if not delays:
+            raise ConfigurationError(name, "must hold at least one delay, got none")
+        return Schedule(field.check(delay, f"{name}[{i}]") / 1000 for i, delay in enumerate(delays))
+    if field.type == "choice":
+        return _read_choice(field, name, value)
+    if field.type in {"statuses", "codes"}:
+        value = _list(name, value)
+    if value is None and field.is_required_by_service:
+        raise ConfigurationTypeError(name, "must be a number", value)
+    checked = field.check(value, name)
+    return checked / 1000 if field.type == "seconds" and checked is not None else checked
+
+
+def _read_choice(field: PolicyField, name: str, value: object) -> str:
+    one_of(name, value, json_choices(field))
+    return cast("str", value).lower()
+
+
+def json_choices(field: PolicyField) -> list[str]:
+    """Return the names that a choice has in JSON: capitals, and SCHEDULE for a backoff."""
+    choices = [choice.upper() for choice in field.choices]
+    return [*choices, SCHEDULE] if field.name == "backoff" else choices
+
+
+def _list(name: str, value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise ConfigurationTypeError(name, "must be a list", value)
+    return cast("list[object]", value)
+
+
+def _check_size(name: str, value: object, maximum: int) -> None:
+    """Keep to numbers that every JSON parser and every store can hold, and to a hundred years."""
+    if isinstance(value, list):
+        entries = cast("list[object]", value)
+        if len(entries) > MAX_ENTRIES:
+            rule = f"must have at most {MAX_ENTRIES:,} entries"
+            raise ConfigurationError(name, rule, len(entries))
+        for entry in entries:
+            _check_size(name, entry, maximum)
+    elif isinstance(value, (int, float)) and abs(value) > maximum:
+        raise ConfigurationError(name, f"must be at most {maximum}", value)
 
 
 def _merge_schedule(changes: dict[str, Any], base: Policy) -> None:
@@ -172,24 +174,25 @@ def policy_sent(policy: Policy) -> dict[str, Any]:
 
 def policy_to_wire(policy: Policy) -> dict[str, Any]:
     """Return all fields of a policy."""
-    scheduled = isinstance(policy.backoff, Schedule)
-    document: dict[str, Any] = {
-        "maxAttempts": policy.max_attempts,
-        "initialDelayMs": _in_ms(policy.initial_delay),
-        "multiplier": policy.multiplier,
-        "maxDelayMs": _in_ms(policy.max_delay),
-        "totalBudgetMs": _in_ms(policy.total_budget),
-        "attemptTimeoutMs": _in_ms(policy.attempt_timeout),
-        "backoffType": SCHEDULE if scheduled else str(policy.backoff).upper(),
-        "jitterType": str(policy.jitter).upper(),
-        "retryableStatusCodes": sorted(policy.retryable_statuses),
-        "retryableGrpcCodes": sorted(policy.retryable_codes),
-        "throttledDelayMs": _in_ms(policy.throttled_delay),
-        "maxHintMs": _in_ms(policy.max_hint),
+    document = {
+        field.json_name: _write(field, getattr(policy, field.name))
+        for field in POLICY_FIELDS
+        if field.json_name
     }
     if isinstance(policy.backoff, Schedule):
         document["scheduleMs"] = [_in_ms(delay) for delay in policy.backoff.delays]
     return document
+
+
+def _write(field: PolicyField, value: Any) -> Any:
+    """Return a value of a policy as JSON has it."""
+    if field.type == "seconds":
+        return _in_ms(value)
+    if field.type == "choice":
+        return SCHEDULE if isinstance(value, Schedule) else str(value).upper()
+    if field.type in {"statuses", "codes"}:
+        return sorted(value)
+    return value
 
 
 def _in_ms(seconds: float | None) -> float | None:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from tarry.core.verdict import Reason
+from tarry.wire.policies import MAX_DURATION_MS
 
 T = TypeVar("T")
 
@@ -20,8 +21,6 @@ FIRST_TIME = 100_000_000_000
 """In 1973: an earlier time is one in seconds."""
 LAST_TIME = 253_402_300_799_999
 """The end of the year 9999."""
-LONGEST_DELAY = 3_155_760_000_000
-"""A hundred years."""
 MOST_IN_BATCH = 1_000
 MOST_IN_PAGE = 1_000
 
@@ -89,7 +88,7 @@ class RetryTaskRequest(_Asked):
     policy_id: PolicyName | None = None
     policy_version: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     idempotency_key: KeyText | None = None
-    delay_ms: Annotated[int, Meta(ge=0, le=LONGEST_DELAY)] | None = None
+    delay_ms: Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)] | None = None
     next_attempt_at: Time | None = None
     policy: dict[str, Any] | None = None
     callback_url: UrlText | None = None

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tarry.service.api.problem_types import PROBLEM_TYPES
-from tarry.wire.policies import FIELDS
+from tarry.wire.policies import JSON_FIELDS
 from tests.service.api.harness import Rig, with_rig
 
 # Rules that no schema can hold (which hosts may be called, which policies there are) make some
@@ -54,9 +54,9 @@ def test_every_reference_leads_somewhere() -> None:
 def test_the_fields_of_a_policy_are_those_that_are_checked() -> None:
     """The document knows every field of a policy, for policies and for overrides."""
     schemas = schema.raw_schema["components"]["schemas"]
-    assert {*FIELDS, "policyId"} == set(schemas["PolicyFields"]["properties"])
+    assert {*JSON_FIELDS, "policyId"} == set(schemas["PolicyFields"]["properties"])
     overrides = schemas["RetryTaskRequest"]["properties"]["policy"]["anyOf"][0]
-    assert set(FIELDS) == set(overrides["properties"])
+    assert set(JSON_FIELDS) == set(overrides["properties"])
 
 
 def test_the_document_says_where_a_key_is_needed() -> None:

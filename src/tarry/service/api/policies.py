@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from tarry.core.policy_fields import HIGHEST_STATUS, LOWEST_STATUS, PolicyField
 from tarry.errors import ConfigurationError
 from tarry.service.api import problem_types, problems
 from tarry.service.api.policy_validation import check_policy, check_policy_id, unknown_version
@@ -17,15 +18,17 @@ from tarry.service.api.routing import Operation
 from tarry.service.api.views import policy_view
 from tarry.service.model import PolicyVersion
 from tarry.service.store import PolicyWriteStatus
-from tarry.wire.policies import SERVICE_PRESETS, policy_to_wire
-from tarry.wire.tasks import (
-    LONGEST_DELAY,
-    Backoff,
-    Jitter,
-    Page,
-    PolicyName,
-    RetryPolicy,
+from tarry.wire.policies import (
+    JSON_FIELDS,
+    MAX_DURATION_MS,
+    MAX_ENTRIES,
+    MAX_NUMBER,
+    SCHEDULE_FIELD,
+    SERVICE_PRESETS,
+    json_choices,
+    policy_to_wire,
 )
+from tarry.wire.tasks import Page, PolicyName, RetryPolicy
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
@@ -36,35 +39,48 @@ _document = msgspec.json.Decoder(dict[str, Any])
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _PRESET = "preset:"
 """Begins the cursor of the presets, which come after the tenant's own; no id has a colon."""
-_MOST = 2**53
-_Ms = Annotated[float, Meta(gt=0, le=LONGEST_DELAY)]
 
 
-class PolicyFields(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """The fields of a policy; one that is left out has the value of the default policy."""
+def _json_type(field: PolicyField) -> Any:
+    """Return the type of a field in JSON, with its bounds and its help for OpenAPI."""
+    json_type: Any
+    bounds: dict[str, Any] = {}
+    match field.type:
+        case "choice":
+            json_type = Literal[tuple(sorted(json_choices(field)))]
+        case "statuses":
+            json_type = list[Annotated[int, Meta(ge=LOWEST_STATUS, le=HIGHEST_STATUS)]]
+        case "codes":
+            json_type = list[str]
+        case _:
+            lowest = "ge" if field.is_minimum_allowed else "gt"
+            maximum = MAX_DURATION_MS if field.type == "seconds" else MAX_NUMBER
+            json_type = int if field.type == "count" else float
+            bounds = {lowest: field.minimum, "le": maximum}
+    if field is SCHEDULE_FIELD:
+        json_type = list[Annotated[float, Meta(**bounds)]]
+        bounds = {"min_length": 1, "max_length": MAX_ENTRIES}
+    json_type = Annotated[json_type, Meta(description=field.help, **bounds)] | msgspec.UnsetType
+    return json_type | None if field.is_optional and not field.is_required_by_service else json_type
 
-    policy_id: PolicyName | msgspec.UnsetType = msgspec.UNSET
-    max_attempts: Annotated[int, Meta(ge=1, le=_MOST)] | msgspec.UnsetType = msgspec.UNSET
-    initial_delay_ms: _Ms | msgspec.UnsetType = msgspec.UNSET
-    multiplier: Annotated[float, Meta(ge=1, le=_MOST)] | msgspec.UnsetType = msgspec.UNSET
-    max_delay_ms: _Ms | msgspec.UnsetType = msgspec.UNSET
-    total_budget_ms: _Ms | msgspec.UnsetType | None = msgspec.UNSET
-    attempt_timeout_ms: _Ms | msgspec.UnsetType = msgspec.UNSET
-    backoff_type: Backoff | msgspec.UnsetType = msgspec.UNSET
-    schedule_ms: (
-        Annotated[
-            list[Annotated[float, Meta(ge=0, le=LONGEST_DELAY)]],
-            Meta(min_length=1, max_length=1000),
-        ]
-        | msgspec.UnsetType
-    ) = msgspec.UNSET
-    jitter_type: Jitter | msgspec.UnsetType = msgspec.UNSET
-    retryable_status_codes: list[Annotated[int, Meta(ge=100, le=599)]] | msgspec.UnsetType = (
-        msgspec.UNSET
-    )
-    retryable_grpc_codes: list[str] | msgspec.UnsetType = msgspec.UNSET
-    throttled_delay_ms: _Ms | msgspec.UnsetType = msgspec.UNSET
-    max_hint_ms: Annotated[float, Meta(ge=0, le=LONGEST_DELAY)] | msgspec.UnsetType = msgspec.UNSET
+
+PolicyFields = msgspec.defstruct(
+    "PolicyFields",
+    [
+        ("policy_id", PolicyName | msgspec.UnsetType, msgspec.UNSET),
+        *(
+            (field.name, _json_type(field), msgspec.field(name=name, default=msgspec.UNSET))
+            for name, field in JSON_FIELDS.items()
+        ),
+    ],
+    rename="camel",
+    kw_only=True,
+    omit_defaults=True,
+)
+"""The JSON body of a policy, for OpenAPI: each field can be left out."""
+PolicyFields.__doc__ = (
+    "The fields of a policy; one that is left out has the value of the default policy."
+)
 
 
 class VersionQuery(
@@ -72,7 +88,7 @@ class VersionQuery(
 ):
     """Which version; by default the newest."""
 
-    version: Annotated[int, Meta(ge=1, le=_MOST)] | None = None
+    version: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None = None
 
 
 class PolicyResource:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError, short_repr
 from tarry.service.api.problems import invalid, unknown_field
-from tarry.wire.policies import FIELDS, policy_from_wire
-from tarry.wire.tasks import LONGEST_DELAY
+from tarry.wire.policies import JSON_FIELDS, policy_from_wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from tarry.service.api.context import ApiLimits
 
 _POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_LARGEST = 2**53
-_MOST = 1_000
 
 
 def check_policy_id(policy_id: str) -> str:
@@ -45,16 +42,18 @@ def unknown_version(policy_id: str, version: int | None, newest: int | None) -> 
 def check_policy(
     document: Mapping[str, Any], base: Policy, limits: ApiLimits, within: str = ""
 ) -> Policy:
-    """Lay fields over a policy, or refuse one by its name; `within` is the path to them."""
-    for name, value in document.items():
-        if name not in FIELDS:
-            raise unknown_field(within.rstrip("."), name, FIELDS)
-        _check_size(within + name, value, LONGEST_DELAY if name.endswith("Ms") else _LARGEST)
+    """Return `base` with the fields of a document, or reject one by its path.
+
+    `within` is the path of the document in the request, with a dot at its end.
+    """
+    for name in document:
+        if name not in JSON_FIELDS:
+            raise unknown_field(within.rstrip("."), name, JSON_FIELDS)
     try:
         policy = policy_from_wire(document, base)
     except ConfigurationError as error:
         field = error.field or ""
-        is_known = field.partition("[")[0] in FIELDS
+        is_known = field.partition("[")[0] in JSON_FIELDS
         path = within + field if is_known else within.rstrip(".") or "policy"
         raise invalid(path, f"{_message(error)}.") from None
     if policy.attempt_timeout is None or policy.attempt_timeout > limits.max_attempt_timeout_s:
@@ -69,15 +68,3 @@ def _message(error: ConfigurationError) -> str:
     if error.has_value and (error.value is None or isinstance(error.value, bool)):
         return f"{error.field} {error.rule}, got {json.dumps(error.value)}"
     return str(error)
-
-
-def _check_size(path: str, value: object, most: int) -> None:
-    """Keep to numbers that every JSON parser and every store can hold, and to a hundred years."""
-    if isinstance(value, list):
-        entries = cast("list[object]", value)
-        if len(entries) > _MOST:
-            raise invalid(path, f"{path} may have {_MOST} entries, got {len(entries)}.")
-        for one in entries:
-            _check_size(path, one, most)
-    elif isinstance(value, (int, float)) and abs(value) > most:
-        raise invalid(path, f"{path} must be at most {most}, got {short_repr(value)}.")

@@ -1,0 +1,40 @@
+"""Tests for the table of policy fields."""
+
+from __future__ import annotations
+
+from inspect import signature
+
+import pytest
+
+from tarry.core.policy import Policy
+from tarry.core.policy_fields import POLICY_FIELDS, PolicyField
+from tarry.errors import ConfigurationError
+
+
+def test_the_table_has_the_arguments_of_a_policy_and_their_defaults() -> None:
+    """Names, order and defaults are those of the constructor."""
+    parameters = signature(Policy).parameters.values()
+    assert [(one.name, one.default) for one in parameters] == [
+        (field.name, field.default) for field in POLICY_FIELDS
+    ]
+
+
+@pytest.mark.parametrize("field", POLICY_FIELDS, ids=lambda field: field.name)
+def test_every_default_is_valid(field: PolicyField) -> None:
+    """A default passes the check of its own field."""
+    assert field.default == field.check(field.default)
+
+
+@pytest.mark.parametrize("field", POLICY_FIELDS, ids=lambda field: field.name)
+def test_every_field_has_a_help_sentence(field: PolicyField) -> None:
+    """The help is one sentence."""
+    assert field.help.count(".") == 1
+    assert field.help.endswith(".")
+
+
+@pytest.mark.parametrize("field", POLICY_FIELDS, ids=lambda field: field.name)
+def test_an_error_has_the_name_that_the_caller_uses(field: PolicyField) -> None:
+    """A check under another name reports that name."""
+    with pytest.raises(ConfigurationError) as caught:
+        field.check(object(), "someField")
+    assert "someField" == caught.value.field
