@@ -29,8 +29,8 @@ from benchmarks.service.peers.common import BODY, HEADERS
 from benchmarks.service.processes import Failed, Group, free_port
 from benchmarks.service.target import Target, running_target
 from tarry.service.delivery.targets import parse_target
+from tarry.service.encryption import PlainCodec
 from tarry.service.model import Task, TaskContent
-from tarry.service.sealing import Plain
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
 
@@ -116,7 +116,7 @@ def _task(url: str, at: int) -> Task:
         lane=_lane(url),
         key=task_id,
         fingerprint=b"",
-        content=Plain().pack(content),
+        content=PlainCodec().pack(content),
         next_attempt_at=at,
     )
 

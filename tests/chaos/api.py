@@ -9,7 +9,7 @@ from typing import Any
 from tarry.service.api.application import Api
 from tarry.service.api.context import ApiContext
 from tarry.service.delivery.guard import Guard
-from tarry.service.sealing import Plain
+from tarry.service.encryption import PlainCodec
 from tests.service.api.harness import FakePayloads
 from tests.service.engine.rig import Rig
 
@@ -25,7 +25,7 @@ def api_of(rig: Rig) -> Api:
             engine=rig.engine,
             store=rig.store,
             payloads=FakePayloads(),
-            seal=Plain(),
+            codec=PlainCodec(),
             guard=Guard(),
             new_id=lambda: next(rig.ids),
             monotonic=asyncio.get_running_loop().time,

@@ -14,8 +14,8 @@ from uuid import uuid4
 import pytest
 
 from tarry.service.delivery.targets import parse_target
+from tarry.service.encryption import PlainCodec
 from tarry.service.model import Task, TaskContent
-from tarry.service.sealing import Plain
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
 from tests.integration.service import Service, free_port, service, target
@@ -32,7 +32,7 @@ ENOUGH = 16
 def _task(url: str) -> NewTask:
     target = parse_target(url)
     task_id = str(uuid4())
-    content = Plain().pack(TaskContent(url=target.url))
+    content = PlainCodec().pack(TaskContent(url=target.url))
     lane = f"default/{target.origin}"
     return NewTask(
         Task(

@@ -11,10 +11,10 @@ import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.model import TaskContent
-from tarry.service.payloads import BodyUnusable, Payloads
+from tarry.service.payloads import BodyUnavailable, PayloadStore
 
 BODY = bytes(range(256)) * 100
-Case = Callable[[Payloads], Coroutine[Any, Any, None]]
+Case = Callable[[PayloadStore], Coroutine[Any, Any, None]]
 
 
 class Synced:
@@ -37,7 +37,7 @@ class Synced:
         return self.numbers == [path.stat().st_ino for path in paths]
 
 
-async def body_comes_back(payloads: Payloads) -> None:
+async def body_comes_back(payloads: PayloadStore) -> None:
     """A body that was put is read back, checked."""
     ref, checksum = await payloads.put("default", "t1", BODY)
     content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
@@ -46,62 +46,64 @@ async def body_comes_back(payloads: Payloads) -> None:
     await payloads.delete([ref])
 
 
-async def damaged_body_is_not_used(payloads: Payloads) -> None:
+async def damaged_body_is_not_used(payloads: PayloadStore) -> None:
     """Another checksum is an error, and so is a body that is gone."""
     ref, checksum = await payloads.put("default", "t2", BODY)
     content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=b"other")
-    with pytest.raises(BodyUnusable, match="t2 is damaged"):
+    with pytest.raises(BodyUnavailable, match="t2 is damaged"):
         await payloads.read(content)
     await payloads.delete([ref])
     content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
-    with pytest.raises(BodyUnusable, match="gone"):
+    with pytest.raises(BodyUnavailable, match="gone"):
         await payloads.read(content)
 
 
-async def bodies_without_their_place_are_away(payloads: Payloads) -> None:
+async def missing_storage_is_not_a_lost_body(payloads: PayloadStore) -> None:
     """Where the place is missing too, no body is gone: that is trouble of our own."""
     ref, checksum = await payloads.put("default", "t4", BODY)
     _, place, *_ = ref.split("/")
     content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
     await payloads.delete([ref, f".tarry/places/{place}"])
 
-    with pytest.raises(StoreUnavailable, match=f"neither {ref} is there nor .tarry/places/{place}"):
+    with pytest.raises(
+        StoreUnavailable, match=f"neither {ref} nor its marker .tarry/places/{place}"
+    ):
         await payloads.read(content)
     content.checksum = None
-    with pytest.raises(BodyUnusable, match="gone"):
+    with pytest.raises(BodyUnavailable, match="gone"):
         await payloads.read(content)
     other, _ = await payloads.put("default", "t4", BODY)
     assert place != other.split("/")[1]
     await payloads._obstore.put_async(payloads._store, f".tarry/places/{place}", b"")
     content.checksum = checksum
-    with pytest.raises(BodyUnusable, match="gone"):
+    with pytest.raises(BodyUnavailable, match="gone"):
         await payloads.read(content)
     await payloads.delete([other])
 
 
-async def deleting_twice_is_no_error(payloads: Payloads) -> None:
+async def deleting_twice_is_no_error(payloads: PayloadStore) -> None:
     """Maintenance may die between deleting a body and writing that down."""
     ref, _ = await payloads.put("default", "t3", BODY)
     await payloads.delete([ref, ref])
     await payloads.delete([ref])
 
 
-async def object_of_the_caller_is_stamped(payloads: Payloads) -> None:
+async def object_of_the_caller_is_stamped(payloads: PayloadStore) -> None:
     """An existing object is named by its path; one that is written anew is not the same."""
     await payloads._obstore.put_async(payloads._store, "default/inv/7.json", b"{}")
-    ref = payloads.check_ref("default", "default/inv/7.json")
-    size, etag = await payloads.stamp(ref)
+    ref = payloads.validate_ref("default", "default/inv/7.json")
+    size, etag = await payloads.head_object(ref)
     content = TaskContent(url="", body_ref=ref, body_size=size, etag=etag)
     assert b"{}" == await payloads.read(content)
 
     await payloads._obstore.put_async(payloads._store, "default/inv/7.json", b"[]")
-    with pytest.raises(BodyUnusable, match="changed"):
+    with pytest.raises(BodyUnavailable, match="changed"):
         await payloads.read(content)
-    with pytest.raises(ConfigurationError, match="not there"):
-        await payloads.stamp("default/nothing")
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        await payloads.head_object("default/nothing")
 
 
-async def strays_are_swept(payloads: Payloads) -> None:
+async def strays_are_swept(payloads: PayloadStore) -> None:
     """A body whose task was never added goes after an hour; one with a task stays, as all else."""
     await payloads._obstore.put_async(payloads._store, ".tarry/default/other", b"no body of ours")
     stray, _ = await payloads.put("default", "stray", BODY)
@@ -116,13 +118,13 @@ async def strays_are_swept(payloads: Payloads) -> None:
     content = TaskContent(url="", body_ref=kept, body_size=len(BODY), checksum=checksum)
     assert BODY == await payloads.read(content)
     content.body_ref = stray
-    with pytest.raises(BodyUnusable):
+    with pytest.raises(BodyUnavailable):
         await payloads.read(content)
 
 
 CASES: list[Case] = [
     body_comes_back,
-    bodies_without_their_place_are_away,
+    missing_storage_is_not_a_lost_body,
     damaged_body_is_not_used,
     deleting_twice_is_no_error,
     object_of_the_caller_is_stamped,

@@ -11,15 +11,15 @@ from cryptography.fernet import Fernet
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service import payloads as module
+from tarry.service.encryption import EncryptedCodec
 from tarry.service.model import TaskContent
-from tarry.service.payloads import BodyUnusable, Payloads
-from tarry.service.sealing import Sealed
+from tarry.service.payloads import BodyUnavailable, PayloadStore
 from tests.service.payload_cases import CASES, Case, Synced
 
 KILLED = """
 import asyncio, os, sys
-from tarry.service.payloads import Payloads
-payloads = Payloads(sys.argv[1], most_bytes=100)
+from tarry.service.payloads import PayloadStore
+payloads = PayloadStore(sys.argv[1], max_bytes=100)
 asyncio.run(payloads.put("default", "before", b"x"))
 os.fsync = lambda _: os._exit(9)
 asyncio.run(payloads.put("default", "killed", b"x"))
@@ -31,7 +31,7 @@ asyncio.run(payloads.put("default", "killed", b"x"))
 def test_bodies(case: Case, place: str, tmp_path: Path) -> None:
     """What holds wherever bodies are kept."""
     url = str(tmp_path / "bodies") if place == "folder" else "memory:///"
-    asyncio.run(case(Payloads(url, most_bytes=1 << 20)))
+    asyncio.run(case(PayloadStore(url, max_bytes=1 << 20)))
 
 
 @pytest.mark.parametrize(
@@ -39,19 +39,19 @@ def test_bodies(case: Case, place: str, tmp_path: Path) -> None:
 )
 def test_name_outside_of_the_tenant_is_refused(ref: str) -> None:
     """A caller reaches its own objects only."""
-    payloads = Payloads("memory:///", most_bytes=10)
+    payloads = PayloadStore("memory:///", max_bytes=10)
     with pytest.raises(ConfigurationError, match="bodyRef must"):
-        payloads.check_ref("default", ref)
+        payloads.validate_ref("default", ref)
 
 
 def test_object_that_is_too_large_is_refused() -> None:
     """What could not be sent is not accepted."""
 
     async def main() -> None:
-        payloads = Payloads("memory:///", most_bytes=10)
+        payloads = PayloadStore("memory:///", max_bytes=10)
         await payloads._obstore.put_async(payloads._store, "default/x", b"x" * 11)
         with pytest.raises(ConfigurationError, match="at most 10 bytes, got 11"):
-            await payloads.stamp("default/x")
+            await payloads.head_object("default/x")
 
     asyncio.run(main())
 
@@ -59,15 +59,15 @@ def test_object_that_is_too_large_is_refused() -> None:
 def test_address_that_nobody_knows_is_refused() -> None:
     """The error names the setting."""
     with pytest.raises(ConfigurationError, match=r"cannot use .* for bodies"):
-        Payloads("ftp://x", most_bytes=10)
+        PayloadStore("ftp://x", max_bytes=10)
 
 
 def test_store_that_does_not_answer_is_unavailable(tmp_path: Path) -> None:
     """A folder that cannot be written is trouble of our own."""
     folder = tmp_path / "bodies"
-    payloads = Payloads(str(folder), most_bytes=10)
+    payloads = PayloadStore(str(folder), max_bytes=10)
     (folder / ".tarry").write_text("a file, where a folder should be")
-    with pytest.raises(StoreUnavailable, match="does not answer"):
+    with pytest.raises(StoreUnavailable, match="storage of bodies failed"):
         asyncio.run(payloads.put("default", "t", b"x"))
 
 
@@ -76,16 +76,16 @@ def test_encrypted_bodies_tell_nothing_and_are_read_back(tmp_path: Path) -> None
 
     async def main() -> None:
         folder = str(tmp_path / "bodies")
-        plain = Payloads(folder, most_bytes=100)
+        plain = PayloadStore(folder, max_bytes=100)
         early, checksum = await plain.put("default", "early", b"hush hush")
-        way = Sealed([Fernet.generate_key().decode()])
-        sealed = Payloads(folder, most_bytes=100, seal=way.seal, open=way.open)
+        way = EncryptedCodec([Fernet.generate_key().decode()])
+        sealed = PayloadStore(folder, max_bytes=100, encrypt=way.encrypt, decrypt=way.decrypt)
         late, _ = await sealed.put("default", "late", b"hush hush")
         assert b"hush" not in (tmp_path / "bodies" / late).read_bytes()
         for ref in (early, late):
             content = TaskContent(url="", body_ref=ref, body_size=9, checksum=checksum)
             assert b"hush hush" == await sealed.read(content)
-        with pytest.raises(BodyUnusable, match="key that is not here"):
+        with pytest.raises(BodyUnavailable, match="key that is not here"):
             await plain.read(TaskContent(url="", body_ref=late, body_size=9, checksum=checksum))
 
     asyncio.run(main())
@@ -93,7 +93,7 @@ def test_encrypted_bodies_tell_nothing_and_are_read_back(tmp_path: Path) -> None
 
 def test_folder_is_nobody_elses_business(tmp_path: Path) -> None:
     """Others on the machine cannot look in."""
-    Payloads(str(tmp_path / "bodies"), most_bytes=10)
+    PayloadStore(str(tmp_path / "bodies"), max_bytes=10)
 
     assert 0o700 == (tmp_path / "bodies").stat().st_mode & 0o777
 
@@ -103,20 +103,20 @@ def test_folder_that_is_not_mounted_loses_nothing(tmp_path: Path) -> None:
     folder, away = tmp_path / "bodies", tmp_path / "away"
 
     async def main() -> None:
-        before = Payloads(str(folder), most_bytes=100)
+        before = PayloadStore(str(folder), max_bytes=100)
         refs = [await before.put("default", "t1", b"one")]
         folder.rename(away)
-        payloads = Payloads(str(folder), most_bytes=100)
+        payloads = PayloadStore(str(folder), max_bytes=100)
         contents = [TaskContent(url="", body_ref=ref, checksum=checksum) for ref, checksum in refs]
         for reader in (before, payloads):
-            with pytest.raises(StoreUnavailable, match="mount their place or copy it back"):
+            with pytest.raises(StoreUnavailable, match="mount or restore the storage"):
                 await reader.read(contents[0])
         ref, checksum = await payloads.put("default", "t2", b"two")
         contents.append(TaskContent(url="", body_ref=ref, checksum=checksum))
         folder.rename(tmp_path / "meanwhile")
         away.rename(folder)
         assert b"one" == await payloads.read(contents[0])
-        with pytest.raises(StoreUnavailable, match="mount their place or copy it back"):
+        with pytest.raises(StoreUnavailable, match="mount or restore the storage"):
             await payloads.read(contents[1])
         shutil.copytree(tmp_path / "meanwhile", folder, dirs_exist_ok=True)
         assert [b"one", b"two"] == [await payloads.read(content) for content in contents]
@@ -128,7 +128,7 @@ def test_place_keeps_its_name(tmp_path: Path) -> None:
     """Many first bodies at once, and those of another start or process, go to the same place."""
 
     async def main() -> set[str]:
-        first, second = (Payloads(str(tmp_path), most_bytes=100) for _ in range(2))
+        first, second = (PayloadStore(str(tmp_path), max_bytes=100) for _ in range(2))
         put = await asyncio.gather(*(first.put("default", f"t{n}", b"x") for n in range(9)))
         put.append(await second.put("default", "t", b"x"))
         return {ref.split("/")[1] for ref, _ in put}
@@ -142,7 +142,7 @@ def test_body_in_a_folder_survives_a_power_cut(
     """It is on the disk before its task is, with the mark of its place and all that leads there."""
     synced = Synced(monkeypatch)
     folder = tmp_path / "new" / "bodies"
-    payloads = Payloads(str(folder), most_bytes=10)
+    payloads = PayloadStore(str(folder), max_bytes=10)
     ours = folder / ".tarry"
     assert synced.are([tmp_path, tmp_path / "new"])
 
@@ -162,10 +162,10 @@ def test_body_that_cannot_be_synced_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that fails is a store that is away: nothing is promised."""
-    payloads = Payloads(str(tmp_path), most_bytes=10)
+    payloads = PayloadStore(str(tmp_path), max_bytes=10)
     ref, _ = asyncio.run(payloads.put("default", "t1", b"x"))
     Synced(monkeypatch, good=0)
-    with pytest.raises(StoreUnavailable, match="does not answer: no sync"):
+    with pytest.raises(StoreUnavailable, match="failed: no sync"):
         asyncio.run(payloads.put("default", "t2", b"x"))
 
     assert [tmp_path / ref] == [*(tmp_path / ref).parent.iterdir()]
@@ -182,7 +182,7 @@ def test_what_a_kill_leaves_of_a_body_is_swept(tmp_path: Path) -> None:
     bodies = next(tmp_path.glob(".tarry/*/default"))
     assert {bodies / "before", bodies / "killed"} == {*bodies.iterdir()}
 
-    payloads = Payloads(str(tmp_path), most_bytes=100)
+    payloads = PayloadStore(str(tmp_path), max_bytes=100)
     assert 1 == asyncio.run(payloads.sweep(is_live, now=4e9, limit=10))
     assert [bodies / "before"] == [*bodies.iterdir()]
 
@@ -190,35 +190,35 @@ def test_what_a_kill_leaves_of_a_body_is_swept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ref", ["default/m#1", "default/m/x", f"default/{'x' * 300}"])
 def test_name_that_no_file_can_have_is_refused(ref: str, tmp_path: Path) -> None:
     """It is the caller's mistake, and sending it again is no help."""
-    payloads = Payloads(str(tmp_path), most_bytes=10)
+    payloads = PayloadStore(str(tmp_path), max_bytes=10)
     (tmp_path / "default").mkdir()
     (tmp_path / "default/m").write_text("a file")
     (tmp_path / "default/m#1").write_text("another")
     with pytest.raises(ConfigurationError, match="bodyRef"):
-        asyncio.run(payloads.stamp(payloads.check_ref("default", ref)))
+        asyncio.run(payloads.head_object(payloads.validate_ref("default", ref)))
 
 
 @pytest.mark.parametrize("name", ["m#1#2", "m##1", "m#", "m#1x", "m#1/x"])
 def test_other_names_with_a_hash_are_taken(name: str, tmp_path: Path) -> None:
     """No more is refused than what cannot be read."""
-    payloads = Payloads(str(tmp_path), most_bytes=10)
+    payloads = PayloadStore(str(tmp_path), max_bytes=10)
     (tmp_path / "default" / name).parent.mkdir(parents=True)
     (tmp_path / "default" / name).write_text("x")
-    size, _ = asyncio.run(payloads.stamp(payloads.check_ref("default", f"default/{name}")))
+    size, _ = asyncio.run(payloads.head_object(payloads.validate_ref("default", f"default/{name}")))
     assert 1 == size
 
 
 def test_name_with_a_number_is_nothing_special_in_a_bucket() -> None:
     """Only files have temporary names beside them."""
-    payloads = Payloads("memory:///", most_bytes=10)
-    assert "default/m#1" == payloads.check_ref("default", "default/m#1")
+    payloads = PayloadStore("memory:///", max_bytes=10)
+    assert "default/m#1" == payloads.validate_ref("default", "default/m#1")
 
 
 def test_object_whose_folder_became_a_file_is_gone(tmp_path: Path) -> None:
     """No attempt waits for what cannot come back by itself."""
-    payloads = Payloads(str(tmp_path), most_bytes=10)
+    payloads = PayloadStore(str(tmp_path), max_bytes=10)
     (tmp_path / "default").write_text("a file")
-    with pytest.raises(BodyUnusable, match="gone"):
+    with pytest.raises(BodyUnavailable, match="gone"):
         asyncio.run(payloads.read(TaskContent(url="", body_ref="default/x", body_size=1)))
 
 
@@ -226,16 +226,16 @@ async def _no_task(_tenant: str, _task_id: str) -> bool:
     return False
 
 
-def _bucket(monkeypatch: pytest.MonkeyPatch, server: asyncio.Server) -> Payloads:
+def _bucket(monkeypatch: pytest.MonkeyPatch, server: asyncio.Server) -> PayloadStore:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     port = server.sockets[0].getsockname()[1]
-    return Payloads("s3://bucket/", most_bytes=10, endpoint=f"http://127.0.0.1:{port}")
+    return PayloadStore("s3://bucket/", max_bytes=10, endpoint=f"http://127.0.0.1:{port}")
 
 
 def test_store_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was asked for ends, also for those who wait for others that ask."""
-    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    monkeypatch.setattr(module, "_CALL_TIMEOUT_S", 0.05)
     content = TaskContent(url="", body_ref="default/x", body_size=1)
 
     async def main() -> None:
@@ -246,7 +246,7 @@ def test_store_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> Non
             asked = await asyncio.gather(
                 payloads.put("default", "t1", b"x"),
                 payloads.put("default", "t2", b"x"),
-                payloads.stamp("default/x"),
+                payloads.head_object("default/x"),
                 payloads.read(content),
                 payloads.delete(["default/x"]),
                 payloads.sweep(_no_task, now=4e9, limit=10),
@@ -255,9 +255,7 @@ def test_store_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> Non
             for writer in held:
                 writer.close()
         assert [StoreUnavailable] * 6 == [type(one) for one in asked]
-        assert {"the store of bodies does not answer: nothing in 0.05 seconds"} == {
-            *map(str, asked)
-        }
+        assert {"the storage of bodies failed: no answer within 0.05 seconds"} == {*map(str, asked)}
 
     asyncio.run(main())
 
@@ -275,7 +273,7 @@ def test_store_that_fails_is_asked_four_times(monkeypatch: pytest.MonkeyPatch) -
     async def main() -> None:
         async with await asyncio.start_server(fail, "127.0.0.1") as server:
             payloads = _bucket(monkeypatch, server)
-            with pytest.raises(StoreUnavailable, match="does not answer"):
+            with pytest.raises(StoreUnavailable, match="storage of bodies failed"):
                 await payloads.sweep(_no_task, now=4e9, limit=10)
 
     asyncio.run(main())

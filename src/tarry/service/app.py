@@ -23,6 +23,7 @@ try:
     from tarry.service.delivery.guard import Guard
     from tarry.service.delivery.http1.client import HttpDelivery
     from tarry.service.delivery.signing import Signer
+    from tarry.service.encryption import EncryptedCodec, PlainCodec
     from tarry.service.engine.callbacks import callback_for
     from tarry.service.engine.clock import StoreClock
     from tarry.service.engine.engine import Engine
@@ -33,8 +34,7 @@ try:
     from tarry.service.engine.parts import Limits, Parts
     from tarry.service.engine.policies import Policies
     from tarry.service.engine.waiters import Waiters
-    from tarry.service.payloads import Payloads
-    from tarry.service.sealing import Plain, Sealed
+    from tarry.service.payloads import PayloadStore
     from tarry.service.settings_checks import MEMORY, SQLITE, check_setting, sqlite_path
     from tarry.service.store import Lease, Retention
 except ImportError as _missing:
@@ -66,13 +66,15 @@ class Service:
             partial(GrpcDelivery, guard, proxy=proxy, ca=ca),
         )
         self.store: Store = make_store(settings.store, writer_process=writer_process)
-        seal = Sealed(settings.encryption_keys) if settings.encryption_keys else Plain()
-        payloads = Payloads(
+        codec = (
+            EncryptedCodec(settings.encryption_keys) if settings.encryption_keys else PlainCodec()
+        )
+        payloads = PayloadStore(
             payload_url(settings),
-            most_bytes=settings.max_body_bytes,
+            max_bytes=settings.max_body_bytes,
             endpoint=settings.bodies_endpoint,
-            seal=seal.seal,
-            open=seal.open,
+            encrypt=codec.encrypt,
+            decrypt=codec.decrypt,
         )
         limits = Limits(
             in_flight=settings.in_flight,
@@ -103,12 +105,12 @@ class Service:
                 limits=limits,
                 retention=Retention(settings.keep_succeeded_ms, settings.keep_dead_ms),
                 draw=world.draw,
-                unpack=seal.unpack,
+                unpack=codec.unpack,
                 read_body=payloads.read,
                 delete_bodies=payloads.delete,
                 sweep_bodies=partial(_sweep, payloads, self.store),
                 sign=_signs(settings),
-                callback=partial(callback_for, new_id=_new_id, pack=seal.pack),
+                callback=partial(callback_for, new_id=_new_id, pack=codec.pack),
             )
         )
         self.api: Api = Api(
@@ -116,7 +118,7 @@ class Service:
                 engine=self.engine,
                 store=self.store,
                 payloads=payloads,
-                seal=seal,
+                codec=codec,
                 guard=guard,
                 new_id=_new_id,
                 monotonic=world.now,
@@ -230,7 +232,7 @@ def allowed_hosts(settings: Settings) -> frozenset[str] | None:
     return frozenset((settings.host, *settings.allow_host))
 
 
-async def _sweep(payloads: Payloads, store: Store) -> int:
+async def _sweep(payloads: PayloadStore, store: Store) -> int:
     async def is_live(tenant: str, task_id: str) -> bool:
         return await store.get_task(tenant, task_id) is not None
 

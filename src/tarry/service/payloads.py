@@ -1,13 +1,14 @@
-"""Large bodies: kept in object storage, written before the row that names them, deleted after it.
+"""Large task bodies in object storage.
 
-A body of ours lies at `.tarry/PLACE/TENANT/TASK`, which is how a stray is known: its task is not
-there. PLACE is a name that was drawn when the first body was kept, and `.tarry/places/PLACE` says
-that these are its bodies: where it is missing, so is the place (a folder that is not mounted), and
-no body counts as gone. A caller may also name an object of his own, under `TENANT/`, and it is
-never deleted.
+A body is written before the row that refers to it, and deleted after that row. Its path is
+`.tarry/LOCATION/TENANT/TASK`, so a body without a task (an orphan) is found by its path. LOCATION
+is an id that is generated with the first body, and the marker object `.tarry/places/LOCATION` is
+stored with the bodies. When a body and its marker are both missing, the storage itself is missing
+(a folder that is not mounted), and no body is treated as lost. A task may also refer to an object
+of the caller under `TENANT/`; such an object is never deleted.
 
-In a folder a body gets its name at once, without a temporary file: nobody reads it before its task
-is there, and what a kill leaves of it is a stray like any other.
+In a folder a body is written under its final name, without a temporary file: no task refers to it
+yet, and the remains of an interrupted write are removed like any orphan.
 """
 
 from __future__ import annotations
@@ -29,41 +30,41 @@ if TYPE_CHECKING:
 
     from tarry.service.model import TaskContent
 
-_OURS = ".tarry"
-_PLACES = ".tarry/places"
-_MARK = b"The bodies of tasks lie here. Keep this with them.\n"
-_LONGEST_REF = 1024
-_STRAY_AFTER = timedelta(hours=1)
-"""A body is written before its task: one that is younger may still get it."""
-_PATIENCE = 30.0
-"""Seconds that one call of the store may take, with its retries."""
+_ROOT = ".tarry"
+_MARKERS = ".tarry/places"
+_MARKER_TEXT = b"The bodies of tasks lie here. Keep this with them.\n"
+_MAX_REF_BYTES = 1024
+_ORPHAN_AGE = timedelta(hours=1)
+"""A body is written before its task, so a younger body may still get its task."""
+_CALL_TIMEOUT_S = 30.0
+"""The longest time of one storage call including its retries."""
 _RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 _REQUEST_TIMEOUT = timedelta(seconds=20)
-_UNLISTED = re.compile(r"[^#]*#[0-9]+")
-"""Names that `obstore` keeps for itself in a folder."""
-_NEVER_THERE = tuple(f"(os error {code})" for code in (errno.ENOTDIR, errno.ENAMETOOLONG))
-"""How `obstore` ends what it says of a path that no file can have."""
+_RESERVED_NAME = re.compile(r"[^#]*#[0-9]+")
+"""File names that `obstore` uses internally in a folder and does not list."""
+_IMPOSSIBLE_PATH = tuple(f"(os error {code})" for code in (errno.ENOTDIR, errno.ENAMETOOLONG))
+"""Endings of `obstore` errors about a path that no file can have."""
 
 
-class BodyUnusable(TarryError):
-    """A body is gone, or is not the one that was accepted; no attempt can be made with it."""
+class BodyUnavailable(TarryError):
+    """A body is missing or was changed, so that no attempt can be made."""
 
 
-class Payloads:
-    """Bodies at `url`: a folder, or an address that `obstore` knows (s3://, gs://, az://).
+class PayloadStore:
+    """Bodies at `url`: a folder, or a URL that `obstore` supports (s3://, gs://, az://).
 
-    `endpoint` is the server of an S3 that is not Amazon's. Keys come from the usual variables.
-    `seal` and `open` encrypt and decrypt the bodies that are ours.
+    `endpoint` is the URL of an S3-compatible server. Credentials come from the environment
+    variables of the provider. `encrypt` and `decrypt` apply to bodies, not to callers' objects.
     """
 
     def __init__(
         self,
         url: str,
         *,
-        most_bytes: int,
+        max_bytes: int,
         endpoint: str = "",
-        seal: Callable[[bytes], bytes] = bytes,
-        open: Callable[[bytes], bytes] = bytes,  # noqa: A002 - the other half of `seal`
+        encrypt: Callable[[bytes], bytes] = bytes,
+        decrypt: Callable[[bytes], bytes] = bytes,
     ) -> None:
         try:
             import obstore
@@ -72,10 +73,10 @@ class Payloads:
             msg = "large bodies need obstore: pip install 'tarry[service]'"
             raise MissingExtra(msg) from error
         self._obstore: Any = obstore
-        self._most = most_bytes
-        self._place: str | None = None
-        self._finding = asyncio.Lock()
-        self._seal, self._open = seal, open
+        self._max_bytes = max_bytes
+        self._location: str | None = None
+        self._location_lock = asyncio.Lock()
+        self._encrypt, self._decrypt = encrypt, decrypt
         try:
             if "://" in url:
                 client: dict[str, Any] = {"timeout": _REQUEST_TIMEOUT}
@@ -95,99 +96,103 @@ class Payloads:
             raise ConfigurationError(msg) from error
 
     async def put(self, tenant: str, task_id: str, body: bytes) -> tuple[str, bytes]:
-        """Keep a body; return its name and its SHA-256."""
-        ref = f"{_OURS}/{await _tried(self._known_place())}/{tenant}/{task_id}"
-        await _tried(self._write(ref, self._seal(body)))
+        """Store a body; return its path and its SHA-256."""
+        ref = f"{_ROOT}/{await _call(self._get_location())}/{tenant}/{task_id}"
+        await _call(self._write(ref, self._encrypt(body)))
         return ref, sha256(body).digest()
 
-    def check_ref(self, tenant: str, ref: str) -> str:
-        """Return the name of a caller's object, or say what is wrong with it."""
+    def validate_ref(self, tenant: str, ref: str) -> str:
+        """Return the path of a caller's object; raise ConfigurationError if it is not valid."""
         parts = ref.split("/")
-        if not ref.isprintable() or len(ref.encode()) > _LONGEST_REF or {"", ".", ".."} & {*parts}:
+        if (
+            not ref.isprintable()
+            or len(ref.encode()) > _MAX_REF_BYTES
+            or {"", ".", ".."} & {*parts}
+        ):
             rule = f"must be a path such as {tenant}/invoices/7.json"
             raise ConfigurationError("bodyRef", rule, ref)
         if parts[0] != tenant or len(parts) == 1:
             raise ConfigurationError("bodyRef", f"must lie under {tenant}/", ref)
-        if self._folder is not None and _UNLISTED.fullmatch(parts[-1]):
+        if self._folder is not None and _RESERVED_NAME.fullmatch(parts[-1]):
             rule = "cannot end with # and digits where bodies are files"
             raise ConfigurationError("bodyRef", rule, ref)
         return ref
 
-    async def stamp(self, ref: str) -> tuple[int, str | None]:
-        """Return the size and the tag of a caller's object, which must be there."""
+    async def head_object(self, ref: str) -> tuple[int, str | None]:
+        """Return the size and the ETag of a caller's object, which must exist."""
         try:
-            meta = await _found(self._obstore.head_async(self._store, ref))
+            meta = await _call_existing(self._obstore.head_async(self._store, ref))
         except FileNotFoundError:
-            rule = f"names an object that is not there: {short_repr(ref)}"
+            rule = f"names an object that does not exist: {short_repr(ref)}"
             raise ConfigurationError("bodyRef", rule) from None
-        if meta["size"] > self._most:
-            rule = f"must name an object of at most {self._most} bytes, got {meta['size']}"
+        if meta["size"] > self._max_bytes:
+            rule = f"must name an object of at most {self._max_bytes} bytes, got {meta['size']}"
             raise ConfigurationError("bodyRef", rule)
         return meta["size"], meta["e_tag"]
 
     async def read(self, content: TaskContent) -> bytes:
-        """Return the body of a task, whole and unchanged."""
+        """Return the body of a task; raise BodyUnavailable if it is missing or was changed."""
         ref = content.body_ref
-        assert ref is not None  # noqa: S101 - asked for with one
+        assert ref is not None  # noqa: S101 - only called for a stored body
         try:
-            found = await _found(self._obstore.get_async(self._store, ref))
+            found = await _call_existing(self._obstore.get_async(self._store, ref))
         except FileNotFoundError:
             if content.checksum is not None:
-                await self._check_place(ref)
+                await self._check_location(ref)
             msg = f"the body {ref} is gone"
-            raise BodyUnusable(msg) from None
+            raise BodyUnavailable(msg) from None
         if content.checksum is None:
             if (found.meta["size"], found.meta["e_tag"]) != (content.body_size, content.etag):
                 msg = f"the body {ref} was changed after the task was accepted"
-                raise BodyUnusable(msg)
-            return bytes(await _tried(found.bytes_async()))
-        body = self._open(bytes(await _tried(found.bytes_async())))
+                raise BodyUnavailable(msg)
+            return bytes(await _call(found.bytes_async()))
+        body = self._decrypt(bytes(await _call(found.bytes_async())))
         if sha256(body).digest() != content.checksum:
             msg = f"the body {ref} is damaged, or was encrypted with a key that is not here"
-            raise BodyUnusable(msg)
+            raise BodyUnavailable(msg)
         return body
 
     async def delete(self, refs: Sequence[str]) -> None:
-        """Delete bodies of ours; one that is gone already is no error."""
+        """Delete bodies; a body that does not exist is ignored."""
         for ref in refs:
             try:
-                await _found(self._obstore.delete_async(self._store, ref))
+                await _call_existing(self._obstore.delete_async(self._store, ref))
             except FileNotFoundError:
                 continue
 
     async def sweep(
-        self, is_live: Callable[[str, str], Awaitable[bool]], now: float, limit: int
+        self, task_exists: Callable[[str, str], Awaitable[bool]], now: float, limit: int
     ) -> int:
-        """Delete bodies whose task was never added; `is_live` looks a task up by tenant and id."""
-        before = datetime.fromtimestamp(now, UTC) - _STRAY_AFTER
-        strays: list[str] = []
-        batches = self._obstore.list(self._store, prefix=_OURS, chunk_size=limit)
-        while (batch := await _tried(anext(batches, None))) is not None:
+        """Delete up to `limit` orphans; `task_exists` gets the tenant and the id of a task."""
+        before = datetime.fromtimestamp(now, UTC) - _ORPHAN_AGE
+        orphans: list[str] = []
+        batches = self._obstore.list(self._store, prefix=_ROOT, chunk_size=limit)
+        while (batch := await _call(anext(batches, None))) is not None:
             for found in batch:
                 match found["path"].split("/"):
                     case [_, _, tenant, task_id] if found["last_modified"] < before:
-                        if not await is_live(tenant, task_id):
-                            strays.append(found["path"])
+                        if not await task_exists(tenant, task_id):
+                            orphans.append(found["path"])
                     case _:
-                        pass  # too young, the mark of a place, or no body of ours
-            if len(strays) >= limit:
+                        pass  # too young, a marker, or not a body
+            if len(orphans) >= limit:
                 break
-        await self.delete(strays)
-        return len(strays)
+        await self.delete(orphans)
+        return len(orphans)
 
-    async def _known_place(self) -> str:
-        """Return the name of the place; one that has none gets it now."""
-        async with self._finding:
-            place = self._place
-            if place is None:
-                batches = self._obstore.list(self._store, prefix=_PLACES)
-                marks = [mark["path"] async for batch in batches for mark in batch]
-                place = min((mark.rpartition("/")[2] for mark in marks), default=None)
-            if place is None:
-                place = uuid4().hex[:8]
-                await self._write(f"{_PLACES}/{place}", _MARK)
-            self._place = place
-            return place
+    async def _get_location(self) -> str:
+        """Return the id of this storage; generate it and write its marker the first time."""
+        async with self._location_lock:
+            location = self._location
+            if location is None:
+                batches = self._obstore.list(self._store, prefix=_MARKERS)
+                markers = [marker["path"] async for batch in batches for marker in batch]
+                location = min((each.rpartition("/")[2] for each in markers), default=None)
+            if location is None:
+                location = uuid4().hex[:8]
+                await self._write(f"{_MARKERS}/{location}", _MARKER_TEXT)
+            self._location = location
+            return location
 
     async def _write(self, ref: str, data: bytes) -> None:
         if self._folder is None:
@@ -195,38 +200,38 @@ class Payloads:
         else:
             await asyncio.to_thread(write_new, self._folder, ref, data)
 
-    async def _check_place(self, ref: str) -> None:
-        """Say so if a body is missing together with the place where it was put."""
-        mark = f"{_PLACES}/{ref.split('/')[1]}"
+    async def _check_location(self, ref: str) -> None:
+        """Raise StoreUnavailable if the marker that was stored with a body is missing, too."""
+        marker = f"{_MARKERS}/{ref.split('/')[1]}"
         try:
-            await _found(self._obstore.head_async(self._store, mark))
+            await _call_existing(self._obstore.head_async(self._store, marker))
         except FileNotFoundError:
-            self._place = None
+            self._location = None
             msg = (
-                f"the bodies are away: neither {ref} is there nor {mark}, which was kept with it; "
-                "mount their place or copy it back, or make that object if they are lost for good"
+                f"the storage of bodies is missing: neither {ref} nor its marker {marker} exists; "
+                "mount or restore the storage, or create that object if the bodies are lost"
             )
             raise StoreUnavailable(msg) from None
 
 
-async def _tried(work: Any) -> Any:
-    """Await something of the object store; where that fails or takes too long, it is away."""
+async def _call(operation: Any) -> Any:
+    """Await a storage operation; raise StoreUnavailable if it fails or takes too long."""
     try:
-        async with asyncio.timeout(_PATIENCE):
-            return await work
+        async with asyncio.timeout(_CALL_TIMEOUT_S):
+            return await operation
     except Exception as error:
-        said = _first_line(error) or f"nothing in {_PATIENCE:g} seconds"
-        msg = f"the store of bodies does not answer: {said}"
+        cause = _first_line(error) or f"no answer within {_CALL_TIMEOUT_S:g} seconds"
+        msg = f"the storage of bodies failed: {cause}"
         raise StoreUnavailable(msg) from error
 
 
-async def _found(work: Any) -> Any:
-    """Await something about one object; one that cannot be there is a `FileNotFoundError`."""
+async def _call_existing(operation: Any) -> Any:
+    """Await an operation on one object; raise FileNotFoundError if the object does not exist."""
     try:
-        return await _tried(work)
+        return await _call(operation)
     except StoreUnavailable as error:
         cause = error.__cause__
-        if isinstance(cause, FileNotFoundError) or str(error).endswith(_NEVER_THERE):
+        if isinstance(cause, FileNotFoundError) or str(error).endswith(_IMPOSSIBLE_PATH):
             raise FileNotFoundError from error
         raise
 

@@ -19,8 +19,8 @@ from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.proxy import parse_proxy
 from tarry.service.delivery.signing import Signer
 from tarry.service.delivery.targets import parse_host
-from tarry.service.payloads import Payloads
-from tarry.service.sealing import Sealed
+from tarry.service.encryption import EncryptedCodec
+from tarry.service.payloads import PayloadStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +66,7 @@ def _store(url: str) -> None:
 def _bodies(url: str) -> None:
     if "://" in url:
         try:
-            Payloads(url, most_bytes=1)
+            PayloadStore(url, max_bytes=1)
         except ConfigurationError as error:
             rule = f"must be a folder, or a bucket as s3://bucket/path: {error}"
             raise ConfigurationError("bodies", rule) from None
@@ -128,6 +128,6 @@ _RULES: dict[str, Callable[[Any], object]] = {
     "egress_proxy": parse_proxy,
     "ca_file": _certificates,
     "signing_secrets": Signer,
-    "encryption_keys": Sealed,
+    "encryption_keys": EncryptedCodec,
 }
 """The rule of each setting: a callable that raises ConfigurationError for a bad value."""

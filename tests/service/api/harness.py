@@ -19,6 +19,7 @@ from tarry.service.api.context import ApiContext, ApiLimits
 from tarry.service.api.problem_types import PROBLEM_TYPES
 from tarry.service.api.response import ApiResponse
 from tarry.service.delivery.guard import Guard
+from tarry.service.encryption import PlainCodec
 from tarry.service.engine.clock import StoreClock
 from tarry.service.engine.engine import Engine
 from tarry.service.engine.events import Event, Events
@@ -26,8 +27,7 @@ from tarry.service.engine.health import Health
 from tarry.service.engine.policies import Policies
 from tarry.service.engine.waiters import Settled, Waiters
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
-from tarry.service.payloads import Payloads
-from tarry.service.sealing import Plain
+from tarry.service.payloads import PayloadStore
 from tarry.service.store import (
     AddResult,
     CancelStatus,
@@ -125,7 +125,7 @@ class FakeEngine:
         }
 
 
-class FakePayloads(Payloads):
+class FakePayloads(PayloadStore):
     """Large bodies in a dict."""
 
     def __init__(self) -> None:
@@ -136,14 +136,14 @@ class FakePayloads(Payloads):
         self.bodies[f".tarry/{tenant}/{task_id}"] = body
         return f".tarry/{tenant}/{task_id}", sha256(body).digest()
 
-    def check_ref(self, tenant: str, ref: str) -> str:
+    def validate_ref(self, tenant: str, ref: str) -> str:
         """Take what lies under the tenant's name."""
         if not ref.startswith(f"{tenant}/"):
             msg = f"bodyRef must lie under {tenant}/, got {ref!r}"
             raise ConfigurationError(msg)
         return ref
 
-    async def stamp(self, ref: str) -> tuple[int, str | None]:
+    async def head_object(self, ref: str) -> tuple[int, str | None]:
         """Know every object but the missing one."""
         if ref.endswith("missing"):
             msg = f"bodyRef names an object that is not there: {ref!r}"
@@ -213,13 +213,13 @@ class Rig:
         self.store = ModelStore(self.time.milliseconds)
         self.engine = FakeEngine(self.store, self.time, quota)
         self.shelf = FakePayloads()
-        self.seal = Plain()
+        self.codec = PlainCodec()
         numbers = count(1)
         self.around = ApiContext(
             engine=cast("Engine", self.engine),
             store=self.store,
             payloads=self.shelf,
-            seal=self.seal,
+            codec=self.codec,
             guard=Guard(),
             new_id=lambda: f"01890000-0000-7000-8000-{next(numbers):012x}",
             monotonic=self.time.seconds,
@@ -298,7 +298,7 @@ class Rig:
         """Return a task as the store has it."""
         task = await self.store.get_task(tenant, task_id)
         assert task is not None
-        return task, self.seal.unpack(task.content)
+        return task, self.codec.unpack(task.content)
 
     async def count(self, tenant: str | None = None) -> int:
         """Return how many tasks there are."""

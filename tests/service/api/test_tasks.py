@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 
+from tarry.service.encryption import EncryptedCodec
 from tarry.service.model import AttemptRecord, Decision, Status
-from tarry.service.sealing import Sealed
 from tarry.service.store import TaskResult
 from tests.service.api.harness import NOW, TARGET, Rig, with_rig
 
@@ -283,7 +283,7 @@ def test_a_task_whose_key_is_gone_can_still_be_looked_at_and_cancelled() -> None
 
     async def test(rig: Rig) -> None:
         shown = (await rig.create(delayMs=1))["taskId"]
-        rig.seal.pack = Sealed([Fernet.generate_key().decode()]).pack  # type: ignore[method-assign]
+        rig.codec.pack = EncryptedCodec([Fernet.generate_key().decode()]).pack  # type: ignore[method-assign]
         headers = {"Authorization": "Bearer sesame-two"}
         sealed = (await rig.create(headers=headers, idempotencyKey="k"))["taskId"]
         path = f"/retry-tasks/{sealed}"

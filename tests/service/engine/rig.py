@@ -12,6 +12,7 @@ import msgspec
 
 from tarry.core.breaker import Breaker
 from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult
+from tarry.service.encryption import PlainCodec
 from tarry.service.engine.callbacks import callback_for
 from tarry.service.engine.clock import StoreClock
 from tarry.service.engine.engine import Engine
@@ -23,7 +24,6 @@ from tarry.service.engine.parts import Limits, Parts
 from tarry.service.engine.policies import Policies
 from tarry.service.engine.waiters import Waiters
 from tarry.service.model import AttemptRecord, Task, TaskContent
-from tarry.service.sealing import Plain
 from tarry.service.store import AddResult, Lease, NewTask, Retention, Store
 from tarry.testing.clock import VirtualClock
 from tests.service.stores.model_store import ModelStore
@@ -77,7 +77,7 @@ class Rig:
         limits = limits or Limits()
         dice = Random(seed)
         self.ids = (f"0190a000-0000-7000-8000-{i:012x}" for i in range(seed << 24, 1 << 47))
-        plain = Plain()
+        plain = PlainCodec()
         clock = StoreClock(monotonic or loop.time)
         self.lanes = Lanes(
             partial(protected, max_in_flight=limits.lane_in_flight, breaker=breaker),
@@ -127,7 +127,7 @@ class Rig:
             lane=f"{tenant}/{scheme}:{rest.split('/')[0]}",
             key=changes.pop("key", task_id),
             fingerprint=b"same",
-            content=Plain().pack(TaskContent(url=url, **content)),
+            content=PlainCodec().pack(TaskContent(url=url, **content)),
             **changes,
         )
         return NewTask(task, delay)

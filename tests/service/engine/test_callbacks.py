@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import msgspec
 
+from tarry.service.encryption import PlainCodec
 from tarry.service.engine.attempts import exhausted
 from tarry.service.engine.callbacks import callback_for
 from tarry.service.model import AttemptRecord, Task, TaskContent
-from tarry.service.sealing import Plain
 
 TASK = Task(
     id="i", tenant="t", lane="t/https:a:443", key="k", fingerprint=b"", content=b"", attempts=2
@@ -18,9 +18,9 @@ def test_a_callback_says_how_the_task_ended() -> None:
     attempt = AttemptRecord(number=3, scheduled_at=1, started_at=1, status=410, outcome="permanent")
     finish = exhausted(TASK, attempt, "permanent")
 
-    made = callback_for(TASK, CONTENT, finish, new_id=lambda: "j", pack=Plain().pack)
+    made = callback_for(TASK, CONTENT, finish, new_id=lambda: "j", pack=PlainCodec().pack)
 
-    content = Plain().unpack(made.content)
+    content = PlainCodec().unpack(made.content)
     assert {
         "taskId": "i",
         "idempotencyKey": "k",

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tarry.service.delivery.guard import Guard
+    from tarry.service.encryption import EncryptedCodec, PlainCodec
     from tarry.service.engine.engine import Engine
-    from tarry.service.payloads import Payloads
-    from tarry.service.sealing import Plain, Sealed
+    from tarry.service.payloads import PayloadStore
     from tarry.service.store import Store
 
 
@@ -50,8 +50,8 @@ class ApiContext(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: Engine
     store: Store
-    payloads: Payloads
-    seal: Plain | Sealed
+    payloads: PayloadStore
+    codec: PlainCodec | EncryptedCodec
     """Encodes task content for the store, encrypted if there are keys."""
     guard: Guard
     new_id: Callable[[], str]

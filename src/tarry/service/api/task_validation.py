@@ -102,7 +102,7 @@ class TaskValidator:
             and self._policies.known(task, None) is not None
         ):
             task.fingerprint = _fingerprint(task, content, names)
-            task.content = around.seal.pack(content)
+            task.content = around.codec.pack(content)
         delay = asked.delay_ms
         return NewTask(task, 0 if delay is None and begin is None else delay), content
 
@@ -117,7 +117,7 @@ class TaskValidator:
             content.body_ref, content.checksum = await put(task.tenant, task.id, content.body)
             content.body, content.owned = b"", True
             task.body_ref = content.body_ref
-        task.content = self._around.seal.pack(content)
+        task.content = self._around.codec.pack(content)
 
     async def drop(self, content: TaskContent) -> None:
         """Delete the body of a task that was not added; one that stays is swept."""
@@ -159,8 +159,8 @@ class TaskValidator:
     async def _refer(self, tenant: str, content: TaskContent, ref: str) -> None:
         payloads = self._around.payloads
         try:
-            payloads.check_ref(tenant, ref)
-            content.body_size, content.etag = await payloads.stamp(ref)
+            payloads.validate_ref(tenant, ref)
+            content.body_size, content.etag = await payloads.head_object(ref)
         except ConfigurationError as error:
             raise invalid("bodyRef", f"{error}.") from None
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tarry.service.api import redact
+from tarry.service.encryption import DecryptionFailed
 from tarry.service.model import TaskContent
-from tarry.service.sealing import CannotOpen
 from tarry.wire.tasks import (
     STATUS_NAMES,
     AttemptLog,
@@ -76,8 +76,8 @@ def read_content(around: ApiContext, task: Task) -> TaskContent | None:
     One such task does not keep others from being told, and it can be cancelled.
     """
     try:
-        return around.seal.unpack(task.content)
-    except CannotOpen:
+        return around.codec.unpack(task.content)
+    except DecryptionFailed:
         return None
 
 

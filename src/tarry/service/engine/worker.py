@@ -30,7 +30,7 @@ from tarry.service.engine.persistence import FIRST_PAUSE, until_taken
 from tarry.service.engine.telling import Teller
 from tarry.service.engine.waiters import Settled
 from tarry.service.model import Decision, Status
-from tarry.service.payloads import BodyUnusable
+from tarry.service.payloads import BodyUnavailable
 from tarry.service.store import FinishStatus, Release
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ class Worker:
 
 def _ours(task: Task, error: BaseException) -> DeliveryResult:
     """Return what an error of our own side comes to: it charges nobody, but for a lost body."""
-    if isinstance(error, BodyUnusable):
+    if isinstance(error, BodyUnavailable):
         return DeliveryResult(fault=Fault.INVALID, error=str(error))
     if isinstance(error, StoreUnavailable):
         return DeliveryResult(fault=Fault.INTERNAL, error=str(error))
