@@ -10,8 +10,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers know the name; importing `typing` for it costs 10 ms
 if TYPE_CHECKING:
-    from tarry.client.asynchronous import AsyncClient
-    from tarry.client.sync import Client
+    from tarry.client.async_client import AsyncClient
+    from tarry.client.client import Client
     from tarry.core.backoff import Schedule
     from tarry.core.breaker import Breaker, BreakerState
     from tarry.core.budget import Budget, RatioBudget, ThrottleBudget, TokenBudget
@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from tarry.runtime.retry import acall, attempts, call, retry
 
 _HOMES = {
-    "tarry.client.asynchronous": "AsyncClient",
-    "tarry.client.sync": "Client",
+    "tarry.client.async_client": "AsyncClient",
+    "tarry.client.client": "Client",
     "tarry.core.backoff": "Schedule",
     "tarry.core.breaker": "Breaker BreakerState",
     "tarry.core.budget": "Budget RatioBudget ThrottleBudget TokenBudget",

@@ -299,7 +299,7 @@ def test_service_that_is_down(
 
     assert Answer(503, "answer 1") == answer
     said = "not handed off to the retry service: ServiceUnreachable: POST /retry-tasks got no "
-    said += f"answer from {url}"
+    said += f"response from {url}"
     assert said in caught.value.__notes__[-1]
     assert 2 == len([one for one in caplog.records if said in one.message])
 

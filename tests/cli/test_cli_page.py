@@ -23,7 +23,16 @@ ROWS = {
     command: set(re.findall(r"`(--[a-z-]+)`", options))
     for command, options in re.findall(r"^\| `(tarry [a-z ]+)` \|([^|]*)\|", PAGE, re.MULTILINE)
 }
-HEAVY = ("asyncio", "http.server", "httpx", "msgspec", "tarry.client", "tarry.service", "uvicorn")
+HEAVY = (
+    "asyncio",
+    "http.server",
+    "httpx",
+    "msgspec",
+    "tarry.client.api",
+    "tarry.client.client",
+    "tarry.service",
+    "uvicorn",
+)
 REMOTE = {"--server", "--key", "--json"}
 """What the page says once, for all commands that talk to a service."""
 

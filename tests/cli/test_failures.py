@@ -69,7 +69,11 @@ def test_no_service_says_how_to_start_one() -> None:
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--server", "127.0.0.1:8080", "must be the address of the service, as http://127.0.0.1"),
+        (
+            "--server",
+            "127.0.0.1:8080",
+            "must be the address of the service, such as http://127.0.0.1",
+        ),
         ("--key", "két", "must be an API key of the service"),
     ],
     ids=["server", "key"],

@@ -58,7 +58,7 @@ def test_stream_that_is_lost_is_told() -> None:
         done = tarry("tail", "--server", address)
 
     lost, end = done.err.splitlines()
-    assert f"{address}: the stream of events was lost; it is opened again" == lost
+    assert f"event stream lost, reconnecting, url={address}" == lost
     assert end.startswith("error: ")
     assert 1 == len(done.out.splitlines())
 

@@ -47,7 +47,7 @@ def test_names_are_names(name: Any) -> None:
     """What is no name cannot become another path."""
     with Client(URL) as client:
         for call in (client.get, client.pause, client.policy):
-            with pytest.raises(ConfigurationError, match="must be the name of one"):
+            with pytest.raises(ConfigurationError, match="must be a non-empty name"):
                 call(name)
 
 
@@ -71,12 +71,12 @@ def test_both_clients_have_the_same_calls() -> None:
     calls = {
         name: str(inspect.signature(call).replace(return_annotation=inspect.Signature.empty))
         for name, call in vars(Client).items()
-        if not name.startswith("_")
+        if not name.startswith("_") and name not in {"close", "aclose"}
     }
     others = {
         name: str(inspect.signature(call).replace(return_annotation=inspect.Signature.empty))
         for name, call in vars(AsyncClient).items()
-        if not name.startswith("_")
+        if not name.startswith("_") and name not in {"close", "aclose"}
     }
     assert calls == others
 

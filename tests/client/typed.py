@@ -8,8 +8,8 @@ from typing import assert_type
 
 import tarry
 from tarry.client import AsyncClient, Client
-from tarry.client.operating import Health
-from tarry.client.options import NewTask
+from tarry.client.api import Health
+from tarry.client.options import EnqueueArguments
 from tarry.client.replays import AsyncReplay, Replay
 from tarry.wire.tasks import (
     AttemptLog,
@@ -33,7 +33,7 @@ def blocking() -> None:
         assert_type(client.enqueue("https://example.com", at=datetime.now(UTC)), RetryTask)
         client.enqueue("https://example.com", polcy="x")  # type: ignore[call-arg]
         client.enqueue("https://example.com", delay="5")  # type: ignore[arg-type]
-        new: NewTask = {"url": "https://example.com", "body": b"bytes"}
+        new: EnqueueArguments = {"url": "https://example.com", "body": b"bytes"}
         assert_type(client.enqueue_many([new, {"url": "x", "key": "y"}]), list[BatchResult])
         assert_type(client.get(task), RetryTask)
         assert_type(client.tasks(status="PENDING"), Iterator[RetryTask])

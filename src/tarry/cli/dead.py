@@ -24,7 +24,7 @@ from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tarry.client import Client
-    from tarry.client.options import LetterFilter
+    from tarry.client.options import DeadLetterFilter
 
 _NONE = "no dead letters match"
 
@@ -92,7 +92,7 @@ def replay(
         return
     if rate is not None:
         positive("--rate", rate)
-    which: LetterFilter = {"policy": policy, "lane": lane, "reason": reason}
+    which: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
     with connected(server, key) as client:
         is_dry = not _matched(client, which) or dry_run
         job = client.replay(**which, rate=rate, dry_run=is_dry).job
@@ -125,7 +125,7 @@ def purge(
     if not yes and not sys.stdin.isatty():
         rule = "must be given where nobody can be asked: what is removed is gone"
         raise ConfigurationError("--yes", rule)
-    which: LetterFilter = {"policy": policy, "lane": lane, "reason": reason}
+    which: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
     with connected(server, key) as client:
         matched = _matched(client, which)
         if matched and not yes:
@@ -141,7 +141,7 @@ def purge(
         say(f"{counted(purged, 'dead letter')} removed" if purged else _NONE)
 
 
-def _matched(client: Client, which: LetterFilter) -> int:
+def _matched(client: Client, which: DeadLetterFilter) -> int:
     """Count such dead letters; where there are none, the downstream and policy must exist."""
     matched = client.replay(**which, dry_run=True).matched
     if not matched:

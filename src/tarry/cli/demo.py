@@ -72,7 +72,7 @@ class Board:
         from rich.live import Live
 
         from tarry.cli.shown import console
-        from tarry.client.flows import FINISHED
+        from tarry.client.operations import FINAL_STATUSES
         from tarry.runtime.clocks import world
 
         end = world.now() + _PATIENCE
@@ -84,7 +84,8 @@ class Board:
                 if not self._is_plain:
                     showing.update(self._table(watched), refresh=True)
                 if all(
-                    one.status in FINISHED and one.replays >= replays for one in watched.values()
+                    one.status in FINAL_STATUSES and one.replays >= replays
+                    for one in watched.values()
                 ):
                     return
                 if world.now() > end:

@@ -81,10 +81,10 @@ def connected(server: str, key: str | None) -> Generator[Client]:
 
 def _opened(server: str, key: str | None) -> Client:
     from tarry.client import Client
-    from tarry.client.service import need_packages
+    from tarry.client.transport import require_packages
     from tarry.errors import ConfigurationError
 
-    need_packages()
+    require_packages()
     from tarry.service.settings import check_environment
 
     check_environment()

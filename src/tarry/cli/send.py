@@ -13,7 +13,7 @@ from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tarry.client import Client
-    from tarry.client.options import TaskOptions
+    from tarry.client.options import EnqueueOptions
     from tarry.wire.tasks import RetryTask
 
 _MOST = 64 << 20
@@ -63,7 +63,7 @@ def send(
     body = None if data is None else _body(data)
     if isinstance(body, str) and _is_json(body) and "content-type" not in map(str.lower, headers):
         headers["content-type"] = "application/json"
-    options: TaskOptions = {
+    options: EnqueueOptions = {
         "method": method,
         "headers": headers or None,
         "policy": policy,
@@ -85,17 +85,17 @@ def _sent(
     url: str,
     body: str | bytes | None,
     patience: float | None,
-    options: TaskOptions,
+    options: EnqueueOptions,
 ) -> RetryTask:
     """Add the task, and wait on when the service waits less than it was asked to."""
     from tarry.client.errors import NotFinished
-    from tarry.client.flows import FINISHED
+    from tarry.client.operations import FINAL_STATUSES
     from tarry.runtime.clocks import world
 
     began = world.now()
     task = client.enqueue(url, body, wait=patience, **options)
     left = 0.0 if patience is None else began + patience - world.now()
-    if task.status in FINISHED or left <= 0:
+    if task.status in FINAL_STATUSES or left <= 0:
         return task
     try:
         return client.wait(task, left)

@@ -21,8 +21,8 @@ from tarry.client.errors import (
 )
 
 if TYPE_CHECKING:
-    from tarry.client.asynchronous import AsyncClient
-    from tarry.client.sync import Client
+    from tarry.client.async_client import AsyncClient
+    from tarry.client.client import Client
 
 __all__ = [
     "AsyncClient",
@@ -41,11 +41,11 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "Client":
-        from tarry.client.sync import Client
+        from tarry.client.client import Client
 
         return Client
     if name == "AsyncClient":
-        from tarry.client.asynchronous import AsyncClient
+        from tarry.client.async_client import AsyncClient
 
         return AsyncClient
     msg = f"module 'tarry.client' has no attribute {name!r}"

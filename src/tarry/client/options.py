@@ -1,27 +1,44 @@
-"""What the client's methods take: names and types, in one place for both clients."""
+"""Arguments of the client's methods: their types, their checks and their JSON encoding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal, Required, TypeAlias, TypedDict
+from uuid import uuid4
 
+import msgspec
+from msgspec import UNSET, Raw
+
+from tarry.core.checks import at_least
 from tarry.core.suggest import did_you_mean
-from tarry.errors import ConfigurationTypeError
+from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
+from tarry.wire import http
+from tarry.wire.tasks import LAST_TIME, MOST_IN_BATCH, NewBatch, RetryTaskRequest
 
 Duration: TypeAlias = float | timedelta
 """Seconds, or a timedelta."""
 Instant: TypeAlias = float | datetime
-"""Seconds since 1970, as `time.time()` gives them, or a datetime with a time zone."""
+"""Seconds since 1970, as `time.time()` returns them, or a datetime with a time zone."""
 Status: TypeAlias = Literal["PENDING", "IN_FLIGHT", "SUCCEEDED", "EXHAUSTED", "CANCELLED"]
 
+MAX_BATCH_BYTES = 8 << 20
+"""JSON bytes in one batch: half of the service's default limit for a request."""
 
-class TaskOptions(TypedDict, total=False):
-    """How a task is sent.
+_encode = msgspec.json.Encoder().encode
 
-    `body` is text, bytes, or any JSON value; None is no body. `key` is the idempotency key, of
-    all attempts and of this request; without one the client makes it. `overrides` has fields of
-    a policy as the API names them: `{"maxAttempts": 3, "totalBudgetMs": 60_000}`.
+
+# --- types ----------------------------------------------------------------------------------------
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """Keyword arguments of `enqueue`.
+
+    `key` is the idempotency key of the task and of all its attempts; by default the client
+    generates one. `overrides` has policy fields under their API names:
+    `{"maxAttempts": 3, "totalBudgetMs": 60_000}`.
     """
 
     method: str
@@ -36,18 +53,18 @@ class TaskOptions(TypedDict, total=False):
     callback: str | None
 
 
-class NewTask(TaskOptions, total=False):
-    """One task of `enqueue_many`: the arguments of `enqueue`."""
+class EnqueueArguments(EnqueueOptions, total=False):
+    """All arguments of `enqueue` as a dict: one task of `enqueue_many`.
+
+    `body` is text, bytes or any JSON value; None means no body.
+    """
 
     url: Required[str]
     body: Any
 
 
-NewTasks: TypeAlias = Iterable[NewTask]
-
-
 class TaskFilter(TypedDict, total=False):
-    """Which tasks to list; what is left out asks for all."""
+    """Filter for tasks; an empty filter matches all."""
 
     status: Status | None
     policy: str | None
@@ -55,18 +72,18 @@ class TaskFilter(TypedDict, total=False):
     reason: str | None
 
 
-class LetterFilter(TypedDict, total=False):
-    """Which dead letters to list or to purge; what is left out asks for all."""
+class DeadLetterFilter(TypedDict, total=False):
+    """Filter for dead letters; an empty filter matches all."""
 
     policy: str | None
     lane: str | None
     reason: str | None
 
 
-class ReplayOptions(LetterFilter, total=False):
-    """Which dead letters to bring back, and how many a second; without a rate, at once.
+class ReplayOptions(DeadLetterFilter, total=False):
+    """Which dead letters to replay, and how many per second; without a rate, all at once.
 
-    `before`: those that died then or earlier. A dry run counts them and changes nothing.
+    `before` matches tasks that became dead letters at that time or earlier. A dry run only counts.
     """
 
     before: Instant | None
@@ -74,19 +91,156 @@ class ReplayOptions(LetterFilter, total=False):
     dry_run: bool
 
 
-_TAKES: dict[str, tuple[str, ...]] = {
-    "enqueue": ("url", "body", *TaskOptions.__annotations__),
+_ARGUMENT_NAMES: dict[str, tuple[str, ...]] = {
+    "enqueue": ("url", "body", *EnqueueOptions.__annotations__),
     "tasks": tuple(TaskFilter.__annotations__),
-    "dead_letters": tuple(LetterFilter.__annotations__),
-    "purge": tuple(LetterFilter.__annotations__),
+    "dead_letters": tuple(DeadLetterFilter.__annotations__),
+    "purge": tuple(DeadLetterFilter.__annotations__),
     "replay": tuple(ReplayOptions.__annotations__),
 }
 
 
+# --- checks ---------------------------------------------------------------------------------------
+
+
 def check_names(method: str, arguments: Iterable[str]) -> None:
-    """Refuse arguments that a method of the client does not have."""
-    names = _TAKES[method]
+    """Raise an error for an argument that a method of the client does not have."""
+    names = _ARGUMENT_NAMES[method]
     for name in arguments:
         if name not in names:
-            msg = f"{method} has no argument {name!r}; {did_you_mean(name, names)}"
-            raise ConfigurationTypeError(msg)
+            rule = f"is not an argument of {method}; {did_you_mean(name, names)}"
+            raise ConfigurationTypeError(name, rule)
+
+
+def to_epoch_ms(field: str, instant: Instant) -> int:
+    """Return an instant in milliseconds since 1970, as the API takes it."""
+    if isinstance(instant, datetime):
+        if instant.utcoffset() is None:
+            rule = "must have a time zone, as datetime.now(UTC) has"
+            raise ConfigurationError(field, rule, instant)
+        instant = instant.timestamp()
+    ms = round(at_least(field, instant, 0) * 1000)
+    if ms > LAST_TIME:
+        rule = f"must be in seconds since 1970, got {instant!r}: are these milliseconds?"
+        raise ConfigurationError(field, rule)
+    return ms
+
+
+def to_seconds(field: str, duration: Duration) -> float:
+    """Return a duration in seconds."""
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    return at_least(field, seconds, 0)
+
+
+def _to_dict(field: str, value: object) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise ConfigurationTypeError(field, "must be a dict", value)
+    return dict(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+# --- JSON encoding --------------------------------------------------------------------------------
+
+
+def task_request(
+    url: str,
+    body: Any = None,
+    *,
+    method: str = "POST",
+    headers: Mapping[str, str] | None = None,
+    body_ref: str | None = None,
+    policy: str = "default",
+    policy_version: int | None = None,
+    key: str | None = None,
+    delay: Duration | None = None,
+    at: Instant | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    callback: str | None = None,
+) -> RetryTaskRequest:
+    """Return the task that the arguments of `enqueue` describe, as the API takes it.
+
+    The task always has a key, so that a retried request does not create a second task.
+    """
+    if not isinstance(policy, str):
+        rule = (
+            f"must be the name of a policy, got {short_repr(policy)}. Store a policy under a name "
+            "with put_policy(), or change fields for one task with overrides="
+        )
+        raise ConfigurationTypeError("policy", rule)
+    if delay is not None and at is not None:
+        rule = "cannot be combined with delay: both set the time of the first attempt"
+        raise ConfigurationError("at", rule)
+    key = str(uuid4()) if key is None else key
+    http.key_text(key)  # raises for an invalid key
+    is_bytes = isinstance(body, (bytes, bytearray))
+    return RetryTaskRequest(
+        target_url=url,
+        method=method,
+        headers=_to_dict("headers", headers),
+        body=UNSET if body is None or is_bytes else Raw(_encode_json("body", body)),
+        body_base64=b64encode(body).decode() if is_bytes else None,
+        body_ref=body_ref,
+        policy_id=policy,
+        policy_version=policy_version,
+        idempotency_key=key,
+        delay_ms=None if delay is None else round(to_seconds("delay", delay) * 1000),
+        next_attempt_at=None if at is None else to_epoch_ms("at", at),
+        policy=_to_dict("overrides", overrides),
+        callback_url=callback,
+    )
+
+
+def encode_task(task: RetryTaskRequest) -> bytes:
+    """Return a task as JSON."""
+    try:
+        return _encode(task)
+    except (TypeError, ValueError) as error:
+        msg = f"the task has a value that JSON cannot represent: {error}"
+        raise ConfigurationTypeError(msg) from None
+
+
+def task_batches(tasks: Iterable[EnqueueArguments]) -> Iterator[bytes]:
+    """Yield the JSON of batches that hold the tasks, each within the limits of the service."""
+    batch: list[Raw] = []
+    size = 0
+    for index, task in enumerate(tasks):
+        encoded = _encode_batch_item(index, task)
+        if batch and (len(batch) == MOST_IN_BATCH or size + len(encoded) > MAX_BATCH_BYTES):
+            yield _encode(NewBatch(tasks=batch))
+            batch, size = [], 0
+        batch.append(Raw(encoded))
+        size += len(encoded)
+    if batch:
+        yield _encode(NewBatch(tasks=batch))
+
+
+def _encode_batch_item(index: int, task: EnqueueArguments) -> bytes:
+    name = f"tasks[{index}]"
+    if not isinstance(task, Mapping):
+        rule = 'must be a dict of the arguments of enqueue, {"url": ...}'
+        raise ConfigurationTypeError(name, rule, task)
+    if "url" not in task:
+        raise ConfigurationTypeError(name, "must have a url")
+    try:
+        check_names("enqueue", task)
+        return encode_task(task_request(**task))
+    except ConfigurationError as error:
+        if error.field is None:
+            raise type(error)(f"{name}: {error}") from None
+        raise error.with_field(f"{name}.{error.field}") from None
+
+
+def encode_mapping(field: str, value: Mapping[str, Any]) -> bytes:
+    """Return a mapping of the user's as JSON."""
+    return _encode_json(field, _to_dict(field, value))
+
+
+def _encode_json(field: str, value: object) -> bytes:
+    # json instead of msgspec, which silently encodes NaN and infinity as null.
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        rule = f"must be text, bytes or a value that JSON can represent: {error}"
+        raise ConfigurationTypeError(field, rule) from None

@@ -1,4 +1,4 @@
-"""A replay of dead letters as the user holds it: what was last seen of it, and what can be done."""
+"""Handles of a replay of dead letters, as the clients return them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Self
 
-    from tarry.client.flows import Flow, Flows
+    from tarry.client.operations import Operation, Operations
     from tarry.client.options import Duration
     from tarry.wire.tasks import ReplayJob
 
 
 class ReplayHandle:
-    """A replay of dead letters, as it stood when it was last looked at."""
+    """A replay of dead letters, as last fetched from the service."""
 
-    def __init__(self, job: ReplayJob, api: Flows) -> None:
+    def __init__(self, job: ReplayJob, api: Operations) -> None:
         self._api = api
         self.job: ReplayJob = job
-        """All that the service says of it."""
+        """The replay job as the service returned it."""
 
     @property
     def replay_id(self) -> str | None:
-        """Its name; a dry run has none."""
+        """Id of the replay; None for a dry run."""
         return self.job.replay_id
 
     @property
@@ -33,15 +33,15 @@ class ReplayHandle:
 
     @property
     def matched(self) -> int:
-        """How many dead letters it is about."""
+        """Number of dead letters that matched the filter."""
         return self.job.matched
 
     @property
     def replayed(self) -> int:
-        """How many it has brought back."""
+        """Number of dead letters that were replayed so far."""
         return self.job.replayed
 
-    def _seen(self, job: ReplayJob) -> Self:
+    def _update(self, job: ReplayJob) -> Self:
         self.job = job
         return self
 
@@ -50,44 +50,47 @@ class ReplayHandle:
 
 
 class Replay(ReplayHandle):
-    """A replay of dead letters, as it stood when it was last looked at."""
+    """A replay of dead letters, as last fetched from the service."""
 
     def __init__(
-        self, job: ReplayJob, api: Flows, run: Callable[[Flow[ReplayJob]], ReplayJob]
+        self, job: ReplayJob, api: Operations, run: Callable[[Operation[ReplayJob]], ReplayJob]
     ) -> None:
         super().__init__(job, api)
         self._run = run
 
     def refresh(self) -> Self:
-        """Look again."""
-        return self._seen(self._run(self._api.look_at_replay(self.job)))
+        """Fetch the current state."""
+        return self._update(self._run(self._api.refresh_replay(self.job)))
 
     def wait(self, timeout: Duration | None = None) -> Self:
-        """Wait until it has ended; `NotFinished` when that takes longer."""
-        return self._seen(self._run(self._api.wait_for_replay(self.job, timeout)))
+        """Wait until the replay has finished; raises `NotFinished` when that takes longer."""
+        return self._update(self._run(self._api.wait_for_replay(self.job, timeout)))
 
     def cancel(self) -> Self:
-        """End it; what it brought back stays. `Conflict` when it is done."""
-        return self._seen(self._run(self._api.cancel_replay(self.job)))
+        """Cancel the replay; tasks already replayed stay. Raises `Conflict` when it is done."""
+        return self._update(self._run(self._api.cancel_replay(self.job)))
 
 
 class AsyncReplay(ReplayHandle):
-    """What `Replay` is, to await."""
+    """The asynchronous version of `Replay`."""
 
     def __init__(
-        self, job: ReplayJob, api: Flows, run: Callable[[Flow[ReplayJob]], Awaitable[ReplayJob]]
+        self,
+        job: ReplayJob,
+        api: Operations,
+        run: Callable[[Operation[ReplayJob]], Awaitable[ReplayJob]],
     ) -> None:
         super().__init__(job, api)
         self._run = run
 
     async def refresh(self) -> Self:
-        """Look again."""
-        return self._seen(await self._run(self._api.look_at_replay(self.job)))
+        """Fetch the current state."""
+        return self._update(await self._run(self._api.refresh_replay(self.job)))
 
     async def wait(self, timeout: Duration | None = None) -> Self:
-        """Wait until it has ended; `NotFinished` when that takes longer."""
-        return self._seen(await self._run(self._api.wait_for_replay(self.job, timeout)))
+        """Wait until the replay has finished; raises `NotFinished` when that takes longer."""
+        return self._update(await self._run(self._api.wait_for_replay(self.job, timeout)))
 
     async def cancel(self) -> Self:
-        """End it; what it brought back stays. `Conflict` when it is done."""
-        return self._seen(await self._run(self._api.cancel_replay(self.job)))
+        """Cancel the replay; tasks already replayed stay. Raises `Conflict` when it is done."""
+        return self._update(await self._run(self._api.cancel_replay(self.job)))

@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
-from tarry.client.newtask import BATCH_BYTES, batches, content_of, new_task
-from tarry.client.options import NewTask
+from tarry.client.options import (
+    MAX_BATCH_BYTES,
+    EnqueueArguments,
+    encode_task,
+    task_batches,
+    task_request,
+)
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
@@ -19,7 +24,7 @@ HOOK = "https://example.com/hook"
 
 def sent(**options: Any) -> Any:
     """The JSON of a task."""
-    return json.loads(content_of(new_task(HOOK, **options)))
+    return json.loads(encode_task(task_request(HOOK, **options)))
 
 
 def test_the_least() -> None:
@@ -94,11 +99,11 @@ def test_delays() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"body": {1, 2}}, "body must be text, bytes or a value that JSON can hold: .*set"),
-        ({"body": float("nan")}, "body must be text, bytes or a value that JSON can hold"),
+        ({"body": {1, 2}}, "body must be text, bytes or a value that JSON can represent: .*set"),
+        ({"body": float("nan")}, "body must be text, bytes or a value that JSON can represent"),
         ({"body": "\ud800"}, "body must be .*surrogates"),
         ({"headers": "X-A: b"}, "headers must be a dict, got 'X-A: b'"),
-        ({"headers": {"X-A": object()}}, "a task has something that JSON cannot hold"),
+        ({"headers": {"X-A": object()}}, "the task has a value that JSON cannot represent"),
         ({"overrides": [1]}, r"overrides must be a dict, got \[1\]"),
         ({"key": ""}, "an idempotency key must be a text"),
         ({"key": "a\nb"}, "an idempotency key must be a text"),
@@ -108,7 +113,7 @@ def test_delays() -> None:
         ({"at": 1_800_000_000_000}, "at must be in seconds since 1970.* milliseconds"),
         ({"at": datetime(2027, 1, 15)}, "at must have a time zone"),  # noqa: DTZ001
         ({"at": -1}, "at must be at least 0"),
-        ({"delay": 1, "at": 1_800_000_000}, "delay and at both say when"),
+        ({"delay": 1, "at": 1_800_000_000}, "at cannot be combined with delay: both set the time"),
         ({"policy": Policy()}, r"policy must be the name of a policy, got .*put_policy\(\)"),
     ],
 )
@@ -121,33 +126,37 @@ def test_refusals(options: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        ({"url": HOOK, "delay": -1}, r"^tasks\[1\]: delay must be at least 0"),
+        ({"url": HOOK, "delay": -1}, r"^tasks\[1\]\.delay must be at least 0"),
         (
             {"url": HOOK, "polcy": "x"},
-            r"^tasks\[1\]: enqueue has no argument 'polcy'; did you mean 'policy'\?",
+            r"^tasks\[1\]\.polcy is not an argument of enqueue; did you mean 'policy'\?",
         ),
-        ({"url": HOOK, "zz": 1}, r"^tasks\[1\]: enqueue has no argument 'zz'; it has url, body, "),
+        (
+            {"url": HOOK, "zz": 1},
+            r"^tasks\[1\]\.zz is not an argument of enqueue; it has url, body, ",
+        ),
         ({}, r"^tasks\[1\] must have a url"),
-        (HOOK, r"^tasks\[1\] must be the arguments of enqueue"),
+        (HOOK, r"^tasks\[1\] must be a dict of the arguments of enqueue"),
     ],
 )
 def test_one_of_many_is_refused(task: Any, said: str) -> None:
     """In a batch the place of the task is named too."""
     with pytest.raises(ConfigurationError, match=said):
-        list(batches([{"url": HOOK}, task]))
+        list(task_batches([{"url": HOOK}, task]))
 
 
 def test_an_unknown_option_is_a_type_error() -> None:
     """As for any function."""
     with pytest.raises(ConfigurationTypeError):
-        list(batches([{"url": HOOK, "polcy": "x"}]))  # type: ignore[typeddict-unknown-key]
+        list(task_batches([{"url": HOOK, "polcy": "x"}]))  # type: ignore[typeddict-unknown-key]
 
 
 def test_batches_are_bounded_in_bytes() -> None:
     """Large bodies make small batches, and one that is too large alone goes alone."""
-    body = "x" * (BATCH_BYTES // 3)
-    tasks: list[NewTask] = [{"url": HOOK, "body": body}] * 5
+    body = "x" * (MAX_BATCH_BYTES // 3)
+    tasks: list[EnqueueArguments] = [{"url": HOOK, "body": body}] * 5
     found = [
-        json.loads(batch)["tasks"] for batch in batches([*tasks, {"url": HOOK, "body": body * 4}])
+        json.loads(batch)["tasks"]
+        for batch in task_batches([*tasks, {"url": HOOK, "body": body * 4}])
     ]
     assert [2, 2, 1, 1] == [len(batch) for batch in found]

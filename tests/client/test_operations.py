@@ -10,7 +10,7 @@ import pytest
 
 import tarry
 from tarry.client.errors import NotFinished
-from tarry.client.flows import Flows
+from tarry.client.operations import Operations
 from tarry.errors import ConfigurationError
 from tarry.testing import VirtualClock, scripted_dice
 from tarry.wire.tasks import RetryTask
@@ -21,15 +21,15 @@ PENDING = msgspec.convert(task_of(1), RetryTask)
 
 def looks(clock: VirtualClock, timeout: float | timedelta | None, most: int) -> list[float]:
     """The moments at which a task is looked at that does not end."""
-    flow = Flows().wait("a", timeout)
-    step = next(flow)
+    operation = Operations().wait("a", timeout)
+    step = next(operation)
     moments: list[float] = []
     while len(moments) < most:
         if isinstance(step, (float, int)):
             clock.advance(step)
         else:
             moments.append(round(clock.elapsed, 3))
-        step = flow.send(PENDING)
+        step = operation.send(PENDING)
     return moments
 
 
@@ -61,18 +61,18 @@ def test_a_deadline_ends_a_wait() -> None:
 
 def waits(clock: VirtualClock, timeout: float | None, most: int) -> list[float]:
     """The seconds that a service was asked to wait, and waited; below 0 are pauses."""
-    flow = Flows().wait("a", timeout)
-    step = next(flow)
+    operation = Operations().wait("a", timeout)
+    step = next(operation)
     asked: list[float] = []
     while len(asked) < most:
         if isinstance(step, (float, int)):
             asked.append(-step)
             clock.advance(step)
         else:
-            asked.append(step.waits)
-            assert ("waited" if step.waits else "retried") == step.manner
-            clock.advance(step.waits)
-        step = flow.send(PENDING)
+            asked.append(step.wait_s)
+            assert ("long_poll" if step.wait_s else "retry") == step.mode
+            clock.advance(step.wait_s)
+        step = operation.send(PENDING)
     return asked
 
 
@@ -95,4 +95,4 @@ def test_a_service_is_not_asked_to_wait_for_longer_than_the_caller() -> None:
 def test_a_wait_is_a_length_of_time() -> None:
     """What is none is refused by name."""
     with pytest.raises(ConfigurationError, match="timeout must be at least 0, got -1"):
-        next(Flows().wait("a", -1))
+        next(Operations().wait("a", -1))

@@ -1,0 +1,308 @@
+"""The asynchronous client of the retry service: the same methods as `client.py`."""
+
+from __future__ import annotations
+
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tarry.client.replays import AsyncReplay
+from tarry.client.transport import (
+    RETRY_FOREVER,
+    AsyncBufferingTransport,
+    ServiceEndpoint,
+    is_event_stream,
+)
+from tarry.errors import TarryError
+from tarry.runtime.clocks import world
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+    from types import TracebackType
+    from typing import Self, Unpack
+
+    import httpx
+
+    from tarry.client.api import ClientRequest, Health, SendMode
+    from tarry.client.operations import Operation
+    from tarry.client.options import (
+        DeadLetterFilter,
+        Duration,
+        EnqueueArguments,
+        EnqueueOptions,
+        ReplayOptions,
+        TaskFilter,
+    )
+    from tarry.core.policy import Policy
+    from tarry.wire.tasks import (
+        AttemptLog,
+        BatchResult,
+        Downstream,
+        EventNews,
+        Explanation,
+        Page,
+        RetryPolicy,
+        RetryTask,
+    )
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """The asynchronous version of `Client`, on asyncio or trio.
+
+    Use it as `async with tarry.AsyncClient(url) as client`. `transport` is an
+    `httpx.AsyncHTTPTransport`. To stop reading `events()`, close the generator, for example with
+    `contextlib.aclosing`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        policy: Policy | None = None,
+        timeout: float = 10.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._endpoint = endpoint = ServiceEndpoint(url, key, policy, timeout)
+        import httpx
+
+        from tarry.adapters.httpx import AsyncRetryTransport
+        from tarry.client.operations import Operations
+
+        self._api = Operations()
+        base: Any = AsyncBufferingTransport(
+            transport or httpx.AsyncHTTPTransport(verify=endpoint.uses_tls)
+        )
+        long_poll = endpoint.separate_downstream("wait")
+        events = endpoint.separate_downstream("events")
+        retrying = AsyncRetryTransport(base, policy=endpoint.policy)
+        long_polling = AsyncRetryTransport(base, policy=endpoint.policy, downstream=long_poll)
+        reconnecting = AsyncRetryTransport(base, policy=RETRY_FOREVER, downstream=events)
+
+        def http_client(transport: Any) -> httpx.AsyncClient:
+            return httpx.AsyncClient(
+                transport=transport, base_url=endpoint.url, headers=endpoint.headers
+            )
+
+        self._http: dict[SendMode, httpx.AsyncClient] = {
+            "retry": http_client(retrying),
+            "long_poll": http_client(long_polling),
+            "once": http_client(base),
+            "retry_forever": http_client(reconnecting),
+        }
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        for http in self._http.values():
+            await http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._endpoint.url!r})"
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    async def enqueue(
+        self,
+        url: str,
+        body: Any = None,
+        *,
+        wait: float | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> RetryTask:
+        """Add a task: a call that the service makes. When this returns, the task is durable.
+
+        `body` is text, bytes or any JSON value. With `wait`, wait up to so many seconds for the
+        result. Options: method, headers, body_ref, policy, policy_version, key, delay, at,
+        overrides, callback.
+        """
+        return await self._send(self._api.enqueue(url, body, wait, options))
+
+    async def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> list[BatchResult]:
+        """Add any number of tasks, each a dict of `enqueue`'s arguments; one result per task."""
+        return await self._run(self._api.enqueue_many(tasks))
+
+    async def get(self, task: str | RetryTask) -> RetryTask:
+        """Return the current state of a task."""
+        return await self._send(self._api.get(task))
+
+    def tasks(self, **filters: Unpack[TaskFilter]) -> AsyncIterator[RetryTask]:
+        """Iterate over tasks, newest first; filters: status, policy, lane, reason."""
+        return self._items(lambda cursor: self._api.tasks(cursor, filters))
+
+    def attempts(self, task: str | RetryTask) -> AsyncIterator[AttemptLog]:
+        """Iterate over the attempts of a task, oldest first."""
+        return self._items(lambda cursor: self._api.attempts(cursor, task))
+
+    async def explain(self, task: str | RetryTask) -> Explanation:
+        """Return why a task was retried or not, and what happens next."""
+        return await self._send(self._api.explain(task))
+
+    async def wait(self, task: str | RetryTask, timeout: Duration | None = None) -> RetryTask:
+        """Wait until a task has finished, successfully or not; return it.
+
+        Raises `NotFinished` when that takes longer than `timeout`.
+        """
+        return await self._run(self._api.wait(task, timeout))
+
+    async def cancel(self, task: str | RetryTask) -> RetryTask:
+        """Cancel a task. A running attempt may finish (`task.cancelling`); none follows."""
+        return await self._run(self._api.cancel(task))
+
+    async def retry(self, task: str | RetryTask) -> RetryTask:
+        """Make the next attempt now; a dead letter starts again with attempt 1."""
+        return await self._send(self._api.retry(task))
+
+    # --- dead letters -----------------------------------------------------------------------------
+
+    def dead_letters(self, **filters: Unpack[DeadLetterFilter]) -> AsyncIterator[RetryTask]:
+        """Iterate over dead letters, newest first; filters: policy, lane, reason."""
+        return self._items(lambda cursor: self._api.dead_letters(cursor, filters))
+
+    async def replay(self, **options: Unpack[ReplayOptions]) -> AsyncReplay:
+        """Start a replay of dead letters.
+
+        Filters: policy, lane, reason, before. `rate` is in tasks per second; `dry_run` only counts.
+        """
+        job = await self._send(self._api.replay(options))
+        return AsyncReplay(job, self._api, self._run)
+
+    async def replays(self) -> list[AsyncReplay]:
+        """Return the latest replays, newest first."""
+        page = await self._send(self._api.replays())
+        return [AsyncReplay(job, self._api, self._run) for job in page.items]
+
+    async def purge(self, **filters: Unpack[DeadLetterFilter]) -> int:
+        """Delete dead letters permanently, without a filter all of them; return how many."""
+        return await self._run(self._api.purge(filters))
+
+    # --- policies and downstreams -----------------------------------------------------------------
+
+    def policies(self) -> AsyncIterator[RetryPolicy]:
+        """Iterate over policies; the built-in policies come last."""
+        return self._items(self._api.policies)
+
+    async def policy(self, policy_id: str, version: int | None = None) -> RetryPolicy:
+        """Return a policy, by default in its newest version."""
+        return await self._send(self._api.policy(policy_id, version))
+
+    async def put_policy(self, policy_id: str, policy: Policy | Mapping[str, Any]) -> RetryPolicy:
+        """Create a policy, or a new version of it; a dict has the API's field names."""
+        return await self._send(self._api.put_policy(policy_id, policy))
+
+    async def delete_policy(self, policy_id: str) -> None:
+        """Delete a policy; raises `Conflict` while unfinished tasks use it."""
+        await self._send(self._api.delete_policy(policy_id))
+
+    def downstreams(self) -> AsyncIterator[Downstream]:
+        """Iterate over the downstreams: breaker state, backlog and latency of each target host."""
+        return self._items(self._api.downstreams)
+
+    async def pause(self, lane: str) -> Downstream:
+        """Send nothing to a downstream until it is resumed."""
+        return await self._send(self._api.change_lane(lane, "pause"))
+
+    async def resume(self, lane: str) -> Downstream:
+        """Send to a downstream again that was paused, or whose breaker is open."""
+        return await self._send(self._api.change_lane(lane, "resume"))
+
+    async def reset(self, lane: str) -> Downstream:
+        """Discard the statistics of a downstream, and resume it."""
+        return await self._send(self._api.change_lane(lane, "reset"))
+
+    # --- the service itself -----------------------------------------------------------------------
+
+    def events(self) -> AsyncGenerator[EventNews, None]:
+        """Iterate over live events from now on; reconnects when the connection is lost."""
+        return self._events()
+
+    async def health(self) -> Health:
+        """Return whether the service accepts and processes tasks."""
+        return await self._send(self._api.health())
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    async def _open(
+        self, request: ClientRequest[Any], read_timeout: float | None = None
+    ) -> httpx.Response:
+        """Send a request; return a buffered response, or an event stream that is still open."""
+        import httpx
+
+        http = self._http[request.mode]
+        built = request.to_httpx(http, self._endpoint.timeout, read_timeout)
+        try:
+            return await http.send(built, stream=True)
+        except httpx.RequestError as error:
+            raise self._endpoint.unreachable(request, error) from error
+
+    async def _send(self, request: ClientRequest[T]) -> T:
+        async with aclosing(await self._open(request)) as response:
+            content = await response.aread()
+            return request.result_of(response, content, world.epoch())
+
+    async def _run(self, operation: Operation[T]) -> T:
+        """Run an operation: send the requests that it yields, and sleep when it yields seconds."""
+        try:
+            step = next(operation)
+            while True:
+                if isinstance(step, (float, int)):
+                    await world.asleep(step)
+                    step = next(operation)
+                    continue
+                try:
+                    result = await self._send(step)
+                except TarryError as error:
+                    step = operation.throw(error)  # the operation may add a note to the error
+                else:
+                    step = operation.send(result)
+        except StopIteration as stop:
+            returned: T = stop.value
+            return returned
+
+    async def _items(
+        self, request_page: Callable[[str | None], ClientRequest[Page[T]]]
+    ) -> AsyncGenerator[T, None]:
+        cursor: str | None = None
+        while True:
+            page = await self._send(request_page(cursor))
+            for item in page.items:
+                yield item
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def _events(self) -> AsyncGenerator[EventNews, None]:
+        import httpx
+
+        from tarry.client.sse import (
+            MAX_RECONNECT_DELAY_S,
+            STREAM_READ_TIMEOUT_S,
+            EventStreamParser,
+        )
+
+        request = self._api.events("retry")
+        while True:
+            async with aclosing(await self._open(request, STREAM_READ_TIMEOUT_S)) as response:
+                is_stream = is_event_stream(response.headers)
+                content = b"" if is_stream else await response.aread()
+                request.result_of(response, content, world.epoch())
+                parser = EventStreamParser()
+                with suppress(httpx.RequestError):  # the stream was lost: reconnect below
+                    async for chunk in response.aiter_bytes():
+                        for event in parser.feed(chunk):
+                            yield event
+            self._endpoint.log_stream_lost()
+            # Retry forever from now on: the service was reachable once.
+            request = self._api.events("retry_forever")
+            await world.asleep(MAX_RECONNECT_DELAY_S * world.draw())

@@ -1,0 +1,305 @@
+"""The blocking client of the retry service."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tarry.client.replays import Replay
+from tarry.client.transport import (
+    RETRY_FOREVER,
+    BufferingTransport,
+    ServiceEndpoint,
+    is_event_stream,
+)
+from tarry.errors import TarryError
+from tarry.runtime.clocks import world
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+    from types import TracebackType
+    from typing import Self, Unpack
+
+    import httpx
+
+    from tarry.client.api import ClientRequest, Health, SendMode
+    from tarry.client.operations import Operation
+    from tarry.client.options import (
+        DeadLetterFilter,
+        Duration,
+        EnqueueArguments,
+        EnqueueOptions,
+        ReplayOptions,
+        TaskFilter,
+    )
+    from tarry.core.policy import Policy
+    from tarry.wire.tasks import (
+        AttemptLog,
+        BatchResult,
+        Downstream,
+        EventNews,
+        Explanation,
+        Page,
+        RetryPolicy,
+        RetryTask,
+    )
+
+T = TypeVar("T")
+
+
+class Client:
+    """Client of a retry service: `tarry.Client("http://127.0.0.1:8080", key="...")`.
+
+    The client retries its own requests under `policy`. `timeout` is the number of seconds without
+    a byte from the service after which an attempt fails. `transport` is an `httpx.HTTPTransport`,
+    for your own certificates and proxies. Requests that the service rejects raise a
+    `ServiceError`. Threads may share a client.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        policy: Policy | None = None,
+        timeout: float = 10.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._endpoint = endpoint = ServiceEndpoint(url, key, policy, timeout)
+        import httpx
+
+        from tarry.adapters.httpx import RetryTransport
+        from tarry.client.operations import Operations
+
+        self._api = Operations()
+        base: Any = BufferingTransport(transport or httpx.HTTPTransport(verify=endpoint.uses_tls))
+        long_poll = endpoint.separate_downstream("wait")
+        events = endpoint.separate_downstream("events")
+        retrying = RetryTransport(base, policy=endpoint.policy)
+        long_polling = RetryTransport(base, policy=endpoint.policy, downstream=long_poll)
+        reconnecting = RetryTransport(base, policy=RETRY_FOREVER, downstream=events)
+
+        def http_client(transport: Any) -> httpx.Client:
+            return httpx.Client(
+                transport=transport, base_url=endpoint.url, headers=endpoint.headers
+            )
+
+        self._http: dict[SendMode, httpx.Client] = {
+            "retry": http_client(retrying),
+            "long_poll": http_client(long_polling),
+            "once": http_client(base),
+            "retry_forever": http_client(reconnecting),
+        }
+
+    def close(self) -> None:
+        """Close the connections."""
+        for http in self._http.values():
+            http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._endpoint.url!r})"
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        url: str,
+        body: Any = None,
+        *,
+        wait: float | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> RetryTask:
+        """Add a task: a call that the service makes. When this returns, the task is durable.
+
+        `body` is text, bytes or any JSON value. With `wait`, wait up to so many seconds for the
+        result. Options: method, headers, body_ref, policy, policy_version, key, delay, at,
+        overrides, callback.
+        """
+        return self._send(self._api.enqueue(url, body, wait, options))
+
+    def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> list[BatchResult]:
+        """Add any number of tasks, each a dict of `enqueue`'s arguments; one result per task."""
+        return self._run(self._api.enqueue_many(tasks))
+
+    def get(self, task: str | RetryTask) -> RetryTask:
+        """Return the current state of a task."""
+        return self._send(self._api.get(task))
+
+    def tasks(self, **filters: Unpack[TaskFilter]) -> Iterator[RetryTask]:
+        """Iterate over tasks, newest first; filters: status, policy, lane, reason."""
+        return self._items(lambda cursor: self._api.tasks(cursor, filters))
+
+    def attempts(self, task: str | RetryTask) -> Iterator[AttemptLog]:
+        """Iterate over the attempts of a task, oldest first."""
+        return self._items(lambda cursor: self._api.attempts(cursor, task))
+
+    def explain(self, task: str | RetryTask) -> Explanation:
+        """Return why a task was retried or not, and what happens next."""
+        return self._send(self._api.explain(task))
+
+    def wait(self, task: str | RetryTask, timeout: Duration | None = None) -> RetryTask:
+        """Wait until a task has finished, successfully or not; return it.
+
+        Raises `NotFinished` when that takes longer than `timeout`.
+        """
+        return self._run(self._api.wait(task, timeout))
+
+    def cancel(self, task: str | RetryTask) -> RetryTask:
+        """Cancel a task. A running attempt may finish (`task.cancelling`); none follows."""
+        return self._run(self._api.cancel(task))
+
+    def retry(self, task: str | RetryTask) -> RetryTask:
+        """Make the next attempt now; a dead letter starts again with attempt 1."""
+        return self._send(self._api.retry(task))
+
+    # --- dead letters -----------------------------------------------------------------------------
+
+    def dead_letters(self, **filters: Unpack[DeadLetterFilter]) -> Iterator[RetryTask]:
+        """Iterate over dead letters, newest first; filters: policy, lane, reason."""
+        return self._items(lambda cursor: self._api.dead_letters(cursor, filters))
+
+    def replay(self, **options: Unpack[ReplayOptions]) -> Replay:
+        """Start a replay of dead letters.
+
+        Filters: policy, lane, reason, before. `rate` is in tasks per second; `dry_run` only counts.
+        """
+        job = self._send(self._api.replay(options))
+        return Replay(job, self._api, self._run)
+
+    def replays(self) -> list[Replay]:
+        """Return the latest replays, newest first."""
+        page = self._send(self._api.replays())
+        return [Replay(job, self._api, self._run) for job in page.items]
+
+    def purge(self, **filters: Unpack[DeadLetterFilter]) -> int:
+        """Delete dead letters permanently, without a filter all of them; return how many."""
+        return self._run(self._api.purge(filters))
+
+    # --- policies and downstreams -----------------------------------------------------------------
+
+    def policies(self) -> Iterator[RetryPolicy]:
+        """Iterate over policies; the built-in policies come last."""
+        return self._items(self._api.policies)
+
+    def policy(self, policy_id: str, version: int | None = None) -> RetryPolicy:
+        """Return a policy, by default in its newest version."""
+        return self._send(self._api.policy(policy_id, version))
+
+    def put_policy(self, policy_id: str, policy: Policy | Mapping[str, Any]) -> RetryPolicy:
+        """Create a policy, or a new version of it; a dict has the API's field names."""
+        return self._send(self._api.put_policy(policy_id, policy))
+
+    def delete_policy(self, policy_id: str) -> None:
+        """Delete a policy; raises `Conflict` while unfinished tasks use it."""
+        self._send(self._api.delete_policy(policy_id))
+
+    def downstreams(self) -> Iterator[Downstream]:
+        """Iterate over the downstreams: breaker state, backlog and latency of each target host."""
+        return self._items(self._api.downstreams)
+
+    def pause(self, lane: str) -> Downstream:
+        """Send nothing to a downstream until it is resumed."""
+        return self._send(self._api.change_lane(lane, "pause"))
+
+    def resume(self, lane: str) -> Downstream:
+        """Send to a downstream again that was paused, or whose breaker is open."""
+        return self._send(self._api.change_lane(lane, "resume"))
+
+    def reset(self, lane: str) -> Downstream:
+        """Discard the statistics of a downstream, and resume it."""
+        return self._send(self._api.change_lane(lane, "reset"))
+
+    # --- the service itself -----------------------------------------------------------------------
+
+    def events(self) -> Generator[EventNews, None, None]:
+        """Iterate over live events from now on; reconnects when the connection is lost."""
+        return self._events()
+
+    def health(self) -> Health:
+        """Return whether the service accepts and processes tasks."""
+        return self._send(self._api.health())
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def _open(
+        self, request: ClientRequest[Any], read_timeout: float | None = None
+    ) -> httpx.Response:
+        """Send a request; return a buffered response, or an event stream that is still open."""
+        import httpx
+
+        http = self._http[request.mode]
+        built = request.to_httpx(http, self._endpoint.timeout, read_timeout)
+        try:
+            return http.send(built, stream=True)
+        except httpx.RequestError as error:
+            raise self._endpoint.unreachable(request, error) from error
+
+    def _send(self, request: ClientRequest[T]) -> T:
+        with closing(self._open(request)) as response:
+            content = response.read()
+            return request.result_of(response, content, world.epoch())
+
+    def _run(self, operation: Operation[T]) -> T:
+        """Run an operation: send the requests that it yields, and sleep when it yields seconds."""
+        try:
+            step = next(operation)
+            while True:
+                if isinstance(step, (float, int)):
+                    world.sleep(step, None)
+                    step = next(operation)
+                    continue
+                try:
+                    result = self._send(step)
+                except TarryError as error:
+                    step = operation.throw(error)  # the operation may add a note to the error
+                else:
+                    step = operation.send(result)
+        except StopIteration as stop:
+            returned: T = stop.value
+            return returned
+
+    def _items(
+        self, request_page: Callable[[str | None], ClientRequest[Page[T]]]
+    ) -> Generator[T, None, None]:
+        cursor: str | None = None
+        while True:
+            page = self._send(request_page(cursor))
+            yield from page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def _events(self) -> Generator[EventNews, None, None]:
+        import httpx
+
+        from tarry.client.sse import (
+            MAX_RECONNECT_DELAY_S,
+            STREAM_READ_TIMEOUT_S,
+            EventStreamParser,
+        )
+
+        request = self._api.events("retry")
+        while True:
+            with closing(self._open(request, STREAM_READ_TIMEOUT_S)) as response:
+                is_stream = is_event_stream(response.headers)
+                content = b"" if is_stream else response.read()
+                request.result_of(response, content, world.epoch())
+                parser = EventStreamParser()
+                with suppress(httpx.RequestError):  # the stream was lost: reconnect below
+                    for chunk in response.iter_bytes():
+                        yield from parser.feed(chunk)
+            self._endpoint.log_stream_lost()
+            # Retry forever from now on: the service was reachable once.
+            request = self._api.events("retry_forever")
+            world.sleep(MAX_RECONNECT_DELAY_S * world.draw(), None)

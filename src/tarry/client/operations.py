@@ -1,0 +1,138 @@
+"""Client operations that take several requests. Pure: nothing is sent here.
+
+An operation is a generator. It yields either a request, whose parsed response is sent back into
+the generator, or a number of seconds to sleep. `Client` and `AsyncClient` run operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+
+from tarry.client.api import ServiceApi
+from tarry.client.errors import NotFinished
+from tarry.client.options import task_batches, to_seconds
+from tarry.core.policy import Policy
+from tarry.errors import TarryError
+from tarry.runtime.clocks import world
+from tarry.runtime.deadlines import earliest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tarry.client.api import ClientRequest
+    from tarry.client.options import DeadLetterFilter, Duration, EnqueueArguments
+    from tarry.wire.tasks import BatchResult, ReplayJob, RetryTask
+
+T = TypeVar("T")
+Operation: TypeAlias = Generator["ClientRequest[Any] | float", Any, T]
+
+FINAL_STATUSES = frozenset({"SUCCEEDED", "EXHAUSTED", "CANCELLED"})
+
+_POLL_BACKOFF = Policy(initial_delay=0.05, multiplier=1.5, max_delay=2.0, jitter="equal")
+_MAX_LONG_POLL_S = 20
+"""Many proxies close a connection that is silent for longer."""
+_LONG_POLL_MARGIN_S = 0.5
+"""Time for the response to arrive before the caller's timeout expires."""
+_MIN_LONG_POLL_S = 1.0
+"""A long poll that returns sooner is followed by a pause: the service did not really wait."""
+
+
+class Operations(ServiceApi):
+    """The API's calls, and the operations that combine several of them."""
+
+    def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> Operation[list[BatchResult]]:
+        """Add any number of tasks in batches; the results are in the order of the tasks."""
+        results: list[BatchResult] = []
+        try:
+            for content in task_batches(tasks):
+                response = yield self.enqueue_batch(content)
+                results += response.results
+        except TarryError as error:
+            if results:
+                error.add_note(
+                    f"tarry: the first {len(results)} tasks were processed before this error. "
+                    "If you gave each task a key=, send all of them again."
+                )
+            raise
+        return results
+
+    def cancel(self, task: str | RetryTask) -> Operation[RetryTask]:
+        """Cancel a task; a task that is already cancelled is returned as it is."""
+        cancelled: RetryTask | None = yield self.try_cancel(task)
+        if cancelled is None:
+            cancelled = yield self.get(task)
+        return cast("RetryTask", cancelled)
+
+    def purge(self, filters: DeadLetterFilter) -> Operation[int]:
+        """Delete all matching dead letters; return how many."""
+        total, has_more = 0, True
+        while has_more:
+            response = yield self.purge_batch(filters)
+            total += response.purged
+            has_more = response.more
+        return total
+
+    def wait(self, task: str | RetryTask, timeout: Duration | None) -> Operation[RetryTask]:
+        """Wait until a task has finished."""
+        return _poll_until(
+            lambda wait_s: self.get(task, wait_s),
+            lambda polled: polled.status in FINAL_STATUSES,
+            timeout,
+        )
+
+    def refresh_replay(self, job: ReplayJob) -> Operation[ReplayJob]:
+        """Get the current state of a replay; a dry run never changes."""
+        if job.replay_id is not None:
+            job = yield self.replay_job(job.replay_id, "GET")
+        return job
+
+    def cancel_replay(self, job: ReplayJob) -> Operation[ReplayJob]:
+        """Cancel a replay; a dry run has already finished."""
+        if job.replay_id is not None:
+            job = yield self.replay_job(job.replay_id, "DELETE")
+        return job
+
+    def wait_for_replay(self, job: ReplayJob, timeout: Duration | None) -> Operation[ReplayJob]:
+        """Wait until a replay has finished; a dry run has already finished."""
+        if job.replay_id is None:
+            return job
+        request = self.replay_job(job.replay_id, "GET")
+        return (
+            yield from _poll_until(
+                lambda _: request, lambda polled: polled.status != "RUNNING", timeout
+            )
+        )
+
+
+def _poll_until(
+    poll: Callable[[int], ClientRequest[T]],
+    is_finished: Callable[[T], bool],
+    timeout: Duration | None,
+) -> Operation[T]:
+    """Poll until a task or replay has finished.
+
+    `poll` gets the seconds that the service may wait before it responds.
+    """
+    timeout_s = inf if timeout is None else to_seconds("timeout", timeout)
+    deadline = earliest(world.now() + timeout_s)
+    delay: float | None = None
+    pauses = 0
+    while True:
+        started = world.now()
+        wait_s = max(0.0, min(deadline - started - _LONG_POLL_MARGIN_S, _MAX_LONG_POLL_S))
+        request = poll(int(wait_s))
+        polled: T = yield request
+        if is_finished(polled):
+            return polled
+        now = world.now()
+        remaining = deadline - now
+        if remaining <= 0:
+            status = getattr(polled, "status", None)
+            raise NotFinished(f"{request.path} is still {status}", polled)
+        if request.wait_s and now - started >= _MIN_LONG_POLL_S:
+            continue
+        pauses += 1
+        delay = _POLL_BACKOFF.delay(_POLL_BACKOFF.ceiling(pauses), delay, world.draw())
+        yield min(delay, remaining)

@@ -1,0 +1,176 @@
+"""What both clients need to send requests: the service's address, and transports that buffer.
+
+Imports neither httpx nor msgspec, so that the clients' names can be imported without them.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import aclosing, closing
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from tarry.client.errors import ServiceError, ServiceUnreachable
+from tarry.core.checks import positive
+from tarry.core.policy import Policy
+from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra
+from tarry.runtime.config import instance
+from tarry.runtime.downstream import Downstream
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import httpx
+
+logger: logging.Logger = logging.getLogger("tarry.client")
+
+RETRY_FOREVER = Policy(max_attempts=1_000_000_000, max_delay=10.0)
+"""For reconnecting an event stream: the service was reachable, so it will be again."""
+MAX_RESPONSE_BYTES = 64 << 20
+"""More than any page of a list has; bounds the memory that one response can use."""
+
+
+class ServiceEndpoint:
+    """Address of the service, API key, retry policy and timeout of a client."""
+
+    def __init__(self, url: str, key: str | None, policy: Policy | None, timeout: float) -> None:
+        require_packages()
+        self.url: str = _check_url(url)
+        self.uses_tls: bool = self.url.startswith("https")
+        """Without TLS the certificates are not loaded, which takes 0.1 seconds."""
+        # Without compression, MAX_RESPONSE_BYTES also bounds the decoded content.
+        self.headers: dict[str, str] = {"accept-encoding": "identity"}
+        if key is not None:
+            self.headers["authorization"] = f"Bearer {_check_key(key)}"
+        instance("policy", policy, Policy, "a tarry.Policy(...)")
+        self.policy: Policy | None = policy
+        self.timeout: float = positive("timeout", timeout)
+
+    def separate_downstream(self, purpose: Literal["wait", "events"]) -> Downstream:
+        """Return a downstream, without breaker and budget, for requests that are slow on purpose.
+
+        Their latency must not count as the latency of the service's other requests.
+        """
+        return Downstream(f"{self.url}/{purpose}")
+
+    def log_stream_lost(self) -> None:
+        """Log that the event stream was lost, because events may be missing from it."""
+        logger.warning("event stream lost, reconnecting, url=%s", self.url)
+
+    def unreachable(self, request: object, error: Exception) -> ServiceUnreachable:
+        """Return the error for a request that got no response."""
+        cause = f"{type(error).__name__}: {error}".rstrip(": ")
+        return ServiceUnreachable(f"{request} got no response from {self.url}: {cause}")
+
+
+def require_packages() -> None:
+    """Raise `MissingExtra` unless httpx and msgspec are installed."""
+    try:
+        import_module("httpx")
+        import_module("msgspec")
+    except ImportError:
+        msg = "this needs httpx and msgspec: pip install 'tarry[client]'"
+        raise MissingExtra(msg) from None
+
+
+def _check_url(url: Any) -> str:
+    if not isinstance(url, str):
+        rule = 'must be the address of the service, "http://127.0.0.1:8080"'
+        raise ConfigurationTypeError("url", rule, url)
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in {"http", "https"} and bool(parts.hostname)
+        has_more = bool(parts.query or parts.fragment or "@" in parts.netloc or parts.port == 0)
+    except ValueError:
+        is_address = has_more = False
+    if not is_address or has_more:
+        # The value is not shown: it may be a key that was passed as the URL by mistake.
+        rule = (
+            "must be the address of the service, such as http://127.0.0.1:8080: scheme, host, port "
+            "and optionally a path; no user, query or fragment. Pass the API key separately."
+        )
+        raise ConfigurationError("url", rule)
+    return url.rstrip("/")
+
+
+def _check_key(key: Any) -> str:
+    if not (isinstance(key, str) and key.isascii() and key.isprintable() and key.strip() == key):
+        # The value is not shown: it is a secret.
+        rule = "must be an API key of the service, a text of visible ASCII characters"
+        raise ConfigurationTypeError("key", rule)
+    return key
+
+
+# --- transports -----------------------------------------------------------------------------------
+
+
+class BufferingTransport:
+    """An httpx transport that reads a response completely before it returns it.
+
+    It is used below the retry transport, so that a response which is cut off counts as a failed
+    attempt and is retried. Event streams are not buffered.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        response: httpx.Response = self._transport.handle_request(request)
+        if is_event_stream(response.headers):
+            return response
+        content = bytearray()
+        with closing(response):
+            for chunk in response.iter_raw():
+                _append(content, chunk)
+        return _buffered_response(response, content)
+
+    def close(self) -> None:
+        """Close the wrapped transport."""
+        self._transport.close()
+
+
+class AsyncBufferingTransport:
+    """The asynchronous version of `BufferingTransport`."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        response: httpx.Response = await self._transport.handle_async_request(request)
+        if is_event_stream(response.headers):
+            return response
+        content = bytearray()
+        async with aclosing(response):
+            async for chunk in response.aiter_raw():
+                _append(content, chunk)
+        return _buffered_response(response, content)
+
+    async def aclose(self) -> None:
+        """Close the wrapped transport."""
+        await self._transport.aclose()
+
+
+def is_event_stream(headers: Mapping[str, str]) -> bool:
+    """Return whether a response is a stream of server-sent events, which does not end."""
+    return headers.get("content-type", "").startswith("text/event-stream")
+
+
+def _append(content: bytearray, chunk: bytes) -> None:
+    content += chunk
+    if len(content) > MAX_RESPONSE_BYTES:
+        msg = f"a response of the service has more than {MAX_RESPONSE_BYTES} bytes"
+        raise ServiceError(msg)
+
+
+def _buffered_response(response: httpx.Response, content: bytearray) -> httpx.Response:
+    import httpx
+
+    return httpx.Response(
+        response.status_code,
+        headers=response.headers,
+        stream=httpx.ByteStream(bytes(content)),
+        extensions=response.extensions,
+    )
