@@ -19,7 +19,7 @@ import requests
 from tarry.adapters.aiohttp import RetryMiddleware
 from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
 from tarry.adapters.requests import RetryAdapter
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 Headers = dict[str, str]
 Send = Callable[[str, str, Any, Headers], Any]
@@ -60,7 +60,7 @@ class Plain:
         def sleep(*_: object) -> None:
             answers.append(self.send(method, url))
 
-        patch.setattr(world, "sleep", sleep)
+        patch.setattr(system, "sleep", sleep)
         return answers
 
 
@@ -99,7 +99,7 @@ class Looped:
         async def asleep(_: float) -> None:
             answers.append(await self._send(method, url, None, {}))
 
-        patch.setattr(world, "asleep", asleep)
+        patch.setattr(system, "async_sleep", asleep)
         return answers
 
 

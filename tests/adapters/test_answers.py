@@ -18,7 +18,7 @@ from tarry.adapters.aiohttp import RetryMiddleware
 from tarry.adapters.http import headers
 from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
 from tarry.adapters.requests import RetryAdapter
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.testing import captured_events, scripted_dice
 from tests.adapters.clients import Answer, Client
 from tests.adapters.conftest import Server
@@ -65,16 +65,16 @@ def test_deadline_that_passes_during_the_wait(
     server: Server, client: Client, monkeypatch: pytest.MonkeyPatch, plan: str
 ) -> None:
     """The last answer is still whole if it was short; a long one is gone, and the error says so."""
-    now = world.now
+    now = system.now
 
     def jump(*_: object) -> None:
-        monkeypatch.setattr(world, "now", lambda: now() + 100)
+        monkeypatch.setattr(system, "now", lambda: now() + 100)
 
     async def ajump(_: float) -> None:
         jump()
 
-    monkeypatch.setattr(world, "sleep", jump)
-    monkeypatch.setattr(world, "asleep", ajump)
+    monkeypatch.setattr(system, "sleep", jump)
+    monkeypatch.setattr(system, "async_sleep", ajump)
     with client.open() as talker, tarry.deadline(60):
         if plan == "long":
             with pytest.raises(tarry.DeadlineExceeded, match="the last answer was 503"):
@@ -141,10 +141,10 @@ def test_answer_is_as_good_as_new(
     server: Server, get: Get, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer that was let go, and is handed out after all, can be streamed."""
-    now = world.now
+    now = system.now
 
     def late(*_: object) -> float:
-        monkeypatch.setattr(world, "now", lambda: now() + 100)
+        monkeypatch.setattr(system, "now", lambda: now() + 100)
         return 0.0
 
     response, body = get(server.url(plan), Policy(total_budget=60, jitter=late))
@@ -196,7 +196,7 @@ def test_hint_is_obeyed(
     server: Server, client: Client, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait is as long as the server asks for, in whichever form it does."""
-    monkeypatch.setattr(world, "epoch", lambda: 1_700_000_000.0)
+    monkeypatch.setattr(system, "unix_time", lambda: 1_700_000_000.0)
     with client.open() as talker, captured_events() as events, scripted_dice([0.0]):
         talker.send("GET", server.url(quote(f"503:{hint},200")))
 

@@ -21,7 +21,7 @@ from tarry import Breaker, Downstream, InFlight, Policy, Reason, TokenBudget
 from tarry.adapters.aiohttp import RetryMiddleware
 from tarry.adapters.http.hand_off import PATIENCE
 from tarry.adapters.httpx import RetryTransport
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tests.adapters.clients import HEDGING, Answer, Client, Looped, Talker
 from tests.adapters.conftest import Server
 from tests.integration.service import Service, service
@@ -98,7 +98,7 @@ def opened() -> Downstream:
 def full() -> Downstream:
     """Return a dependency that has as much to do as it may."""
     downstream = Downstream("shop", limiter=InFlight(1))
-    downstream.admit(world.now())
+    downstream.admit(system.now())
     return downstream
 
 

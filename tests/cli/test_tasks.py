@@ -10,7 +10,7 @@ import pytest
 from tarry.cli.shown import cell, clock, counted, since, until
 from tarry.cli.tasks import story
 from tarry.client import Client
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tests.cli.operating import Done
 from tests.integration.flaky import Flaky
 
@@ -142,7 +142,7 @@ def test_cancel_goes_by_the_status(
     ended = msgspec.structs.replace(client.cancel(waiting), cancelling=True)
     running = client.enqueue(f"{target.url}/?plan=late&run=slow")
     while client.get(running).status != "IN_FLIGHT":
-        world.sleep(0.01, None)
+        system.sleep(0.01, None)
 
     slow = ask("tasks", "cancel", running.task_id)
     target.go_on.set()
@@ -188,7 +188,7 @@ def test_retry_of_a_running_task_promises_nothing(ask: Ask, client: Client, targ
     """The attempt that runs is not the next one."""
     running = client.enqueue(f"{target.url}/?plan=late&run=slow")
     while client.get(running).status != "IN_FLIGHT":
-        world.sleep(0.01, None)
+        system.sleep(0.01, None)
 
     done = ask("tasks", "retry", running.task_id)
     target.go_on.set()

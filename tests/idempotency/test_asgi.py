@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.testing import VirtualClock
 from tarry.wire.asgi import Receive, Scope, Send
 from tests.idempotency.asking import Answer, Payments, ask, in_order, scope_of
@@ -162,7 +162,7 @@ def test_problems_lead_to_the_documentation() -> None:
 def test_expired_records_are_swept_along_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody needs to run a sweeper: one request in a hundred takes what is over with it."""
     draws = iter([0.99, 0.01, 0.0099])
-    monkeypatch.setattr(world, "draw", lambda: next(draws))
+    monkeypatch.setattr(system, "draw", lambda: next(draws))
 
     async def main() -> list[int]:
         store = MemoryStore()

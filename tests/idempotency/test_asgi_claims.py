@@ -9,7 +9,7 @@ import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, lease
 from tarry.runtime import event_loops
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.testing import VirtualClock
 from tests.idempotency.asking import Payments, ask
 from tests.idempotency.conftest import Run
@@ -22,9 +22,9 @@ def test_a_store_that_hangs_refuses_in_time(run: Run) -> None:
 
     async def main() -> None:
         app = IdempotencyMiddleware(payments, Wayward(before={"claim": FOR_EVER}))
-        begun = world.now()
+        begun = system.now()
         assert 503 == (await ask(app)).status
-        assert lease.PATIENCE == pytest.approx(world.now() - begun)
+        assert lease.PATIENCE == pytest.approx(system.now() - begun)
 
     run(main)
     assert 0 == payments.runs
@@ -41,11 +41,11 @@ def test_a_claim_that_came_too_late_is_given_back(
     async def main() -> None:
         store = Wayward(**wait)
         app = IdempotencyMiddleware(payments, store)
-        begun = world.now()
+        begun = system.now()
         with event_loops.timeout(patience) as expiry:
             assert 503 == (await ask(app)).status
         assert expiry.expired == (patience == 1)
-        assert min(patience, lease.PATIENCE) == pytest.approx(world.now() - begun)
+        assert min(patience, lease.PATIENCE) == pytest.approx(system.now() - begun)
         await event_loops.sleep(10)
         store.before, store.after = {}, {}
         assert 201 == (await ask(app)).status

@@ -9,7 +9,7 @@ import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, lease
 from tarry.runtime import event_loops
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.wire.asgi import Receive, Scope, Send
 from tests.idempotency.asking import Payments, ask
 from tests.idempotency.conftest import Run
@@ -22,9 +22,9 @@ def test_an_answer_does_not_wait_for_a_store_that_hangs(run: Run, status: int, c
 
     async def main() -> None:
         app = IdempotencyMiddleware(Payments(status), Wayward(before={call: FOR_EVER}))
-        begun = world.now()
+        begun = system.now()
         assert status == (await ask(app)).status
-        assert lease.PATIENCE == pytest.approx(world.now() - begun)
+        assert lease.PATIENCE == pytest.approx(system.now() - begun)
 
     run(main)
 
@@ -170,7 +170,7 @@ def test_troubles_of_the_store_after_the_answer_are_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They do not reach the client."""
-    monkeypatch.setattr(world, "draw", lambda: 0.0)
+    monkeypatch.setattr(system, "draw", lambda: 0.0)
     status = 500 if call == "release" else 201
 
     async def main() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.idempotency import SqliteStore
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tests.idempotency.bench import together
 
 
@@ -147,7 +147,7 @@ def test_a_busy_file_is_opened_a_little_later(
         waits.append(seconds)
         other.close()
 
-    monkeypatch.setattr(world, "sleep", wait)
+    monkeypatch.setattr(system, "sleep", wait)
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db", busy_timeout=0.01)

@@ -11,7 +11,7 @@ import trio
 
 import tarry
 from tarry import Hint, Kind, Outcome, Policy
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 HUGE = 1e11
 """Seconds: more than the system can wait for."""
@@ -100,7 +100,7 @@ def test_huge_timeouts_of_coroutines(loop: str) -> None:
     """A coroutine's timeout, deadline or hedging delay of ages is as good as none."""
 
     async def load() -> int:
-        await world.asleep(0)
+        await system.async_sleep(0)
         return 1
 
     async def main() -> list[int]:

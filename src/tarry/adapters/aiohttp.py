@@ -31,7 +31,7 @@ from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import MissingExtra, ResultNotAccepted
 from tarry.runtime import async_driver, event_loops
 from tarry.runtime.call import Run
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.wire import http
 
 try:
@@ -139,7 +139,7 @@ class RetryMiddleware:
         except TimeoutError as error:
             if type(error) is TimeoutError:
                 # Of the session, whose total timeout covers all attempts and waits: now it is over.
-                run.deadline = world.now()
+                run.deadline = system.now()
             raise
 
 

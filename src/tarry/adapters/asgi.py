@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationTypeError
 from tarry.runtime import deadlines, error_record
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.wire import http
 from tarry.wire.problem import MEDIA_TYPE, Problem
 
@@ -48,7 +48,7 @@ class OneLayerMiddleware:
             await self._app(scope, receive, send)
             return
         left = _deadline_of(scope)
-        key = None if left is None else deadlines.enter(world.now() + left)
+        key = None if left is None else deadlines.enter(system.now() + left)
         given_up = error_record.Ends()
         token = error_record.ends.set(given_up)
         answer = _Answer(send, given_up, key)

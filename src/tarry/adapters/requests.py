@@ -32,7 +32,7 @@ from tarry.adapters.http.headers import (
 from tarry.adapters.http.send import Sending
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import BlockingWait, ConfigurationError, MissingExtra, ResultNotAccepted
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 try:
     from requests.adapters import HTTPAdapter
@@ -280,11 +280,11 @@ def _read(response: Response, brief: float) -> bool:
     if socket is not None:
         socket.settimeout(brief)  # until it is used again, when it gets another
     pieces: list[bytes] = []
-    room, end = MAX_DRAINED_BYTES, world.now() + brief
+    room, end = MAX_DRAINED_BYTES, system.now() + brief
     for piece in response.iter_content(1024):
         pieces.append(piece)
         room -= len(piece)
-        if room < 0 or world.now() > end:
+        if room < 0 or system.now() > end:
             return False
     response._content = b"".join(pieces)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     return True

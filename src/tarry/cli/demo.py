@@ -73,9 +73,9 @@ class Board:
 
         from tarry.cli.shown import console
         from tarry.client.operations import FINAL_STATUSES
-        from tarry.runtime.clocks import world
+        from tarry.runtime.clocks import system
 
-        end = world.now() + _PATIENCE
+        end = system.now() + _PATIENCE
         showing = Live(console=console(), auto_refresh=False)
         with nullcontext() if self._is_plain else showing:
             while True:
@@ -88,10 +88,10 @@ class Board:
                     for one in watched.values()
                 ):
                     return
-                if world.now() > end:
+                if system.now() > end:
                     msg = f"the calls have not ended within {_PATIENCE:g} s"
                     raise NotFinished(msg)
-                world.sleep(_EVERY, None)
+                system.sleep(_EVERY, None)
 
     def _look(self) -> None:
         """Ask for what is new."""
@@ -113,9 +113,9 @@ class Board:
 
     def _table(self, watched: Mapping[str, RetryTask]) -> Table:
         from tarry.cli.shown import came_to, table, until
-        from tarry.runtime.clocks import world
+        from tarry.runtime.clocks import system
 
-        now = world.epoch()
+        now = system.unix_time()
         rows = [
             (
                 name_of(path),

@@ -69,7 +69,7 @@ def list_(
 ) -> None:
     """List keys, revoked ones too; the keys themselves are nowhere."""
     from tarry.cli.shown import console, print_json, say, since, table
-    from tarry.runtime.clocks import world
+    from tarry.runtime.clocks import system
 
     found = _with_store(store, config, lambda opened: opened.list_keys(tenant))
     if as_json:
@@ -77,7 +77,7 @@ def list_(
     elif not found:
         say("none")
     else:
-        now = world.epoch()
+        now = system.unix_time()
         rows = [
             (
                 key.id,

@@ -90,11 +90,11 @@ def _sent(
     """Add the task, and wait on when the service waits less than it was asked to."""
     from tarry.client.errors import NotFinished
     from tarry.client.operations import FINAL_STATUSES
-    from tarry.runtime.clocks import world
+    from tarry.runtime.clocks import system
 
-    began = world.now()
+    began = system.now()
     task = client.enqueue(url, body, wait=patience, **options)
-    left = 0.0 if patience is None else began + patience - world.now()
+    left = 0.0 if patience is None else began + patience - system.now()
     if task.status in FINAL_STATUSES or left <= 0:
         return task
     try:

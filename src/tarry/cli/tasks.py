@@ -125,7 +125,7 @@ def retry(
 def show_tasks(tasks: list[RetryTask], limit: int, *, as_json: bool, dead: bool = False) -> None:
     """Print up to `limit` tasks, or dead letters: those have no next attempt, and a reason."""
     from tarry.cli import shown
-    from tarry.runtime.clocks import world
+    from tarry.runtime.clocks import system
 
     if len(tasks) > limit:
         tasks = tasks[:limit]
@@ -135,7 +135,7 @@ def show_tasks(tasks: list[RetryTask], limit: int, *, as_json: bool, dead: bool 
     elif not tasks:
         shown.say("none")
     else:
-        now = world.epoch()
+        now = system.unix_time()
         headings = shown.LETTER_HEADINGS if dead else shown.TASK_HEADINGS
         row = shown.letter_row if dead else shown.task_row
         rows = [row(task, now) for task in tasks]
@@ -171,9 +171,9 @@ def _show(task: RetryTask, attempts: list[AttemptLog]) -> None:
 
 def _facts(task: RetryTask) -> Iterable[tuple[str, object]]:
     from tarry.cli.shown import since, until
-    from tarry.runtime.clocks import world
+    from tarry.runtime.clocks import system
 
-    now = world.epoch()
+    now = system.unix_time()
     pinned = "" if task.policy_version is None else f", version {task.policy_version}"
     due = None if task.next_attempt_at is None else until(task.next_attempt_at, now)
     ended = None if task.finished_at is None else since(task.finished_at, now)

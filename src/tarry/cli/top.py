@@ -88,11 +88,11 @@ def numbers_of(metrics: str) -> dict[str, dict[str, float]]:
 
 def _pairs(client: Client, server: str, key: str | None) -> Iterator[tuple[Look, Look]]:
     """Return each look with the one before it, for ever."""
-    from tarry.runtime.clocks import world
+    from tarry.runtime.clocks import system
 
     before = _look(client, server, key)
     while True:
-        world.sleep(EVERY, None)
+        system.sleep(EVERY, None)
         now = _look(client, server, key)
         yield before, now
         before = now
@@ -101,14 +101,14 @@ def _pairs(client: Client, server: str, key: str | None) -> Iterator[tuple[Look,
 def _look(client: Client, server: str, key: str | None) -> Look:
     from itertools import islice
 
-    from tarry.runtime.clocks import world
+    from tarry.runtime.clocks import system
 
     found = sorted(
         islice(client.downstreams(), _MOST),
         key=lambda one: (-one.pending - one.in_flight, -one.dead, one.lane),
     )
     page = _metrics(server, key)
-    return Look(world.now(), numbers_of(page), found, "retry_attempts_total" in page)
+    return Look(system.now(), numbers_of(page), found, "retry_attempts_total" in page)
 
 
 def _metrics(server: str, key: str | None) -> str:

@@ -13,7 +13,7 @@ from tarry.client.transport import (
     is_event_stream,
 )
 from tarry.errors import TarryError
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
@@ -249,7 +249,7 @@ class AsyncClient:
     async def _send(self, request: ClientRequest[T]) -> T:
         async with aclosing(await self._open(request)) as response:
             content = await response.aread()
-            return request.result_of(response, content, world.epoch())
+            return request.result_of(response, content, system.unix_time())
 
     async def _run(self, operation: Operation[T]) -> T:
         """Run an operation: send the requests that it yields, and sleep when it yields seconds."""
@@ -257,7 +257,7 @@ class AsyncClient:
             step = next(operation)
             while True:
                 if isinstance(step, (float, int)):
-                    await world.asleep(step)
+                    await system.async_sleep(step)
                     step = next(operation)
                     continue
                 try:
@@ -296,7 +296,7 @@ class AsyncClient:
             async with aclosing(await self._open(request, STREAM_READ_TIMEOUT_S)) as response:
                 is_stream = is_event_stream(response.headers)
                 content = b"" if is_stream else await response.aread()
-                request.result_of(response, content, world.epoch())
+                request.result_of(response, content, system.unix_time())
                 parser = EventStreamParser()
                 with suppress(httpx.RequestError):  # the stream was lost: reconnect below
                     async for chunk in response.aiter_bytes():
@@ -305,4 +305,4 @@ class AsyncClient:
             self._endpoint.log_stream_lost()
             # Retry forever from now on: the service was reachable once.
             request = self._api.events("retry_forever")
-            await world.asleep(MAX_RECONNECT_DELAY_S * world.draw())
+            await system.async_sleep(MAX_RECONNECT_DELAY_S * system.draw())

@@ -13,7 +13,7 @@ from tarry.client.transport import (
     is_event_stream,
 )
 from tarry.errors import TarryError
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -248,7 +248,7 @@ class Client:
     def _send(self, request: ClientRequest[T]) -> T:
         with closing(self._open(request)) as response:
             content = response.read()
-            return request.result_of(response, content, world.epoch())
+            return request.result_of(response, content, system.unix_time())
 
     def _run(self, operation: Operation[T]) -> T:
         """Run an operation: send the requests that it yields, and sleep when it yields seconds."""
@@ -256,7 +256,7 @@ class Client:
             step = next(operation)
             while True:
                 if isinstance(step, (float, int)):
-                    world.sleep(step, None)
+                    system.sleep(step, None)
                     step = next(operation)
                     continue
                 try:
@@ -294,7 +294,7 @@ class Client:
             with closing(self._open(request, STREAM_READ_TIMEOUT_S)) as response:
                 is_stream = is_event_stream(response.headers)
                 content = b"" if is_stream else response.read()
-                request.result_of(response, content, world.epoch())
+                request.result_of(response, content, system.unix_time())
                 parser = EventStreamParser()
                 with suppress(httpx.RequestError):  # the stream was lost: reconnect below
                     for chunk in response.iter_bytes():
@@ -302,4 +302,4 @@ class Client:
             self._endpoint.log_stream_lost()
             # Retry forever from now on: the service was reachable once.
             request = self._api.events("retry_forever")
-            world.sleep(MAX_RECONNECT_DELAY_S * world.draw(), None)
+            system.sleep(MAX_RECONNECT_DELAY_S * system.draw(), None)

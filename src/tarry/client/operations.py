@@ -15,7 +15,7 @@ from tarry.client.errors import NotFinished
 from tarry.client.options import task_batches, to_seconds
 from tarry.core.policy import Policy
 from tarry.errors import TarryError
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.runtime.deadlines import earliest
 
 if TYPE_CHECKING:
@@ -116,17 +116,17 @@ def _poll_until(
     `poll` gets the seconds that the service may wait before it responds.
     """
     timeout_s = inf if timeout is None else to_seconds("timeout", timeout)
-    deadline = earliest(world.now() + timeout_s)
+    deadline = earliest(system.now() + timeout_s)
     delay: float | None = None
     pauses = 0
     while True:
-        started = world.now()
+        started = system.now()
         wait_s = max(0.0, min(deadline - started - _LONG_POLL_MARGIN_S, _MAX_LONG_POLL_S))
         request = poll(int(wait_s))
         polled: T = yield request
         if is_finished(polled):
             return polled
-        now = world.now()
+        now = system.now()
         remaining = deadline - now
         if remaining <= 0:
             status = getattr(polled, "status", None)
@@ -134,5 +134,5 @@ def _poll_until(
         if request.wait_s and now - started >= _MIN_LONG_POLL_S:
             continue
         pauses += 1
-        delay = _POLL_BACKOFF.delay(_POLL_BACKOFF.ceiling(pauses), delay, world.draw())
+        delay = _POLL_BACKOFF.delay(_POLL_BACKOFF.ceiling(pauses), delay, system.draw())
         yield min(delay, remaining)

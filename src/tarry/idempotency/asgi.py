@@ -41,7 +41,7 @@ from tarry.idempotency.request import (
 )
 from tarry.idempotency.stores.memory import MemoryStore
 from tarry.runtime.callables import plain_function
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -168,7 +168,7 @@ class IdempotencyMiddleware:
             else:
                 renewed.pop(lease, None)
             scope.pop(_GUARDED, None)
-        if world.draw() < _SWEEPS:
+        if system.draw() < _SWEEPS:
             await self._sweep()
 
     async def _answer(self, taken: Taken, asked: str, send: Send) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tarry.idempotency.loops import in_background, running_loop
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from tarry.idempotency.lease import Lease
@@ -35,7 +35,7 @@ class Renewals:
         shared = self._shared
         if shared is None or shared.loop is not loop:
             shared = self._shared = Shared(loop, self._every, self._pause)
-        clock = world.now
+        clock = system.now
         shared.due[lease] = clock() + self._every
         if not shared.ticks:
             shared.ticks = True
@@ -58,8 +58,8 @@ class Shared:
         """Look for leases that are due, as long as there are any."""
         try:
             while self.due:
-                await world.asleep(self._every / 2)
-                now = world.now()
+                await system.async_sleep(self._every / 2)
+                now = system.now()
                 for lease, due in tuple(self.due.items()):
                     if due <= now:
                         self.due[lease] = float("inf")
@@ -70,10 +70,10 @@ class Shared:
     async def _renew(self, lease: Lease) -> None:
         """Renew one lease, and try again soon if the store fails."""
         while lease in self.due:
-            begun = world.now()
+            begun = system.now()
             held = await lease.extend()
             if held is None:
-                await world.asleep(self._pause)
+                await system.async_sleep(self._pause)
                 continue
             if held and lease in self.due:
                 self.due[lease] = begun + self._every

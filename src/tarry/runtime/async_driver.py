@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tarry.core.outcome import SUCCESS
 from tarry.runtime import deadlines, event_loops
 from tarry.runtime.call import Run, first_failure
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.runtime.downstream import MOST_UNCOUNTED
 from tarry.runtime.events import bus
 
@@ -138,7 +138,7 @@ async def _limited(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> T:
-    key = deadlines.enter(world.now() + timeout)
+    key = deadlines.enter(system.now() + timeout)
     try:
         with event_loops.timeout(timeout):
             return await fn(*args, **kwargs)
@@ -170,7 +170,7 @@ def _plain(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Corouti
             if first is None:
                 raise
             if isinstance(first, tuple) and first[2].delay > 0:
-                await world.asleep(first[2].delay)
+                await system.async_sleep(first[2].delay)
         if isinstance(first, tuple):
             serial = bus.serial
             try:
@@ -211,7 +211,7 @@ def _guarded(
         ):
             return await drive(Run.new(spec), fn, args, kwargs)
         permit = 0 if breaker is None else breaker.generation
-        serial, clock = bus.serial, world.now
+        serial, clock = bus.serial, system.now
         started = clock()
         try:
             result = await first(*args, **kwargs) if kwargs else await first(*args)
@@ -228,7 +228,7 @@ def _guarded(
                     if len(successes) > MOST_UNCOUNTED:
                         downstream.settle()
                 else:
-                    downstream.record(permit, SUCCESS, now - started, now, world.draw())
+                    downstream.record(permit, SUCCESS, now - started, now, system.draw())
                 return result
             run = Run.adopted(spec, started, serial, permit)
             if run.accepts(result):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tarry.errors import ConfigurationError
 from tarry.runtime import deadlines, event_loops
 from tarry.runtime.call import BlockRun
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.runtime.config import NOT_FOR_COROUTINES
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class AttemptBlock:
         self._run = run
         self._attempt = attempt
         self._key: object = None
-        self._until = None if attempt.timeout is None else world.now() + attempt.timeout
+        self._until = None if attempt.timeout is None else system.now() + attempt.timeout
         self._limit: AbstractContextManager[event_loops.Expiry] | None = None
         if cut and attempt.timeout is not None:
             self._limit = event_loops.timeout(attempt.timeout)

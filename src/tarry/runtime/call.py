@@ -31,7 +31,7 @@ from tarry.errors import (
     ResultNotAccepted,
 )
 from tarry.runtime import deadlines, event_loops
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.runtime.error_record import mark, marked_since, note
 from tarry.runtime.events import WARNING, bus
 
@@ -67,7 +67,7 @@ class Run(Call):
     def __init__(
         self, spec: Spec, started: float | None, deadline: float | None, serial: int
     ) -> None:
-        cap = world.max_attempts
+        cap = system.max_attempts
         policy = spec.policy if cap is None else _capped(spec.policy, cap)
         Call.__init__(self, policy, spec.downstream, started or 0.0, deadline)
         self.spec: Spec = spec
@@ -79,7 +79,7 @@ class Run(Call):
     @classmethod
     def new(cls, spec: Spec) -> Self:
         """Prepare a call."""
-        now = world.now()
+        now = system.now()
         if spec.deadline is None:
             deadline = deadlines.current()
         else:
@@ -95,7 +95,7 @@ class Run(Call):
 
     def begin(self) -> Attempt:
         """Begin the next attempt, or raise: a rejection at first, the last error later."""
-        command = self.start(world.now() if self._clocked else 0.0)
+        command = self.start(system.now() if self._clocked else 0.0)
         error, self._error = self._error, None  # its traceback holds us: leave no cycle behind
         if isinstance(command, Stop):
             if error is None:
@@ -125,8 +125,8 @@ class Run(Call):
         if outcome is None:
             classify = spec.outcome_of
             outcome = classify(error, self._serial)
-        now = world.now() if self._clocked else 0.0
-        u = (spec.draw or world.draw)()
+        now = system.now() if self._clocked else 0.0
+        u = (spec.draw or system.draw)()
         verdict = self.failed(outcome, now, u, type(error).__name__)
         log_enabled = bus.log_enabled
         if bus.listeners or log_enabled(WARNING):
@@ -155,14 +155,14 @@ class Run(Call):
         if until is not None and not until(result):
             return self._refuses(result, TRANSIENT, "no result that `until` accepts")
         if self.downstream is not None:
-            self.succeeded(world.now(), (self.spec.draw or world.draw)())
+            self.succeeded(system.now(), (self.spec.draw or system.draw)())
         if bus.listeners or self._watched:
             _emit().tell_succeeded(self.spec.operation, self)
         return True
 
     def _answered(self, outcome: Outcome) -> None:
         """End with an answer that is no success, and that no attempt would change: a 404."""
-        verdict = self.failed(outcome, world.now(), (self.spec.draw or world.draw)())
+        verdict = self.failed(outcome, system.now(), (self.spec.draw or system.draw)())
         if isinstance(verdict, Stop) and (bus.listeners or self._watched):
             _emit().tell_failed(self.spec.operation, self, outcome, verdict, None)
             _emit().tell_gave_up(self.spec.operation, self, verdict, None)
@@ -184,7 +184,7 @@ class Run(Call):
     def drop(self) -> None:
         """Give back what the call still holds; drivers do so whenever they are left early."""
         if self.downstream is not None:
-            self.cancelled(world.now())
+            self.cancelled(system.now())
 
     def timed_out(self, timeout: float) -> Exception:
         """Return the error for an attempt that was cut off after so many seconds."""
@@ -197,13 +197,13 @@ class Run(Call):
     def wait(self, hold: float | None = None) -> None:
         """Block until the next attempt is due, or one that has begun may go (`hold` seconds)."""
         delay = self._wait.delay if hold is None else hold
-        began = world.now() if self._watched else None
+        began = system.now() if self._watched else None
         try:
             block(self.spec, delay, self._error)
         except BaseException:
             self._error = None
             if hold is None and self.downstream is not None:
-                self.abandoned(world.now())
+                self.abandoned(system.now())
             raise
         if began is not None and hold is None:
             self._awake(began)
@@ -211,14 +211,14 @@ class Run(Call):
     async def await_(self, hold: float | None = None) -> None:
         """Do what `wait` does, on the event loop."""
         delay = self._wait.delay if hold is None else hold
-        began = world.now() if self._watched else None
+        began = system.now() if self._watched else None
         try:
             if delay > 0:
-                await world.asleep(delay)
+                await system.async_sleep(delay)
         except BaseException:
             self._error = None
             if hold is None and self.downstream is not None:
-                self.abandoned(world.now())
+                self.abandoned(system.now())
             raise
         if began is not None and hold is None:
             self._awake(began)
@@ -242,7 +242,7 @@ class Run(Call):
             _emit().tell_gave_up(self.spec.operation, self, stop, error)
 
     def _awake(self, began: float) -> None:
-        slept = world.now() - began
+        slept = system.now() - began
         _emit().tell_waited(self.spec.operation, self, self._wait, slept, self._error)
 
 
@@ -275,14 +275,14 @@ def first_failure(spec: Spec, error: Exception, serial: int) -> Run | Unheard | 
     """
     log_enabled = bus.log_enabled
     outcome = None
-    if not bus.listeners and world.max_attempts is None and not log_enabled(WARNING):
+    if not bus.listeners and system.max_attempts is None and not log_enabled(WARNING):
         classify = spec.outcome_of
         outcome = classify(error, serial)
         first = spec.first
         if first is None:
             spec.first = first = Run(spec, None, None, 0)
             first.attempts = 1
-        verdict = decide(spec.policy, first, outcome, 0.0, (spec.draw or world.draw)())
+        verdict = decide(spec.policy, first, outcome, 0.0, (spec.draw or system.draw)())
         if isinstance(verdict, Wait):
             return outcome, type(error).__name__, verdict
     run = Run(spec, None, None, serial)
@@ -299,7 +299,7 @@ def block(spec: Spec, delay: float, error: Exception | None) -> None:
                 "loop; make it an async def (a block: async for), or run it in a thread"
             )
             raise BlockingWait(msg) from error
-        sleep = world.sleep
+        sleep = system.sleep
         sleep(delay, spec.cancel)
     if spec.cancel is not None and spec.cancel.cancelled:
         msg = f"{spec.operation}: cancelled while waiting for the next attempt"

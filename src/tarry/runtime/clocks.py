@@ -57,33 +57,33 @@ def _sleep(seconds: float, cancel: CancelToken | None) -> None:
         cancel.wait(seconds)
 
 
-class World:
+class System:
     """Time and chance as the drivers see them.
 
     Code that runs on every call takes a part first and calls it then (`clock = world.now`):
     Python finds a function in a slot three times faster that way.
     """
 
-    __slots__ = ("asleep", "draw", "epoch", "max_attempts", "now", "sleep")
+    __slots__ = ("async_sleep", "draw", "max_attempts", "now", "sleep", "unix_time")
 
     now: Callable[[], float]
     """Seconds on a monotonic base."""
-    epoch: Callable[[], float]
+    unix_time: Callable[[], float]
     """Seconds since 1970, for dates that come from outside."""
     draw: Callable[[], float]
     """One number from [0, 1)."""
     sleep: Callable[[float, CancelToken | None], None]
-    asleep: Callable[[float], Awaitable[None]]
+    async_sleep: Callable[[float], Awaitable[None]]
     max_attempts: int | None
     """A cap on every policy, for tests."""
 
     def __init__(self) -> None:
         self.now = time.monotonic
-        self.epoch = time.time
+        self.unix_time = time.time
         self.draw = _dice.random
         self.sleep = _sleep
-        self.asleep = event_loops.sleep
+        self.async_sleep = event_loops.sleep
         self.max_attempts = None
 
 
-world: World = World()
+system: System = System()

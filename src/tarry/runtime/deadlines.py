@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.core.checks import number
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -70,7 +70,7 @@ def earliest(moment: float) -> float:
 @contextmanager
 def deadline(seconds: float) -> Generator[None]:
     """Give everything in the block so many seconds in all; an earlier deadline around it stands."""
-    key = enter(world.now() + number("seconds", seconds))
+    key = enter(system.now() + number("seconds", seconds))
     try:
         yield
     finally:
@@ -80,7 +80,7 @@ def deadline(seconds: float) -> Generator[None]:
 def remaining() -> float | None:
     """Return the seconds left for the current call, for a client's own timeout; None: no limit."""
     moment = current()
-    return None if moment is None else max(0.0, moment - world.now())
+    return None if moment is None else max(0.0, moment - system.now())
 
 
 def _without(key: object, inner: Scope | None) -> Scope | None:

@@ -18,7 +18,7 @@ from tarry.core.checks import share
 from tarry.core.events import BreakerMoved
 from tarry.core.outcome import SUCCESS
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Downstream(core.Downstream):
         """What the retry budget holds; None without one."""
         with self._lock:
             self._settle()
-            return None if self.budget is None else self.budget.balance(world.now())
+            return None if self.budget is None else self.budget.balance(system.now())
 
     def quantile(self, q: float) -> float | None:
         """Return the duration that the share `q` of the last calls did not exceed."""
@@ -142,7 +142,7 @@ class Downstream(core.Downstream):
         while successes:
             permit, started, now = successes.popleft()
             if not self.passed(permit, now - started, now):
-                super().record(permit, SUCCESS, now - started, now, world.draw())
+                super().record(permit, SUCCESS, now - started, now, system.draw())
 
     def record(
         self,

@@ -25,7 +25,7 @@ from tarry.runtime import deadlines, event_loops
 from tarry.runtime.call import rejection
 from tarry.runtime.callables import COROUTINE, callable_, flags_of, name_of
 from tarry.runtime.classify import Classifier
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.runtime.config import BOTH, instance
 from tarry.runtime.downstream import Downstream
 from tarry.runtime.error_record import mark, marked_since, note
@@ -276,7 +276,7 @@ class HedgedRun:
 
     def begin(self) -> Attempt:
         """Send the first copy, or raise a rejection."""
-        now = world.now()
+        now = system.now()
         if self._deadline is not None and now >= self._deadline:
             raise self._too_late()
         command = self._call.start(now)
@@ -287,11 +287,11 @@ class HedgedRun:
     def left(self) -> float | None:
         """Return the seconds until something is due, or None."""
         moments = [m for m in (self._call.hedge_at, self._deadline) if m is not None]
-        return max(0.0, min(moments) - world.now()) if moments else None
+        return max(0.0, min(moments) - system.now()) if moments else None
 
     def late(self) -> Attempt | None:
         """Time is up: send another copy if it may go, or raise at the deadline."""
-        now = world.now()
+        now = system.now()
         if self._deadline is not None and now >= self._deadline:
             raise self._too_late()
         if self._call.hedge_at is None or now < self._call.hedge_at:
@@ -316,9 +316,9 @@ class HedgedRun:
         outcome = self._outcome or SUCCESS
         good = outcome.kind is Kind.SUCCESS
         if good:
-            self._call.succeeded(number, world.now(), world.draw())
+            self._call.succeeded(number, system.now(), system.draw())
         else:
-            self._call.cancelled(world.now())  # an answer like any other, and no sign of health
+            self._call.cancelled(system.now())  # an answer like any other, and no sign of health
         if bus.listeners or (number > 1 and bus.watched()):
             if number > 1:
                 bus.emit(HedgeWon(self._operation, self._downstream.name, number))
@@ -334,7 +334,7 @@ class HedgedRun:
             classify = self._classify
             outcome = classify(error, self._serial)
         self._detail = outcome.detail
-        command = self._call.failed(number, outcome, world.now(), world.draw())
+        command = self._call.failed(number, outcome, system.now(), system.draw())
         if isinstance(command, Stop):
             self._give_up(command, error)
         else:
@@ -344,7 +344,7 @@ class HedgedRun:
 
     def unsent(self, number: int) -> None:
         """There was no thread for a copy: go on without it, or raise the error of the last."""
-        if not self._call.unsent(number, world.now()):
+        if not self._call.unsent(number, system.now()):
             self._stop(Stop(Reason.LIMIT))
 
     def forget(self) -> None:
@@ -353,7 +353,7 @@ class HedgedRun:
 
     def drop(self) -> None:
         """Forget the copies that still run."""
-        self._call.cancelled(world.now())
+        self._call.cancelled(system.now())
 
     def _stop(self, stop: Stop) -> Never:
         """End the call, in which no copy runs, with the error of the one that failed last."""

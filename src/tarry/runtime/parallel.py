@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from tarry.errors import LimitReached
 from tarry.runtime import event_loops
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from asyncio import Queue, Task
@@ -112,7 +112,7 @@ class Threads(Generic[T]):
     def _run(self, places: threading.Semaphore, number: int, delay: float) -> None:
         try:
             if delay:
-                world.sleep(delay, None)
+                system.sleep(delay, None)
                 if self._left:
                     return
             ended = Ended(number, self._fn(number), None)
@@ -229,7 +229,7 @@ class Tasks(Generic[T]):
     async def _run(self, number: int, delay: float) -> None:
         try:
             if delay:
-                await world.asleep(delay)
+                await system.async_sleep(delay)
             ended = Ended(number, await self._fn(number), None)
         except BaseException as error:
             ended = Ended[T](number, None, error)
@@ -294,7 +294,7 @@ class Nursery(Generic[T]):
     async def _run(self, number: int, delay: float) -> None:
         try:
             if delay:
-                await world.asleep(delay)
+                await system.async_sleep(delay)
             ended = Ended(number, await self._fn(number), None)
         except self._cancelled:  # by us, or with us: the nursery knows
             raise

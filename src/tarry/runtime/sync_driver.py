@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tarry.core.outcome import SUCCESS
 from tarry.runtime import deadlines
 from tarry.runtime.call import Run, block, first_failure
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.runtime.downstream import MOST_UNCOUNTED
 from tarry.runtime.events import bus
 
@@ -126,7 +126,7 @@ def _limited(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> T:
-    key = deadlines.enter(world.now() + timeout)
+    key = deadlines.enter(system.now() + timeout)
     try:
         if run.policy.attempt_timeout is None:  # a mere deadline needs no thread
             return fn(*args, **kwargs)
@@ -214,7 +214,7 @@ def _guarded(
         ):
             return drive(Run.new(spec), fn, args, kwargs)
         permit = 0 if breaker is None else breaker.generation
-        serial, clock = bus.serial, world.now
+        serial, clock = bus.serial, system.now
         started = clock()
         try:
             # An empty **kwargs would still build a dict.
@@ -232,7 +232,7 @@ def _guarded(
                     if len(successes) > MOST_UNCOUNTED:
                         downstream.settle()
                 else:
-                    downstream.record(permit, SUCCESS, now - started, now, world.draw())
+                    downstream.record(permit, SUCCESS, now - started, now, system.draw())
                 return result
             run = Run.adopted(spec, started, serial, permit)
             if run.accepts(result):

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 try:
     from uuid_utils import uuid7
@@ -84,7 +84,7 @@ class Service:
         lanes = Lanes(
             partial(protected, max_in_flight=limits.lane_in_flight), most_held=limits.lane_held
         )
-        clock = StoreClock(world.now)
+        clock = StoreClock(system.now)
         self.metrics: Metrics = Metrics(lanes)
         self.engine: Engine = Engine(
             Parts(
@@ -104,7 +104,7 @@ class Service:
                 ),
                 limits=limits,
                 retention=Retention(settings.keep_succeeded_ms, settings.keep_dead_ms),
-                draw=world.draw,
+                draw=system.draw,
                 unpack=codec.unpack,
                 read_body=payloads.read,
                 delete_bodies=payloads.delete,
@@ -121,7 +121,7 @@ class Service:
                 codec=codec,
                 guard=guard,
                 new_id=_new_id,
-                monotonic=world.now,
+                monotonic=system.now,
                 render_metrics=self._numbers,
                 require_keys=requires_keys(settings),
                 operator=settings.operator,
@@ -236,7 +236,7 @@ async def _sweep(payloads: PayloadStore, store: Store) -> int:
     async def is_live(tenant: str, task_id: str) -> bool:
         return await store.get_task(tenant, task_id) is not None
 
-    return await payloads.sweep(is_live, world.epoch(), limit=100)
+    return await payloads.sweep(is_live, system.unix_time(), limit=100)
 
 
 def _new_id() -> str:
@@ -249,7 +249,7 @@ def _signs(settings: Settings) -> Any:
     signer = Signer(settings.signing_secrets)
 
     def sign(task: Task, body: bytes) -> list[tuple[str, str]]:
-        return signer.headers(task.id, int(world.epoch()), body)
+        return signer.headers(task.id, int(system.unix_time()), body)
 
     return sign
 

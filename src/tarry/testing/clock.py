@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tarry.core.checks import number
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,7 +33,7 @@ class VirtualClock:
     """
 
     def __init__(self, start: float | None = None) -> None:
-        self._now = world.now() if start is None else number("start", start)
+        self._now = system.now() if start is None else number("start", start)
         self._started = self._now
         self._before: tuple[Any, ...] | None = None
         self._trio: _TrioTime | None = None
@@ -58,8 +58,8 @@ class VirtualClock:
 
     def __enter__(self) -> Self:
         """Put the clock in the place of the real one."""
-        self._before = world.now, world.sleep
-        world.now, world.sleep = self.now, self._sleep
+        self._before = system.now, system.sleep
+        system.now, system.sleep = self.now, self._sleep
         return self
 
     def __exit__(
@@ -70,7 +70,7 @@ class VirtualClock:
     ) -> None:
         """Put the real clock back."""
         assert self._before is not None  # noqa: S101 - entered before
-        world.now, world.sleep = self._before
+        system.now, system.sleep = self._before
         self._before = None
 
     def run(self, main: Callable[[], Awaitable[T]]) -> T:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tarry.core.checks import count
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 @contextmanager
 def no_wait() -> Generator[None]:
     """Make every wait return at once. Decisions, delays and events stay what they are."""
-    before = world.sleep, world.asleep
-    world.sleep, world.asleep = _sleep, _asleep
+    before = system.sleep, system.async_sleep
+    system.sleep, system.async_sleep = _sleep, _asleep
     try:
         yield
     finally:
-        world.sleep, world.asleep = before
+        system.sleep, system.async_sleep = before
 
 
 @contextmanager
 def capped_attempts(most: int) -> Generator[None]:
     """Let no call make more than so many attempts."""
-    before = world.max_attempts
-    world.max_attempts = count("most", most)
+    before = system.max_attempts
+    system.max_attempts = count("most", most)
     try:
         yield
     finally:
-        world.max_attempts = before
+        system.max_attempts = before
 
 
 @contextmanager
@@ -50,12 +50,12 @@ def scripted_dice(numbers: Iterable[float]) -> Generator[None]:
     def draw() -> float:
         return script.pop() if len(script) > 1 else script[0]
 
-    before = world.draw
-    world.draw = draw
+    before = system.draw
+    system.draw = draw
     try:
         yield
     finally:
-        world.draw = before
+        system.draw = before
 
 
 @contextmanager

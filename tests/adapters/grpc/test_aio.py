@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tarry
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.testing import captured_events
 from tests.adapters.grpc.service import CHARGE, WATCH, Service, async_channel, grpc
 
@@ -115,7 +115,7 @@ def test_a_running_call_is_cancelled() -> None:
 
 def test_a_waiting_call_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait ends, and no further attempt is made."""
-    monkeypatch.setattr(world, "asleep", asyncio.sleep)
+    monkeypatch.setattr(system, "async_sleep", asyncio.sleep)
 
     async def use(_: Asyncio, charge: Any) -> None:
         call = charge(b"")

@@ -13,7 +13,7 @@ import pytest
 import tarry
 from tarry import Policy, Reason
 from tarry.adapters.grpc import RetryInterceptor
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.testing import captured_events
 from tests.adapters.grpc.service import (
     CHARGE,
@@ -174,7 +174,7 @@ def test_a_long_wait_is_cancelled(service: Service, monkeypatch: pytest.MonkeyPa
         waiting.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(world, "asleep", asleep)
+    monkeypatch.setattr(system, "async_sleep", asleep)
     with channel(service.target) as opened:
         future = opened.unary_unary(CHARGE).future(b"")
         waiting.wait()

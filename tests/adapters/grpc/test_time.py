@@ -7,7 +7,7 @@ import pytest
 import tarry
 from tarry import Policy, Reason
 from tarry.adapters.grpc import RetryInterceptor
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tests.adapters.grpc.service import (
     CHARGE,
     OWN_CONNECTION,
@@ -26,14 +26,14 @@ def test_the_timeout_covers_all_attempts(
     service: Service, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a minute of waiting, an attempt is left with what the caller's 100 seconds have."""
-    real, slept = world.now, [0.0]
+    real, slept = system.now, [0.0]
 
     async def asleep(seconds: float) -> None:
         slept[0] += seconds
 
-    monkeypatch.setattr(world, "now", lambda: real() + slept[0])
-    monkeypatch.setattr(world, "asleep", asleep)
-    monkeypatch.setattr(world, "sleep", lambda seconds, _: slept.append(slept.pop() + seconds))
+    monkeypatch.setattr(system, "now", lambda: real() + slept[0])
+    monkeypatch.setattr(system, "async_sleep", asleep)
+    monkeypatch.setattr(system, "sleep", lambda seconds, _: slept.append(slept.pop() + seconds))
     service.steps = [("UNAVAILABLE", PUSHBACK, "60000")]
 
     assert PAID == way(service, {"timeout": 100}, {})

@@ -12,7 +12,7 @@ import tarry
 from tarry import Breaker, Downstream, Hedging, Kind, Outcome, Policy
 from tarry.adapters.http.headers import response_classifier
 from tarry.adapters.http.send import Sending
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.runtime.downstream import MOST_UNCOUNTED
 from tarry.testing import VirtualClock, captured_events, no_wait
 
@@ -231,7 +231,7 @@ def test_what_is_not_to_be_sent_again_ends_the_call(looped: bool) -> None:
 def test_deadline_listener_and_open_breaker_need_numbered_attempts(looped: bool) -> None:
     """Only where one of them is at work do first attempts go through the full driver."""
     failing = Downstream("failing", breaker=Breaker(consecutive=2))
-    failing.record(0, Outcome(Kind.TRANSIENT), 0.0, world.now(), 0.5)
+    failing.record(0, Outcome(Kind.TRANSIENT), 0.0, system.now(), 0.5)
     disabled = Downstream("disabled", breaker=Breaker())
     disabled.force("disabled")
     client = Client(*[200] * 5)
@@ -240,7 +240,7 @@ def test_deadline_listener_and_open_breaker_need_numbered_attempts(looped: bool)
     client.send("r", looped=looped, downstream=Downstream("bare"))
     assert ["first"] * 2 == client.taken
     assert failing.breaker is not None
-    assert (2, 1, 0) == failing.breaker.counts(world.now())
+    assert (2, 1, 0) == failing.breaker.counts(system.now())
 
     client.send("r", looped=looped, downstream=disabled)
     with tarry.deadline(5):
@@ -288,5 +288,5 @@ def test_late_failure_counts_after_the_successes_before_it(looped: bool) -> None
         client.send("r", looped=looped, downstream=payments, policy=Policy(max_attempts=1))
 
     assert payments.breaker is not None
-    assert (4, 1, 0) == payments.breaker.counts(world.now())
+    assert (4, 1, 0) == payments.breaker.counts(system.now())
     assert "closed" == payments.state

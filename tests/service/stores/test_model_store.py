@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.service.store import Retention, Store, TaskFilter
 from tests.service.stores.bench import DAY, LANE, LEASE, MINUTE, NOON, Clock, succeed, task, wait
 from tests.service.stores.conformance import CASES, Bench, Case, name_of
@@ -30,7 +30,7 @@ def test_conformance(case: Case) -> None:
 
 def test_time_is_the_wall_clock_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a clock of its own the store has milliseconds since 1970."""
-    monkeypatch.setattr(world, "epoch", lambda: 5.25)
+    monkeypatch.setattr(system, "unix_time", lambda: 5.25)
 
     assert 5250 == asyncio.run(ModelStore().ping())
 

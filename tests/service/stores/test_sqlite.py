@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import AddStatus, FinishStatus, NewTask, TaskFilter
 from tarry.service.stores.sqlite import Database, SqliteStore, add
@@ -172,7 +172,7 @@ def test_a_lane_is_not_claimed_from_ahead_of_its_parking(tmp_path: Path) -> None
 
 def test_the_machine_has_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a clock of its own, the store counts the milliseconds of the machine."""
-    monkeypatch.setattr(world, "epoch", lambda: 12.3456)
+    monkeypatch.setattr(system, "unix_time", lambda: 12.3456)
 
     async def main() -> int:
         store = SqliteStore(str(tmp_path / "tasks.db"))

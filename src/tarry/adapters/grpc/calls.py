@@ -11,7 +11,7 @@ from tarry.core.verdict import Attempt
 from tarry.errors import ConfigurationTypeError
 from tarry.runtime.call import BlockRun
 from tarry.runtime.callables import plain_function
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ class GrpcCall(BlockRun):
 
     def limit(self, attempt_timeout: float | None) -> float | None:
         """Return the seconds that the attempt has, from now on."""
-        now = world.now()
+        now = system.now()
         left = None if self.deadline is None else self.deadline - now
         limits = [limit for limit in (left, attempt_timeout) if limit is not None]
         self._ends = now + min(limits) if limits else None
@@ -77,7 +77,7 @@ class GrpcCall(BlockRun):
         return super().survives(error, judged)
 
     def _is_over(self) -> bool:
-        return self._ends is not None and world.now() >= self._ends - _GRACE
+        return self._ends is not None and system.now() >= self._ends - _GRACE
 
 
 class Calls:
@@ -117,7 +117,7 @@ class Calls:
             spec = self._origins.spec(method, self._target, repeatable=repeatable)
         call = GrpcCall.new(spec)
         if details.timeout is not None:
-            deadline = world.now() + details.timeout
+            deadline = system.now() + details.timeout
             call.deadline = deadline if call.deadline is None else min(deadline, call.deadline)
         return call
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.adapters.grpc.library import grpc
 from tarry.runtime import deadlines, error_record
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -69,7 +69,7 @@ class _Handling:
         error_record.ends.set(self._given_up)
         left = self._context.time_remaining()
         if left is not None and left < _FOR_EVER:
-            self._key = deadlines.enter(world.now() + left)
+            self._key = deadlines.enter(system.now() + left)
 
     def __enter__(self) -> Self:
         return self

@@ -20,7 +20,7 @@ from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationTypeError, HandedOff, ResultNotAccepted
 from tarry.runtime import deadlines
 from tarry.runtime.callables import COROUTINE, flags_of
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.runtime.error_record import mark, record_of
 from tarry.wire import http
 
@@ -225,7 +225,7 @@ def _in_time() -> Generator[None]:
     """Put a deadline of the hand-off's own in the place of the caller's."""
     token = deadlines.scope.set(None)
     try:
-        deadlines.enter(world.now() + PATIENCE)
+        deadlines.enter(system.now() + PATIENCE)
         yield
     finally:
         deadlines.scope.reset(token)

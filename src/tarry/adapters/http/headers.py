@@ -16,7 +16,7 @@ from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError, ConfigurationTypeError, ResultNotAccepted
 from tarry.runtime import deadlines
 from tarry.runtime.callables import plain_function
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.runtime.error_record import MARK, record_of
 from tarry.wire import http
 
@@ -124,13 +124,13 @@ def classify_response(
     status: int, headers: HeaderPairs, policy: Policy, *, repeatable: bool
 ) -> Outcome:
     """Classify an answer by its status and headers."""
-    now, retryable = world.epoch(), policy.retryable_statuses
+    now, retryable = system.unix_time(), policy.retryable_statuses
     return outcome_of_status(status, headers, now=now, retryable=retryable, safe=repeatable)
 
 
 def classify_proxy_refusal(status: int) -> Outcome:
     """Classify a proxy's refusal to connect us: the server has seen nothing."""
-    return outcome_of_status(status, now=world.epoch())
+    return outcome_of_status(status, now=system.unix_time())
 
 
 def is_permanent_tls_error(error: object) -> bool:

@@ -20,7 +20,7 @@ from tarry.adapters.http.headers import (
 )
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.runtime import event_loops
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,7 +160,7 @@ class _Body:
         self._pieces: list[bytes] = []
         self._room = MAX_DRAINED_BYTES
         self._brief = brief
-        self._end = world.now() + brief
+        self._end = system.now() + brief
 
     def hurry(self, response: Any) -> None:
         """Let no read of a client that blocks take longer, where its timeouts are ours."""
@@ -173,7 +173,7 @@ class _Body:
         """Add a piece, and say whether there is room and time for another."""
         self._pieces.append(piece)
         self._room -= len(piece)
-        return self._room >= 0 and world.now() <= self._end
+        return self._room >= 0 and system.now() <= self._end
 
     def put_back(self, response: Any) -> bool:
         """Let the answer be read as if nobody had."""

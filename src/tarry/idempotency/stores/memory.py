@@ -12,7 +12,7 @@ from tarry.core.checks import count
 from tarry.errors import LimitReached
 from tarry.idempotency.record import Record, StoredResponse
 from tarry.idempotency.store import Taken
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,14 +64,14 @@ class MemoryStore:
         A finalizer may call this while the lock is held, by this very thread: it may not wait for
         it. So it leaves a word, and the next who has the lock sees to it.
         """
-        self._left.append((key, owner, (self._clock or world.now)() + lease))
+        self._left.append((key, owner, (self._clock or system.now)() + lease))
 
     def _take(
         self, key: str, fingerprint: str, owner: str, lease: float, held_for: float
     ) -> Taken | None:
         with self._lock:
             self._see_to_the_left()
-            now = (self._clock or world.now)()
+            now = (self._clock or system.now)()
             entry = self._entries.get(key)
             if entry is not None:
                 if now < entry.free_at and (entry.owner != owner or entry.response is not None):
@@ -99,7 +99,7 @@ class MemoryStore:
         """Hold a key for `lease` more seconds from now; False: it is finished, or another's."""
         with self._lock:
             self._see_to_the_left()
-            now = (self._clock or world.now)()
+            now = (self._clock or system.now)()
             entry = self._entries.get(key)
             if entry is None:
                 self._put(key, _Entry(fingerprint, owner, now + lease))
@@ -123,7 +123,7 @@ class MemoryStore:
         """Do what `finish` does, without a coroutine."""
         with self._lock:
             self._see_to_the_left()
-            now = (self._clock or world.now)()
+            now = (self._clock or system.now)()
             entry = self._entries.get(key)
             if entry is None:
                 entry = _Entry(fingerprint, owner, now)
@@ -157,7 +157,7 @@ class MemoryStore:
         """Forget up to `limit` records that are over, and say how many those were."""
         with self._lock:
             self._see_to_the_left()
-            return self._forget(limit, (self._clock or world.now)())
+            return self._forget(limit, (self._clock or system.now)())
 
     async def close(self) -> None:
         """Do nothing: there is nothing to let go of."""

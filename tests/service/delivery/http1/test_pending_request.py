@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.pending_request import CALLBACK, DeadlineTimer, PendingRequest
@@ -221,14 +221,14 @@ def test_each_is_told_when_its_time_has_come() -> None:
 
     async def main() -> list[str]:
         told: list[str] = []
-        deadlines, now = DeadlineTimer(world.now), world.now()
+        deadlines, now = DeadlineTimer(system.now), system.now()
         for name, after in (("third", 0.03), ("ended", 0.001), ("second", 0.02), ("first", 0.01)):
             deadline = deadlines.add(now + after, Who(name, told).on_deadline)
             if name == "ended":
                 deadline[CALLBACK] = None
         await until(lambda: len(told) == 3)
         assert 0 == len(deadlines)
-        deadlines.add(world.now() - 1, Who("late already", told).on_deadline)
+        deadlines.add(system.now() - 1, Who("late already", told).on_deadline)
         await until(lambda: len(told) == 4)
         return told
 
@@ -241,7 +241,7 @@ def test_an_error_of_one_keeps_no_other_from_its_end() -> None:
     async def main() -> list[str]:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         told: list[str] = []
-        deadlines, now = DeadlineTimer(world.now), world.now()
+        deadlines, now = DeadlineTimer(system.now), system.now()
         for name, after in (("odd", 0.0), ("even", 0.0), ("later", 0.01)):
             deadlines.add(now + after, Who(name, told).on_deadline)
         await until(lambda: len(told) == 3)

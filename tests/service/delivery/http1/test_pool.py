@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.service.delivery.http1 import client
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.connector import Connector
@@ -31,7 +31,7 @@ async def serving_many(number: int) -> AsyncIterator[list[Served]]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, which a test moves."""
     now = [1000.0]
-    monkeypatch.setattr(world, "now", lambda: now[0])
+    monkeypatch.setattr(system, "now", lambda: now[0])
     return now
 
 

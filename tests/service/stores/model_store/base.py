@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tests.service.stores.model_store.data import Data
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Part:
 
 def wall_clock() -> int:
     """Return the epoch ms of the machine."""
-    return int(world.epoch() * 1000)
+    return int(system.unix_time() * 1000)
 
 
 def copy(value: S) -> S:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tarry.core.checks import count
 from tarry.errors import ConfigurationError, short_repr
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.service.defaults import MAX_RESPONSE_BYTES
 from tarry.service.delivery.http1.connector import Connector
 from tarry.service.delivery.http1.dns import DnsCache
@@ -61,7 +61,7 @@ class HttpDelivery:
         max_host_connections: int = MAX_HOST_CONNECTIONS,
     ) -> None:
         self._guard = guard
-        self._clock = world.now  # the loop's own clock may be too coarse
+        self._clock = system.now  # the loop's own clock may be too coarse
         self._proxy = None if proxy is None else parse_proxy(proxy)
         self._max_body = count("max_body", max_body)
         self._tls = _create_tls_context(ca)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.service.delivery.http1.proxy import MAX_CONNECT_RESPONSE_BYTES, open_tunnel
 from tarry.service.delivery.messages import DeliveryError, Fault
 
@@ -94,9 +94,9 @@ class Connector:
         protocol: asyncio.Protocol,
         use_tls: bool,  # noqa: FBT001 - private, and always passed by position
     ) -> ConnectResult:
-        started = world.now()
+        started = system.now()
         addresses: Sequence[str] = await resolve_host(host, self._dns)
-        resolved = world.now()
+        resolved = system.now()
         if self._proxy is None:
             addresses = select_allowed(addresses, host, self._guard)
         try:
@@ -106,7 +106,7 @@ class Connector:
                 raise DeliveryError(Fault.INTERNAL, f"no socket: {error.strerror}") from None
             message = f"Could not connect to {host} port {port}: {error.strerror or error}"
             raise DeliveryError(Fault.REFUSED, message) from None
-        connected = world.now()
+        connected = system.now()
         transport = await _create_transport(sock, _BeforeTls() if use_tls else protocol)
         result = ConnectResult(
             transport,
@@ -124,7 +124,7 @@ class Connector:
     ) -> None:
         """Perform the TLS handshake; the certificate must be valid for `host`."""
         assert self._tls is not None  # noqa: S101 - checked when the pool was created
-        loop, started = asyncio.get_running_loop(), world.now()
+        loop, started = asyncio.get_running_loop(), system.now()
         protocol.connection_made(result.socket)
         if result.transport.is_closing():
             raise DeliveryError(Fault.TLS, _CLOSED_IN_HANDSHAKE)
@@ -141,7 +141,7 @@ class Connector:
             raise
         assert transport is not None  # noqa: S101 - None is returned in server mode only
         result.transport = transport
-        result.tls_ms = (world.now() - started) * 1000
+        result.tls_ms = (system.now() - started) * 1000
 
     async def _connect_through(self, proxy: Proxy, protocol: asyncio.Protocol) -> ConnectResult:
         reader = asyncio.StreamReader(limit=MAX_CONNECT_RESPONSE_BYTES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace as changed
 
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.service.stores.sqlite import (
     add,
     api_keys,
@@ -283,7 +283,7 @@ async def _put(line: Line | None, work: Callable[[Any], T], weight: int) -> T:
 
 
 def _now() -> int:
-    return int(world.epoch() * 1000)
+    return int(system.unix_time() * 1000)
 
 
 def _counting(

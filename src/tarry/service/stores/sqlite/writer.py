@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import version
 from typing import IO
 
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 from tarry.service.stores.sqlite.database import Database
 from tarry.service.stores.sqlite.frames import LENGTH, carry_out
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
@@ -21,7 +21,9 @@ def main(path: str, token: str, ours: str) -> None:
         signal.signal(each, signal.SIG_IGN)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr
-    database = Database(path, lambda: int(world.epoch() * 1000), WorkerLock(path, token or None))
+    database = Database(
+        path, lambda: int(system.unix_time() * 1000), WorkerLock(path, token or None)
+    )
     try:
         while True:
             length = LENGTH.unpack(_read(source, LENGTH.size))[0]
