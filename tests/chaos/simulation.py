@@ -21,7 +21,7 @@ from typing import Any
 from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
 from tarry.service.api.application import Api
-from tarry.service.engine.parts import Limits
+from tarry.service.engine.context import EngineLimits
 from tarry.service.store import Lease
 from tarry.testing.clock import VirtualClock
 from tests.chaos.api import api_of, ask
@@ -103,7 +103,7 @@ class Simulation:
         rig = Rig(
             Network(process),
             store=FaultyStore(process, self.world.store),
-            limits=Limits(
+            limits=EngineLimits(
                 in_flight=dice.choice([2, 50]),
                 lane_in_flight=dice.choice([1, 20]),
                 held=dice.choice([3, 100]),
@@ -226,7 +226,7 @@ class Simulation:
     def _process(self, place: int) -> Process | None:
         rig = self.rigs[place]
         for process in self.processes:
-            if rig is not None and process.alive and process.name == rig.parts.lease.worker:
+            if rig is not None and process.alive and process.name == rig.context.lease.worker:
                 return process
         return None
 

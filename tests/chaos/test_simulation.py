@@ -7,7 +7,7 @@ import pytest
 
 from tarry.service.engine import attempts
 from tarry.service.engine.clock import StoreClock
-from tarry.service.engine.ends import Ends
+from tarry.service.engine.result_writer import ResultWriter
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus
 from tests.chaos.oracle import Broken
@@ -63,7 +63,7 @@ def _loses_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _ignores_a_lost_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that goes on with a task that somebody else has taken over."""
-    write = Ends._write
+    write = ResultWriter._write
 
     async def stubborn(self: Any, ends: Any) -> Any:
         answers = await write(self, ends)
@@ -72,7 +72,7 @@ def _ignores_a_lost_lease(monkeypatch: pytest.MonkeyPatch) -> None:
                 self._hold.take([end.finish.task])
         return answers
 
-    monkeypatch.setattr(Ends, "_write", stubborn)
+    monkeypatch.setattr(ResultWriter, "_write", stubborn)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from tarry.service import defaults
 from tarry.service.api.context import ApiLimits
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.engine.parts import Limits as EngineLimits
+from tarry.service.engine.context import EngineLimits
 from tarry.service.settings import Settings
 
 

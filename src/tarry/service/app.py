@@ -24,16 +24,14 @@ try:
     from tarry.service.delivery.http1.client import HttpDelivery
     from tarry.service.delivery.signing import Signer
     from tarry.service.encryption import EncryptedCodec, PlainCodec
-    from tarry.service.engine.callbacks import callback_for
     from tarry.service.engine.clock import StoreClock
+    from tarry.service.engine.context import EngineContext, EngineLimits, Health
     from tarry.service.engine.engine import Engine
-    from tarry.service.engine.events import Events
-    from tarry.service.engine.health import Health
-    from tarry.service.engine.lanes import Lanes, protected
+    from tarry.service.engine.lanes import Lanes, build_downstream
     from tarry.service.engine.metrics import Metrics
-    from tarry.service.engine.parts import Limits, Parts
     from tarry.service.engine.policies import Policies
-    from tarry.service.engine.waiters import Waiters
+    from tarry.service.engine.reporting import CompletionWaiters, Events
+    from tarry.service.engine.result_writer import build_callback_task
     from tarry.service.payloads import PayloadStore
     from tarry.service.settings_checks import MEMORY, SQLITE, check_setting, sqlite_path
     from tarry.service.store import Lease, Retention
@@ -76,18 +74,19 @@ class Service:
             encrypt=codec.encrypt,
             decrypt=codec.decrypt,
         )
-        limits = Limits(
+        limits = EngineLimits(
             in_flight=settings.in_flight,
             lane_in_flight=settings.lane_in_flight,
             pending=settings.tenant_pending or None,
         )
         lanes = Lanes(
-            partial(protected, max_in_flight=limits.lane_in_flight), most_held=limits.lane_held
+            partial(build_downstream, max_in_flight=limits.lane_in_flight),
+            most_held=limits.lane_held,
         )
         clock = StoreClock(system.now)
         self.metrics: Metrics = Metrics(lanes)
         self.engine: Engine = Engine(
-            Parts(
+            EngineContext(
                 store=self.store,
                 delivery=self._delivery,
                 policies=Policies(self.store, clock.now),
@@ -95,7 +94,7 @@ class Service:
                 clock=clock,
                 events=Events(),
                 metrics=self.metrics,
-                waiters=Waiters(),
+                waiters=CompletionWaiters(),
                 health=Health(),
                 lease=Lease(
                     f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}",
@@ -110,7 +109,7 @@ class Service:
                 delete_bodies=payloads.delete,
                 sweep_bodies=partial(_sweep, payloads, self.store),
                 sign=_signs(settings),
-                callback=partial(callback_for, new_id=_new_id, pack=codec.pack),
+                callback=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
             )
         )
         self.api: Api = Api(

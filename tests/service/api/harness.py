@@ -21,11 +21,10 @@ from tarry.service.api.response import ApiResponse
 from tarry.service.delivery.guard import Guard
 from tarry.service.encryption import PlainCodec
 from tarry.service.engine.clock import StoreClock
+from tarry.service.engine.context import Health
 from tarry.service.engine.engine import Engine
-from tarry.service.engine.events import Event, Events
-from tarry.service.engine.health import Health
 from tarry.service.engine.policies import Policies
-from tarry.service.engine.waiters import Settled, Waiters
+from tarry.service.engine.reporting import CompletionWaiters, Event, Events, TaskCompletion
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
 from tarry.service.payloads import PayloadStore
 from tarry.service.store import (
@@ -70,7 +69,7 @@ class FakeEngine:
         self.events = Events()
         self.policies = Policies(store, self.clock.now)
         self.health = Health()
-        self.waiters = Waiters()
+        self.waiters = CompletionWaiters()
         self.quota = quota
         self.error: Exception | None = None
         """Raised by the next calls of `submit`."""
@@ -88,7 +87,7 @@ class FakeEngine:
             raise self.error
         return await self.store.add(news, quota=self.quota)
 
-    async def settled(self, task_id: str, seconds: float) -> Settled | None:
+    async def settled(self, task_id: str, seconds: float) -> TaskCompletion | None:
         """Wait for what a test tells the waiters."""
         self.waited_for.put_nowait(task_id)
         return await self.waiters.wait(task_id, seconds)

@@ -10,7 +10,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.api.application import Api
 from tarry.service.api.context import ApiLimits
 from tarry.service.api.events import EventResource
-from tarry.service.engine.events import Event
+from tarry.service.engine.reporting import Event
 from tarry.service.model import AttemptRecord
 from tarry.testing import VirtualClock
 from tests.service.api.harness import NOW, Rig, Time, with_rig

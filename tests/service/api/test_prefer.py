@@ -10,7 +10,7 @@ import pytest
 from tarry.errors import StoreUnavailable
 from tarry.service.api.context import ApiLimits
 from tarry.service.delivery.messages import DeliveryResult
-from tarry.service.engine.waiters import Settled
+from tarry.service.engine.reporting import TaskCompletion
 from tarry.service.model import Status, Task
 from tests.service.api.harness import Reply, Rig, with_rig
 
@@ -28,7 +28,7 @@ def test_a_look_can_wait_for_the_end() -> None:
         asking = asyncio.create_task(ask(rig, task_id))
         assert task_id == await rig.engine.waited_for.get()
         delivered = DeliveryResult(status=200, excerpt=b"done")
-        rig.engine.waiters.tell(task_id, Settled(Status.SUCCEEDED, None, delivered))
+        rig.engine.waiters.tell(task_id, TaskCompletion(Status.SUCCEEDED, None, delivered))
         reply = await asking
         assert (200, "wait=5") == (reply.status, reply.header("preference-applied"))
         assert ("SUCCEEDED", "done") == (reply.json["status"], reply.json["response"]["body"])
@@ -66,7 +66,7 @@ def test_secrets_that_a_target_echoes_are_redacted_in_its_response(
             headers=[("x-echo", "for sesame-one"), ("set-cookie", "a=b"), ("x-plain", "shown")],
             excerpt=b"you sent sesame-two" + tail,
         )
-        rig.engine.waiters.tell(task_id, Settled(Status.SUCCEEDED, None, echo))
+        rig.engine.waiters.tell(task_id, TaskCompletion(Status.SUCCEEDED, None, echo))
         response = (await asking).json["response"]
         expected = {"x-echo": "for [redacted]", "set-cookie": "[redacted]", "x-plain": "shown"}
         assert expected == response["headers"]
@@ -153,7 +153,7 @@ def test_only_so_many_may_wait_for_tasks_new_and_old() -> None:
         new = await rig.ask("POST", "/retry-tasks", document, headers=headers)
         old = await ask(rig, task_id)
         assert [None, None] == [one.header("preference-applied") for one in (new, old)]
-        rig.engine.waiters.tell(task_id, Settled(Status.CANCELLED, None, None))
+        rig.engine.waiters.tell(task_id, TaskCompletion(Status.CANCELLED, None, None))
         assert "CANCELLED" == (await asking).json["status"]
         assert "wait=0" == (await ask(rig, task_id, 0)).header("preference-applied")
 

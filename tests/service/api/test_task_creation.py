@@ -10,7 +10,7 @@ import pytest
 from tarry.errors import Overloaded, StoreUnavailable
 from tarry.service.api.context import ApiLimits
 from tarry.service.delivery.messages import DeliveryResult
-from tarry.service.engine.waiters import Settled
+from tarry.service.engine.reporting import TaskCompletion
 from tarry.service.model import Status
 from tests.service.api.harness import NOW, TARGET, FakePayloads, Rig, with_rig
 
@@ -287,7 +287,7 @@ def test_a_caller_can_wait_for_the_outcome() -> None:
         delivered = DeliveryResult(
             status=200, headers=[("x-a", "1"), ("x-a", "2")], excerpt=b"done"
         )
-        rig.engine.waiters.tell(task_id, Settled(Status.SUCCEEDED, None, delivered))
+        rig.engine.waiters.tell(task_id, TaskCompletion(Status.SUCCEEDED, None, delivered))
         reply = await asking
         assert (201, "wait=5") == (reply.status, reply.header("preference-applied"))
         assert ("SUCCEEDED", None) == (reply.json["status"], reply.json["nextAttemptAt"])
@@ -301,9 +301,9 @@ def test_a_response_that_is_no_text_comes_in_base64() -> None:
     """Every byte of it arrives."""
 
     async def test(rig: Rig) -> None:
-        async def settled(task_id: str, seconds: float) -> Settled:
+        async def settled(task_id: str, seconds: float) -> TaskCompletion:
             delivered = DeliveryResult(status=500, excerpt=b"\xff")
-            return Settled(Status.EXHAUSTED, "attempts", delivered)
+            return TaskCompletion(Status.EXHAUSTED, "attempts", delivered)
 
         rig.engine.settled = settled  # type: ignore[method-assign]
         headers = {"Prefer": 'respond-async, wait="3"'}
@@ -335,8 +335,8 @@ def test_a_response_that_was_cut_says_so(
     """Also where that was within a character: it is text all the same."""
 
     async def test(rig: Rig) -> None:
-        async def settled(task_id: str, seconds: float) -> Settled:
-            return Settled(Status.SUCCEEDED, None, delivered)
+        async def settled(task_id: str, seconds: float) -> TaskCompletion:
+            return TaskCompletion(Status.SUCCEEDED, None, delivered)
 
         rig.engine.settled = settled  # type: ignore[method-assign]
         reply = await rig.ask(

@@ -13,16 +13,14 @@ import msgspec
 from tarry.core.breaker import Breaker
 from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult
 from tarry.service.encryption import PlainCodec
-from tarry.service.engine.callbacks import callback_for
 from tarry.service.engine.clock import StoreClock
+from tarry.service.engine.context import EngineContext, EngineLimits, Health
 from tarry.service.engine.engine import Engine
-from tarry.service.engine.events import Event, Events
-from tarry.service.engine.health import Health
-from tarry.service.engine.lanes import Lanes, protected
+from tarry.service.engine.lanes import Lanes, build_downstream
 from tarry.service.engine.metrics import Metrics
-from tarry.service.engine.parts import Limits, Parts
 from tarry.service.engine.policies import Policies
-from tarry.service.engine.waiters import Waiters
+from tarry.service.engine.reporting import CompletionWaiters, Event, Events
+from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.model import AttemptRecord, Task, TaskContent
 from tarry.service.store import AddResult, Lease, NewTask, Retention, Store
 from tarry.testing.clock import VirtualClock
@@ -64,7 +62,7 @@ class Rig:
         target: Any,
         *,
         store: Store | None = None,
-        limits: Limits | None = None,
+        limits: EngineLimits | None = None,
         seed: int = 1,
         lease: Lease = LEASE,
         breaker: Callable[[], Breaker] = Breaker,
@@ -74,20 +72,20 @@ class Rig:
     ) -> None:
         loop = asyncio.get_running_loop()
         self.store: Store = store or ModelStore(lambda: int((EPOCH + loop.time()) * 1000))
-        limits = limits or Limits()
+        limits = limits or EngineLimits()
         dice = Random(seed)
         self.ids = (f"0190a000-0000-7000-8000-{i:012x}" for i in range(seed << 24, 1 << 47))
         plain = PlainCodec()
         clock = StoreClock(monotonic or loop.time)
         self.lanes = Lanes(
-            partial(protected, max_in_flight=limits.lane_in_flight, breaker=breaker),
+            partial(build_downstream, max_in_flight=limits.lane_in_flight, breaker=breaker),
             most_held=limits.lane_held,
         )
         self.events = Events()
         self.metrics = Metrics(self.lanes)
         self.told: list[Event] = []
         self.events.listen(self.told.append)
-        self.parts = Parts(
+        self.context = EngineContext(
             store=self.store,
             delivery=target,
             policies=Policies(self.store, clock.now),
@@ -95,7 +93,7 @@ class Rig:
             clock=clock,
             events=self.events,
             metrics=self.metrics,
-            waiters=Waiters(),
+            waiters=CompletionWaiters(),
             health=Health(),
             lease=lease,
             limits=limits,
@@ -106,9 +104,9 @@ class Rig:
             delete_bodies=_no_bodies,
             sweep_bodies=_no_strays,
             sign=sign or (lambda _task, _body: []),
-            callback=partial(callback_for, new_id=lambda: next(self.ids), pack=plain.pack),
+            callback=partial(build_callback_task, new_id=lambda: next(self.ids), pack=plain.pack),
         )
-        self.engine = Engine(self.parts)
+        self.engine = Engine(self.context)
 
     def new(self, url: str = "http://a.example:80/", **changes: Any) -> NewTask:
         """Return a task to add, for a target at `url`."""
@@ -134,7 +132,7 @@ class Rig:
 
     async def add(self, *news: NewTask) -> list[Task]:
         """Add tasks and return them as they were stored."""
-        clock = self.parts.clock
+        clock = self.context.clock
         clock.learn(clock.asks(), await self.store.ping())
         added: Sequence[AddResult] = await self.engine.submit(list(news))
         return [one.task for one in added]

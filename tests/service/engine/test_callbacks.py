@@ -4,7 +4,7 @@ import msgspec
 
 from tarry.service.encryption import PlainCodec
 from tarry.service.engine.attempts import exhausted
-from tarry.service.engine.callbacks import callback_for
+from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.model import AttemptRecord, Task, TaskContent
 
 TASK = Task(
@@ -18,7 +18,7 @@ def test_a_callback_says_how_the_task_ended() -> None:
     attempt = AttemptRecord(number=3, scheduled_at=1, started_at=1, status=410, outcome="permanent")
     finish = exhausted(TASK, attempt, "permanent")
 
-    made = callback_for(TASK, CONTENT, finish, new_id=lambda: "j", pack=PlainCodec().pack)
+    made = build_callback_task(TASK, CONTENT, finish, new_id=lambda: "j", pack=PlainCodec().pack)
 
     content = PlainCodec().unpack(made.content)
     assert {

@@ -9,7 +9,7 @@ import pytest
 from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult, Fault
-from tarry.service.engine.parts import Limits
+from tarry.service.engine.context import EngineLimits
 from tarry.service.model import Status
 from tarry.service.store import CancelStatus, Lease, RetryNowStatus
 from tests.service.engine.rig import BUSY, OK, Rig, Target, decided, run
@@ -188,13 +188,13 @@ def test_fault_of_our_own_charges_nobody() -> None:
         await rig.engine.start()
         (task,) = await rig.add(rig.new())
         await asyncio.sleep(10)
-        assert {"delivery": "proxy down"} == rig.parts.health.failing
+        assert {"delivery": "proxy down"} == rig.context.health.failing
         assert 0 == (await rig.task(task)).attempts
 
         await asyncio.sleep(100)
         ended = await rig.task(task)
         assert (Status.SUCCEEDED, 1) == (ended.status, ended.attempts)
-        assert {} == rig.parts.health.failing
+        assert {} == rig.context.health.failing
         await rig.engine.stop(1)
 
     run(main)
@@ -276,7 +276,7 @@ def test_probe_that_fails_parks_the_lane_for_longer() -> None:
         assert lane is not None
         assert lane.parked_until is not None
         assert 2 == lane.opened
-        left = lane.parked_until - rig.parts.clock.now()
+        left = lane.parked_until - rig.context.clock.now()
         assert 45_000 < left <= 60_000
         await rig.engine.stop(1)
 
@@ -288,7 +288,7 @@ def test_empty_budget_defers_and_consumes_no_attempts() -> None:
 
     async def main() -> None:
         target = Target(*[BUSY] * 300, OK)
-        limits = Limits(lane_in_flight=1000, in_flight=1000)
+        limits = EngineLimits(lane_in_flight=1000, in_flight=1000)
         rig = Rig(target, limits=limits, breaker=lambda: Breaker(min_calls=10_000))
         await rig.engine.start()
         tasks = await rig.add(*[rig.new() for _ in range(300)])
@@ -311,7 +311,7 @@ def test_slow_lane_does_not_hold_up_another() -> None:
                 await asyncio.sleep(1000)
             return OK
 
-        limits = Limits(in_flight=20, lane_in_flight=10)
+        limits = EngineLimits(in_flight=20, lane_in_flight=10)
         rig = Rig(Target(never), limits=limits)
         await rig.engine.start()
         await rig.add(*[rig.new("http://slow.example:80/") for _ in range(100)])
@@ -332,7 +332,7 @@ def test_retry_that_is_due_goes_before_new_tasks() -> None:
             return OK
 
         target = Target(BUSY, slow)
-        rig = Rig(target, limits=Limits(lane_in_flight=1))
+        rig = Rig(target, limits=EngineLimits(lane_in_flight=1))
         await rig.engine.start()
         tasks = await rig.add(*[rig.new() for _ in range(50)])
         await asyncio.sleep(30)
@@ -484,7 +484,7 @@ def test_stop_hands_back_what_has_not_begun_and_waits_for_what_runs() -> None:
             await asyncio.sleep(3)
             return OK
 
-        rig = Rig(Target(slowly), limits=Limits(in_flight=1))
+        rig = Rig(Target(slowly), limits=EngineLimits(in_flight=1))
         await rig.engine.start()
         runs, waits = await rig.add(rig.new(), rig.new())
         await asyncio.sleep(1)
@@ -546,12 +546,12 @@ def test_store_that_is_away_charges_nobody_and_comes_back() -> None:
         flaky.down = {"finish", "claim", "sweep"}
         (task,) = await rig.add(rig.new())
         await asyncio.sleep(20)
-        assert "store" in rig.parts.health.failing
+        assert "store" in rig.context.health.failing
         assert 1 == len(target.seen)
 
         flaky.down = set()
         await asyncio.sleep(5)
-        assert {} == rig.parts.health.failing
+        assert {} == rig.context.health.failing
         assert Status.SUCCEEDED is (await rig.task(task)).status
         assert 1 == len(target.seen)
         await rig.engine.stop(1)
@@ -587,7 +587,7 @@ def test_lost_attempt_does_not_end_a_task(lost: int, sent: int) -> None:
 
     async def main() -> None:
         target = Target(OK)
-        rig = Rig(target, limits=Limits(in_flight=1))
+        rig = Rig(target, limits=EngineLimits(in_flight=1))
         new = rig.new(overrides={"maxAttempts": 1})
         new.direct = True
         await rig.store.add([new], Lease("dead", 10_000, 1_000))

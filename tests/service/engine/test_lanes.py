@@ -8,14 +8,14 @@ from functools import partial
 import pytest
 
 from tarry.core.breaker import BreakerState
-from tarry.service.engine.lanes import Lanes, LaneState, LeasedTask, protected
+from tarry.service.engine.lanes import Lanes, LaneState, LeasedTask, build_downstream
 from tarry.service.model import Task
 from tests.service.engine.rig import OK, Rig, Target, run
 
 
 def lanes(*names: str) -> Lanes:
     """The lanes of a process that has seen these."""
-    made = Lanes(partial(protected, max_in_flight=10), most_held=10)
+    made = Lanes(partial(build_downstream, max_in_flight=10), most_held=10)
     for name in names:
         assert name == made[name].name
     return made
@@ -23,7 +23,7 @@ def lanes(*names: str) -> Lanes:
 
 def lane(running: int) -> LaneState:
     """A lane with some attempts running."""
-    made = LaneState("tenant/http:a.example:80", protected("a", max_in_flight=10))
+    made = LaneState("tenant/http:a.example:80", build_downstream("a", max_in_flight=10))
     made.running = running
     return made
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tarry.service.delivery.messages import DeliveryResult
-from tarry.service.engine.maintenance import letters_at_once
+from tarry.service.engine.maintenance import replay_step_size
 from tarry.service.model import ReplayRecord
 from tests.service.engine.rig import EPOCH, OK, Rig, Target, run
 from tests.service.stores.model_store import ModelStore
@@ -39,7 +39,7 @@ def test_a_replay_keeps_to_its_rate(rate: float, count: int) -> None:
 
         assert count == len(target.times)
         begin = target.times[0]
-        portion = letters_at_once(rate)
+        portion = replay_step_size(rate)
         for number, time in enumerate(target.times):
             assert number <= (time - begin + 1.1) * rate + portion
         length = target.times[-1] - begin
@@ -52,7 +52,7 @@ def test_a_replay_keeps_to_its_rate(rate: float, count: int) -> None:
 def test_a_portion_is_a_tenth_of_a_second() -> None:
     """At least one letter, and no more than one transaction should hold."""
     assert [1, 1, 2, 100, 200, 200] == [
-        letters_at_once(rate) for rate in (0.001, 10.0, 11.0, 1000.0, 5000.0, 0.0)
+        replay_step_size(rate) for rate in (0.001, 10.0, 11.0, 1000.0, 5000.0, 0.0)
     ]
 
 

@@ -23,7 +23,7 @@ def samples(page: bytes) -> dict[str, float]:
 async def rendered(rig: Rig, tenant: str | None = None) -> dict[str, float]:
     """Render a page and read it."""
     page, kind = rig.metrics.render(
-        await rig.store.counters(tenant), rig.parts.clock.seconds(), tenant
+        await rig.store.counters(tenant), rig.context.clock.seconds(), tenant
     )
     assert kind.startswith("text/plain")
     return samples(page)

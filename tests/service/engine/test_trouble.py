@@ -11,7 +11,7 @@ import pytest
 from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult
-from tarry.service.engine.parts import Limits
+from tarry.service.engine.context import EngineLimits
 from tarry.service.model import PolicyVersion, Status, TaskContent
 from tarry.service.store import CancelStatus, ClaimResult, FinishStatus, Lease, Release, TaskResult
 from tests.service.engine.rig import BUSY, EPOCH, OK, Rig, Target, run
@@ -288,7 +288,7 @@ def test_what_was_delivered_while_the_store_was_away_is_not_sent_again(
         assert count == len(target.seen)
         logs = [[one.outcome for one in await rig.attempts(task)] for task in tasks]
         assert [["success"]] * count == logs
-        assert 0 == rig.parts.health.behind
+        assert 0 == rig.context.health.behind
         later = await rig.add(rig.new())
         await asyncio.sleep(5)
         assert Status.SUCCEEDED is (await rig.task(later[0])).status
@@ -369,15 +369,15 @@ def test_task_that_cannot_be_started_stands_in_nobodys_way(
     """An error of ours is logged, and the task is given back."""
 
     async def main() -> None:
-        rig = Rig(Target(OK), limits=Limits(in_flight=1))
-        known = rig.parts.policies.known
+        rig = Rig(Target(OK), limits=EngineLimits(in_flight=1))
+        known = rig.context.policies.known
 
         def broken(task, overrides):  # type: ignore[no-untyped-def]
             if task.key == "broken":
                 raise ZeroDivisionError
             return known(task, overrides)
 
-        monkeypatch.setattr(rig.parts.policies, "known", broken)
+        monkeypatch.setattr(rig.context.policies, "known", broken)
         await rig.engine.start()
         bad, good = await rig.add(rig.new(key="broken"), rig.new())
         await asyncio.sleep(5)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tarry.service.api.context import ApiContext
     from tarry.service.api.request import ApiRequest
-    from tarry.service.engine.events import Event, Subscription
+    from tarry.service.engine.reporting import Event, Subscription
     from tarry.wire.asgi import Receive, Send
 
 _encode = msgspec.json.Encoder().encode

@@ -13,7 +13,7 @@ from tarry.wire.tasks import STATUS_NAMES
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
     from tarry.service.api.request import ApiRequest
-    from tarry.service.engine.waiters import Settled
+    from tarry.service.engine.reporting import TaskCompletion
     from tarry.service.model import Task
     from tarry.wire.tasks import RetryTask
 
@@ -64,7 +64,7 @@ class ResultWaiter:
         """Let nobody wait any longer, so that their connections do not hold up the end."""
         self._is_over = True
 
-    async def _end_of(self, task: Task, seconds: int) -> tuple[Task | None, Settled | None]:
+    async def _end_of(self, task: Task, seconds: int) -> tuple[Task | None, TaskCompletion | None]:
         around, stored = self._around, None
         for _ in range(seconds):
             settled = await around.engine.settled(task.id, _LOOK)

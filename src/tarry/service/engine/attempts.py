@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tarry.core.downstream import Downstream
     from tarry.core.policy import Policy
     from tarry.core.verdict import Stop
-    from tarry.service.engine.policies import Chosen
+    from tarry.service.engine.policies import EffectivePolicy
     from tarry.service.model import TaskContent
     from tarry.service.store import Lease
 
@@ -129,7 +129,7 @@ def attempt_of(
 def decision_of(
     verdict: Wait | Stop,
     outcome: Outcome,
-    chosen: Chosen,
+    chosen: EffectivePolicy,
     standing: tuple[str | None, float | None],
 ) -> Decision:
     """Write the core's verdict down, with what it went by."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from tarry.service.engine.events import Event
 from tarry.service.engine.ingest import Ingest
 from tarry.service.engine.maintenance import Maintenance
+from tarry.service.engine.reporting import Event, TaskCompletion
 from tarry.service.engine.scheduler import Scheduler
-from tarry.service.engine.waiters import Settled
 from tarry.service.engine.worker import Worker
 from tarry.service.model import Status
 from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus, TaskResult
@@ -18,10 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.engine.clock import StoreClock
-    from tarry.service.engine.events import Events
-    from tarry.service.engine.health import Health
-    from tarry.service.engine.parts import Parts
+    from tarry.service.engine.context import EngineContext, Health
     from tarry.service.engine.policies import Policies
+    from tarry.service.engine.reporting import Events
     from tarry.service.model import TaskContent
     from tarry.service.store import AddResult, NewTask
 
@@ -29,39 +27,39 @@ if TYPE_CHECKING:
 class Engine:
     """Takes tasks in and makes them happen, from `start` to `stop`."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self.worker: Worker = Worker(parts, self._has_room)
-        self.scheduler: Scheduler = Scheduler(parts, self.worker)
-        self.maintenance: Maintenance = Maintenance(parts, self.scheduler)
-        self.ingest: Ingest = Ingest(parts, self.worker, self.scheduler)
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+        self.worker: Worker = Worker(context, self._has_room)
+        self.scheduler: Scheduler = Scheduler(context, self.worker)
+        self.maintenance: Maintenance = Maintenance(context, self.scheduler)
+        self.ingest: Ingest = Ingest(context, self.worker, self.scheduler)
         self._claiming: asyncio.Task[None] | None = None
         self._keeping_house: asyncio.Task[None] | None = None
 
     @property
     def events(self) -> Events:
         """What happens in this process."""
-        return self._parts.events
+        return self._context.events
 
     @property
     def policies(self) -> Policies:
         """The policies in force."""
-        return self._parts.policies
+        return self._context.policies
 
     @property
     def health(self) -> Health:
         """What is out of order."""
-        return self._parts.health
+        return self._context.health
 
     @property
     def clock(self) -> StoreClock:
         """The store's time."""
-        return self._parts.clock
+        return self._context.clock
 
     async def start(self) -> None:
         """Learn the store's time, then begin to claim and to keep house."""
         asked = self.clock.asks()
-        self.clock.learn(asked, await self._parts.store.ping())
+        self.clock.learn(asked, await self._context.store.ping())
         loop = asyncio.get_running_loop()
         self._claiming = loop.create_task(self.scheduler.run())
         self._keeping_house = loop.create_task(self.maintenance.run())
@@ -91,19 +89,19 @@ class Engine:
         """Add tasks; they are durable when the future is done."""
         return self.ingest.submit(news, contents)
 
-    async def settled(self, task_id: str, seconds: float) -> Settled | None:
+    async def settled(self, task_id: str, seconds: float) -> TaskCompletion | None:
         """Wait for the end of a task that this process works on."""
-        return await self._parts.waiters.wait(task_id, seconds)
+        return await self._context.waiters.wait(task_id, seconds)
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task; one that waits here, leased, is let go first."""
         held = self.worker.hold.find(task_id)
         if held is None or held.task.tenant != tenant or held.started:
-            answer = await self._parts.store.cancel(tenant, task_id)
+            answer = await self._context.store.cancel(tenant, task_id)
         else:
             held.started = True  # nobody starts it while the store is asked
             try:
-                answer = await self._parts.store.cancel(tenant, task_id)
+                answer = await self._context.store.cancel(tenant, task_id)
                 if answer is CancelStatus.REQUESTED:
                     end = TaskResult(task=held.task, attempt=None, status=Status.CANCELLED)
                     if await self.worker.ends.put(end) is not FinishStatus.SUPERSEDED:
@@ -113,8 +111,8 @@ class Engine:
                 raise
             self.worker.hold.drop(held)
         if answer is CancelStatus.CANCELLED:
-            self._parts.waiters.tell(task_id, Settled(Status.CANCELLED, None, None))
-            task = await self._parts.store.get_task(tenant, task_id)
+            self._context.waiters.tell(task_id, TaskCompletion(Status.CANCELLED, None, None))
+            task = await self._context.store.get_task(tenant, task_id)
             if task is not None:
                 self.worker.ends.tell(task)
         return answer
@@ -123,48 +121,48 @@ class Engine:
         """Make a task due; one that waits here for its time is started."""
         held = self.worker.hold.find(task_id)
         if held is not None and held.task.tenant == tenant and not held.started:
-            held.task.next_attempt_at = self._parts.clock.now()
+            held.task.next_attempt_at = self._context.clock.now()
             self.worker.hold.take([held.task], [held.content])
             return RetryNowStatus.DUE
-        answer = await self._parts.store.retry_now(tenant, task_id)
+        answer = await self._context.store.retry_now(tenant, task_id)
         if answer is RetryNowStatus.DUE:
             self.scheduler.wake()
         return answer
 
     async def pause(self, lane: str) -> None:
         """Stop a lane until somebody resumes it; what runs may finish."""
-        self._parts.lanes[lane].paused = True
-        await self._parts.store.pause(lane)
-        self._parts.lanes[lane].paused = True  # a claim of before may have taken it for resumed
+        self._context.lanes[lane].paused = True
+        await self._context.store.pause(lane)
+        self._context.lanes[lane].paused = True  # a claim of before may have taken it for resumed
         self.worker.empty(lane)
         self._tell("paused", lane)
 
     async def resume(self, lane: str) -> None:
         """Open a lane that was paused or parked, slowly."""
-        await self._parts.store.resume(lane)
-        known = self._parts.lanes.get(lane)
+        await self._context.store.resume(lane)
+        known = self._context.lanes.get(lane)
         if known is not None:
             known.paused = False
-            self._parts.lanes.parked.discard(lane)
-            known.downstream.recovered(self._parts.clock.seconds())
+            self._context.lanes.parked.discard(lane)
+            known.downstream.recovered(self._context.clock.seconds())
             known.downstream.moves.clear()
         self.scheduler.wake()
         self._tell("resumed", lane)
 
     async def reset(self, lane: str) -> None:
         """Forget everything that was learnt of a downstream, and open its lane."""
-        known = self._parts.lanes.get(lane)
+        known = self._context.lanes.get(lane)
         if known is not None:
-            self._parts.lanes.renew(known)
+            self._context.lanes.renew(known)
         await self.resume(lane)
 
     def standing(self, lane: str) -> dict[str, Any] | None:
         """Say what this process knows of a lane."""
-        known = self._parts.lanes.get(lane)
+        known = self._context.lanes.get(lane)
         if known is None:
             return None
         downstream = known.downstream
-        breaker, balance = downstream.standing(self._parts.clock.seconds())
+        breaker, balance = downstream.standing(self._context.clock.seconds())
         p50, p95 = downstream.latency.quantile(0.5), downstream.latency.quantile(0.95)
         return {
             "breaker": breaker,
@@ -179,8 +177,8 @@ class Engine:
         self.scheduler.room()
 
     def _tell(self, kind: str, lane: str) -> None:
-        self._parts.metrics.moved(kind)
+        self._context.metrics.moved(kind)
         if self.events.listeners:
             tenant = lane.partition("/")[0]
-            now = self._parts.clock.now()
+            now = self._context.clock.now()
             self.events.publish(Event(kind=kind, at=now, tenant=tenant, lane=lane))

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.batches import Batches
-from tarry.service.engine.events import Event
+from tarry.service.engine.reporting import Event
 from tarry.service.store import AddResult, AddStatus
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
-    from tarry.service.engine.parts import Parts
+    from tarry.service.engine.context import EngineContext
     from tarry.service.engine.scheduler import Scheduler
     from tarry.service.engine.worker import Worker
     from tarry.service.model import Task, TaskContent
@@ -28,12 +28,12 @@ _Item: TypeAlias = "tuple[NewTask, TaskContent | None]"
 class Ingest:
     """Adds tasks; what it has returned is durable."""
 
-    def __init__(self, parts: Parts, worker: Worker, scheduler: Scheduler) -> None:
-        self._parts = parts
+    def __init__(self, context: EngineContext, worker: Worker, scheduler: Scheduler) -> None:
+        self._context = context
         self._worker = worker
         self._scheduler = scheduler
         self._adds: Batches[_Item, AddResult] = Batches(
-            self._add, most=_GROUP, waiting=parts.limits.ingest
+            self._add, most=_GROUP, waiting=context.limits.ingest
         )
         self._stopping = False
 
@@ -60,17 +60,17 @@ class Ingest:
         return self._adds.put(list(zip(news, theirs, strict=True)))
 
     def _is_open(self, name: str) -> bool:
-        lane = self._parts.lanes.get(name)
-        return lane is None or (lane.held < self._parts.limits.lane_held and not lane.is_shut)
+        lane = self._context.lanes.get(name)
+        return lane is None or (lane.held < self._context.limits.lane_held and not lane.is_shut)
 
     async def _add(self, items: Sequence[_Item]) -> Sequence[AddResult]:
-        parts, news = self._parts, [new for new, _ in items]
+        context, news = self._context, [new for new, _ in items]
         try:
-            answers = await parts.store.add(news, parts.lease, quota=parts.limits.pending)
+            answers = await context.store.add(news, context.lease, quota=context.limits.pending)
         except StoreUnavailable as error:
-            parts.health.failed("store", error)
+            context.health.failed("store", error)
             raise
-        parts.health.worked("store")
+        context.health.worked("store")
         self._added(items, answers)
         return answers
 
@@ -79,15 +79,15 @@ class Ingest:
 
         Whoever submitted a task may have left meanwhile, and it is made all the same.
         """
-        parts = self._parts
-        near = parts.clock.now() + parts.lease.horizon
+        context = self._context
+        near = context.clock.now() + context.lease.horizon
         tasks: list[Task] = []
         contents: list[TaskContent | None] = []
         for (_, content), answer in zip(items, answers, strict=True):
             if answer.status is not AddStatus.ADDED:
                 continue
             task = answer.task
-            if parts.events.listeners:
+            if context.events.listeners:
                 self._tell(task)
             if answer.leased:
                 tasks.append(task)
@@ -108,7 +108,7 @@ class Ingest:
             next_attempt_at=task.next_attempt_at,
             created_at=task.created_at,
         )
-        self._parts.events.publish(event)
+        self._context.events.publish(event)
 
     async def stop(self) -> None:
         """Lease nothing more to this process, and write what waits."""

@@ -147,8 +147,8 @@ class LeasedTask(Struct, eq=False):
 class Lanes:
     """The lanes by name, made when they are first needed; idle ones are forgotten in time."""
 
-    def __init__(self, protected: Callable[[str], Downstream], *, most_held: int) -> None:
-        self._protected = protected
+    def __init__(self, build_downstream: Callable[[str], Downstream], *, most_held: int) -> None:
+        self._protected = build_downstream
         self._most_held = most_held
         self._lanes: dict[str, LaneState] = {}
         self.parked: set[str] = set()
@@ -223,7 +223,7 @@ class Lanes:
             self.parked.discard(lane.name)
 
 
-def protected(
+def build_downstream(
     name: str,
     *,
     max_in_flight: int,

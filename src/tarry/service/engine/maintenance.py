@@ -12,7 +12,7 @@ import msgspec
 from tarry.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from tarry.service.engine.parts import Parts
+    from tarry.service.engine.context import EngineContext
     from tarry.service.engine.scheduler import Scheduler
     from tarry.service.model import ReplayRecord
 
@@ -29,7 +29,7 @@ _IDLE, _BUSY = 1.0, 0.02
 turn and goes on."""
 
 
-class Upkeep(msgspec.Struct):
+class MaintenanceReport(msgspec.Struct):
     """What one round did."""
 
     swept: int = 0
@@ -43,39 +43,39 @@ class Upkeep(msgspec.Struct):
 class Maintenance:
     """Keeps the store small, and the memory."""
 
-    def __init__(self, parts: Parts, scheduler: Scheduler) -> None:
-        self._parts = parts
+    def __init__(self, context: EngineContext, scheduler: Scheduler) -> None:
+        self._context = context
         self._scheduler = scheduler
         self._strays_at = self._lanes_at = 0
 
-    async def run_once(self) -> Upkeep:
+    async def run_once(self) -> MaintenanceReport:
         """Make one small step of everything."""
-        store, done = self._parts.store, Upkeep()
-        swept = await store.sweep(self._parts.retention, _STEP)
+        store, done = self._context.store, MaintenanceReport()
+        swept = await store.sweep(self._context.retention, _STEP)
         done.swept, done.more = swept.tasks, swept.more
         await self._replay(done)
         orphans = await store.orphans(_BODIES)
         if orphans:
-            await self._parts.delete_bodies(orphans)
+            await self._context.delete_bodies(orphans)
             await store.forget_orphans(orphans)
             done.bodies = len(orphans)
             done.more = True
-        if self._parts.clock.now() >= self._strays_at:
-            self._strays_at = self._parts.clock.now() + _STRAYS_EVERY
-            done.bodies += await self._parts.sweep_bodies()
-        if self._parts.clock.now() >= self._lanes_at:
-            self._lanes_at = self._parts.clock.now() + _LANES_EVERY
-            self._parts.lanes.forget()
+        if self._context.clock.now() >= self._strays_at:
+            self._strays_at = self._context.clock.now() + _STRAYS_EVERY
+            done.bodies += await self._context.sweep_bodies()
+        if self._context.clock.now() >= self._lanes_at:
+            self._lanes_at = self._context.clock.now() + _LANES_EVERY
+            self._context.lanes.forget()
         if done.replayed:
             self._scheduler.wake()
         return done
 
-    async def _replay(self, done: Upkeep) -> None:
+    async def _replay(self, done: MaintenanceReport) -> None:
         """Make a step of each replay that is due."""
         times: list[int] = []
-        for job in await self._parts.store.list_replays(running=True):
+        for job in await self._context.store.list_replays(running=True):
             after: ReplayRecord | None = job
-            if job.next_at <= self._parts.clock.now():
+            if job.next_at <= self._context.clock.now():
                 after = await self._step_of(job)
             if after is not None:
                 done.replayed += after.replayed - job.replayed
@@ -85,19 +85,19 @@ class Maintenance:
 
     async def _step_of(self, job: ReplayRecord) -> ReplayRecord | None:
         try:
-            return await self._parts.store.replay_step(job.id, letters_at_once(job.rate))
+            return await self._context.store.replay_step(job.id, replay_step_size(job.rate))
         except StoreUnavailable:
             raise
         except Exception:
             _logger.exception("a step of replay %s failed", job.id)  # others have their turn
             return None
 
-    def _pause(self, done: Upkeep) -> float:
+    def _pause(self, done: MaintenanceReport) -> float:
         if done.more:
             return _BUSY
         if done.next_at is None:
             return _IDLE
-        return min(_IDLE, max(_BUSY, (done.next_at - self._parts.clock.now()) / 1000))
+        return min(_IDLE, max(_BUSY, (done.next_at - self._context.clock.now()) / 1000))
 
     async def run(self) -> None:
         """Go on for ever."""
@@ -106,12 +106,12 @@ class Maintenance:
             try:
                 pause = self._pause(await self.run_once())
             except StoreUnavailable as error:
-                self._parts.health.failed("store", error)
+                self._context.health.failed("store", error)
             except Exception:
                 _logger.exception("maintenance failed")
             await asyncio.sleep(pause)
 
 
-def letters_at_once(rate: float) -> int:
+def replay_step_size(rate: float) -> int:
     """Return how many letters one step of a replay brings back; a rate of 0 is no limit."""
     return min(_STEP, ceil(rate / _RELEASES)) if rate else _STEP

@@ -26,7 +26,7 @@ _FRESH_FOR = 1_000
 """Milliseconds after which a policy is looked at again: another process may have changed it."""
 
 
-class Chosen(msgspec.Struct, gc=False):
+class EffectivePolicy(msgspec.Struct, gc=False):
     """The policy of a task and its version; None for a policy that comes with the service."""
 
     policy: Policy
@@ -41,12 +41,12 @@ class Policies:
     def __init__(self, store: Store, now: Callable[[], int]) -> None:
         self._store = store
         self._now = now
-        self._known: dict[tuple[str, str, int | None], Chosen] = {}
+        self._known: dict[tuple[str, str, int | None], EffectivePolicy] = {}
         self._asked: set[tuple[str, str, int | None]] = set()
         """What somebody looks up anew; meanwhile all go by what is known."""
-        self._changed: dict[tuple[Any, ...], tuple[Chosen, Chosen]] = {}
+        self._changed: dict[tuple[Any, ...], tuple[EffectivePolicy, EffectivePolicy]] = {}
 
-    def known(self, task: Task, overrides: Mapping[str, Any] | None) -> Chosen | None:
+    def known(self, task: Task, overrides: Mapping[str, Any] | None) -> EffectivePolicy | None:
         """Return a task's policy if it is at hand."""
         chosen = self._known.get((task.tenant, task.policy_id, task.policy_version))
         if chosen is None or not overrides:
@@ -66,20 +66,22 @@ class Policies:
         tenant, policy_id, version = task.tenant, task.policy_id, task.policy_version
         try:
             if await self.read(tenant, policy_id, version) is None:
-                gone = Chosen(SERVICE_PRESETS["default"], None, self._now() + _FRESH_FOR)
+                gone = EffectivePolicy(SERVICE_PRESETS["default"], None, self._now() + _FRESH_FOR)
                 self._keep(tenant, policy_id, version, gone)
         finally:
             self._asked.discard((tenant, policy_id, version))
 
-    async def read(self, tenant: str, policy_id: str, version: int | None = None) -> Chosen | None:
+    async def read(
+        self, tenant: str, policy_id: str, version: int | None = None
+    ) -> EffectivePolicy | None:
         """Look a policy up: the tenant's own, else the one that comes with the service."""
         stored = await self._store.get_policy(tenant, policy_id, version)
         default, old_at = SERVICE_PRESETS["default"], self._now() + _FRESH_FOR
         if stored is not None:
             document = msgspec.json.decode(stored.document)
-            chosen = Chosen(policy_from_wire(document, default), stored.version, old_at)
+            chosen = EffectivePolicy(policy_from_wire(document, default), stored.version, old_at)
         elif version is None and policy_id in SERVICE_PRESETS:
-            chosen = Chosen(SERVICE_PRESETS[policy_id], None, old_at)
+            chosen = EffectivePolicy(SERVICE_PRESETS[policy_id], None, old_at)
         else:
             return None
         self._keep(tenant, policy_id, version, chosen)
@@ -90,12 +92,16 @@ class Policies:
         for key in [key for key in self._known if key[:2] == (tenant, policy_id)]:
             del self._known[key]
 
-    def _keep(self, tenant: str, policy_id: str, version: int | None, chosen: Chosen) -> None:
+    def _keep(
+        self, tenant: str, policy_id: str, version: int | None, chosen: EffectivePolicy
+    ) -> None:
         if len(self._known) >= _MOST:
             del self._known[next(iter(self._known))]
         self._known[tenant, policy_id, version] = chosen
 
-    def _with(self, task: Task, overrides: Mapping[str, Any], chosen: Chosen) -> Chosen:
+    def _with(
+        self, task: Task, overrides: Mapping[str, Any], chosen: EffectivePolicy
+    ) -> EffectivePolicy:
         key = (task.tenant, task.policy_id, task.policy_version, msgspec.json.encode(overrides))
         made = self._changed.get(key)
         if made is None or made[0] is not chosen:
@@ -110,7 +116,7 @@ class Policies:
                     error,
                 )
                 policy = chosen.policy
-            made = chosen, Chosen(policy, chosen.version, chosen.old_at)
+            made = chosen, EffectivePolicy(policy, chosen.version, chosen.old_at)
             if len(self._changed) >= _MOST:
                 del self._changed[next(iter(self._changed))]
             self._changed[key] = made

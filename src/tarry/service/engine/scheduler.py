@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
-from tarry.service.engine.events import Event
+from tarry.service.engine.reporting import Event
 
 if TYPE_CHECKING:
-    from tarry.service.engine.parts import Parts
+    from tarry.service.engine.context import EngineContext
     from tarry.service.engine.worker import Worker
     from tarry.service.store import ClaimResult
 
@@ -23,15 +23,15 @@ _LEAST = 0.02
 class Scheduler:
     """Claims tasks for a worker."""
 
-    def __init__(self, parts: Parts, worker: Worker) -> None:
-        self._parts = parts
+    def __init__(self, context: EngineContext, worker: Worker) -> None:
+        self._context = context
         self._worker = worker
         self._woken = asyncio.Event()
         self._starved = self._stopping = False
         self._owed = 0
         """How many results there were when the store was last away."""
         # Half the horizon: whatever others add meanwhile is claimed before it is due.
-        self._poll = parts.lease.horizon / 2000
+        self._poll = context.lease.horizon / 2000
 
     def wake(self) -> None:
         """Ask for a claim: something may be due that nobody has claimed."""
@@ -54,18 +54,18 @@ class Scheduler:
         does not know it would not know either that its leases are over. Nor is anything claimed
         after an outage before its results are written: with their leases over, it would be them.
         """
-        parts, limits = self._parts, self._parts.limits
-        lanes, room = parts.lanes, 0 if self._is_behind() else self._worker.hold.room
+        context, limits = self._context, self._context.limits
+        lanes, room = context.lanes, 0 if self._is_behind() else self._worker.hold.room
         self._starved = room < limits.claim or bool(lanes.full)
         limit, parked = max(0, min(limits.claim, room)), set(lanes.parked)
-        asked = parts.clock.asks()
-        claimed = await parts.store.claim(
-            parts.lease, limit=limit, per_lane=limits.lane_claim, skip=tuple(lanes.full)
+        asked = context.clock.asks()
+        claimed = await context.store.claim(
+            context.lease, limit=limit, per_lane=limits.lane_claim, skip=tuple(lanes.full)
         )
-        parts.clock.learn(asked, claimed.now)
-        if not claimed.tasks and "store" in parts.health.failing:
-            await parts.store.ping()  # finding nothing writes nothing: a full disk lets it pass
-        parts.health.worked("store")
+        context.clock.learn(asked, claimed.now)
+        if not claimed.tasks and "store" in context.health.failing:
+            await context.store.ping()  # finding nothing writes nothing: a full disk lets it pass
+        context.health.worked("store")
         if claimed.lost:
             self._tell_lost(claimed)
         for name in dict.fromkeys(task.lane for task in claimed.tasks):
@@ -76,14 +76,14 @@ class Scheduler:
     def _is_behind(self) -> bool:
         """Whether results wait that had to, since the store was away."""
         ends = self._worker.ends
-        if self._parts.health.behind:
+        if self._context.health.behind:
             self._owed = ends.posted
         return ends.posted - ends.waiting < self._owed
 
     def _tell_lost(self, claimed: ClaimResult) -> None:
         _logger.warning("%d attempts were lost: their workers have gone away", claimed.lost)
-        self._parts.metrics.lost(claimed.lost)
-        self._parts.events.publish(
+        self._context.metrics.lost(claimed.lost)
+        self._context.events.publish(
             Event(kind="lost", at=claimed.now, tenant="", lane="", attempts=claimed.lost)
         )
 
@@ -94,7 +94,7 @@ class Scheduler:
             try:
                 claimed = await self.run_once()
             except StoreUnavailable as error:
-                self._parts.health.failed("store", error)
+                self._context.health.failed("store", error)
             except Exception:
                 _logger.exception("a claim failed")
             else:
@@ -109,17 +109,17 @@ class Scheduler:
 
     def _agree(self, name: str, opened: int | None, *, was_parked: bool) -> None:
         """Bring a lane's breaker in line with what the store says of it."""
-        lane = self._parts.lanes[name]
+        lane = self._context.lanes[name]
         lane.paused = False  # else there would be no task of it
         breaker = lane.breaker
         if opened is not None:
             if breaker.state is BreakerState.CLOSED or not breaker.would_admit(
-                self._parts.clock.seconds()
+                self._context.clock.seconds()
             ):
                 breaker.half_open(opened)
         elif was_parked:  # somebody else has opened the lane: another worker, or a person
-            self._parts.lanes.parked.discard(name)
-            lane.downstream.recovered(self._parts.clock.seconds())
+            self._context.lanes.parked.discard(name)
+            lane.downstream.recovered(self._context.clock.seconds())
 
 
 def _has_more(claimed: ClaimResult) -> bool:

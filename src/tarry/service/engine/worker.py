@@ -23,12 +23,11 @@ from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tarry.service.engine import attempts
 from tarry.service.engine.batches import Batches
-from tarry.service.engine.ends import ENDLESS, GROUP, Ends
-from tarry.service.engine.hold import Hold
-from tarry.service.engine.parking import Parking
-from tarry.service.engine.persistence import FIRST_PAUSE, until_taken
-from tarry.service.engine.telling import Teller
-from tarry.service.engine.waiters import Settled
+from tarry.service.engine.context import FIRST_PAUSE, retry_until_stored
+from tarry.service.engine.lane_parking import LaneParking
+from tarry.service.engine.leased_tasks import LeasedTasks
+from tarry.service.engine.reporting import Reporter, TaskCompletion
+from tarry.service.engine.result_writer import ENDLESS, GROUP, ResultWriter
 from tarry.service.model import Decision, Status
 from tarry.service.payloads import BodyUnavailable
 from tarry.service.store import FinishStatus, Release
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tarry.core.durable import DurableCall
+    from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState, LeasedTask
-    from tarry.service.engine.parts import Parts
-    from tarry.service.engine.policies import Chosen
+    from tarry.service.engine.policies import EffectivePolicy
     from tarry.service.model import Task, TaskContent
 
 _logger = logging.getLogger("tarry.service")
@@ -56,18 +55,22 @@ _INSTANT = 0.001
 class Worker:
     """Runs attempts, at most `most_running` at a time. `room` is called when a task has left."""
 
-    def __init__(self, parts: Parts, room: Callable[[], None]) -> None:
-        self._parts = parts
+    def __init__(self, context: EngineContext, room: Callable[[], None]) -> None:
+        self._context = context
         self._room = room
-        self._teller = Teller(parts)
-        self._parking = Parking(parts, self._teller, room)
-        self._most_running = parts.limits.in_flight
-        self._longest = (parts.lease.length - LEASE_GRACE_MS) / 1000
-        self.hold: Hold = Hold(parts.lanes, parts.clock, most=parts.limits.held, ready=self._pump)
+        self._reporter = Reporter(context.events, context.metrics, context.clock)
+        self._parking = LaneParking(context, self._reporter, room)
+        self._most_running = context.limits.in_flight
+        self._longest = (context.lease.length - LEASE_GRACE_MS) / 1000
+        self.hold: LeasedTasks = LeasedTasks(
+            context.lanes, context.clock, most=context.limits.held, ready=self._pump
+        )
         self.running: int = 0
         self._stopping = False
         self._jobs: set[asyncio.Future[Any]] = set()
-        self.ends: Ends = Ends(parts, self.hold, self._teller, wait=self.wait, room=room)
+        self.ends: ResultWriter = ResultWriter(
+            context, self.hold, self._reporter, wait=self.wait, room=room
+        )
         self._releases: Batches[Release, None] = Batches(self._release, most=GROUP, waiting=ENDLESS)
 
     # --- starting ---------------------------------------------------------------------------------
@@ -94,30 +97,30 @@ class Worker:
                 goes_on = self._start(held)
             except Exception:
                 _logger.exception("task %s could not be started, and is tried again", held.task.id)
-                self._give_back(held, self._parts.clock.now() + _UNREADABLE_AGAIN)
+                self._give_back(held, self._context.clock.now() + _UNREADABLE_AGAIN)
                 goes_on = True
             if goes_on:
                 self.hold.queue(held.lane)
 
     def _start(self, held: LeasedTask) -> bool:
         """Start a task, or do what its downstream says; whether to go on with its lane."""
-        parts, task, lane, content = self._parts, held.task, held.lane, held.content
+        context, task, lane, content = self._context, held.task, held.lane, held.content
         if content is None:
             try:
-                content = held.content = parts.unpack(task.content)
+                content = held.content = context.unpack(task.content)
             except (TarryError, MsgspecError) as error:  # a key is missing: our own fault
-                parts.health.failed("encryption", error)
-                self._give_back(held, parts.clock.now() + _UNREADABLE_AGAIN)
+                context.health.failed("encryption", error)
+                self._give_back(held, context.clock.now() + _UNREADABLE_AGAIN)
                 return True
-        chosen = parts.policies.known(task, content.overrides)
+        chosen = context.policies.known(task, content.overrides)
         if chosen is None:
             held.started = True  # nobody else may take it up meanwhile
             self._spawn(self._look_up_policy(held))
             return True
         timeout = min(chosen.policy.attempt_timeout or _TIMEOUT, self._longest)
-        exact = parts.clock.exact()
+        exact = context.clock.exact()
         now = int(exact)
-        if now >= chosen.old_at and parts.policies.is_first(task):
+        if now >= chosen.old_at and context.policies.is_first(task):
             self._spawn(self._refresh_policy(task))
         if now < task.next_attempt_at:
             self.hold.wait(held)  # the store's clock was set back since it was due
@@ -153,18 +156,18 @@ class Worker:
                 loop = asyncio.get_running_loop()
                 loop.call_later(answer.delay, self._look_again, lane)
             else:
-                lane.refused(self._parts.clock.now())
+                lane.refused(self._context.clock.now())
             return False  # an attempt that ends makes room
         self._parking.look_at(lane)
         later = None
         if answer.reason is Reason.BUDGET_EMPTY:
-            later = lane.put_off(self._parts.clock.now())
-        self._teller.deferred(held.task, str(answer.reason))
+            later = lane.put_off(self._context.clock.now())
+        self._reporter.deferred(held.task, str(answer.reason))
         self._give_back(held, later)
         return True
 
     def _look_again(self, lane: LaneState) -> None:
-        self._go_on(lane, self._parts.clock.now())
+        self._go_on(lane, self._context.clock.now())
 
     def _go_on(self, lane: LaneState, now: int) -> None:
         if lane.limit is not None:
@@ -175,17 +178,17 @@ class Worker:
 
     async def _look_up_policy(self, held: LeasedTask) -> None:
         try:
-            await self._parts.policies.look_up(held.task)
+            await self._context.policies.look_up(held.task)
         except StoreUnavailable as error:
-            self._parts.health.failed("store", error)
+            self._context.health.failed("store", error)
             await asyncio.sleep(FIRST_PAUSE)
         self.wait(held)
 
     async def _refresh_policy(self, task: Task) -> None:
         try:
-            await self._parts.policies.look_up(task)
+            await self._context.policies.look_up(task)
         except StoreUnavailable as error:
-            self._parts.health.failed("store", error)
+            self._context.health.failed("store", error)
 
     # --- an attempt -------------------------------------------------------------------------------
 
@@ -193,18 +196,20 @@ class Worker:
         self,
         held: LeasedTask,
         content: TaskContent,
-        chosen: Chosen,
+        chosen: EffectivePolicy,
         call: DurableCall,
         timeout: float,
         started_at: int,
     ) -> None:
-        task, parts = held.task, self._parts
+        task, context = held.task, self._context
         sending: Awaitable[DeliveryResult]
         try:
             if content.body_ref is None:
                 body = content.body
-                request = attempts.request_for(task, content, body, timeout, parts.sign(task, body))
-                sending = parts.delivery.send(request)
+                request = attempts.request_for(
+                    task, content, body, timeout, context.sign(task, body)
+                )
+                sending = context.delivery.send(request)
             else:
                 sending = self._fetch_and_send(task, content, timeout)
             if not isinstance(sending, asyncio.Future):
@@ -218,47 +223,47 @@ class Worker:
     async def _fetch_and_send(
         self, task: Task, content: TaskContent, timeout: float
     ) -> DeliveryResult:
-        parts, loop = self._parts, asyncio.get_running_loop()
+        context, loop = self._context, asyncio.get_running_loop()
         end = loop.time() + timeout
         try:
             async with asyncio.timeout_at(end):
-                body = await parts.read_body(content)
+                body = await context.read_body(content)
         except TimeoutError:
             return DeliveryResult(fault=Fault.INTERNAL, error="the body could not be read in time")
-        more = parts.sign(task, body)
+        more = context.sign(task, body)
         left = max(end - loop.time(), _INSTANT)
-        return await parts.delivery.send(attempts.request_for(task, content, body, left, more))
+        return await context.delivery.send(attempts.request_for(task, content, body, left, more))
 
     def _came_back(
         self,
         held: LeasedTask,
-        chosen: Chosen,
+        chosen: EffectivePolicy,
         call: DurableCall,
         started_at: int,
         sending: asyncio.Future[DeliveryResult],
     ) -> None:
         """Judge an attempt, have it written down, and make room for the next."""
-        parts, task, lane = self._parts, held.task, held.lane
+        context, task, lane = self._context, held.task, held.lane
         self._jobs.discard(sending)
         if sending.cancelled():
-            call.cancelled(parts.clock.seconds())
+            call.cancelled(context.clock.seconds())
             return
         error = sending.exception()
         delivered = sending.result() if error is None else _ours(task, error)
-        exact, u = parts.clock.exact(), parts.draw()
+        exact, u = context.clock.exact(), context.draw()
         now, at = exact / 1000, int(exact)
         outcome = attempts.outcome_of(delivered, chosen.policy, now)
         lane.running -= 1
         self.running -= 1
         if outcome is None:
-            parts.health.failed("delivery", delivered.error)
+            context.health.failed("delivery", delivered.error)
             call.cancelled(now)
             self._go_on(lane, at)
             self._give_back(held, at + _OURS_AGAIN)
             return
-        if parts.health.failing:
-            parts.health.worked("delivery")
-        attempt = attempts.attempt_of(task, delivered, outcome, started_at, parts.lease.worker)
+        if context.health.failing:
+            context.health.worked("delivery")
+        attempt = attempts.attempt_of(task, delivered, outcome, started_at, context.lease.worker)
         if outcome is SUCCESS:
             call.succeeded(now, u)
             attempt.decision = Decision(action="done", policy_version=chosen.version)
@@ -267,7 +272,7 @@ class Worker:
             verdict = call.failed(outcome, now, u)
             attempt.decision = attempts.decision_of(verdict, outcome, chosen, call.standing)
             if isinstance(verdict, Wait):
-                lease = None if self._stopping or lane.paused else parts.lease
+                lease = None if self._stopping or lane.paused else context.lease
                 finish = attempts.waiting(task, attempt, verdict, outcome, at, lease)
             else:
                 finish = attempts.exhausted(task, attempt, str(verdict.reason))
@@ -303,11 +308,11 @@ class Worker:
 
     async def _release(self, releases: Sequence[Release]) -> Sequence[None]:
         await self._parking.settled()  # a task that goes back before its lane is parked returns
-        parts = self._parts
-        answers = await until_taken(lambda: parts.store.release(releases), parts.health)
+        context = self._context
+        answers = await retry_until_stored(lambda: context.store.release(releases), context.health)
         for release, answer in zip(releases, answers, strict=True):
             if answer is FinishStatus.CANCELLED:
-                parts.waiters.tell(release.task.id, Settled(Status.CANCELLED, None, None))
+                context.waiters.tell(release.task.id, TaskCompletion(Status.CANCELLED, None, None))
                 self.ends.tell(release.task)
         return [None] * len(releases)
 

@@ -7,22 +7,24 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from tarry.core.breaker import BreakerState
-from tarry.service.engine.persistence import until_taken
+from tarry.service.engine.context import retry_until_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState
-    from tarry.service.engine.parts import Parts
-    from tarry.service.engine.telling import Teller
+    from tarry.service.engine.reporting import Reporter
 
 
-class Parking:
+class LaneParking:
     """Parks lanes in the store and opens them; `room` is called when one is open again."""
 
-    def __init__(self, parts: Parts, teller: Teller, room: Callable[[], None]) -> None:
-        self._parts = parts
-        self._teller = teller
+    def __init__(
+        self, context: EngineContext, reporter: Reporter, room: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._reporter = reporter
         self._room = room
         self._jobs: set[asyncio.Task[None]] = set()
 
@@ -49,20 +51,20 @@ class Parking:
         await self.settled()
 
     async def _tell(self, lane: LaneState, state: BreakerState) -> None:
-        parts, breaker, now = self._parts, lane.breaker, self._parts.clock.seconds()
-        store = parts.store
+        context, breaker, now = self._context, lane.breaker, self._context.clock.seconds()
+        store = context.store
         if state is BreakerState.OPEN:
             until = ceil((now + (breaker.retry_after(now) or 0.0)) * 1000)
             probes, opened = breaker.probes, breaker.opened
-            await until_taken(
-                lambda: store.park(lane.name, until, probes=probes, opened=opened), parts.health
+            await retry_until_stored(
+                lambda: store.park(lane.name, until, probes=probes, opened=opened), context.health
             )
-            parts.lanes.parked.add(lane.name)
-            self._teller.lane("parked", lane)
+            context.lanes.parked.add(lane.name)
+            self._reporter.lane("parked", lane)
         elif state is BreakerState.CLOSED:
-            await until_taken(lambda: store.unpark(lane.name), parts.health)
-            parts.lanes.parked.discard(lane.name)
-            self._teller.lane("resumed", lane)
+            await retry_until_stored(lambda: store.unpark(lane.name), context.health)
+            context.lanes.parked.discard(lane.name)
+            self._reporter.lane("resumed", lane)
             self._room()
         else:
-            self._teller.lane("probing", lane)
+            self._reporter.lane("probing", lane)

@@ -21,7 +21,7 @@ _LONGEST = 1_000
 """Milliseconds until the clock is looked at again: the store's may have been set meanwhile."""
 
 
-class Hold:
+class LeasedTasks:
     """Leased tasks: a heap by time, a queue for each lane, and the lanes in turn.
 
     `ready` is called when something is due.

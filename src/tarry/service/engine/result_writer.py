@@ -5,24 +5,31 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import Struct
 
+from tarry.service.delivery.targets import parse_target
 from tarry.service.engine import attempts
 from tarry.service.engine.batches import Batches
-from tarry.service.engine.persistence import until_taken
-from tarry.service.engine.waiters import Settled
-from tarry.service.model import Status
+from tarry.service.engine.context import retry_until_stored
+from tarry.service.engine.reporting import TaskCompletion
+from tarry.service.model import Status, Task, TaskContent
 from tarry.service.store import FinishStatus
+from tarry.wire.tasks import STATUS_NAMES, TaskEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tarry.service.store import TaskResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tarry.service.delivery.messages import DeliveryResult
-    from tarry.service.engine.hold import Hold
+    from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LeasedTask
-    from tarry.service.engine.parts import Parts
-    from tarry.service.engine.telling import Teller
-    from tarry.service.model import Task
+    from tarry.service.engine.leased_tasks import LeasedTasks
+    from tarry.service.engine.reporting import Reporter
     from tarry.service.store import TaskResult
 
 _logger = logging.getLogger("tarry.service")
@@ -39,21 +46,21 @@ class _End(Struct, gc=False):
     delivered: DeliveryResult | None = None
 
 
-class Ends:
+class ResultWriter:
     """Writes results, then lets tasks `wait` for more or go; `room` is called for the latter."""
 
     def __init__(
         self,
-        parts: Parts,
-        hold: Hold,
-        teller: Teller,
+        context: EngineContext,
+        hold: LeasedTasks,
+        reporter: Reporter,
         *,
         wait: Callable[[LeasedTask], None],
         room: Callable[[], None],
     ) -> None:
-        self._parts = parts
+        self._context = context
         self._hold = hold
-        self._teller = teller
+        self._reporter = reporter
         self._wait = wait
         self._room = room
         self._batches: Batches[_End, FinishStatus] = Batches(
@@ -82,7 +89,7 @@ class Ends:
         """Have what came of a task that is held written down, in a group with others."""
         content = held.content
         if content is not None and content.callback_url is not None and finish.status.is_terminal:
-            finish.callback = self._parts.callback(finish.task, content, finish)
+            finish.callback = self._context.callback(finish.task, content, finish)
         self._batches.post(_End(finish, held, delivered))
 
     async def put(self, finish: TaskResult) -> FinishStatus:
@@ -91,13 +98,15 @@ class Ends:
 
     def tell(self, task: Task) -> None:
         """Tell that a task was cancelled by hand."""
-        now = self._parts.clock.now()
-        self._teller.ended(Status.CANCELLED, task, task.attempts, None, now)
+        now = self._context.clock.now()
+        self._reporter.ended(Status.CANCELLED, task, task.attempts, None, now)
 
     async def _write(self, ends: Sequence[_End]) -> Sequence[FinishStatus]:
-        finishes, parts = [end.finish for end in ends], self._parts
+        finishes, context = [end.finish for end in ends], self._context
         try:
-            answers = await until_taken(lambda: parts.store.finish(finishes), parts.health)
+            answers = await retry_until_stored(
+                lambda: context.store.finish(finishes), context.health
+            )
         except BaseException as error:
             if isinstance(error, Exception) and len(ends) > 1:
                 return await self._write_singly(ends)
@@ -105,7 +114,7 @@ class Ends:
                 if end.held is not None:
                     self._hold.drop(end.held)
             raise
-        now, before = parts.clock.now(), len(self._hold)
+        now, before = context.clock.now(), len(self._hold)
         for end, finished in zip(ends, answers, strict=True):
             if end.held is not None:
                 try:
@@ -141,18 +150,66 @@ class Ends:
         task = finish.task
         if finished is FinishStatus.DONE and finish.keep is not None:
             held.task = attempts.kept(task, finish)
-            self._teller.attempt(finish, now)
+            self._reporter.attempt(finish, now)
             self._wait(held)
             return
         self._hold.drop(held)
         if finished is FinishStatus.SUPERSEDED:
             _logger.warning("task %s was taken over: our result of it is void", task.id)
-            self._teller.superseded(task, now)
+            self._reporter.superseded(task, now)
             return
-        self._teller.attempt(finish, now)
+        self._reporter.attempt(finish, now)
         status = Status.CANCELLED if finished is FinishStatus.CANCELLED else finish.status
         if status.is_terminal:
             made = task.attempts + (finish.attempt is not None)
-            self._teller.ended(status, task, made, finish.reason, now)
-            if task.id in self._parts.waiters.waiting:
-                self._parts.waiters.tell(task.id, Settled(status, finish.reason, delivered))
+            self._reporter.ended(status, task, made, finish.reason, now)
+            if task.id in self._context.waiters.waiting:
+                self._context.waiters.tell(
+                    task.id, TaskCompletion(status, finish.reason, delivered)
+                )
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def build_callback_task(
+    task: Task,
+    content: TaskContent,
+    finish: TaskResult,
+    *,
+    new_id: Callable[[], str],
+    pack: Callable[[TaskContent], bytes],
+) -> Task:
+    """Return the task that posts how `task` ended to its `callbackUrl`."""
+    url = content.callback_url
+    assert url is not None  # noqa: S101 - asked for with one
+    target = parse_target(url)
+    attempt = finish.attempt
+    body = _encode(
+        TaskEnd(
+            task_id=task.id,
+            idempotency_key=task.key,
+            target_url=content.url.partition("?")[0],
+            status=STATUS_NAMES[finish.status],
+            reason=finish.reason,
+            attempt_number=task.attempts + (attempt is not None),
+            response_status=None if attempt is None else attempt.status,
+            created_at=task.created_at,
+        )
+    )
+    told = TaskContent(
+        url=target.url,
+        headers={"content-type": "application/json"},
+        body=body,
+        body_size=len(body),
+        trace=content.trace,
+    )
+    return Task(
+        id=new_id(),
+        tenant=task.tenant,
+        lane=f"{task.tenant}/{target.origin}",
+        # One end, one callback; a replay that ends again tells it again.
+        key=f"{task.id}-callback-{task.replays}",
+        fingerprint=b"",
+        content=pack(told),
+    )
