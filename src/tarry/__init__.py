@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         Waited,
         WillWait,
     )
-    from tarry.core.grpchints import hint_from_grpc
+    from tarry.core.grpc_hints import hint_from_grpc
     from tarry.core.hedging import Hedging
     from tarry.core.hints import Hint, hint_from_headers, parse_retry_after
     from tarry.core.limiter import AIMD, AdaptiveRate, InFlight, Limiter
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
         outcome_of_status,
     )
     from tarry.core.policy import Policy
-    from tarry.core.record import CallRecord
-    from tarry.core.verdict import Progress, Reason, Step, Stop, Wait
+    from tarry.core.verdict import CallRecord, Progress, Reason, Step, Stop, Wait
     from tarry.errors import (
         AttemptTimeout,
         BlockingWait,
@@ -79,14 +78,13 @@ _HOMES = {
         "Succeeded Waited WillWait"
     ),
     "tarry.core.decide": "decide",
-    "tarry.core.grpchints": "hint_from_grpc",
+    "tarry.core.grpc_hints": "hint_from_grpc",
     "tarry.core.hedging": "Hedging",
     "tarry.core.hints": "Hint hint_from_headers parse_retry_after",
     "tarry.core.limiter": "AIMD AdaptiveRate InFlight Limiter",
     "tarry.core.outcome": ("Kind Outcome outcome_of_code outcome_of_exception outcome_of_status"),
     "tarry.core.policy": "Policy",
-    "tarry.core.record": "CallRecord",
-    "tarry.core.verdict": "Progress Reason Step Stop Wait",
+    "tarry.core.verdict": "CallRecord Progress Reason Step Stop Wait",
     "tarry.errors": (
         "AttemptTimeout BlockingWait BreakerOpen Cancelled ConfigurationError "
         "ConfigurationTypeError DeadlineExceeded HandedOff LimitReached MissingExtra "

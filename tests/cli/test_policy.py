@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from tarry.cli.policy import app
 from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.wire import toml
-from tarry.wire.defence import Defence
-from tarry.wire.export import to_grpc, to_istio
+from tarry.policyfile import toml
+from tarry.policyfile.defence import Defence
+from tarry.policyfile.export import to_grpc, to_istio
 
 DEFENCE = Defence(
     Policy(max_attempts=3, total_budget=2.0),

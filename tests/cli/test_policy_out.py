@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from tarry.cli.policy import app
 from tarry.core.policy import PRESETS
-from tarry.wire.defence import Defence
-from tarry.wire.export import to_grpc
+from tarry.policyfile.defence import Defence
+from tarry.policyfile.export import to_grpc
 
 
 def test_out_takes_the_place_of_stdout(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tarry.cli.policy import TARGETS, app
-from tarry.wire.defence import Defence
-from tarry.wire.export import to_grpc
+from tarry.policyfile.defence import Defence
+from tarry.policyfile.export import to_grpc
 
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
 POLICY = next(

@@ -10,8 +10,8 @@ import pytest
 
 from tarry.core.hedging import Hedging
 from tarry.core.policy import PRESETS
-from tarry.wire.defence import Defence
-from tarry.wire.explain import explain
+from tarry.policyfile.defence import Defence
+from tarry.policyfile.explain import explain
 from tests.cli.test_policy import refused, run
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarry.core.breaker import Breaker, BreakerState
-from tarry.core.window import Window
+from tarry.core.sliding_window import SlidingWindow
 from tarry.errors import ConfigurationError
 from tests.core.refusals import refusals, settings_with
 
@@ -47,7 +47,7 @@ def insides(breaker: Breaker) -> dict[str, object]:
     """Return everything that a breaker is made of, to compare."""
     parts = {name: getattr(breaker, name) for name in Breaker.__slots__}
     window = parts.pop("_window")
-    return deepcopy(parts | {name: getattr(window, name) for name in Window.__slots__})
+    return deepcopy(parts | {name: getattr(window, name) for name in SlidingWindow.__slots__})
 
 
 # --- closed: when it opens -----------------------------------------------------------------------

@@ -13,8 +13,8 @@ from tarry.core.budget import RatioBudget, ThrottleBudget, TokenBudget
 from tarry.core.downstream import Downstream, Move
 from tarry.core.limiter import AIMD, AdaptiveRate, InFlight
 from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
+from tarry.core.sliding_window import SlidingWindow
 from tarry.core.verdict import Delayed, Reason, Stop
-from tarry.core.window import Window
 from tarry.errors import ConfigurationError
 from tests.core.refusals import refusals, settings_with
 
@@ -64,8 +64,8 @@ def insides(part: object) -> object:
     parts: dict[str, object] = {}
     for name in getattr(type(part), "__slots__", ()):
         value = getattr(part, name)
-        if isinstance(value, Window):
-            value = {slot: getattr(value, slot) for slot in Window.__slots__}
+        if isinstance(value, SlidingWindow):
+            value = {slot: getattr(value, slot) for slot in SlidingWindow.__slots__}
         parts[name] = deepcopy(value)
     return parts
 

@@ -17,8 +17,8 @@ import pytest
 
 from tarry.core.hedging import Hedging
 from tarry.core.policy import PRESETS, Policy
-from tarry.wire.defence import Defence
-from tarry.wire.export import to_grpc
+from tarry.policyfile.defence import Defence
+from tarry.policyfile.export import to_grpc
 
 grpc = import_module("grpc")
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tarry import Policy
 from tarry.core.hedging import Hedging
 from tarry.core.verdict import Reason, Stop
+from tarry.policyfile.defence import Defence
 from tarry.simulator.arrivals import Arrivals
 from tarry.simulator.distributions import Empirical, Exponential, Fixed, Uniform
 from tarry.simulator.event_loop import World
@@ -21,7 +22,6 @@ from tarry.simulator.metrics import Meter, Summary
 from tarry.simulator.node import Ended
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 from tarry.simulator.simulate import simulate
-from tarry.wire.defence import Defence
 from tests.simulator.harness import Begins
 
 SPAN = 200.0

@@ -8,11 +8,11 @@ from tarry import Policy
 from tarry.core.hedging import Hedging
 from tarry.core.outcome import SUCCESS, Outcome
 from tarry.core.verdict import Reason, Stop
+from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Fixed
 from tarry.simulator.event_loop import World
 from tarry.simulator.node import DROPPED, ERROR, GAVE_UP, UNAVAILABLE, Relay
 from tarry.simulator.scenario import Failure, Server
-from tarry.wire.defence import Defence
 from tests.simulator.harness import HELD, Answer, Asker, Begins
 
 ONCE = Defence(Policy(max_attempts=1))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tarry import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Exponential, Fixed
 from tarry.simulator.scenario import ARRIVALS, FAILURES, Clients, Failure, Scenario, Server, Surge
-from tarry.wire.defence import Defence
 from tests.core.refusals import refusals, settings_with
 
 

@@ -16,6 +16,7 @@ import tarry.simulator
 from tarry import Policy
 from tarry.core.hedging import Hedging
 from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.policyfile.defence import Defence
 from tarry.simulator import simulate
 from tarry.simulator.distributions import (
     Distribution,
@@ -27,7 +28,6 @@ from tarry.simulator.event_loop import seed_of
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
 from tarry.simulator.scenarios.amplification import RULES, amplification
 from tarry.simulator.simulate import trials_of
-from tarry.wire.defence import Defence
 from tests.simulator.harness import conserves
 
 ONCE = Defence(Policy(max_attempts=1))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tarry import Policy
 from tarry.core.hedging import Hedging
+from tarry.policyfile.defence import Defence
 from tarry.simulator import simulate
 from tarry.simulator.distributions import (
     Distribution,
@@ -21,7 +22,6 @@ from tarry.simulator.distributions import (
 )
 from tarry.simulator.metrics import Summary
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
-from tarry.wire.defence import Defence
 from tests.simulator.harness import conserves
 
 moments = st.floats(0, 8)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from tarry.core.outcome import Kind
 from tarry.core.policy import Policy
+from tarry.policyfile.defence import Defence
 from tarry.tuning.attempt_log import Attempt, AttemptLog
 from tarry.tuning.evidence import gather
 from tarry.tuning.proposal import propose
-from tarry.wire.defence import Defence
 from tests.tuning.logs import Truth
 from tests.tuning.proposals import TRUTH, evidence_of, line_of
 

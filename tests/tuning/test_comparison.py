@@ -10,13 +10,13 @@ import pytest
 
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
+from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Empirical
 from tarry.simulator.metrics import quantile
 from tarry.simulator.simulate import simulate
 from tarry.tuning.comparison import ENOUGH, MOST_CALLS, replay, scenario_of
 from tarry.tuning.evidence import gather
 from tarry.tuning.proposal import propose
-from tarry.wire.defence import Defence
 from tests.tuning.logs import Truth
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tarry.core.hedging import Hedging
+from tarry.policyfile.defence import Defence
 from tarry.tuning.proposal import propose
-from tarry.wire.defence import Defence
 from tests.tuning.logs import Truth
 from tests.tuning.proposals import TRUTH, evidence_of, line_of
 

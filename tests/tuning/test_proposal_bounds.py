@@ -9,8 +9,8 @@ from tarry.core.explain import duration
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
+from tarry.policyfile.defence import Defence
 from tarry.tuning.proposal import propose
-from tarry.wire.defence import Defence
 from tests.tuning.logs import Truth
 from tests.tuning.proposals import TRUTH, evidence_of, line_of
 

@@ -8,10 +8,10 @@ import pytest
 
 from tarry.core.hedging import Hedging
 from tarry.errors import ConfigurationError
+from tarry.policyfile.defence import Defence
 from tarry.tuning.attempt_log import AttemptLog
 from tarry.tuning.evidence import gather
 from tarry.tuning.proposal import propose
-from tarry.wire.defence import Defence
 from tests.tuning.logs import Truth
 from tests.tuning.proposals import TRUTH, evidence_of
 

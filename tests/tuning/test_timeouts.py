@@ -7,11 +7,11 @@ from random import Random
 import pytest
 
 from tarry.core.policy import Policy
+from tarry.policyfile.defence import Defence
 from tarry.tuning.estimates import rounded
 from tarry.tuning.evidence import gather
 from tarry.tuning.proposal import propose
 from tarry.tuning.timeouts import cut_off
-from tarry.wire.defence import Defence
 from tests.tuning.logs import Truth
 from tests.tuning.proposals import P995, TRUTH, line_of
 

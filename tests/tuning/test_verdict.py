@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tarry.policyfile.defence import Defence
 from tarry.simulator.simulate import simulate
 from tarry.tuning.comparison import scenario_of, verdict
-from tarry.wire.defence import Defence
 from tests.tuning.logs import Truth
 from tests.tuning.proposals import evidence_of
 

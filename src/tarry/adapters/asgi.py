@@ -25,7 +25,7 @@ from tarry.wire import http
 from tarry.wire.problem import MEDIA_TYPE, Problem
 
 if TYPE_CHECKING:
-    from tarry.core.record import CallRecord
+    from tarry.core.verdict import CallRecord
     from tarry.wire.asgi import App, Message, Receive, Scope, Send
 
 _FIRST_FAILURE = 500

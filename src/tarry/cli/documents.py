@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.core.policy import PRESETS
 from tarry.errors import ConfigurationError
+from tarry.policyfile.defence import Defence
 from tarry.simulator.files import read_defence
 from tarry.simulator.files.disk import check_place, write_atomically
 from tarry.simulator.files.documents import import_yaml, read_parsed
-from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence

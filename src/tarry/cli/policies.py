@@ -42,7 +42,7 @@ def show(
     """Print a policy of a service as a file that `tarry policy apply` takes."""
     from tarry.cli.shown import builtin, print_json
     from tarry.core.policy import Policy
-    from tarry.wire import toml
+    from tarry.policyfile import toml
     from tarry.wire.policies import JSON_FIELDS, policy_from_wire
 
     with connected(server, key) as client:

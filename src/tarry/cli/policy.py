@@ -17,7 +17,7 @@ from tarry.cli.remote import example
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.wire.losses import Loss
+    from tarry.policyfile.losses import Loss
 
 TARGETS = ("envoy", "gateway-api", "grpc", "istio")
 DEFAULT_PORT = 80
@@ -67,7 +67,7 @@ def export(
     """
     from tarry.cli.documents import defence_of
     from tarry.core.checks import one_of
-    from tarry.wire.export import to_envoy, to_gateway_api, to_grpc, to_istio
+    from tarry.policyfile.export import to_envoy, to_gateway_api, to_grpc, to_istio
 
     one_of("--to", to, TARGETS)
     _check(out)
@@ -115,8 +115,8 @@ def import_(
     from tarry.cli.documents import read_documents
     from tarry.core.checks import one_of
     from tarry.errors import ConfigurationError
-    from tarry.wire import toml
-    from tarry.wire.imports import from_grpc, from_istio
+    from tarry.policyfile import toml
+    from tarry.policyfile.imports import from_grpc, from_istio
 
     one_of("--from", source, SOURCES)
     _check(out, FORMATS)
@@ -147,7 +147,7 @@ def import_(
 def explain(file: File) -> None:
     """Say in words what a policy does: its delays, its worst case time and its worst case load."""
     from tarry.cli.documents import defence_of
-    from tarry.wire.explain import explain as in_words
+    from tarry.policyfile.explain import explain as in_words
 
     typer.echo(in_words(defence_of(file)))
 
@@ -159,8 +159,8 @@ def check(file: File) -> None:
     What is allowed and looks wrong is told on standard error.
     """
     from tarry.cli.documents import defence_of
-    from tarry.wire.defence import Defence
-    from tarry.wire.doubts import doubts
+    from tarry.policyfile.check import doubts
+    from tarry.policyfile.defence import Defence
 
     defence = defence_of(file)
     for doubt in doubts(defence):

@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tarry.cli.words import plain
+from tarry.policyfile.defence import Defence
 from tarry.simulator.files.idle import FITS
 from tarry.simulator.files.settings import settings_of
 from tarry.simulator.metrics import MEANINGS
 from tarry.simulator.report.formatting import shown
-from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

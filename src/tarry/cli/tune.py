@@ -84,7 +84,7 @@ def _write(path: Path, proposal: Proposal) -> None:
     import json
 
     from tarry.cli.documents import write_text
-    from tarry.wire.toml import dumps
+    from tarry.policyfile.toml import dumps
 
     plain = proposal.defence.to_dict()
     as_json = path.suffix.lower() == ".json"

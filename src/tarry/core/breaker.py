@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from tarry.core.checks import at_least, count, one_of, positive, share
-from tarry.core.window import Window
+from tarry.core.sliding_window import SlidingWindow
 from tarry.errors import ConfigurationError
 
 
@@ -94,7 +94,7 @@ class Breaker:
     ) -> None:
         self._rate = share("failure_rate", failure_rate)
         self._min_calls = count("min_calls", min_calls)
-        self._window = Window(positive("window", window), 3)
+        self._window = SlidingWindow(positive("window", window), 3)
         self._consecutive = None if consecutive is None else count("consecutive", consecutive)
         self._slow_after = None if slow_after is None else positive("slow_after", slow_after)
         self._slow_rate = share("slow_rate", slow_rate)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tarry.core.checks import at_least, count, one_of, positive, share
 from tarry.core.outcome import Kind
-from tarry.core.window import Window
+from tarry.core.sliding_window import SlidingWindow
 from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class RatioBudget:
         self, ratio: float = 0.1, *, window: float = 10.0, min_per_second: float = 1.0
     ) -> None:
         self._ratio = share("ratio", ratio)
-        self._window = Window(positive("window", window), 2)
+        self._window = SlidingWindow(positive("window", window), 2)
         self._floor = at_least("min_per_second", min_per_second, 0) * window
 
     def cost(self, outcome: Outcome) -> float:  # noqa: ARG002 - part of the protocol
@@ -151,7 +151,7 @@ class RatioBudget:
                 window.roll(now)
             window.current[_CALLS] += 1
 
-    def _window_at(self, now: float) -> Window:
+    def _window_at(self, now: float) -> SlidingWindow:
         window = self._window
         if now >= window.ends:
             window.roll(now)

@@ -162,7 +162,7 @@ def outcome_of_code(
     name = _name_of(code) if isinstance(code, int) else code.upper()
     if name == "OK":
         return SUCCESS
-    from tarry.core.grpchints import hint_from_grpc
+    from tarry.core.grpc_hints import hint_from_grpc
 
     hint = hint_from_grpc(metadata)
     kind = Kind.THROTTLED if name == "RESOURCE_EXHAUSTED" else Kind.TRANSIENT

@@ -8,6 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from tarry.core.explain import duration
 from tarry.core.value import Value
 
 if TYPE_CHECKING:
@@ -119,3 +120,22 @@ class Step(NamedTuple):
     breaker: str | None
     balance: float | None
     """What was left in the retry budget when the verdict was reached."""
+
+
+class CallRecord(NamedTuple):
+    """How a call went: attempts, waits, balances, reasons."""
+
+    operation: str
+    downstream: str | None
+    attempts: int
+    waited: float
+    reason: Reason
+    retry_after: float | None
+    steps: tuple[Step, ...]
+
+    def sentence(self) -> str:
+        """Say it in words: how many attempts were made and why they ended."""
+        plural = "" if self.attempts == 1 else "s"
+        waits = f" and {duration(self.waited)} of waiting" if self.waited else ""
+        after = "" if self.retry_after is None else f"; retry after {duration(self.retry_after)}"
+        return f"gave up after {self.attempts} attempt{plural}{waits}: {self.reason.words}{after}"

@@ -18,8 +18,7 @@ from tarry.core.call import Call
 from tarry.core.decide import decide
 from tarry.core.explain import duration
 from tarry.core.outcome import TRANSIENT, Kind
-from tarry.core.record import CallRecord
-from tarry.core.verdict import Reason, Stop, Wait, is_final
+from tarry.core.verdict import CallRecord, Reason, Stop, Wait, is_final
 from tarry.errors import (
     AttemptTimeout,
     BlockingWait,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from tarry.core.record import CallRecord
+    from tarry.core.verdict import CallRecord
 
 MARK = "__tarry__"
 """The attribute of an error that holds its mark."""

@@ -11,8 +11,7 @@ from tarry.core.checks import count
 from tarry.core.events import GaveUp, HedgeFired, HedgeWon, Succeeded
 from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.outcome import SUCCESS, Kind
-from tarry.core.record import CallRecord
-from tarry.core.verdict import Reason, Stop
+from tarry.core.verdict import CallRecord, Reason, Stop
 from tarry.errors import (
     ConfigurationError,
     ConfigurationTypeError,

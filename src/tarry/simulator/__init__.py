@@ -4,6 +4,7 @@ Each built-in scenario is a function that gives one result per trial; `simulate`
 of your own.
 """
 
+from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import (
     Distribution,
     Empirical,
@@ -24,7 +25,6 @@ from tarry.simulator.scenarios.recovery import recovery
 from tarry.simulator.scenarios.retry_after import retry_after
 from tarry.simulator.scenarios.storm import storm
 from tarry.simulator.simulate import simulate
-from tarry.wire.defence import Defence
 
 __all__ = [
     "Clients",

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from tarry.core.outcome import SUCCESS, Kind, Outcome, outcome_of_status
 from tarry.core.verdict import Reason, is_final
+from tarry.policyfile.defence import Defence
 from tarry.simulator.scenario import ERROR_STATUSES
-from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from tarry.core.checks import at_least, count, number, one_of, positive, share
 from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Distribution, Fixed
-from tarry.wire.defence import Defence
 
 ARRIVALS = ("at-once", "poisson", "closed", "backlog")
 FAILURES = ("error", "refuse", "hang", "freeze")

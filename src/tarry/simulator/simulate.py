@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from tarry.core.checks import count
 from tarry.core.hedging import HedgedCall
 from tarry.errors import ConfigurationTypeError
+from tarry.policyfile.defence import Defence
 from tarry.simulator.arrivals import Arrivals
 from tarry.simulator.caller import Caller, HedgedCaller, Line
 from tarry.simulator.event_loop import World, seed_of
 from tarry.simulator.metrics import Meter
 from tarry.simulator.node import Relay, Worker
 from tarry.simulator.scenario import ERROR_STATUSES, Scenario
-from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,15 +20,15 @@ from tarry.simulator.simulate import trials_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tarry.policyfile.defence import Defence
     from tarry.simulator.metrics import Summary
     from tarry.simulator.scenario import Scenario
-    from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from tarry.policyfile.defence import Defence
     from tarry.simulator.scenario import Scenario
-    from tarry.wire.defence import Defence
 
 
 class Trial(Protocol):

@@ -17,6 +17,7 @@ from math import ceil, isclose, isnan, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.core.verdict import Reason
+from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Empirical, Fixed
 from tarry.simulator.metrics import quantile
 from tarry.simulator.report.formatting import shown
@@ -24,7 +25,6 @@ from tarry.simulator.scenario import Clients, Failure, Scenario, Server
 from tarry.simulator.simulate import simulate
 from tarry.tuning.evidence import TAIL
 from tarry.tuning.timeouts import SLOW
-from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary

@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any
 from tarry.core.checks import positive
 from tarry.core.explain import duration
 from tarry.errors import ConfigurationError
+from tarry.policyfile.defence import Defence
 from tarry.simulator.metrics import quantile
 from tarry.tuning import rules
 from tarry.tuning.comparison import verdict
 from tarry.tuning.estimates import beyond, needed
 from tarry.tuning.formatting import counted, percent
 from tarry.tuning.timeouts import SLOW, timeout
-from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary

@@ -12,8 +12,8 @@ from tarry.tuning.evidence import TAIL
 from tarry.tuning.formatting import INTERVAL, counted, percent, setting
 
 if TYPE_CHECKING:
+    from tarry.policyfile.defence import Defence
     from tarry.tuning.evidence import Evidence, Hedge
-    from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from tarry.core.policy import Policy

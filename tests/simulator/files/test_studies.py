@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tarry import Breaker, Policy
+from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Empirical, Fixed, Lognormal
 from tarry.simulator.files import compare_files, is_scenario, read_defence, read_study, studies
 from tarry.simulator.files.schema import scenario_of
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
 from tarry.simulator.study import conduct
-from tarry.wire.defence import Defence
 from tests.simulator.files.written import CHECKOUT, SMALL, YAML, written
 
 JSON = """\

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 
     from tarry.core.outcome import Outcome
-    from tarry.core.record import CallRecord
+    from tarry.core.verdict import CallRecord
     from tarry.wire.tasks import RetryTask
 
 T_co = TypeVar("T_co", covariant=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.core.durable import DurableCall
+from tarry.core.durable_call import DurableCall
 from tarry.core.outcome import (
     PERMANENT,
     SUCCESS,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import MsgspecError
 
-from tarry.core.durable import Defer
+from tarry.core.durable_call import Defer
 from tarry.core.outcome import SUCCESS, TRANSIENT
 from tarry.core.verdict import Attempt as Go
 from tarry.core.verdict import Reason, Wait
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
-    from tarry.core.durable import DurableCall
+    from tarry.core.durable_call import DurableCall
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState, LeasedTask
     from tarry.service.engine.policies import EffectivePolicy

@@ -14,9 +14,9 @@ from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.core.suggest import did_you_mean
 from tarry.errors import ConfigurationError, short_repr
+from tarry.policyfile.defence import BUDGETS, LIMITERS, Defence
 from tarry.simulator.distributions import DISTRIBUTIONS, Fixed
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
-from tarry.wire.defence import BUDGETS, LIMITERS, Defence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

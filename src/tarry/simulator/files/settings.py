@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.policy import Policy
 from tarry.errors import short_repr
+from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import DISTRIBUTIONS, Empirical, Fixed
 from tarry.simulator.files.documents import Spot
 from tarry.simulator.files.schema import parts_of
-from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from tarry.policyfile.defence import Defence
     from tarry.simulator.files.documents import Place
     from tarry.simulator.metrics import Summary
-    from tarry.wire.defence import Defence
 
 ABOUT = ("question", "lesson", "trials", "variants")
 """The keys of a file that are not part of its scenario."""

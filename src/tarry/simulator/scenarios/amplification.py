@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from tarry.core.checks import one_of
 from tarry.core.policy import Policy
+from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Fixed
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 from tarry.simulator.simulate import trials_of
 from tarry.simulator.study import Column, Plot, Study
-from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary

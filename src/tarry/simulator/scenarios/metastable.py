@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tarry.core.policy import Policy
+from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Exponential, Fixed
 from tarry.simulator.scenario import Clients, Scenario, Server, Surge
 from tarry.simulator.study import Column, Plot, Study, run, with_defences
-from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

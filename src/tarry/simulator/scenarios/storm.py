@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from tarry.core.checks import count
 from tarry.core.policy import Policy
+from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Exponential, Lognormal
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
 from tarry.simulator.study import Column, Plot, Study, run, with_defences
-from tarry.wire.defence import Defence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

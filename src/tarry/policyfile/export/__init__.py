@@ -1,0 +1,8 @@
+"""The same policy for other systems: documents as plain values, and what they cannot say."""
+
+from tarry.policyfile.export.envoy import to_envoy
+from tarry.policyfile.export.gateway import to_gateway_api
+from tarry.policyfile.export.grpc import to_grpc
+from tarry.policyfile.export.istio import to_istio
+
+__all__ = ["to_envoy", "to_gateway_api", "to_grpc", "to_istio"]

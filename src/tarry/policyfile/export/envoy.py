@@ -1,0 +1,238 @@
+"""Envoy: a VirtualHost with its retry policy, and what belongs into the Cluster.
+
+The names are those of the protobufs in envoy.config.route.v3 and envoy.config.cluster.v3. Retry n
+is drawn from 0 to base_interval x 2**(n - 1), which is full jitter. Envoy's documentation, and
+versions of 2018, have base_interval x (2**n - 1) instead.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from tarry.core.outcome import RETRYABLE_STATUSES
+from tarry.core.policy import Policy
+from tarry.errors import ConfigurationError
+from tarry.policyfile.durations import milliseconds, proto
+from tarry.policyfile.export.budgets import DEFAULT_IN_FLIGHT, in_flight
+from tarry.policyfile.export.common import (
+    bounds,
+    breaker_losses,
+    breaker_of,
+    call_timeout,
+    ceilings,
+    delay_losses,
+    hedging_delay,
+    no_limiter,
+    other_codes,
+    proxy_losses,
+    rounded,
+)
+from tarry.policyfile.losses import Exported, Loss, Rank, ranked
+
+if TYPE_CHECKING:
+    from tarry.core.hedging import Hedging
+    from tarry.policyfile.defence import Defence
+
+_ENVOY = "Envoy"
+_GRPC_CODES = frozenset(
+    {"CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
+)
+_NO_ANSWER = ("connect-failure", "refused-stream", "reset")
+"""`reset` is what covers an attempt that timed out, too."""
+_TOO_EARLY = 425
+_AT_ONCE = {"base_interval": "0.001s", "max_interval": "0.001s"}
+"""Envoy draws whole milliseconds below the interval, so none."""
+
+
+def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exported:
+    """Export to a VirtualHost for the domain `host` and to the Cluster behind it."""
+    if not host:
+        raise ConfigurationError("host", "must name the domain that clients call, got nothing")
+    cluster = name or host.partition(".")[0]
+    losses: list[Loss] = []
+    action: dict[str, Any] = {"cluster": cluster, "timeout": "0s"}  # without it there are 15 s
+    if defence.hedging is not None:
+        _add_hedging(action, defence.hedging, losses)
+    else:
+        _add_policy(action, defence.policy, losses)
+    route = {"match": {"prefix": "/"}, "route": action}
+    virtual_host = {"name": cluster, "domains": [host], "routes": [route]}
+    settings = cluster_settings(defence, losses, retries="retry_policy" in action)
+    documents: list[dict[str, Any]] = [virtual_host]
+    if settings:
+        documents.append({"name": cluster, **settings})
+    return Exported(tuple(documents), ranked(losses))
+
+
+def retry_on(policy: Policy, target: str, losses: list[Loss]) -> list[str]:
+    """Return the conditions of a retry other than statuses."""
+    losses += other_codes(policy, _GRPC_CODES, target)
+    known = sorted(policy.retryable_codes & _GRPC_CODES)
+    return [*_NO_ANSWER, *(code.lower().replace("_", "-") for code in known)]
+
+
+def full_jitter(policy: Policy, target: str) -> list[Loss]:
+    """Say that there is but one jitter."""
+    if policy.jitter == "full":
+        return []
+    instead = f"{target} draws every delay from 0 to the ceiling (full)"
+    return [Loss("jitter", policy.jitter, instead)]
+
+
+def too_early(policy: Policy, target: str) -> list[Loss]:
+    """Say that one status has no delay, if it was chosen: Envoy waits for the early data only."""
+    chosen = policy.retryable_statuses != RETRYABLE_STATUSES
+    if not chosen or _TOO_EARLY not in policy.retryable_statuses:
+        return []
+    instead = f"{target} retries it at once, without delay"
+    return [Loss("retryable_statuses", _TOO_EARLY, instead, Rank.DETAIL)]
+
+
+def _add_policy(action: dict[str, Any], policy: Policy, losses: list[Loss]) -> None:
+    timeout = call_timeout(policy, _ENVOY, losses)
+    if timeout is not None:
+        action["timeout"] = proto("total_budget", rounded(losses, "total_budget", timeout))
+    if policy.max_attempts == 1:
+        return
+    first, longest = bounds(policy)
+    base, cap = milliseconds(first), milliseconds(longest)
+    retry = _conditions(policy, losses)
+    retry["num_retries"] = policy.max_attempts - 1
+    if policy.attempt_timeout is not None:
+        seconds = rounded(losses, "attempt_timeout", policy.attempt_timeout)
+        retry["per_try_timeout"] = proto("attempt_timeout", seconds)
+    retry["retry_back_off"] = {
+        "base_interval": proto("initial_delay", base),
+        "max_interval": proto("max_delay", cap),
+    }
+    action["retry_policy"] = retry
+    theirs = [min(cap, base * 2**k) for k in range(len(ceilings(policy)))]
+    losses += delay_losses(policy, _ENVOY, theirs, policy.max_attempts - 1)
+    losses += full_jitter(policy, _ENVOY)
+    losses += too_early(policy, _ENVOY)
+    if policy.max_hint:
+        retry["rate_limited_retry_back_off"] = _hinted(policy.max_hint, losses)
+    else:
+        instead = "Envoy ignores Retry-After, where tarry would give up"
+        losses.append(Loss("max_hint", policy.max_hint, instead))
+    losses += proxy_losses(policy, _ENVOY)
+
+
+def _conditions(policy: Policy, losses: list[Loss]) -> dict[str, Any]:
+    conditions = retry_on(policy, _ENVOY, losses)
+    if not policy.retryable_statuses:
+        return {"retry_on": ",".join(conditions)}
+    return {
+        "retry_on": ",".join([*conditions, "retriable-status-codes"]),
+        "retriable_status_codes": sorted(policy.retryable_statuses),
+    }
+
+
+def _hinted(max_hint: float, losses: list[Loss]) -> dict[str, Any]:
+    instead = (
+        "Envoy reads Retry-After in whole seconds only, adds up to half, and ignores a longer one "
+        "instead of giving up"
+    )
+    losses.append(Loss("max_hint", max_hint, instead, Rank.DETAIL))
+    return {
+        "reset_headers": [{"name": "Retry-After", "format": "SECONDS"}],
+        "max_interval": proto("max_hint", rounded(losses, "max_hint", max_hint)),
+    }
+
+
+def _add_hedging(action: dict[str, Any], hedging: Hedging, losses: list[Loss]) -> None:
+    """A try that takes too long is not cut off, and another one starts beside it."""
+    after = hedging_delay(hedging, "envoy")
+    retry = _conditions(Policy(), losses)
+    retry["num_retries"] = hedging.max_attempts - 1
+    seconds = rounded(losses, "hedging.after", after)
+    retry["per_try_timeout"] = proto("hedging.after", seconds)
+    # A copy is a retry to Envoy: left out, it would leave up to 25 ms after its time.
+    retry["retry_back_off"] = dict(_AT_ONCE)
+    action["retry_policy"] = retry
+    action["hedge_policy"] = {"hedge_on_per_try_timeout": True}
+    instead = "Envoy sends a copy when per_try_timeout is over, and repeats a POST like a GET"
+    losses.append(Loss("hedging.after", after, instead, Rank.SENT))
+    if hedging.max_extra_load is not None:
+        instead = "Envoy bounds copies by its retry budget only"
+        load = Loss("hedging.max_extra_load", hedging.max_extra_load, instead, Rank.SENT)
+        losses.append(load)
+    instead = "Envoy ignores Retry-After here"
+    losses.append(Loss("hedging.max_hint", hedging.max_hint, instead, Rank.DETAIL))
+
+
+def cluster_settings(defence: Defence, losses: list[Loss], *, retries: bool) -> dict[str, Any]:
+    """Return what the Cluster has to say of the limiter, the budget and the breaker."""
+    settings: dict[str, Any] = {}
+    threshold: dict[str, Any] = {}
+    if defence.limiter is not None and defence.limiter["kind"] == "in-flight":
+        threshold["max_requests"] = defence.limiter["limit"]
+        instead = "Envoy has no ramp after an outage: the whole limit holds at once"
+        losses.append(Loss("limiter.kind", "in-flight", instead))
+    else:
+        losses += no_limiter(defence, _ENVOY)
+    budget = in_flight(defence, _ENVOY, losses) if retries else None
+    if budget is not None:
+        percent, least = budget
+        threshold["retry_budget"] = {
+            "budget_percent": {"value": percent},
+            "min_retry_concurrency": least,
+        }
+    elif retries:
+        instead = f"Envoy makes {DEFAULT_IN_FLIGHT} retries at a time, unless the cluster says more"
+        losses.append(Loss("budget", None, instead, Rank.SENT))
+    if threshold:
+        settings["circuit_breakers"] = {"thresholds": [threshold]}
+    breaker = breaker_of(defence)
+    if breaker is not None:
+        settings["outlier_detection"] = _outlier_detection(breaker, losses)
+        if defence.hedging is not None:
+            instead = (
+                "Envoy takes an attempt that gets a copy for a failure of its host, so the hosts "
+                "that are slow now and then are ejected while they are healthy"
+            )
+            losses.append(Loss("breaker.failure_rate", breaker["failure_rate"], instead, Rank.SENT))
+        # Below 50 % of healthy hosts Envoy would use the ejected ones again.
+        settings["common_lb_config"] = {"healthy_panic_threshold": {"value": 0}}
+    return settings
+
+
+def _outlier_detection(breaker: dict[str, Any], losses: list[Loss]) -> dict[str, Any]:
+    """Eject by share and by row, as asked; switch off what Envoy would do besides."""
+    percent = 100 * breaker["failure_rate"]
+    whole = max(1, ceil(percent - 1e-9))
+    if abs(whole - percent) > 1e-9:  # noqa: PLR2004 - a hair
+        rounding = Loss(
+            "breaker.failure_rate", breaker["failure_rate"], f"{whole} % in Envoy", Rank.DETAIL
+        )
+        losses.append(rounding)
+    consecutive = breaker["consecutive"]
+    # Ejections grow by their number, which a bound of one base undoes.
+    longest = breaker["open_for"] if breaker["growth"] == 1 else breaker["max_open"]
+    detection: dict[str, Any] = {
+        "failure_percentage_threshold": whole,
+        "failure_percentage_request_volume": breaker["min_calls"],
+        "failure_percentage_minimum_hosts": 1,
+        "enforcing_failure_percentage": 100,
+        "enforcing_success_rate": 0,
+        "enforcing_consecutive_5xx": 0 if consecutive is None else 100,
+        "interval": _ejection(losses, "window", breaker["window"]),
+        "base_ejection_time": _ejection(losses, "open_for", breaker["open_for"]),
+        "max_ejection_time": _ejection(losses, "max_open", longest),
+        "max_ejection_percent": 100,
+    }
+    if consecutive is not None:
+        detection["consecutive_5xx"] = consecutive
+    if breaker["spread"]:
+        jitter = breaker["spread"] * breaker["open_for"]
+        detection["max_ejection_time_jitter"] = _ejection(losses, "spread", jitter)
+    losses += breaker_losses(breaker, _ENVOY)
+    if longest > breaker["open_for"]:
+        instead = "ejection n lasts n x open_for in Envoy, up to max_open, and spread does not grow"
+        losses.append(Loss("breaker.growth", breaker["growth"], instead, Rank.DETAIL))
+    return detection
+
+
+def _ejection(losses: list[Loss], field: str, seconds: float) -> str:
+    return proto(f"breaker.{field}", rounded(losses, f"breaker.{field}", seconds))

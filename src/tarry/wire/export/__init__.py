@@ -1,8 +1,0 @@
-"""The same policy for other systems: documents as plain values, and what they cannot say."""
-
-from tarry.wire.export.envoy import to_envoy
-from tarry.wire.export.gateway import to_gateway_api
-from tarry.wire.export.grpc import to_grpc
-from tarry.wire.export.istio import to_istio
-
-__all__ = ["to_envoy", "to_gateway_api", "to_grpc", "to_istio"]

@@ -1,6 +1,0 @@
-"""Policies from the documents of other systems, as far as they map."""
-
-from tarry.wire.imports.grpc import from_grpc
-from tarry.wire.imports.istio import from_istio
-
-__all__ = ["from_grpc", "from_istio"]

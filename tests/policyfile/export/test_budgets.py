@@ -1,0 +1,52 @@
+"""What a budget comes to is what the budget itself does."""
+
+from __future__ import annotations
+
+from math import floor
+from typing import Any
+
+import pytest
+
+from tarry.core.budget import Budget
+from tarry.core.outcome import TRANSIENT
+from tarry.policyfile.defence import Defence
+from tarry.policyfile.export.budgets import allowance
+
+
+def retries_without_success(budget: Budget) -> int:
+    """Count the retries that a fresh budget pays for while every attempt fails."""
+    counted = 0
+    price = budget.cost(TRANSIENT)
+    while budget.withdraw(price, 0.0):
+        counted += 1
+        budget.settle(TRANSIENT, price, 0.0)
+    return counted
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"kind": "ratio"},
+        {"kind": "ratio", "window": 7.0, "min_per_second": 3.0},
+        {"kind": "ratio", "min_per_second": 0},
+        {"kind": "throttle"},
+        {"kind": "throttle", "max_tokens": 8},
+        {"kind": "token"},
+        {"kind": "token", "preset": "aws-2026"},
+        {"kind": "token", "capacity": 3},
+    ],
+    ids=str,
+)
+def test_burst_is_what_a_fresh_budget_pays_for(arguments: dict[str, Any]) -> None:
+    """The number that is exported is the one that can be counted."""
+    defence = Defence(budget=arguments)
+    found, budget = allowance(defence), defence.downstream("payments").budget
+    assert found is not None
+    assert budget is not None
+
+    assert floor(found.burst) == retries_without_success(budget)
+
+
+def test_no_budget_is_no_allowance() -> None:
+    """Nothing is made up."""
+    assert allowance(Defence()) is None

@@ -1,0 +1,187 @@
+"""Export to Istio, by the fields that its reference has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tarry.core.backoff import Schedule
+from tarry.core.hedging import Hedging
+from tarry.core.policy import Policy
+from tarry.errors import ConfigurationError
+from tarry.policyfile.defence import Defence
+from tarry.policyfile.export import to_istio
+from tests.policyfile.export.said import defence, fields, plain_policy, words
+
+HOST = "payments.prod.svc.cluster.local"
+ALWAYS = ["safe", "max_hint"]
+ROUTE_FIELDS = {"route", "timeout", "retries"}
+RETRY_FIELDS = {"attempts", "perTryTimeout", "retryOn", "backoff"}
+
+
+def exported(policy: Policy | None = None, **parts: Any) -> Any:
+    """Export for a host."""
+    return to_istio(Defence(policy, **parts), host=HOST)
+
+
+def retries(policy: Policy) -> dict[str, Any]:
+    """Return the retries of the only route."""
+    (route,) = exported(policy).documents[0]["spec"]["http"]
+    assert set() == set(route) - ROUTE_FIELDS
+    assert set() == set(route["retries"]) - RETRY_FIELDS
+    found: dict[str, Any] = route["retries"]
+    return found
+
+
+def test_policy_becomes_a_virtual_service() -> None:
+    """The whole document, as it is applied."""
+    policy = Policy(total_budget=2.0, attempt_timeout=0.5)
+    expected = {
+        "apiVersion": "networking.istio.io/v1",
+        "kind": "VirtualService",
+        "metadata": {"name": "payments"},
+        "spec": {
+            "hosts": [HOST],
+            "http": [
+                {
+                    "route": [{"destination": {"host": HOST}}],
+                    "timeout": "2s",
+                    "retries": {
+                        "attempts": 3,
+                        "perTryTimeout": "0.5s",
+                        "retryOn": (
+                            "408,425,429,500,502,503,504,connect-failure,refused-stream,reset,"
+                            "resource-exhausted,unavailable"
+                        ),
+                        "backoff": "0.1s",
+                    },
+                }
+            ],
+        },
+    }
+
+    assert (expected,) == exported(policy).documents
+
+
+def test_parts_become_a_destination_rule() -> None:
+    """Breaker, budget and cap stand in the traffic policy of a second document."""
+    made = exported(
+        breaker={"consecutive": 5, "open_for": 10.0},
+        budget={"kind": "ratio", "ratio": 0.25},
+        limiter={"kind": "in-flight", "limit": 7},
+    )
+    expected = {
+        "apiVersion": "networking.istio.io/v1",
+        "kind": "DestinationRule",
+        "metadata": {"name": "payments"},
+        "spec": {
+            "host": HOST,
+            "trafficPolicy": {
+                "connectionPool": {"http": {"http2MaxRequests": 7}},
+                "retryBudget": {"percent": 25.0, "minRetryConcurrency": 1},
+                "outlierDetection": {
+                    "consecutive5xxErrors": 5,
+                    "baseEjectionTime": "10s",
+                    "maxEjectionPercent": 100,
+                },
+            },
+        },
+    }
+
+    assert expected == made.documents[1]
+
+
+def test_nothing_more_is_lost_than_must_be() -> None:
+    """Doubling up to ten times the base with full jitter is Istio's own way."""
+    assert ALWAYS == fields(to_istio(defence(), host=HOST))
+
+
+def test_one_attempt_is_said() -> None:
+    """Left out, Istio would retry twice; and a budget for no retries is not needed."""
+    made = exported(Policy(max_attempts=1, attempt_timeout=0.5), budget={"kind": "token"})
+
+    assert {"attempts": 0} == retries(Policy(max_attempts=1))
+    assert "0.5s" == made.documents[0]["spec"]["http"][0]["timeout"]
+    assert () == made.losses
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"max_attempts": 9}, "max_delay = 30: Istio waits up to 100 ms, 200 ms, 400 ms, 800 ms"),
+        ({"multiplier": 3.0}, "multiplier = 3: Istio waits up to 100 ms, 200 ms, 400 ms, where"),
+        ({"backoff": "fixed"}, "backoff = fixed: Istio waits up to 100 ms, 200 ms, 400 ms, where"),
+        ({"backoff": Schedule((5, 9))}, "backoff = 5, 9: Istio waits up to 5 s, 10 s, 20 s, where"),
+        ({"jitter": "none"}, "jitter = none: Istio draws every delay from 0 to the ceiling"),
+        ({"total_budget": 2.0}, "total_budget = 2: Istio cuts off the attempt that runs"),
+        ({"throttled_delay": 2.0}, "throttled_delay = 2: Istio does not wait longer after thr"),
+        ({"retry_marked": False}, "retry_marked = false: Istio retries what a layer below"),
+        ({"retryable_codes": ["UNKNOWN"]}, "retryable_codes = UNKNOWN: Istio cannot retry on"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_loss_is_told(changes: dict[str, Any], line: str) -> None:
+    """What Istio does in another way is said in one line with the field and its value."""
+    made = exported(plain_policy(**changes))
+
+    assert words(made, line.partition(" ")[0]).startswith(line)
+    assert 1 == len(set(fields(made)) - {*ALWAYS})
+
+
+def test_too_early_is_retried_without_delay() -> None:
+    """The Envoys of Istio do not back off from a 425 either."""
+    made = exported(Policy(retryable_statuses=[425, 503]))
+
+    assert "retryable_statuses = 425: Istio retries it at once, without delay" == words(
+        made, "retryable_statuses"
+    )
+
+
+def test_breaker_by_rate_is_left_out() -> None:
+    """No number is made up: without errors in a row there is no outlier detection."""
+    made = to_istio(defence(breaker={}), host=HOST)
+
+    assert 1 == len(made.documents)
+    assert "so set breaker.consecutive" in words(made, "breaker.failure_rate")
+
+
+def test_losses_of_a_breaker() -> None:
+    """Rate, probes and growth are three lines."""
+    made = to_istio(
+        defence(breaker={"consecutive": 3, "open_for": 400, "max_open": 400}), host=HOST
+    )
+
+    sent, detail = ["breaker.failure_rate", "breaker.probes"], "breaker.growth"
+    assert ["safe", *sent, "max_hint", detail] == fields(made)
+    assert "n x 400 s in Istio, 400 s at most" in words(made, "breaker.growth")
+
+
+def test_other_limiters_are_left_out() -> None:
+    """A limit that finds itself cannot be written down."""
+    made = to_istio(defence(limiter={"kind": "adaptive"}), host=HOST)
+
+    assert "limiter.kind = adaptive: left out: Istio has none like it" == words(
+        made, "limiter.kind"
+    )
+
+
+def test_hedging_is_refused() -> None:
+    """Istio has no hedging, and a hedged call without it is another call."""
+    with pytest.raises(ConfigurationError, match=r"^hedging cannot be exported to istio"):
+        exported(hedging=Hedging(after=0.1))
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "message"),
+    [
+        ("", None, "^host must name the service"),
+        ("Payments", None, "^name must be lower case letters, digits and '-', at most 63"),
+        ("payments", "a_b", "^name must be lower case"),
+        ("payments", "a" * 64, "^name must be lower case"),
+    ],
+)
+def test_names_are_checked(host: str, name: str | None, message: str) -> None:
+    """What Kubernetes would refuse is refused before."""
+    with pytest.raises(ConfigurationError, match=message):
+        to_istio(Defence(), host=host, name=name)

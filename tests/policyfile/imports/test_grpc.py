@@ -1,0 +1,241 @@
+"""Import of a gRPC service config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tarry.core.hedging import Hedging
+from tarry.core.policy import PRESETS, Policy
+from tarry.errors import ConfigurationError
+from tarry.policyfile.defence import Defence
+from tarry.policyfile.export import to_grpc
+from tarry.policyfile.imports import from_grpc
+from tests.policyfile.export.said import fields
+
+RETRY = {
+    "maxAttempts": 3,
+    "initialBackoff": "0.5s",
+    "maxBackoff": "2s",
+    "backoffMultiplier": 1.5,
+    "retryableStatusCodes": ["unavailable", 10],
+}
+
+
+def config(**entry: Any) -> dict[str, Any]:
+    """Return a service config for all calls."""
+    return {"methodConfig": [{"name": [{}], **entry}]}
+
+
+@pytest.mark.parametrize("preset", ["default", "interactive"])
+def test_policy_survives_the_way_there_and_back(preset: str) -> None:
+    """What gRPC can say comes back as it was."""
+    policy = PRESETS[preset]
+    budget = {"kind": "throttle", "max_tokens": 12, "token_ratio": 0.25}
+
+    made = from_grpc(to_grpc(Defence(policy, budget=budget)).documents[0])
+
+    lost = {"throttled_delay": policy.initial_delay, "attempt_timeout": policy.total_budget}
+    assert policy.replace(jitter="equal", **lost) == made.defence.policy
+    assert budget == made.defence.budget
+    told = ["methodConfig[0].retryPolicy"] * 2
+    assert told + ["methodConfig[0].timeout"] * (policy.total_budget is not None) == fields(made)
+
+
+def test_hedging_survives_the_way_there_and_back() -> None:
+    """A hedging with a fixed delay comes back as it was."""
+    hedging = Hedging(after=0.25, max_attempts=3)
+
+    made = from_grpc(to_grpc(Defence(hedging=hedging)).documents[0])
+
+    assert hedging == made.defence.hedging
+    assert ["methodConfig[0].hedgingPolicy"] == fields(made)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"), [("retryPolicy", RETRY), ("hedgingPolicy", {"maxAttempts": 2})]
+)
+def test_pushback_has_a_bound_here(name: str, policy: dict[str, Any]) -> None:
+    """The longest wait that tarry obeys is told, because gRPC has none."""
+    told = [str(loss) for loss in from_grpc(config(**{name: policy})).losses]
+
+    line = "pushback: gRPC obeys one of any length; tarry waits for up to 2 min, or gives up"
+    assert f"methodConfig[0].{name} = {line}" in told
+
+
+def test_codes_come_as_names_and_numbers() -> None:
+    """Names in any case and numbers are the same codes."""
+    made = from_grpc(config(retryPolicy=RETRY, timeout="1.5s"))
+
+    policy = made.defence.policy
+    assert {"UNAVAILABLE", "ABORTED"} == policy.retryable_codes
+    assert (3, 0.5, 2.0, 1.5, 1.5) == (
+        policy.max_attempts,
+        policy.initial_delay,
+        policy.max_delay,
+        policy.multiplier,
+        policy.total_budget,
+    )
+
+
+@pytest.mark.parametrize(
+    "document",
+    [config(), config(waitForReady=None), {"methodConfig": []}, {"retryThrottling": None}],
+    ids=repr,
+)
+def test_no_retry_policy_is_one_attempt(document: dict[str, Any]) -> None:
+    """Unless it is told to, gRPC does not retry."""
+    made = from_grpc(document)
+
+    assert (Defence(Policy(max_attempts=1)), ()) == (made.defence, made.losses)
+    assert {"max_attempts": 1} == made.to_dict()
+
+
+def test_limits_are_those_of_grpc() -> None:
+    """What gRPC would make of large and odd numbers is what is imported, and told."""
+    retry = RETRY | {"maxAttempts": 9, "maxBackoff": "0.1s", "backoffMultiplier": 0.5}
+
+    made = from_grpc(config(retryPolicy=retry))
+
+    policy = made.defence.policy
+    assert (5, 0.1, 0.1, 1.0) == (
+        policy.max_attempts,
+        policy.initial_delay,
+        policy.max_delay,
+        policy.multiplier,
+    )
+    path = "methodConfig[0].retryPolicy"
+    assert [f"{path}.maxAttempts", f"{path}.backoffMultiplier", path, path] == fields(made)
+
+
+def test_what_is_not_read_is_told() -> None:
+    """Settings that are no matter of a policy are named by their path."""
+    document = config(
+        hedgingPolicy={"maxAttempts": 2, "nonFatalStatusCodes": ["INTERNAL"], "odd": 1},
+        waitForReady=True,
+        timeout="1s",
+    )
+
+    made = from_grpc(document | {"loadBalancingConfig": [{"round_robin": {}}]})
+
+    hedging = "methodConfig[0].hedgingPolicy"
+    assert Hedging(after=0.0) == made.defence.hedging
+    assert [
+        f"{hedging}.nonFatalStatusCodes",
+        f"{hedging}.odd",
+        hedging,
+        "methodConfig[0].timeout",
+        "methodConfig[0].waitForReady",
+        "loadBalancingConfig",
+    ] == fields(made)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "^the document must be an object"),
+        ({}, "^this is no gRPC service config: it has nothing, and no methodConfig$"),
+        (
+            {"apiVersion": "v1", "kind": "VirtualService", "spec": {}},
+            r"^this is no gRPC .* has apiVersion, kind, spec, and no methodConfig: --from istio\?$",
+        ),
+        ({"methodConfigs": []}, "^methodConfigs is no key .* did you mean 'methodConfig'"),
+        (
+            {"methodConfig": [{"name": [{"servce": "a.A"}]}]},
+            r"^methodConfig\[0\]\.name\[0\]\.servce is no key .* did you mean 'service'",
+        ),
+        (config(timeOut="1s"), r"^methodConfig\[0\]\.timeOut is no key .* mean 'timeout'"),
+        (
+            config(hedgingPolicy={"maxAttempts": 2, "hedgeDelay": "1s"}),
+            r"^methodConfig\[0\]\.hedgingPolicy\.hedgeDelay is no key .* mean 'hedgingDelay'",
+        ),
+        (
+            {"retryThrottling": {"maxToken": 1}},
+            r"^retryThrottling\.maxToken is no key that is known: did you mean 'maxTokens'",
+        ),
+        (config(timeout="1500ms"), r"^methodConfig\[0\]\.timeout .* '1500ms': write \"1\.5s\""),
+        ({"methodConfig": {}}, "^methodConfig must be a list"),
+        ({"methodConfig": [1]}, r"^methodConfig\[0\] must be an object, got 1"),
+        (config(retryPolicy=[]), r"^methodConfig\[0\]\.retryPolicy must be an object"),
+        (
+            config(retryPolicy=RETRY, hedgingPolicy={}),
+            r"^methodConfig\[0\] must have a retryPolicy or",
+        ),
+        (config(timeout="1"), r'^methodConfig\[0\]\.timeout must be a duration such as "0\.1s"'),
+        (
+            {"retryThrottling": {"maxTokens": 1001, "tokenRatio": 1}},
+            r"^retryThrottling\.maxTokens must be at most 1000, got 1001",
+        ),
+        (
+            {"retryThrottling": {"maxTokens": 1}},
+            r"^retryThrottling\.tokenRatio must be a number, got None",
+        ),
+        (
+            {"methodConfig": [{"name": [{}]}, {"name": [{}]}]},
+            r"^methodConfig\[1\]\.name\[0\] names what methodConfig\[0\] names already",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_mistakes_are_refused_by_their_path(document: Any, message: str) -> None:
+    """A document that gRPC would not take is refused with the place of the mistake."""
+    with pytest.raises(ConfigurationError, match=message):
+        from_grpc(document)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"maxAttempts": 1}, "maxAttempts must be at least 2, got 1"),
+        ({"maxAtempts": 4}, "maxAtempts is no key that is known: did you mean 'maxAttempts'"),
+        ({"max_attempts": 4}, "max_attempts is no key that is known: did you mean 'maxAttempts'"),
+        (
+            {"initialBackoff": "50ms"},
+            "initialBackoff must be a duration .* '50ms': write \"0.05s\"",
+        ),
+        ({"maxAttempts": "3"}, "maxAttempts must be a number, got '3'"),
+        ({"maxAttempts": True}, "maxAttempts must be a number, got True"),
+        ({"maxAttempts": 2.5}, "maxAttempts must be a whole number, got 2.5"),
+        ({"initialBackoff": None}, "initialBackoff must be given"),
+        ({"initialBackoff": "0s"}, "initialBackoff must be longer than 0 s"),
+        ({"maxBackoff": 3}, "maxBackoff must be a duration"),
+        ({"backoffMultiplier": 0}, "backoffMultiplier must be greater than 0, got 0"),
+        ({"backoffMultiplier": -1}, "backoffMultiplier must be at least 0, got -1"),
+        ({"retryableStatusCodes": []}, "retryableStatusCodes must name at least one code"),
+        ({"retryableStatusCodes": "OK"}, "retryableStatusCodes must be a list, got 'OK'"),
+        (
+            {"retryableStatusCodes": ["DOWN"]},
+            r"retryableStatusCodes\[0\] must be a gRPC status code",
+        ),
+        (
+            {"retryableStatusCodes": [14, 17]},
+            r"retryableStatusCodes\[1\] must be a gRPC status code",
+        ),
+        ({"retryableStatusCodes": [True]}, r"retryableStatusCodes\[0\] must be a gRPC status code"),
+    ],
+    ids=repr,
+)
+def test_mistakes_in_a_retry_policy(changes: dict[str, Any], message: str) -> None:
+    """Each field of a retry policy is checked and named with its whole path."""
+    with pytest.raises(ConfigurationError, match=rf"^methodConfig\[0\]\.retryPolicy\.{message}"):
+        from_grpc(config(retryPolicy=RETRY | changes))
+
+
+def test_what_the_config_does_not_speak_about_is_left_out() -> None:
+    """Read fields are written, defaults too; HTTP statuses and the like are not."""
+    retry = RETRY | {"maxAttempts": 4, "retryableStatusCodes": ["UNAVAILABLE"]}
+
+    made = from_grpc(config(retryPolicy=retry))
+
+    expected = {
+        "max_attempts": 4,
+        "initial_delay": 0.5,
+        "multiplier": 1.5,
+        "max_delay": 2.0,
+        "jitter": "equal",
+        "retryable_codes": ["UNAVAILABLE"],
+        "throttled_delay": 0.5,
+    }
+    assert expected == made.to_dict()
+    assert made.defence == Defence.from_dict(made.to_dict())

@@ -1,0 +1,80 @@
+"""What is allowed and hardly meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tarry.core.hedging import Hedging
+from tarry.core.policy import PRESETS, Policy
+from tarry.policyfile.check import doubts
+from tarry.policyfile.defence import Defence
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"retryable_statuses": [200, 302, 503]},
+            "retryable_statuses has 200, 302: an answer that is no error is asked for again",
+        ),
+        (
+            {"retryable_statuses": [404, 501, 503]},
+            "retryable_statuses has 404, 501: the same request gets the same answer again",
+        ),
+        ({"retryable_codes": ["OK"]}, "retryable_codes has OK: a success is never retried"),
+        (
+            {"retryable_codes": ["NOT_FOUND", "UNAVAILABLE"]},
+            "retryable_codes has NOT_FOUND: the same request gets the same answer again",
+        ),
+        ({"jitter": "none"}, 'jitter is "none": clients that fail together come back together'),
+        (
+            {"initial_delay": 0.001},
+            "initial_delay = 0.001 is 1 ms: nothing has recovered by then",
+        ),
+        (
+            {"max_attempts": 500},
+            (
+                "max_attempts = 500: one call may be sent 500 times; a total_budget ends it by its "
+                "time"
+            ),
+        ),
+        (
+            {"initial_delay": 20, "total_budget": 5, "jitter": "equal"},
+            "total_budget = 5 leaves no time for any retry: the first waits for at least 10 s",
+        ),
+        (
+            {"initial_delay": 20, "total_budget": 5},
+            (
+                "total_budget = 5 is shorter than a wait: the first retry waits for up to 20 s, "
+                "and there is none if 5 s or more are drawn"
+            ),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_doubt_is_told(changes: dict[str, Any], line: str) -> None:
+    """One line names the field, the value and what comes of it."""
+    assert [line] == doubts(Defence(Policy(**changes)))
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_presets_are_beyond_doubt(name: str) -> None:
+    """What tarry recommends draws no warning."""
+    assert [] == doubts(Defence(PRESETS[name]))
+
+
+@pytest.mark.parametrize(
+    "defence",
+    [
+        Defence(Policy(retryable_statuses=[409, 423, 429, 503])),
+        Defence(Policy(max_attempts=1, initial_delay=20, total_budget=5)),
+        Defence(Policy(initial_delay=4, total_budget=5)),
+        Defence(hedging=Hedging(after=0.1)),
+    ],
+    ids=repr,
+)
+def test_what_can_be_meant_draws_no_warning(defence: Defence) -> None:
+    """A conflict or a lock can pass, and where nothing is retried no wait is too long."""
+    assert [] == doubts(defence)

@@ -1,0 +1,164 @@
+"""A defence in words, with the load that comes of all its parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tarry.core.hedging import Hedging
+from tarry.core.policy import PRESETS, Policy
+from tarry.policyfile.defence import Defence
+from tarry.policyfile.explain import explain
+
+
+def line(defence: Defence, table: str) -> str:
+    """Return what one line says."""
+    (found,) = [line for line in explain(defence).splitlines() if line.startswith(f"{table}: ")]
+    return found.removeprefix(f"{table}: ")
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_policy_comes_first(name: str) -> None:
+    """The words of the policy are its own, and after them comes what could bound its load."""
+    policy = PRESETS[name]
+    none = 'budget: none; one would bound that load: kind = "ratio" keeps it near 1.1 x'
+
+    assert f"{policy.explain()}\n{none}" == explain(Defence(policy))
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [
+        (
+            {"kind": "ratio", "ratio": 0.5},
+            (
+                "retries are at most 50 % of the calls of the last 10 s, plus 1 a second: "
+                "1.5 x the calls, plus 1 a second"
+            ),
+        ),
+        (
+            {"kind": "ratio", "ratio": 0.02, "min_per_second": 0, "window": 60},
+            "retries are at most 2 % of the calls of the last 60 s: 1.02 x the calls",
+        ),
+        (
+            {"kind": "token"},
+            (
+                "retries take 5 of 500 tokens each, and a success gives 5; while none succeeds "
+                "there are 100 retries, and then none: 1 x the calls"
+            ),
+        ),
+        (
+            {"kind": "token", "preset": "aws-2026", "capacity": 100},
+            (
+                "retries take 14 of 100 tokens each, and a success gives 1; while none succeeds "
+                "there are 7 retries, and then none: 1 x the calls"
+            ),
+        ),
+        (
+            {"kind": "throttle", "max_tokens": 9, "token_ratio": 0.2},
+            (
+                "a failure takes 1 of 9 tokens, a success gives 0.2, and there are retries only "
+                "while more than 4.5 are left; while none succeeds, none after 5 failures: "
+                "1 x the calls"
+            ),
+        ),
+    ],
+    ids=str,
+)
+def test_budget_bounds_the_load(budget: dict[str, Any], said: str) -> None:
+    """Each kind is told with its numbers, and none claims the number of another."""
+    defence = Defence(budget=budget)
+
+    assert said == line(defence, "budget")
+    assert "1.1 x" not in explain(defence)
+
+
+def test_budget_without_retries_is_not_used() -> None:
+    """One attempt has nothing to bound, with a budget and without."""
+    once = Policy(max_attempts=1)
+
+    assert "not used, because nothing is retried" == line(
+        Defence(once, budget={"kind": "ratio"}), "budget"
+    )
+    assert once.explain() == explain(Defence(once))
+
+
+@pytest.mark.parametrize(
+    ("hedging", "after", "load"),
+    [
+        (Hedging(after=0.2), "200 ms", "2 x the calls while every copy is slow or fails"),
+        (
+            Hedging(after="p99.9", max_attempts=3),
+            "the live p99.9 of the latency (known from 100 calls on)",
+            "3 x the calls while every copy is slow or fails",
+        ),
+        (
+            Hedging(max_extra_load=0.05, min_samples=7),
+            "the live p95 of the latency (known from 7 calls on)",
+            "1.05 x the calls: copies add 5 % at most",
+        ),
+    ],
+    ids=repr,
+)
+def test_hedging_is_told_with_its_load(hedging: Hedging, after: str, load: str) -> None:
+    """How many copies, when, and what they can add."""
+    defence = Defence(hedging=hedging)
+
+    said = line(defence, "hedging")
+    assert said.startswith(f"{hedging.max_attempts} copies of a call at most, and the first")
+    assert f"another one is sent after {after} without an answer, or when one fails" in said
+    assert load == line(defence, "worst case load")
+    capped = hedging.max_extra_load is not None
+    assert capped == ("budget: none" not in explain(defence))
+
+
+def test_budget_of_a_hedging_is_about_copies() -> None:
+    """A copy is paid for like a retry, and called what it is."""
+    defence = Defence(hedging=Hedging(after=0.2), budget={"kind": "ratio"})
+
+    assert line(defence, "budget").startswith("copies are at most 10 % of the calls")
+
+
+@pytest.mark.parametrize(
+    ("breaker", "said"),
+    [
+        (
+            {},
+            (
+                "opens when 50 % of at least 20 calls in 10 s failed; then it sends nothing for "
+                "30 s, 2 x as long each further time, 5 min at most, plus up to 10 %, drawn, and "
+                "closes when 3 probes have succeeded"
+            ),
+        ),
+        (
+            {"consecutive": 5, "slow_after": 0.5, "growth": 1, "spread": 0, "probes": 2},
+            (
+                "opens when 50 % of at least 20 calls in 10 s failed, or 5 in a row failed, or "
+                "50 % took longer than 500 ms; then it sends nothing for 30 s, and closes when "
+                "2 probes have succeeded"
+            ),
+        ),
+    ],
+    ids=str,
+)
+def test_breaker_is_told(breaker: dict[str, Any], said: str) -> None:
+    """When it opens, for how long, and how it comes back."""
+    assert said == line(Defence(breaker=breaker), "breaker")
+
+
+@pytest.mark.parametrize(
+    ("limiter", "start"),
+    [
+        ({"kind": "in-flight", "limit": 20}, "at most 20 attempts at a time, others are refused"),
+        ({"kind": "aimd", "max_limit": 50}, "at most 10 attempts at a time at first"),
+        ({"kind": "adaptive"}, "no limit before the first throttled answer"),
+    ],
+    ids=str,
+)
+def test_limiter_is_told(limiter: dict[str, Any], start: str) -> None:
+    """How much is sent at a time, and what happens to the rest."""
+    said = line(Defence(limiter=limiter), "limiter")
+
+    assert said.startswith(start)
+    assert "refused" in said

@@ -1,0 +1,38 @@
+"""What cannot be said elsewhere, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from tarry.policyfile.losses import Loss, Rank, ranked
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "none"),
+        (False, "false"),
+        (True, "true"),
+        (0.1, "0.1"),
+        (120.0, "120"),
+        ("full", "full"),
+        (frozenset({504, 408}), "408, 504"),
+        ((5.0, 300.0), "5, 300"),
+        ([], "nothing"),
+        (tuple(range(10)), "0, 1, 2, 3, 4, 5, 6, 7, and 2 more"),
+        ({"consecutive": 5, "deep": {"a": 1}}, "consecutive 5, deep {...}"),
+        (len, "a function"),
+    ],
+    ids=repr,
+)
+def test_value_is_shown_as_a_person_would(value: object, expected: str) -> None:
+    """A loss is one short line: the field, its value and what happens instead."""
+    assert f"field = {expected}: it differs" == str(Loss("field", value, "it differs"))
+
+
+def test_what_matters_most_is_first() -> None:
+    """Losses are sorted by their rank, and equals stay in their order."""
+    ranks = [Rank.DETAIL, Rank.TIMED, Rank.SENT, Rank.TIMED, Rank.ALARM]
+    losses = [Loss(str(i), None, "", rank) for i, rank in enumerate(ranks)]
+
+    assert ["4", "2", "1", "3", "0"] == [loss.field for loss in ranked(losses)]
