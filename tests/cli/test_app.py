@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tarry import cli
 from tarry.cli.app import app
-from tarry.cli.words import plain
+from tarry.cli.output import plain
 from tarry.errors import ConfigurationError
 from tests.cli.running import ROOT, tarry
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tarry.cli.flaky import BUSY, DROP, PLANS, flaky_targets
+from tarry.cli.demo_target import BUSY, DROP, PLANS, flaky_targets
 
 COMMAND = [sys.executable, "-m", "tarry", "demo"]
 

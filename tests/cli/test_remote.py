@@ -18,7 +18,7 @@ from tarry.cli.app import app
 from tarry.service.settings import check_environment
 from tarry.testing import no_wait
 from tests.cli.operating import tarry
-from tests.cli.test_cli_page import commands
+from tests.cli.test_cli_docs import commands
 
 EVENTS = {"content-type": "text/event-stream"}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from tarry.cli.shown import cell, clock, counted, since, until
+from tarry.cli.output import cell, clock, counted, since, until
 from tarry.cli.tasks import story
 from tarry.client import Client
 from tarry.runtime.clocks import system

@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tarry.cli.tune import tune
-from tarry.cli.tuned import show_replay
+from tarry.cli.tune_output import show_replay
 from tarry.errors import ConfigurationError
 from tarry.simulator.files import read_defence
 from tarry.tuning.comparison import replay

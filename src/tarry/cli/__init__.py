@@ -20,14 +20,15 @@ def main() -> None:
         sys.stderr.write("tarry's command line needs typer and rich: pip install 'tarry[sim]'\n")
         sys.exit(1)
     from tarry.cli.app import app
-    from tarry.cli.failures import INTERRUPTED, code_of, words_of
-    from tarry.cli.words import plain
+    from tarry.cli.exit_codes import INTERRUPTED, code_of, words_of
 
     signal.signal(signal.SIGTERM, _terminated)
     try:
         app(prog_name="tarry")
         sys.stdout.flush()  # here, where a reader that has left can be told from a fault
     except TarryError as error:
+        from tarry.cli.output import plain
+
         sys.stderr.write(f"error: {plain(words_of(error))}\n")
         sys.exit(code_of(error))
     except KeyboardInterrupt:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from tarry.cli import dead, keys, policy, tasks
+from tarry.cli import dead, keys, policy_local, tasks
 from tarry.cli.demo import demo
 from tarry.cli.downstreams import downstreams
-from tarry.cli.failures import MEANINGS
+from tarry.cli.exit_codes import MEANINGS
 from tarry.cli.remote import example
 from tarry.cli.send import send
 from tarry.cli.serve import config, serve
@@ -90,7 +90,7 @@ app.command(
 )(downstreams)
 app.command(rich_help_panel=_TASKS, epilog=example("tarry tail --json"))(tail)
 app.command(rich_help_panel=_TASKS, epilog=example("tarry top"))(top)
-app.add_typer(policy.app, name="policy", rich_help_panel=_POLICY)
+app.add_typer(policy_local.app, name="policy", rich_help_panel=_POLICY)
 app.command(rich_help_panel=_POLICY, epilog=example("tarry simulate storm --html report.html"))(
     simulate
 )

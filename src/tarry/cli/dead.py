@@ -78,7 +78,7 @@ def replay(
     The service does it by itself from here on; task ids and idempotency keys stay. Where none
     match, no replay is made.
     """
-    from tarry.cli.shown import counted, print_json, say
+    from tarry.cli.output import counted, print_json, say
     from tarry.core.checks import positive
 
     if task is not None:
@@ -120,7 +120,7 @@ def purge(
     """Remove dead letters for good, all of them unless you say which."""
     import sys
 
-    from tarry.cli.shown import counted, print_json, say
+    from tarry.cli.output import counted, print_json, say
 
     if not yes and not sys.stdin.isatty():
         rule = "must be given where nobody can be asked: what is removed is gone"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from tarry.cli.flaky import Flaky
+    from tarry.cli.demo_target import Flaky
     from tarry.client import Client
     from tarry.wire.tasks import AttemptLog, RetryTask
 
@@ -33,8 +33,8 @@ def demo() -> None:
     """
     from tempfile import TemporaryDirectory
 
-    from tarry.cli.flaky import DOOMED, PLANS, flaky_targets
-    from tarry.cli.shown import console, say
+    from tarry.cli.demo_target import DOOMED, PLANS, flaky_targets
+    from tarry.cli.output import console, say
 
     say("starting a service, and three targets that fail ...")
     with (
@@ -71,7 +71,7 @@ class Board:
         """Show calls until all have ended, and have been replayed so often."""
         from rich.live import Live
 
-        from tarry.cli.shown import console
+        from tarry.cli.output import console
         from tarry.client.operations import FINAL_STATUSES
         from tarry.runtime.clocks import system
 
@@ -102,7 +102,7 @@ class Board:
                 self._tell(path, task)
 
     def _tell(self, path: str, task: RetryTask) -> None:
-        from tarry.cli.shown import say
+        from tarry.cli.output import say
 
         for step in self._client.explain(task).steps:
             if step.attempt_number > self._told.get(path, 0):
@@ -112,7 +112,7 @@ class Board:
                     say(f"{name_of(path)}: {step.words}")
 
     def _table(self, watched: Mapping[str, RetryTask]) -> Table:
-        from tarry.cli.shown import came_to, table, until
+        from tarry.cli.output import came_to, table, until
         from tarry.runtime.clocks import system
 
         now = system.unix_time()
@@ -135,7 +135,7 @@ def name_of(path: str) -> str:
 
 
 def _send(client: Client, target: Flaky) -> None:
-    from tarry.cli.flaky import ATTEMPTS, PLANS
+    from tarry.cli.demo_target import ATTEMPTS, PLANS
     from tarry.core.policy import Policy
 
     policy = Policy(
@@ -155,8 +155,8 @@ def _send(client: Client, target: Flaky) -> None:
 
 
 def _explain(client: Client, task: RetryTask) -> None:
-    from tarry.cli.flaky import DOOMED
-    from tarry.cli.shown import say
+    from tarry.cli.demo_target import DOOMED
+    from tarry.cli.output import say
     from tarry.cli.tasks import story
 
     say("")
@@ -168,8 +168,8 @@ def _explain(client: Client, task: RetryTask) -> None:
 
 def _sum_up(target: Flaky, board: Board) -> None:
     """Say what happened, or what should not have."""
-    from tarry.cli.flaky import PLANS
-    from tarry.cli.shown import say
+    from tarry.cli.demo_target import PLANS
+    from tarry.cli.output import say
 
     lost = [name_of(path) for path in PLANS if board.tasks[path].status != "SUCCEEDED"]
     rekeyed = [name_of(path) for path, keys in target.keys.items() if len(set(keys)) != 1]

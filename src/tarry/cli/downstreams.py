@@ -39,7 +39,7 @@ def downstreams(
     """List the targets' hosts: state, backlog, latency; or pause, resume or reset one."""
     from itertools import islice
 
-    from tarry.cli.shown import console, print_json, say
+    from tarry.cli.output import console, print_json, say
 
     if act is not None:
         _move(act, lane, server, key, as_json=as_json)
@@ -56,13 +56,13 @@ def downstreams(
 
 def downstream_table(found: Iterable[Downstream]) -> Table:
     """Return downstreams as rows."""
-    from tarry.cli.shown import table
+    from tarry.cli.output import table
 
     return table(_HEADINGS, map(_row, found))
 
 
 def _move(act: str, lane: str | None, server: str, key: str | None, *, as_json: bool) -> None:
-    from tarry.cli.shown import print_json, say
+    from tarry.cli.output import print_json, say
     from tarry.core.checks import one_of
 
     one_of("the first argument", act, ACTS)

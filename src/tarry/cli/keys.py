@@ -48,7 +48,7 @@ def create(
     need_service()
     from uuid_utils import uuid7
 
-    from tarry.cli.shown import print_json
+    from tarry.cli.output import print_json
     from tarry.service.api.auth import make_key
 
     secret, made = make_key(tenant, str(uuid7()), name)
@@ -68,7 +68,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List keys, revoked ones too; the keys themselves are nowhere."""
-    from tarry.cli.shown import console, print_json, say, since, table
+    from tarry.cli.output import console, print_json, say, since, table
     from tarry.runtime.clocks import system
 
     found = _with_store(store, config, lambda opened: opened.list_keys(tenant))
@@ -99,7 +99,7 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """End a key; a running service believes it for a few seconds more."""
-    from tarry.cli.shown import print_json, say
+    from tarry.cli.output import print_json, say
     from tarry.client.errors import NotFound
 
     if not _with_store(store, config, lambda opened: opened.revoke_key(key)):

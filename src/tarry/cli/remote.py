@@ -46,7 +46,7 @@ class _News(logging.Handler):
     """Says why a command is silent: a stream was lost, or the service asked to wait."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        from tarry.cli.words import plain
+        from tarry.cli.output import plain
         from tarry.core.explain import duration
 
         wait = getattr(record, "tarry", {})

@@ -54,7 +54,7 @@ def send(
     When this returns, the task is kept. A body that is a JSON object or list goes as
     application/json, unless a header says otherwise.
     """
-    from tarry.cli.shown import print_json
+    from tarry.cli.output import print_json
     from tarry.tuning.formatting import seconds
 
     patience = None if wait is None else seconds("--wait", wait)
@@ -104,7 +104,7 @@ def _sent(
 
 
 def _show(task: RetryTask) -> None:
-    from tarry.cli.shown import counted, say
+    from tarry.cli.output import counted, say
 
     ended = "" if task.reason is None else f": {task.reason}"
     say(f"{task.task_id} {task.status} after {counted(task.attempt_number, 'attempt')}{ended}")

@@ -55,7 +55,7 @@ def serve(
     import signal
 
     loaded = settings_of(store, host, port, allow, dev, config, changes)
-    from tarry.cli.failures import AWAY
+    from tarry.cli.exit_codes import AWAY
     from tarry.service.app import Service
     from tarry.service.http.server import Server
 
@@ -98,7 +98,7 @@ def config(
     loaded = settings_of(store, host, port, allow, dev, config, changes)
     import msgspec
 
-    from tarry.cli.shown import console, print_json, table
+    from tarry.cli.output import console, print_json, table
     from tarry.service.settings import Settings
 
     if as_json:

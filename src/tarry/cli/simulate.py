@@ -72,22 +72,21 @@ def simulate(
 
     The time is virtual: an hour takes seconds, and the same seed gives the same numbers.
     """
-    from tarry.cli import results
-    from tarry.cli.documents import check_out
-    from tarry.cli.given import settings, sweeps
-    from tarry.cli.studies import study_of
+    from tarry.cli import simulate_output
+    from tarry.cli.files import check_out
+    from tarry.cli.simulate_options import settings, study_of, sweeps
     from tarry.simulator import report
     from tarry.simulator.assertions import check, claim_of, units_of
     from tarry.simulator.study import conduct, with_values
 
     if not what:
-        results.list_studies(as_json=as_json)
+        simulate_output.list_studies(as_json=as_json)
         return
     study = study_of(what, compare=compare)
     changes = settings(set_ or [], study.parameters)
     study = with_values(study, changes)
     if show:
-        results.describe(study, as_json=as_json)
+        simulate_output.describe(study, as_json=as_json)
         return
     chosen = [name.strip() for name in variants.split(",")] if variants else list(study.variants)
     for claim in claims or []:  # what would be refused after the run is refused before it
@@ -99,7 +98,7 @@ def simulate(
     ):
         if path is not None:  # a pipe or a device has no ending
             check_out(path, endings if path.suffix else (), option)
-    with results.Bar(hidden=quiet) as bar:
+    with simulate_output.Bar(hidden=quiet) as bar:
         findings = conduct(
             study,
             seed=seed,
@@ -119,10 +118,10 @@ def simulate(
     if svg is not None:
         report.write_svg(findings, svg)
     if not quiet or as_json:
-        results.print_findings(findings, verdicts, as_json=as_json)
+        simulate_output.print_findings(findings, verdicts, as_json=as_json)
     if not quiet:
-        results.tell_written(path for path in (html, png, svg) if path is not None)
-    if not results.judge(verdicts, quiet=quiet or as_json):
+        simulate_output.tell_written(path for path in (html, png, svg) if path is not None)
+    if not simulate_output.judge(verdicts, quiet=quiet or as_json):
         raise typer.Exit(FAILED)
 
 

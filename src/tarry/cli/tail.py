@@ -17,7 +17,7 @@ def tail(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False
 
     It begins now and ends with Ctrl-C. With --json, each line is an event.
     """
-    from tarry.cli.shown import builtin, print_line
+    from tarry.cli.output import builtin, print_line
 
     with connected(server, key) as client:
         for event in client.events():
@@ -31,8 +31,7 @@ def tail(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False
 def _show(event: EventNews) -> None:
     from rich.text import Text
 
-    from tarry.cli.shown import clock, console
-    from tarry.cli.words import plain
+    from tarry.cli.output import clock, console, plain
 
     at = "" if event.at is None else clock(event.at)
     line = Text(f"{at:12}  ", style="dim")
@@ -44,7 +43,7 @@ def _show(event: EventNews) -> None:
 
 def said(event: EventNews) -> str:
     """Say what is special about an event."""
-    from tarry.cli.shown import came_to, followed
+    from tarry.cli.output import came_to, followed
     from tarry.core.explain import duration
 
     if event.missed is not None:

@@ -68,7 +68,7 @@ def show(
     task: Task, server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False
 ) -> None:
     """Show a task and its attempts."""
-    from tarry.cli.shown import builtin, print_json
+    from tarry.cli.output import builtin, print_json
 
     with connected(server, key) as client:
         found = client.get(task)
@@ -84,7 +84,7 @@ def explain(
     task: Task, server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False
 ) -> None:
     """Say why a task was retried or not, and what comes next."""
-    from tarry.cli.shown import print_json, say
+    from tarry.cli.output import print_json, say
 
     with connected(server, key) as client:
         found = client.explain(task)
@@ -124,22 +124,22 @@ def retry(
 
 def show_tasks(tasks: list[RetryTask], limit: int, *, as_json: bool, dead: bool = False) -> None:
     """Print up to `limit` tasks, or dead letters: those have no next attempt, and a reason."""
-    from tarry.cli import shown
+    from tarry.cli import output
     from tarry.runtime.clocks import system
 
     if len(tasks) > limit:
         tasks = tasks[:limit]
         typer.echo(f"the first {limit} of more: --limit lists more of them", err=True)
     if as_json:
-        shown.print_json(tasks)
+        output.print_json(tasks)
     elif not tasks:
-        shown.say("none")
+        output.say("none")
     else:
         now = system.unix_time()
-        headings = shown.LETTER_HEADINGS if dead else shown.TASK_HEADINGS
-        row = shown.letter_row if dead else shown.task_row
+        headings = output.LETTER_HEADINGS if dead else output.TASK_HEADINGS
+        row = output.letter_row if dead else output.task_row
         rows = [row(task, now) for task in tasks]
-        shown.console().print(shown.table(headings, rows, cut=headings[-1]))
+        output.console().print(output.table(headings, rows, cut=headings[-1]))
 
 
 def story(text: str, following: str) -> list[str]:
@@ -150,7 +150,7 @@ def story(text: str, following: str) -> list[str]:
 
 
 def _tell(task: RetryTask, status: str, words: str, *, as_json: bool) -> None:
-    from tarry.cli.shown import print_json, say
+    from tarry.cli.output import print_json, say
 
     if as_json:
         print_json(task)
@@ -159,7 +159,7 @@ def _tell(task: RetryTask, status: str, words: str, *, as_json: bool) -> None:
 
 
 def _show(task: RetryTask, attempts: list[AttemptLog]) -> None:
-    from tarry.cli.shown import console, table
+    from tarry.cli.output import console, table
 
     terminal = console()
     terminal.print(table(("task", task.task_id), _facts(task)))
@@ -170,7 +170,7 @@ def _show(task: RetryTask, attempts: list[AttemptLog]) -> None:
 
 
 def _facts(task: RetryTask) -> Iterable[tuple[str, object]]:
-    from tarry.cli.shown import since, until
+    from tarry.cli.output import since, until
     from tarry.runtime.clocks import system
 
     now = system.unix_time()
@@ -196,7 +196,7 @@ def _facts(task: RetryTask) -> Iterable[tuple[str, object]]:
 
 
 def _attempt_row(attempt: AttemptLog) -> tuple[object, ...]:
-    from tarry.cli.shown import came_to, clock, followed
+    from tarry.cli.output import came_to, clock, followed
     from tarry.core.explain import duration
 
     took = None if attempt.duration_ms is None else duration(attempt.duration_ms / 1000)

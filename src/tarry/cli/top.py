@@ -46,7 +46,7 @@ def top(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False)
     """
     from rich.live import Live
 
-    from tarry.cli.shown import console, print_line
+    from tarry.cli.output import console, print_line
 
     terminal = console()
     with connected(server, key) as client:
@@ -64,7 +64,7 @@ def top(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False)
 
 def summary(before: Look, now: Look) -> dict[str, Any]:
     """Return what programs get: counts, rates a second where they are told, downstreams."""
-    from tarry.cli.shown import builtin
+    from tarry.cli.output import builtin
 
     return {
         "tasks": {name: int(count) for name, count in now.numbers["retry_tasks"].items()},
@@ -144,7 +144,7 @@ def _frame(before: Look, now: Look, room: int) -> RenderableType:
     from rich.text import Text
 
     from tarry.cli.downstreams import downstream_table
-    from tarry.cli.words import plain
+    from tarry.cli.output import plain
 
     seen = summary(before, now)
     tasks = "  ".join(f"{plain(name)} {count:,}" for name, count in seen["tasks"].items())
@@ -162,7 +162,7 @@ def _frame(before: Look, now: Look, room: int) -> RenderableType:
 
 
 def _paced(noun: str, rates: dict[str, float]) -> Iterator[str]:
-    from tarry.cli.words import plain
+    from tarry.cli.output import plain
 
     for label, rate in sorted(rates.items()):
         yield f"{rate:,.1f} {noun} {plain(label)}"

@@ -44,7 +44,7 @@ def tune(
     What the log is too small for is not guessed: it stays as it is. Then the policy in force
     and the proposed one are simulated on the recorded latencies.
     """
-    from tarry.cli.documents import check_out
+    from tarry.cli.files import check_out
     from tarry.simulator.files import read_defence
     from tarry.tuning.attempt_log import read_attempts
     from tarry.tuning.comparison import replay
@@ -70,7 +70,7 @@ def tune(
         return
     from rich.console import Console
 
-    from tarry.cli.tuned import say, show_proposal, show_replay
+    from tarry.cli.tune_output import say, show_proposal, show_replay
 
     console = Console()
     show_proposal(console, evidence, proposal)
@@ -83,7 +83,7 @@ def tune(
 def _write(path: Path, proposal: Proposal) -> None:
     import json
 
-    from tarry.cli.documents import write_text
+    from tarry.cli.files import write_text
     from tarry.policyfile.toml import dumps
 
     plain = proposal.defence.to_dict()

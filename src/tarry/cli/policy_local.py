@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tarry.cli import policies
+from tarry.cli import policy_remote
 from tarry.cli.remote import example
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ app: typer.Typer = typer.Typer(
     help="Explain a policy, check it, and carry it to the service or to other systems and back.",
     no_args_is_help=True,
 )
-app.command("list", epilog=example("tarry policy list"))(policies.list_)
-app.command(epilog=example("tarry policy show webhook > webhook.toml"))(policies.show)
-app.command(epilog=example("tarry policy apply webhook.toml"))(policies.apply)
+app.command("list", epilog=example("tarry policy list"))(policy_remote.list_)
+app.command(epilog=example("tarry policy show webhook > webhook.toml"))(policy_remote.show)
+app.command(epilog=example("tarry policy apply webhook.toml"))(policy_remote.apply)
 
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="A policy in TOML, YAML or JSON, or a preset's name.")
@@ -65,7 +65,7 @@ def export(
 
     What it cannot say is in comments at the top, and on standard error if piped.
     """
-    from tarry.cli.documents import defence_of
+    from tarry.cli.files import defence_of
     from tarry.core.checks import one_of
     from tarry.policyfile.export import to_envoy, to_gateway_api, to_grpc, to_istio
 
@@ -93,7 +93,7 @@ def export(
         made = to_gateway_api(defence, host=host, port=port, name=name)
     else:
         made = (to_envoy if to == "envoy" else to_istio)(defence, host=host, name=name)
-    from tarry.cli.documents import yaml_text
+    from tarry.cli.files import yaml_text
 
     _put_commented(yaml_text(made.documents), made.losses, ("export", "to", to), out)
 
@@ -112,7 +112,7 @@ def import_(
 
     What tarry cannot say is in comments at the top, and on standard error if piped.
     """
-    from tarry.cli.documents import read_documents
+    from tarry.cli.files import read_documents
     from tarry.core.checks import one_of
     from tarry.errors import ConfigurationError
     from tarry.policyfile import toml
@@ -146,7 +146,7 @@ def import_(
 @app.command(epilog=example("tarry policy explain webhook"))
 def explain(file: File) -> None:
     """Say in words what a policy does: its delays, its worst case time and its worst case load."""
-    from tarry.cli.documents import defence_of
+    from tarry.cli.files import defence_of
     from tarry.policyfile.explain import explain as in_words
 
     typer.echo(in_words(defence_of(file)))
@@ -158,7 +158,7 @@ def check(file: File) -> None:
 
     What is allowed and looks wrong is told on standard error.
     """
-    from tarry.cli.documents import defence_of
+    from tarry.cli.files import defence_of
     from tarry.policyfile.check import doubts
     from tarry.policyfile.defence import Defence
 
@@ -195,7 +195,7 @@ def _put_commented(
     text: str, losses: Sequence[Loss], command: tuple[str, str, str], out: Path | None
 ) -> None:
     """Write a document with its losses as comments, and list them for those who see neither."""
-    from tarry.cli.words import plain
+    from tarry.cli.output import plain
 
     verb, preposition, system = command
     lines = [
@@ -208,21 +208,21 @@ def _put_commented(
 
 
 def _tell(losses: Sequence[Loss], what: str) -> None:
-    from tarry.cli.words import plain
+    from tarry.cli.output import plain
 
     for loss in losses:
         typer.echo(f"{what}: {plain(str(loss))}", err=True)
 
 
 def _check(out: Path | None, formats: tuple[str, ...] = ()) -> None:
-    from tarry.cli.documents import check_out
+    from tarry.cli.files import check_out
 
     if out is not None:
         check_out(out, formats)
 
 
 def _put(text: str, out: Path | None) -> None:
-    from tarry.cli.documents import write_text
+    from tarry.cli.files import write_text
 
     if out is None:
         typer.echo(text, nl=False)

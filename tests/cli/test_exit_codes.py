@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.cli.failures import code_of, words_of
+from tarry.cli.exit_codes import code_of, words_of
 from tarry.client.errors import (
     Conflict,
     InvalidRequest,

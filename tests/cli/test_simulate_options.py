@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tarry.cli.given import settings, sweeps, value_of, values_of
+from tarry.cli.simulate_options import settings, sweeps, value_of, values_of
 from tarry.errors import ConfigurationError
 
 KNOWN = {"clients.rate": 10.0, "jitter": "full"}

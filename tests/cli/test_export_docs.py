@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tarry.cli.policy import TARGETS, app
+from tarry.cli.policy_local import TARGETS, app
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.export import to_grpc
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tarry.cli.policy import app
+from tarry.cli.policy_local import app
 from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.policyfile import toml

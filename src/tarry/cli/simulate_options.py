@@ -5,13 +5,20 @@ from __future__ import annotations
 import re
 import tomllib
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tarry.cli.files import defence_of
 from tarry.core.suggest import did_you_mean, suggest
 from tarry.errors import ConfigurationError
+from tarry.simulator.files import compare_files, is_scenario, read_study
+from tarry.simulator.files.studies import names_of
+from tarry.simulator.scenarios import STUDIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from tarry.simulator.study import Study
 
 MOST_SWEPT = 2
 MOST_VALUES = 1_000
@@ -98,3 +105,40 @@ def _meant(name: str, known: Iterable[str]) -> str:
             return f"did you mean {table}.{close}?" if close else f"{table} has {', '.join(keys)}"
         table, _, key = table.rpartition(".")
     return did_you_mean(name, names)
+
+
+def study_of(what: Sequence[str], *, compare: bool) -> Study:
+    """Return the study; with `compare`, the one that puts the files side by side."""
+    first, others = what[0], what[1:]
+    if not compare:
+        if others:
+            msg = f"got {len(what)} scenarios; put files side by side with --compare"
+            raise ConfigurationError(msg)
+        return _study(first)
+    if not others:
+        needed = "policies to run in" if first in STUDIES else "two files or more, got"
+        msg = f"--compare needs {needed} {first}"
+        raise ConfigurationError(msg)
+    if first not in STUDIES and all(map(_is_scenario, others)):
+        return compare_files([Path(name) for name in what])
+    study = _study(first)
+    if study.with_defence is None:
+        msg = f"{first} compares something else than policies; it takes no --compare"
+        raise ConfigurationError(msg)
+    paths = [Path(name) for name in others]
+    return study.with_defence(dict(zip(names_of(paths), map(defence_of, others), strict=True)))
+
+
+def _is_scenario(name: str) -> bool:
+    path = Path(name)
+    return bool(path.suffix or path.exists()) and is_scenario(path)
+
+
+def _study(name: str) -> Study:
+    if name in STUDIES:
+        return STUDIES[name]
+    path = Path(name)
+    if path.suffix or path.exists():
+        return read_study(path)
+    msg = f"no scenario and no file {name!r}; {did_you_mean(name, STUDIES)}"
+    raise ConfigurationError(msg)

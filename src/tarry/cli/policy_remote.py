@@ -20,7 +20,7 @@ _HEADINGS = ("policy", "version", "attempts", "first delay", "longest", "jitter"
 
 def list_(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False) -> None:
     """List the policies of a service, those that come with it at the end."""
-    from tarry.cli.shown import console, print_json, table
+    from tarry.cli.output import console, print_json, table
 
     with connected(server, key) as client:
         found = list(client.policies())
@@ -40,7 +40,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print a policy of a service as a file that `tarry policy apply` takes."""
-    from tarry.cli.shown import builtin, print_json
+    from tarry.cli.output import builtin, print_json
     from tarry.core.policy import Policy
     from tarry.policyfile import toml
     from tarry.wire.policies import JSON_FIELDS, policy_from_wire
@@ -80,7 +80,7 @@ def apply(
 
     Tasks that pinned no version go by the new one from their next attempt on.
     """
-    from tarry.cli.shown import print_json, say
+    from tarry.cli.output import print_json, say
     from tarry.simulator.files import read_defence
     from tarry.simulator.files.documents import read_document
     from tarry.wire.policies import policy_from_file, policy_to_wire

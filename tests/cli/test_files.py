@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tarry.cli.documents import check_out, read_documents, write_text
+from tarry.cli.files import check_out, read_documents, write_text
 from tarry.errors import ConfigurationError
 from tests.simulator.files.written import written
 

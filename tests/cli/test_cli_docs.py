@@ -16,7 +16,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from tarry.cli.app import app
-from tarry.cli.failures import MEANINGS
+from tarry.cli.exit_codes import MEANINGS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 ROWS = {

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from tarry.cli.words import plain
+from tarry.cli.output import plain
 from tarry.core.explain import duration
 from tarry.simulator.metrics import quantile
 from tarry.simulator.report.formatting import shown

@@ -6,6 +6,7 @@ Whatever comes from outside is text: no markup, no control characters.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tarry.cli.words import plain
 from tarry.core.explain import duration
 
 if TYPE_CHECKING:
@@ -151,3 +151,15 @@ def followed(attempt: AttemptLog) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: 1 attempt, 2 attempts."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+# Control characters (C0, DEL, C1), marks that reverse the direction of text, odd line ends.
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def plain(text: str) -> str:
+    """Return one line in which control characters are written out, as Python writes them."""
+    one_line = " ".join(text.split())
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], one_line)

@@ -12,7 +12,7 @@ from tarry.core.hedging import Hedging
 from tarry.core.policy import PRESETS
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.explain import explain
-from tests.cli.test_policy import refused, run
+from tests.cli.test_policy_local import refused, run
 
 
 def written(folder: Path, plain: dict[str, Any]) -> Path:
