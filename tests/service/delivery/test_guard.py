@@ -56,7 +56,7 @@ REFUSED = [
     ("2a00:1450::5efe:127.0.0.1", "ISATAP address of 127.0.0.1"),
     ("2a00:1450::200:5efe:127.0.0.1", "ISATAP address of 127.0.0.1"),
     ("fe80::1%eth0", "link-local"),
-    ("/tmp/socket", "no IP address"),  # noqa: S108 - no file is made
+    ("/tmp/socket", "not an IP address"),  # noqa: S108 - no file is made
 ]
 PUBLIC = ["8.8.8.8", "1.1.1.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "2a00:1450::1"]
 
@@ -111,7 +111,7 @@ def test_an_allowed_form_is_judged_by_the_address_inside() -> None:
     for address in ("64:ff9b::127.0.0.1", "2002:a9fe:a9fe::1", "::ffff:192.168.0.1"):
         why = guard.refusal(address, "h")
         assert why is not None
-        assert "a way to" in why
+        assert "a route to" in why
 
 
 def test_both_addresses_in_teredo_are_judged() -> None:

@@ -1,11 +1,12 @@
-"""Which addresses an attempt may connect to: those of the internet, and what configuration allows.
+"""The guard against server-side request forgery (SSRF): which addresses attempts may connect to.
 
-One judgement for two moments. When a task is posted, the URL alone may show that it can go nowhere
-(`check_url`). When a connection is made, each address that is about to be tried is judged
-(`refusal`), so that neither a name that changes its address nor a redirect gains anything.
+By default only public internet addresses are allowed; configuration can allow others. The guard
+checks twice. When a task is posted, `check_url` rejects a URL that can never be allowed. When a
+connection is opened, `refusal` checks each address that is about to be used, so that neither a name
+that changes its address (DNS rebinding) nor a redirect gets around the check.
 
-An address that carries an IPv4 address inside (mapped, NAT64, 6to4, Teredo, ISATAP) is refused for
-its form; where configuration allows the form, the address inside is judged as well.
+IPv6 forms that contain an IPv4 address (mapped, NAT64, 6to4, Teredo, ISATAP) are refused. Where
+configuration allows such a form, the contained address is checked as well.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _Address: TypeAlias = IPv4Address | IPv6Address
 _Network: TypeAlias = IPv4Network | IPv6Network
 
 
-def _table(rows: str) -> tuple[tuple[_Network, str], ...]:
+def _parse_table(rows: str) -> tuple[tuple[_Network, str], ...]:
     pairs = (row.split(maxsplit=1) for row in rows.strip().splitlines())
-    return tuple((ip_network(network), words.strip()) for network, words in pairs)
+    return tuple((ip_network(network), text.strip()) for network, text in pairs)
 
 
-# The first row that holds counts. From IANA's registries of special-purpose addresses, and the
-# addresses at which clouds hand out credentials (one of them, Azure's, is a public one).
-_SPECIAL = _table("""
+# The first matching row applies. Sources: IANA's registries of special-purpose addresses, and the
+# metadata addresses of cloud providers, which hand out credentials (Azure's is a public address).
+_SPECIAL = _parse_table("""
     169.254.169.254/32   a cloud metadata address
     169.254.170.2/32     a cloud metadata address
     169.254.170.23/32    a cloud metadata address
@@ -79,25 +80,25 @@ _SPECIAL = _table("""
     ff00::/8             a multicast address
 """)
 _UNICAST = IPv6Network("2000::/3")
-"""All that IPv6 has given out; the rest is reserved."""
+"""The allocated part of IPv6; the rest is reserved."""
 _LOOPBACK: tuple[_Network, ...] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
 _ISATAP = frozenset({0x00005EFE, 0x02005EFE})
 _LAST_32 = 0xFFFF_FFFF
-_MOST_HOSTS = 1024
-"""Hosts whose judgement by the URL alone is remembered: few servers get most of the tasks."""
+_MAX_CACHED_HOSTS = 1024
+"""Cached results of `check_url`: few servers get most of the tasks."""
 
-_KNOWN = {
+_WELL_KNOWN_NAMES = {
     "localhost": "127.0.0.1",
     "localhost.localdomain": "127.0.0.1",
     "ip6-localhost": "::1",
     "ip6-loopback": "::1",
     "metadata.google.internal": "169.254.169.254",
 }
-"""Names that need no look-up to be known."""
+"""Names whose address is known without DNS."""
 
 
 class Guard:
-    """The rules. `allow` holds CIDRs and host names (`*.` for all below); `dev` allows loopback."""
+    """The address rules. `allow` has CIDRs, host names and `*.suffix`; `dev` allows loopback."""
 
     def __init__(self, allow: Sequence[str] = (), *, dev: bool = False) -> None:
         self._networks: list[_Network] = list(_LOOPBACK) if dev else []
@@ -105,44 +106,44 @@ class Guard:
         self._suffixes: list[str] = []
         for entry in allow:
             self._allow(entry)
-        self._shown = lru_cache(_MOST_HOSTS)(self._shown_by_host)
+        self._cached_host_refusal = lru_cache(_MAX_CACHED_HOSTS)(self._host_refusal)
 
     def check_url(self, target: Target) -> None:
-        """Raise ConfigurationError when the URL alone shows that it is not allowed."""
-        if why := self._shown(target.host):
+        """Raise ConfigurationError if the host of the URL is known not to be allowed."""
+        if why := self._cached_host_refusal(target.host):
             raise ConfigurationError("targetUrl", f"must be an address that is allowed: {why}")
 
-    def _shown_by_host(self, host: str) -> str | None:
-        address = "127.0.0.1" if host.endswith(".localhost") else _KNOWN.get(host, host)
+    def _host_refusal(self, host: str) -> str | None:
+        address = "127.0.0.1" if host.endswith(".localhost") else _WELL_KNOWN_NAMES.get(host, host)
         try:
             ip_address(address)
         except ValueError:
-            return None  # a name: judged by what it resolves to, when a connection is made
+            return None  # a name: its addresses are checked when a connection is opened
         return self.refusal(address, host)
 
     def refusal(self, address: str, host: str) -> str | None:
-        """Say why `host` may not be reached at this address; None when it may."""
+        """Return the reason why `host` must not be reached at this address, or None if it may."""
         if host in self._hosts or any(host.endswith(suffix) for suffix in self._suffixes):
             return None
         try:
             ip = ip_address(address.partition("%")[0])
         except ValueError:
-            return f"{short_repr(address)} is no IP address"
-        why = self._why(ip)
-        if why is None:
+            return f"{short_repr(address)} is not an IP address"
+        reason = self._ip_refusal(ip)
+        if reason is None:
             return None
-        shown = f"{host} is" if host == address else f"{host} is at {address},"
-        return f"{shown} {why}; the operator can allow it (--allow-target)"
+        subject = f"{host} is" if host == address else f"{host} is at {address},"
+        return f"{subject} {reason}; the operator can allow it (--allow-target)"
 
-    def _why(self, ip: _Address) -> str | None:
-        inside = list(_inside(ip)) if isinstance(ip, IPv6Address) else []
+    def _ip_refusal(self, ip: _Address) -> str | None:
+        contained = list(_contained_ipv4(ip)) if isinstance(ip, IPv6Address) else []
         if not any(ip in network for network in self._networks):
-            what = _special(ip) or ("an ISATAP address" if inside else None)
-            if what is not None:
-                return f"{what} of {inside[-1]}" if inside else what
-        for embedded in inside:
-            if (why := self._why(embedded)) is not None:
-                return f"a way to {embedded}, {why}"
+            description = _describe_special(ip) or ("an ISATAP address" if contained else None)
+            if description is not None:
+                return f"{description} of {contained[-1]}" if contained else description
+        for address in contained:
+            if (reason := self._ip_refusal(address)) is not None:
+                return f"a route to {address}, {reason}"
         return None
 
     def _allow(self, entry: str) -> None:
@@ -163,18 +164,18 @@ class Guard:
             raise ConfigurationError("allow", rule, entry) from None
 
 
-def _special(ip: _Address) -> str | None:
-    """Say what kind of address it is, unless it is an ordinary one of the internet."""
-    for network, words in _SPECIAL:
+def _describe_special(ip: _Address) -> str | None:
+    """Return a description of a special-purpose address, or None for a public address."""
+    for network, description in _SPECIAL:
         if ip in network:
-            return words
+            return description
     if isinstance(ip, IPv6Address) and ip not in _UNICAST:
         return "a reserved address"
     return None
 
 
-def _inside(ip: IPv6Address) -> Iterator[IPv4Address]:
-    """The IPv4 addresses that an IPv6 address leads to, by its form."""
+def _contained_ipv4(ip: IPv6Address) -> Iterator[IPv4Address]:
+    """Yield the IPv4 addresses that an IPv6 address contains."""
     bits = int(ip)
     if bits >> 32 in (0, 0xFFFF, 0xFFFF_0000, 0x64_FF9B << 64) and bits > 1:
         yield IPv4Address(bits & _LAST_32)
