@@ -1,4 +1,4 @@
-"""Retries for gRPC clients, plain and asyncio: unary calls, and streams until their first message.
+"""Retries for gRPC clients (`grpc` and `grpc.aio`), and interceptors for servers.
 
     channel = grpc.intercept_channel(
         grpc.insecure_channel(target, options=channel_options()), RetryInterceptor(target=target)
@@ -7,14 +7,13 @@
         target, options=channel_options(), interceptors=async_retry_interceptors(target=target)
     )
 
-Calls whose requests are streams pass untouched: what was sent is not there to be sent again. The
-side of the server is in `server`: it keeps its clients from retrying what it has retried itself.
+Unary calls are retried, and response streams until their first message. Calls with a request
+stream are passed through: the messages that were sent cannot be sent again.
 """
 
-from tarry.adapters.grpc.blocking import RetryInterceptor
-from tarry.adapters.grpc.coroutines import async_retry_interceptors
+from tarry.adapters.grpc.interceptor import RetryInterceptor, async_retry_interceptors
 from tarry.adapters.grpc.options import channel_options
-from tarry.adapters.grpc.server import AsyncOneLayerInterceptor, OneLayerInterceptor
+from tarry.adapters.grpc.server_interceptor import AsyncOneLayerInterceptor, OneLayerInterceptor
 
 __all__ = [
     "AsyncOneLayerInterceptor",

@@ -1,4 +1,4 @@
-"""The package that this adapter is for."""
+"""The optional import of grpcio. Typed as Any, because grpcio has no type annotations."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from tarry.errors import MissingExtra
 try:
     grpc: Any = import_module("grpc")
 except ImportError:
-    msg = "this needs grpcio: pip install 'tarry[grpc]'"
-    raise MissingExtra(msg) from None
+    _message = "this needs grpcio: pip install 'tarry[grpc]'"
+    raise MissingExtra(_message) from None

@@ -1,7 +1,7 @@
-"""One layer that retries: the channel's own retries are refused, and turned off.
+"""Channel options that turn gRPC's own retries off, so that only tarry retries.
 
 An interceptor sees neither the options of its channel nor the service config that a resolver may
-bring. The options are the one place where both can be ruled out.
+deliver. The channel options are the one place where both can be checked.
 """
 
 from __future__ import annotations
@@ -9,33 +9,38 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
+from tarry.core.checks import short
+from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_SWITCH = "grpc.enable_retries"
-_CONFIG = "grpc.service_config"
-_POLICIES = ("retryPolicy", "hedgingPolicy")
+_ENABLE_RETRIES = "grpc.enable_retries"
+_SERVICE_CONFIG = "grpc.service_config"
+_RETRY_POLICIES = ("retryPolicy", "hedgingPolicy")
 
 
 def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tuple[str, Any]]:
-    """Return the options for a channel on which tarry retries, gRPC's own retries turned off.
+    """Return the options for a channel on which tarry retries, with gRPC's own retries turned off.
 
-    Options that ask for gRPC's own retries are refused: two layers multiply their attempts.
+    Raise ConfigurationError for options that enable gRPC's own retries: the attempts of two layers
+    multiply.
     """
-    given = [] if options is None else _pairs(options)
-    for name, value in given:
-        if name == _SWITCH and value:
-            raise ConfigurationError(_two_layers(f"{_SWITCH} is {value!r}"))
-        if name == _CONFIG:
-            for policy, of in _own_retries(value):
-                raise ConfigurationError(_two_layers(f"{_CONFIG} has a {policy} for {of}"))
-    # A config that a resolver brings is not seen here; without the switch it has no effect.
-    return [*(pair for pair in given if pair[0] != _SWITCH), (_SWITCH, 0)]
+    pairs = [] if options is None else _pairs(options)
+    for name, value in pairs:
+        if name == _ENABLE_RETRIES and value:
+            raise ConfigurationError(_two_layers_message(f"{_ENABLE_RETRIES} is {value!r}"))
+        if name == _SERVICE_CONFIG:
+            for policy, methods in _retry_policies(value):
+                raise ConfigurationError(
+                    _two_layers_message(f"{_SERVICE_CONFIG} has a {policy} for {methods}")
+                )
+    # A service config from a resolver is not visible here. With this option at 0, its retry
+    # policies have no effect.
+    return [*(pair for pair in pairs if pair[0] != _ENABLE_RETRIES), (_ENABLE_RETRIES, 0)]
 
 
-def _two_layers(found: str) -> str:
+def _two_layers_message(found: str) -> str:
     return (
         f"{found}: the channel would retry beneath tarry, and the attempts of two layers multiply; "
         "take it out (`tarry policy import --from grpc` makes a policy of it), or use no tarry here"
@@ -43,26 +48,29 @@ def _two_layers(found: str) -> str:
 
 
 def _pairs(options: Iterable[Any]) -> list[tuple[str, Any]]:
-    """Return the options one by one, or say how they are written."""
+    """Return the options as a list of pairs, or raise ConfigurationTypeError."""
     try:
         return [(name, value) for name, value in options]
     except (TypeError, ValueError):
-        rule = 'must be pairs of a name and a value, as in [("grpc.max_message_length", -1)]'
-        raise ConfigurationTypeError("options", rule, options) from None
+        msg = (
+            'options must be pairs of a name and a value, as in [("grpc.max_message_length", -1)], '
+            f"got {short(options)}"
+        )
+        raise ConfigurationTypeError(msg) from None
 
 
-def _own_retries(config: Any) -> list[tuple[str, str]]:
-    """Return each policy of a service config that repeats calls, and what it is for."""
+def _retry_policies(config: Any) -> list[tuple[str, str]]:
+    """Return the retry and hedging policies of a service config, each with its methods."""
     try:
         document = json.loads(config)
     except (TypeError, ValueError) as error:
-        rule = f"must be a service config as JSON, got {short_repr(config)}: {error}"
-        raise ConfigurationError(_CONFIG, rule) from None
-    # What has another form has no policies, or gRPC will say what is wrong with it.
+        msg = f"{_SERVICE_CONFIG} must be a service config as JSON, got {short(config)}: {error}"
+        raise ConfigurationError(msg) from None
+    # A document with another structure has no policies; if it is invalid, gRPC reports that.
     return [
-        (policy, ", ".join(map(_name, _items(entry, "name"))) or "an entry without a name")
+        (policy, ", ".join(map(_method_name, _items(entry, "name"))) or "an entry without a name")
         for entry in _items(document, "methodConfig")
-        for policy in _POLICIES
+        for policy in _RETRY_POLICIES
         if _get(entry, policy) is not None
     ]
 
@@ -76,6 +84,6 @@ def _items(value: Any, key: str) -> list[Any]:
     return list(found) if isinstance(found, list) else []  # pyright: ignore[reportUnknownArgumentType]
 
 
-def _name(name: Any) -> str:
+def _method_name(name: Any) -> str:
     parts = (_get(name, "service"), _get(name, "method"))
     return "/".join(str(part) for part in parts if part) or "all methods"

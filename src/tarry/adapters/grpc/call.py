@@ -1,0 +1,230 @@
+"""The state of one retried gRPC call, which all client interceptors share."""
+
+from __future__ import annotations
+
+from contextvars import copy_context
+from copy import copy
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tarry.adapters.grpc.library import grpc
+from tarry.adapters.http.origins import Origins
+from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_code
+from tarry.core.verdict import Attempt
+from tarry.errors import ConfigurationTypeError
+from tarry.runtime import sync_driver
+from tarry.runtime.call import BlockRun
+from tarry.runtime.callables import plain_function
+from tarry.runtime.clocks import CancelToken, world
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tarry.adapters.http.origins import Downstreams
+    from tarry.core.policy import Policy
+    from tarry.runtime.config import Spec
+
+Repeatable: TypeAlias = "bool | Callable[[str], bool]"
+"""Whether a call may be repeated after the server may have read it; a function gets the method."""
+
+CANCELLED_DURING_BACKOFF = "cancelled while waiting for the next attempt"
+
+_PREVIOUS_ATTEMPTS = "grpc-previous-rpc-attempts"
+_CLOCK_TOLERANCE_S = 0.01
+"""gRPC measures deadlines on a clock of its own, which may be this far ahead of ours."""
+
+
+class GrpcCall(BlockRun):
+    """One call with its retries.
+
+    gRPC enforces the time limit of an attempt, so that the user gets an error of gRPC.
+
+    This is a `BlockRun` because gRPC raises the final error again, also in other threads: the
+    traceback then holds no frame of tarry from which an outer retry could recognise the error.
+    """
+
+    __slots__ = ("_attempt_ends_at", "_started_attempt")
+
+    def __init__(
+        self, spec: Spec, started: float | None, deadline: float | None, serial: int
+    ) -> None:
+        super().__init__(spec, started, deadline, serial)
+        self._started_attempt: Attempt | None = None
+        """The first attempt, until the driver calls `begin` for it."""
+        self._attempt_ends_at: float | None = None
+        """When the time limit of the running attempt is reached."""
+
+    def start_first_attempt(self) -> None:
+        """Begin the first attempt before a driver runs; the driver continues from there."""
+        attempt = self.begin()
+        if attempt.delay:
+            self.wait(attempt.delay)
+        self._started_attempt = Attempt(attempt.number)
+
+    def begin(self) -> Attempt:
+        """Begin the next attempt, without a timeout: gRPC enforces it, not the driver."""
+        started, self._started_attempt = self._started_attempt, None
+        if started is not None:
+            return started
+        attempt = super().begin()
+        return Attempt(attempt.number, None, attempt.delay)
+
+    def time_limit(self, attempt_timeout: float | None) -> float | None:
+        """Return the seconds that the next attempt may take, counted from now."""
+        now = world.now()
+        remaining = None if self.deadline is None else self.deadline - now
+        limits = [limit for limit in (remaining, attempt_timeout) if limit is not None]
+        self._attempt_ends_at = now + min(limits) if limits else None
+        return min(limits, default=None)
+
+    def survives(self, error: Exception, outcome: Outcome | None = None) -> bool:
+        """Return whether the call goes on after this error."""
+        classified = outcome or self.spec.outcome_of(error, self._serial)
+        if classified.timeout and classified.kind is Kind.PERMANENT and self._has_timed_out():
+            # DEADLINE_EXCEEDED comes from our own time limit, not from the server: retry it.
+            classified = classified.replace(kind=Kind.TRANSIENT)
+        return super().survives(error, classified)
+
+    def _has_timed_out(self) -> bool:
+        ends_at = self._attempt_ends_at
+        return ends_at is not None and world.now() >= ends_at - _CLOCK_TOLERANCE_S
+
+
+class CallFactory:
+    """Creates the calls of one interceptor, which may serve several channels."""
+
+    def __init__(
+        self,
+        policy: Policy | None,
+        downstream: Downstreams,
+        repeatable: Repeatable,
+        target: str | None,
+    ) -> None:
+        if not isinstance(repeatable, bool):
+            if not callable(repeatable):
+                msg = (
+                    "repeatable must be True, False or a function of the method's name, got "
+                    f"{repeatable!r}"
+                )
+                raise ConfigurationTypeError(msg)
+            plain_function("repeatable", repeatable)
+        if not (target is None or (isinstance(target, str) and target)):
+            msg = f"target must be the address that the channel is made with, got {target!r}"
+            raise ConfigurationTypeError(msg)
+        self._repeatable = repeatable
+        self._target = target
+        self._origins = Origins(policy, downstream, self._outcome_of, _accept, _release)
+        self.attempt_timeout: float | None = self._origins.policy.attempt_timeout
+
+    def new_call(self, details: Any) -> GrpcCall:
+        """Return a new call. The timeout that the user gave it covers all attempts (gRFC A6)."""
+        path = details.method
+        method = (path.decode() if isinstance(path, bytes) else str(path)).lstrip("/")
+        service, _, name = method.rpartition("/")
+        repeatable = self._repeatable
+        if not isinstance(repeatable, bool):
+            repeatable = bool(repeatable(method))
+        if self._target is None:
+            spec = self._origins.spec(name, service or method, repeatable=repeatable)
+        else:
+            spec = self._origins.spec(method, self._target, repeatable=repeatable)
+        call = GrpcCall.new(spec)
+        if details.timeout is not None:
+            deadline = world.now() + details.timeout
+            call.deadline = deadline if call.deadline is None else min(deadline, call.deadline)
+        return call
+
+    def _outcome_of(self, error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
+        if not isinstance(error, grpc.RpcError) or not hasattr(error, "code"):
+            return PERMANENT
+        rpc_error: Any = error
+        return outcome_of_code(
+            rpc_error.code().name,
+            rpc_error.trailing_metadata() or (),
+            retryable=self._origins.policy.retryable_codes,
+            safe=repeatable,
+        )
+
+
+class RetriedCall:
+    """A call object that the user holds while it is retried; it delegates to the last attempt.
+
+    The first attempt is already running when the user gets this object.
+    """
+
+    def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
+        self._cancel_token = CancelToken()
+        call.spec = copy(call.spec)  # all calls of the method share the original
+        call.spec.cancel = self._cancel_token
+        self._call = call
+        self._send = send
+        self._last_attempt = first_attempt
+        self._is_first_attempt = True
+        # Later attempts see the context variables of the first, in whichever thread they run.
+        self._context = copy_context()
+
+    def cancel(self) -> bool:
+        """Cancel the running attempt, or the wait for the next one."""
+        self._cancel_token.cancel()
+        return bool(self._last_attempt.cancel())
+
+    def _drive(self, result_of: Callable[[Any], Any]) -> Any:
+        """Make attempts in this thread until the call succeeds or is given up."""
+
+        def attempt() -> Any:
+            return self._attempt_result(result_of, self._next_attempt())
+
+        try:
+            return self._context.run(sync_driver.drive, self._call, attempt, (), {})
+        except CancelledAttempt as cancelled:
+            raise cancelled.error from None
+
+    def _attempt_result(self, result_of: Callable[[Any], Any], attempt: Any) -> Any:
+        """Return the result of an attempt, or raise its error."""
+        try:
+            return result_of(attempt)
+        except Exception as error:
+            if self._cancel_token.cancelled:
+                raise CancelledAttempt(error) from None
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._last_attempt, name)
+
+    def _next_attempt(self) -> Any:
+        """Return the first attempt, which is already running, or start a new one."""
+        if self._is_first_attempt:
+            self._is_first_attempt = False
+        else:
+            self._last_attempt = self._send()
+            if self._cancel_token.cancelled:  # after the wait, before there was a new attempt
+                self._last_attempt.cancel()
+        return self._last_attempt
+
+
+class CancelledAttempt(BaseException):
+    """Carries the error of a cancelled attempt through the driver, which would classify it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def attempt_metadata(call: GrpcCall, details: Any) -> list[Any]:
+    """Return the metadata of an attempt, with the number of attempts before it."""
+    # A server that forwards the metadata of its own caller may have that caller's number in it.
+    metadata = [pair for pair in details.metadata or () if pair[0] != _PREVIOUS_ATTEMPTS]
+    previous = call.attempts - 1
+    return [*metadata, (_PREVIOUS_ATTEMPTS, str(previous))] if previous else metadata
+
+
+def has_no_time(details: Any) -> bool:
+    """Return whether the caller's timeout is already over: gRPC then raises its own error."""
+    return details.timeout is not None and details.timeout <= 0
+
+
+def _accept(_policy: Policy, _repeatable: bool, _result: Any) -> Outcome:  # noqa: FBT001
+    return SUCCESS  # gRPC raises its failures
+
+
+def _release(_result: Any) -> None:
+    """Do nothing: a failed call holds no resources."""
