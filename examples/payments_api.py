@@ -39,7 +39,7 @@ def make_app(database: Path = Path("payments-keys.db")) -> FastAPI:
     app.add_middleware(
         IdempotencyMiddleware,
         store=store,
-        required=["/payments"],
+        require_key=["/payments"],
         docs_url="https://example.com/docs/idempotency",
     )
 

@@ -61,7 +61,7 @@ def test_key_is_missing(way: Way) -> None:
     shop = Shop()
 
     async def main() -> None:
-        app = way.build(shop, IdempotencyMiddleware, required=["/pay"])
+        app = way.build(shop, IdempotencyMiddleware, require_key=["/pay"])
         async with client_of(app) as client:
             del client.headers["Idempotency-Key"]
             refused = await client.post("/pay", json=ORDER)
@@ -217,7 +217,7 @@ def test_stream_that_flows_stops_with_its_client(way: Way) -> None:
     shop = Shop(hesitates=True)
 
     async def main() -> None:
-        app = way.build(shop, IdempotencyMiddleware, max_response=4)
+        app = way.build(shop, IdempotencyMiddleware, max_response_bytes=4)
         await ask_and_leave(app, "/stream", shop)
         async with client_of(app) as client:
             again = await client.post("/stream", content=b"{}")
@@ -251,7 +251,7 @@ def test_behind_a_real_server(way: Way) -> None:
     shop = Shop()
 
     async def main() -> None:
-        async with served(way.build(shop, IdempotencyMiddleware, required=["/pay"])) as client:
+        async with served(way.build(shop, IdempotencyMiddleware, require_key=["/pay"])) as client:
             first = await client.post("/pay", json=ORDER)
             assert (201, "1") == (first.status_code, first.headers["x-payment"])
             assert same(first, await client.post("/pay", json=ORDER))

@@ -40,7 +40,7 @@ def test_starlette_runs_background_tasks_once() -> None:
     shop = Shop()
 
     async def main() -> None:
-        app = mounted(shop, Middleware(IdempotencyMiddleware, required=["/v1/*"]))
+        app = mounted(shop, Middleware(IdempotencyMiddleware, require_key=["/v1/*"]))
         async with client_of(app) as client:
             for _ in range(2):
                 assert 201 == (await client.post("/v1/pay", json=ORDER)).status_code

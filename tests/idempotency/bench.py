@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from tarry.idempotency.record import Record, StoredResponse
-from tarry.idempotency.store import Store, Taken
+from tarry.idempotency.store import ExistingRecord, IdempotencyStore, Record, StoredResponse
 from tarry.runtime import event_loops
 
 T = TypeVar("T")
@@ -18,8 +17,8 @@ T = TypeVar("T")
 class Bench:
     """An empty store, and a hand on its time."""
 
-    store: Store
-    twin: Store
+    store: IdempotencyStore
+    twin: IdempotencyStore
     """The same records through another connection, or the store itself where there is none."""
     advance: Callable[[float], Awaitable[None]]
     """Let so many seconds pass on the store's clock."""
@@ -73,19 +72,19 @@ async def together(functions: list[Callable[[], Awaitable[T]]]) -> list[T]:
     return [results[index] for index in range(len(functions))]
 
 
-async def record_of(store: Store, key: str) -> Record:
+async def record_of(store: IdempotencyStore, key: str) -> Record:
     """The record of a key that is taken."""
     return (await taken(store, key)).record
 
 
-async def taken(store: Store, key: str) -> Taken:
+async def taken(store: IdempotencyStore, key: str) -> ExistingRecord:
     """What a claim says about a key that is taken."""
     found = await store.claim(key, "probe", "probe", 1.0)
     assert found is not None
     return found
 
 
-async def crowd(bench: Bench) -> list[Taken | None]:
+async def crowd(bench: Bench) -> list[ExistingRecord | None]:
     """Claim one key many times at the same moment, half of it through the other connection."""
     return await together(
         [

@@ -8,7 +8,7 @@ A test file makes a `Bench` around an empty store and runs each case of `CASES` 
 
 from __future__ import annotations
 
-from tarry.idempotency.record import StoredResponse
+from tarry.idempotency.store import StoredResponse
 from tests.idempotency import conformance_owners  # noqa: F401 - adds its cases
 from tests.idempotency.bench import (
     CASES,

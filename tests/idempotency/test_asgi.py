@@ -104,7 +104,7 @@ def test_responses_expire() -> None:
     """After `keep` seconds the key is free and the request runs again."""
 
     async def main() -> list[bool]:
-        app = IdempotencyMiddleware(Payments(), keep=60.0)
+        app = IdempotencyMiddleware(Payments(), retention=60.0)
         answers: list[Answer] = []
         for _ in range(3):
             answers.append(await ask(app))
@@ -120,7 +120,7 @@ def test_responses_expire() -> None:
 def test_malformed_key_is_400(key: bytes, required: list[str]) -> None:
     """Also where a key is optional: who sends one counts on it."""
     payments = Payments()
-    app = IdempotencyMiddleware(payments, required=required)
+    app = IdempotencyMiddleware(payments, require_key=required)
 
     (answer,) = in_order(ask(app, key=key))
 
@@ -166,7 +166,7 @@ def test_expired_records_are_swept_along_the_way(monkeypatch: pytest.MonkeyPatch
 
     async def main() -> list[int]:
         store = MemoryStore()
-        app = IdempotencyMiddleware(Payments(), store, keep=60.0)
+        app = IdempotencyMiddleware(Payments(), store, retention=60.0)
         left: list[int] = []
         for number in range(3):
             await ask(app, key=b"%d" % number)
@@ -196,7 +196,7 @@ def test_scope_of_the_handler_is_the_servers() -> None:
 def test_one_guard_is_enough(shared: bool) -> None:
     """A guard inside of a guard lets the request pass, that would else be its own rival."""
     payments, store = Payments(), MemoryStore()
-    inner = IdempotencyMiddleware(payments, store, required=["/payments"])
+    inner = IdempotencyMiddleware(payments, store, require_key=["/payments"])
     app = IdempotencyMiddleware(inner, store if shared else MemoryStore())
 
     first, second, without = in_order(ask(app), ask(app), ask(app, key=None))

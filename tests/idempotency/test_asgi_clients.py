@@ -171,7 +171,7 @@ def test_a_stream_that_cannot_be_sent_any_more_is_done() -> None:
         raise OSError("the client has gone")
 
     async def main() -> None:
-        guarded = IdempotencyMiddleware(app, max_response=8)
+        guarded = IdempotencyMiddleware(app, max_response_bytes=8)
         with pytest.raises(OSError, match="the client has gone"):
             await ask(guarded, before_send=gone)
         assert 200 == (await ask(guarded)).problem["originalStatus"]

@@ -30,19 +30,22 @@ def somebody_later(scope: Scope) -> Any:
     ("options", "words"),
     [
         ({"lease": 0}, "lease must be greater than 0"),
-        ({"keep": -1.0}, "keep must be greater than 0"),
-        ({"max_request": -1}, "max_request must be at least 0"),
-        ({"max_response": 1.5}, "max_response must be a whole number"),
+        ({"retention": -1.0}, "retention must be greater than 0"),
+        ({"max_request_bytes": -1}, "max_request_bytes must be at least 0"),
+        ({"max_response_bytes": 1.5}, "max_response_bytes must be a whole number"),
         ({"methods": "POST"}, "methods must be a list of names"),
-        ({"required": "/payments"}, "required must be a list of paths"),
-        ({"required": ["payments"]}, "required has paths such as"),
-        ({"required": ["/a*"]}, "required has paths such as"),
-        ({"required": ["/*/a"]}, "required has paths such as"),
-        ({"required": ["/payments/{id}"]}, "no parameters, got '/payments/{id}': take all below"),
-        ({"required": ["/payments/<int:id>"]}, "no parameters"),
-        ({"required": True}, "required must be a list of paths or a function, got True"),
-        ({"required": [5]}, "required must be a list of paths, got 5 in it"),
-        ({"required": an_async_function}, "required must be a plain function"),
+        ({"require_key": "/payments"}, "require_key must be a list of paths"),
+        ({"require_key": ["payments"]}, "require_key takes paths such as"),
+        ({"require_key": ["/a*"]}, "require_key takes paths such as"),
+        ({"require_key": ["/*/a"]}, "require_key takes paths such as"),
+        (
+            {"require_key": ["/payments/{id}"]},
+            "without parameters, got '/payments/{id}': use all paths below",
+        ),
+        ({"require_key": ["/payments/<int:id>"]}, "without parameters"),
+        ({"require_key": True}, "require_key must be a list of paths or a function, got True"),
+        ({"require_key": [5]}, "require_key must be a list of paths, got 5 in it"),
+        ({"require_key": an_async_function}, "require_key must be a plain function"),
         ({"identity": "cookie"}, "identity must be a function of the scope, got 'cookie'"),
         ({"identity": an_async_function}, "identity must be a plain function"),
         ({"store": "keys.db"}, "store must be a store, such as .* got 'keys.db'"),
@@ -68,7 +71,9 @@ def test_identity_must_be_a_text(identity: Any) -> None:
     """What it returns is checked, with words; nothing runs."""
     payments = Payments()
 
-    with pytest.raises(ConfigurationError, match="identity must return a text that says who calls"):
+    with pytest.raises(
+        ConfigurationError, match="identity must return a text that identifies the caller"
+    ):
         in_order(ask(IdempotencyMiddleware(payments, identity=identity)))
 
     assert 0 == payments.runs

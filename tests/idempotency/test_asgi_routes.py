@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware
-from tarry.idempotency.request import warn_of_signatures
+from tarry.idempotency.fingerprint import warn_of_unstable_credentials
 from tarry.wire.asgi import Message, Receive, Scope, Send
 from tests.idempotency.asking import Pairs, Payments, ask, in_order
 
@@ -49,7 +49,7 @@ SIGNATURES = [
 @pytest.mark.parametrize("scheme", SIGNATURES)
 def test_a_signature_is_no_identity(scheme: str, caplog: pytest.LogCaptureFixture) -> None:
     """Schemes that sign each request would make every retry a new caller; the log says so, once."""
-    warn_of_signatures.cache_clear()
+    warn_of_unstable_credentials.cache_clear()
     app = IdempotencyMiddleware(Payments())
 
     _, second = in_order(
@@ -113,7 +113,7 @@ def test_missing_key_is_400_where_it_is_required(
     required: list[str] | Callable[[Scope], bool], path: str, status: int
 ) -> None:
     """Routes are told by path, by prefix or by a function; elsewhere a key is optional."""
-    app = IdempotencyMiddleware(Payments(), required=required)
+    app = IdempotencyMiddleware(Payments(), require_key=required)
 
     (answer,) = in_order(ask(app, key=None, path=path))
 
@@ -124,7 +124,7 @@ def test_missing_key_is_400_where_it_is_required(
 
 def test_required_routes_are_those_of_the_application() -> None:
     """A mount point in front of the path does not matter, told in either way."""
-    app = IdempotencyMiddleware(Payments(), required=["/payments"])
+    app = IdempotencyMiddleware(Payments(), require_key=["/payments"])
 
     answers = in_order(
         ask(app, key=None, path="/v2/payments", root_path="/v2"),
@@ -138,7 +138,7 @@ def test_required_routes_are_those_of_the_application() -> None:
 def test_other_methods_pass(key: bytes | None) -> None:
     """A method that is not guarded is not touched, with a key or without."""
     payments = Payments()
-    app = IdempotencyMiddleware(payments, required=["/payments"], methods=["post"])
+    app = IdempotencyMiddleware(payments, require_key=["/payments"], methods=["post"])
 
     in_order(*(ask(app, method="PATCH", key=key) for _ in range(2)))
 

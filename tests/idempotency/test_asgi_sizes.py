@@ -58,7 +58,7 @@ def test_a_large_request_is_413(
     payments = Payments()
 
     answer = asyncio.run(
-        ask(IdempotencyMiddleware(payments, max_request=8), body=body, headers=headers)
+        ask(IdempotencyMiddleware(payments, max_request_bytes=8), body=body, headers=headers)
     )
 
     assert (status, status == 201) == (answer.status, payments.runs == 1)
@@ -68,7 +68,7 @@ def test_a_large_request_is_413(
 
 def test_a_large_request_without_a_key_passes() -> None:
     """The bound is for requests that must be compared."""
-    answer = asyncio.run(ask(IdempotencyMiddleware(Payments(), max_request=1), key=None))
+    answer = asyncio.run(ask(IdempotencyMiddleware(Payments(), max_request_bytes=1), key=None))
 
     assert 201 == answer.status
 
@@ -78,7 +78,7 @@ def test_a_large_request_without_a_key_passes() -> None:
 )
 def test_a_response_of_up_to_the_limit_is_kept(chunks: list[bytes]) -> None:
     """However it is cut into messages, it is replayed as one body."""
-    first, second = twice(answering(*chunks), max_response=8)
+    first, second = twice(answering(*chunks), max_response_bytes=8)
 
     assert second.replayed
     assert (first.body, b"".join(chunks)) == (second.body, first.body)
@@ -104,7 +104,7 @@ def test_a_response_that_cannot_be_kept_is_said_to_be_done(
     app: App, options: dict[str, Any]
 ) -> None:
     """It passes unchanged; a retry is told its status and that nothing was run again."""
-    first, second = twice(app, max_response=8, **options)
+    first, second = twice(app, max_response_bytes=8, **options)
 
     assert 409 == second.status
     assert "The response for this Idempotency-Key was not kept" == second.problem["title"]
@@ -117,7 +117,7 @@ def test_a_large_response_passes_unchanged() -> None:
     """Each message arrives as it was sent, in order."""
     chunks = [b"1234", b"5678", b"9", b"0" * 100]
 
-    first, _ = twice(answering(*chunks, headers=[(b"a", b"b")]), max_response=8)
+    first, _ = twice(answering(*chunks, headers=[(b"a", b"b")]), max_response_bytes=8)
 
     assert [(b"a", b"b")] == first.headers
     assert chunks == [message["body"] for message in first.messages[1:]]
@@ -127,7 +127,7 @@ def test_a_large_server_error_is_run_again() -> None:
     """What is not to be kept does not become "done" by its size."""
     app = answering(b"123456789", status=500)
 
-    first, second = twice(app, max_response=8)
+    first, second = twice(app, max_response_bytes=8)
 
     assert (500, 500, first.body) == (first.status, second.status, second.body)
 
@@ -145,7 +145,7 @@ def test_a_stream_flows_once_it_has_outgrown_the_limit() -> None:
 
     asyncio.run(
         ask(
-            IdempotencyMiddleware(app, max_response=8),
+            IdempotencyMiddleware(app, max_response_bytes=8),
             before_send=lambda message: sent.append(message["type"].rpartition(".")[2]),
         )
     )
@@ -198,7 +198,7 @@ def test_a_stream_that_fails_gives_the_key_back() -> None:
     """A handler that raises has not done its work, however much of its response has flowed."""
 
     async def main() -> None:
-        app = IdempotencyMiddleware(half_a_stream, Wayward(), max_response=8)
+        app = IdempotencyMiddleware(half_a_stream, Wayward(), max_response_bytes=8)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="half way"):
                 await ask(app)
@@ -219,7 +219,7 @@ def test_a_stream_holds_its_key_while_it_flows() -> None:
 
     async def main() -> None:
         store = Wayward()
-        guarded = IdempotencyMiddleware(app, store, lease=30.0, max_response=8)
+        guarded = IdempotencyMiddleware(app, store, lease=30.0, max_response_bytes=8)
 
         def note(message: Message) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body"):

@@ -35,7 +35,7 @@ def test_a_lease_is_renewed_while_the_handler_runs(
     with VirtualClock() as clock:
         clock.run(main)
     assert 1 == payments.runs
-    assert (call == "extend") == ("the lease is not renewed yet" in caplog.text)
+    assert (call == "extend") == ("lease not renewed because the store failed" in caplog.text)
 
 
 def test_a_lease_is_renewed_on_trio() -> None:
@@ -76,8 +76,8 @@ def test_a_lease_that_was_lost_keeps_nothing(caplog: pytest.LogCaptureFixture) -
 
     with VirtualClock() as clock:
         clock.run(main)
-    assert 2 == caplog.text.count("its lease ran out and another request took the key")
-    assert "is not kept; its handler may have run twice" in " ".join(caplog.text.split())
+    assert 2 == caplog.text.count("lease expired and another request claimed the key")
+    assert "claimed the key; the handler may have run twice" in " ".join(caplog.text.split())
 
 
 def test_a_store_that_is_away_refuses_and_runs_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,7 +95,7 @@ def test_a_full_store_says_when_there_is_room() -> None:
     """The bound of the memory store is a 503 with the time at which a record ends."""
 
     async def main() -> None:
-        app = IdempotencyMiddleware(Payments(), MemoryStore(1, clock=lambda: 0.0), keep=99.5)
+        app = IdempotencyMiddleware(Payments(), MemoryStore(1, clock=lambda: 0.0), retention=99.5)
         await ask(app, key=b"a")
         answer = await ask(app, key=b"b")
         assert (503, b"100") == (answer.status, answer.header(b"retry-after"))
@@ -123,7 +123,7 @@ def test_one_slow_renewal_does_not_lose_the_lease(caplog: pytest.LogCaptureFixtu
     with VirtualClock() as clock:
         clock.run(main)
     assert 1 == payments.runs
-    assert "another request took the key" not in caplog.text
+    assert "another request claimed the key" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_holder_that_is_silent_may_be_dead(seconds: float, retry_after: bytes)
         app = IdempotencyMiddleware(slow(Payments(), 1000), Wayward(), lease=30.0)
         dead = asyncio.create_task(ask(app))
         await asyncio.sleep(0.1)
-        app._renewals._shared.due.clear()  # type: ignore[union-attr]
+        app._renewer._loop_leases.due.clear()  # type: ignore[union-attr]
         await asyncio.sleep(seconds - 0.1)
         answer = await ask(app)
         assert (409, retry_after) == (answer.status, answer.header(b"retry-after"))
@@ -157,7 +157,7 @@ def test_a_key_in_memory_is_held_without_a_lease() -> None:
         answer = await ask(app)
         assert (409, b"1") == (answer.status, answer.header(b"retry-after"))
         assert "the key is free in 30 s" in answer.problem["detail"]
-        assert app._renewals._shared is None
+        assert app._renewer._loop_leases is None
         assert 201 == (await first).status
         assert (await ask(app)).replayed
 

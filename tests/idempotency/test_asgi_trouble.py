@@ -24,7 +24,7 @@ def test_an_answer_does_not_wait_for_a_store_that_hangs(run: Run, status: int, c
         app = IdempotencyMiddleware(Payments(status), Wayward(before={call: FOR_EVER}))
         begun = system.now()
         assert status == (await ask(app)).status
-        assert lease.PATIENCE == pytest.approx(system.now() - begun)
+        assert lease.STORE_TIMEOUT_S == pytest.approx(system.now() - begun)
 
     run(main)
 
@@ -47,7 +47,7 @@ def test_an_answer_that_could_not_be_written_is_written_later(
 
     run(main)
     assert 1 == payments.runs
-    assert "the store failed, and is tried again" in caplog.text
+    assert "store failed, will retry" in caplog.text
 
 
 def test_an_answer_that_cannot_be_written_is_given_up(
@@ -62,14 +62,14 @@ def test_an_answer_that_cannot_be_written_is_given_up(
         assert 5 < len(store.calls) < 30
 
     run(main)
-    assert "the store failed, and so its response is not kept" in caplog.text
+    assert "store failed, its response is not stored" in caplog.text
 
 
 def test_only_so_many_answers_wait_for_the_store(
     run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are in memory until then: beyond a bound they are not kept, and the log says so."""
-    monkeypatch.setattr(lease, "_MOST_LATER", 1)
+    monkeypatch.setattr(lease, "_MAX_PENDING_SETTLEMENTS", 1)
 
     async def main() -> None:
         store = Wayward("finish")
@@ -88,7 +88,7 @@ def test_only_so_many_answers_wait_for_the_store(
         assert (await ask(app, key=b"c")).replayed
 
     run(main)
-    assert 1 == caplog.text.count("and so its response is not kept")
+    assert 1 == caplog.text.count("store failed, its response is not stored")
 
 
 def test_a_cancellation_does_not_lose_the_answer(run: Run) -> None:
@@ -160,7 +160,7 @@ def test_a_key_is_given_back_after_its_renewal(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("call", "words"),
-    [("release", "the store failed, and is tried again"), ("sweep", "failed to forget")],
+    [("release", "store failed, will retry"), ("sweep", "failed to delete")],
 )
 def test_troubles_of_the_store_after_the_answer_are_logged(
     call: str,

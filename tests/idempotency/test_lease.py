@@ -7,14 +7,16 @@ import os
 import pytest
 
 from tarry.idempotency import MemoryStore
-from tarry.idempotency.lease import Lease, Terms
+from tarry.idempotency.lease import KeyLease, LeaseContext
 from tests.idempotency.asking import scope_of
 
 
 def owner() -> str:
     """The owner of a new lease."""
-    terms = Terms(MemoryStore(), lease=30.0, keep=60.0, max_response=0, store_errors=False)
-    return Lease(terms, "k", "print", scope_of())._owner
+    terms = LeaseContext(
+        MemoryStore(), lease=30.0, retention=60.0, max_response_bytes=0, store_errors=False
+    )
+    return KeyLease(terms, "k", "print", scope_of())._owner
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

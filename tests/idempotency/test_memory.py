@@ -61,7 +61,7 @@ def test_a_full_store_refuses() -> None:
         await store.claim("a", "print", "owner", 30.0)
         await store.claim("b", "print", "owner", 20.0)
 
-        with pytest.raises(LimitReached, match="holds 2 records") as caught:
+        with pytest.raises(LimitReached, match="none of its 2 records has expired") as caught:
             await store.claim("c", "print", "owner", 30.0)
 
         assert 20.0 == caught.value.retry_after
@@ -114,7 +114,7 @@ def test_notes_of_old_moments_do_not_pile_up() -> None:
             await store.claim("a", "print", "owner", 30.0)
             await store.release("a", "owner")
 
-        assert len(store._ends) <= 1005
+        assert len(store._expiry_heap) <= 1005
 
     asyncio.run(main())
 
@@ -227,19 +227,19 @@ def test_a_key_that_is_held_is_never_forgotten() -> None:
     async def main() -> None:
         clock = Clock()
         store = MemoryStore(1, clock=lambda: clock.now)
-        assert store.hold("a", "print", "owner", 10.0) is None
+        assert store.claim_without_expiry("a", "print", "owner", 10.0) is None
         await clock.advance(1e6)
 
         assert 0 == await store.sweep(10)
         with pytest.raises(LimitReached):
-            store.hold("b", "print", "owner", 10.0)
-        taken = store.hold("a", "print", "other", 10.0)
+            store.claim_without_expiry("b", "print", "owner", 10.0)
+        taken = store.claim_without_expiry("a", "print", "other", 10.0)
         assert taken is not None
         assert 10.0 == taken.record.free_at - taken.now
 
-        store.let_run_out("a", "owner", 10.0)
+        store.expire_later("a", "owner", 10.0)
         await clock.advance(10.0)
-        assert store.hold("b", "print", "owner", 10.0) is None
+        assert store.claim_without_expiry("b", "print", "owner", 10.0) is None
 
     asyncio.run(main())
 
@@ -250,7 +250,7 @@ def test_a_key_that_is_held_can_be_extended() -> None:
     async def main() -> None:
         clock = Clock()
         store = MemoryStore(clock=lambda: clock.now)
-        store.hold("a", "print", "owner", 10.0)
+        store.claim_without_expiry("a", "print", "owner", 10.0)
 
         assert await store.extend("a", "print", "owner", 5.0)
         await clock.advance(5.0)
@@ -263,25 +263,25 @@ def test_a_finalizer_may_let_a_key_run_out_while_the_lock_is_held() -> None:
     """The collector closes lost requests wherever it runs, also within a call of the store."""
     clock = Clock()
     store = MemoryStore(1, clock=lambda: clock.now)
-    store.hold("a", "print", "owner", 10.0)
+    store.claim_without_expiry("a", "print", "owner", 10.0)
 
     with store._lock:
-        store.let_run_out("a", "owner", 10.0)
+        store.expire_later("a", "owner", 10.0)
     clock.now += 10.0
 
-    assert store.hold("b", "print", "owner", 10.0) is None
+    assert store.claim_without_expiry("b", "print", "owner", 10.0) is None
 
 
 def test_a_store_full_of_held_keys_does_not_know_when_there_is_room() -> None:
     """It refuses without a time, also after its heap was made anew."""
     store = MemoryStore(1)
     for number in range(1100):
-        store.hold(str(number), "print", "owner", 10.0)
-        store.let_run_out(str(number), "owner", 10.0)
+        store.claim_without_expiry(str(number), "print", "owner", 10.0)
+        store.expire_later(str(number), "owner", 10.0)
         asyncio.run(store.release(str(number), "owner"))
-    store.hold("a", "print", "owner", 10.0)
+    store.claim_without_expiry("a", "print", "owner", 10.0)
 
     with pytest.raises(LimitReached) as refused:
-        store.hold("b", "print", "owner", 10.0)
+        store.claim_without_expiry("b", "print", "owner", 10.0)
 
     assert refused.value.retry_after is None

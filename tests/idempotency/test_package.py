@@ -17,7 +17,7 @@ def test_import_loads_no_third_party() -> None:
 import json, sys
 import tarry.idempotency
 few = "asyncio" in sys.modules
-from tarry.idempotency import IdempotencyMiddleware, MemoryStore, SqliteStore, Store
+from tarry.idempotency import IdempotencyMiddleware, MemoryStore, SqliteStore, IdempotencyStore
 print(json.dumps([few, [name.partition(".")[0] for name in sys.modules]]))
 """
     done = subprocess.run(

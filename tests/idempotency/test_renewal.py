@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tarry.idempotency import MemoryStore
-from tarry.idempotency.lease import Lease, Terms
-from tarry.idempotency.renewal import Renewals
+from tarry.idempotency.lease import KeyLease, LeaseContext, LeaseRenewer
 from tarry.testing import VirtualClock
 from tests.idempotency.asking import scope_of
 
@@ -43,18 +42,20 @@ class Watched(MemoryStore):
         return [moment - start for name, moment in self.begun if name == key]
 
 
-def lease_of(store: MemoryStore, key: str) -> Lease:
+def lease_of(store: MemoryStore, key: str) -> KeyLease:
     """A lease that a middleware would make."""
-    terms = Terms(store, lease=LEASE, keep=60.0, max_response=0, store_errors=False)
-    return Lease(terms, key, "print", scope_of())
+    terms = LeaseContext(
+        store, lease=LEASE, retention=60.0, max_response_bytes=0, store_errors=False
+    )
+    return KeyLease(terms, key, "print", scope_of())
 
 
-async def request(renewals: Renewals, store: MemoryStore, key: str, seconds: float) -> float:
+async def request(renewals: LeaseRenewer, store: MemoryStore, key: str, seconds: float) -> float:
     """Hold a key for so long, and return when that began."""
     begun = asyncio.get_running_loop().time()
     lease = lease_of(store, key)
     await lease.claim()
-    renewed = renewals.begin(lease)
+    renewed = renewals.add(lease)
     await asyncio.sleep(seconds)
     del renewed[lease]
     return begun
@@ -70,14 +71,14 @@ def test_short_requests_are_never_renewed_and_leave_no_timer() -> None:
     """What ends before its first renewal asks nothing of the store, and the timer stops."""
 
     async def main() -> None:
-        store, renewals = Watched(), Renewals(LEASE)
+        store, renewals = Watched(), LeaseRenewer(LEASE)
         for number in range(20):
             await request(renewals, store, str(number), 0.9 * INTERVAL)
         await asyncio.sleep(INTERVAL)
 
         assert [] == store.begun
-        assert renewals._shared is not None
-        assert (False, {}) == (renewals._shared.ticks, renewals._shared.due)
+        assert renewals._loop_leases is not None
+        assert (False, {}) == (renewals._loop_leases.is_timer_running, renewals._loop_leases.due)
 
     in_virtual_time(main)
 
@@ -87,7 +88,7 @@ def test_each_lease_is_renewed_in_time_whenever_it_began(later: float) -> None:
     """Two chances before the lease ends: the first within half of it, each next likewise."""
 
     async def main() -> None:
-        store, renewals = Watched(), Renewals(LEASE)
+        store, renewals = Watched(), LeaseRenewer(LEASE)
         first = asyncio.create_task(request(renewals, store, "first", 100))
         await asyncio.sleep(later)
         second = asyncio.create_task(request(renewals, store, "second", 100))
@@ -105,7 +106,7 @@ def test_a_slow_renewal_holds_up_no_other_and_is_not_doubled() -> None:
     """While the store takes long over one lease, the others are renewed; that one is not again."""
 
     async def main() -> None:
-        store, renewals = Watched(takes=4.5, slow="slow"), Renewals(LEASE)
+        store, renewals = Watched(takes=4.5, slow="slow"), LeaseRenewer(LEASE)
         slow, other = await asyncio.gather(
             request(renewals, store, "slow", 34), request(renewals, store, "other", 34)
         )
@@ -120,7 +121,7 @@ def test_what_the_store_cannot_do_is_tried_again_soon() -> None:
     """A renewal that does not end in a sixth of the lease is cut off, and tried after a second."""
 
     async def main() -> None:
-        store, renewals = Watched(takes=100, slow="slow"), Renewals(LEASE)
+        store, renewals = Watched(takes=100, slow="slow"), LeaseRenewer(LEASE)
         begun = await request(renewals, store, "slow", 25)
 
         assert [10, 16, 22] == pytest.approx(store.times("slow", begun))
@@ -133,7 +134,7 @@ def test_a_renewal_ends_with_its_request(takes: float) -> None:
     """When its request has ended, a lease is not renewed again, whatever the store said."""
 
     async def main() -> None:
-        store, renewals = Watched(takes=takes, slow="slow"), Renewals(LEASE)
+        store, renewals = Watched(takes=takes, slow="slow"), LeaseRenewer(LEASE)
         await request(renewals, store, "slow", 12)
         await request(renewals, store, "other", 16)
         await asyncio.sleep(100)
@@ -147,10 +148,10 @@ def test_a_lost_lease_is_not_renewed_again() -> None:
     """Once the store says that the key is another's, it is not asked any more."""
 
     async def main() -> None:
-        store, renewals = Watched(), Renewals(LEASE)
+        store, renewals = Watched(), LeaseRenewer(LEASE)
         await store.claim("k", "print", "another", 1000)
         lease = lease_of(store, "k")  # it does not claim
-        renewals.begin(lease)
+        renewals.add(lease)
         await asyncio.sleep(100)
 
         assert ["k"] == store.ended
@@ -162,7 +163,7 @@ def test_a_timer_that_was_cancelled_is_started_again() -> None:
     """Whoever cancels all tasks of a loop does not end the renewals of later requests."""
 
     async def main() -> None:
-        store, renewals = Watched(), Renewals(LEASE)
+        store, renewals = Watched(), LeaseRenewer(LEASE)
         await request(renewals, store, "first", 1)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
@@ -176,7 +177,7 @@ def test_a_timer_that_was_cancelled_is_started_again() -> None:
 
 def test_one_loop_after_another_is_served() -> None:
     """A middleware that outlives its loop renews on the next one."""
-    store, renewals = Watched(), Renewals(LEASE)
+    store, renewals = Watched(), LeaseRenewer(LEASE)
 
     async def main() -> None:
         store.begun.clear()

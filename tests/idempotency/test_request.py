@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.idempotency.request import digests, fields_of
+from tarry.idempotency.fingerprint import record_name_and_fingerprint, relevant_headers
 from tests.idempotency.asking import scope_of
 
 SHORT = st.text(st.sampled_from("a',() \\\x00\n\u00e9\udc80"), max_size=4)
@@ -16,13 +16,13 @@ BYTES = st.binary(max_size=2) | st.sampled_from([b"')", b"', b'", b"\\", b'"', b
 def named(path: str, identity: str, key: str, host: bytes = b"a.example") -> str:
     """The name of a record."""
     scope = scope_of(path=path, headers=[(b"host", host)])
-    return digests(scope, fields_of(scope), identity, key, b"")[0]
+    return record_name_and_fingerprint(scope, relevant_headers(scope), identity, key, b"")[0]
 
 
 def asked(query: bytes, kind: bytes, body: bytes, key: str = "k") -> str:
     """The fingerprint of a request."""
     scope = scope_of(query_string=query, headers=[(b"content-type", kind)])
-    return digests(scope, fields_of(scope), "", key, body)[1]
+    return record_name_and_fingerprint(scope, relevant_headers(scope), "", key, body)[1]
 
 
 @given(st.tuples(SHORT, SHORT, SHORT), st.tuples(SHORT, SHORT, SHORT))

@@ -115,15 +115,15 @@ def test_a_thread_that_is_stuck_keeps_nobody_waiting(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that does not answer is a 503, on both loops; when it is back all goes on."""
-    monkeypatch.setattr(lease, "PATIENCE", 0.05)
+    monkeypatch.setattr(lease, "STORE_TIMEOUT_S", 0.05)
     stuck = Event()
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db")
         app = IdempotencyMiddleware(Payments(), store)
         await store.sweep(1)
-        assert store._thread is not None
-        store._thread.submit(stuck.wait)
+        assert store._executor is not None
+        store._executor.submit(stuck.wait)
         assert 503 == (await ask(app)).status
         stuck.set()
         await store.sweep(1)

@@ -49,8 +49,8 @@ def test_file_is_durable_shared_and_private(tmp_path: Path) -> None:
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db")
         await store.sweep(1)
-        assert store._thread is not None
-        level = store._thread.submit(
+        assert store._executor is not None
+        level = store._executor.submit(
             lambda: store._connection.execute("PRAGMA synchronous").fetchone()  # type: ignore[union-attr]
         )
         assert (2,) == level.result()
@@ -73,7 +73,7 @@ def test_file_is_durable_shared_and_private(tmp_path: Path) -> None:
         ("PRAGMA user_version = 1", "is not a file of idempotency records"),
         ("PRAGMA application_id = 7", "is not a file of idempotency records"),
         ("CREATE TABLE orders (id)", "is not a file of idempotency records"),
-        ("PRAGMA application_id = 1952541028; PRAGMA user_version = 7", "has version 7"),
+        ("PRAGMA application_id = 1952541028; PRAGMA user_version = 7", "has schema version 7"),
     ],
 )
 def test_file_of_somebody_else_is_refused(tmp_path: Path, statement: str, words: str) -> None:
@@ -97,7 +97,7 @@ def test_file_of_somebody_else_is_refused(tmp_path: Path, statement: str, words:
     [
         (5, "path must name a file, got 5"),
         (None, "path must name a file, got None"),
-        ("/no/such/folder/keys.db", "make /no/such/folder first"),
+        ("/no/such/folder/keys.db", "create /no/such/folder first"),
     ],
 )
 def test_mistakes_are_told_when_the_store_is_made(path: Any, words: str) -> None:

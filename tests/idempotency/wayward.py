@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from tarry.idempotency import MemoryStore, StoredResponse, Taken
+from tarry.idempotency import ExistingRecord, MemoryStore, StoredResponse
 from tarry.runtime import event_loops
 
 T = TypeVar("T")
@@ -38,7 +38,9 @@ class Wayward(MemoryStore):
         await event_loops.sleep(self.after.get(call, 0))
         return done
 
-    async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> Taken | None:
+    async def claim(
+        self, key: str, fingerprint: str, owner: str, lease: float
+    ) -> ExistingRecord | None:
         """Claim, in its way."""
         return await self._do("claim", partial(super().claim, key, fingerprint, owner, lease))
 

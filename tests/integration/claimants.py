@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tarry.idempotency.store import Store
+from tarry.idempotency.store import IdempotencyStore
 from tarry.idempotency.stores.postgres import PostgresStore
 from tarry.idempotency.stores.redis import RedisStore
 from tarry.idempotency.stores.sqlite import SqliteStore
@@ -50,7 +50,7 @@ def winners(engine: str, address: str, name: str) -> list[int]:
             process.communicate()
 
 
-def store_of(engine: str, address: str, name: str) -> Store:
+def store_of(engine: str, address: str, name: str) -> IdempotencyStore:
     """A store with records of its own, under a name."""
     if engine == "sqlite":
         return SqliteStore(address)
@@ -59,7 +59,7 @@ def store_of(engine: str, address: str, name: str) -> Store:
     return RedisStore(address, prefix=name)
 
 
-async def claim(store: Store, share: int) -> int:
+async def claim(store: IdempotencyStore, share: int) -> int:
     """Claim the key so many times at once, and count the claims that got it."""
     owners = [f"{os.getpid()} {number}" for number in range(share)]
     answers = await asyncio.gather(*(store.claim("k", "print", owner, 60) for owner in owners))

@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from tarry.idempotency import IdempotencyMiddleware, Store
+from tarry.idempotency import IdempotencyMiddleware, IdempotencyStore
 from tests.integration.claimants import store_of
 
 
-def app_of(store: Store, runs: Path, lease: float, *, hangs: bool) -> Starlette:
+def app_of(store: IdempotencyStore, runs: Path, lease: float, *, hangs: bool) -> Starlette:
     """The application."""
 
     async def pay(request: Request) -> Response:
@@ -34,7 +34,7 @@ def app_of(store: Store, runs: Path, lease: float, *, hangs: bool) -> Starlette:
         await asyncio.sleep(0.1)  # so that most of a crowd come while it runs
         return PlainTextResponse(f"paid by {os.getpid()}", 201)
 
-    guard = Middleware(IdempotencyMiddleware, store=store, lease=lease, required=["/pay"])
+    guard = Middleware(IdempotencyMiddleware, store=store, lease=lease, require_key=["/pay"])
     return Starlette(routes=[Route("/pay", pay, methods=["POST"])], middleware=[guard])
 
 

@@ -25,7 +25,7 @@ def stoppable(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the store no longer than a test may take."""
-    monkeypatch.setattr(lease, "PATIENCE", 0.5)
+    monkeypatch.setattr(lease, "STORE_TIMEOUT_S", 0.5)
 
 
 def test_a_server_that_hangs(stoppable: tuple[str, Server], table: str) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tarry.idempotency.record import StoredResponse
-from tarry.idempotency.store import Taken
+from tarry.idempotency.store import ExistingRecord, StoredResponse
 from tarry.idempotency.stores.postgres import PostgresStore
 from tests.idempotency.conformance import CASES, Bench, Case, name_of
 from tests.integration.claimants import SHARES, winners
@@ -52,7 +51,7 @@ def test_time_passes_on_the_database(postgres_dsn: str, table: str) -> None:
 
     async def test(store: PostgresStore) -> None:
         assert await store.claim("k", "print", "first", 0.05) is None
-        answers: list[Taken | None] = []
+        answers: list[ExistingRecord | None] = []
         while not answers or answers[-1] is not None:
             answers.append(await store.claim("k", "print", "second", 60))
         assert all(0 < found.record.free_at - found.now <= 0.05 for found in answers if found)
@@ -124,7 +123,7 @@ def test_a_key_that_changes_hands_too_fast(
     async def test(store: PostgresStore) -> None:
         await store.claim("k", "print", "first", 60)
         monkeypatch.setattr(
-            "tarry.idempotency.stores.postgres._HOLDER", "SELECT 1 FROM {table} WHERE key < $1"
+            "tarry.idempotency.stores.postgres._READ", "SELECT 1 FROM {table} WHERE key < $1"
         )
 
         found = await store.claim("k", "other", "second", 60)

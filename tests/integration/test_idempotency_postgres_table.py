@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.idempotency.store import Taken
+from tarry.idempotency.store import ExistingRecord
 from tarry.idempotency.stores.postgres import PostgresStore
 from tests.integration.postgres import asyncpg, connected, with_store
 
@@ -23,7 +23,7 @@ def test_many_make_the_table_at_once(postgres_dsn: str, table: str) -> None:
         answers = await asyncio.gather(*claims, return_exceptions=True)
         await asyncio.gather(*(store.close() for store in stores))
 
-        assert [Taken] * 7 == [type(answer) for answer in answers if answer is not None]
+        assert [ExistingRecord] * 7 == [type(answer) for answer in answers if answer is not None]
 
     asyncio.run(main())
 
@@ -32,7 +32,7 @@ def test_a_large_sweep_goes_in_batches(
     postgres_dsn: str, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep goes on until its limit, and passes over what another transaction holds."""
-    monkeypatch.setattr("tarry.idempotency.stores.postgres._BATCH", 2)
+    monkeypatch.setattr("tarry.idempotency.stores.postgres._SWEEP_BATCH_ROWS", 2)
 
     async def test(store: PostgresStore) -> None:
         for number in range(8):

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.idempotency.record import StoredResponse
-from tarry.idempotency.store import Taken
+from tarry.idempotency.store import ExistingRecord, StoredResponse
 from tarry.idempotency.stores.redis import RedisStore
 from tests.idempotency.conformance import CASES, Bench, Case, name_of
 from tests.integration.claimants import SHARES, winners
@@ -95,7 +94,7 @@ def test_time_passes_on_the_server(redis_url: str, prefix: str) -> None:
 
     async def test(store: RedisStore) -> None:
         assert await store.claim("k", "print", "first", 0.05) is None
-        answers: list[Taken | None] = []
+        answers: list[ExistingRecord | None] = []
         while not answers or answers[-1] is not None:
             answers.append(await store.claim("k", "print", "second", 60))
         assert all(0 < found.record.free_at - found.now <= 0.05 for found in answers if found)

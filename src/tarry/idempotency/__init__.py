@@ -1,50 +1,50 @@
-"""A write API that is safe to retry: requests with an `Idempotency-Key` take effect once."""
+"""Idempotency-Key middleware: a request that is sent several times takes effect once."""
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tarry.idempotency.asgi import IdempotencyMiddleware
-    from tarry.idempotency.record import Record, StoredResponse
-    from tarry.idempotency.store import Store, Taken
+    from tarry.idempotency.middleware import IdempotencyMiddleware
+    from tarry.idempotency.store import ExistingRecord, IdempotencyStore, Record, StoredResponse
     from tarry.idempotency.stores.memory import MemoryStore
     from tarry.idempotency.stores.postgres import PostgresStore
     from tarry.idempotency.stores.redis import RedisStore
     from tarry.idempotency.stores.sqlite import SqliteStore
 
-_HOMES = {
-    "IdempotencyMiddleware": "asgi",
+# Imported on first use: a user of one store does not load the drivers of the others.
+_MODULES = {
+    "ExistingRecord": "store",
+    "IdempotencyMiddleware": "middleware",
+    "IdempotencyStore": "store",
     "MemoryStore": "stores.memory",
     "PostgresStore": "stores.postgres",
-    "Record": "record",
+    "Record": "store",
     "RedisStore": "stores.redis",
     "SqliteStore": "stores.sqlite",
-    "Store": "store",
-    "StoredResponse": "record",
-    "Taken": "store",
+    "StoredResponse": "store",
 }
 
 __all__ = [
+    "ExistingRecord",
     "IdempotencyMiddleware",
+    "IdempotencyStore",
     "MemoryStore",
     "PostgresStore",
     "Record",
     "RedisStore",
     "SqliteStore",
-    "Store",
     "StoredResponse",
-    "Taken",
 ]
 
 
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         msg = f"module 'tarry.idempotency' has no attribute {name!r}"
         raise AttributeError(msg)
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(f"tarry.idempotency.{home}"), name)
+    value = globals()[name] = getattr(import_module(f"tarry.idempotency.{module}"), name)
     return value
 
 

@@ -1,9 +1,9 @@
-"""The `Idempotency-Key` field: from the lines of a request to the key, or to what is wrong with it.
+"""Parse the `Idempotency-Key` header.
 
-By its draft it is a String of RFC 9651, in double quotes, with parameters that mean nothing here.
-Many clients send the key bare: a UUID, or anything else of letters, digits and `-._~:/+=`, is taken
-as if it were quoted. All else is malformed, which a request should not get away with: who sends a
-key counts on it. Pure.
+The draft defines the value as a String of RFC 9651: in double quotes, with optional parameters that
+have no meaning here. Many clients send the key without quotes. A UUID, or any other text of
+letters, digits and `-._~:/+=`, is therefore accepted as if it were quoted. Any other value raises
+`MalformedKey`: a client that sends a key relies on it, so a bad key must not be ignored.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from urllib.parse import unquote_to_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LONGEST = 255
+MAX_KEY_LENGTH = 255
 
-# A letter or digit first, so that no other type of RFC 9651 is taken for a key: neither `:aGk=:`
-# (bytes) nor `-1`.
-_BARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=-]*")
-_PLAIN = re.compile(rb'"?([A-Za-z0-9][A-Za-z0-9._~:/+=-]{0,254})"?')
-"""What nearly all keys are: those need no grammar."""
-_TEXT = r'"((?:[ !#-\[\]-~]|\\["\\])*)"'
-_STRING = re.compile(_TEXT)
+# Starts with a letter or digit, so that no value of another RFC 9651 type is accepted as a key:
+# neither `:aGk=:` (bytes) nor `-1`.
+_UNQUOTED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=-]*")
+_COMMON = re.compile(rb'"?([A-Za-z0-9][A-Za-z0-9._~:/+=-]{0,254})"?')
+"""Fast path: nearly all keys match this, quoted or not, and need no further parsing."""
+_QUOTED_TEXT = r'"((?:[ !#-\[\]-~]|\\["\\])*)"'
+_STRING = re.compile(_QUOTED_TEXT)
 _ESCAPED = re.compile(r"\\(.)")
 _PARAMETER = re.compile(
     rf"""
     ;[ ]* [a-z*][a-z0-9_.*-]*
     (?: = (?:
         -? (?: [0-9]{{1,12}} \. [0-9]{{1,3}} | [0-9]{{1,15}} ) (?! [0-9.] )  # Decimal, Integer
-      | {_TEXT}                                                             # String
+      | {_QUOTED_TEXT}                                                             # String
       | [A-Za-z*][A-Za-z0-9:/!#$%&'*+.^_`|~-]*                               # Token
       | :[A-Za-z0-9+/=]*:                                                    # Byte Sequence
       | \?[01]                                                               # Boolean
@@ -43,32 +43,32 @@ _PARAMETER = re.compile(
 
 
 class MalformedKey(Exception):
-    """The field is not as it must be; the message is a sentence for whoever sent it."""
+    """The header is malformed. The message is a sentence for the client."""
 
 
 def parse_key(lines: Sequence[bytes]) -> str:
-    """Return the key that the lines of the field carry."""
+    """Return the key, given the values of all `Idempotency-Key` lines of a request."""
     if len(lines) != 1:
         msg = f"Idempotency-Key must be sent once, not {len(lines)} times."
         raise MalformedKey(msg)
     line = lines[0]
-    plain = _PLAIN.fullmatch(line)
-    if plain is not None and len(line) - len(plain[1]) != 1:  # one quote is none
-        return plain[1].decode()
+    common = _COMMON.fullmatch(line)
+    if common is not None and len(line) - len(common[1]) != 1:  # two quotes or none
+        return common[1].decode()
     try:
         text = line.decode("ascii").strip(" ")
     except UnicodeDecodeError:
         msg = "Idempotency-Key must be ASCII."
         raise MalformedKey(msg) from None
-    key = _quoted(text) if text.startswith('"') else _bare(text)
-    if not 1 <= len(key) <= LONGEST:
-        msg = f"Idempotency-Key must have 1 to {LONGEST} characters, not {len(key)}."
+    key = _parse_quoted(text) if text.startswith('"') else _parse_unquoted(text)
+    if not 1 <= len(key) <= MAX_KEY_LENGTH:
+        msg = f"Idempotency-Key must have 1 to {MAX_KEY_LENGTH} characters, not {len(key)}."
         raise MalformedKey(msg)
     return key
 
 
-def _bare(text: str) -> str:
-    if text and not _BARE.fullmatch(text):
+def _parse_unquoted(text: str) -> str:
+    if text and not _UNQUOTED.fullmatch(text):
         msg = (
             'Idempotency-Key must be a text in double quotes, as in "8e03978e-40d5-43dd-bc93-'
             '6894a57f9324"; without them it may only have letters, digits and -._~:/+=, and begins '
@@ -78,11 +78,11 @@ def _bare(text: str) -> str:
     return text
 
 
-def _quoted(text: str) -> str:
+def _parse_quoted(text: str) -> str:
     string = _STRING.match(text)
     if string is None:
         msg = (
-            "Idempotency-Key has no closing quote, or a character that may not stand in quotes: "
+            "Idempotency-Key has no closing quote, or a character that is not allowed in quotes: "
             'it takes printable ASCII, with \\ before each " and \\.'
         )
         raise MalformedKey(msg)
@@ -91,7 +91,7 @@ def _quoted(text: str) -> str:
 
 
 def _check_parameters(text: str, start: int) -> None:
-    """Refuse what follows the key, unless it is `;name` or `;name=value` any number of times."""
+    """Raise MalformedKey unless only parameters (`;name` or `;name=value`) follow the key."""
     while start < len(text):
         parameter = _PARAMETER.match(text, start)
         if parameter is None or not _is_utf8(parameter["display"] or ""):

@@ -1,4 +1,7 @@
-"""What the middleware answers by itself: problem details in the words of the draft, section 2.7."""
+"""The responses that the middleware sends itself: problem details, with the titles of the draft.
+
+Each function returns a `Rejection` to raise. See section 2.7 of the draft.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,20 @@ from tarry.errors import ConfigurationError
 from tarry.wire.problem import MEDIA_TYPE, Problem
 
 if TYPE_CHECKING:
-    from tarry.idempotency.record import Conflict, StoredResponse
+    from tarry.idempotency.store import InProgress, StoredResponse
     from tarry.wire.asgi import Send
 
-_ASK_AGAIN = 1
-"""Seconds: most handlers end within one, and to ask again is cheap."""
+_MIN_RETRY_AFTER_S = 1
+"""Most handlers finish within a second, and another try is cheap."""
 _DRAFT = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
 _URL = re.compile(r"https?://[!#-;=?-~]+")
-"""No space, quote, angle bracket or line break: it goes into a header field."""
+"""No space, quote, angle bracket or line break, because the URL is sent in a header."""
 
 
-class Refusal(Exception):
-    """A request that is answered with a problem instead of by the application.
+class Rejection(Exception):
+    """A request that gets a problem as its response and does not reach the application.
 
-    `should_retry` tells clients that know the header whether the same request may do better later.
+    `should_retry` becomes the `X-Should-Retry` header: whether the same request may succeed later.
     """
 
     def __init__(
@@ -41,74 +44,79 @@ class Refusal(Exception):
         self.should_retry = should_retry
 
 
-def missing() -> Refusal:
-    """The route needs a key."""
+def key_missing() -> Rejection:
+    """The route requires a key."""
     detail = "Send a new unique key with each operation, and the same key when you retry it."
-    return Refusal(Problem(400, "Idempotency-Key is missing", detail), "missing")
+    return Rejection(Problem(400, "Idempotency-Key is missing", detail), "missing")
 
 
-def malformed(detail: str) -> Refusal:
-    """The key cannot be read."""
-    return Refusal(Problem(400, "Idempotency-Key is malformed", detail), "malformed")
+def key_malformed(detail: str) -> Rejection:
+    """The key cannot be parsed."""
+    return Rejection(Problem(400, "Idempotency-Key is malformed", detail), "malformed")
 
 
-def reused() -> Refusal:
-    """The key came with something else before."""
+def key_reused() -> Rejection:
+    """The key was used for a different request."""
     detail = (
-        "The first request with this key had another query, content type or body. Send a new key "
-        "with a new operation, and what was sent first with a retry."
+        "The first request with this key had a different query, content type or body. Use a new "
+        "key for a new operation; repeat the first request exactly to retry it."
     )
-    return Refusal(Problem(422, "Idempotency-Key is already used", detail), "reused")
+    return Rejection(Problem(422, "Idempotency-Key is already used", detail), "reused")
 
 
-def outstanding(conflict: Conflict, lease: float) -> Refusal:
-    """The first request with the key still runs; or its server has died, and does not renew it."""
+def request_in_progress(in_progress: InProgress, lease: float) -> Rejection:
+    """The first request with the key still runs, or its server died."""
     detail = (
-        "The first request with this key still runs. Send the same again a little later. If its "
-        f"server has died, the key is free in {ceil(conflict.retry_after)} s."
+        "The first request with this key is still running. Send the same request again later. If "
+        f"its server has died, the key is free in {ceil(in_progress.retry_after)} s."
     )
     title = "A request is outstanding for this Idempotency-Key"
     problem = Problem(409, title, detail)
-    seconds = ceil(conflict.retry_after) if conflict.retry_after < lease / 3 else 0
-    return Refusal(problem, "outstanding", max(_ASK_AGAIN, seconds), should_retry=True)
+    # A live server renews its lease when a third of it has passed. If less than a third remains,
+    # the server has died, and the key becomes free when the lease expires.
+    seconds = ceil(in_progress.retry_after) if in_progress.retry_after < lease / 3 else 0
+    return Rejection(problem, "outstanding", max(_MIN_RETRY_AFTER_S, seconds), should_retry=True)
 
 
-def not_kept(response: StoredResponse) -> Refusal:
-    """The first request is done, and its response was not kept.
+def response_not_stored(response: StoredResponse) -> Rejection:
+    """The first request is complete, but its response was not stored.
 
-    409: what was asked for is done, and stays so. Not 410, at which senders of webhooks give up the
-    endpoint, and no status that clients retry: no later try will do better.
+    409, because the requested effect exists and a retry would conflict with it. Not 410, at which
+    webhook senders disable the endpoint, and no status that clients retry: a later try cannot
+    succeed either.
     """
     detail = (
-        f"The first request with this key was answered with status {response.status}, and its "
-        "response was too large, or of a kind, to be kept. It has not been run again."
+        f"The first request with this key was answered with status {response.status}. Its response "
+        "was too large, or of a type that is not stored. The request has not been run again."
     )
     title = "The response for this Idempotency-Key was not kept"
     problem = Problem(409, title, detail, more={"originalStatus": response.status})
-    return Refusal(problem, "not-kept")
+    return Rejection(problem, "not-kept")
 
 
-def too_large(limit: int) -> Refusal:
-    """The body is too large to be compared."""
+def body_too_large(max_bytes: int) -> Rejection:
+    """The body is too large to be compared with a later one."""
     detail = (
-        f"A request with an Idempotency-Key may have a body of up to {limit} bytes here "
-        "(max_request of the middleware)."
+        f"A request with an Idempotency-Key may have a body of up to {max_bytes} bytes here "
+        "(max_request_bytes of the middleware)."
     )
-    return Refusal(Problem(413, "Content is too large for an Idempotency-Key", detail), "too-large")
+    problem = Problem(413, "Content is too large for an Idempotency-Key", detail)
+    return Rejection(problem, "too-large")
 
 
-def unavailable(retry_after: float | None) -> Refusal:
-    """The store cannot say whether the request ran before, so it does not run."""
+def store_unavailable(retry_after: float | None) -> Rejection:
+    """The store failed. Whether the request ran before is unknown, so it does not run."""
     detail = (
-        "It cannot be told now whether a request with this key ran before. This one has not run."
+        "The server cannot check now whether a request with this key ran before. This request has "
+        "not run."
     )
     problem = Problem(503, "Idempotency-Key cannot be checked", detail)
-    seconds = max(_ASK_AGAIN, ceil(retry_after or 0))
-    return Refusal(problem, "unavailable", seconds, should_retry=True)
+    seconds = max(_MIN_RETRY_AFTER_S, ceil(retry_after or 0))
+    return Rejection(problem, "unavailable", seconds, should_retry=True)
 
 
-class Docs:
-    """Where the problems lead: to the API's own page, or to the draft."""
+class ProblemDocs:
+    """The documentation that problems link to: the API's own page, or the draft."""
 
     def __init__(self, url: str | None) -> None:
         if url is not None and not (isinstance(url, str) and _URL.fullmatch(url)):
@@ -116,26 +124,28 @@ class Docs:
         self._url = url
         self.link: bytes = f'<{url or _DRAFT}>; rel="describedby"'.encode()
 
-    def type_of(self, anchor: str) -> str:
-        """A type of its own for each problem, unless the URL points into its page already."""
+    def problem_type(self, anchor: str) -> str:
+        """Return the type of a problem: the URL with this anchor, unless it has one already."""
         if self._url is None:
             return f"urn:tarry:idempotency:{anchor}"
         return self._url if "#" in self._url else f"{self._url}#{anchor}"
 
 
-async def refuse(send: Send, refusal: Refusal, docs: Docs) -> None:
-    """Answer with the problem; a link leads to the documentation."""
-    problem = refusal.problem
-    kind = docs.type_of(refusal.anchor)
-    body = Problem(problem.status, problem.title, problem.detail, kind, more=problem.more).to_json()
+async def send_rejection(send: Send, rejection: Rejection, docs: ProblemDocs) -> None:
+    """Send the problem, with a link to the documentation."""
+    problem = rejection.problem
+    problem_type = docs.problem_type(rejection.anchor)
+    body = Problem(
+        problem.status, problem.title, problem.detail, problem_type, more=problem.more
+    ).to_json()
     headers = [
         (b"content-type", MEDIA_TYPE.encode()),
         (b"content-length", str(len(body)).encode()),
         (b"content-language", b"en"),
         (b"link", docs.link),
-        (b"x-should-retry", b"true" if refusal.should_retry else b"false"),
+        (b"x-should-retry", b"true" if rejection.should_retry else b"false"),
     ]
-    if refusal.retry_after is not None:
-        headers.append((b"retry-after", str(refusal.retry_after).encode()))
+    if rejection.retry_after is not None:
+        headers.append((b"retry-after", str(rejection.retry_after).encode()))
     await send({"type": "http.response.start", "status": problem.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

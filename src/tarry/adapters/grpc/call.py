@@ -14,7 +14,7 @@ from tarry.errors import ConfigurationTypeError
 from tarry.runtime import sync_driver
 from tarry.runtime.call import BlockRun
 from tarry.runtime.callables import plain_function
-from tarry.runtime.clocks import CancelToken, world
+from tarry.runtime.clocks import CancelToken, system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ class GrpcCall(BlockRun):
 
     def time_limit(self, attempt_timeout: float | None) -> float | None:
         """Return the seconds that the next attempt may take, counted from now."""
-        now = world.now()
+        now = system.now()
         remaining = None if self.deadline is None else self.deadline - now
         limits = [limit for limit in (remaining, attempt_timeout) if limit is not None]
         self._attempt_ends_at = now + min(limits) if limits else None
@@ -86,7 +86,7 @@ class GrpcCall(BlockRun):
 
     def _has_timed_out(self) -> bool:
         ends_at = self._attempt_ends_at
-        return ends_at is not None and world.now() >= ends_at - _CLOCK_TOLERANCE_S
+        return ends_at is not None and system.now() >= ends_at - _CLOCK_TOLERANCE_S
 
 
 class CallFactory:
@@ -101,15 +101,12 @@ class CallFactory:
     ) -> None:
         if not isinstance(repeatable, bool):
             if not callable(repeatable):
-                msg = (
-                    "repeatable must be True, False or a function of the method's name, got "
-                    f"{repeatable!r}"
-                )
-                raise ConfigurationTypeError(msg)
+                rule = "must be True, False or a function of the method's name"
+                raise ConfigurationTypeError("repeatable", rule, repeatable)
             plain_function("repeatable", repeatable)
         if not (target is None or (isinstance(target, str) and target)):
-            msg = f"target must be the address that the channel is made with, got {target!r}"
-            raise ConfigurationTypeError(msg)
+            rule = "must be the address that the channel is made with"
+            raise ConfigurationTypeError("target", rule, target)
         self._repeatable = repeatable
         self._target = target
         self._origins = Origins(policy, downstream, self._outcome_of, _accept, _release)
@@ -129,7 +126,7 @@ class CallFactory:
             spec = self._origins.spec(method, self._target, repeatable=repeatable)
         call = GrpcCall.new(spec)
         if details.timeout is not None:
-            deadline = world.now() + details.timeout
+            deadline = system.now() + details.timeout
             call.deadline = deadline if call.deadline is None else min(deadline, call.deadline)
         return call
 

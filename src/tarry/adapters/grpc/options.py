@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import short
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,11 +51,8 @@ def _pairs(options: Iterable[Any]) -> list[tuple[str, Any]]:
     try:
         return [(name, value) for name, value in options]
     except (TypeError, ValueError):
-        msg = (
-            'options must be pairs of a name and a value, as in [("grpc.max_message_length", -1)], '
-            f"got {short(options)}"
-        )
-        raise ConfigurationTypeError(msg) from None
+        rule = 'must be pairs of a name and a value, as in [("grpc.max_message_length", -1)]'
+        raise ConfigurationTypeError("options", rule, options) from None
 
 
 def _retry_policies(config: Any) -> list[tuple[str, str]]:
@@ -64,8 +60,8 @@ def _retry_policies(config: Any) -> list[tuple[str, str]]:
     try:
         document = json.loads(config)
     except (TypeError, ValueError) as error:
-        msg = f"{_SERVICE_CONFIG} must be a service config as JSON, got {short(config)}: {error}"
-        raise ConfigurationError(msg) from None
+        rule = f"must be a service config as JSON, got {short_repr(config)}: {error}"
+        raise ConfigurationError(_SERVICE_CONFIG, rule) from None
     # A document with another structure has no policies; if it is invalid, gRPC reports that.
     return [
         (policy, ", ".join(map(_method_name, _items(entry, "name"))) or "an entry without a name")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.adapters.grpc.library import grpc
 from tarry.runtime import deadlines, error_record
-from tarry.runtime.clocks import world
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -73,7 +73,7 @@ class _HandlerContext:
         error_record.ends.set(self._given_up)
         remaining = self._context.time_remaining()
         if remaining is not None and remaining < _NO_DEADLINE_S:
-            self._deadline_key = deadlines.enter(world.now() + remaining)
+            self._deadline_key = deadlines.enter(system.now() + remaining)
 
     def __enter__(self) -> Self:
         return self

@@ -1,1 +1,1 @@
-"""Where records are kept, one file for each engine."""
+"""Stores for idempotency records, one module for each database."""

@@ -1,4 +1,7 @@
-"""Records in this process: for tests, and for servers of one process that may forget them."""
+"""Records in the memory of this process: for tests, and for servers of a single process.
+
+The records are lost when the process ends.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,26 @@ from typing import TYPE_CHECKING, NoReturn
 
 from tarry.core.checks import count
 from tarry.errors import LimitReached
-from tarry.idempotency.record import Record, StoredResponse
-from tarry.idempotency.store import Taken
+from tarry.idempotency.store import ExistingRecord, Record, StoredResponse
 from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SLACK = 1000
+_HEAP_SLACK = 1000
+"""Outdated heap entries that are tolerated, besides three for each record."""
 
 
 class MemoryStore:
-    """Keeps up to `capacity` records and refuses more, after those whose time is up have gone.
+    """Stores up to `capacity` records.
 
-    `max_bytes`: for all bodies and headers together. What does not fit is not kept: its request
-    counts as done, and is neither replayed nor run again.
-    `clock` returns seconds on any base, by default those of the library.
+    When the store is full, expired records are deleted. If there are none, the claim is rejected.
+
+    Args:
+        capacity: the largest number of records.
+        max_bytes: the largest total size of all response bodies and headers. A response that does
+            not fit is not stored: its request counts as done, but cannot be answered again.
+        clock: returns seconds since any point in time; by default the clock of the library.
     """
 
     def __init__(
@@ -40,188 +47,195 @@ class MemoryStore:
         self._bytes = 0
         self._clock = clock
         self._lock = Lock()  # an application may run several loops in several threads
-        self._entries: dict[str, _Entry] = {}
-        self._ends: list[tuple[float, str]] = []
-        """A heap of when each key ends, unless that has been put off since."""
-        self._left: deque[tuple[str, str, float]] = deque()
-        """Keys that were held and are to run out, with their owners, and when."""
+        self._entries: dict[str, _MemoryEntry] = {}
+        self._expiry_heap: list[tuple[float, str]] = []
+        """`heap_time` and key of entries. An entry whose expiry was moved to a later time is pushed
+        again only when its old time is reached, which keeps renewals cheap."""
+        self._pending_expiries: deque[tuple[str, str, float]] = deque()
+        """Key, owner and expiry of claims that get an expiry once the lock is free."""
 
-    async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> Taken | None:
-        """Take a free key for `lease` seconds, or say by what it is taken."""
-        return self._take(key, fingerprint, owner, lease, lease)
+    async def claim(
+        self, key: str, fingerprint: str, owner: str, lease: float
+    ) -> ExistingRecord | None:
+        """Claim a free key for `lease` seconds. Return the record if the key is not free."""
+        return self._claim(key, fingerprint, owner, lease, lease)
 
-    def hold(self, key: str, fingerprint: str, owner: str, lease: float) -> Taken | None:
-        """Take a free key until it is finished, released or let run out.
+    def claim_without_expiry(
+        self, key: str, fingerprint: str, owner: str, lease: float
+    ) -> ExistingRecord | None:
+        """Claim a free key until `finish_now`, `release` or `expire_later` is called.
 
-        Whoever shares this memory needs no lease: they live and die together. The others are told
-        that it is held for `lease` seconds.
+        Requests of the same process need no renewed lease: the record is lost with the process.
+        Other requests see a record that expires in `lease` seconds.
         """
-        return self._take(key, fingerprint, owner, lease, inf)
+        return self._claim(key, fingerprint, owner, lease, inf)
 
-    def let_run_out(self, key: str, owner: str, lease: float) -> None:
+    def expire_later(self, key: str, owner: str, lease: float) -> None:
         """Free a key in `lease` seconds, unless it is finished, released or extended by then.
 
-        A finalizer may call this while the lock is held, by this very thread: it may not wait for
-        it. So it leaves a word, and the next who has the lock sees to it.
+        A finalizer may call this in a thread that holds the lock, so this must not wait for the
+        lock. The next call that acquires the lock applies the expiry.
         """
-        self._left.append((key, owner, (self._clock or system.now)() + lease))
+        self._pending_expiries.append((key, owner, (self._clock or system.now)() + lease))
 
-    def _take(
-        self, key: str, fingerprint: str, owner: str, lease: float, held_for: float
-    ) -> Taken | None:
+    def _claim(
+        self, key: str, fingerprint: str, owner: str, lease: float, expires_in: float
+    ) -> ExistingRecord | None:
         with self._lock:
-            self._see_to_the_left()
+            self._apply_pending_expiries()
             now = (self._clock or system.now)()
             entry = self._entries.get(key)
             if entry is not None:
                 if now < entry.free_at and (entry.owner != owner or entry.response is not None):
                     free_at = now + lease if entry.free_at == inf else entry.free_at
-                    return Taken(Record(entry.fingerprint, free_at, entry.response), now)
-                self._drop(key, entry)
-            elif len(self._entries) >= self._capacity and not self._forget(1, now):
-                self._refuse(now)
-            entry = _Entry(fingerprint, owner, now + held_for)
-            if held_for == inf:
+                    return ExistingRecord(Record(entry.fingerprint, free_at, entry.response), now)
+                self._remove(key, entry)
+            elif len(self._entries) >= self._capacity and not self._delete_expired(1, now):
+                self._raise_full(now)
+            entry = _MemoryEntry(fingerprint, owner, now + expires_in)
+            if expires_in == inf:
                 self._entries[key] = entry
             else:
-                self._put(key, entry)
+                self._push(key, entry)
             return None
 
-    def _see_to_the_left(self) -> None:
-        while self._left:
-            key, owner, free_at = self._left.popleft()
+    def _apply_pending_expiries(self) -> None:
+        while self._pending_expiries:
+            key, owner, free_at = self._pending_expiries.popleft()
             entry = self._entries.get(key)
             if entry is not None and entry.owner == owner and entry.response is None:
                 entry.free_at = free_at
-                self._put(key, entry)
+                self._push(key, entry)
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
-        """Hold a key for `lease` more seconds from now; False: it is finished, or another's."""
+        """Extend the lease to `lease` seconds from now; see `IdempotencyStore`."""
         with self._lock:
-            self._see_to_the_left()
+            self._apply_pending_expiries()
             now = (self._clock or system.now)()
             entry = self._entries.get(key)
             if entry is None:
-                self._put(key, _Entry(fingerprint, owner, now + lease))
+                self._push(key, _MemoryEntry(fingerprint, owner, now + lease))
                 return True
             if entry.owner != owner or entry.response is not None:
                 return False
             entry.free_at = now + lease
-            if entry.free_at < entry.look_at:
-                self._put(key, entry)
+            if entry.free_at < entry.heap_time:
+                self._push(key, entry)
             return True
 
     async def finish(
-        self, key: str, fingerprint: str, owner: str, response: StoredResponse, keep: float
+        self, key: str, fingerprint: str, owner: str, response: StoredResponse, retention: float
     ) -> bool:
-        """Keep the response for `keep` seconds; False: the key is another's by now."""
-        return self.finish_now(key, fingerprint, owner, response, keep)
+        """Store the response for `retention` seconds; see `IdempotencyStore`."""
+        return self.finish_now(key, fingerprint, owner, response, retention)
 
     def finish_now(
-        self, key: str, fingerprint: str, owner: str, response: StoredResponse, keep: float
+        self, key: str, fingerprint: str, owner: str, response: StoredResponse, retention: float
     ) -> bool:
-        """Do what `finish` does, without a coroutine."""
+        """The same as `finish`, without the cost of a coroutine."""
         with self._lock:
-            self._see_to_the_left()
+            self._apply_pending_expiries()
             now = (self._clock or system.now)()
             entry = self._entries.get(key)
             if entry is None:
-                entry = _Entry(fingerprint, owner, now)
-                self._put(key, entry)
+                entry = _MemoryEntry(fingerprint, owner, now)
+                self._push(key, entry)
             elif entry.owner != owner:
                 return False
             elif entry.response is not None:
                 return entry.response == response
-            entry.free_at = now + keep
+            entry.free_at = now + retention
             size = len(response.body or b"")
             for name, value in response.headers:
                 size += len(name) + len(value)
-            if self._bytes + size > self._max_bytes and not self._make_bytes(size, now):
+            if self._bytes + size > self._max_bytes and not self._free_bytes(size, now):
                 response, size = StoredResponse(response.status, (), None), 0
             self._bytes += size
             entry.size = size
             entry.response = response
-            if entry.free_at < entry.look_at:
-                self._put(key, entry)
+            if entry.free_at < entry.heap_time:
+                self._push(key, entry)
             return True
 
     async def release(self, key: str, owner: str) -> None:
-        """Free a key that is still the owner's and not finished."""
+        """Free a key that this owner has claimed and not finished."""
         with self._lock:
-            self._see_to_the_left()
+            self._apply_pending_expiries()
             entry = self._entries.get(key)
             if entry is not None and entry.owner == owner and entry.response is None:
-                self._drop(key, entry)
+                self._remove(key, entry)
 
     async def sweep(self, limit: int) -> int:
-        """Forget up to `limit` records that are over, and say how many those were."""
+        """Delete up to `limit` expired records, and return how many were deleted."""
         with self._lock:
-            self._see_to_the_left()
-            return self._forget(limit, (self._clock or system.now)())
+            self._apply_pending_expiries()
+            return self._delete_expired(limit, (self._clock or system.now)())
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to let go of."""
+        """Do nothing: there are no connections or files."""
 
-    def _drop(self, key: str, entry: _Entry) -> None:
+    def _remove(self, key: str, entry: _MemoryEntry) -> None:
         del self._entries[key]
         self._bytes -= entry.size
 
-    def _refuse(self, now: float) -> NoReturn:
-        first = self._first()
+    def _raise_full(self, now: float) -> NoReturn:
+        next_expiring = self._next_expiring()
         msg = (
-            f"the memory store holds {self._capacity} records, none of which has expired; "
-            "a larger capacity, a shorter keep or a store on disk would take more"
+            f"the memory store is full: none of its {self._capacity} records has expired; use a "
+            "larger capacity, a shorter retention, or a store on disk"
         )
-        wait = None if first is None else first[1].free_at - now
+        wait = None if next_expiring is None else next_expiring[1].free_at - now
         raise LimitReached(msg, downstream="idempotency store", retry_after=wait)
 
-    def _make_bytes(self, size: int, now: float) -> bool:
-        """Forget what is over until there is room, and say whether there is."""
+    def _free_bytes(self, size: int, now: float) -> bool:
+        """Delete expired records until `size` bytes fit; return whether they do."""
         while self._bytes + size > self._max_bytes:
-            if not self._forget(1, now):
+            if not self._delete_expired(1, now):
                 return False
         return True
 
-    def _forget(self, limit: int, now: float) -> int:
-        """Forget up to `limit` records that are over, and say how many those were."""
-        forgotten = 0
-        while forgotten < limit and (first := self._first()) and first[1].free_at <= now:
-            self._drop(*first)
-            forgotten += 1
-        return forgotten
+    def _delete_expired(self, limit: int, now: float) -> int:
+        """Delete up to `limit` expired records, and return how many were deleted."""
+        deleted = 0
+        while (
+            deleted < limit and (expiring := self._next_expiring()) and expiring[1].free_at <= now
+        ):
+            self._remove(*expiring)
+            deleted += 1
+        return deleted
 
-    def _put(self, key: str, entry: _Entry) -> None:
-        """Keep an entry, and note when it ends."""
+    def _push(self, key: str, entry: _MemoryEntry) -> None:
+        """Add an entry to the records and to the heap."""
         self._entries[key] = entry
-        entry.look_at = entry.free_at
-        heapq.heappush(self._ends, (entry.look_at, key))
-        if len(self._ends) > 4 * len(self._entries) + _SLACK:
-            looks = ((entry.look_at, key) for key, entry in self._entries.items())
-            self._ends = [look for look in looks if look[0] < inf]
-            heapq.heapify(self._ends)
+        entry.heap_time = entry.free_at
+        heapq.heappush(self._expiry_heap, (entry.heap_time, key))
+        if len(self._expiry_heap) > 4 * len(self._entries) + _HEAP_SLACK:
+            heap = ((entry.heap_time, key) for key, entry in self._entries.items())
+            self._expiry_heap = [item for item in heap if item[0] < inf]
+            heapq.heapify(self._expiry_heap)
 
-    def _first(self) -> tuple[str, _Entry] | None:
-        """Return the entry that ends first."""
-        while self._ends:
-            moment, key = self._ends[0]
+    def _next_expiring(self) -> tuple[str, _MemoryEntry] | None:
+        """Return the entry that expires first, and drop outdated heap items on the way."""
+        while self._expiry_heap:
+            heap_time, key = self._expiry_heap[0]
             entry = self._entries.get(key)
-            if entry is not None and entry.free_at == moment:
+            if entry is not None and entry.free_at == heap_time:
                 return key, entry
-            heapq.heappop(self._ends)
-            if entry is not None and entry.look_at == moment:
-                self._put(key, entry)
+            heapq.heappop(self._expiry_heap)
+            if entry is not None and entry.heap_time == heap_time:
+                self._push(key, entry)
         return None
 
 
-class _Entry:
-    """What is kept of a key."""
+class _MemoryEntry:
+    """The record of a key with its owner, its size, and its time in the expiry heap."""
 
-    __slots__ = ("fingerprint", "free_at", "look_at", "owner", "response", "size")
+    __slots__ = ("fingerprint", "free_at", "heap_time", "owner", "response", "size")
 
     def __init__(self, fingerprint: str, owner: str, free_at: float) -> None:
         self.fingerprint = fingerprint
         self.owner = owner
         self.free_at = free_at
-        self.look_at = inf
+        self.heap_time = inf  # not in the heap
         self.response: StoredResponse | None = None
         self.size = 0

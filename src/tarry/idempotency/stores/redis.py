@@ -1,10 +1,11 @@
 """Records in Redis or Valkey (from version 5 on), single or Cluster.
 
-One hash for each key, and one script for each step, on that key alone and on the clock of the
-server. Redis removes by itself what is over, so a sweep has nothing to do.
+Each key is one hash. Each call is one script, which accesses only that hash and uses the clock of
+the server. Redis deletes expired records itself, so `sweep` has nothing to do.
 
-What is promised holds as far as Redis keeps what it has acknowledged: a replica that takes over
-may not know the last claims, and a `maxmemory-policy` other than `noeviction` may drop records.
+The guarantees hold only as long as Redis does not lose acknowledged writes. A replica that is
+promoted may lack the last claims, and a `maxmemory-policy` other than `noeviction` may delete
+records.
 """
 
 from __future__ import annotations
@@ -15,97 +16,101 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.idempotency.headers import pack, unpack
-from tarry.idempotency.record import Record, StoredResponse
-from tarry.idempotency.store import Taken
+from tarry.idempotency.store import (
+    ExistingRecord,
+    Record,
+    StoredResponse,
+    decode_headers,
+    encode_headers,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-_TIMEOUT = 5.0
-_CONNECTIONS = 20
+_TIMEOUT_S = 5.0
+_MAX_CONNECTIONS = 20
 
-# Times are whole microseconds since the epoch, which a Lua number holds exactly and `tostring`
-# does not. The arguments: by whom, for what, and for how long, which Redis wants in milliseconds.
+# Times are whole microseconds since the epoch. A Lua number represents them exactly, but `tostring`
+# would round them. Arguments: owner, fingerprint, and a duration in microseconds.
 _COMMON = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local function text(number) return string.format('%.0f', number) end
-local held = redis.call('HMGET', KEYS[1], 'owner', 'status', 'free_at')
-local runs = held[1] == ARGV[1] and not held[2]
-local function hold()
+local function to_text(number) return string.format('%.0f', number) end
+local record = redis.call('HMGET', KEYS[1], 'owner', 'status', 'free_at')
+local is_running = record[1] == ARGV[1] and not record[2]
+local function write_claim()
     redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'fingerprint', ARGV[2],
-               'free_at', text(now + ARGV[3]))
+               'free_at', to_text(now + ARGV[3]))
     redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[3] / 1000))
     return 1
 end
 """
 
-# An owner that asks again is let in: its first answer was lost with its connection.
+# A repeated claim of the same owner succeeds: the answer to its first was lost with a connection.
 _CLAIM = """
-if held[1] and tonumber(held[3]) > now and not runs then
-    local kept = redis.call('HMGET', KEYS[1], 'fingerprint', 'status', 'headers', 'body')
-    return {text(now), held[3], kept[1], kept[2], kept[3], kept[4]}
+if record[1] and tonumber(record[3]) > now and not is_running then
+    local stored = redis.call('HMGET', KEYS[1], 'fingerprint', 'status', 'headers', 'body')
+    return {to_text(now), record[3], stored[1], stored[2], stored[3], stored[4]}
 end
 redis.call('DEL', KEYS[1])
-hold()
+write_claim()
 return false
 """
 
 _EXTEND = """
-return (runs or not held[1]) and hold() or 0
+return (is_running or not record[1]) and write_claim() or 0
 """
 
-# The same response a second time is no second one: the first answer was lost, as above.
+# Storing the same response again succeeds: the answer to the first call was lost, as above.
 _FINISH = """
-if held[1] and held[1] ~= ARGV[1] then return 0 end
-if held[2] then
-    local kept = redis.call('HMGET', KEYS[1], 'headers', 'body')
+if record[1] and record[1] ~= ARGV[1] then return 0 end
+if record[2] then
+    local stored = redis.call('HMGET', KEYS[1], 'headers', 'body')
     local body = ARGV[6] or false
-    if held[2] ~= ARGV[4] or kept[1] ~= ARGV[5] or kept[2] ~= body then return 0 end
+    if record[2] ~= ARGV[4] or stored[1] ~= ARGV[5] or stored[2] ~= body then return 0 end
 end
 redis.call('HSET', KEYS[1], 'status', ARGV[4], 'headers', ARGV[5])
 if ARGV[6] then redis.call('HSET', KEYS[1], 'body', ARGV[6]) end
-return hold()
+return write_claim()
 """
 
 _RELEASE = """
-return runs and redis.call('DEL', KEYS[1]) or 0
+return is_running and redis.call('DEL', KEYS[1]) or 0
 """
 
 
-class Encoder(Protocol):
-    """What is asked of a client's encoder."""
+class RedisEncoder(Protocol):
+    """The attribute of a client's encoder that the store reads."""
 
     @property
     def decode_responses(self) -> bool:
-        """Whether answers come as text."""
+        """Whether the client decodes responses to text."""
         ...
 
 
-class Client(Protocol):
-    """What is used of a client of `redis.asyncio`: `Redis` or `RedisCluster`."""
+class RedisClient(Protocol):
+    """The methods of `redis.asyncio.Redis` and `RedisCluster` that the store uses."""
 
     def evalsha(self, sha: str, numkeys: int, /, *keys_and_args: Any) -> Any:
-        """Run a script that the server knows."""
+        """Run a script that the server has cached."""
         ...
 
     def eval(self, script: str, numkeys: int, /, *keys_and_args: Any) -> Any:
-        """Run a script, and make it known."""
+        """Run a script; the server caches it."""
         ...
 
-    def get_encoder(self) -> Encoder:
-        """Return what turns answers into values."""
+    def get_encoder(self) -> RedisEncoder:
+        """Return the encoder."""
         ...
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close all connections."""
         ...
 
 
 class _Script:
-    def __init__(self, step: str) -> None:
-        self.text = _COMMON + step
+    def __init__(self, body: str) -> None:
+        self.text = _COMMON + body
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -118,87 +123,96 @@ _SCRIPTS = {
 
 
 class RedisStore:
-    """Keeps records under keys that begin with `prefix`.
+    """Stores each record in a hash whose name begins with `prefix`.
 
-    `url_or_client` is a URL of one server, or a client of `redis.asyncio`, for a Cluster too, that
-    stays yours to close.
+    Args:
+        url_or_client: the URL of a single server, or a client of `redis.asyncio` (also for a
+            Cluster), which the caller closes.
+        prefix: the prefix of all Redis keys.
     """
 
-    def __init__(self, url_or_client: str | Client, *, prefix: str = "tarry:idem:") -> None:
-        self._redis = _library()
-        self._own = isinstance(url_or_client, str)
+    def __init__(self, url_or_client: str | RedisClient, *, prefix: str = "tarry:idem:") -> None:
+        self._redis = _import_redis()
+        self._owns_client = isinstance(url_or_client, str)
         self._client = (
-            self._connected(url_or_client) if isinstance(url_or_client, str) else url_or_client
+            self._connect(url_or_client) if isinstance(url_or_client, str) else url_or_client
         )
         if self._client.get_encoder().decode_responses:
-            rule = "bodies are bytes, and would not survive being decoded"
-            raise ConfigurationError(f"the client must not have decode_responses=True: {rule}")
+            msg = (
+                "the client must not have decode_responses=True: response bodies are bytes, which "
+                "decoding would corrupt"
+            )
+            raise ConfigurationError(msg)
         self._prefix = prefix
 
-    async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> Taken | None:
-        """Take a free key for `lease` seconds, or say by what it is taken."""
-        held = await self._run("claim", key, owner, fingerprint, _microseconds(lease))
-        if held is None:
+    async def claim(
+        self, key: str, fingerprint: str, owner: str, lease: float
+    ) -> ExistingRecord | None:
+        """Claim a free key for `lease` seconds. Return the record if the key is not free."""
+        existing = await self._run_script("claim", key, owner, fingerprint, _microseconds(lease))
+        if existing is None:
             return None
-        now, free_at, kept_for, status, packed, body = held
+        now, free_at, stored_fingerprint, status, headers, body = existing
         response = None
         if status is not None:
-            response = StoredResponse(int(status), unpack(packed), body)
-        return Taken(Record(kept_for.decode(), int(free_at) / 1e6, response), int(now) / 1e6)
+            response = StoredResponse(int(status), decode_headers(headers), body)
+        return ExistingRecord(
+            Record(stored_fingerprint.decode(), int(free_at) / 1e6, response), int(now) / 1e6
+        )
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
-        """Hold a key for `lease` more seconds from now; False: it is finished, or another's."""
-        return bool(await self._run("extend", key, owner, fingerprint, _microseconds(lease)))
+        """Extend the lease to `lease` seconds from now; see `IdempotencyStore`."""
+        return bool(await self._run_script("extend", key, owner, fingerprint, _microseconds(lease)))
 
     async def finish(
-        self, key: str, fingerprint: str, owner: str, response: StoredResponse, keep: float
+        self, key: str, fingerprint: str, owner: str, response: StoredResponse, retention: float
     ) -> bool:
-        """Keep the response for `keep` seconds; False: the key is another's by now."""
-        kept: list[int | str | bytes] = [response.status, pack(response.headers)]
+        """Store the response for `retention` seconds; see `IdempotencyStore`."""
+        fields: list[int | str | bytes] = [response.status, encode_headers(response.headers)]
         if response.body is not None:
-            kept.append(response.body)
-        held = await self._run("finish", key, owner, fingerprint, _microseconds(keep), *kept)
-        return bool(held)
+            fields.append(response.body)
+        duration = _microseconds(retention)
+        return bool(await self._run_script("finish", key, owner, fingerprint, duration, *fields))
 
     async def release(self, key: str, owner: str) -> None:
-        """Free a key whose request came to nothing; nothing happens if it is not the owner's."""
-        await self._run("release", key, owner)
+        """Free a key that this owner has claimed and not finished."""
+        await self._run_script("release", key, owner)
 
     async def sweep(self, limit: int) -> int:  # noqa: ARG002 - part of the port
-        """Return 0: Redis forgets by itself."""
+        """Return 0: Redis deletes expired records itself."""
         return 0
 
     async def close(self) -> None:
-        """Close the connections that the store has opened itself."""
-        if self._own:
+        """Close the connections, unless they belong to the caller's client."""
+        if self._owns_client:
             await self._client.aclose()
 
-    async def _run(self, step: str, key: str, *args: Any) -> Any:
-        script = _SCRIPTS[step]
-        where = self._prefix + key
+    async def _run_script(self, name: str, key: str, *args: Any) -> Any:
+        script = _SCRIPTS[name]
+        redis_key = self._prefix + key
         try:
-            return await self._client.evalsha(script.sha, 1, where, *args)
+            return await self._client.evalsha(script.sha, 1, redis_key, *args)
         except self._redis.exceptions.NoScriptError:
-            # The node has been restarted, or has never seen it.
-            return await self._client.eval(script.text, 1, where, *args)
+            # The server was restarted, or a cluster node has not seen the script yet.
+            return await self._client.eval(script.text, 1, redis_key, *args)
 
-    def _connected(self, url: str) -> Client:
-        # One more try at once: a pool hands out what died while it lay idle, and every step may be
-        # repeated by its owner. A pool that waits: a crowd is no error.
+    def _connect(self, url: str) -> RedisClient:
+        # One immediate retry: a pool may return a connection that died while it was idle, and
+        # repeating a script is safe. A blocking pool: under load, requests wait instead of failing.
         retry = import_module("redis.asyncio.retry").Retry(
             import_module("redis.backoff").NoBackoff(), 1
         )
         pool = self._redis.asyncio.BlockingConnectionPool.from_url(
             url,
-            max_connections=_CONNECTIONS,
-            timeout=_TIMEOUT,
-            socket_timeout=_TIMEOUT,
-            socket_connect_timeout=_TIMEOUT,
+            max_connections=_MAX_CONNECTIONS,
+            timeout=_TIMEOUT_S,
+            socket_timeout=_TIMEOUT_S,
+            socket_connect_timeout=_TIMEOUT_S,
             retry=retry,
-            # Before version 6 the client asks for them by name.
+            # Clients before version 6 only retry on the errors that are listed here.
             retry_on_error=[self._redis.ConnectionError, self._redis.TimeoutError],
         )
-        client: Client = self._redis.asyncio.Redis.from_pool(pool)
+        client: RedisClient = self._redis.asyncio.Redis.from_pool(pool)
         return client
 
 
@@ -206,7 +220,7 @@ def _microseconds(seconds: float) -> int:
     return max(1, math.ceil(seconds * 1e6))
 
 
-def _library() -> ModuleType:
+def _import_redis() -> ModuleType:
     try:
         import_module("redis.asyncio")
         return import_module("redis")

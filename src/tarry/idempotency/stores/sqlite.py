@@ -1,4 +1,4 @@
-"""Records in a SQLite file that the processes of one machine share, and that outlives them."""
+"""Records in a SQLite file, which the processes of one machine share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.checks import positive
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
-from tarry.idempotency.headers import pack, unpack
-from tarry.idempotency.loops import in_thread
-from tarry.idempotency.record import Record, StoredResponse
-from tarry.idempotency.store import Taken
+from tarry.idempotency.async_backend import run_in_executor
+from tarry.idempotency.store import (
+    ExistingRecord,
+    Record,
+    StoredResponse,
+    decode_headers,
+    encode_headers,
+)
 from tarry.runtime.retry import call
 
 if TYPE_CHECKING:
@@ -24,9 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_APPLICATION = 0x74616964
-"""Says in the file's head whose it is: "taid"."""
-_VERSION = 1
+_APPLICATION_ID = 0x74616964
+"""Identifies the file by its header: "taid"."""
+_SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE tarry_record (
     key TEXT PRIMARY KEY,
@@ -35,32 +39,32 @@ CREATE TABLE tarry_record (
     free_at REAL NOT NULL, -- seconds since 1970
     status INTEGER,        -- NULL while the first request runs
     headers TEXT,
-    body BLOB              -- NULL when it was too large to keep
+    body BLOB              -- NULL if it was too large to store
 );
 CREATE INDEX tarry_record_by_end ON tarry_record (free_at);
 """
 _NOW = "SELECT (julianday('now') - 2440587.5) * 86400.0"
 _INSERT = """
-INSERT INTO tarry_record AS held (key, fingerprint, owner, free_at, status, headers, body)
+INSERT INTO tarry_record AS stored (key, fingerprint, owner, free_at, status, headers, body)
 VALUES (:key, :fingerprint, :owner, :free_at, :status, :headers, :body)
 ON CONFLICT (key) DO UPDATE SET
     fingerprint = excluded.fingerprint, owner = excluded.owner, free_at = excluded.free_at,
     status = excluded.status, headers = excluded.headers, body = excluded.body
 """
-# Who repeats a step is let in: its first answer was lost.
+# A repeated call of the same owner succeeds: the answer to its first call was lost.
 _CLAIM = (
     _INSERT
     + """
-WHERE held.free_at <= :now OR (held.owner = excluded.owner AND held.status IS NULL)
+WHERE stored.free_at <= :now OR (stored.owner = excluded.owner AND stored.status IS NULL)
 """
 )
-_EXTEND = _INSERT + "WHERE held.owner = excluded.owner AND held.status IS NULL"
+_EXTEND = _INSERT + "WHERE stored.owner = excluded.owner AND stored.status IS NULL"
 _FINISH = (
     _INSERT
     + """
-WHERE held.owner = excluded.owner AND (held.status IS NULL OR (
-    held.status = excluded.status AND held.headers = excluded.headers
-    AND held.body IS excluded.body
+WHERE stored.owner = excluded.owner AND (stored.status IS NULL OR (
+    stored.status = excluded.status AND stored.headers = excluded.headers
+    AND stored.body IS excluded.body
 ))
 """
 )
@@ -73,12 +77,15 @@ WHERE key IN (SELECT key FROM tarry_record WHERE free_at <= :now LIMIT :limit)
 
 
 class SqliteStore:
-    """Keeps records in the file at `path`, which it makes when it is missing.
+    """Stores records in the file at `path`, which is created if it does not exist.
 
-    What a call has changed is on the disk when it returns. `busy_timeout`: how many seconds to wait
-    for another process that writes. `clock` returns seconds since 1970, by default SQLite's own.
+    Changes are on disk when a call returns. The file is opened by the first call, so a server may
+    fork after it has created the store.
 
-    The file is opened at the first call, so that a server may fork after it has made the store.
+    Args:
+        path: the file.
+        busy_timeout: seconds to wait while another process writes.
+        clock: returns seconds since 1970; by default the clock of SQLite.
     """
 
     def __init__(
@@ -92,75 +99,76 @@ class SqliteStore:
             raise ConfigurationTypeError("path", "must name a file", path)
         folder = Path(path).absolute().parent
         if not folder.is_dir():
-            rule = (
-                f"must lie in a folder that is there, got {short_repr(path)}: make {folder} first"
-            )
+            rule = f"must be in an existing folder, got {short_repr(path)}: create {folder} first"
             raise ConfigurationError("path", rule)
         self._path = path
         self._busy_timeout = positive("busy_timeout", busy_timeout)
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._executor: ThreadPoolExecutor | None = None
 
-    async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> Taken | None:
-        """Take a free key for `lease` seconds, or say by what it is taken."""
-        return await self._in_thread(partial(self._claim, key, fingerprint, owner, lease))
+    async def claim(
+        self, key: str, fingerprint: str, owner: str, lease: float
+    ) -> ExistingRecord | None:
+        """Claim a free key for `lease` seconds. Return the record if the key is not free."""
+        return await self._run_in_thread(partial(self._claim, key, fingerprint, owner, lease))
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
-        """Hold a key for `lease` more seconds from now; False: it is finished, or another's."""
+        """Extend the lease to `lease` seconds from now; see `IdempotencyStore`."""
         return await self._write(_EXTEND, lease, _row(key, fingerprint, owner)) > 0
 
     async def finish(
-        self, key: str, fingerprint: str, owner: str, response: StoredResponse, keep: float
+        self, key: str, fingerprint: str, owner: str, response: StoredResponse, retention: float
     ) -> bool:
-        """Keep the response for `keep` seconds; False: the key is another's by now."""
-        return await self._write(_FINISH, keep, _row(key, fingerprint, owner, response)) > 0
+        """Store the response for `retention` seconds; see `IdempotencyStore`."""
+        return await self._write(_FINISH, retention, _row(key, fingerprint, owner, response)) > 0
 
     async def release(self, key: str, owner: str) -> None:
-        """Free a key that is still the owner's and not finished."""
+        """Free a key that this owner has claimed and not finished."""
         await self._write(_RELEASE, 0.0, {"key": key, "owner": owner})
 
     async def sweep(self, limit: int) -> int:
-        """Forget up to `limit` records that are over, and say how many those were."""
+        """Delete up to `limit` expired records, and return how many were deleted."""
         return await self._write(_SWEEP, 0.0, {"limit": limit})
 
     async def close(self) -> None:
-        """Close the file and end the thread."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            await in_thread(thread, self._disconnect)
-            thread.shutdown(wait=False)
+        """Close the file and stop the thread."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            await run_in_executor(executor, self._disconnect)
+            executor.shutdown(wait=False)
 
-    async def _in_thread(self, function: Callable[[], T]) -> T:
-        if self._thread is None:
-            # One thread: SQLite lets one write at a time anyway, and so calls keep their order.
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="tarry-idempotency")
-        return await in_thread(self._thread, function)
+    async def _run_in_thread(self, function: Callable[[], T]) -> T:
+        if self._executor is None:
+            # One thread: SQLite allows one writer at a time anyway, and calls keep their order.
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="tarry-idempotency")
+        return await run_in_executor(self._executor, function)
 
     async def _write(self, statement: str, seconds: float, values: dict[str, Any]) -> int:
-        """Execute one statement, with its end counted from now, and count its rows."""
+        """Execute a statement with `free_at` in `seconds` from now; return the number of rows."""
 
         def write() -> int:
             with self._transaction() as (connection, now):
                 values.update(now=now, free_at=now + seconds)
                 return connection.execute(statement, values).rowcount
 
-        return await self._in_thread(write)
+        return await self._run_in_thread(write)
 
     # --- in the thread ----------------------------------------------------------------------------
 
-    def _claim(self, key: str, fingerprint: str, owner: str, lease: float) -> Taken | None:
+    def _claim(self, key: str, fingerprint: str, owner: str, lease: float) -> ExistingRecord | None:
         with self._transaction() as (connection, now):
-            wanted = _row(key, fingerprint, owner) | {"now": now, "free_at": now + lease}
-            if connection.execute(_CLAIM, wanted).rowcount:
+            row = _row(key, fingerprint, owner) | {"now": now, "free_at": now + lease}
+            if connection.execute(_CLAIM, row).rowcount:
                 return None
-            printed, free_at, status, headers, body = connection.execute(_READ, (key,)).fetchone()
-        response = None if status is None else StoredResponse(status, unpack(headers), body)
-        return Taken(Record(printed, free_at, response), now)
+            stored = connection.execute(_READ, (key,)).fetchone()
+        stored_fingerprint, free_at, status, headers, body = stored
+        response = None if status is None else StoredResponse(status, decode_headers(headers), body)
+        return ExistingRecord(Record(stored_fingerprint, free_at, response), now)
 
     @contextmanager
     def _transaction(self) -> Generator[tuple[sqlite3.Connection, float]]:
-        """Hold the file's write lock; the time is read under it, in the order of the writes."""
+        """Hold the write lock of the file. The time is read under it, in the order of writes."""
         if self._connection is None:
             self._connection = call(self._connect, on=_is_busy)
         with self._connection as connection:
@@ -170,13 +178,13 @@ class SqliteStore:
 
     def _connect(self) -> sqlite3.Connection:
         if self._path != ":memory:":
-            # Only its owner may read the file: responses are in it. SQLite makes its own beside it
-            # with the same rights.
+            # Only the file's owner may read it, because it contains responses. SQLite creates its
+            # WAL files with the same permissions.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         connection = sqlite3.connect(
             self._path,
             timeout=self._busy_timeout,
-            isolation_level=None,  # transactions are begun by hand
+            isolation_level=None,  # transactions are started explicitly
         )
         try:
             with connection:
@@ -190,27 +198,28 @@ class SqliteStore:
         return connection
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        def ask(what: str) -> int:
-            return int(connection.execute(what).fetchone()[0])
+        def read_number(statement: str) -> int:
+            return int(connection.execute(statement).fetchone()[0])
 
-        application, version = ask("PRAGMA application_id"), ask("PRAGMA user_version")
-        if (application, version) == (_APPLICATION, _VERSION):
+        application, version = (
+            read_number("PRAGMA application_id"),
+            read_number("PRAGMA user_version"),
+        )
+        if (application, version) == (_APPLICATION_ID, _SCHEMA_VERSION):
             return
-        if application == _APPLICATION:
+        if application == _APPLICATION_ID:
             msg = (
-                f"{self._path} has version {version} of the schema, and this tarry knows "
-                f"{_VERSION}: it belongs to a newer one"
+                f"{self._path} has schema version {version}, but this tarry supports only "
+                f"{_SCHEMA_VERSION}: update tarry"
             )
             raise ConfigurationError(msg)
-        if application or version or ask("SELECT count(*) FROM sqlite_master"):
-            msg = (
-                f"{self._path} is not a file of idempotency records: give them a file of their own"
-            )
+        if application or version or read_number("SELECT count(*) FROM sqlite_master"):
+            msg = f"{self._path} is not a file of idempotency records: use a separate file for them"
             raise ConfigurationError(msg)
         for statement in _SCHEMA.split(";"):
             connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {_VERSION}")
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -224,12 +233,16 @@ def _row(
     row = {"key": key, "fingerprint": fingerprint, "owner": owner}
     if response is None:
         return row | {"status": None, "headers": None, "body": None}
-    headers = pack(response.headers)
+    headers = encode_headers(response.headers)
     return row | {"status": response.status, "headers": headers, "body": response.body}
 
 
 def _is_busy(error: BaseException) -> bool:
-    """Two processes that open a new file at once: one cannot switch it to WAL, timeout or not."""
+    """Return whether the file is locked.
+
+    When two processes open a new file at the same time, one of them fails to switch it to WAL,
+    regardless of its busy timeout.
+    """
     return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in {
         sqlite3.SQLITE_BUSY,
         sqlite3.SQLITE_LOCKED,

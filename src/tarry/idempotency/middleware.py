@@ -1,0 +1,286 @@
+"""The ASGI middleware: a request with an `Idempotency-Key` takes effect once, even if sent again.
+
+Implements draft-ietf-httpapi-idempotency-key-header-07. Where the draft leaves a choice:
+
+- A key belongs to a host, a method, a path and a caller.
+- A stored response is sent with `Idempotent-Replayed: true`.
+- A response that means that nothing was done is not stored.
+- If the store fails, the request is rejected.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeAlias
+
+from tarry.core.checks import count, positive
+from tarry.errors import ConfigurationError, ConfigurationTypeError, Rejected, short_repr
+from tarry.idempotency.async_backend import run_with_timeout
+from tarry.idempotency.fingerprint import (
+    KEY_HEADER,
+    caller_credentials,
+    check_identity,
+    external_and_internal_path,
+    record_name_and_fingerprint,
+    relevant_headers,
+)
+from tarry.idempotency.key import MalformedKey, parse_key
+from tarry.idempotency.lease import STORE_TIMEOUT_S, KeyLease, LeaseContext, LeaseRenewer
+from tarry.idempotency.problems import (
+    ProblemDocs,
+    Rejection,
+    body_too_large,
+    key_malformed,
+    key_missing,
+    key_reused,
+    request_in_progress,
+    response_not_stored,
+    send_rejection,
+    store_unavailable,
+)
+from tarry.idempotency.response_recorder import ResponseRecorder, send_stored_response
+from tarry.idempotency.store import (
+    FingerprintMismatch,
+    InProgress,
+    StoredResponse,
+    evaluate_record,
+)
+from tarry.idempotency.stores.memory import MemoryStore
+from tarry.runtime.callables import plain_function
+from tarry.runtime.clocks import system
+from tarry.wire.asgi import Scope
+
+if TYPE_CHECKING:
+    from tarry.idempotency.fingerprint import Identity, RequestHeaders
+    from tarry.idempotency.store import ExistingRecord, IdempotencyStore
+    from tarry.wire.asgi import App, Receive, Send
+
+RequireKey: TypeAlias = Iterable[str] | Callable[[Scope], bool]
+"""Paths, or a function that returns whether a request must have a key."""
+
+logger: logging.Logger = logging.getLogger("tarry.idempotency")
+
+_MEBIBYTE = 1 << 20
+_DAY_S = 86_400.0
+_SCOPE_MARK = "tarry.idempotency"
+"""In the scope of a request that runs with a key: an inner middleware of this type ignores it."""
+_SWEEP_PROBABILITY = 0.01
+_SWEEP_LIMIT = 200
+"""Twice as many records as are added between two sweeps, so that they do not accumulate."""
+
+
+class IdempotencyMiddleware:
+    """Answers a repeated request with the response to the first one with the same key.
+
+    Args:
+        app: the ASGI application.
+        store: where records are stored; by default in the memory of this process.
+        methods: the HTTP methods for which keys are processed; others are passed through.
+        require_key: where a request without a key is rejected: paths within the application
+            ("/payments"), all paths below one ("/payments/*", not "/payments" itself), or a
+            function of the scope. Elsewhere a key is optional.
+        lease: seconds after which the key of a process that died is free again.
+        retention: seconds for which a response is stored.
+        identity: a function of the scope that returns the caller; by default the Authorization and
+            X-API-Key headers identify the caller.
+        max_request_bytes: the largest request body that is accepted with a key.
+        max_response_bytes: the largest response body that is stored. A larger one is sent to the
+            client, but cannot be sent again.
+        store_errors: also store responses with a status of 500 and above.
+        docs_url: the page about idempotency in the documentation of the API; problems link to it.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        store: IdempotencyStore | None = None,
+        *,
+        methods: Iterable[str] = ("POST", "PATCH"),
+        require_key: RequireKey = (),
+        lease: float = 30.0,
+        retention: float = _DAY_S,
+        identity: Identity | None = None,
+        max_request_bytes: int = _MEBIBYTE,
+        max_response_bytes: int = _MEBIBYTE,
+        store_errors: bool = False,
+        docs_url: str | None = None,
+    ) -> None:
+        if not callable(app):
+            raise ConfigurationTypeError("app", "must be an ASGI application", app)
+        if isinstance(methods, str):
+            raise ConfigurationTypeError("methods", "must be a list of names", methods)
+        if not isinstance(store_errors, bool):
+            raise ConfigurationTypeError("store_errors", "must be True or False", store_errors)
+        if identity is not None:
+            if not callable(identity):
+                rule = "must be a function of the scope"
+                raise ConfigurationTypeError("identity", rule, identity)
+            plain_function("identity", identity)
+        self._app = app
+        self._store = MemoryStore() if store is None else _check_store(store)
+        self._methods = frozenset(method.upper() for method in methods)
+        self._requires_key = _key_requirement(require_key)
+        self._lease_context = LeaseContext(
+            self._store,
+            lease=positive("lease", lease),
+            retention=positive("retention", retention),
+            max_response_bytes=count("max_response_bytes", max_response_bytes, 0),
+            store_errors=store_errors,
+        )
+        self._renewer = LeaseRenewer(lease)
+        self._identity = identity
+        self._max_request_bytes = count("max_request_bytes", max_request_bytes, 0)
+        self._docs = ProblemDocs(docs_url)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http" or scope["method"] not in self._methods or _SCOPE_MARK in scope:
+            await self._app(scope, receive, send)
+            return
+        headers = relevant_headers(scope)
+        try:
+            if KEY_HEADER in headers:
+                await self._serve_with_key(headers, scope, receive, send)
+            elif self._requires_key(scope):
+                raise key_missing()
+            else:
+                await self._app(scope, receive, send)
+        except ClientDisconnected:
+            return
+        except Rejection as rejection:
+            await send_rejection(send, rejection, self._docs)
+
+    async def _serve_with_key(
+        self, headers: RequestHeaders, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        try:
+            key = parse_key(headers[KEY_HEADER])
+        except MalformedKey as error:
+            raise key_malformed(str(error)) from None
+        body = await _read_body(headers, receive, self._max_request_bytes)
+        identity = self._identity
+        caller = (
+            caller_credentials(headers) if identity is None else check_identity(identity(scope))
+        )
+        name, fingerprint = record_name_and_fingerprint(scope, headers, caller, key, body)
+        lease = KeyLease(self._lease_context, name, fingerprint, scope)
+        try:
+            existing = await lease.claim()
+        except Exception as error:
+            # Fail closed: running a request that may have run before is what the key must prevent.
+            logger.exception("request rejected because the idempotency store failed")
+            retry_after = error.retry_after if isinstance(error, Rejected) else None
+            raise store_unavailable(retry_after) from None
+        if existing is not None:
+            await self._answer_from_record(existing, fingerprint, send)
+            return
+        has_expiry = self._lease_context.memory_store is None
+        renewed_leases = self._renewer.add(lease) if has_expiry else None
+        try:
+            scope[_SCOPE_MARK] = True
+            await ResponseRecorder(lease, body, receive, send).run(self._app, scope)
+        finally:
+            if renewed_leases is None:
+                lease.abandon()
+            else:
+                renewed_leases.pop(lease, None)
+            scope.pop(_SCOPE_MARK, None)
+        if system.draw() < _SWEEP_PROBABILITY:
+            await self._sweep()
+
+    async def _answer_from_record(
+        self, existing: ExistingRecord, fingerprint: str, send: Send
+    ) -> None:
+        """Answer a request whose key already has a record."""
+        match evaluate_record(existing.record, fingerprint, existing.now):
+            case StoredResponse() as response:
+                if response.body is None:
+                    raise response_not_stored(response)
+                await send_stored_response(send, response, response.body)
+            case InProgress() as in_progress:
+                raise request_in_progress(in_progress, self._lease_context.lease)
+            case FingerprintMismatch():
+                raise key_reused()
+
+    async def _sweep(self) -> None:
+        """Delete some expired records. Called after the client has its response."""
+        try:
+            await run_with_timeout(lambda: self._store.sweep(_SWEEP_LIMIT), STORE_TIMEOUT_S)
+        except Exception:
+            logger.exception("idempotency store failed to delete expired records")
+
+
+def _check_store(store: object) -> IdempotencyStore:
+    names = ("claim", "extend", "finish", "release", "sweep", "close")
+    if isinstance(store, type) or not all(callable(getattr(store, name, None)) for name in names):
+        rule = 'must be a store, such as SqliteStore("keys.db") or MemoryStore()'
+        raise ConfigurationTypeError("store", rule, store)
+    return store  # type: ignore[return-value]
+
+
+def _key_requirement(require_key: RequireKey) -> Callable[[Scope], bool]:
+    """Return a function that returns whether a request must have a key."""
+    if callable(require_key):
+        plain_function("require_key", require_key)
+        return require_key
+    if isinstance(require_key, (str, bytes)) or not hasattr(require_key, "__iter__"):
+        rule = "must be a list of paths or a function"
+        raise ConfigurationTypeError("require_key", rule, require_key)
+    exact_paths: set[str] = set()
+    prefix_list: list[str] = []
+    for path in require_key:
+        prefix, star = _split_path_pattern(path)
+        if star:
+            prefix_list.append(prefix)
+        else:
+            exact_paths.add(prefix.rstrip("/"))
+    prefixes = tuple(prefix_list)
+
+    def requires_key(scope: Scope) -> bool:
+        path = external_and_internal_path(scope)[1]
+        return path.rstrip("/") in exact_paths or path.startswith(prefixes)
+
+    return requires_key
+
+
+def _split_path_pattern(path: object) -> tuple[str, str]:
+    """Return a path without its final star, and the star."""
+    if not isinstance(path, str):
+        rule = f"must be a list of paths, got {short_repr(path)} in it"
+        raise ConfigurationTypeError("require_key", rule)
+    prefix, star, rest = path.partition("*")
+    if not path.startswith("/") or rest or (star and not prefix.endswith("/")):
+        rule = 'takes paths such as "/payments" or "/payments/*"'
+        raise ConfigurationError("require_key", rule, path)
+    if "{" in path or "<" in path:
+        rule = (
+            f"takes paths without parameters, got {short_repr(path)}: use all paths below, "
+            '"/payments/*", or a function of the scope'
+        )
+        raise ConfigurationError("require_key", rule)
+    return prefix, star
+
+
+class ClientDisconnected(Exception):
+    """The client disconnected before its request was complete."""
+
+
+async def _read_body(headers: RequestHeaders, receive: Receive, max_bytes: int) -> bytes:
+    """Return the whole request body; reject one that is larger than `max_bytes`."""
+    for length in headers.get(b"content-length", ()):
+        if length.isdigit() and float(length) > max_bytes:  # int() rejects more than 4,300 digits
+            raise body_too_large(max_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > max_bytes:
+            raise body_too_large(max_bytes)
+        if not message.get("more_body"):
+            return b"".join([*chunks, chunk]) if chunks else chunk
+        chunks.append(chunk)
