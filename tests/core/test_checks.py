@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.core.checks import at_least, count, number, one_of, positive, share
+from tarry.core.checks import (
+    check_at_least,
+    check_count,
+    check_number,
+    check_one_of,
+    check_positive,
+    check_share,
+)
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 
 HUGE = 10**400
@@ -23,10 +30,10 @@ UNPRINTABLE = 10**5_000
 Rule = Callable[[str, Any], object]
 
 NUMBERS: list[Rule] = [
-    number,
-    positive,
-    share,
-    lambda field, value: at_least(field, value, 0),
+    check_number,
+    check_positive,
+    check_share,
+    lambda field, value: check_at_least(field, value, 0),
 ]
 NAMES = ["number", "positive", "share", "at_least"]
 
@@ -60,7 +67,7 @@ def test_what_is_not_finite(rule: Rule, value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [UNPRINTABLE, -UNPRINTABLE], ids=["above", "below"])
-@pytest.mark.parametrize("rule", [*NUMBERS[:-1], lambda f, v: count(f, -abs(v))])
+@pytest.mark.parametrize("rule", [*NUMBERS[:-1], lambda f, v: check_count(f, -abs(v))])
 def test_numbers_too_long_to_print(rule: Rule, value: int) -> None:
     """A refusal names its field also where Python will not write the number down."""
     with pytest.raises(ConfigurationError, match=r"^field must be "):
@@ -75,30 +82,30 @@ def test_number_takes_what_is_finite(value: float) -> None:
     except OverflowError:
         finite = False
     if finite:
-        assert float(value) == number("field", value)
+        assert float(value) == check_number("field", value)
     else:
         with pytest.raises(ConfigurationError, match=r"^field must be finite"):
-            number("field", value)
+            check_number("field", value)
 
 
 @pytest.mark.parametrize("value", [sys.float_info.min, 5e-324, 1e-9, 1, sys.float_info.max])
 def test_positive(value: float) -> None:
     """Everything above zero is positive, however small."""
-    assert value == positive("field", value)
+    assert value == check_positive("field", value)
 
 
 @pytest.mark.parametrize("value", [0, 0.0, -0.0, -5e-324, -1], ids=repr)
 def test_not_positive(value: float) -> None:
     """Zero and what lies below are not positive."""
     with pytest.raises(ConfigurationError) as caught:
-        positive("field", value)
+        check_positive("field", value)
     assert f"field must be greater than 0, got {value!r}" == str(caught.value)
 
 
 @pytest.mark.parametrize(("floor", "value"), [(0, 0), (0, -0.0), (1, 1), (1.5, 1.5), (1, 7)])
 def test_at_least(floor: float, value: float) -> None:
     """The floor itself and all above it are let through."""
-    assert value == at_least("field", value, floor)
+    assert value == check_at_least("field", value, floor)
 
 
 @pytest.mark.parametrize(
@@ -107,41 +114,41 @@ def test_at_least(floor: float, value: float) -> None:
 def test_not_at_least(floor: float, value: float, shown: str) -> None:
     """What lies below the floor is refused, and the message names the floor."""
     with pytest.raises(ConfigurationError) as caught:
-        at_least("field", value, floor)
+        check_at_least("field", value, floor)
     assert f"field must be at least {shown}, got {value!r}" == str(caught.value)
 
 
 @pytest.mark.parametrize("value", [5e-324, 0.5, 1, 1.0])
 def test_share(value: float) -> None:
     """A share is above 0 and at most 1."""
-    assert value == share("field", value)
+    assert value == check_share("field", value)
 
 
 @pytest.mark.parametrize("value", [0, -0.5, 1.0000001, 50])
 def test_not_a_share(value: float) -> None:
     """Nothing, less than nothing and more than all are no shares."""
     with pytest.raises(ConfigurationError) as caught:
-        share("field", value)
+        check_share("field", value)
     assert f"field must be greater than 0 and at most 1, got {value!r}" == str(caught.value)
 
 
 @pytest.mark.parametrize(("value", "floor"), [(1, 1), (0, 0), (10_000, 1), (HUGE, 1)], ids=str)
 def test_count(value: int, floor: int) -> None:
     """A whole number from the floor on is a count; there is no upper bound."""
-    assert value == count("field", value, floor)
+    assert value == check_count("field", value, floor)
 
 
 def test_count_begins_at_one() -> None:
     """Without a floor a count is 1 or more."""
     with pytest.raises(ConfigurationError, match=r"^field must be at least 1, got 0$"):
-        count("field", 0)
+        check_count("field", 0)
 
 
 @pytest.mark.parametrize(("value", "floor"), [(0, 1), (-1, 0), (-HUGE, 1)], ids=str)
 def test_too_small_a_count(value: int, floor: int) -> None:
     """A count below its floor is refused."""
     with pytest.raises(ConfigurationError) as caught:
-        count("field", value, floor)
+        check_count("field", value, floor)
     assert f"field must be at least {floor}, got {short_repr(value)}" == str(caught.value)
 
 
@@ -149,21 +156,21 @@ def test_too_small_a_count(value: int, floor: int) -> None:
 def test_what_is_no_count(value: object) -> None:
     """Floats, also whole ones, bools and texts are not counted with."""
     with pytest.raises(ConfigurationTypeError) as caught:
-        count("field", value)
+        check_count("field", value)
     assert f"field must be a whole number, got {value!r}" == str(caught.value)
 
 
 def test_one_of() -> None:
     """A name from the list passes."""
     for name in ("b", "a"):
-        one_of("field", name, {"a": 1, "b": 2})
+        check_one_of("field", name, {"a": 1, "b": 2})
 
 
 @pytest.mark.parametrize("value", ["c", "A", "", None, 1, [], nan], ids=str)
 def test_not_one_of(value: object) -> None:
     """Every other value is refused with the names that are known, in order."""
     with pytest.raises(ConfigurationError) as caught:
-        one_of("field", value, ["b", "a"])
+        check_one_of("field", value, ["b", "a"])
     assert f"field must be one of a, b, got {value!r}" == str(caught.value)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tarry.core.backoff import Schedule
 from tarry.core.call import Call
-from tarry.core.explain import duration, explain
+from tarry.core.explain import explain, format_duration
 from tarry.core.outcome import TRANSIENT
 from tarry.core.policy import PRESETS, Policy
 from tarry.core.verdict import Wait
@@ -58,19 +58,19 @@ def rows(text: str) -> list[str]:
 )
 def test_duration(seconds: float, expected: str) -> None:
     """Seconds are written as a person would, in the unit that fits."""
-    assert expected == duration(seconds)
+    assert expected == format_duration(seconds)
 
 
 @pytest.mark.parametrize("seconds", [0.9996, 0.99999, 1 - 2**-53])
 def test_almost_a_second(seconds: float) -> None:
     """What rounds to a second is a second, and not 1e+03 ms."""
-    assert "1 s" == duration(seconds)
+    assert "1 s" == format_duration(seconds)
 
 
 @given(st.floats(1e-3, 999 * 3600))
 def test_durations_are_plain_and_right(seconds: float) -> None:
     """From a millisecond to 999 hours there is no exponent, and the first digits are right."""
-    number, unit = duration(seconds).split()
+    number, unit = format_duration(seconds).split()
     assert "e" not in number
     size = {"ms": 0.001, "s": 1, "min": 60, "h": 3600}[unit]
     assert pytest.approx(seconds, rel=0.006) == float(number) * size

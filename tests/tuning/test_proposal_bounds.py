@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tarry.core.backoff import Schedule
-from tarry.core.explain import duration
+from tarry.core.explain import format_duration
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
@@ -27,7 +27,7 @@ def test_what_fits_into_a_latency_budget() -> None:
     assert (3, 0.6, 0.6) == (policy.max_attempts, policy.total_budget, policy.max_delay)
     assert 0.6 < longest
     assert line.reason.endswith(
-        f" of the time: drop it; 3 can take {duration(longest)}, which total_budget bounds"
+        f" of the time: drop it; 3 can take {format_duration(longest)}, which total_budget bounds"
     )
     assert () == proposal.remarks
 

@@ -79,7 +79,7 @@ def replay(
     match, no replay is made.
     """
     from tarry.cli.output import counted, print_json, say
-    from tarry.core.checks import positive
+    from tarry.core.checks import check_positive
 
     if task is not None:
         given = (policy, lane, reason, rate, dry_run or None)
@@ -91,7 +91,7 @@ def replay(
         retry(task, server, key, as_json)
         return
     if rate is not None:
-        positive("--rate", rate)
+        check_positive("--rate", rate)
     which: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
     with connected(server, key) as client:
         is_dry = not _matched(client, which) or dry_run

@@ -63,9 +63,9 @@ def downstream_table(found: Iterable[Downstream]) -> Table:
 
 def _move(act: str, lane: str | None, server: str, key: str | None, *, as_json: bool) -> None:
     from tarry.cli.output import print_json, say
-    from tarry.core.checks import one_of
+    from tarry.core.checks import check_one_of
 
-    one_of("the first argument", act, ACTS)
+    check_one_of("the first argument", act, ACTS)
     if lane is None:
         rule = f"must say which downstream to {act}; `tarry downstreams` lists them"
         raise ConfigurationError("LANE", rule)
@@ -79,10 +79,10 @@ def _move(act: str, lane: str | None, server: str, key: str | None, *, as_json: 
 
 
 def _row(one: Downstream) -> tuple[object, ...]:
-    from tarry.core.explain import duration
+    from tarry.core.explain import format_duration
 
     def shown(ms: float | None) -> str:
-        return "" if ms is None else duration(ms / 1000)
+        return "" if ms is None else format_duration(ms / 1000)
 
     here = one.here
     latency = ("", "") if here is None else (shown(here.p50_ms), shown(here.p95_ms))

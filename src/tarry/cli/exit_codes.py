@@ -10,7 +10,7 @@ from tarry.client.errors import (
     NotFound,
     ServiceError,
 )
-from tarry.core.explain import duration
+from tarry.core.explain import format_duration
 from tarry.errors import Overloaded, StoreUnavailable, TarryError
 
 FAILED, MISTAKE, MISSING, AWAY, INTERRUPTED = 1, 2, 3, 4, 130
@@ -49,5 +49,5 @@ def words_of(error: TarryError) -> str:
     if isinstance(error, NotAuthorized):
         said += " Give a key with --key or TARRY_KEY; `tarry keys create` makes one."
     if error.retry_after is not None:
-        said += f" Try again in {duration(error.retry_after)}."
+        said += f" Try again in {format_duration(error.retry_after)}."
     return said

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tarry.core.explain import duration
+from tarry.core.explain import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -118,12 +118,12 @@ def letter_row(task: RetryTask, now: float) -> tuple[object, ...]:
 def until(at: int, now: float) -> str:
     """Say when something comes: in 3 s."""
     left = at / 1000 - now
-    return f"in {duration(left)}" if left > 0 else "now"
+    return f"in {format_duration(left)}" if left > 0 else "now"
 
 
 def since(at: int, now: float) -> str:
     """Say when something was: 3 s ago."""
-    return f"{duration(max(0.0, now - at / 1000))} ago"
+    return f"{format_duration(max(0.0, now - at / 1000))} ago"
 
 
 def clock(at: int) -> str:
@@ -145,7 +145,7 @@ def followed(attempt: AttemptLog) -> str:
         return ""
     if decision.action == "stop":
         return f"stopped: {decision.reason}"
-    return f"next after {duration((decision.delay_ms or 0.0) / 1000)}"
+    return f"next after {format_duration((decision.delay_ms or 0.0) / 1000)}"
 
 
 def counted(number: int, noun: str) -> str:

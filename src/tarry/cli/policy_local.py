@@ -66,10 +66,10 @@ def export(
     What it cannot say is in comments at the top, and on standard error if piped.
     """
     from tarry.cli.files import defence_of
-    from tarry.core.checks import one_of
+    from tarry.core.checks import check_one_of
     from tarry.policyfile.export import to_envoy, to_gateway_api, to_grpc, to_istio
 
-    one_of("--to", to, TARGETS)
+    check_one_of("--to", to, TARGETS)
     _check(out)
     if to == "grpc":
         reason = "a service config names the service that is called by --service and --method"
@@ -113,12 +113,12 @@ def import_(
     What tarry cannot say is in comments at the top, and on standard error if piped.
     """
     from tarry.cli.files import read_documents
-    from tarry.core.checks import one_of
+    from tarry.core.checks import check_one_of
     from tarry.errors import ConfigurationError
     from tarry.policyfile import toml
     from tarry.policyfile.imports import from_grpc, from_istio
 
-    one_of("--from", source, SOURCES)
+    check_one_of("--from", source, SOURCES)
     _check(out, FORMATS)
     if source == "istio":
         reason = "the first route is read: put the others into files of their own"

@@ -121,10 +121,10 @@ def _place(file: Path, field: str) -> str:
 
 
 def _row(policy: RetryPolicy) -> tuple[object, ...]:
-    from tarry.core.explain import duration
+    from tarry.core.explain import format_duration
 
     def shown(ms: float | None) -> str:
-        return "" if ms is None else duration(ms / 1000)
+        return "" if ms is None else format_duration(ms / 1000)
 
     budget = policy.total_budget_ms
     return (

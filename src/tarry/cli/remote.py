@@ -47,14 +47,14 @@ class _News(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         from tarry.cli.output import plain
-        from tarry.core.explain import duration
+        from tarry.core.explain import format_duration
 
         wait = getattr(record, "tarry", {})
         if record.name == "tarry.client":
             typer.echo(plain(record.getMessage()), err=True)
         elif "max_retries" in wait and wait["hint"] is not None and wait["delay"] >= _LONG_WAIT:
             said = f"the service answered {wait['detail']}: trying again in "
-            typer.echo(said + duration(wait["delay"]), err=True)
+            typer.echo(said + format_duration(wait["delay"]), err=True)
 
 
 @contextmanager

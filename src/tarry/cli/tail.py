@@ -44,14 +44,16 @@ def _show(event: EventNews) -> None:
 def said(event: EventNews) -> str:
     """Say what is special about an event."""
     from tarry.cli.output import came_to, followed
-    from tarry.core.explain import duration
+    from tarry.core.explain import format_duration
 
     if event.missed is not None:
         return f"{event.missed} events, for this reader was too slow"
     if event.attempt is None:
         return event.reason or ""
     attempt = event.attempt
-    took = "" if attempt.duration_ms is None else f" in {duration(attempt.duration_ms / 1000)}"
+    took = (
+        "" if attempt.duration_ms is None else f" in {format_duration(attempt.duration_ms / 1000)}"
+    )
     then = followed(attempt)
     return f"attempt {attempt.attempt_number} got {came_to(attempt)}{took}" + (
         f"; {then}" if then else ""

@@ -49,14 +49,14 @@ def list_(
     """List tasks, newest first."""
     from itertools import islice
 
-    from tarry.core.checks import one_of
+    from tarry.core.checks import check_one_of
 
     with connected(server, key) as client:
         from tarry.wire.tasks import StatusName
 
         if status is not None:
             status = status.upper().replace("-", "_")
-            one_of("--status", status, get_args(StatusName))
+            check_one_of("--status", status, get_args(StatusName))
         found = client.tasks(
             status=cast("Status | None", status), policy=policy, lane=lane, reason=reason
         )
@@ -197,8 +197,8 @@ def _facts(task: RetryTask) -> Iterable[tuple[str, object]]:
 
 def _attempt_row(attempt: AttemptLog) -> tuple[object, ...]:
     from tarry.cli.output import came_to, clock, followed
-    from tarry.core.explain import duration
+    from tarry.core.explain import format_duration
 
-    took = None if attempt.duration_ms is None else duration(attempt.duration_ms / 1000)
+    took = None if attempt.duration_ms is None else format_duration(attempt.duration_ms / 1000)
     started = clock(attempt.started_at)
     return (attempt.attempt_number, started, took, came_to(attempt), followed(attempt))

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tarry.cli.output import plain
-from tarry.core.explain import duration
+from tarry.core.explain import format_duration
 from tarry.simulator.metrics import quantile
 from tarry.simulator.report.formatting import shown
 from tarry.tuning.comparison import ENOUGH, verdict
@@ -47,7 +47,7 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
     say(
         console,
         f"{counted(evidence.attempts, 'attempt')} of {counted(evidence.calls, 'call')} "
-        f"in {duration(evidence.span)}, {counted(len(evidence.outages), 'outage')}",
+        f"in {format_duration(evidence.span)}, {counted(len(evidence.outages), 'outage')}",
         "bold",
     )
     for remark in proposal.remarks:
@@ -68,7 +68,7 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
     if len(evidence.healthy) >= needed(TAIL):
         table = _table("a second copy at", "after", "p99.9", "saves", "adds")
         for hedge in evidence.hedges:
-            times = (duration(hedge.delay), duration(hedge.tail))
+            times = (format_duration(hedge.delay), format_duration(hedge.tail))
             table.add_row(hedge.percentile, *times, percent(hedge.saving), percent(hedge.load))
         console.print(table)
         console.print()
@@ -89,7 +89,7 @@ def show_replay(
         return
     say(
         console,
-        f"simulated: {duration(runs.duration)} at {runs.rate:.3g} calls a second "
+        f"simulated: {format_duration(runs.duration)} at {runs.rate:.3g} calls a second "
         f"with {counted(runs.outages, 'outage')}",
         "bold",
     )
@@ -109,7 +109,7 @@ def show_replay(
     console.print(table)
     if runs.duration < evidence.span:
         outages = counted(len(evidence.outages), "outage")
-        whole = f"all of its {duration(evidence.span)} with {outages}"
+        whole = f"all of its {format_duration(evidence.span)} with {outages}"
         say(console, f"in the log: {whole}; simulated: a part of that", "dim")
     console.print(Text(verdict(runs.old, runs.new)))
 

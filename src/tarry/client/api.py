@@ -23,7 +23,7 @@ from tarry.client.errors import (
 )
 from tarry.client.options import check_names, encode_mapping, encode_task, task_request, to_epoch_ms
 from tarry.client.transport import is_event_stream
-from tarry.core.checks import positive
+from tarry.core.checks import check_positive
 from tarry.core.hints import parse_retry_after
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
@@ -217,7 +217,7 @@ class ServiceApi:
         check_names("enqueue", options)
         task = task_request(url, body, **options)
         headers = _JSON | _idempotency_key(task.idempotency_key)
-        wait_s = 0 if wait is None else ceil(positive("wait", wait))
+        wait_s = 0 if wait is None else ceil(check_positive("wait", wait))
         if wait_s:
             headers["prefer"] = f"wait={wait_s}"
         return ClientRequest(
@@ -321,7 +321,7 @@ class ServiceApi:
                 reason=options.get("reason"),
                 before=None if before is None else to_epoch_ms("before", before),
             ),
-            rate=None if rate is None else positive("rate", rate),
+            rate=None if rate is None else check_positive("rate", rate),
             dry_run=options.get("dry_run", False),
         )
         return ClientRequest(

@@ -12,7 +12,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import UNSET, Raw
 
-from tarry.core.checks import at_least
+from tarry.core.checks import check_at_least
 from tarry.core.suggest import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.wire import http
@@ -119,7 +119,7 @@ def to_epoch_ms(field: str, instant: Instant) -> int:
             rule = "must have a time zone, as datetime.now(UTC) has"
             raise ConfigurationError(field, rule, instant)
         instant = instant.timestamp()
-    ms = round(at_least(field, instant, 0) * 1000)
+    ms = round(check_at_least(field, instant, 0) * 1000)
     if ms > LAST_TIME:
         rule = f"must be in seconds since 1970, got {instant!r}: are these milliseconds?"
         raise ConfigurationError(field, rule)
@@ -129,7 +129,7 @@ def to_epoch_ms(field: str, instant: Instant) -> int:
 def to_seconds(field: str, duration: Duration) -> float:
     """Return a duration in seconds."""
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
-    return at_least(field, seconds, 0)
+    return check_at_least(field, seconds, 0)
 
 
 def _to_dict(field: str, value: object) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from tarry.client.errors import ServiceError, ServiceUnreachable
-from tarry.core.checks import positive
+from tarry.core.checks import check_positive
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra
 from tarry.runtime.config import instance
@@ -45,7 +45,7 @@ class ServiceEndpoint:
             self.headers["authorization"] = f"Bearer {_check_key(key)}"
         instance("policy", policy, Policy, "a tarry.Policy(...)")
         self.policy: Policy | None = policy
-        self.timeout: float = positive("timeout", timeout)
+        self.timeout: float = check_positive("timeout", timeout)
 
     def separate_downstream(self, purpose: Literal["wait", "events"]) -> Downstream:
         """Return a downstream, without breaker and budget, for requests that are slow on purpose.

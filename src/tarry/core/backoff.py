@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from tarry.core.checks import at_least
+from tarry.core.checks import check_at_least
 from tarry.core.value import Value
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
@@ -51,7 +51,7 @@ class Schedule(Value):
     def __init__(self, delays: Iterable[float]) -> None:
         if not isinstance(delays, Iterable):
             raise ConfigurationTypeError("delays", "must be a collection of seconds", delays)
-        checked = tuple(at_least(f"delays[{i}]", d, 0) for i, d in enumerate(delays))
+        checked = tuple(check_at_least(f"delays[{i}]", d, 0) for i, d in enumerate(delays))
         if not checked:
             raise ConfigurationError("delays", "must hold at least one delay, got none")
         self._set(delays=checked)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from tarry.core.checks import at_least, count, one_of, positive, share
+from tarry.core.checks import check_at_least, check_count, check_one_of, check_positive, check_share
 from tarry.core.sliding_window import SlidingWindow
 from tarry.errors import ConfigurationError
 
@@ -92,20 +92,20 @@ class Breaker:
         spread: float = 0.1,
         probes: int = 3,
     ) -> None:
-        self._rate = share("failure_rate", failure_rate)
-        self._min_calls = count("min_calls", min_calls)
-        self._window = SlidingWindow(positive("window", window), 3)
-        self._consecutive = None if consecutive is None else count("consecutive", consecutive)
-        self._slow_after = None if slow_after is None else positive("slow_after", slow_after)
-        self._slow_rate = share("slow_rate", slow_rate)
-        self._open_for = positive("open_for", open_for)
-        self._growth = at_least("growth", growth, 1)
-        self._max_open = positive("max_open", max_open)
+        self._rate = check_share("failure_rate", failure_rate)
+        self._min_calls = check_count("min_calls", min_calls)
+        self._window = SlidingWindow(check_positive("window", window), 3)
+        self._consecutive = None if consecutive is None else check_count("consecutive", consecutive)
+        self._slow_after = None if slow_after is None else check_positive("slow_after", slow_after)
+        self._slow_rate = check_share("slow_rate", slow_rate)
+        self._open_for = check_positive("open_for", open_for)
+        self._growth = check_at_least("growth", growth, 1)
+        self._max_open = check_positive("max_open", max_open)
         if self._max_open < self._open_for:
             rule = f"must be at least open_for ({open_for:g}), got {max_open:g}"
             raise ConfigurationError("max_open", rule)
-        self._spread = at_least("spread", spread, 0)
-        self.probes: int = count("probes", probes)
+        self._spread = check_at_least("spread", spread, 0)
+        self.probes: int = check_count("probes", probes)
         """Calls that it lets through at a time while it is half-open."""
 
         self.state: BreakerState = _CLOSED
@@ -195,7 +195,7 @@ class Breaker:
 
     def force(self, state: str) -> None:
         """Set a state by hand: open, closed (automatic from there), disabled or metrics-only."""
-        one_of("state", state, _MANUAL)
+        check_one_of("state", state, _MANUAL)
         self.opened = 0
         self._move(_MANUAL[state])
 

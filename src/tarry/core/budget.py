@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tarry.core.checks import at_least, count, one_of, positive, share
+from tarry.core.checks import check_at_least, check_count, check_one_of, check_positive, check_share
 from tarry.core.outcome import Kind
 from tarry.core.sliding_window import SlidingWindow
 from tarry.errors import ConfigurationError
@@ -71,9 +71,9 @@ class TokenBudget:
     __slots__ = ("_capacity", "_prices", "_tokens")
 
     def __init__(self, preset: str = "classic", *, capacity: float = 500) -> None:
-        one_of("preset", preset, _PRICES)
+        check_one_of("preset", preset, _PRICES)
         self._prices = _PRICES[preset]
-        self._capacity = self._tokens = positive("capacity", capacity)
+        self._capacity = self._tokens = check_positive("capacity", capacity)
 
     def cost(self, outcome: Outcome) -> float:
         """Return the price of a retry after this outcome."""
@@ -118,9 +118,9 @@ class RatioBudget:
     def __init__(
         self, ratio: float = 0.1, *, window: float = 10.0, min_per_second: float = 1.0
     ) -> None:
-        self._ratio = share("ratio", ratio)
-        self._window = SlidingWindow(positive("window", window), 2)
-        self._floor = at_least("min_per_second", min_per_second, 0) * window
+        self._ratio = check_share("ratio", ratio)
+        self._window = SlidingWindow(check_positive("window", window), 2)
+        self._floor = check_at_least("min_per_second", min_per_second, 0) * window
 
     def cost(self, outcome: Outcome) -> float:  # noqa: ARG002 - part of the protocol
         """Return 1: a retry is a retry."""
@@ -170,11 +170,11 @@ class ThrottleBudget:
     _MOST_TOKENS = 1000
 
     def __init__(self, max_tokens: int = 10, token_ratio: float = 0.1) -> None:
-        self._capacity = self._milli = count("max_tokens", max_tokens) * 1000
+        self._capacity = self._milli = check_count("max_tokens", max_tokens) * 1000
         if max_tokens > self._MOST_TOKENS:
             rule = f"must be at most {self._MOST_TOKENS}, got {max_tokens}"
             raise ConfigurationError("max_tokens", rule)
-        ratio = min(positive("token_ratio", token_ratio), self._MOST_TOKENS)
+        ratio = min(check_positive("token_ratio", token_ratio), self._MOST_TOKENS)
         self._ratio = int(ratio * 1000 + 1e-9)  # 1.001 * 1000 is a hair below 1001
         if not self._ratio:
             raise ConfigurationError("token_ratio", "must be at least 0.001", token_ratio)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tarry.core.checks import seconds_or_none
+from tarry.core.checks import duration_or_none
 from tarry.core.outcome import Kind
 from tarry.core.verdict import Reason, Stop, Wait
 
@@ -82,7 +82,7 @@ def decide(
         if kind is not Kind.OVERLOADED:
             return Stop(Reason.PERMANENT)
         said = outcome.hint
-        return Stop(Reason.OVERLOADED, None if said is None else seconds_or_none(said.delay), said)
+        return Stop(Reason.OVERLOADED, None if said is None else duration_or_none(said.delay), said)
     if not outcome.safe:
         return Stop(Reason.UNSAFE)
     if outcome.retried and not policy.retry_marked:
@@ -106,7 +106,7 @@ def decide(
         delay = policy.delay(ceiling, progress.previous_delay, u, throttled)
     hint = outcome.hint
     floor = None
-    if hint is not None and (floor := seconds_or_none(hint.delay)) is not None:
+    if hint is not None and (floor := duration_or_none(hint.delay)) is not None:
         if floor > policy.max_hint:
             return Stop(Reason.HINT_TOO_LONG, floor, hint)
         delay = _at_least(floor, delay, policy, hint, u)

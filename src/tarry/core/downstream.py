@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.checks import count
+from tarry.core.checks import check_count
 from tarry.core.latency import Latency
 from tarry.core.limiter import InFlight
 from tarry.core.outcome import SUCCESS, Kind
@@ -54,7 +54,7 @@ class Downstream:
         """What the breaker did since somebody last looked; bounded, the oldest go first."""
         caps: tuple[Limiter, ...] = ()
         if max_in_flight is not None:
-            caps = (InFlight(count("max_in_flight", max_in_flight)),)
+            caps = (InFlight(check_count("max_in_flight", max_in_flight)),)
         self._limiters: tuple[Limiter, ...] = caps if limiter is None else (*caps, limiter)
         self.limited: bool = bool(self._limiters)
         """Whether anything but the breaker can hold an attempt back."""

@@ -66,26 +66,33 @@ def explain(policy: Explainable) -> str:
     for k, ceiling in enumerate(ceilings[:_ROWS], 1):
         low = previous_low = policy.delay(ceiling, previous_low, 0.0)
         high = previous_high = policy.delay(ceiling, previous_high, _EDGE)
-        lines.append(f"{k:>5}  {duration(ceiling):>8}   {duration(low):>10} .. {duration(high)}")
+        lines.append(
+            f"{k:>5}  {format_duration(ceiling):>8}   "
+            f"{format_duration(low):>10} .. {format_duration(high)}"
+        )
     if retries > _ROWS:
-        lines.append(f"  ...  {retries - _ROWS} more, the last {duration(ceilings[-1])}")
+        lines.append(f"  ...  {retries - _ROWS} more, the last {format_duration(ceilings[-1])}")
     lines.append("")
     if policy.attempt_timeout is None:
-        lines.append(f"worst case time: {duration(worst)} of waiting, plus the attempts themselves")
+        lines.append(
+            f"worst case time: {format_duration(worst)} of waiting, plus the attempts themselves"
+        )
     else:
         longest = worst + policy.attempt_timeout * (retries + 1)
         if policy.total_budget is not None:
             longest = min(longest, policy.total_budget + policy.attempt_timeout)
-        lines.append(f"worst case time: {duration(longest)}, attempts included")
+        lines.append(f"worst case time: {format_duration(longest)}, attempts included")
     if policy.total_budget is not None:
-        lines.append(f"total budget: {duration(policy.total_budget)}; no attempt starts beyond it")
+        lines.append(
+            f"total budget: {format_duration(policy.total_budget)}; no attempt starts beyond it"
+        )
     # By how much a budget lowers it is for those to say who know the budget.
     unless = ", unless a retry budget bounds it" if retries else ""
     lines.append(f"worst case load: {retries + 1} x the calls while every attempt fails{unless}")
     return "\n".join(lines)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return seconds as a person would write them: 100 ms, 2.5 s, 3 min, 75 h."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 2 * size:

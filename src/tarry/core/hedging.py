@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.checks import at_least, count, seconds_or_none, share
-from tarry.core.latency import MOST_SAMPLES
+from tarry.core.checks import check_at_least, check_count, check_share, duration_or_none
+from tarry.core.latency import MAX_SAMPLES
 from tarry.core.outcome import SUCCESS, TRANSIENT, Kind
 from tarry.core.verdict import Attempt, Delayed, Reason, Stop
 from tarry.errors import ConfigurationError
@@ -48,14 +48,14 @@ class Hedging:
                 rule = 'must be seconds or a percentile such as "p95"'
                 raise ConfigurationError("after", rule, self.after)
         elif self.after is not None:
-            object.__setattr__(self, "after", at_least("after", self.after, 0))
+            object.__setattr__(self, "after", check_at_least("after", self.after, 0))
         if self.max_extra_load is not None:
-            share("max_extra_load", self.max_extra_load)
-        count("max_attempts", self.max_attempts, 2)
-        at_least("max_hint", self.max_hint, 0)
-        count("min_samples", self.min_samples)
-        if self.min_samples > MOST_SAMPLES:
-            rule = f"must be at most {MOST_SAMPLES}, got {self.min_samples}"
+            check_share("max_extra_load", self.max_extra_load)
+        check_count("max_attempts", self.max_attempts, 2)
+        check_at_least("max_hint", self.max_hint, 0)
+        check_count("min_samples", self.min_samples)
+        if self.min_samples > MAX_SAMPLES:
+            rule = f"must be at most {MAX_SAMPLES}, got {self.min_samples}"
             raise ConfigurationError("min_samples", rule)
 
     @property
@@ -163,7 +163,7 @@ class HedgedCall:
         """
         self._end(number, outcome, now, u)
         hint = outcome.hint
-        wait = None if hint is None else seconds_or_none(hint.delay)
+        wait = None if hint is None else duration_or_none(hint.delay)
         if outcome.kind not in (Kind.TRANSIENT, Kind.THROTTLED):
             overloaded = outcome.kind is Kind.OVERLOADED
             answer = Stop(Reason.OVERLOADED if overloaded else Reason.PERMANENT, wait, hint)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from tarry.core.checks import at_least
+from tarry.core.checks import check_at_least
 
 JitterName = Literal["none", "full", "equal", "decorrelated"]
 Jitter = Callable[[float, float, float], float]
@@ -47,7 +47,7 @@ def custom(
     jitter: Jitter, ceiling: float, previous: float, u: float, _initial: float, _maximum: float
 ) -> float:
     """Ask a jitter of the user's, and check what it says."""
-    return at_least("the result of jitter", jitter(ceiling, previous, u), 0)
+    return check_at_least("the result of jitter", jitter(ceiling, previous, u), 0)
 
 
 JITTERS: dict[str, Callable[[float, float, float, float, float], float]] = {

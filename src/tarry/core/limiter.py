@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tarry.core.checks import count, positive
+from tarry.core.checks import check_count, check_positive
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationError
 
@@ -39,8 +39,8 @@ class InFlight:
     __slots__ = ("_limit", "_ramp", "_recovered", "_running")
 
     def __init__(self, limit: int, *, ramp: float = 10.0) -> None:
-        self._limit = count("limit", limit)
-        self._ramp = positive("ramp", ramp)
+        self._limit = check_count("limit", limit)
+        self._ramp = check_positive("ramp", ramp)
         self._running = 0
         self._recovered: float | None = None
 
@@ -90,13 +90,13 @@ class AIMD:
         max_limit: int = 200,
         backoff: float = 0.7,
     ) -> None:
-        self._min = count("min_limit", min_limit)
-        self._max = count("max_limit", max_limit)
-        self._limit = float(count("initial", initial))
+        self._min = check_count("min_limit", min_limit)
+        self._max = check_count("max_limit", max_limit)
+        self._limit = float(check_count("initial", initial))
         if not min_limit <= initial <= max_limit:
             rule = f"must lie from min_limit to max_limit, got {initial}"
             raise ConfigurationError("initial", rule)
-        if not 0 < positive("backoff", backoff) < 1:
+        if not 0 < check_positive("backoff", backoff) < 1:
             raise ConfigurationError("backoff", "must be less than 1", backoff)
         self._backoff = backoff
         self._running = 0
@@ -157,7 +157,7 @@ class AdaptiveRate:
     _BETA, _SCALE, _SMOOTH, _LEAST = 0.7, 0.4, 0.8, 0.5
 
     def __init__(self, *, max_wait: float = 30.0) -> None:
-        self._max_wait = positive("max_wait", max_wait)
+        self._max_wait = check_positive("max_wait", max_wait)
         self.rate: float | None = None
         """Attempts per second in force; None while no throttle was seen."""
         self.measured: float = 0.0

@@ -9,7 +9,7 @@ from enum import StrEnum
 from errno import ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import count, one_of
+from tarry.core.checks import check_count, check_one_of
 from tarry.core.value import Value
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Outcome(Value):
         detail: str = "",
     ) -> None:
         if not isinstance(kind, Kind):
-            one_of("kind", kind, [known.value for known in Kind])
+            check_one_of("kind", kind, [known.value for known in Kind])
             kind = Kind(kind)
         self._set(
             kind=kind,
@@ -135,7 +135,7 @@ def outcome_of_status(
 
     `safe` says whether the request may be repeated although the server has read it.
     """
-    count("status", status)
+    check_count("status", status)
     if status < _FIRST_ERROR_STATUS and status not in retryable:
         return SUCCESS
     from tarry.core.hints import hint_from_headers  # its grammars load when they are needed

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tarry.core.backoff import BACKOFFS, Backoff, BackoffName, Schedule
-from tarry.core.checks import at_least, count, one_of
+from tarry.core.checks import check_at_least, check_count, check_one_of
 from tarry.core.explain import explain
 from tarry.core.jitter import JITTERS, Jitter, JitterName, custom
 from tarry.core.outcome import RETRYABLE_CODES, RETRYABLE_STATUSES
@@ -120,12 +120,12 @@ class Policy(Value):
 
     def ceiling(self, k: int, throttled: bool = False) -> float:  # noqa: FBT001, FBT002
         """Return the bound of the delay before retry k, before jitter."""
-        count("k", k)
+        check_count("k", k)
         initial = self._throttled if throttled else self.initial_delay
         backoff = self.backoff
         if isinstance(backoff, str):
             return BACKOFFS[backoff](k, initial, self.multiplier, self.max_delay)
-        ceiling = at_least("the result of backoff", backoff(k), 0)
+        ceiling = check_at_least("the result of backoff", backoff(k), 0)
         return max(initial, ceiling) if throttled else ceiling
 
     def delay(
@@ -208,7 +208,7 @@ class Policy(Value):
     @classmethod
     def preset(cls, name: str) -> Policy:
         """Return a named policy: default, interactive, webhook or patient."""
-        one_of("preset", name, PRESETS)
+        check_one_of("preset", name, PRESETS)
         return PRESETS[name]
 
 

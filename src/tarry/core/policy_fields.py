@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarry.core.backoff import BACKOFFS
-from tarry.core.checks import at_least, count, one_of, positive
+from tarry.core.checks import check_at_least, check_count, check_one_of, check_positive
 from tarry.core.jitter import JITTERS
 from tarry.core.outcome import GRPC_CODES, RETRYABLE_CODES, RETRYABLE_STATUSES
 from tarry.errors import ConfigurationError, ConfigurationTypeError
@@ -139,20 +139,20 @@ def check_collection(name: str, value: object) -> Iterable[Any]:
 
 
 def _check_count(field: PolicyField, name: str, value: object) -> int:
-    return count(name, value, int(field.minimum))
+    return check_count(name, value, int(field.minimum))
 
 
 def _check_number(field: PolicyField, name: str, value: object) -> float:
     if field.is_minimum_allowed:
-        return at_least(name, value, field.minimum)
-    return positive(name, value)
+        return check_at_least(name, value, field.minimum)
+    return check_positive(name, value)
 
 
 def _check_choice(field: PolicyField, name: str, value: object) -> object:
     if not callable(value):
         if not isinstance(value, str):
             raise ConfigurationTypeError(name, "must be a name or a callable", value)
-        one_of(name, value, field.choices)
+        check_one_of(name, value, field.choices)
     return value
 
 
@@ -175,7 +175,7 @@ def _check_codes(field: PolicyField, name: str, values: object) -> frozenset[str
             example = getattr(code, "name", "UNAVAILABLE")  # a grpc.StatusCode has a name
             rule = f'must be a name, as text ("{example}")'
             raise ConfigurationTypeError(f"{name}[{i}]", rule, code)
-        one_of(f"{name}[{i}]", code, field.choices)
+        check_one_of(f"{name}[{i}]", code, field.choices)
         codes.add(code)
     return frozenset(codes)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.explain import duration
+from tarry.core.explain import format_duration
 from tarry.core.value import Value
 
 if TYPE_CHECKING:
@@ -136,6 +136,8 @@ class CallRecord(NamedTuple):
     def sentence(self) -> str:
         """Say it in words: how many attempts were made and why they ended."""
         plural = "" if self.attempts == 1 else "s"
-        waits = f" and {duration(self.waited)} of waiting" if self.waited else ""
-        after = "" if self.retry_after is None else f"; retry after {duration(self.retry_after)}"
+        waits = f" and {format_duration(self.waited)} of waiting" if self.waited else ""
+        after = (
+            "" if self.retry_after is None else f"; retry after {format_duration(self.retry_after)}"
+        )
         return f"gave up after {self.attempts} attempt{plural}{waits}: {self.reason.words}{after}"

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
-from tarry.core.checks import count, positive
+from tarry.core.checks import check_count, check_positive
 from tarry.errors import ConfigurationError, ConfigurationTypeError, Rejected, short_repr
 from tarry.idempotency.async_backend import run_with_timeout
 from tarry.idempotency.fingerprint import (
@@ -123,14 +123,14 @@ class IdempotencyMiddleware:
         self._requires_key = _key_requirement(require_key)
         self._lease_context = LeaseContext(
             self._store,
-            lease=positive("lease", lease),
-            retention=positive("retention", retention),
-            max_response_bytes=count("max_response_bytes", max_response_bytes, 0),
+            lease=check_positive("lease", lease),
+            retention=check_positive("retention", retention),
+            max_response_bytes=check_count("max_response_bytes", max_response_bytes, 0),
             store_errors=store_errors,
         )
         self._renewer = LeaseRenewer(lease)
         self._identity = identity
-        self._max_request_bytes = count("max_request_bytes", max_request_bytes, 0)
+        self._max_request_bytes = check_count("max_request_bytes", max_request_bytes, 0)
         self._docs = ProblemDocs(docs_url)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.core.explain import duration
+from tarry.core.explain import format_duration
 from tarry.policyfile.losses import shown
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _of_delays(policy: Policy) -> Iterator[str]:
         yield 'jitter is "none": clients that fail together come back together'
     if policy.initial_delay < _SHORTEST:
         yield (
-            f"initial_delay = {policy.initial_delay:g} is {duration(policy.initial_delay)}: "
+            f"initial_delay = {policy.initial_delay:g} is {format_duration(policy.initial_delay)}: "
             "nothing has recovered by then"
         )
     if policy.max_attempts > _MANY and policy.total_budget is None:
@@ -82,10 +82,11 @@ def _of_time(policy: Policy) -> Iterator[str]:
     if least >= total:
         yield (
             f"total_budget = {total:g} leaves no time for any retry: the first waits for at least "
-            f"{duration(least)}"
+            f"{format_duration(least)}"
         )
     elif most > total:
         yield (
             f"total_budget = {total:g} is shorter than a wait: the first retry waits for up to "
-            f"{duration(most)}, and there is none if {duration(total)} or more are drawn"
+            f"{format_duration(most)}, and there is none if {format_duration(total)} or more are "
+            "drawn"
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.breaker import Breaker
 from tarry.core.budget import RatioBudget, ThrottleBudget, TokenBudget
-from tarry.core.checks import one_of
+from tarry.core.checks import check_one_of
 from tarry.core.downstream import Downstream
 from tarry.core.hedging import Hedging
 from tarry.core.limiter import AIMD, AdaptiveRate, InFlight
@@ -103,7 +103,7 @@ class Defence(Value):
         policy: Policy | None = None
         if fields:
             preset = fields.pop("preset", "default")
-            one_of("preset", preset, PRESETS)
+            check_one_of("preset", preset, PRESETS)
             policy = Policy.from_dict(Policy.preset(preset).to_dict() | fields)
         hedging = tables.get("hedging")
         return cls(
@@ -149,7 +149,7 @@ def _of_kind(
     table: str, kinds: Mapping[str, Callable[..., Any]], arguments: Mapping[str, Any]
 ) -> Any:
     kind = arguments.get("kind")
-    one_of(f"{table}.kind", kind, kinds)
+    check_one_of(f"{table}.kind", kind, kinds)
     rest = {name: value for name, value in arguments.items() if name != "kind"}
     return made(table, kinds[cast("str", kind)], rest)
 

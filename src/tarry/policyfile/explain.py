@@ -9,7 +9,7 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.budget import RatioBudget
-from tarry.core.explain import duration
+from tarry.core.explain import format_duration
 from tarry.policyfile.defence import LIMITERS
 from tarry.policyfile.export.budgets import Allowance, allowance, prices
 from tarry.policyfile.export.common import breaker_of, filled
@@ -47,7 +47,7 @@ def explain(defence: Defence) -> str:
 def _hedging(hedging: Hedging) -> list[str]:
     most = hedging.max_attempts
     if isinstance(hedging.after, float):
-        after = duration(hedging.after)
+        after = format_duration(hedging.after)
     else:
         quantile = _percent(hedging.quantile or 0.0).removesuffix(" %")
         after = f"the live p{quantile} of the latency (known from {hedging.min_samples} calls on)"
@@ -55,7 +55,7 @@ def _hedging(hedging: Hedging) -> list[str]:
         f"hedging: {most} copies of a call at most, and the first answer wins; another one is sent "
         f"after {after} without an answer, or when one fails"
     )
-    hint = f"a server may ask for a wait of up to {duration(hedging.max_hint)}"
+    hint = f"a server may ask for a wait of up to {format_duration(hedging.max_hint)}"
     load = f"worst case load: {most} x the calls while every copy is slow or fails"
     if hedging.max_extra_load is not None:
         extra = hedging.max_extra_load
@@ -70,7 +70,8 @@ def _budget(budget: Allowance, repeats: str) -> str:
         floor_too = f", plus {least:g} a second" if least else ""
         return (
             f"{repeats} are at most {_percent(given['ratio'])} of the calls of the last "
-            f"{duration(given['window'])}{floor_too}: {1 + given['ratio']:g} x the calls{floor_too}"
+            f"{format_duration(given['window'])}{floor_too}: "
+            f"{1 + given['ratio']:g} x the calls{floor_too}"
         )
     if budget.kind == "token":
         price, gain = prices(given["preset"])
@@ -89,21 +90,21 @@ def _budget(budget: Allowance, repeats: str) -> str:
 
 def _breaker(breaker: Mapping[str, Any]) -> str:
     rate, least = _percent(breaker["failure_rate"]), breaker["min_calls"]
-    when = [f"{rate} of at least {least} calls in {duration(breaker['window'])} failed"]
+    when = [f"{rate} of at least {least} calls in {format_duration(breaker['window'])} failed"]
     if breaker["consecutive"] is not None:
         when.append(f"{breaker['consecutive']} in a row failed")
     if breaker["slow_after"] is not None:
-        slow, after = _percent(breaker["slow_rate"]), duration(breaker["slow_after"])
+        slow, after = _percent(breaker["slow_rate"]), format_duration(breaker["slow_after"])
         when.append(f"{slow} took longer than {after}")
     longer = ""
     if breaker["growth"] > 1:
-        longest = duration(breaker["max_open"])
+        longest = format_duration(breaker["max_open"])
         longer = f", {breaker['growth']:g} x as long each further time, {longest} at most"
     spread = f", plus up to {_percent(breaker['spread'])}, drawn" if breaker["spread"] else ""
     return (
         f"opens when {', or '.join(when)}; then it sends nothing for "
-        f"{duration(breaker['open_for'])}{longer}{spread}, and closes when {breaker['probes']} "
-        "probes have succeeded"
+        f"{format_duration(breaker['open_for'])}{longer}{spread}, and closes when "
+        f"{breaker['probes']} probes have succeeded"
     )
 
 
@@ -114,7 +115,7 @@ def _limiter(limiter: Mapping[str, Any]) -> str:
     if kind == "in-flight":
         return (
             f"at most {given['limit']} attempts at a time, others are refused; after an outage "
-            f"the cap grows from 1 within {duration(given['ramp'])}"
+            f"the cap grows from 1 within {format_duration(given['ramp'])}"
         )
     if kind == "aimd":
         return (
@@ -124,7 +125,7 @@ def _limiter(limiter: Mapping[str, Any]) -> str:
         )
     return (
         "no limit before the first throttled answer; then a rate of attempts that finds itself, "
-        f"and what would wait for longer than {duration(given['max_wait'])} is refused"
+        f"and what would wait for longer than {format_duration(given['max_wait'])} is refused"
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.core.call import Call
 from tarry.core.decide import decide
-from tarry.core.explain import duration
+from tarry.core.explain import format_duration
 from tarry.core.outcome import TRANSIENT, Kind
 from tarry.core.verdict import CallRecord, Reason, Stop, Wait, is_final
 from tarry.errors import (
@@ -191,7 +191,9 @@ class Run(Call):
         limit = self.policy.attempt_timeout
         if limit is None or timeout < limit:  # what was left before the deadline
             return DeadlineExceeded(f"{operation}: the deadline passed during attempt {number}")
-        return AttemptTimeout(f"{operation}: attempt {number} took longer than {duration(limit)}")
+        return AttemptTimeout(
+            f"{operation}: attempt {number} took longer than {format_duration(limit)}"
+        )
 
     def wait(self, hold: float | None = None) -> None:
         """Block until the next attempt is due, or one that has begun may go (`hold` seconds)."""
@@ -294,8 +296,8 @@ def block(spec: Spec, delay: float, error: Exception | None) -> None:
     if delay > 0:
         if event_loops.in_event_loop():
             msg = (
-                f"{spec.operation}: a wait of {duration(delay)} would block the running event "
-                "loop; make it an async def (a block: async for), or run it in a thread"
+                f"{spec.operation}: a wait of {format_duration(delay)} would block the running "
+                "event loop; make it an async def (a block: async for), or run it in a thread"
             )
             raise BlockingWait(msg) from error
         sleep = system.sleep
@@ -314,7 +316,7 @@ def _emit() -> ModuleType:
 
 def rejection(stop: Stop, operation: str, downstream: str | None, last: str = "") -> Rejected:
     """Return a new error for a call that was not let through, after a `last` answer or none."""
-    after = "" if stop.retry_after is None else f"; retry after {duration(stop.retry_after)}"
+    after = "" if stop.retry_after is None else f"; retry after {format_duration(stop.retry_after)}"
     answered = f"; the last answer was {last}" if last else ""
     msg = f"{downstream or operation}: {stop.reason.words}{after}{answered}"
     kind = _REJECTIONS.get(stop.reason, Rejected)

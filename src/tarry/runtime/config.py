@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import count, positive
+from tarry.core.checks import check_count, check_positive
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationTypeError
 from tarry.runtime.callables import plain_function
@@ -88,9 +88,9 @@ class Spec:
             plain_function("until", until)
         changes: dict[str, Any] = {}
         if attempts is not None:
-            changes["max_attempts"] = count("attempts", attempts)
+            changes["max_attempts"] = check_count("attempts", attempts)
         if timeout is not None:
-            changes["attempt_timeout"] = positive("timeout", timeout)
+            changes["attempt_timeout"] = check_positive("timeout", timeout)
         base = policy or _DEFAULT
         self.policy: Policy = base.replace(**changes) if changes else base
         classifier = Classifier(on, safe=safe)  # not safe: what was cut off is not done again
@@ -103,7 +103,9 @@ class Spec:
         whether the result can still be handed out."""
         self.numbered: bool = numbered
         """Whether the function takes the `number` of the attempt, 1 where it is not given."""
-        self.deadline: float | None = None if deadline is None else positive("deadline", deadline)
+        self.deadline: float | None = (
+            None if deadline is None else check_positive("deadline", deadline)
+        )
         self.downstream: Downstream | None = downstream
         self.operation: str = name or ""
         self.cancel: CancelToken | None = cancel

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.checks import number
+from tarry.core.checks import check_number
 from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def earliest(moment: float) -> float:
 @contextmanager
 def deadline(seconds: float) -> Generator[None]:
     """Give everything in the block so many seconds in all; an earlier deadline around it stands."""
-    key = enter(system.now() + number("seconds", seconds))
+    key = enter(system.now() + check_number("seconds", seconds))
     try:
         yield
     finally:

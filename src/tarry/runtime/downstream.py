@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from tarry.core import downstream as core
 from tarry.core.breaker import BreakerState
-from tarry.core.checks import share
+from tarry.core.checks import check_share
 from tarry.core.events import BreakerMoved
 from tarry.core.outcome import SUCCESS
 from tarry.errors import ConfigurationError, ConfigurationTypeError
@@ -102,7 +102,7 @@ class Downstream(core.Downstream):
 
     def quantile(self, q: float) -> float | None:
         """Return the duration that the share `q` of the last calls did not exceed."""
-        share("q", q)
+        check_share("q", q)
         with self._lock:
             self._settle()
             return self.latency.quantile(q)

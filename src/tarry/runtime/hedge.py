@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
-from tarry.core.checks import count
+from tarry.core.checks import check_count
 from tarry.core.events import GaveUp, HedgeFired, HedgeWon, Succeeded
 from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.outcome import SUCCESS, Kind
@@ -67,7 +67,7 @@ async def hedge(
     if policy is not None:
         raise ConfigurationError(BOTH)
     callable_("hedge", fn)
-    copies_in_all = count("attempts", attempts, 2)
+    copies_in_all = check_count("attempts", attempts, 2)
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=copies_in_all)
     run = _run(fn, name, hedging, on, downstream)
     return await adrive(run, lambda _number: fn(*args))
@@ -93,7 +93,7 @@ def hedge_sync(
     if policy is not None:
         raise ConfigurationError(BOTH)
     callable_("hedge_sync", fn)
-    copies_in_all = count("attempts", attempts, 2)
+    copies_in_all = check_count("attempts", attempts, 2)
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=copies_in_all)
     if flags_of(fn) & COROUTINE:
         msg = f"{name_of(fn)} is a coroutine function: use `await tarry.hedge(...)`"

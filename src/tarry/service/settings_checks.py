@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tarry.core.checks import number
+from tarry.core.checks import check_number
 from tarry.errors import ConfigurationError
 from tarry.service.api.auth import check_tenant
 from tarry.service.delivery.guard import Guard
@@ -124,7 +124,7 @@ _RULES: dict[str, Callable[[Any], object]] = {
     "allow_host": _hosts,
     "allow_target": Guard,
     "operator": check_tenant,
-    "tenant_rate": lambda rate: number("tenant_rate", rate),
+    "tenant_rate": lambda rate: check_number("tenant_rate", rate),
     "egress_proxy": parse_proxy,
     "ca_file": _certificates,
     "signing_secrets": Signer,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from tarry.core.checks import at_least, number, positive
+from tarry.core.checks import check_at_least, check_number, check_positive
 from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Fixed:
     value: float
 
     def __post_init__(self) -> None:
-        at_least("value", self.value, 0)
+        check_at_least("value", self.value, 0)
 
     @property
     def mean(self) -> float:
@@ -70,7 +70,7 @@ class Uniform:
     high: float
 
     def __post_init__(self) -> None:
-        if at_least("high", self.high, 0) < at_least("low", self.low, 0):
+        if check_at_least("high", self.high, 0) < check_at_least("low", self.low, 0):
             rule = f"must be at least low ({self.low:g}), got {self.high:g}"
             raise ConfigurationError("high", rule)
 
@@ -92,7 +92,7 @@ class Exponential:
     mean: float
 
     def __post_init__(self) -> None:
-        positive("mean", self.mean)
+        check_positive("mean", self.mean)
 
     def sampler(self, dice: Dice) -> Sampler:
         """Draw."""
@@ -108,8 +108,8 @@ class Normal:
     sd: float
 
     def __post_init__(self) -> None:
-        at_least("mean", self.mean, 0)
-        at_least("sd", self.sd, 0)
+        check_at_least("mean", self.mean, 0)
+        check_at_least("sd", self.sd, 0)
 
     def sampler(self, dice: Dice) -> Sampler:
         """Draw."""
@@ -125,8 +125,8 @@ class Lognormal:
     sigma: float = 0.5
 
     def __post_init__(self) -> None:
-        positive("median", self.median)
-        if at_least("sigma", self.sigma, 0) > _WIDEST:
+        check_positive("median", self.median)
+        if check_at_least("sigma", self.sigma, 0) > _WIDEST:
             rule = f"must be at most {_WIDEST:g}, or there is hardly a mean, got {self.sigma:g}"
             raise ConfigurationError("sigma", rule)
 
@@ -152,8 +152,8 @@ class HeavyTail:
     shape: float = 1.5
 
     def __post_init__(self) -> None:
-        positive("minimum", self.minimum)
-        if number("shape", self.shape) <= 1:
+        check_positive("minimum", self.minimum)
+        if check_number("shape", self.shape) <= 1:
             rule = f"must be greater than 1, or there is no mean, got {self.shape:g}"
             raise ConfigurationError("shape", rule)
 
@@ -178,7 +178,7 @@ class Empirical:
         if not self.values:
             raise ConfigurationError("values", "must hold at least one duration, got none")
         for value in self.values:
-            at_least("values", value, 0)
+            check_at_least("values", value, 0)
 
     @property
     def mean(self) -> float:

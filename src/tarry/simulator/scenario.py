@@ -8,7 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tarry.core.checks import at_least, count, number, one_of, positive, share
+from tarry.core.checks import (
+    check_at_least,
+    check_count,
+    check_number,
+    check_one_of,
+    check_positive,
+    check_share,
+)
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Distribution, Fixed
@@ -34,7 +41,7 @@ class Surge:
 
     def __post_init__(self) -> None:
         _window(self.start, self.end)
-        at_least("rate", self.rate, 0)
+        check_at_least("rate", self.rate, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +65,10 @@ class Failure:
     def __post_init__(self) -> None:
         _window(self.start, self.end)
         _error_status("status", self.status)
-        one_of("kind", self.kind, FAILURES)
-        share("rate", self.rate)
+        check_one_of("kind", self.kind, FAILURES)
+        check_share("rate", self.rate)
         if self.retry_after is not None:
-            at_least("retry_after", self.retry_after, 0)
+            check_at_least("retry_after", self.retry_after, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,24 +103,24 @@ class Server:
 
     def __post_init__(self) -> None:
         if self.concurrency is not None:
-            count("concurrency", self.concurrency)
+            check_count("concurrency", self.concurrency)
         if self.queue is not None:
-            count("queue", self.queue, 0)
+            check_count("queue", self.queue, 0)
             if self.concurrency is None:
                 msg = "queue needs concurrency: without it nothing ever waits"
                 raise ConfigurationError(msg)
         _distribution("latency", self.latency)
         _error_status("reject_status", self.reject_status)
-        at_least("slowdown", self.slowdown, 0)
-        if not 0 <= number("failure_rate", self.failure_rate) <= 1:
+        check_at_least("slowdown", self.slowdown, 0)
+        if not 0 <= check_number("failure_rate", self.failure_rate) <= 1:
             raise ConfigurationError("failure_rate", "must be from 0 to 1", self.failure_rate)
         if self.retry_after is not None:
-            at_least("retry_after", self.retry_after, 0)
+            check_at_least("retry_after", self.retry_after, 0)
         if self.crash_above is not None:
-            count("crash_above", self.crash_above)
-        positive("restart_after", self.restart_after)
-        at_least("warmup", self.warmup, 0)
-        at_least("cold", self.cold, 1)
+            check_count("crash_above", self.crash_above)
+        check_positive("restart_after", self.restart_after)
+        check_at_least("warmup", self.warmup, 0)
+        check_at_least("cold", self.cold, 1)
         if self.crash_above is not None and self.queue is not None and self.concurrency is not None:
             most = self.concurrency + self.queue
             if self.crash_above >= most:
@@ -158,14 +165,14 @@ class Clients:
     defence: Defence = field(default_factory=Defence)
 
     def __post_init__(self) -> None:
-        one_of("arrivals", self.arrivals, ARRIVALS)
+        check_one_of("arrivals", self.arrivals, ARRIVALS)
         _distribution("think", self.think)
         _defence(self.defence)
-        if count("count", self.count) > _MOST_CLIENTS:
+        if check_count("count", self.count) > _MOST_CLIENTS:
             rule = f"must be at most {_MOST_CLIENTS:,}, got {self.count:,}"
             raise ConfigurationError("count", rule)
-        positive("rate", self.rate)
-        if count("instances", self.instances) > _MOST_INSTANCES:
+        check_positive("rate", self.rate)
+        if check_count("instances", self.instances) > _MOST_INSTANCES:
             rule = f"must be at most {_MOST_INSTANCES:,}, got {self.instances:,}"
             raise ConfigurationError("instances", rule)
         if self.surges and self.arrivals != "poisson":
@@ -190,9 +197,9 @@ class Scenario:
     """The width of one point in the time series, in seconds."""
 
     def __post_init__(self) -> None:
-        positive("duration", self.duration)
+        check_positive("duration", self.duration)
         _distribution("network", self.network)
-        if self.duration / positive("bucket", self.bucket) > _MOST_BUCKETS:
+        if self.duration / check_positive("bucket", self.bucket) > _MOST_BUCKETS:
             rule = f"must be at least duration / {_MOST_BUCKETS:,}, got {self.bucket:g}"
             raise ConfigurationError("bucket", rule)
         calls = self.clients.rate * self.duration + sum(
@@ -206,10 +213,10 @@ class Scenario:
             raise ConfigurationError(msg)
         if not self.servers:
             raise ConfigurationError("servers", "must have at least one server")
-        one_of("clients.calls", self.clients.calls, self.servers)
+        check_one_of("clients.calls", self.clients.calls, self.servers)
         for name, server in self.servers.items():
             if server.calls is not None:
-                one_of(f"servers.{name}.calls", server.calls, self.servers)
+                check_one_of(f"servers.{name}.calls", server.calls, self.servers)
         self.path()
 
     def path(self) -> list[str]:
@@ -236,7 +243,7 @@ class Scenario:
 
 
 def _error_status(field: str, value: object) -> None:
-    if count(field, value) not in ERROR_STATUSES:
+    if check_count(field, value) not in ERROR_STATUSES:
         raise ConfigurationError(field, f"must be from 400 to 599, got {value}")
 
 
@@ -255,6 +262,6 @@ def _start(surge: Surge) -> float:
 
 
 def _window(start: float, end: float) -> None:
-    at_least("start", start, 0)
-    if positive("end", end) <= start:
+    check_at_least("start", start, 0)
+    if check_positive("end", end) <= start:
         raise ConfigurationError("end", f"must be later than start ({start:g}), got {end:g}")

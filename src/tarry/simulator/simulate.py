@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.core.checks import count
+from tarry.core.checks import check_count
 from tarry.core.hedging import HedgedCall
 from tarry.errors import ConfigurationTypeError
 from tarry.policyfile.defence import Defence
@@ -54,7 +54,8 @@ def simulate(scenario: Scenario, *, seed: int | str = 0) -> Summary:
 def trials_of(scenario: Scenario, trials: int, seed: int) -> list[Summary]:
     """Run a scenario several times, each from a seed of its own."""
     return [
-        simulate(scenario, seed=seed_of(seed, trial)) for trial in range(count("trials", trials))
+        simulate(scenario, seed=seed_of(seed, trial))
+        for trial in range(check_count("trials", trials))
     ]
 
 

@@ -13,7 +13,7 @@ from multiprocessing import active_children, get_context
 from statistics import fmean, median_high
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tarry.core.checks import count, one_of
+from tarry.core.checks import check_count, check_one_of
 from tarry.errors import ConfigurationError, TarryError
 from tarry.simulator.simulate import trials_of
 
@@ -130,15 +130,15 @@ def conduct(
 
     `jobs` is the number of processes; `progress` is told how many runs are done, of how many.
     """
-    trials = study.trials if trials is None else count("trials", trials)
-    count("jobs", jobs)
+    trials = study.trials if trials is None else check_count("trials", trials)
+    check_count("jobs", jobs)
     chosen = study.variants if variants is None else tuple(variants)
     for variant in chosen:
-        one_of(study.knob, variant, study.variants)
+        check_one_of(study.knob, variant, study.variants)
     fixed = dict(parameters or {})
     swept = dict(study.sweep if sweep is None else sweep)
     for name in (*fixed, *swept):
-        one_of("parameter", name, study.parameters)
+        check_one_of("parameter", name, study.parameters)
     for name in sweep or {}:
         if name in fixed:
             msg = f"{name} is both set and swept; leave one out"
@@ -226,7 +226,7 @@ def run(
     **parameters: Any,
 ) -> list[Summary]:
     """Run a scenario behind one of these defences."""
-    one_of("defence", defence, defences)
+    check_one_of("defence", defence, defences)
     return trials_of(world(defences[defence], **parameters), trials, seed)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import seconds_or_none
+from tarry.core.checks import duration_or_none
 from tarry.core.events import (
     AttemptFailed,
     AttemptStarted,
@@ -22,7 +22,7 @@ from tarry.core.events import (
     Waited,
     WillWait,
 )
-from tarry.core.explain import duration
+from tarry.core.explain import format_duration
 from tarry.errors import ResultNotAccepted
 from tarry.telemetry.event_fields import fields_of, level_of
 
@@ -48,13 +48,13 @@ def log(event: Event) -> None:
 def _message(event: Event) -> str:
     match event:
         case Waited():
-            slept, delay = duration(event.slept), duration(event.delay)
+            slept, delay = format_duration(event.slept), format_duration(event.delay)
             return f"{event.operation}: slept {slept} (delay {delay})"
         case WillWait():
             return (
                 f"{event.operation}: {_failure(event)}; "
-                f"retry {event.retry} of {event.max_retries} in {duration(event.delay)} "
-                f"(ceiling {duration(event.ceiling)}{_asked(event.hint)})"
+                f"retry {event.retry} of {event.max_retries} in {format_duration(event.delay)} "
+                f"(ceiling {format_duration(event.ceiling)}{_asked(event.hint)})"
             )
         case GaveUp():
             plural = "" if event.attempts == 1 else "s"
@@ -62,7 +62,7 @@ def _message(event: Event) -> str:
             return (
                 f"{event.operation}: gave up after {event.attempts} attempt{plural}: "
                 f"{event.reason.words}"
-                + ("" if after is None else f"; retry after {duration(after)}")
+                + ("" if after is None else f"; retry after {format_duration(after)}")
                 + f" ({_failure(event)})"
             )
         case Succeeded():
@@ -87,8 +87,8 @@ def _asked(hint: Hint | None) -> str:
     """Return what the server asked for: the wait may be longer, by our own delay."""
     if hint is None:
         return ""
-    delay = seconds_or_none(hint.delay)
-    wish = "a retry" if delay is None else duration(delay)
+    delay = duration_or_none(hint.delay)
+    wish = "a retry" if delay is None else format_duration(delay)
     return f", the server asked for {wish} ({hint.source})"
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tarry.core.breaker import BreakerState
-from tarry.core.checks import count
+from tarry.core.checks import check_count
 from tarry.core.events import Succeeded
 from tarry.runtime.downstream import live
 
@@ -30,7 +30,7 @@ class Names:
     __slots__ = ("_most", "_rest", "_seen")
 
     def __init__(self, most: int = MOST_NAMES, rest: str = "other") -> None:
-        self._most = count("max_names", most)
+        self._most = check_count("max_names", most)
         self._rest = rest
         self._seen: set[str] = set()
 

@@ -13,7 +13,7 @@ import re
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from tarry.core.checks import one_of
+from tarry.core.checks import check_one_of
 from tarry.core.events import (
     AttemptFailed,
     AttemptStarted,
@@ -79,7 +79,7 @@ class OpenTelemetryListener:
         *,
         max_names: int = MOST_NAMES,
     ) -> None:
-        one_of("spans", spans, ("events", "spans"))
+        check_one_of("spans", spans, ("events", "spans"))
         _has("tracer_provider", tracer_provider, "get_tracer")
         _has("meter_provider", meter_provider, "get_meter")
         self._tracer = trace.get_tracer("tarry", tracer_provider=tracer_provider)

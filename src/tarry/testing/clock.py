@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tarry.core.checks import number
+from tarry.core.checks import check_number
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.runtime.clocks import system
 
@@ -33,7 +33,7 @@ class VirtualClock:
     """
 
     def __init__(self, start: float | None = None) -> None:
-        self._now = system.now() if start is None else number("start", start)
+        self._now = system.now() if start is None else check_number("start", start)
         self._started = self._now
         self._before: tuple[Any, ...] | None = None
         self._trio: _TrioTime | None = None

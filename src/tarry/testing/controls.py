@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tarry.core.checks import count
+from tarry.core.checks import check_count
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import system
 from tarry.runtime.events import bus
@@ -32,7 +32,7 @@ def no_wait() -> Generator[None]:
 def capped_attempts(most: int) -> Generator[None]:
     """Let no call make more than so many attempts."""
     before = system.max_attempts
-    system.max_attempts = count("most", most)
+    system.max_attempts = check_count("most", most)
     try:
         yield
     finally:

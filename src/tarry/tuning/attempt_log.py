@@ -19,7 +19,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, cast
 
-from tarry.core.checks import number
+from tarry.core.checks import check_number
 from tarry.core.outcome import Kind, outcome_of_status
 from tarry.errors import ConfigurationError, short_repr
 
@@ -151,7 +151,7 @@ def _between(column: str, value: object, low: float, high: float) -> float:
             f"column {column} must be a number, got {'nothing' if not value else short_repr(value)}"
         )
         raise ConfigurationError(msg)
-    result = number(f"column {column}", value)
+    result = check_number(f"column {column}", value)
     if not low <= result <= high:
         msg = f"column {column} must be from {low:,.0f} to {high:,.0f}, got {short_repr(value)}"
         raise ConfigurationError(msg)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from tarry.core.checks import positive
-from tarry.core.explain import duration
+from tarry.core.checks import check_positive
+from tarry.core.explain import format_duration
 from tarry.errors import ConfigurationError
 
 INTERVAL = "95 % interval"
@@ -38,7 +38,7 @@ def setting(field: str, value: object) -> str:
     if value is None:
         return "none"
     if field in _SECONDS and isinstance(value, (int, float)):
-        return duration(value)
+        return format_duration(value)
     if isinstance(value, Mapping):
         table = cast("Mapping[str, Any]", value)
         bare = ("kind", table.get("kind"))  # "ratio 0.02" says it as well as "ratio ratio=0.02"
@@ -53,4 +53,4 @@ def seconds(field: str, text: str) -> float:
     found = _TIME.fullmatch(text)
     if found is None:
         raise ConfigurationError(field, "must be a time such as 500ms, 2s, 10m or 24h", text)
-    return positive(field, float(found[1]) * _UNITS[found[2]])
+    return check_positive(field, float(found[1]) * _UNITS[found[2]])

@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import positive
-from tarry.core.explain import duration
+from tarry.core.checks import check_positive
+from tarry.core.explain import format_duration
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.simulator.metrics import quantile
@@ -75,7 +75,7 @@ def propose(
     """
     said = list(of_log(evidence))
     if latency_budget is not None:
-        latency_budget = positive("latency_budget", latency_budget)
+        latency_budget = check_positive("latency_budget", latency_budget)
         said.extend(of_latency_budget(evidence, latency_budget))
     current = current or Defence()
     budget = rules.budget(evidence, current)
@@ -117,7 +117,7 @@ def of_log(evidence: Evidence) -> Iterator[str]:
     """Say what is odd about a log."""
     middle = quantile(evidence.healthy, 0.5)
     if middle < _QUICK:
-        yield f"durationMs has a median of {duration(middle)}: are these seconds?"
+        yield f"durationMs has a median of {format_duration(middle)}: are these seconds?"
     if not evidence.calls:
         yield (
             f"none of the {counted(evidence.attempts, 'attempt')} is a first one (attemptNumber 1)"
@@ -141,18 +141,20 @@ def of_latency_budget(evidence: Evidence, budget: float) -> Iterator[str]:
     middle = quantile(healthy, 0.5)
     if budget < middle:
         msg = (
-            f"a latency budget of {duration(budget)} is shorter than half of the healthy attempts "
-            f"(median {duration(middle)}): it cannot be met by retrying"
+            f"a latency budget of {format_duration(budget)} is shorter than half of the healthy "
+            f"attempts (median {format_duration(middle)}): it cannot be met by retrying"
         )
         raise ConfigurationError(msg)
     late = beyond(healthy, budget)
     if late > 1 - SLOW:
         slow = (
-            f", p99.5 {duration(quantile(healthy, SLOW))}" if len(healthy) >= needed(SLOW) else ""
+            f", p99.5 {format_duration(quantile(healthy, SLOW))}"
+            if len(healthy) >= needed(SLOW)
+            else ""
         )
         yield (
-            f"a latency budget of {duration(budget)} is shorter than {percent(late)} of the "
-            f"healthy attempts (median {duration(middle)}{slow}): these cannot end in time"
+            f"a latency budget of {format_duration(budget)} is shorter than {percent(late)} of the "
+            f"healthy attempts (median {format_duration(middle)}{slow}): these cannot end in time"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarry.core.explain import duration
+from tarry.core.explain import format_duration
 from tarry.simulator.metrics import quantile
 from tarry.tuning.estimates import needed, rounded
 from tarry.tuning.evidence import TAIL
@@ -42,10 +42,10 @@ def base(evidence: Evidence, policy: Policy, latency_budget: float | None) -> Li
     proposed = min(max(rounded(2 * trip), SHORTEST_DELAY), policy.max_delay)
     why = "two healthy round trips: the first wait is one, on average"
     if proposed == SHORTEST_DELAY:
-        why = f"two healthy round trips, and no less than {duration(SHORTEST_DELAY)}"
+        why = f"two healthy round trips, and no less than {format_duration(SHORTEST_DELAY)}"
     if latency_budget is not None and latency_budget < proposed:
         proposed, why = latency_budget, _NO_LONGER
-    return Line(field, now, proposed, why, f"median {duration(trip)} of {len(healthy):,}")
+    return Line(field, now, proposed, why, f"median {format_duration(trip)} of {len(healthy):,}")
 
 
 def cap(evidence: Evidence, policy: Policy, latency_budget: float | None) -> Line:
@@ -64,8 +64,8 @@ def cap(evidence: Evidence, policy: Policy, latency_budget: float | None) -> Lin
         proposed, why = latency_budget, _NO_LONGER
     if proposed < policy.initial_delay:
         proposed, why = policy.initial_delay, "no less than initial_delay"
-    low, high = duration(lengths[0]), duration(lengths[-1])
-    found = f"{len(lengths)} outages of {low} to {high}, median {duration(usual)}"
+    low, high = format_duration(lengths[0]), format_duration(lengths[-1])
+    found = f"{len(lengths)} outages of {low} to {high}, median {format_duration(usual)}"
     return Line(field, now, proposed, why, found)
 
 
@@ -78,7 +78,7 @@ def attempts(evidence: Evidence, policy: Policy, latency_budget: float | None) -
     longest += sum(map(policy.ceiling, range(1, line.proposed)))
     if longest <= latency_budget:
         return line
-    bound = f"{line.proposed} can take {duration(longest)}, which total_budget bounds"
+    bound = f"{line.proposed} can take {format_duration(longest)}, which total_budget bounds"
     return line._replace(reason=f"{line.reason}; {bound}")
 
 
@@ -89,7 +89,7 @@ def total(evidence: Evidence, policy: Policy, latency_budget: float | None) -> L
     times = evidence.call_times
     found = ""
     if len(times) >= needed(0.99):
-        found = f"calls that succeeded took {duration(quantile(times, 0.99))} at p99"
+        found = f"calls that succeeded took {format_duration(quantile(times, 0.99))} at p99"
     why = "the latency budget: no retry that is expected to end later"
     return Line("total_budget", policy.total_budget, latency_budget, why, found)
 
@@ -209,8 +209,8 @@ def hedging(evidence: Evidence, current: Defence) -> Line:
         return line._replace(advice=advice)
     best = next(one for one in evidence.hedges if one.load <= MOST_LOAD)
     found = (
-        f"p99.9 of {len(healthy):,}: {duration(quantile(healthy, TAIL))}, hedged after "
-        f"{duration(best.delay)}: {duration(best.tail)}"
+        f"p99.9 of {len(healthy):,}: {format_duration(quantile(healthy, TAIL))}, hedged after "
+        f"{format_duration(best.delay)}: {format_duration(best.tail)}"
     )
     if best.saving < LEAST_SAVING:
         why = f"a second copy would not pay ({bargain(best)})"

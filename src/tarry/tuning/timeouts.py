@@ -17,7 +17,7 @@ from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.explain import duration
+from tarry.core.explain import format_duration
 from tarry.simulator.metrics import quantile
 from tarry.tuning.estimates import beyond, needed, quantile_interval, rounded
 from tarry.tuning.formatting import INTERVAL, counted, percent
@@ -117,9 +117,9 @@ def _tidy(value: float) -> float:
 
 def _found(cut: Cut | None, size: int, *times: float) -> str:
     if cut is None:
-        return _between(size, *map(duration, times))
-    at = duration(cut.limit)
-    slow, low, high = (f"over {at}" if time == inf else duration(time) for time in times)
+        return _between(size, *map(format_duration, times))
+    at = format_duration(cut.limit)
+    slow, low, high = (f"over {at}" if time == inf else format_duration(time) for time in times)
     seen = ": they failed after nearly the same time" if cut.seen else ""
     return f"{_between(size, slow, low, high)}, {cut.attempts:,} cut off at {at}{seen}"
 

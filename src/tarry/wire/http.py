@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tarry.core.checks import seconds_or_none
+from tarry.core.checks import duration_or_none
 from tarry.errors import ConfigurationError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
@@ -52,4 +52,4 @@ def deadline_from(text: str) -> float | None:
     text = text.strip()
     if not text.isascii() or not text.isdigit() or len(text) > _LONGEST:
         return None
-    return seconds_or_none(int(text) / 1000)
+    return duration_or_none(int(text) / 1000)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.backoff import Schedule
-from tarry.core.checks import number, one_of
+from tarry.core.checks import check_number, check_one_of
 from tarry.core.policy import PRESETS, Policy
 from tarry.core.policy_fields import POLICY_FIELDS, PolicyField, check_max_delay
 from tarry.core.suggest import did_you_mean
@@ -99,7 +99,7 @@ def _read(field: PolicyField, name: str, value: object) -> Any:
 
 
 def _read_choice(field: PolicyField, name: str, value: object) -> str:
-    one_of(name, value, json_choices(field))
+    check_one_of(name, value, json_choices(field))
     return cast("str", value).lower()
 
 
@@ -152,7 +152,7 @@ def policy_from_file(plain: Mapping[str, Any]) -> Policy:
     """
     fields = dict(plain)
     preset = fields.pop("preset", "default")
-    one_of("preset", preset, SERVICE_PRESETS)
+    check_one_of("preset", preset, SERVICE_PRESETS)
     return Policy.from_dict(SERVICE_PRESETS[preset].to_dict() | fields)
 
 
@@ -198,5 +198,5 @@ def _write(field: PolicyField, value: Any) -> Any:
 def _in_ms(seconds: float | None) -> float | None:
     if seconds is None:
         return None
-    ms = number("a time", seconds) * 1000
+    ms = check_number("a time", seconds) * 1000
     return round(ms) if abs(ms - round(ms)) < 1e-6 else ms  # noqa: PLR2004 - 0.1 s is 100 ms

@@ -6,7 +6,7 @@ import json
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import count
+from tarry.core.checks import check_count
 from tarry.core.value import Value
 from tarry.errors import ConfigurationError
 
@@ -51,7 +51,7 @@ class Problem(Value):
         instance: str | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> None:
-        if count("status", status, 100) > _LARGEST_STATUS:
+        if check_count("status", status, 100) > _LARGEST_STATUS:
             raise ConfigurationError("status", f"must be at most {_LARGEST_STATUS}", status)
         more = dict(more or {})
         if taken := sorted(set(more) & set(self._fields[:-1])):

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 from zlib import crc32
 
-from tarry.core.checks import seconds_or_none
+from tarry.core.checks import duration_or_none
 from tarry.core.decide import HINT_SPREAD
 from tarry.core.policy import Policy
 from tarry.core.verdict import Reason
@@ -195,7 +195,7 @@ class HandOff:
         if not isinstance(error, ResultNotAccepted):
             return None
         hint = self._judge(self._policy, True, error.result).hint  # noqa: FBT003
-        floor = None if hint is None else seconds_or_none(hint.delay)
+        floor = None if hint is None else duration_or_none(hint.delay)
         return None if not floor else floor * (1.0 + HINT_SPREAD * crc32(key.encode()) / 2**32)
 
 

@@ -11,7 +11,7 @@ from math import inf
 from threading import Lock
 from typing import TYPE_CHECKING, NoReturn
 
-from tarry.core.checks import count
+from tarry.core.checks import check_count
 from tarry.errors import LimitReached
 from tarry.idempotency.store import ExistingRecord, Record, StoredResponse
 from tarry.runtime.clocks import system
@@ -42,8 +42,8 @@ class MemoryStore:
         max_bytes: int = 64 << 20,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._capacity = count("capacity", capacity)
-        self._max_bytes = count("max_bytes", max_bytes, 0)
+        self._capacity = check_count("capacity", capacity)
+        self._max_bytes = check_count("max_bytes", max_bytes, 0)
         self._bytes = 0
         self._clock = clock
         self._lock = Lock()  # an application may run several loops in several threads

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tarry.core.checks import positive
+from tarry.core.checks import check_positive
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.idempotency.async_backend import run_in_executor
 from tarry.idempotency.store import (
@@ -102,7 +102,7 @@ class SqliteStore:
             rule = f"must be in an existing folder, got {short_repr(path)}: create {folder} first"
             raise ConfigurationError("path", rule)
         self._path = path
-        self._busy_timeout = positive("busy_timeout", busy_timeout)
+        self._busy_timeout = check_positive("busy_timeout", busy_timeout)
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
         self._executor: ThreadPoolExecutor | None = None

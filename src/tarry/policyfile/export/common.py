@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.core.backoff import Schedule
 from tarry.core.breaker import Breaker
-from tarry.core.explain import duration
+from tarry.core.explain import format_duration
 from tarry.core.outcome import RETRYABLE_CODES, RETRYABLE_STATUSES
 from tarry.errors import ConfigurationError
 from tarry.policyfile.durations import milliseconds
@@ -74,10 +74,13 @@ def delay_losses(policy: Policy, target: str, theirs: list[float], retries: int)
     ours, most = ceilings(policy), policy.max_attempts - 1
     here, there = _in_all(policy, ours, most), _in_all(policy, theirs, retries)
     if max(here, there) >= max(_NOTICED, _ANOTHER_SCHEDULE * min(here, there)):
-        meant = f"{most} retries within {duration(here)}, {duration(max(ours))} apart at most"
+        meant = (
+            f"{most} retries within {format_duration(here)}, "
+            f"{format_duration(max(ours))} apart at most"
+        )
         instead = (
-            f"{NO_SCHEDULE}: {target} makes {retries} within {duration(there)}, "
-            f"{duration(max(theirs))} apart at most, and gives up"
+            f"{NO_SCHEDULE}: {target} makes {retries} within {format_duration(there)}, "
+            f"{format_duration(max(theirs))} apart at most, and gives up"
         )
         return [Loss("schedule", meant, instead, Rank.ALARM)]
     if all(map(_same, ours, theirs)):
@@ -109,7 +112,7 @@ def _same(ours: float, theirs: float) -> bool:
 
 def _spelled(delays: list[float]) -> str:
     more = ", ..." if len(delays) > _SHOWN_DELAYS else ""
-    return ", ".join(map(duration, delays[:_SHOWN_DELAYS])) + more
+    return ", ".join(map(format_duration, delays[:_SHOWN_DELAYS])) + more
 
 
 def rounded(losses: list[Loss], field: str, seconds: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.backoff import Schedule
-from tarry.core.checks import count
+from tarry.core.checks import check_count
 from tarry.core.outcome import RETRYABLE_STATUSES
 from tarry.errors import ConfigurationError
 from tarry.policyfile.durations import gateway
@@ -49,7 +49,7 @@ def to_gateway_api(
     if "." in host:
         requirement = "must be the plain name of a Service for the Gateway API"
         raise ConfigurationError("host", requirement, host)
-    if count("port", port) > _LAST_PORT:
+    if check_count("port", port) > _LAST_PORT:
         raise ConfigurationError("port", f"must be at most {_LAST_PORT}, got {port}")
     service, name = resource_name(host), resource_name(name or host)
     losses: list[Loss] = []

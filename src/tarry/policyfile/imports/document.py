@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
-from tarry.core.explain import duration
+from tarry.core.explain import format_duration
 from tarry.core.suggest import suggest
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.policyfile.durations import parse
@@ -137,7 +137,7 @@ def within(policy: Policy, timeout: float | None, path: str, losses: list[Loss])
         return policy.replace(attempt_timeout=attempt)
     instead = (
         "no attempt starts after it, but tarry lets the one that runs end: "
-        f"{duration(timeout + attempt)} in all at most"
+        f"{format_duration(timeout + attempt)} in all at most"
     )
     losses.append(Loss(path, timeout, instead))
     return policy.replace(total_budget=timeout, attempt_timeout=attempt)
@@ -145,4 +145,6 @@ def within(policy: Policy, timeout: float | None, path: str, losses: list[Loss])
 
 def hinted(path: str, name: str, source: str, max_hint: float) -> Loss:
     """Say that the source does something else when a server asks for a wait."""
-    return Loss(path, name, f"{source}; tarry waits for up to {duration(max_hint)}, or gives up")
+    return Loss(
+        path, name, f"{source}; tarry waits for up to {format_duration(max_hint)}, or gives up"
+    )

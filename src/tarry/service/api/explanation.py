@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.core.explain import duration
+from tarry.core.explain import format_duration
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
 from tarry.service.api.redact import secrets_of
@@ -113,22 +113,22 @@ def _decided(decision: Decision, waited: float | None) -> str:
     """Tell what was decided; `waited`: the ms that it was, None while it waits."""
     by: list[str] = []
     if decision.ceiling_ms is not None:
-        by.append(f"ceiling {duration(decision.ceiling_ms / 1000)}")
+        by.append(f"ceiling {format_duration(decision.ceiling_ms / 1000)}")
     if decision.jitter is not None:
         by.append(f"{decision.jitter} jitter")
     if decision.hint_ms is not None:
         source = decision.hint_source or "the server"
-        by.append(f"{source} asked for {duration(decision.hint_ms / 1000)}")
+        by.append(f"{source} asked for {format_duration(decision.hint_ms / 1000)}")
     reasons = f" ({', '.join(by)})" if by else ""
     if decision.action == "stop":
         return f"stopped: {reason_text(decision.reason or 'unknown')}{reasons}"
     delay = decision.delay_ms or 0.0
-    words = f"{duration(delay / 1000)}{reasons}"
+    words = f"{format_duration(delay / 1000)}{reasons}"
     if waited is None:
         return f"waits {words}"
     if -_EARLY <= waited - delay <= _LATE:
         return f"waited {words}"
-    real = duration(max(0.0, waited) / 1000)
+    real = format_duration(max(0.0, waited) / 1000)
     ending = f"cut short after {real}" if waited < delay else f"waited {real}"
     return f"was to wait {words}, {ending}"
 
@@ -167,8 +167,8 @@ def _next(
         until = lane.parked_until
         words = (
             f"Attempt {number}{most} waits for its downstream, whose breaker is open for another "
-            f"{duration((until - now) / 1000)}."
+            f"{format_duration((until - now) / 1000)}."
         )
         return WhatNext(words=words, at=until)
-    when = f"in {duration((due - now) / 1000)}" if due > now else "now"
+    when = f"in {format_duration((due - now) / 1000)}" if due > now else "now"
     return WhatNext(words=f"Attempt {number}{most} is due {when}.", at=due)

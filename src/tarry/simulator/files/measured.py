@@ -7,7 +7,7 @@ from io import StringIO
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import positive
+from tarry.core.checks import check_positive
 from tarry.errors import ConfigurationError, short_repr
 from tarry.simulator.files.disk import read_text
 from tarry.simulator.files.schema import check_keys
@@ -33,7 +33,7 @@ def measured(document: Document, place: Place, table: Mapping[str, Any]) -> tupl
         if value is not None and not isinstance(value, str):
             raise document.refusal((*place, key), f"{key} must be a text, got {short_repr(value)}")
     try:
-        scale = positive("scale", table.get("scale", 1.0))
+        scale = check_positive("scale", table.get("scale", 1.0))
     except ConfigurationError as error:
         raise document.refusal((*place, "scale"), str(error)) from None
     try:

@@ -9,7 +9,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tarry.core.breaker import Breaker
-from tarry.core.checks import at_least, number
+from tarry.core.checks import check_at_least, check_number
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.core.suggest import did_you_mean
@@ -50,7 +50,7 @@ def defence_of(document: Document, place: Place, data: object) -> Defence:
 def distribution_of(document: Document, place: Place, data: object) -> Distribution:
     """Make a distribution from a number, which is always drawn, or from a table with its kind."""
     if isinstance(data, (int, float)) and not isinstance(data, bool):
-        return Fixed(_checked(document, place, lambda name: at_least(name, data, 0)))
+        return Fixed(_checked(document, place, lambda name: check_at_least(name, data, 0)))
     if not isinstance(data, Mapping):
         msg = f"{_name(place)} must be seconds or a table with a kind, got {short_repr(data)}"
         msg += _hint(data)
@@ -126,7 +126,7 @@ def _value(kind: str, document: Document, place: Place, data: object) -> Any:
                 )
             return tuple(cast("list[float]", data))
         case "float":
-            return _checked(document, place, lambda name: number(name, data), _hint(data))
+            return _checked(document, place, lambda name: check_number(name, data), _hint(data))
         case "str" if not isinstance(data, str):
             raise document.refusal(place, f"{_name(place)} must be a text, got {short_repr(data)}")
         case _:

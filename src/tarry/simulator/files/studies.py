@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from tarry.core.checks import count
+from tarry.core.checks import check_count
 from tarry.errors import ConfigurationError, short_repr
 from tarry.simulator.files.documents import Document, read_document
 from tarry.simulator.files.idle import check_arrivals, check_calls, check_windows
@@ -111,7 +111,7 @@ def _read(path: Path) -> _Written:
     question, lesson = (_text(document, key) for key in ("question", "lesson"))
     trials = document.data.get("trials", 1)
     try:
-        count("trials", trials)
+        check_count("trials", trials)
     except ConfigurationError as error:
         raise document.refusal(("trials",), str(error)) from None
     return _Written(_variants(document), question, lesson, trials)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.core.checks import one_of
+from tarry.core.checks import check_one_of
 from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Fixed
@@ -34,7 +34,7 @@ def amplification(
     *, rule: str = "every-layer", attempts: int = 4, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
     """Run the chain: retry at every layer, behind a budget of 10 % at each, or at one layer."""
-    one_of("rule", rule, RULES)
+    check_one_of("rule", rule, RULES)
     defence = _defence(rule, attempts)
     scenario = Scenario(
         servers={

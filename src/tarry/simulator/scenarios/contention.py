@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarry.core.call import Call
-from tarry.core.checks import count, one_of
+from tarry.core.checks import check_count, check_one_of
 from tarry.core.outcome import TRANSIENT
 from tarry.core.policy import Policy
 from tarry.core.verdict import Wait
@@ -63,12 +63,12 @@ def contention(
     *, jitter: str = "full", clients: int = 100, trials: int = 1, seed: int = 0
 ) -> list[Contention]:
     """Run the study: "none" is no backoff at all, "exponential" is backoff without jitter."""
-    one_of("jitter", jitter, _POLICIES)
-    count("clients", clients)
+    check_one_of("jitter", jitter, _POLICIES)
+    check_count("clients", clients)
     policy = Policy(max_attempts=_FOR_EVER, max_delay=_CAP, **_POLICIES[jitter])
     return [
         _trial(policy, clients, World(seed_of(seed, trial)))
-        for trial in range(count("trials", trials))
+        for trial in range(check_count("trials", trials))
     ]
 
 

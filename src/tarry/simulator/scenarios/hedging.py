@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.core.checks import one_of, positive
+from tarry.core.checks import check_one_of, check_positive
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
@@ -23,8 +23,8 @@ def hedging(
     *, after: str = "p95", shape: float = 1.5, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
     """Hedge calls with a heavy tail at a percentile, or not at all; `shape` is the tail's."""
-    one_of("after", after, DELAYS)
-    positive("shape", shape)
+    check_one_of("after", after, DELAYS)
+    check_positive("shape", shape)
     if after == "none":
         defence = Defence(Policy(max_attempts=1))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import one_of
+from tarry.core.checks import check_one_of
 from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Lognormal
@@ -30,7 +30,7 @@ def recovery(
     *, limit: str = "ramp", backlog: int = 5000, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
     """Drain a backlog at once, along a ramp, or with a limit that finds itself."""
-    one_of("limit", limit, _LIMITERS)
+    check_one_of("limit", limit, _LIMITERS)
     scenario = Scenario(
         servers={
             "server": Server(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.core.checks import one_of
+from tarry.core.checks import check_one_of
 from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Lognormal
@@ -27,7 +27,7 @@ def retry_after(
     seed: int = 0,
 ) -> list[Summary]:
     """Have clients told `seconds`, and see them return with or without jitter on top."""
-    one_of("jitter", jitter, _JITTERS)
+    check_one_of("jitter", jitter, _JITTERS)
     policy = Policy(max_attempts=5, max_hint=max(120.0, seconds), jitter=jitter)  # type: ignore[arg-type]
     scenario = Scenario(
         servers={

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-from tarry.core.checks import count
+from tarry.core.checks import check_count
 from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Exponential, Lognormal
@@ -47,7 +47,7 @@ def storm(
 
 
 def _world(defence: Defence, *, clients: int = 1000) -> Scenario:
-    load = count("clients", clients) / _THINK
+    load = check_count("clients", clients) / _THINK
     workers = max(1, ceil(_HEADROOM * load * _LATENCY.mean))
     two_seconds = ceil(2 * workers / _LATENCY.mean)
     return Scenario(

@@ -17,7 +17,7 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tarry.core.checks import count
+from tarry.core.checks import check_count
 from tarry.errors import ConfigurationError, short_repr
 from tarry.runtime.clocks import system
 from tarry.service.defaults import MAX_RESPONSE_BYTES
@@ -63,13 +63,13 @@ class HttpDelivery:
         self._guard = guard
         self._clock = system.now  # the loop's own clock may be too coarse
         self._proxy = None if proxy is None else parse_proxy(proxy)
-        self._max_body = count("max_body", max_body)
+        self._max_body = check_count("max_body", max_body)
         self._tls = _create_tls_context(ca)
         self._dns = DnsCache()
         self._deadlines = DeadlineTimer(self._clock)
-        self._max_host_connections = count("max_host_connections", max_host_connections)
+        self._max_host_connections = check_count("max_host_connections", max_host_connections)
         self._limit = ConnectionLimit(
-            count("max_connections", max_connections), self._close_an_idle_connection
+            check_count("max_connections", max_connections), self._close_an_idle_connection
         )
         self._pools: dict[str, ConnectionPool] = {}
         """By scheme and authority, as they stand at the beginning of a URL."""
