@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tarry import cli
 from tarry.cli.app import app
-from tarry.cli.output import plain
+from tarry.cli.output import printable
 from tarry.errors import ConfigurationError
 from tests.cli.running import ROOT, tarry
 
@@ -155,4 +155,4 @@ def test_reader_that_leaves_is_no_fault() -> None:
 )
 def test_text_from_outside_moves_no_cursor(text: str, expected: str) -> None:
     """Control characters are written out, line ends are spaces."""
-    assert expected == plain(text)
+    assert expected == printable(text)

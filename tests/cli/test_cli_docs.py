@@ -16,7 +16,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from tarry.cli.app import app
-from tarry.cli.exit_codes import MEANINGS
+from tarry.cli.exit_codes import EXIT_CODES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 ROWS = {
@@ -84,8 +84,8 @@ def test_exit_codes_are_those_of_the_code() -> None:
     documented = re.findall(r"^\| (\d+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
     shown = " ".join(CliRunner(env={"COLUMNS": "80"}).invoke(app, ["--help"]).stdout.split())
 
-    assert [(str(code), meaning) for code, meaning in MEANINGS.items()] == documented
-    for code, meaning in MEANINGS.items():
+    assert [(str(code), meaning) for code, meaning in EXIT_CODES.items()] == documented
+    for code, meaning in EXIT_CODES.items():
         assert f"{code} {meaning}" in shown
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.cli.exit_codes import code_of, words_of
+from tarry.cli.exit_codes import error_message, exit_code_of
 from tarry.client.errors import (
     Conflict,
     InvalidRequest,
@@ -41,7 +41,7 @@ from tests.cli.operating import tarry
 )
 def test_code_tells_failures_apart(error: TarryError, code: int) -> None:
     """A script can tell what to do next."""
-    assert code == code_of(error)
+    assert code == exit_code_of(error)
 
 
 def test_words_are_the_service_own_and_say_what_helps() -> None:
@@ -49,10 +49,10 @@ def test_words_are_the_service_own_and_say_what_helps() -> None:
     busy = TooManyRequests("POST / ...", problem={"detail": "Too many tasks."}, retry_after=5.0)
     shut = NotAuthorized("GET / ...", problem={"detail": "A key is needed."})
 
-    assert "Too many tasks. Try again in 5 s." == words_of(busy)
-    assert words_of(shut).startswith("A key is needed. Give a key with --key or TARRY_KEY;")
-    assert "rate must be a number" == words_of(ConfigurationError("rate must be a number"))
-    assert "GET / got no answer" == words_of(ServiceError("GET / got no answer"))
+    assert "Too many tasks. Try again in 5 s." == error_message(busy)
+    assert error_message(shut).startswith("A key is needed. Pass a key with --key or TARRY_KEY;")
+    assert "rate must be a number" == error_message(ConfigurationError("rate must be a number"))
+    assert "GET / got no answer" == error_message(ServiceError("GET / got no answer"))
 
 
 def test_no_service_says_how_to_start_one() -> None:
@@ -61,7 +61,7 @@ def test_no_service_says_how_to_start_one() -> None:
 
     said = (
         "error: no service answers at http://127.0.0.1:1 (connection refused): start one with "
-        "`tarry serve`, or name another with --server or TARRY_SERVER\n"
+        "`tarry serve`, or set another address with --server or TARRY_SERVER\n"
     )
     assert (4, "", said) == done
 

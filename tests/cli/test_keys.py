@@ -32,7 +32,7 @@ def test_key_opens_a_service_and_a_revoked_one_does_not(tmp_path: Path, store: s
     assert (0, "none\n") == (right.code, right.out)
     for refused in (without, wrong):
         assert (2, "") == (refused.code, refused.out)
-        assert "--key or TARRY_KEY; `tarry keys create` makes one." in refused.err
+        assert "--key or TARRY_KEY; create one with `tarry keys create`." in refused.err
 
 
 def test_key_alone_is_on_standard_output(store: str) -> None:

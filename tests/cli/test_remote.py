@@ -72,7 +72,7 @@ def test_long_wait_is_told() -> None:
 
     assert (0, "none\n") == (done.code, done.out)
     (said,) = done.err.splitlines()
-    assert re.match(r"the service answered 429: trying again in [78]", said)  # 7 s, and jitter
+    assert re.match(r"the service answered 429: retrying in [78]", said)  # 7 s, and jitter
 
 
 def test_https_where_http_is_spoken_is_asked_about() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from tarry.cli.output import cell, clock, counted, since, until
+from tarry.cli.output import format_cell, pluralize, time_of_day, time_since, time_until
 from tarry.cli.tasks import story
 from tarry.client import Client
 from tarry.runtime.clocks import system
@@ -207,14 +207,20 @@ def test_unknown_task_ends_with_3(ask: Ask, command: str) -> None:
 
 def test_cells_are_harmless() -> None:
     """No markup, no control characters, nothing for None."""
-    assert ["[bold]\\x1b[2J", "", "7"] == [cell(one).plain for one in ("[bold]\x1b[2J", None, 7)]
+    assert ["[bold]\\x1b[2J", "", "7"] == [
+        format_cell(one).plain for one in ("[bold]\x1b[2J", None, 7)
+    ]
 
 
 def test_times_are_words() -> None:
     """People do not read epoch milliseconds."""
-    assert ["in 3 s", "now", "3 s ago"] == [until(5000, 2.0), until(1000, 2.0), since(2000, 5.0)]
-    assert clock(1_700_000_000_042).endswith(".042")
-    assert ["1 attempt", "1,200 attempts"] == [counted(1, "attempt"), counted(1200, "attempt")]
+    assert ["in 3 s", "now", "3 s ago"] == [
+        time_until(5000, 2.0),
+        time_until(1000, 2.0),
+        time_since(2000, 5.0),
+    ]
+    assert time_of_day(1_700_000_000_042).endswith(".042")
+    assert ["1 attempt", "1,200 attempts"] == [pluralize(1, "attempt"), pluralize(1200, "attempt")]
 
 
 @pytest.mark.parametrize("command", ["show", "explain", "cancel", "retry"])

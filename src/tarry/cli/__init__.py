@@ -1,4 +1,4 @@
-"""The command line: one file for each command, each importing what it needs when it runs."""
+"""The command line. Each command is one module, and imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run `tarry`; the exit codes are in `failures`."""
+    """Run `tarry`; `exit_codes` lists the exit codes."""
     try:
         for name in ("rich", "typer"):
             import_module(name)
@@ -20,25 +20,25 @@ def main() -> None:
         sys.stderr.write("tarry's command line needs typer and rich: pip install 'tarry[sim]'\n")
         sys.exit(1)
     from tarry.cli.app import app
-    from tarry.cli.exit_codes import INTERRUPTED, code_of, words_of
+    from tarry.cli.exit_codes import EXIT_INTERRUPTED, error_message, exit_code_of
 
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)
     try:
         app(prog_name="tarry")
-        sys.stdout.flush()  # here, where a reader that has left can be told from a fault
+        sys.stdout.flush()  # inside the try block: a closed pipe raises here, not at exit
     except TarryError as error:
-        from tarry.cli.output import plain
+        from tarry.cli.output import printable
 
-        sys.stderr.write(f"error: {plain(words_of(error))}\n")
-        sys.exit(code_of(error))
+        sys.stderr.write(f"error: {printable(error_message(error))}\n")
+        sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        sys.exit(INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
-        sys.stdout = None
+        sys.stdout = None  # otherwise Python flushes it at exit, and fails again
         sys.exit(1)
 
 
-def _terminated(_signal: int, _frame: object) -> None:
-    """Leave as after Ctrl-C, so that no process of a simulation stays behind."""
+def _exit_on_sigterm(_signal: int, _frame: object) -> None:
+    """Exit through SystemExit, so that the worker processes of a simulation are stopped."""
     sys.exit(128 + signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The commands and what they have in common."""
+"""The `tarry` command: its commands, their order in the help, and the help text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer
 from tarry.cli import dead, keys, policy_local, tasks
 from tarry.cli.demo import demo
 from tarry.cli.downstreams import downstreams
-from tarry.cli.exit_codes import MEANINGS
-from tarry.cli.remote import example
+from tarry.cli.exit_codes import EXIT_CODES
+from tarry.cli.options import example_epilog
 from tarry.cli.send import send
 from tarry.cli.serve import config, serve
 from tarry.cli.simulate import simulate
@@ -21,28 +21,28 @@ from tarry.cli.tune import tune
 
 HELP = (
     "To tarry: to wait before going on. Retries with one policy engine.\n\n"
-    "The library retries in production. The service keeps calls and makes them until they "
-    "succeed. The simulator runs the same code to show, before production, what a policy does to "
-    "a dependency that fails."
+    "The library retries calls in production. The service stores calls durably and retries them "
+    "until they succeed. The simulator runs the same code to show, before production, how a "
+    "policy affects a failing dependency."
 )
 EXAMPLES = """\
-[bold]Three examples[/bold]
+[bold]Examples[/bold]
 
-See what the service does, in ten seconds:
+See the service retry calls, in ten seconds:
 
 [bold cyan]  tarry demo[/bold cyan]
 
-A dependency dies and returns: who keeps it down?
+Compare how retry policies affect a dependency that goes down and recovers:
 
 [bold cyan]  tarry simulate storm[/bold cyan]
 
-Let a build fail when retries would add more than a fifth to the load:
+Fail a build when retries add more than 20 % to the load:
 
 [bold cyan]  tarry simulate checkout.toml --assert "amplification < 1.2"[/bold cyan]
 
 [bold]Exit codes[/bold]
 
-""" + "; ".join(f"[bold]{code}[/bold] {meaning}" for code, meaning in MEANINGS.items())
+""" + "; ".join(f"[bold]{code}[/bold] {meaning}" for code, meaning in EXIT_CODES.items())
 
 app: typer.Typer = typer.Typer(
     add_completion=False,
@@ -55,8 +55,8 @@ app: typer.Typer = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import version
 
         typer.echo(f"tarry {version('tarry')}")
@@ -67,46 +67,46 @@ def _version(wanted: bool) -> None:
 def tarry(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """What is common to all commands."""
+    """Define the options before the command name."""
 
 
 _SERVICE, _TASKS, _POLICY = "The service", "Tasks", "Policies"
 
-app.command(rich_help_panel=_SERVICE, epilog=example("tarry demo"))(demo)
-app.command(rich_help_panel=_SERVICE, epilog=example("tarry serve --dev"))(serve)
-app.command(rich_help_panel=_SERVICE, epilog=example("tarry config --port 9000"))(config)
+app.command(rich_help_panel=_SERVICE, epilog=example_epilog("tarry demo"))(demo)
+app.command(rich_help_panel=_SERVICE, epilog=example_epilog("tarry serve --dev"))(serve)
+app.command(rich_help_panel=_SERVICE, epilog=example_epilog("tarry config --port 9000"))(config)
 app.add_typer(keys.app, name="keys", rich_help_panel=_SERVICE)
 app.command(
     rich_help_panel=_TASKS,
-    epilog=example("tarry send https://example.com/hook -d @order.json --wait 5"),
+    epilog=example_epilog("tarry send https://example.com/hook -d @order.json --wait 5"),
 )(send)
 app.add_typer(tasks.app, name="tasks", rich_help_panel=_TASKS)
 app.add_typer(dead.app, name="dead", rich_help_panel=_TASKS)
 app.command(
-    rich_help_panel=_TASKS, epilog=example("tarry downstreams pause https:example.com:443")
+    rich_help_panel=_TASKS, epilog=example_epilog("tarry downstreams pause https:example.com:443")
 )(downstreams)
-app.command(rich_help_panel=_TASKS, epilog=example("tarry tail --json"))(tail)
-app.command(rich_help_panel=_TASKS, epilog=example("tarry top"))(top)
+app.command(rich_help_panel=_TASKS, epilog=example_epilog("tarry tail --json"))(tail)
+app.command(rich_help_panel=_TASKS, epilog=example_epilog("tarry top"))(top)
 app.add_typer(policy_local.app, name="policy", rich_help_panel=_POLICY)
-app.command(rich_help_panel=_POLICY, epilog=example("tarry simulate storm --html report.html"))(
-    simulate
-)
-app.command(rich_help_panel=_POLICY, epilog=example("tarry tune attempts.csv --out policy.toml"))(
-    tune
-)
+app.command(
+    rich_help_panel=_POLICY, epilog=example_epilog("tarry simulate storm --html report.html")
+)(simulate)
+app.command(
+    rich_help_panel=_POLICY, epilog=example_epilog("tarry tune attempts.csv --out policy.toml")
+)(tune)
 
 
-def _unwrap(group: typer.Typer) -> None:
-    """Let the terminal break the lines of the help, which docstrings break at their own width."""
+def _unwrap_help(group: typer.Typer) -> None:
+    """Join the lines of each help paragraph, so that the terminal's width decides the breaks."""
     for command in group.registered_commands:
         paragraphs = (getdoc(command.callback) or "").split("\n\n")
-        command.help = "\n\n".join(" ".join(one.split()) for one in paragraphs)
-    for inner in group.registered_groups:
-        if inner.typer_instance is not None:
-            _unwrap(inner.typer_instance)
+        command.help = "\n\n".join(" ".join(text.split()) for text in paragraphs)
+    for subgroup in group.registered_groups:
+        if subgroup.typer_instance is not None:
+            _unwrap_help(subgroup.typer_instance)
 
 
-_unwrap(app)
+_unwrap_help(app)

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tarry.cli.remote import (
+from tarry.cli.options import (
+    DEFAULT_LIMIT,
     DEFAULT_SERVER,
-    LISTED,
-    ForReason,
-    Json,
-    Key,
-    Limit,
-    OfLane,
-    OfPolicy,
-    Server,
-    connected,
-    example,
+    JsonOption,
+    KeyOption,
+    LaneFilter,
+    LimitOption,
+    PolicyFilter,
+    ReasonFilter,
+    ServerOption,
+    example_epilog,
 )
+from tarry.cli.remote import connect
 from tarry.client.errors import NotFound
 from tarry.errors import ConfigurationError
 
@@ -35,50 +35,50 @@ app: typer.Typer = typer.Typer(
 )
 
 
-@app.command("list", epilog=example("tarry dead list --lane https:example.com:443"))
+@app.command("list", epilog=example_epilog("tarry dead list --lane https:example.com:443"))
 def list_(
-    policy: OfPolicy = None,
-    lane: OfLane = None,
-    reason: ForReason = None,
-    limit: Limit = LISTED,
-    server: Server = DEFAULT_SERVER,
-    key: Key = None,
-    as_json: Json = False,
+    policy: PolicyFilter = None,
+    lane: LaneFilter = None,
+    reason: ReasonFilter = None,
+    limit: LimitOption = DEFAULT_LIMIT,
+    server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List dead letters, newest first."""
     from itertools import islice
 
     from tarry.cli.tasks import show_tasks
 
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         found = client.dead_letters(policy=policy, lane=lane, reason=reason)
         show_tasks(list(islice(found, limit + 1)), limit, as_json=as_json, dead=True)
 
 
-@app.command(epilog=example("tarry dead replay --lane https:example.com:443 --rate 10"))
+@app.command(epilog=example_epilog("tarry dead replay --lane https:example.com:443 --rate 10"))
 def replay(
     task: Annotated[
         str | None, typer.Argument(metavar="TASK", help="Only this one, by its id.")
     ] = None,
-    policy: OfPolicy = None,
-    lane: OfLane = None,
-    reason: ForReason = None,
+    policy: PolicyFilter = None,
+    lane: LaneFilter = None,
+    reason: ReasonFilter = None,
     rate: Annotated[
         float | None, typer.Option(help="So many a second.", show_default="at once")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count them, and change nothing.")
     ] = False,
-    server: Server = DEFAULT_SERVER,
-    key: Key = None,
-    as_json: Json = False,
+    server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Bring dead letters back, all of them unless you say which.
 
     The service does it by itself from here on; task ids and idempotency keys stay. Where none
     match, no replay is made.
     """
-    from tarry.cli.output import counted, print_json, say
+    from tarry.cli.output import pluralize, print_json, print_text
     from tarry.core.checks import check_positive
 
     if task is not None:
@@ -93,43 +93,45 @@ def replay(
     if rate is not None:
         check_positive("--rate", rate)
     which: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         is_dry = not _matched(client, which) or dry_run
         job = client.replay(**which, rate=rate, dry_run=is_dry).job
     if as_json:
         print_json(job)
     elif not job.matched:
-        say(_NONE)
+        print_text(_NONE)
     elif is_dry:
-        say(f"{counted(job.matched, 'dead letter')} would come back")
+        print_text(f"{pluralize(job.matched, 'dead letter')} would come back")
     else:
         pace = "" if rate is None else f", {rate:g} a second"
-        say(f"replay {job.replay_id}: {counted(job.matched, 'dead letter')} to bring back{pace}")
+        print_text(
+            f"replay {job.replay_id}: {pluralize(job.matched, 'dead letter')} to bring back{pace}"
+        )
 
 
-@app.command(epilog=example("tarry dead purge --reason permanent"))
+@app.command(epilog=example_epilog("tarry dead purge --reason permanent"))
 def purge(
-    policy: OfPolicy = None,
-    lane: OfLane = None,
-    reason: ForReason = None,
+    policy: PolicyFilter = None,
+    lane: LaneFilter = None,
+    reason: ReasonFilter = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    server: Server = DEFAULT_SERVER,
-    key: Key = None,
-    as_json: Json = False,
+    server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Remove dead letters for good, all of them unless you say which."""
     import sys
 
-    from tarry.cli.output import counted, print_json, say
+    from tarry.cli.output import pluralize, print_json, print_text
 
     if not yes and not sys.stdin.isatty():
         rule = "must be given where nobody can be asked: what is removed is gone"
         raise ConfigurationError("--yes", rule)
     which: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         matched = _matched(client, which)
         if matched and not yes:
-            asked = f"Remove {counted(matched, 'dead letter')} for good? [y/N] "
+            asked = f"Remove {pluralize(matched, 'dead letter')} for good? [y/N] "
             typer.echo(asked, nl=False, err=True)
             if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
                 typer.echo("nothing was removed", err=True)
@@ -138,7 +140,7 @@ def purge(
     if as_json:
         print_json({"purged": purged})
     else:
-        say(f"{counted(purged, 'dead letter')} removed" if purged else _NONE)
+        print_text(f"{pluralize(purged, 'dead letter')} removed" if purged else _NONE)
 
 
 def _matched(client: Client, which: DeadLetterFilter) -> int:

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tarry.cli.remote import connected
+from tarry.cli.remote import connect
 from tarry.client.errors import NotFinished, ServiceUnreachable
 
 if TYPE_CHECKING:
@@ -34,22 +34,22 @@ def demo() -> None:
     from tempfile import TemporaryDirectory
 
     from tarry.cli.demo_target import DOOMED, PLANS, flaky_targets
-    from tarry.cli.output import console, say
+    from tarry.cli.output import console, print_text
 
-    say("starting a service, and three targets that fail ...")
+    print_text("starting a service, and three targets that fail ...")
     with (
         TemporaryDirectory(prefix="tarry-demo-") as folder,
         flaky_targets(PLANS) as target,
         _service(Path(folder)) as address,
-        connected(address, None) as client,
+        connect(address, None) as client,
     ):
-        say(f"the service is at {address}; it gets {len(PLANS)} calls to make:")
+        print_text(f"the service is at {address}; it gets {len(PLANS)} calls to make:")
         _send(client, target)
         board = Board(client, is_plain=not console().is_terminal)
         board.watch(PLANS)
         _explain(client, board.tasks[DOOMED])
-        say("")
-        say("The targets are mended, and `tarry dead replay` brings the call back:")
+        print_text("")
+        print_text("The targets are mended, and `tarry dead replay` brings the call back:")
         target.is_mended = True
         client.replay()
         board.watch([DOOMED], replays=1)
@@ -102,17 +102,17 @@ class Board:
                 self._tell(path, task)
 
     def _tell(self, path: str, task: RetryTask) -> None:
-        from tarry.cli.output import say
+        from tarry.cli.output import print_text
 
         for step in self._client.explain(task).steps:
             if step.attempt_number > self._told.get(path, 0):
                 self._told[path] = step.attempt_number
                 self._last[path] = step.attempt
                 if self._is_plain:
-                    say(f"{name_of(path)}: {step.words}")
+                    print_text(f"{name_of(path)}: {step.words}")
 
     def _table(self, watched: Mapping[str, RetryTask]) -> Table:
-        from tarry.cli.output import came_to, table, until
+        from tarry.cli.output import attempt_result, table, time_until
         from tarry.runtime.clocks import system
 
         now = system.unix_time()
@@ -121,8 +121,8 @@ class Board:
                 name_of(path),
                 task.status,
                 task.attempt_number,
-                "" if task.next_attempt_at is None else until(task.next_attempt_at, now),
-                came_to(self._last[path]) if path in self._last else "",
+                "" if task.next_attempt_at is None else time_until(task.next_attempt_at, now),
+                attempt_result(self._last[path]) if path in self._last else "",
             )
             for path, task in watched.items()
         ]
@@ -156,20 +156,22 @@ def _send(client: Client, target: Flaky) -> None:
 
 def _explain(client: Client, task: RetryTask) -> None:
     from tarry.cli.demo_target import DOOMED
-    from tarry.cli.output import say
+    from tarry.cli.output import print_text
     from tarry.cli.tasks import story
 
-    say("")
-    say(f"{name_of(DOOMED).capitalize()} is a dead letter now. `tarry tasks explain` says why:")
+    print_text("")
+    print_text(
+        f"{name_of(DOOMED).capitalize()} is a dead letter now. `tarry tasks explain` says why:"
+    )
     explained = client.explain(task)
     for line in story(explained.text, explained.next.words):
-        say(line)
+        print_text(line)
 
 
 def _sum_up(target: Flaky, board: Board) -> None:
     """Say what happened, or what should not have."""
     from tarry.cli.demo_target import PLANS
-    from tarry.cli.output import say
+    from tarry.cli.output import print_text
 
     lost = [name_of(path) for path in PLANS if board.tasks[path].status != "SUCCEEDED"]
     rekeyed = [name_of(path) for path, keys in target.keys.items() if len(set(keys)) != 1]
@@ -178,12 +180,12 @@ def _sum_up(target: Flaky, board: Board) -> None:
         raise NotFinished(msg)
     requests = sum(map(len, target.keys.values()))
     retried = sum(len(keys) > 1 for keys in target.keys.values())
-    say("")
-    say(
+    print_text("")
+    print_text(
         f"All {len(PLANS)} calls arrived, in {requests} attempts: {retried} were retried, each "
         "with one idempotency key. Nobody had to wait for them."
     )
-    say("Now your own: `tarry serve --dev` in one terminal, `tarry send URL` in another.")
+    print_text("Now your own: `tarry serve --dev` in one terminal, `tarry send URL` in another.")
 
 
 @contextmanager

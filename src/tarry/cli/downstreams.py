@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tarry.cli.remote import DEFAULT_SERVER, LISTED, Json, Key, Limit, Server, connected
+from tarry.cli.options import (
+    DEFAULT_LIMIT,
+    DEFAULT_SERVER,
+    JsonOption,
+    KeyOption,
+    LimitOption,
+    ServerOption,
+)
+from tarry.cli.remote import connect
 from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -31,25 +39,25 @@ def downstreams(
     lane: Annotated[
         str | None, typer.Argument(metavar="LANE", help="Which, as the list names it.")
     ] = None,
-    limit: Limit = LISTED,
-    server: Server = DEFAULT_SERVER,
-    key: Key = None,
-    as_json: Json = False,
+    limit: LimitOption = DEFAULT_LIMIT,
+    server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List the targets' hosts: state, backlog, latency; or pause, resume or reset one."""
     from itertools import islice
 
-    from tarry.cli.output import console, print_json, say
+    from tarry.cli.output import console, print_json, print_text
 
     if act is not None:
         _move(act, lane, server, key, as_json=as_json)
         return
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         found = list(islice(client.downstreams(), limit))
     if as_json:
         print_json(found)
     elif not found:
-        say("none yet: each host that a task goes to is one")
+        print_text("none yet: each host that a task goes to is one")
     else:
         console().print(downstream_table(found))
 
@@ -62,20 +70,20 @@ def downstream_table(found: Iterable[Downstream]) -> Table:
 
 
 def _move(act: str, lane: str | None, server: str, key: str | None, *, as_json: bool) -> None:
-    from tarry.cli.output import print_json, say
+    from tarry.cli.output import print_json, print_text
     from tarry.core.checks import check_one_of
 
     check_one_of("the first argument", act, ACTS)
     if lane is None:
         rule = f"must say which downstream to {act}; `tarry downstreams` lists them"
         raise ConfigurationError("LANE", rule)
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         move = {"pause": client.pause, "resume": client.resume, "reset": client.reset}[act]
         moved = move(lane)
     if as_json:
         print_json(moved)
     else:
-        say(f"{moved.lane} {moved.state}")
+        print_text(f"{moved.lane} {moved.state}")
 
 
 def _row(one: Downstream) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""What a failure means to the user: the exit code, and the words on standard error."""
+"""Exit codes of the commands, and the message that is printed for an error."""
 
 from __future__ import annotations
 
@@ -13,41 +13,46 @@ from tarry.client.errors import (
 from tarry.core.explain import format_duration
 from tarry.errors import Overloaded, StoreUnavailable, TarryError
 
-FAILED, MISTAKE, MISSING, AWAY, INTERRUPTED = 1, 2, 3, 4, 130
-MEANINGS = {
-    0: "it is as you asked",
-    FAILED: "the task or the claim failed, or is in no state for this",
-    MISTAKE: "a mistake in what you wrote",
-    MISSING: "there is no such task, policy, key or downstream",
-    AWAY: "the service cannot be reached, is overloaded, or failed",
-    INTERRUPTED: "Ctrl-C",
-}
-"""The exit codes."""
+EXIT_FAILED = 1
+EXIT_INVALID = 2
+EXIT_NOT_FOUND = 3
+EXIT_UNREACHABLE = 4
+EXIT_INTERRUPTED = 130
 
-_CODES: tuple[tuple[type[TarryError], int], ...] = (
-    (NotFound, MISSING),
-    (Conflict, FAILED),
-    (NotFinished, FAILED),
-    (InvalidRequest, MISTAKE),
-    (NotAuthorized, MISTAKE),
-    (ServiceError, AWAY),
-    (StoreUnavailable, AWAY),
-    (Overloaded, AWAY),
+EXIT_CODES = {
+    0: "success",
+    EXIT_FAILED: "the task or the assertion failed, or the task's state does not allow it",
+    EXIT_INVALID: "an argument, option, file or API key is invalid",
+    EXIT_NOT_FOUND: "the task, policy, key or downstream does not exist",
+    EXIT_UNREACHABLE: "the service is unreachable or overloaded, or it failed",
+    EXIT_INTERRUPTED: "interrupted with Ctrl-C",
+}
+"""The meaning of each exit code, for `--help` and docs/cli.md."""
+
+_CODE_BY_ERROR: tuple[tuple[type[TarryError], int], ...] = (
+    (NotFound, EXIT_NOT_FOUND),
+    (Conflict, EXIT_FAILED),
+    (NotFinished, EXIT_FAILED),
+    (InvalidRequest, EXIT_INVALID),
+    (NotAuthorized, EXIT_INVALID),
+    (ServiceError, EXIT_UNREACHABLE),
+    (StoreUnavailable, EXIT_UNREACHABLE),
+    (Overloaded, EXIT_UNREACHABLE),
 )
 
 
-def code_of(error: TarryError) -> int:
-    """Return the exit code; what is in no list is a mistake of the user."""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), MISTAKE)
+def exit_code_of(error: TarryError) -> int:
+    """Return the exit code for an error; an error in no list is the user's: `EXIT_INVALID`."""
+    return next((code for kind, code in _CODE_BY_ERROR if isinstance(error, kind)), EXIT_INVALID)
 
 
-def words_of(error: TarryError) -> str:
-    """Return what went wrong, and what helps, where that is known."""
+def error_message(error: TarryError) -> str:
+    """Return what is wrong and, where known, what to do."""
     if not isinstance(error, ServiceError):
         return str(error)
-    said = error.detail or str(error)
+    message = error.detail or str(error)
     if isinstance(error, NotAuthorized):
-        said += " Give a key with --key or TARRY_KEY; `tarry keys create` makes one."
+        message += " Pass a key with --key or TARRY_KEY; create one with `tarry keys create`."
     if error.retry_after is not None:
-        said += f" Try again in {format_duration(error.retry_after)}."
-    return said
+        message += f" Try again in {format_duration(error.retry_after)}."
+    return message

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tarry.cli.remote import Json, example
+from tarry.cli.options import JsonOption, example_epilog
 from tarry.cli.serve import need_service
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ app: typer.Typer = typer.Typer(
 )
 
 
-@app.command(epilog=example("export TARRY_KEY=$(tarry keys create --tenant shop)"))
+@app.command(epilog=example_epilog("export TARRY_KEY=$(tarry keys create --tenant shop)"))
 def create(
     tenant: Annotated[str, typer.Option(help="Whose key it is: each tenant sees its own tasks.")],
     name: Annotated[str, typer.Option(help="What it is for, to tell keys apart.")] = "",
     store: StoreUrl = None,
     config: Config = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a key and print it, once: the store keeps only a digest."""
     need_service()
@@ -60,22 +60,22 @@ def create(
     typer.echo(f"key {made.id} of {tenant}; it is not shown again", err=True)
 
 
-@app.command("list", epilog=example("tarry keys list --tenant shop"))
+@app.command("list", epilog=example_epilog("tarry keys list --tenant shop"))
 def list_(
     tenant: Annotated[str | None, typer.Option(help="Only those of this tenant.")] = None,
     store: StoreUrl = None,
     config: Config = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List keys, revoked ones too; the keys themselves are nowhere."""
-    from tarry.cli.output import console, print_json, say, since, table
+    from tarry.cli.output import console, print_json, print_text, table, time_since
     from tarry.runtime.clocks import system
 
     found = _with_store(store, config, lambda opened: opened.list_keys(tenant))
     if as_json:
         print_json([_told(key) for key in found])
     elif not found:
-        say("none")
+        print_text("none")
     else:
         now = system.unix_time()
         rows = [
@@ -83,23 +83,23 @@ def list_(
                 key.id,
                 key.tenant,
                 key.name,
-                since(key.created_at, now),
-                None if key.revoked_at is None else since(key.revoked_at, now),
+                time_since(key.created_at, now),
+                None if key.revoked_at is None else time_since(key.revoked_at, now),
             )
             for key in found
         ]
         console().print(table(("key", "tenant", "name", "made", "revoked"), rows))
 
 
-@app.command(epilog=example("tarry keys revoke 0199c0de-0000-7000-8000-000000000000"))
+@app.command(epilog=example_epilog("tarry keys revoke 0199c0de-0000-7000-8000-000000000000"))
 def revoke(
     key: Annotated[str, typer.Argument(metavar="ID", help="The id of a key: `tarry keys list`.")],
     store: StoreUrl = None,
     config: Config = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """End a key; a running service believes it for a few seconds more."""
-    from tarry.cli.output import print_json, say
+    from tarry.cli.output import print_json, print_text
     from tarry.client.errors import NotFound
 
     if not _with_store(store, config, lambda opened: opened.revoke_key(key)):
@@ -108,7 +108,7 @@ def revoke(
     if as_json:
         print_json({"id": key, "revoked": True})
     else:
-        say(f"{key} is revoked")
+        print_text(f"{key} is revoked")
 
 
 def _with_store(

@@ -1,6 +1,7 @@
-"""What the service tells, as tables for people and as JSON for programs.
+"""Terminal output of the commands that talk to a service: text and tables, or JSON.
 
-Whatever comes from outside is text: no markup, no control characters.
+Text from outside, such as a target's response, is never interpreted: no markup, and control
+characters are escaped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from tarry.wire.tasks import AttemptLog, RetryTask
 
-STYLES = {
+STATE_STYLES = {
     "SUCCEEDED": "green",
     "EXHAUSTED": "red",
     "CANCELLED": "dim",
@@ -32,114 +33,117 @@ STYLES = {
     "PROBING": "yellow",
 }
 TASK_HEADINGS = ("task", "status", "attempts", "next", "target")
-LETTER_HEADINGS = ("task", "reason", "attempts", "died", "target")
+DEAD_LETTER_HEADINGS = ("task", "reason", "attempts", "died", "target")
 
-_PIPED = 10_000
-"""Columns where nobody looks: a row is a line, whatever is in it."""
+_PIPE_WIDTH = 10_000
+"""Columns when the output is not a terminal: wide enough that a table row is one line."""
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters (C0, DEL, C1), bidirectional marks, line separators and surrogates."""
+
+
+# --- text and tables ------------------------------------------------------------------------------
+
+
+def printable(text: str) -> str:
+    """Return text as one line, with control characters escaped as in Python source."""
+    one_line = " ".join(text.split())
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], one_line)
 
 
 def console() -> Console:
-    """Return the terminal, or the pipe."""
-    made = Console(markup=False, highlight=False, emoji=False)
-    if not made.is_terminal:
-        made.width = _PIPED
-    return made
+    """Return a console for standard output."""
+    result = Console(markup=False, highlight=False, emoji=False)
+    if not result.is_terminal:
+        result.width = _PIPE_WIDTH
+    return result
+
+
+def print_text(text: str) -> None:
+    """Print one line of text."""
+    console().print(Text(printable(text)))
 
 
 def table(
-    headings: Sequence[str], rows: Iterable[Sequence[object]], *, cut: str | None = None
+    headings: Sequence[str], rows: Iterable[Sequence[object]], *, truncate: str | None = None
 ) -> Table:
-    """Return a table; the first column is what people copy, so it is never broken.
+    """Return a table. The first column is never wrapped, so that ids can be copied.
 
-    The column `cut` ends where the terminal does; all others go on below.
+    The column named `truncate` is cut at the edge of the terminal; the others are wrapped.
     """
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for place, heading in enumerate(headings):
-        if heading == cut:
-            made.add_column(heading, overflow="ellipsis", no_wrap=True)
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for index, heading in enumerate(headings):
+        if heading == truncate:
+            result.add_column(heading, overflow="ellipsis", no_wrap=True)
         else:
-            made.add_column(heading, overflow="fold", no_wrap=place == 0)
+            result.add_column(heading, overflow="fold", no_wrap=index == 0)
     for row in rows:
-        made.add_row(*(cell(value) for value in row))
-    return made
+        result.add_row(*(format_cell(value) for value in row))
+    return result
 
 
-def cell(value: object) -> Text:
-    """Return a value as harmless text, states in their colours."""
-    text = "" if value is None else plain(str(value))
-    return Text(text, style=STYLES.get(text, ""))
+def format_cell(value: object) -> Text:
+    """Return a value as printable text; states are coloured."""
+    text = "" if value is None else printable(str(value))
+    return Text(text, style=STATE_STYLES.get(text, ""))
 
 
-def say(text: str) -> None:
-    """Print one line of text."""
-    console().print(Text(plain(text)))
+# --- JSON -----------------------------------------------------------------------------------------
 
 
-def builtin(value: object) -> Any:
-    """Return plain values under the API's names."""
+def to_builtins(value: object) -> Any:
+    """Return a wire type as dicts, lists and scalars, under the API's names."""
     import msgspec
 
     return msgspec.to_builtins(value)
 
 
 def print_json(value: object) -> None:
-    """Print one document; what is not ASCII is escaped, so that it moves no cursor."""
-    sys.stdout.write(json.dumps(builtin(value), indent=2) + "\n")
+    """Print a JSON document; non-ASCII is escaped, so that it cannot control the terminal."""
+    sys.stdout.write(json.dumps(to_builtins(value), indent=2) + "\n")
 
 
-def print_line(value: object) -> None:
-    """Print one line of JSON, now."""
-    sys.stdout.write(json.dumps(builtin(value)) + "\n")
+def print_json_line(value: object) -> None:
+    """Print a JSON document on one line, and flush."""
+    sys.stdout.write(json.dumps(to_builtins(value)) + "\n")
     sys.stdout.flush()
 
 
+# --- tasks, attempts and times --------------------------------------------------------------------
+
+
 def task_row(task: RetryTask, now: float) -> tuple[object, ...]:
-    """Return a task under `TASK_HEADINGS`; `now` in epoch seconds."""
+    """Return the cells of a task under `TASK_HEADINGS`; `now` is in epoch seconds."""
     return (
         task.task_id,
         task.status,
         task.attempt_number,
-        "" if task.next_attempt_at is None else until(task.next_attempt_at, now),
+        "" if task.next_attempt_at is None else time_until(task.next_attempt_at, now),
         f"{task.method} {task.target_url}",
     )
 
 
-def letter_row(task: RetryTask, now: float) -> tuple[object, ...]:
-    """Return a dead letter under `LETTER_HEADINGS`; `now` in epoch seconds."""
+def dead_letter_row(task: RetryTask, now: float) -> tuple[object, ...]:
+    """Return the cells of a dead letter under `DEAD_LETTER_HEADINGS`; `now` in epoch seconds."""
     return (
         task.task_id,
         task.reason,
         task.attempt_number,
-        None if task.finished_at is None else since(task.finished_at, now),
+        None if task.finished_at is None else time_since(task.finished_at, now),
         f"{task.method} {task.target_url}",
     )
 
 
-def until(at: int, now: float) -> str:
-    """Say when something comes: in 3 s."""
-    left = at / 1000 - now
-    return f"in {format_duration(left)}" if left > 0 else "now"
-
-
-def since(at: int, now: float) -> str:
-    """Say when something was: 3 s ago."""
-    return f"{format_duration(max(0.0, now - at / 1000))} ago"
-
-
-def clock(at: int) -> str:
-    """Return the time of day, here, to the millisecond."""
-    return f"{datetime.fromtimestamp(at / 1000).astimezone():%H:%M:%S}.{at % 1000:03}"
-
-
-def came_to(attempt: AttemptLog) -> str:
-    """Say what an attempt got: 503, timeout."""
+def attempt_result(attempt: AttemptLog) -> str:
+    """Return the result of an attempt: a status such as 503, or an error such as timeout."""
     if attempt.response_status is not None:
         return str(attempt.response_status)
     return attempt.error_class or attempt.outcome
 
 
-def followed(attempt: AttemptLog) -> str:
-    """Say what was decided after an attempt."""
+def decision_text(attempt: AttemptLog) -> str:
+    """Return what was decided after an attempt; empty after a success."""
     decision = attempt.decision
     if decision is None or decision.action == "done":
         return ""
@@ -148,18 +152,22 @@ def followed(attempt: AttemptLog) -> str:
     return f"next after {format_duration((decision.delay_ms or 0.0) / 1000)}"
 
 
-def counted(number: int, noun: str) -> str:
+def time_until(epoch_ms: int, now: float) -> str:
+    """Return how far a time is in the future: in 3 s."""
+    left = epoch_ms / 1000 - now
+    return f"in {format_duration(left)}" if left > 0 else "now"
+
+
+def time_since(epoch_ms: int, now: float) -> str:
+    """Return how far a time is in the past: 3 s ago."""
+    return f"{format_duration(max(0.0, now - epoch_ms / 1000))} ago"
+
+
+def time_of_day(epoch_ms: int) -> str:
+    """Return the local time of day with milliseconds."""
+    return f"{datetime.fromtimestamp(epoch_ms / 1000).astimezone():%H:%M:%S}.{epoch_ms % 1000:03}"
+
+
+def pluralize(number: int, noun: str) -> str:
     """Return a number with its noun: 1 attempt, 2 attempts."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-# Control characters (C0, DEL, C1), marks that reverse the direction of text, odd line ends.
-_UNPRINTABLE = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-
-
-def plain(text: str) -> str:
-    """Return one line in which control characters are written out, as Python writes them."""
-    one_line = " ".join(text.split())
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], one_line)

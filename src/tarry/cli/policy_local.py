@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tarry.cli import policy_remote
-from tarry.cli.remote import example
+from tarry.cli.options import example_epilog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,9 +29,9 @@ app: typer.Typer = typer.Typer(
     help="Explain a policy, check it, and carry it to the service or to other systems and back.",
     no_args_is_help=True,
 )
-app.command("list", epilog=example("tarry policy list"))(policy_remote.list_)
-app.command(epilog=example("tarry policy show webhook > webhook.toml"))(policy_remote.show)
-app.command(epilog=example("tarry policy apply webhook.toml"))(policy_remote.apply)
+app.command("list", epilog=example_epilog("tarry policy list"))(policy_remote.list_)
+app.command(epilog=example_epilog("tarry policy show webhook > webhook.toml"))(policy_remote.show)
+app.command(epilog=example_epilog("tarry policy apply webhook.toml"))(policy_remote.apply)
 
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="A policy in TOML, YAML or JSON, or a preset's name.")
@@ -43,7 +43,7 @@ Service = Annotated[
 Method = Annotated[str | None, typer.Option(help="grpc: the method.", show_default="all")]
 
 
-@app.command(epilog=example("tarry policy export policy.toml --to istio --host payments"))
+@app.command(epilog=example_epilog("tarry policy export policy.toml --to istio --host payments"))
 def export(
     file: File,
     to: Annotated[str, typer.Option(help=f"The system: {', '.join(TARGETS)}.")],
@@ -98,7 +98,7 @@ def export(
     _put_commented(yaml_text(made.documents), made.losses, ("export", "to", to), out)
 
 
-@app.command("import", epilog=example("tarry policy import config.json --from grpc"))
+@app.command("import", epilog=example_epilog("tarry policy import config.json --from grpc"))
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A document in JSON or YAML.")],
     source: Annotated[str, typer.Option("--from", help=f"The system: {', '.join(SOURCES)}.")],
@@ -135,15 +135,15 @@ def import_(
     except ConfigurationError as error:
         msg = f"{file}: {error}"
         raise ConfigurationError(msg) from None
-    plain = made.to_dict()
+    printable = made.to_dict()
     if out is not None and out.suffix.lower() == ".json":
-        _put(_json(plain), out)
+        _put(_json(printable), out)
         _tell(made.losses, "tarry cannot say")
     else:
-        _put_commented(toml.dumps(plain), made.losses, ("import", "from", source), out)
+        _put_commented(toml.dumps(printable), made.losses, ("import", "from", source), out)
 
 
-@app.command(epilog=example("tarry policy explain webhook"))
+@app.command(epilog=example_epilog("tarry policy explain webhook"))
 def explain(file: File) -> None:
     """Say in words what a policy does: its delays, its worst case time and its worst case load."""
     from tarry.cli.files import defence_of
@@ -152,7 +152,7 @@ def explain(file: File) -> None:
     typer.echo(in_words(defence_of(file)))
 
 
-@app.command(epilog=example("tarry policy check policy.toml"))
+@app.command(epilog=example_epilog("tarry policy check policy.toml"))
 def check(file: File) -> None:
     """Say whether a policy file is right; the first mistake is named with its line.
 
@@ -185,22 +185,22 @@ def _unused(by: str, reason: str, **given: object) -> None:
             raise ConfigurationError(msg)
 
 
-def _json(plain: object) -> str:
+def _json(printable: object) -> str:
     import json
 
-    return json.dumps(plain, indent=2) + "\n"
+    return json.dumps(printable, indent=2) + "\n"
 
 
 def _put_commented(
     text: str, losses: Sequence[Loss], command: tuple[str, str, str], out: Path | None
 ) -> None:
     """Write a document with its losses as comments, and list them for those who see neither."""
-    from tarry.cli.output import plain
+    from tarry.cli.output import printable
 
     verb, preposition, system = command
     lines = [
         f"Written by `tarry policy {verb} --{preposition} {system}`.",
-        *(f"Not said here: {plain(str(loss))}" for loss in losses),
+        *(f"Not said here: {printable(str(loss))}" for loss in losses),
     ]
     _put("".join(f"# {line}\n" for line in lines) + text, out)
     if out is not None or not sys.stdout.isatty():
@@ -208,10 +208,10 @@ def _put_commented(
 
 
 def _tell(losses: Sequence[Loss], what: str) -> None:
-    from tarry.cli.output import plain
+    from tarry.cli.output import printable
 
     for loss in losses:
-        typer.echo(f"{what}: {plain(str(loss))}", err=True)
+        typer.echo(f"{what}: {printable(str(loss))}", err=True)
 
 
 def _check(out: Path | None, formats: tuple[str, ...] = ()) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tarry.cli.remote import DEFAULT_SERVER, Json, Key, Server, connected
+from tarry.cli.options import DEFAULT_SERVER, JsonOption, KeyOption, ServerOption
+from tarry.cli.remote import connect
 from tarry.client.errors import InvalidRequest, NotFound
 from tarry.errors import ConfigurationError
 
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 _HEADINGS = ("policy", "version", "attempts", "first delay", "longest", "jitter", "timeout", "ends")
 
 
-def list_(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False) -> None:
+def list_(
+    server: ServerOption = DEFAULT_SERVER, key: KeyOption = None, as_json: JsonOption = False
+) -> None:
     """List the policies of a service, those that come with it at the end."""
     from tarry.cli.output import console, print_json, table
 
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         found = list(client.policies())
     if as_json:
         print_json(found)
@@ -35,22 +38,22 @@ def show(
     version: Annotated[
         int | None, typer.Option(min=1, help="Which version.", show_default="the newest")
     ] = None,
-    server: Server = DEFAULT_SERVER,
-    key: Key = None,
-    as_json: Json = False,
+    server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print a policy of a service as a file that `tarry policy apply` takes."""
-    from tarry.cli.output import builtin, print_json
+    from tarry.cli.output import print_json, to_builtins
     from tarry.core.policy import Policy
     from tarry.policyfile import toml
     from tarry.wire.policies import JSON_FIELDS, policy_from_wire
 
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         found = _found(client, name, version)
     if as_json:
         print_json(found)
         return
-    fields = {field: value for field, value in builtin(found).items() if field in JSON_FIELDS}
+    fields = {field: value for field, value in to_builtins(found).items() if field in JSON_FIELDS}
     typer.echo(toml.dumps(policy_from_wire(fields, Policy()).to_dict()), nl=False)
 
 
@@ -72,15 +75,15 @@ def apply(
     name: Annotated[
         str | None, typer.Option(help="The policy's name.", show_default="the file's name")
     ] = None,
-    server: Server = DEFAULT_SERVER,
-    key: Key = None,
-    as_json: Json = False,
+    server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Register a policy at a service, or replace it by a new version.
 
     Tasks that pinned no version go by the new one from their next attempt on.
     """
-    from tarry.cli.output import print_json, say
+    from tarry.cli.output import print_json, print_text
     from tarry.simulator.files import read_defence
     from tarry.simulator.files.documents import read_document
     from tarry.wire.policies import policy_from_file, policy_to_wire
@@ -96,7 +99,7 @@ def apply(
     if fields.pop("retry_marked", False):
         typer.echo(f"{file}: retry_marked is left out: no mark arrives at the service", err=True)
     policy = policy_to_wire(policy_from_file(fields))
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         try:
             kept = client.put_policy(name or file.stem, policy)
         except InvalidRequest as error:
@@ -105,7 +108,7 @@ def apply(
     if as_json:
         print_json(kept)
     else:
-        say(f"{kept.policy_id}: version {kept.version} is in force")
+        print_text(f"{kept.policy_id}: version {kept.version} is in force")
 
 
 def _place(file: Path, field: str) -> str:

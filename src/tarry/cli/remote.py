@@ -1,10 +1,10 @@
-"""What the commands that talk to a service have in common: their options, and the connection."""
+"""Connects a command to the service, and reports on standard error why it has to wait."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,73 +13,54 @@ if TYPE_CHECKING:
 
     from tarry.client import Client
 
-DEFAULT_SERVER = "http://127.0.0.1:8080"
-
-Server = Annotated[
-    str, typer.Option(envvar="TARRY_SERVER", help="The address of the service.", metavar="URL")
-]
-Key = Annotated[
-    str | None,
-    typer.Option(envvar="TARRY_KEY", help="Your API key, where the service wants one."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Limit = Annotated[int, typer.Option(min=1, help="The most to list.")]
-OfPolicy = Annotated[str | None, typer.Option("--policy", help="Only those with this policy.")]
-OfLane = Annotated[
-    str | None,
-    typer.Option("--lane", help="Only those for this downstream: `tarry downstreams`."),
-]
-ForReason = Annotated[str | None, typer.Option("--reason", help="Only those ended for this.")]
-Task = Annotated[str, typer.Argument(metavar="TASK", help="The id of a task.")]
-
-LISTED = 50
-_LONG_WAIT = 1.0
-"""Seconds of silence that people ask about."""
+_MIN_REPORTED_WAIT_S = 1.0
 
 
-def example(command: str) -> str:
-    """Return the end of a command's help: what one types."""
-    return f"[bold]Example[/bold]\n\n[bold cyan]  {command}[/bold cyan]"
+class _WaitReporter(logging.Handler):
+    """Prints the client's log records that explain a long wait.
 
-
-class _News(logging.Handler):
-    """Says why a command is silent: a stream was lost, or the service asked to wait."""
+    These are a lost event stream, and a wait that the service asked for. Other retries are not
+    reported, because the last error is printed anyway.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        from tarry.cli.output import plain
+        from tarry.cli.output import printable
         from tarry.core.explain import format_duration
 
-        wait = getattr(record, "tarry", {})
+        fields = getattr(record, "tarry", {})
         if record.name == "tarry.client":
-            typer.echo(plain(record.getMessage()), err=True)
-        elif "max_retries" in wait and wait["hint"] is not None and wait["delay"] >= _LONG_WAIT:
-            said = f"the service answered {wait['detail']}: trying again in "
-            typer.echo(said + format_duration(wait["delay"]), err=True)
+            typer.echo(printable(record.getMessage()), err=True)
+        elif (
+            "max_retries" in fields  # the record of a wait between two attempts
+            and fields["hint"] is not None
+            and fields["delay"] >= _MIN_REPORTED_WAIT_S
+        ):
+            delay = format_duration(fields["delay"])
+            typer.echo(f"the service answered {fields['detail']}: retrying in {delay}", err=True)
 
 
 @contextmanager
-def connected(server: str, key: str | None) -> Generator[Client]:
-    """Talk to a service; one that does not answer is told with the way to start one."""
+def connect(server: str, key: str | None) -> Generator[Client]:
+    """Open a client; the error for an unreachable service says how to start one."""
     from tarry.client.errors import ServiceUnreachable
 
-    opened = _opened(server, key)
+    opened = _open_client(server, key)
     logger = logging.getLogger("tarry")
-    # The client's other retries are no news here: the last error says what there is to say.
-    logger.addHandler(news := _News())
+    logger.addHandler(reporter := _WaitReporter())
     try:
         with opened as client:
             yield client
     except ServiceUnreachable as error:
         msg = (
-            f"no service answers at {server} ({_why(server, error)}): start one with "
-            "`tarry serve`, or name another with --server or TARRY_SERVER"
+            f"no service answers at {server} ({_cause_of(server, error)}): start one with "
+            "`tarry serve`, or set another address with --server or TARRY_SERVER"
         )
         raise ServiceUnreachable(msg) from error
     finally:
-        logger.removeHandler(news)
+        logger.removeHandler(reporter)
 
 
-def _opened(server: str, key: str | None) -> Client:
+def _open_client(server: str, key: str | None) -> Client:
     from tarry.client import Client
     from tarry.client.transport import require_packages
     from tarry.errors import ConfigurationError
@@ -95,9 +76,11 @@ def _opened(server: str, key: str | None) -> Client:
         raise error.with_field(option) from None
 
 
-def _why(server: str, error: Exception) -> str:
+def _cause_of(server: str, error: Exception) -> str:
+    """Return the operating system's or TLS library's message for a failed connection."""
     cause = str(error.__cause__ or "")
-    _, _, after = cause.partition("] ")
-    said = (after or cause or "no answer").lower()
-    is_plain = server.startswith("https:") and "SSL" in cause and "CERTIFICATE" not in cause
-    return f"{said}; is it http:// and not https://?" if is_plain else said
+    _, _, after_errno = cause.partition("] ")  # "[Errno 111] Connection refused"
+    message = (after_errno or cause or "no response").lower()
+    if server.startswith("https:") and "SSL" in cause and "CERTIFICATE" not in cause:
+        return f"{message}; is it http:// and not https://?"
+    return message

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tarry.cli.remote import DEFAULT_SERVER, Json, Key, Server, connected
+from tarry.cli.options import DEFAULT_SERVER, JsonOption, KeyOption, ServerOption
+from tarry.cli.remote import connect
 from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def send(
         str | None,
         typer.Option(metavar="TIME", help="Wait for the outcome; exit with 1 if it is no success."),
     ] = None,
-    server: Server = DEFAULT_SERVER,
-    key: Key = None,
-    as_json: Json = False,
+    server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Give the service a call to make; it makes it until it succeeds, or its policy ends it.
 
@@ -70,7 +71,7 @@ def send(
         "key": idempotency_key,
         "delay": later,
     }
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         task = _sent(client, url, body, patience, options)
     if as_json:
         print_json(task)
@@ -104,18 +105,20 @@ def _sent(
 
 
 def _show(task: RetryTask) -> None:
-    from tarry.cli.output import counted, say
+    from tarry.cli.output import pluralize, print_text
 
     ended = "" if task.reason is None else f": {task.reason}"
-    say(f"{task.task_id} {task.status} after {counted(task.attempt_number, 'attempt')}{ended}")
+    print_text(
+        f"{task.task_id} {task.status} after {pluralize(task.attempt_number, 'attempt')}{ended}"
+    )
     if task.response is not None:
-        say(f"the target answered {task.response.status}")
+        print_text(f"the target answered {task.response.status}")
         for line in (task.response.body or "").splitlines():
-            say(line)
+            print_text(line)
         if task.response.truncated:
-            say("... (only its beginning is kept)")
+            print_text("... (only its beginning is kept)")
     if task.status == "EXHAUSTED":
-        say(f"tarry tasks explain {task.task_id} says why")
+        print_text(f"tarry tasks explain {task.task_id} says why")
 
 
 def _headers(texts: list[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tarry.cli.remote import Json  # noqa: TC001 - typer reads annotations
+from tarry.cli.options import JsonOption  # noqa: TC001 - typer reads annotations
 from tarry.errors import ConfigurationError, MissingExtra
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def serve(
     import signal
 
     loaded = settings_of(store, host, port, allow, dev, config, changes)
-    from tarry.cli.exit_codes import AWAY
+    from tarry.cli.exit_codes import EXIT_UNREACHABLE
     from tarry.service.app import Service
     from tarry.service.http.server import Server
 
@@ -81,7 +81,7 @@ def serve(
             why = _unheard(end.__context__, settings.host, settings.port) or why
     if not is_up:
         typer.echo(f"error: {why}", err=True)
-        raise typer.Exit(AWAY)
+        raise typer.Exit(EXIT_UNREACHABLE)
 
 
 def config(
@@ -92,7 +92,7 @@ def config(
     dev: Dev = None,
     config: Config = None,
     changes: Set = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the settings in force, and where each of them came from."""
     loaded = settings_of(store, host, port, allow, dev, config, changes)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from tarry.cli.output import plain
+from tarry.cli.output import printable
 from tarry.policyfile.defence import Defence
 from tarry.simulator.files.idle import FITS
 from tarry.simulator.files.settings import settings_of
@@ -106,7 +106,7 @@ def print_findings(findings: Findings, verdicts: Sequence[Verdict], *, as_json: 
 def tell_written(paths: Iterable[Path]) -> None:
     """Say which files were written, where no program reads it."""
     for path in paths:
-        sys.stderr.write(f"written to {plain(str(path))}\n")
+        sys.stderr.write(f"written to {printable(str(path))}\n")
 
 
 def print_json(value: object) -> None:
@@ -120,7 +120,7 @@ def judge(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
     failed = [verdict for verdict in verdicts if not verdict.holds]
     for verdict in failed:
         about = f"{verdict.claim.text}, but {verdict.seen()}"
-        sys.stderr.write(f"failed: {row_name(verdict.row)}: {plain(about)}\n")
+        sys.stderr.write(f"failed: {row_name(verdict.row)}: {printable(about)}\n")
     if verdicts and not failed and not quiet:
         sys.stdout.write("every claim holds\n")
     return not failed
@@ -158,13 +158,14 @@ def show_findings(console: Console, findings: Findings) -> None:
     """Print the question, a row for each variant and point, and the lesson."""
     study = findings.study
     if study.question:
-        console.print(Text(plain(study.question), style="bold"))
+        console.print(Text(printable(study.question), style="bold"))
         console.print()
     rows = findings.rows
     swept = list(rows[0].parameters) if rows else []
-    keys = [_Column(study.knob, [plain(row.variant) for row in rows])]
+    keys = [_Column(study.knob, [printable(row.variant) for row in rows])]
     keys += [
-        _Column(_last(name), [plain(str(row.parameters[name])) for row in rows]) for name in swept
+        _Column(_last(name), [printable(str(row.parameters[name])) for row in rows])
+        for name in swept
     ]
     metrics = [row.metrics for row in rows]
     numbers = [
@@ -182,7 +183,7 @@ def show_findings(console: Console, findings: Findings) -> None:
     console.print(Text(f"seed {findings.seed}, {trials} for each row", style="dim"))
     if study.lesson:
         console.print()
-        console.print(Text(plain(study.lesson)))
+        console.print(Text(printable(study.lesson)))
 
 
 def show_studies(console: Console, studies: Mapping[str, Study]) -> None:
@@ -198,9 +199,9 @@ def show_studies(console: Console, studies: Mapping[str, Study]) -> None:
 def show_study(console: Console, study: Study) -> None:
     """Print what can be chosen, changed and claimed, and the world where it is not all of that."""
     if study.question:
-        console.print(Text(plain(study.question), style="bold"))
+        console.print(Text(printable(study.question), style="bold"))
         console.print()
-    variants = ", ".join(plain(name) for name in study.variants)
+    variants = ", ".join(printable(name) for name in study.variants)
     console.print(Text(f"--variants ({study.knob}): {variants}"))
     console.print(Text("--set and --sweep, with the values in force:"))
     _listed(
@@ -231,7 +232,7 @@ def _listed(console: Console, rows: Iterable[tuple[str, str, str]]) -> None:
     table = Table(box=None, show_header=False, padding=(0, _GAP, 0, 0))
     table.add_column(overflow="fold", no_wrap=True)
     for name, value, note in rows:
-        table.add_row(Text(plain(name)), Text(plain(value)), Text(note, style="dim"))
+        table.add_row(Text(printable(name)), Text(printable(value)), Text(note, style="dim"))
     console.print(Padding(table, (0, 0, 0, 2)))
 
 
@@ -254,7 +255,7 @@ def _said(value: object) -> str:
 def row_name(row: Row) -> str:
     """Return the variant and the swept values of a row: full, clients=100."""
     swept = [f"{_last(name)}={value}" for name, value in row.parameters.items()]
-    return plain(", ".join([row.variant, *swept]))
+    return printable(", ".join([row.variant, *swept]))
 
 
 def _squeezed(keys: list[_Column], room: int) -> list[int]:

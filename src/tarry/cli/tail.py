@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.cli.remote import DEFAULT_SERVER, Json, Key, Server, connected
+from tarry.cli.options import DEFAULT_SERVER, JsonOption, KeyOption, ServerOption
+from tarry.cli.remote import connect
 
 if TYPE_CHECKING:
     from tarry.wire.tasks import EventNews
@@ -12,18 +13,20 @@ if TYPE_CHECKING:
 _STYLES = {"succeeded": "green", "exhausted": "red", "parked": "red", "missed": "yellow"}
 
 
-def tail(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False) -> None:
+def tail(
+    server: ServerOption = DEFAULT_SERVER, key: KeyOption = None, as_json: JsonOption = False
+) -> None:
     """Print events as they happen: attempts, tasks that end, downstreams that fail or return.
 
     It begins now and ends with Ctrl-C. With --json, each line is an event.
     """
-    from tarry.cli.output import builtin, print_line
+    from tarry.cli.output import print_json_line, to_builtins
 
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         for event in client.events():
             if as_json:
-                given = builtin(event)
-                print_line({name: given[name] for name in given if given[name] is not None})
+                given = to_builtins(event)
+                print_json_line({name: given[name] for name in given if given[name] is not None})
             else:
                 _show(event)
 
@@ -31,19 +34,19 @@ def tail(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False
 def _show(event: EventNews) -> None:
     from rich.text import Text
 
-    from tarry.cli.output import clock, console, plain
+    from tarry.cli.output import console, printable, time_of_day
 
-    at = "" if event.at is None else clock(event.at)
+    at = "" if event.at is None else time_of_day(event.at)
     line = Text(f"{at:12}  ", style="dim")
-    line.append(f"{plain(event.kind):10}  ", style=_STYLES.get(event.kind, "not dim"))
+    line.append(f"{printable(event.kind):10}  ", style=_STYLES.get(event.kind, "not dim"))
     parts = [event.task_id or "", event.lane or "", said(event)]
-    line.append("  ".join(plain(part) for part in parts if part), style="not dim")
+    line.append("  ".join(printable(part) for part in parts if part), style="not dim")
     console().print(line, soft_wrap=True)
 
 
 def said(event: EventNews) -> str:
     """Say what is special about an event."""
-    from tarry.cli.output import came_to, followed
+    from tarry.cli.output import attempt_result, decision_text
     from tarry.core.explain import format_duration
 
     if event.missed is not None:
@@ -54,7 +57,7 @@ def said(event: EventNews) -> str:
     took = (
         "" if attempt.duration_ms is None else f" in {format_duration(attempt.duration_ms / 1000)}"
     )
-    then = followed(attempt)
-    return f"attempt {attempt.attempt_number} got {came_to(attempt)}{took}" + (
+    then = decision_text(attempt)
+    return f"attempt {attempt.attempt_number} got {attempt_result(attempt)}{took}" + (
         f"; {then}" if then else ""
     )

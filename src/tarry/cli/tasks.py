@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
-from tarry.cli.remote import (
+from tarry.cli.options import (
+    DEFAULT_LIMIT,
     DEFAULT_SERVER,
-    LISTED,
-    ForReason,
-    Json,
-    Key,
-    Limit,
-    OfLane,
-    OfPolicy,
-    Server,
-    Task,
-    connected,
-    example,
+    JsonOption,
+    KeyOption,
+    LaneFilter,
+    LimitOption,
+    PolicyFilter,
+    ReasonFilter,
+    ServerOption,
+    TaskArgument,
+    example_epilog,
 )
+from tarry.cli.remote import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,24 +34,24 @@ app: typer.Typer = typer.Typer(
 
 
 @app.command(
-    "list", epilog=example("tarry tasks list --status PENDING --lane https:example.com:443")
+    "list", epilog=example_epilog("tarry tasks list --status PENDING --lane https:example.com:443")
 )
 def list_(
     status: Annotated[str | None, typer.Option(help="Only those in this status.")] = None,
-    policy: OfPolicy = None,
-    lane: OfLane = None,
-    reason: ForReason = None,
-    limit: Limit = LISTED,
-    server: Server = DEFAULT_SERVER,
-    key: Key = None,
-    as_json: Json = False,
+    policy: PolicyFilter = None,
+    lane: LaneFilter = None,
+    reason: ReasonFilter = None,
+    limit: LimitOption = DEFAULT_LIMIT,
+    server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List tasks, newest first."""
     from itertools import islice
 
     from tarry.core.checks import check_one_of
 
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         from tarry.wire.tasks import StatusName
 
         if status is not None:
@@ -63,56 +63,68 @@ def list_(
         show_tasks(list(islice(found, limit + 1)), limit, as_json=as_json)
 
 
-@app.command(epilog=example("tarry tasks show 0199c0de-0000-7000-8000-000000000000"))
+@app.command(epilog=example_epilog("tarry tasks show 0199c0de-0000-7000-8000-000000000000"))
 def show(
-    task: Task, server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False
+    task: TaskArgument,
+    server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show a task and its attempts."""
-    from tarry.cli.output import builtin, print_json
+    from tarry.cli.output import print_json, to_builtins
 
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         found = client.get(task)
         attempts = list(client.attempts(found))
     if as_json:
-        print_json({**builtin(found), "attempts": builtin(attempts)})
+        print_json({**to_builtins(found), "attempts": to_builtins(attempts)})
     else:
         _show(found, attempts)
 
 
-@app.command(epilog=example("tarry tasks explain 0199c0de-0000-7000-8000-000000000000"))
+@app.command(epilog=example_epilog("tarry tasks explain 0199c0de-0000-7000-8000-000000000000"))
 def explain(
-    task: Task, server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False
+    task: TaskArgument,
+    server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Say why a task was retried or not, and what comes next."""
-    from tarry.cli.output import print_json, say
+    from tarry.cli.output import print_json, print_text
 
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         found = client.explain(task)
     if as_json:
         print_json(found)
         return
     for line in story(found.text, found.next.words):
-        say(line)
+        print_text(line)
 
 
-@app.command(epilog=example("tarry tasks cancel 0199c0de-0000-7000-8000-000000000000"))
+@app.command(epilog=example_epilog("tarry tasks cancel 0199c0de-0000-7000-8000-000000000000"))
 def cancel(
-    task: Task, server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False
+    task: TaskArgument,
+    server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Cancel a task; an attempt that runs may finish, and none follows."""
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         found = client.cancel(task)
     running = "cancelled; the attempt that runs may finish"
     words = running if found.status == "IN_FLIGHT" else "cancelled"
     _tell(found, found.status, words, as_json=as_json)
 
 
-@app.command(epilog=example("tarry tasks retry 0199c0de-0000-7000-8000-000000000000"))
+@app.command(epilog=example_epilog("tarry tasks retry 0199c0de-0000-7000-8000-000000000000"))
 def retry(
-    task: Task, server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False
+    task: TaskArgument,
+    server: ServerOption = DEFAULT_SERVER,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Make the next attempt now; a dead letter begins anew."""
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         found = client.retry(task)
         if found.status == "IN_FLIGHT":
             words = "an attempt is running; if it fails, the next waits as its policy says"
@@ -133,13 +145,13 @@ def show_tasks(tasks: list[RetryTask], limit: int, *, as_json: bool, dead: bool 
     if as_json:
         output.print_json(tasks)
     elif not tasks:
-        output.say("none")
+        output.print_text("none")
     else:
         now = system.unix_time()
-        headings = output.LETTER_HEADINGS if dead else output.TASK_HEADINGS
-        row = output.letter_row if dead else output.task_row
+        headings = output.DEAD_LETTER_HEADINGS if dead else output.TASK_HEADINGS
+        row = output.dead_letter_row if dead else output.task_row
         rows = [row(task, now) for task in tasks]
-        output.console().print(output.table(headings, rows, cut=headings[-1]))
+        output.console().print(output.table(headings, rows, truncate=headings[-1]))
 
 
 def story(text: str, following: str) -> list[str]:
@@ -150,12 +162,12 @@ def story(text: str, following: str) -> list[str]:
 
 
 def _tell(task: RetryTask, status: str, words: str, *, as_json: bool) -> None:
-    from tarry.cli.output import print_json, say
+    from tarry.cli.output import print_json, print_text
 
     if as_json:
         print_json(task)
     else:
-        say(f"{task.task_id} {status}: {words}")
+        print_text(f"{task.task_id} {status}: {words}")
 
 
 def _show(task: RetryTask, attempts: list[AttemptLog]) -> None:
@@ -170,13 +182,13 @@ def _show(task: RetryTask, attempts: list[AttemptLog]) -> None:
 
 
 def _facts(task: RetryTask) -> Iterable[tuple[str, object]]:
-    from tarry.cli.output import since, until
+    from tarry.cli.output import time_since, time_until
     from tarry.runtime.clocks import system
 
     now = system.unix_time()
     pinned = "" if task.policy_version is None else f", version {task.policy_version}"
-    due = None if task.next_attempt_at is None else until(task.next_attempt_at, now)
-    ended = None if task.finished_at is None else since(task.finished_at, now)
+    due = None if task.next_attempt_at is None else time_until(task.next_attempt_at, now)
+    ended = None if task.finished_at is None else time_since(task.finished_at, now)
     facts: dict[str, object] = {
         "status": task.status,
         "reason": task.reason,
@@ -188,7 +200,7 @@ def _facts(task: RetryTask) -> Iterable[tuple[str, object]]:
         "body": f"{task.body_size:,} bytes",
         "attempts": task.attempt_number,
         "replays": task.replays or None,
-        "created": since(task.created_at, now),
+        "created": time_since(task.created_at, now),
         "next attempt": due,
         "ended": ended,
     }
@@ -196,9 +208,9 @@ def _facts(task: RetryTask) -> Iterable[tuple[str, object]]:
 
 
 def _attempt_row(attempt: AttemptLog) -> tuple[object, ...]:
-    from tarry.cli.output import came_to, clock, followed
+    from tarry.cli.output import attempt_result, decision_text, time_of_day
     from tarry.core.explain import format_duration
 
     took = None if attempt.duration_ms is None else format_duration(attempt.duration_ms / 1000)
-    started = clock(attempt.started_at)
-    return (attempt.attempt_number, started, took, came_to(attempt), followed(attempt))
+    started = time_of_day(attempt.started_at)
+    return (attempt.attempt_number, started, took, attempt_result(attempt), decision_text(attempt))

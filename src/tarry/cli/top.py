@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarry.cli.remote import DEFAULT_SERVER, Json, Key, Server, connected
+from tarry.cli.options import DEFAULT_SERVER, JsonOption, KeyOption, ServerOption
+from tarry.cli.remote import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,21 +40,23 @@ class Look(NamedTuple):
     """Whether the page had more than a tenant's own numbers, so that there are rates."""
 
 
-def top(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False) -> None:
+def top(
+    server: ServerOption = DEFAULT_SERVER, key: KeyOption = None, as_json: JsonOption = False
+) -> None:
     """Show tasks by status, rates, and the busiest downstreams, once a second.
 
     It ends with Ctrl-C; into a pipe goes one table. With --json, each line is a look.
     """
     from rich.live import Live
 
-    from tarry.cli.output import console, print_line
+    from tarry.cli.output import console, print_json_line
 
     terminal = console()
-    with connected(server, key) as client:
+    with connect(server, key) as client:
         pairs = _pairs(client, server, key)
         if as_json:
             for before, now in pairs:
-                print_line(summary(before, now))
+                print_json_line(summary(before, now))
         elif not terminal.is_terminal:
             terminal.print(_frame(*next(pairs), room=_MOST))
         else:
@@ -64,13 +67,13 @@ def top(server: Server = DEFAULT_SERVER, key: Key = None, as_json: Json = False)
 
 def summary(before: Look, now: Look) -> dict[str, Any]:
     """Return what programs get: counts, rates a second where they are told, downstreams."""
-    from tarry.cli.output import builtin
+    from tarry.cli.output import to_builtins
 
     return {
         "tasks": {name: int(count) for name, count in now.numbers["retry_tasks"].items()},
         "attemptsPerSecond": _rates("retry_attempts_total", before, now),
         "endsPerSecond": _rates("retry_task_outcomes_total", before, now),
-        "downstreams": builtin(now.downstreams),
+        "downstreams": to_builtins(now.downstreams),
     }
 
 
@@ -144,10 +147,10 @@ def _frame(before: Look, now: Look, room: int) -> RenderableType:
     from rich.text import Text
 
     from tarry.cli.downstreams import downstream_table
-    from tarry.cli.output import plain
+    from tarry.cli.output import printable
 
     seen = summary(before, now)
-    tasks = "  ".join(f"{plain(name)} {count:,}" for name, count in seen["tasks"].items())
+    tasks = "  ".join(f"{printable(name)} {count:,}" for name, count in seen["tasks"].items())
     rates = "only an operator's key is told"
     if now.whole:
         attempts = "  ".join(_paced("attempts", seen["attemptsPerSecond"]))
@@ -162,7 +165,7 @@ def _frame(before: Look, now: Look, room: int) -> RenderableType:
 
 
 def _paced(noun: str, rates: dict[str, float]) -> Iterator[str]:
-    from tarry.cli.output import plain
+    from tarry.cli.output import printable
 
     for label, rate in sorted(rates.items()):
-        yield f"{rate:,.1f} {noun} {plain(label)}"
+        yield f"{rate:,.1f} {noun} {printable(label)}"

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from tarry.cli.output import plain
+from tarry.cli.output import printable
 from tarry.core.explain import format_duration
 from tarry.simulator.metrics import quantile
 from tarry.simulator.report.formatting import shown
@@ -39,7 +39,7 @@ _METRICS = (
 
 def say(console: Console, text: str, style: str = "") -> None:
     """Print a line; what it names may come from outside."""
-    console.print(Text(plain(text), style=style), soft_wrap=True)
+    console.print(Text(printable(text), style=style), soft_wrap=True)
 
 
 def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> None:
@@ -54,13 +54,13 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
         say(console, f"warning: {remark}", "yellow")
     table = _table("field", "now", "proposed", "why")
     for line in proposal.lines:
-        why = Text(plain(line.reason))
+        why = Text(printable(line.reason))
         if line.evidence:
-            why.append(f"\n{plain(line.evidence)}", style="dim")
+            why.append(f"\n{printable(line.evidence)}", style="dim")
         table.add_row(
             Text(line.field),
-            Text(plain(setting(line.field, line.current))),
-            Text(plain(setting(line.field, line.proposed)), style=_style(line)),
+            Text(printable(setting(line.field, line.current))),
+            Text(printable(setting(line.field, line.proposed)), style=_style(line)),
             why,
         )
     console.print(table)
