@@ -17,10 +17,14 @@ from tarry.errors import StoreUnavailable
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus, NewTask
 from tarry.service.stores.sqlite import SqliteStore
-from tarry.service.stores.sqlite.apart import ProcessLine
-from tarry.service.stores.sqlite.frames import answers_of, carry_out, frame_of
 from tarry.service.stores.sqlite.operations import Call
 from tarry.service.stores.sqlite.transaction import Transaction
+from tarry.service.stores.sqlite.writer_process import (
+    WriterProcessExecutor,
+    decode_answers,
+    encode_calls,
+    run_calls,
+)
 from tests.service.delivery.harness import LOOPS, use
 from tests.service.delivery.harness import run as run_on_loop
 from tests.service.stores.bench import LEASE, numbers, succeed, task
@@ -35,8 +39,8 @@ class Sent(Direct):
 
     async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
         assert isinstance(operation, Call)
-        frame = carry_out(self.database, frame_of([operation]))
-        value: T = self._answer(answers_of([operation], frame))
+        frame = run_calls(self.database, encode_calls([operation]))
+        value: T = self._answer(decode_answers([operation], frame))
         return value
 
 
@@ -68,9 +72,9 @@ def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def writer_of(store: SqliteStore) -> int:
     """Return the id of the process that writes."""
-    assert isinstance(store._writer, ProcessLine)
-    assert store._writer.writer is not None
-    return store._writer.writer.pid
+    assert isinstance(store._writer, WriterProcessExecutor)
+    assert store._writer.process is not None
+    return store._writer.process.pid
 
 
 def is_alive(pid: int) -> bool:
@@ -136,10 +140,10 @@ def test_a_writer_that_ends_is_told_of_though_nobody_waits(
     async def main(store: SqliteStore) -> None:
         before = writer_of(store)
         os.kill(before, signal.SIGKILL)
-        line = store._writer
-        assert isinstance(line, ProcessLine)
+        executor = store._writer
+        assert isinstance(executor, WriterProcessExecutor)
         async with asyncio.timeout(30):
-            while line.writer is not None:  # noqa: ASYNC110 - nothing else tells
+            while executor.process is not None:  # noqa: ASYNC110 - nothing else tells
                 await asyncio.sleep(0.01)
         await store.add([NewTask(task(1))])
         assert before != writer_of(store)
@@ -155,8 +159,8 @@ def test_a_second_group_goes_before_the_first_is_answered(tmp_path: Path) -> Non
     """When it is large enough; what comes after it waits. A writer that is killed had both."""
 
     async def main(store: SqliteStore) -> None:
-        line = store._writer
-        assert isinstance(line, ProcessLine)
+        executor = store._writer
+        assert isinstance(executor, WriterProcessExecutor)
         os.kill(writer_of(store), signal.SIGSTOP)
         asked: list[asyncio.Future[Any]] = []
         for first, size in ((0, 1), (1, 1), (2, 200), (202, 100)):
@@ -164,7 +168,9 @@ def test_a_second_group_goes_before_the_first_is_answered(tmp_path: Path) -> Non
             asked.append(asyncio.ensure_future(store.add(news)))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-        assert [[1], [1, 200]] == [[weight for _, _, weight in group] for group in line._groups]
+        assert [[1], [1, 200]] == [
+            [entry.weight for entry in group] for group in executor._in_flight
+        ]
         os.kill(writer_of(store), signal.SIGKILL)
         *lost, kept = await asyncio.gather(*asked, return_exceptions=True)
         assert [StoreUnavailable] * 3 == [type(error) for error in lost]
@@ -185,9 +191,9 @@ def test_whoever_asks_a_dying_writer_is_told_the_same(
         raise error
 
     async def main(store: SqliteStore) -> None:
-        line = store._writer
-        assert isinstance(line, ProcessLine)
-        monkeypatch.setattr(line.writer, "send", refuse)
+        executor = store._writer
+        assert isinstance(executor, WriterProcessExecutor)
+        monkeypatch.setattr(executor.process, "send", refuse)
         asked = asyncio.ensure_future(store.add([NewTask(task(1))]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -237,7 +243,7 @@ from tarry.service.stores.sqlite import SqliteStore
 async def main():
     store = SqliteStore(sys.argv[1], writer_process=True)
     await store.open()
-    print(store._writer.writer.pid, flush=True)
+    print(store._writer.process.pid, flush=True)
     os.kill(os.getpid(), 9)
 
 asyncio.run(main())
@@ -265,8 +271,8 @@ def test_a_file_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         store = SqliteStore(tmp_path / "nowhere" / "tasks.db", writer_process=True)
         with pytest.raises(StoreUnavailable, match="nowhere"):
             await store.open()
-        assert isinstance(store._writer, ProcessLine)
-        assert store._writer.writer is None
+        assert isinstance(store._writer, WriterProcessExecutor)
+        assert store._writer.process is None
         await store.close()
 
     asyncio.run(run())

@@ -13,7 +13,7 @@ import pytest
 from tarry.errors import StoreUnavailable
 from tarry.service.model import Status
 from tarry.service.store import AddStatus, FinishStatus, NewTask
-from tarry.service.stores.sqlite import SqliteStore, line
+from tarry.service.stores.sqlite import SqliteStore, executor
 from tarry.service.stores.sqlite.transaction import Transaction
 from tests.service.stores.bench import LEASE, succeed, task
 from tests.service.stores.test_sqlite import on
@@ -59,7 +59,7 @@ def test_what_waits_together_is_written_together(tmp_path: Path) -> None:
 
 def test_a_group_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large batches that wait together are not one transaction without end."""
-    monkeypatch.setattr(line, "_GROUP", 100)
+    monkeypatch.setattr(executor, "_MAX_GROUP_WEIGHT", 100)
 
     async def main(store: SqliteStore) -> None:
         before = store.database.commits
@@ -74,7 +74,7 @@ def test_a_group_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_may_wait_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than that is refused at once, and the store goes on with the rest."""
-    monkeypatch.setattr(line, "WAITING", 50)
+    monkeypatch.setattr(executor, "MAX_PENDING", 50)
 
     async def main(store: SqliteStore) -> None:
         answers = await asyncio.gather(
@@ -82,9 +82,9 @@ def test_what_may_wait_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         )
 
         refused = [answer for answer in answers if isinstance(answer, StoreUnavailable)]
-        assert 49 == len(refused)
-        assert "more than 50 changes wait" in str(refused[0])
-        assert 51 == (await store.counters()).tasks[Status.PENDING]
+        assert 50 == len(refused)
+        assert "50 changes wait" in str(refused[0])
+        assert 50 == (await store.counters()).tasks[Status.PENDING]
         await store.add([NewTask(task(200))])
 
     on(tmp_path / "tasks.db", main)
@@ -141,10 +141,10 @@ def test_nobody_waits_for_a_thread_that_failed() -> None:
         raise MemoryError
 
     async def main() -> None:
-        broken = line.ThreadLine("broken", fail)
+        broken = executor.ThreadExecutor("broken", fail)
         for _ in range(2):
             with pytest.raises(MemoryError):
-                await broken.put(lambda _: None, 1)
+                await broken.submit(lambda _: None, 1)
         await broken.close()
 
     asyncio.run(main())

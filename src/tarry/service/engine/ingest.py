@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.errors import StoreUnavailable
-from tarry.service.engine.batches import Batches
 from tarry.service.engine.reporting import Event
+from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.store import AddResult, AddStatus
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class Ingest:
         self._context = context
         self._worker = worker
         self._scheduler = scheduler
-        self._adds: Batches[_Item, AddResult] = Batches(
-            self._add, most=_GROUP, waiting=context.limits.ingest
+        self._adds: AsyncGroupCommit[_Item, AddResult] = AsyncGroupCommit(
+            self._add, max_items=_GROUP, max_pending=context.limits.ingest
         )
         self._stopping = False
 
@@ -45,7 +45,7 @@ class Ingest:
         `contents` are theirs, where the caller has them at hand. Whoever leaves leaves them here.
         """
         # Those on their way into the hold count: it must not be promised twice.
-        room = self._worker.hold.room - self._adds.waiting if not self._stopping else 0
+        room = self._worker.hold.room - self._adds.pending if not self._stopping else 0
         open_lanes: dict[str, bool] = {}
         for new in news:
             if room <= 0:
@@ -57,7 +57,7 @@ class Ingest:
                 new.direct = True
                 room -= 1
         theirs: Sequence[TaskContent | None] = contents or [None] * len(news)
-        return self._adds.put(list(zip(news, theirs, strict=True)))
+        return self._adds.submit(list(zip(news, theirs, strict=True)))
 
     def _is_open(self, name: str) -> bool:
         lane = self._context.lanes.get(name)
@@ -113,4 +113,4 @@ class Ingest:
     async def stop(self) -> None:
         """Lease nothing more to this process, and write what waits."""
         self._stopping = True
-        await self._adds.flushed()
+        await self._adds.flush()

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from tarry.service.delivery.targets import parse_target
 from tarry.service.engine import attempts
-from tarry.service.engine.batches import Batches
 from tarry.service.engine.context import retry_until_stored
 from tarry.service.engine.reporting import TaskCompletion
+from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.model import Status, Task, TaskContent
 from tarry.service.store import FinishStatus
 from tarry.wire.tasks import STATUS_NAMES, TaskEnd
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tarry.service")
 GROUP = 500
-ENDLESS = 1 << 60
-"""Ends are never refused: there are no more of them than attempts."""
 
 
 class _End(Struct, gc=False):
@@ -63,38 +61,38 @@ class ResultWriter:
         self._reporter = reporter
         self._wait = wait
         self._room = room
-        self._batches: Batches[_End, FinishStatus] = Batches(
-            self._write, most=GROUP, waiting=ENDLESS
+        self._commits: AsyncGroupCommit[_End, FinishStatus] = AsyncGroupCommit(
+            self._write, max_items=GROUP, max_pending=None
         )
 
     async def flushed(self) -> None:
         """Return when all are written."""
-        await self._batches.flushed()
+        await self._commits.flush()
 
     async def stop(self) -> None:
         """Write nothing more."""
-        await self._batches.stop()
+        await self._commits.stop()
 
     @property
     def waiting(self) -> int:
         """How many wait, or are being written."""
-        return self._batches.waiting
+        return self._commits.pending
 
     @property
     def posted(self) -> int:
         """How many there have been so far, written or not."""
-        return self._batches.taken
+        return self._commits.submitted
 
     def post(self, finish: TaskResult, held: LeasedTask, delivered: DeliveryResult | None) -> None:
         """Have what came of a task that is held written down, in a group with others."""
         content = held.content
         if content is not None and content.callback_url is not None and finish.status.is_terminal:
             finish.callback = self._context.callback(finish.task, content, finish)
-        self._batches.post(_End(finish, held, delivered))
+        self._commits.post(_End(finish, held, delivered))
 
     async def put(self, finish: TaskResult) -> FinishStatus:
         """Write an end that nobody attempted: a cancelled task that was held here."""
-        return (await self._batches.put([_End(finish)]))[0]
+        return (await self._commits.submit([_End(finish)]))[0]
 
     def tell(self, task: Task) -> None:
         """Tell that a task was cancelled by hand."""

@@ -22,12 +22,12 @@ from tarry.errors import StoreUnavailable, TarryError
 from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tarry.service.engine import attempts
-from tarry.service.engine.batches import Batches
 from tarry.service.engine.context import FIRST_PAUSE, retry_until_stored
 from tarry.service.engine.lane_parking import LaneParking
 from tarry.service.engine.leased_tasks import LeasedTasks
 from tarry.service.engine.reporting import Reporter, TaskCompletion
-from tarry.service.engine.result_writer import ENDLESS, GROUP, ResultWriter
+from tarry.service.engine.result_writer import GROUP, ResultWriter
+from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.model import Decision, Status
 from tarry.service.payloads import BodyUnavailable
 from tarry.service.store import FinishStatus, Release
@@ -71,7 +71,9 @@ class Worker:
         self.ends: ResultWriter = ResultWriter(
             context, self.hold, self._reporter, wait=self.wait, room=room
         )
-        self._releases: Batches[Release, None] = Batches(self._release, most=GROUP, waiting=ENDLESS)
+        self._releases: AsyncGroupCommit[Release, None] = AsyncGroupCommit(
+            self._release, max_items=GROUP, max_pending=None
+        )
 
     # --- starting ---------------------------------------------------------------------------------
 
@@ -304,7 +306,7 @@ class Worker:
                 self._give_back(held, None)
 
     async def _hand_back(self, releases: list[Release]) -> None:
-        await self._releases.put(releases)
+        await self._releases.submit(releases)
 
     async def _release(self, releases: Sequence[Release]) -> Sequence[None]:
         await self._parking.settled()  # a task that goes back before its lane is parked returns

@@ -21,12 +21,12 @@ from tarry.service.stores.sqlite import (
     queries,
     transitions,
 )
-from tarry.service.stores.sqlite.apart import ProcessLine
 from tarry.service.stores.sqlite.database import IN_MEMORY, Database
-from tarry.service.stores.sqlite.line import ThreadLine
+from tarry.service.stores.sqlite.executor import ThreadExecutor
 from tarry.service.stores.sqlite.operations import Call
 from tarry.service.stores.sqlite.retention import forget_orphans, orphans, ping, sweep
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
+from tarry.service.stores.sqlite.writer_process import WriterProcessExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         ReplayRecord,
         Task,
     )
-    from tarry.service.stores.sqlite.line import Line
+    from tarry.service.stores.sqlite.executor import Executor
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
 T = TypeVar("T")
@@ -76,18 +76,18 @@ class SqliteStore:
             self.database = Database(path, clock, WorkerLock(path))
             self._view = Database(path, clock)
         self._apart = writer_process
-        self._writer: Line | None = None
-        self._reader: Line | None = None
+        self._writer: Executor | None = None
+        self._reader: Executor | None = None
 
     async def open(self) -> None:
         """Connect, bring the schema up to date, and end the leases of workers that have died."""
         if self._writer is None:
             self._writer = (
-                ProcessLine(self.database)
+                WriterProcessExecutor(self.database)
                 if self._apart
-                else ThreadLine("tarry-sqlite-writer", self.database.apply)
+                else ThreadExecutor("tarry-sqlite-writer", self.database.apply)
             )
-            self._reader = ThreadLine("tarry-sqlite-reader", self._view.read)
+            self._reader = ThreadExecutor("tarry-sqlite-reader", self._view.read)
         while await self._write(Call(transitions.recover_leases, _LEASES_PER_RECOVERY)):
             pass
 
@@ -274,11 +274,11 @@ class SqliteStore:
         await self._write(Call(forget_orphans, refs), len(refs))
 
 
-async def _put(line: Line | None, work: Callable[[Any], T], weight: int) -> T:
-    if line is None:
+async def _put(executor: Executor | None, work: Callable[[Any], T], weight: int) -> T:
+    if executor is None:
         msg = "the store is not open: call open() first"
         raise StoreUnavailable(msg)
-    answer: T = await line.put(work, weight)
+    answer: T = await executor.submit(work, weight)
     return answer
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from tarry.errors import Overloaded, StoreUnavailable
-from tarry.service.engine.batches import Batches
+from tarry.service.group_commit import AsyncGroupCommit
 
 
 class Sender:
@@ -31,17 +31,17 @@ def test_what_comes_while_a_call_runs_goes_into_the_next() -> None:
 
     async def main() -> None:
         sender = Sender()
-        batches = Batches(sender, most=10, waiting=100)
-        first = batches.put([1])
+        commits = AsyncGroupCommit(sender, max_items=10, max_pending=100)
+        first = commits.submit([1])
         await asyncio.sleep(0)
-        others = [batches.put([2, 3]), batches.put([4])]
+        others = [commits.submit([2, 3]), commits.submit([4])]
         sender.gate.set()
 
         assert [2] == list(await first)
         assert [[4, 6], [8]] == [list(await other) for other in others]
         assert [[1], [2, 3, 4]] == sender.calls
-        await batches.flushed()
-        assert 0 == batches.waiting
+        await commits.flush()
+        assert 0 == commits.pending
 
     asyncio.run(main())
 
@@ -51,12 +51,12 @@ def test_a_second_call_is_made_when_enough_wait_for_it() -> None:
 
     async def main() -> None:
         sender = Sender()
-        batches = Batches(sender, most=100, waiting=1000)
+        commits = AsyncGroupCommit(sender, max_items=100, max_pending=1000)
         sizes = (1, 31, 1, 50)
         answers: list[asyncio.Future[Sequence[int]]] = []
         seen: list[list[int]] = []
         for size in sizes:
-            answers.append(batches.put([size] * size))
+            answers.append(commits.submit([size] * size))
             await asyncio.sleep(0)
             seen.append([len(call) for call in sender.calls])
         assert [[1], [1], [1, 32], [1, 32]] == seen
@@ -64,8 +64,8 @@ def test_a_second_call_is_made_when_enough_wait_for_it() -> None:
 
         assert list(sizes) == [len(await answer) for answer in answers]
         assert [1, 32, 50] == [len(call) for call in sender.calls]
-        await batches.flushed()
-        assert 0 == batches.waiting
+        await commits.flush()
+        assert 0 == commits.pending
 
     asyncio.run(main())
 
@@ -76,11 +76,11 @@ def test_after_a_stop_before_anything_began_the_next_goes() -> None:
     async def main() -> None:
         sender = Sender()
         sender.gate.set()
-        batches = Batches(sender, most=10, waiting=100)
-        batches.post(1)
-        await batches.stop()
+        commits = AsyncGroupCommit(sender, max_items=10, max_pending=100)
+        commits.post(1)
+        await commits.stop()
         assert [] == sender.calls
-        assert [4] == list(await batches.put([2]))
+        assert [4] == list(await commits.submit([2]))
         assert [[1, 2]] == sender.calls
 
     asyncio.run(main())
@@ -91,21 +91,21 @@ def test_one_of_two_calls_that_fails_takes_nothing_of_the_other() -> None:
 
     async def main() -> None:
         sender = Sender()
-        batches = Batches(sender, most=40, waiting=1000)
-        first = batches.put([1] * 40)
+        commits = AsyncGroupCommit(sender, max_items=40, max_pending=1000)
+        first = commits.submit([1] * 40)
         await asyncio.sleep(0)
-        second = batches.put([2] * 40)
+        second = commits.submit([2] * 40)
         await asyncio.sleep(0)
         assert [40, 40] == [len(call) for call in sender.calls]
         first.cancel()
         sender.gate.set()
         assert [4] * 40 == list(await second)
         sender.error = StoreUnavailable("away")
-        failed = batches.put([3])
+        failed = commits.submit([3])
         with pytest.raises(StoreUnavailable):
             await failed
-        await batches.flushed()
-        assert 0 == batches.waiting
+        await commits.flush()
+        assert 0 == commits.pending
 
     asyncio.run(main())
 
@@ -115,17 +115,17 @@ def test_what_is_posted_counts_towards_a_second_call() -> None:
 
     async def main() -> None:
         sender = Sender()
-        batches = Batches(sender, most=100, waiting=1000)
+        commits = AsyncGroupCommit(sender, max_items=100, max_pending=1000)
         for n in range(40):
-            batches.post(n)
+            commits.post(n)
             if n in {0, 30}:
                 await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert [1, 39] == [len(call) for call in sender.calls]
-        batches.post(40)
+        commits.post(40)
         await asyncio.sleep(0)
         sender.gate.set()
-        await batches.flushed()
+        await commits.flush()
         assert [1, 39, 1] == [len(call) for call in sender.calls]
 
     asyncio.run(main())
@@ -137,8 +137,8 @@ def test_a_call_takes_no_more_than_it_may() -> None:
     async def main() -> None:
         sender = Sender()
         sender.gate.set()
-        batches = Batches(sender, most=3, waiting=100)
-        answers = [batches.put(part) for part in ([1, 2], [3, 4], [5], [6, 7, 8, 9, 10])]
+        commits = AsyncGroupCommit(sender, max_items=3, max_pending=100)
+        answers = [commits.submit(part) for part in ([1, 2], [3, 4], [5], [6, 7, 8, 9, 10])]
         assert [12, 14, 16, 18, 20] == list((await asyncio.gather(*answers))[-1])
 
         assert [[1, 2], [3, 4, 5], [6, 7, 8], [9, 10]] == sender.calls
@@ -151,11 +151,11 @@ def test_others_have_their_turn_between_the_calls_of_a_large_part() -> None:
 
     async def main() -> None:
         sender = Sender()
-        batches = Batches(sender, most=2, waiting=6)
-        large = batches.put([1, 2, 3, 4, 5])
+        commits = AsyncGroupCommit(sender, max_items=2, max_pending=6)
+        large = commits.submit([1, 2, 3, 4, 5])
         with pytest.raises(Overloaded):
-            batches.put([6, 7, 8])
-        small = batches.put([9])
+            commits.submit([6, 7, 8])
+        small = commits.submit([9])
         sender.gate.set()
 
         assert [2, 4, 6, 8, 10] == list(await large)
@@ -172,11 +172,11 @@ def test_an_error_of_one_call_is_that_of_the_whole_part() -> None:
         sender = Sender()
         sender.error = StoreUnavailable("away")
         sender.gate.set()
-        batches = Batches(sender, most=2, waiting=100)
+        commits = AsyncGroupCommit(sender, max_items=2, max_pending=100)
         with pytest.raises(StoreUnavailable):
-            await batches.put([1, 2, 3])
-        await batches.flushed()
-        assert 0 == batches.waiting
+            await commits.submit([1, 2, 3])
+        await commits.flush()
+        assert 0 == commits.pending
 
     asyncio.run(main())
 
@@ -186,14 +186,14 @@ def test_more_than_may_wait_is_refused() -> None:
 
     async def main() -> None:
         sender = Sender()
-        batches = Batches(sender, most=10, waiting=3)
-        taken = batches.put([1, 2])
+        commits = AsyncGroupCommit(sender, max_items=10, max_pending=3)
+        taken = commits.submit([1, 2])
         with pytest.raises(Overloaded, match="2 tasks wait") as caught:
-            batches.put([3, 4])
+            commits.submit([3, 4])
         assert 1.0 == caught.value.retry_after
         sender.gate.set()
         await taken
-        await batches.put([3, 4, 5, 6])  # nobody waits: a large one is taken all the same
+        await commits.submit([3, 4, 5, 6])  # nobody waits: a large one is taken all the same
 
     asyncio.run(main())
 
@@ -204,14 +204,14 @@ def test_an_error_reaches_everybody_in_the_call_and_nobody_else() -> None:
     async def main() -> None:
         sender = Sender()
         sender.error = StoreUnavailable("away")
-        batches = Batches(sender, most=10, waiting=100)
-        failed = [batches.put([1]), batches.put([2])]
+        commits = AsyncGroupCommit(sender, max_items=10, max_pending=100)
+        failed = [commits.submit([1]), commits.submit([2])]
         sender.gate.set()
         for answer in failed:
             with pytest.raises(StoreUnavailable):
                 await answer
         sender.error = None
-        assert [6] == list(await batches.put([3]))
+        assert [6] == list(await commits.submit([3]))
 
     asyncio.run(main())
 
@@ -221,8 +221,8 @@ def test_a_caller_who_left_disturbs_nobody() -> None:
 
     async def main() -> None:
         sender = Sender()
-        batches = Batches(sender, most=10, waiting=100)
-        gone, stays = batches.put([1]), batches.put([2])
+        commits = AsyncGroupCommit(sender, max_items=10, max_pending=100)
+        gone, stays = commits.submit([1]), commits.submit([2])
         gone.cancel()
         sender.gate.set()
 
@@ -237,22 +237,24 @@ def test_what_nobody_waits_for_goes_with_the_others(caplog: pytest.LogCaptureFix
 
     async def main() -> None:
         sender = Sender()
-        batches = Batches(sender, most=10, waiting=100)
-        batches.post(1)
-        second = batches.put([2])
+        commits = AsyncGroupCommit(sender, max_items=10, max_pending=100)
+        commits.post(1)
+        second = commits.submit([2])
         sender.gate.set()
         assert [4] == list(await second)
         assert [[1, 2]] == sender.calls
 
         sender.error = StoreUnavailable("away")
-        batches.post(3)
-        await batches.flushed()
+        commits.post(3)
+        await commits.flush()
         sender.error = None
-        assert [8] == list(await batches.put([4]))
-        assert 0 == batches.waiting
+        assert [8] == list(await commits.submit([4]))
+        assert 0 == commits.pending
 
     asyncio.run(main())
-    assert ["what nobody waits for could not be sent"] == [each.message for each in caplog.records]
+    assert ["group commit failed, and no caller waits for its result"] == [
+        each.message for each in caplog.records
+    ]
 
 
 def test_what_nobody_waits_for_is_no_more_than_a_call_takes() -> None:
@@ -260,20 +262,20 @@ def test_what_nobody_waits_for_is_no_more_than_a_call_takes() -> None:
 
     async def main() -> None:
         sender = Sender()
-        batches = Batches(sender, most=3, waiting=100)
+        commits = AsyncGroupCommit(sender, max_items=3, max_pending=100)
         for item in range(1, 5):
-            batches.post(item)
-        between = batches.put([5, 6])
-        batches.post(7)
-        assert 7 == batches.waiting
+            commits.post(item)
+        between = commits.submit([5, 6])
+        commits.post(7)
+        assert 7 == commits.pending
         await asyncio.sleep(0)
-        batches.post(8)  # the first are on their way
+        commits.post(8)  # the first are on their way
         sender.gate.set()
         assert [10, 12] == list(await between)
-        await batches.flushed()
+        await commits.flush()
 
         assert [[1, 2, 3], [4, 5, 6], [7, 8]] == sender.calls
-        assert 0 == batches.waiting
+        assert 0 == commits.pending
 
     asyncio.run(main())
 
@@ -283,14 +285,14 @@ def test_what_was_left_behind_goes_with_what_comes_next() -> None:
 
     async def main() -> None:
         sender = Sender()
-        batches = Batches(sender, most=1, waiting=100)
-        batches.post(1)
+        commits = AsyncGroupCommit(sender, max_items=1, max_pending=100)
+        commits.post(1)
         await asyncio.sleep(0)
-        batches.post(2)
-        await batches.stop()
+        commits.post(2)
+        await commits.stop()
         sender.gate.set()
-        batches.post(3)
-        await batches.flushed()
+        commits.post(3)
+        await commits.flush()
 
         assert [[1], [2], [3]] == sender.calls
 
@@ -302,11 +304,11 @@ def test_stop_breaks_off() -> None:
 
     async def main() -> None:
         sender = Sender()
-        batches = Batches(sender, most=1, waiting=100)
-        first = batches.put([1])
+        commits = AsyncGroupCommit(sender, max_items=1, max_pending=100)
+        first = commits.submit([1])
         await asyncio.sleep(0)
-        batches.post(2)
-        await batches.stop()
+        commits.post(2)
+        await commits.stop()
 
         assert first.cancelled()
         assert [[1]] == sender.calls

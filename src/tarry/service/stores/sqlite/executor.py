@@ -1,0 +1,124 @@
+"""Runs the store's operations off the event loop, in groups: one transaction for each group.
+
+`ThreadExecutor` runs them in a thread of this process, `WriterProcessExecutor` (`writer_process`)
+in a process of its own. How groups are formed is described in `tarry.service.group_commit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from abc import abstractmethod
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from tarry.errors import StoreUnavailable
+from tarry.service.group_commit import Entry, GroupCommit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tarry.service.stores.sqlite.database import Answer
+
+    Group = list[Entry[Any]]
+
+_MAX_GROUP_WEIGHT = 2_000
+MAX_PENDING = 50_000
+"""Changed tasks, about, that may wait for the disk: the backpressure limit of the store."""
+
+
+class Executor(GroupCommit[Any]):
+    """Takes operations on the event loop, and sets the results of their futures there.
+
+    The weight of an operation is the number of tasks that it changes, about.
+    """
+
+    def __init__(self, max_group_weight: int) -> None:
+        super().__init__(max_weight=max_group_weight, max_pending=MAX_PENDING, may_exceed=True)
+        self._loop = asyncio.get_running_loop()
+
+    def submit(self, operation: Any, weight: int) -> asyncio.Future[Any]:
+        """Run an operation in one of the next groups; the future has its result.
+
+        Raises `StoreUnavailable` if too many changes are pending.
+        """
+        self._check_capacity(weight)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._enqueue(Entry(operation, future, weight))
+        return future
+
+    def _overload_error(self) -> Exception:
+        # The port's error, so that callers treat a slow disk as they treat a missing one.
+        msg = f"the store is slow: {self.pending:,} changes wait for the disk already"
+        return StoreUnavailable(msg)
+
+    def _start_soon(self) -> None:
+        # In the next iteration, not now: the answers of a group wake up callers who submit their
+        # next operation in that iteration, and these belong into the same transaction.
+        self._loop.call_soon(self._start)
+
+    def _start(self) -> None:
+        self._is_start_scheduled = False
+        if self._can_start():
+            self._run_group(self._take_group())
+            self._schedule_start()
+
+    @abstractmethod
+    def _run_group(self, group: Group) -> None:
+        """Have a group run elsewhere; `_answer` is called on the event loop when it is done."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Return when everything that was submitted is done; the executor cannot be used again."""
+
+    async def _drain(self) -> None:
+        """Return when nothing is pending."""
+        while self.pending:
+            entries = [entry for group in (*self._in_flight, self._waiting) for entry in group]
+            await asyncio.wait([entry.future for entry in entries if entry.future is not None])
+
+    def _answer(self, group: Group, answers: Sequence[Answer]) -> None:
+        """Set the results of a group, then start the next one."""
+        self._end_group(group)
+        for entry, (value, error) in zip(group, answers, strict=True):
+            future = entry.future
+            if future is None or future.done():  # done: the caller was cancelled
+                continue
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+        self._schedule_start()
+
+
+class ThreadExecutor(Executor):
+    """Runs groups in a thread, with `run`."""
+
+    def __init__(self, name: str, run: Callable[[Sequence[Any]], list[Answer]]) -> None:
+        super().__init__(_MAX_GROUP_WEIGHT)
+        self._run = run
+        self._groups: SimpleQueue[Group | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run_groups, name=name, daemon=True)
+        self._thread.start()
+
+    def _run_group(self, group: Group) -> None:
+        self._groups.put(group)
+
+    async def close(self) -> None:
+        """End the thread when everything that was submitted is done."""
+        await self._drain()
+        self._groups.put(None)
+        await self._loop.run_in_executor(None, self._thread.join)
+
+    # --- in the thread ----------------------------------------------------------------------------
+
+    def _run_groups(self) -> None:
+        while (group := self._groups.get()) is not None:
+            answers: list[Answer]
+            try:
+                answers = self._run([entry.work for entry in group])
+            except Exception as error:  # noqa: BLE001 - else its callers would wait for ever
+                answers = [(None, error) for _ in group]
+            with suppress(RuntimeError):  # the loop is closed: no caller waits any more
+                self._loop.call_soon_threadsafe(self._answer, group, answers)

@@ -1,0 +1,224 @@
+"""The writer process: the SQLite operations that change the file run outside the service's process.
+
+SQLite work and the event loop would otherwise take turns on one interpreter lock. The service
+starts the process (`writer_main`) and exchanges frames with it over its standard input and output:
+a frame holds the operations of one group, or their answers, and groups are answered in order.
+
+The process ends when its input is closed, so it never outlives the service. If it ends earlier it
+is started again. The operations that it had received then fail with `StoreUnavailable`: they may
+have been committed or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import sys
+from contextlib import suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from tarry import errors
+from tarry.errors import StoreUnavailable
+from tarry.service.stores.sqlite.executor import Executor
+from tarry.service.stores.sqlite.operations import NAMES, OPERATIONS, Call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tarry.service.stores.sqlite.database import Answer, Database
+    from tarry.service.stores.sqlite.executor import Group
+
+_logger = logging.getLogger("tarry.service")
+_WRITER_MODULE = "tarry.service.stores.sqlite.writer_main"
+_MAX_GROUP_WEIGHT = 128
+"""Smaller than in a thread: while the writer commits one group, the event loop handles the answers
+of the group before and fills the next. Groups of 500 to 1,000 took 25 to 75 ms, and delayed one
+retry in a hundred by 240 ms instead of 115."""
+_EXIT_TIMEOUT_S = 10.0
+FRAME_LENGTH = struct.Struct("!Q")
+"""The header of a frame: the number of bytes that follow."""
+
+
+class WriterProcessExecutor(Executor):
+    """Runs groups in the writer process, which is started with the first one.
+
+    `database` creates the file, and holds the lock that marks this worker as alive.
+    """
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(_MAX_GROUP_WEIGHT)
+        self._database = database
+        self.process: WriterProcess | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    async def close(self) -> None:
+        """End the process when everything that was submitted is done."""
+        await self._drain()
+        self._is_closing = True
+        if self.process is not None:
+            await self.process.close()
+
+    def _start(self) -> None:
+        if self.process is not None:
+            super()._start()
+            return
+        self._is_start_scheduled = False
+        if self._can_start() and self._starting is None:
+            self._starting = self._loop.create_task(self._start_process())
+
+    async def _start_process(self) -> None:
+        try:
+            await asyncio.to_thread(self._database.prepare)
+            lock = self._database.worker_lock
+            token = (lock.token or "") if lock is not None else ""
+            _, self.process = await self._loop.subprocess_exec(
+                lambda: WriterProcess(self._answer_frame, self._process_ended),
+                sys.executable, "-m", _WRITER_MODULE,
+                str(self._database.path), token, version("tarry"),
+                stderr=None,
+                # Ctrl-C in a terminal goes to the whole process group. It is meant for the service,
+                # which still has results to write before it ends.
+                start_new_session=True,
+            )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - every caller that waits for the process gets it
+            while self._waiting:
+                self._fail(self._take_group(), error)
+        finally:
+            self._starting = None
+        self._schedule_start()
+
+    def _run_group(self, group: Group) -> None:
+        try:
+            frame = encode_calls([entry.work for entry in group])
+        except Exception as error:  # noqa: BLE001 - else its callers would wait for ever
+            self._fail(group, error)
+            return
+        assert self.process is not None  # noqa: S101 - `_start` has checked it
+        # uvloop refuses to write to a process before it reports that the process has ended: then
+        # `_process_ended` fails this group.
+        with suppress(OSError, RuntimeError):
+            self.process.send(frame)
+
+    def _answer_frame(self, frame: bytes) -> None:
+        group = self._in_flight[0]
+        try:
+            answers = decode_answers([entry.work for entry in group], frame)
+        except Exception as error:  # noqa: BLE001 - else its callers would wait for ever
+            self._fail(group, error)
+        else:
+            self._answer(group, answers)
+
+    def _process_ended(self) -> None:
+        self.process = None
+        msg = f"the writer process of {self._database.path} has ended, and is started again"
+        if not self._is_closing:
+            _logger.warning(msg)
+        for group in tuple(self._in_flight):
+            self._fail(group, StoreUnavailable(msg))
+        self._schedule_start()
+
+    def _fail(self, group: Group, error: Exception) -> None:
+        self._answer(group, [(None, error) for _ in group])
+
+
+class WriterProcess(asyncio.SubprocessProtocol):
+    """The running process: sends frames to it, and calls back for each frame it returns."""
+
+    def __init__(self, on_frame: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._received = bytearray()
+        self._ended = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._transport.get_pid()
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame."""
+        self._input.write(FRAME_LENGTH.pack(len(frame)) + frame)
+
+    async def close(self) -> None:
+        """Close the input, so that the process ends, and kill it if it does not."""
+        self._input.close()
+        try:
+            async with asyncio.timeout(_EXIT_TIMEOUT_S):
+                await self._ended.wait()
+        except TimeoutError:
+            self._transport.kill()
+            await self._ended.wait()
+
+    # --- called by the event loop -----------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called when the process runs."""
+        self._transport = cast("asyncio.SubprocessTransport", transport)
+        self._input = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Called with a part of the process's output, which may end anywhere in a frame."""
+        del fd
+        self._received += data
+        while len(self._received) >= FRAME_LENGTH.size:
+            end = FRAME_LENGTH.size + FRAME_LENGTH.unpack_from(self._received)[0]
+            if len(self._received) < end:
+                return
+            frame = bytes(self._received[FRAME_LENGTH.size : end])
+            del self._received[:end]
+            self._on_frame(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called when the process has ended."""
+        del exc
+        self._transport.close()
+        self._ended.set()
+        self._on_end()
+
+
+# --- frames: calls and answers in msgpack ---------------------------------------------------------
+
+_encode = msgspec.msgpack.Encoder().encode
+_call_list = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
+_answer_list = msgspec.msgpack.Decoder(list[tuple[msgspec.Raw, tuple[str, str] | None]])
+
+
+def encode_calls(calls: Sequence[Call[Any]]) -> bytes:
+    """Return the frame for calls: the name and the arguments of each."""
+    return _encode([(NAMES[call.run], call.arguments) for call in calls])
+
+
+def run_calls(database: Database, frame: bytes) -> bytes:
+    """Run the calls of a frame in one transaction; return the frame with their answers."""
+    calls = [_decode_call(name, arguments) for name, arguments in _call_list.decode(frame)]
+    return _encode([_encode_answer(*answer) for answer in database.apply(calls)])
+
+
+def decode_answers(calls: Sequence[Call[Any]], frame: bytes) -> list[Answer]:
+    """Return the answers in a frame; `calls` are the calls that they answer."""
+    return [
+        (OPERATIONS[NAMES[call.run]].given.decode(value), None)
+        if error is None
+        else (None, _decode_error(*error))
+        for call, (value, error) in zip(calls, _answer_list.decode(frame), strict=True)
+    ]
+
+
+def _decode_call(name: str, arguments: msgspec.Raw) -> Call[Any]:
+    operation = OPERATIONS[name]
+    return Call(operation.run, *operation.taken.decode(arguments))
+
+
+def _encode_answer(value: Any, error: Exception | None) -> tuple[Any, tuple[str, str] | None]:
+    return (value, None) if error is None else (None, (type(error).__name__, str(error)))
+
+
+def _decode_error(class_name: str, message: str) -> Exception:
+    """Return an error of the same class if it is one of tarry's own, else a `RuntimeError`."""
+    known = getattr(errors, class_name, None)
+    return known(message) if isinstance(known, type) else RuntimeError(f"{class_name}: {message}")
