@@ -28,7 +28,7 @@ def asked(*pieces: bytes) -> ApiRequest:
 
 def test_bodies_that_arrive_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many that come in pieces do not fill the memory; when they have come, there is room again."""
-    monkeypatch.setattr(request, "MOST_UNREAD", 18)
+    monkeypatch.setattr(request, "MAX_PARTIAL_BODY_BYTES", 18)
 
     async def main() -> None:
         many = [asked(b"12345", b"67890").json(100) for _ in range(4)]
