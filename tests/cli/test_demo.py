@@ -51,7 +51,7 @@ def test_all_calls_arrive(tmp_path: Path) -> None:
     assert (0, 0, "") == (code, piped.returncode, err)
     assert attempts == out.count(": attempt ")
     assert "mail 12: attempt 4 got 503; stopped: no attempts left\n" in out
-    assert "\nIt is a dead letter: nothing follows until somebody replays it" in out
+    assert "\nIt is a dead letter: no attempt follows until it is replayed" in out
     assert "mail 12: attempt 5 got 200\n" in out
     assert ending in out
     assert ending in " ".join(screen.split())

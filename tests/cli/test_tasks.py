@@ -112,7 +112,7 @@ def test_explain_is_a_line_for_each_attempt(ask: Ask, failed: str) -> None:
     first, second, following = done.out.splitlines()
     assert first.startswith("attempt 1 got 503; waited ")
     assert "attempt 2 got 404; stopped: the error is not retryable" == second
-    assert following.startswith("It is a dead letter: nothing follows")
+    assert following.startswith("It is a dead letter: no attempt follows")
     assert 2 == len(ask("tasks", "explain", failed, "--json").json["steps"])
 
 

@@ -294,9 +294,7 @@ def test_health(talker: Talker, service: Played) -> None:
     """What the service says of itself is the answer, at once, also when it is ill."""
     service.answers["GET /readyz"] = (200, {"status": "ok"})
     assert talker.do("health").ready
-    ill = problem(
-        503, "Service unavailable", "Out of order: store.", failing={"store": "disk full"}
-    )
+    ill = problem(503, "Service unavailable", "Failing: store.", failing={"store": "disk full"})
     service.answers["GET /readyz"] = ill
     health = talker.do("health")
     assert (False, {"store": "disk full"}) == (health.ready, health.failing)

@@ -61,7 +61,7 @@ def serve(
 
     _log(loaded.settings.log, loaded.settings.log_level)
     service = Service(loaded.settings, writer_process=True)
-    server = Server(service, patience=loaded.settings.drain_ms / 1000 + _PAUSED_FOR)
+    server = Server(service, shutdown_timeout_s=loaded.settings.drain_ms / 1000 + _PAUSED_FOR)
     signal.signal(signal.SIGTERM, _ended)
     is_up = False
     why = "the service did not start: the log above says why"

@@ -1,4 +1,4 @@
-"""The composition root: the only place that names concrete classes."""
+"""The composition root: builds the service from its settings, with concrete classes."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """One process of the service: an ASGI application that opens and closes what it needs.
+    """One process of the service: an ASGI application that starts and stops the engine.
 
-    `writer_process` lets a SQLite store write in a process of its own.
+    `writer_process` starts a separate process that writes to SQLite.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class Service:
                 unpack=codec.unpack,
                 read_body=payloads.read,
                 delete_bodies=payloads.delete,
-                sweep_bodies=partial(_sweep, payloads, self.store),
-                sign=_signs(settings),
+                sweep_bodies=partial(_delete_orphaned_bodies, payloads, self.store),
+                sign=_build_signer(settings),
                 callback=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
             )
         )
@@ -121,7 +121,7 @@ class Service:
                 guard=guard,
                 new_id=_new_id,
                 monotonic=system.now,
-                render_metrics=self._numbers,
+                render_metrics=self._render_metrics,
                 require_keys=requires_keys(settings),
                 operator=settings.operator,
                 allowed_hosts=allowed_hosts(settings),
@@ -137,34 +137,37 @@ class Service:
         )
 
     async def open(self) -> None:
-        """Open the store and begin to work."""
+        """Open the store and start the engine."""
         await self.store.open()
         await self.engine.start()
 
-    def leave(self) -> None:
-        """Begin nothing more, and let nobody wait: the server is about to close its connections."""
+    def begin_shutdown(self) -> None:
+        """Start no more attempts, and end waiting requests and event streams.
+
+        Called before the server closes its connections.
+        """
         self.engine.halt()
         self.api.close()
 
     async def close(self) -> None:
-        """Finish what runs, hand back what has not begun, and let go of everything."""
-        self.leave()
+        """Finish running attempts, release other leased tasks, and close everything."""
+        self.begin_shutdown()
         await self.engine.stop(self.settings.drain_ms / 1000)
         await self._delivery.close()
         await self.store.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the API; open and close with the server."""
+        """Handle one ASGI scope: a request, or the lifespan of the server."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._run_lifespan(receive, send)
         else:
             await self.api(scope, receive, send)
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         try:
             await self.open()
-        except Exception as error:  # noqa: BLE001 - the server says it, and ends
+        except Exception as error:  # noqa: BLE001 - the server logs it and exits
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
         await send({"type": "lifespan.startup.complete"})
@@ -172,31 +175,31 @@ class Service:
         await self.close()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _numbers(self, tenant: str | None) -> tuple[bytes, str]:
+    async def _render_metrics(self, tenant: str | None) -> tuple[bytes, str]:
         counters = await self.store.counters(tenant)
         return self.metrics.render(counters, self.engine.clock.seconds(), tenant)
 
 
 def make_store(url: str, *, writer_process: bool = False) -> Store:
-    """Return the store that a URL names."""
+    """Return the store of a URL: `sqlite:PATH` or `memory:`."""
     check_setting("store", url)
     from tarry.service.stores.sqlite import IN_MEMORY, SqliteStore
 
     if url == MEMORY:
-        return SqliteStore(IN_MEMORY)  # no other process can write to our memory
+        return SqliteStore(IN_MEMORY)  # another process cannot write to this memory
     path = sqlite_path(url)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            path.touch(mode=0o600)  # what callers post is nobody else's business
+            path.touch(mode=0o600)  # only for the owner: it contains the data of callers
     except OSError as error:
-        msg = f"store: cannot make {path}: {error.strerror}"
+        msg = f"store: cannot create {path}: {error.strerror}"
         raise ConfigurationError(msg) from error
     return SqliteStore(path, writer_process=writer_process)
 
 
 def payload_url(settings: Settings) -> str:
-    """Return where large bodies lie: beside the store, unless it is said."""
+    """Return the URL or folder of large bodies; by default a folder next to the store."""
     if settings.bodies:
         return settings.bodies
     if settings.store.startswith(SQLITE):
@@ -205,14 +208,14 @@ def payload_url(settings: Settings) -> str:
 
 
 def data_location(settings: Settings) -> str:
-    """Say where the data lies."""
+    """Describe where the data is stored, for the start message."""
     if settings.store.startswith(SQLITE):
         return str(sqlite_path(settings.store).absolute())
-    return "memory: it is gone when the process ends"
+    return "memory: it is lost when the process stops"
 
 
 def requires_keys(settings: Settings) -> bool:
-    """Say whether callers need an API key: always, but on loopback."""
+    """Return whether callers need an API key: always, except on loopback by default."""
     if settings.require_keys:
         return True
     try:
@@ -222,16 +225,17 @@ def requires_keys(settings: Settings) -> bool:
 
 
 def allowed_hosts(settings: Settings) -> frozenset[str] | None:
-    """Return the host names that requests may be sent to where no key protects the service.
+    """Return the accepted `Host` names, or None if API keys protect the service anyway.
 
-    A page in a browser can have its own name point to loopback; it cannot send another `Host`.
+    Protects against DNS rebinding: a web page can make its own host name resolve to loopback, but
+    the browser still sends that name as `Host`.
     """
     if requires_keys(settings):
         return None
     return frozenset((settings.host, *settings.allow_host))
 
 
-async def _sweep(payloads: PayloadStore, store: Store) -> int:
+async def _delete_orphaned_bodies(payloads: PayloadStore, store: Store) -> int:
     async def is_live(tenant: str, task_id: str) -> bool:
         return await store.get_task(tenant, task_id) is not None
 
@@ -242,9 +246,9 @@ def _new_id() -> str:
     return str(uuid7())
 
 
-def _signs(settings: Settings) -> Any:
+def _build_signer(settings: Settings) -> Any:
     if not settings.signing_secrets:
-        return _unsigned
+        return _no_signature
     signer = Signer(settings.signing_secrets)
 
     def sign(task: Task, body: bytes) -> list[tuple[str, str]]:
@@ -253,5 +257,5 @@ def _signs(settings: Settings) -> Any:
     return sign
 
 
-def _unsigned(_task: Task, _body: bytes) -> list[tuple[str, str]]:
+def _no_signature(_task: Task, _body: bytes) -> list[tuple[str, str]]:
     return []

@@ -276,7 +276,7 @@ class Rig:
         async def send(message: Any) -> None:
             reply.messages.append(dict(message))
 
-        serve = self.api.whole.get(path.encode()) if method == "POST" else None
+        serve = self.api.fast_routes.get(path.encode()) if method == "POST" else None
         if serve is None or len(chunks) != 1 or "content-length" in given:  # it may not be true
             await self.api(scope, receive, send)
         else:

@@ -56,7 +56,7 @@ def test_a_name_that_was_made_to_point_here_is_refused(host: str) -> None:
         lines = [(b"host", host.encode("latin-1"))]
         for path in ("/retry-tasks", "/downstreams", "/metrics", "/readyz", "/docs"):
             refused = await rig.ask("GET", path, lines=lines)
-            assert (421, "/docs#problem-host") == (refused.status, refused.problem["type"])
+            assert (421, "/docs#problem-wrong-host") == (refused.status, refused.problem["type"])
             assert "allow_host" in refused.problem["detail"]
         own = [(b"origin", b"http://" + lines[0][1]), *lines]
         refused = await rig.ask("POST", "/retry-tasks", {"targetUrl": TARGET}, lines=own)

@@ -137,7 +137,7 @@ def test_a_filter_that_there_is_not_is_told_those_that_there_are() -> None:
 
     async def test(rig: Rig) -> None:
         reply = await rig.ask("POST", "/dead-letters/replays", {"filter": {"lan": "x"}})
-        detail = "There is no field filter.lan. Did you mean lane?"
+        detail = "filter.lan is not a known field; did you mean lane?"
         assert detail == reply.problem["detail"]
 
     with_rig(test)
@@ -176,8 +176,8 @@ def test_dead_letters_can_be_removed() -> None:
 
 def test_a_purge_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one request does not remove is told, and takes another."""
-    monkeypatch.setattr("tarry.service.api.dead_letters._STEP", 2)
-    monkeypatch.setattr("tarry.service.api.dead_letters._STEPS", 2)
+    monkeypatch.setattr("tarry.service.api.dead_letters._PURGE_CHUNK", 2)
+    monkeypatch.setattr("tarry.service.api.dead_letters._MAX_PURGE_CHUNKS", 2)
 
     async def test(rig: Rig) -> None:
         for _ in range(5):

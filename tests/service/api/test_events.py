@@ -131,7 +131,7 @@ def test_silence_is_broken_by_a_comment() -> None:
     """So that proxies keep the connection."""
 
     async def test(rig: Rig) -> None:
-        rig.api._events._heartbeat = 0.0
+        rig.api._events._heartbeat_s = 0.0
         reader = Reader(rig.api)
         await reader.begun()
         assert b": still here\n\n" == (await reader.sent.get())["body"]

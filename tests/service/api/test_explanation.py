@@ -74,7 +74,10 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             task(status=Status.IN_FLIGHT, cancelling=True),
             [],
             LANE,
-            "no attempt was made yet. Attempt 1 is running, and none follows: it was cancelled.",
+            (
+                "no attempt was made yet. Attempt 1 is running, and is the last one: the task was "
+                "cancelled."
+            ),
         ),
         (
             task(status=Status.SUCCEEDED, attempts=2),
@@ -91,7 +94,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             LANE,
             (
                 "attempt 1 failed (refused); waited 50 ms (ceiling 100 ms, full jitter); "
-                "attempt 2 got 200. It succeeded; nothing follows."
+                "attempt 2 got 200. It succeeded; no attempt follows."
             ),
         ),
         (
@@ -100,8 +103,8 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             LANE,
             (
                 "5 attempts before; attempt 6 was lost with its worker; attempt 7 "
-                "got 503; stopped: no attempts left. It is a dead letter: nothing follows "
-                "until somebody replays it (POST /retry-tasks/i/retry)."
+                "got 503; stopped: no attempts left. It is a dead letter: no attempt follows "
+                "until it is replayed (POST /retry-tasks/i/retry)."
             ),
         ),
         (
@@ -110,8 +113,8 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             LANE,
             (
                 "attempt 1 got 503; stopped: the server asked for a longer wait than max_hint "
-                "allows (retry-after asked for 2.5 h). It is a dead letter: nothing follows "
-                "until somebody replays it (POST /retry-tasks/i/retry)."
+                "allows (retry-after asked for 2.5 h). It is a dead letter: no attempt follows "
+                "until it is replayed (POST /retry-tasks/i/retry)."
             ),
         ),
         (
@@ -120,14 +123,14 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             LANE,
             (
                 "stopped: the total budget leaves no time for another attempt. It is a dead "
-                "letter: nothing follows until somebody replays it (POST /retry-tasks/i/retry)."
+                "letter: no attempt follows until it is replayed (POST /retry-tasks/i/retry)."
             ),
         ),
         (
             task(status=Status.CANCELLED),
             [],
             None,
-            "no attempt was made. It was cancelled; nothing follows.",
+            "no attempt was made. It was cancelled; no attempt follows.",
         ),
         (
             task(),
@@ -143,7 +146,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             [],
             LaneRecord(name="l", tenant="t", parked_until=NOW + 9_000),
             (
-                "no attempt was made yet. Attempt 1 of 5 waits for its downstream, whose breaker "
+                "no attempt was made yet. Attempt 1 of 5 waits for its downstream: the breaker "
                 "is open for another 9 s."
             ),
         ),
@@ -162,8 +165,8 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             LANE,
             (
                 "attempt 1 got 503; stopped: no attempts left; was replayed; attempt 2 got 503; "
-                "stopped: no attempts left. It is a dead letter: nothing follows until somebody "
-                "replays it (POST /retry-tasks/i/retry)."
+                "stopped: no attempts left. It is a dead letter: no attempt follows until it "
+                "is replayed (POST /retry-tasks/i/retry)."
             ),
         ),
     ],
@@ -250,7 +253,7 @@ def test_a_policy_that_is_gone_is_told_to_who_still_needs_it(status: Status) -> 
         lane=None,
         now=NOW,
     )
-    gone = "Its policy mine is gone: it goes by the service's default."
+    gone = "Its policy mine was deleted: it uses the default policy."
     ended = status in {Status.SUCCEEDED, Status.CANCELLED}
     assert told.text.endswith(gone) is not ended
     assert (status is Status.PENDING) is ("Attempt 1 of 5" in told.text)

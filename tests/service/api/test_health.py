@@ -82,7 +82,7 @@ def test_metrics_are_passed_on() -> None:
 
 def test_a_store_that_does_not_answer_is_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks does not wait for ever."""
-    monkeypatch.setattr("tarry.service.api.health._PATIENCE", 0.0)
+    monkeypatch.setattr("tarry.service.api.health._STORE_TIMEOUT_S", 0.0)
 
     async def test(rig: Rig) -> None:
         async def ping() -> int:
@@ -91,6 +91,6 @@ def test_a_store_that_does_not_answer_is_out_of_order(monkeypatch: pytest.Monkey
 
         rig.store.ping = ping  # type: ignore[method-assign]
         failing = (await rig.ask("GET", "/readyz")).problem["failing"]
-        assert {"store": "it has not answered for 0 s"} == failing
+        assert {"store": "no response for 0 s"} == failing
 
     with_rig(test)

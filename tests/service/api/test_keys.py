@@ -172,13 +172,13 @@ def test_answers_of_the_store_are_believed_for_a_while() -> None:
         rig.store.find_key = counted  # type: ignore[method-assign]
         keys = ApiKeyCache(rig.store, rig.time.seconds)
         secret, key = make_key("acme", "1")
-        assert [None, None] == [await keys.tenant_of(secret) for _ in range(2)]
+        assert [None, None] == [await keys.find_tenant(secret) for _ in range(2)]
         await rig.store.put_key(key)
         rig.time.ms += 5_000
-        assert ["acme", "acme"] == [await keys.tenant_of(secret) for _ in range(2)]
+        assert ["acme", "acme"] == [await keys.find_tenant(secret) for _ in range(2)]
         await rig.store.revoke_key("1")
         rig.time.ms += 5_000
-        assert [None, None] == [await keys.tenant_of(secret) for _ in range(2)]
+        assert [None, None] == [await keys.find_tenant(secret) for _ in range(2)]
         assert 3 == len(looked)
 
     with_rig(test)
@@ -186,14 +186,14 @@ def test_answers_of_the_store_are_believed_for_a_while() -> None:
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood of wrong keys neither fills the memory nor pushes out the right ones."""
-    monkeypatch.setattr("tarry.service.api.auth._MOST", 10)
+    monkeypatch.setattr("tarry.service.api.auth._MAX_CACHED_KEYS", 10)
 
     async def test(rig: Rig) -> None:
         secret, _ = await key_for(rig, "acme")
         keys = ApiKeyCache(rig.store, rig.time.seconds)
-        await keys.tenant_of(secret)
-        await asyncio.gather(*(keys.tenant_of(f"wrong {i}") for i in range(50)))
-        assert (1, 10) == (len(keys._good), len(keys._bad))
+        await keys.find_tenant(secret)
+        await asyncio.gather(*(keys.find_tenant(f"wrong {i}") for i in range(50)))
+        assert (1, 10) == (len(keys._valid), len(keys._invalid))
 
     with_rig(test)
 

@@ -81,12 +81,12 @@ def test_the_callback_is_described() -> None:
 
     async def test(rig: Rig) -> None:
         callbacks = schema.raw_schema["paths"]["/retry-tasks"]["post"]["callbacks"]
-        post = callbacks["ended"]["{$request.body#/callbackUrl}"]["post"]
+        post = callbacks["finished"]["{$request.body#/callbackUrl}"]["post"]
         form = post["requestBody"]["content"]["application/json"]["schema"]
         assert {"$ref": "#/components/schemas/TaskEnd"} == form
         page = (await rig.ask("GET", "/docs")).body.decode()
         assert "<code>{$request.body#/callbackUrl}</code>" in page
-        assert 'id="form-TaskEnd"' in page
+        assert 'id="type-TaskEnd"' in page
 
     with_rig(test)
 

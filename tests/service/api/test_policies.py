@@ -130,15 +130,18 @@ def test_a_version_that_there_is_not_is_told_those_that_there_are() -> None:
     async def test(rig: Rig) -> None:
         for attempts in (2, 3):
             await rig.ask("PUT", "/retry-policies/mine", {"maxAttempts": attempts})
-        detail = "Policy 'mine' has no version 9: its newest is version 2."
+        versions = "the newest version of mine is 2"
         task = {"targetUrl": TARGET, "policyId": "mine", "policyVersion": 9}
         refused = await rig.ask("POST", "/retry-tasks", task)
-        assert (detail, "policyVersion") == (
+        assert (f"policyVersion must exist: {versions}, got 9.", "policyVersion") == (
             refused.problem["detail"],
             refused.problem["field"],
         )
         looked_at = await rig.ask("GET", "/retry-policies/mine?version=9")
-        assert (404, detail) == (looked_at.status, looked_at.problem["detail"])
+        assert (404, f"Version 9 does not exist: {versions}.") == (
+            looked_at.status,
+            looked_at.problem["detail"],
+        )
 
     with_rig(test)
 

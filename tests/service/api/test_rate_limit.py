@@ -29,7 +29,7 @@ def test_a_batch_goes_into_debt() -> None:
 
 def test_only_so_many_buckets_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was used the longest ago goes."""
-    monkeypatch.setattr("tarry.service.api.rate_limit._MOST", 2)
+    monkeypatch.setattr("tarry.service.api.rate_limit._MAX_BUCKETS", 2)
     rates = TenantRateLimiter(1.0, 1.0, lambda: 0.0)
     for tenant in "abc":
         rates.take(tenant, 1)

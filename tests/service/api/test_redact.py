@@ -44,7 +44,7 @@ def test_what_is_not(name: str) -> None:
 )
 def test_secrets_in_a_query(url: str, shown: str) -> None:
     """Their values go, all else stays."""
-    assert shown == redact.url(url)
+    assert shown == redact.redact_url(url)
 
 
 def test_secrets_that_come_back() -> None:
@@ -53,21 +53,29 @@ def test_secrets_that_come_back() -> None:
         url="https://a/?token=s%2Fecret-1&pin=12",
         headers={"Authorization": "Bearer longest-secret", "X-A": "visible"},
     )
-    secrets = redact.secrets_of(content)
+    secrets = redact.find_secrets(content)
     echoed = "longest-secret s/ecret-1 s%2Fecret-1 visible 12 Bearer longest-secret"
-    assert "[redacted] [redacted] [redacted] visible 12 [redacted]" == redact.text(echoed, secrets)
-    assert redact.text(None, secrets) is None
+    assert "[redacted] [redacted] [redacted] visible 12 [redacted]" == redact.redact_text(
+        echoed, secrets
+    )
+    assert redact.redact_text(None, secrets) is None
 
 
 def test_a_secret_that_is_cut_is_hidden_too() -> None:
     """At the end of a text that has more, six characters of a secret are one."""
-    assert "a [redacted]" == redact.text("a longest-s", ["longest-secret"], cut=True)
-    assert "a longe" == redact.text("a longe", ["longest-secret"], cut=True)
-    assert "a longest-s" == redact.text("a longest-s", ["longest-secret"])
-    assert b"\xff [redacted]" == redact.body(b"\xff longest-s", ["longest-secret"], cut=True)
+    assert "a [redacted]" == redact.redact_text(
+        "a longest-s", ["longest-secret"], is_truncated=True
+    )
+    assert "a longe" == redact.redact_text("a longe", ["longest-secret"], is_truncated=True)
+    assert "a longest-s" == redact.redact_text("a longest-s", ["longest-secret"])
+    assert b"\xff [redacted]" == redact.redact_bytes(
+        b"\xff longest-s", ["longest-secret"], is_truncated=True
+    )
 
 
 def test_where_nobody_knows_the_secrets_nothing_is_shown() -> None:
     """The content of the task cannot be read, and any word may be one."""
-    assert redact.secrets_of(None) is None
-    assert ("[redacted]", "", None) == tuple(redact.text(one, None) for one in ("x", "", None))
+    assert redact.find_secrets(None) is None
+    assert ("[redacted]", "", None) == tuple(
+        redact.redact_text(one, None) for one in ("x", "", None)
+    )

@@ -31,12 +31,12 @@ def test_bodies_that_arrive_together_have_a_bound(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(request, "MAX_PARTIAL_BODY_BYTES", 18)
 
     async def main() -> None:
-        many = [asked(b"12345", b"67890").json(100) for _ in range(4)]
+        many = [asked(b"12345", b"67890").read_body(100) for _ in range(4)]
         ends = await asyncio.gather(*many, return_exceptions=True)
         refused = [end for end in ends if isinstance(end, ApiError)]
 
         assert {503} == {one.problem.status for one in refused}
         assert len(ends) - len(refused) == ends.count(b"1234567890") > 0
-        assert b"1234567890" == await asked(b"12345", b"67890").json(100)
+        assert b"1234567890" == await asked(b"12345", b"67890").read_body(100)
 
     asyncio.run(main())

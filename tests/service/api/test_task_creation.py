@@ -521,7 +521,7 @@ def test_a_body_that_cannot_be_kept_is_the_trouble_of_its_task_alone(
         assert (6, 3, 1) == (len(tried), await rig.count(), len(rig.shelf.bodies))
 
     with_rig(test)
-    assert "task 1 of a batch: the disk is full" in caplog.text
+    assert "index=0: the disk is full" in caplog.text
 
 
 def test_without_a_key_nothing_is_the_same_again() -> None:

@@ -118,9 +118,9 @@ class Rig:
             server_state=self.state,
             app_state={},
             _loop=self.loop,
-            head_timeout=PATIENCE,
-            body_timeout=PATIENCE,
-            whole=whole or {},
+            header_timeout_s=PATIENCE,
+            body_timeout_s=PATIENCE,
+            fast_routes=whole or {},
         )
         self.connection.connection_made(cast("Any", self.wire))
 

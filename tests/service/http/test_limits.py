@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tarry.service.http.limits import _GRACE
+from tarry.service.http.limits import _UNREAD_RESPONSE_GRACE_S
 from tests.service.http.connections import GET, KEEP_ALIVE, Rig
 
 HEADERS = [(b"content-type", b"text/plain"), (b"content-length", b"2")]
@@ -128,9 +128,9 @@ def test_at_the_end_nobody_is_waited_for_who_does_not_read() -> None:
         rig.wire.unread = 9
         rig.connection.shutdown()
         assert (True, False) == (rig.wire.is_closed, rig.wire.is_aborted)
-        rig.loop.sleep(_GRACE / 2)
+        rig.loop.sleep(_UNREAD_RESPONSE_GRACE_S / 2)
         assert not rig.wire.is_aborted
-        rig.loop.sleep(_GRACE / 2)
+        rig.loop.sleep(_UNREAD_RESPONSE_GRACE_S / 2)
         assert rig.wire.is_aborted
 
     asyncio.run(run())
@@ -149,14 +149,14 @@ def test_at_the_end_an_answer_that_is_on_its_way_has_its_moment() -> None:
         rig = Rig(app)
         rig.connection.data_received(GET)
         rig.connection.shutdown()
-        rig.loop.sleep(3 * _GRACE)
+        rig.loop.sleep(3 * _UNREAD_RESPONSE_GRACE_S)
         go_on.set()
         await rig.served()
         rig.wire.unread = 9
-        rig.loop.sleep(_GRACE)
+        rig.loop.sleep(_UNREAD_RESPONSE_GRACE_S)
         assert (True, False) == (rig.wire.is_closed, rig.wire.is_aborted)
         rig.connection.connection_lost(None)
-        rig.loop.sleep(_GRACE)
+        rig.loop.sleep(_UNREAD_RESPONSE_GRACE_S)
         assert (False, 0) == (rig.wire.is_aborted, rig.loop.pending)
 
     asyncio.run(run())

@@ -1,7 +1,4 @@
-"""The API put together: one ASGI application.
-
-Starlette finds the way to an endpoint; where the path has no parameters, a look-up does.
-"""
+"""The ASGI application of the API: all operations, their routes and their description."""
 
 from __future__ import annotations
 
@@ -36,34 +33,43 @@ if TYPE_CHECKING:
     from tarry.wire.asgi import Receive, Scope, Send
 
 
-_HOT = "/retry-tasks"
+_FAST_PATH = "/retry-tasks"
 
 
 class Api:
-    """Every row of the API behind one ASGI application."""
+    """The HTTP API as one ASGI application."""
 
-    def __init__(self, around: ApiContext, *, version: str = "0") -> None:
-        self._waiting = ResultWaiter(around)
-        tasks = TaskResource(around, self._waiting)
-        self._events = EventResource(around)
+    def __init__(self, context: ApiContext, *, version: str = "0") -> None:
+        self._result_waiter = ResultWaiter(context)
+        tasks = TaskResource(context, self._result_waiter)
+        self._events = EventResource(context)
         operations = [
-            *TaskCreation(around, self._waiting).operations(),
+            *TaskCreation(context, self._result_waiter).operations(),
             *tasks.operations(),
-            *DeadLetterResource(around, tasks).operations(),
-            *PolicyResource(around).operations(),
-            *DownstreamResource(around).operations(),
+            *DeadLetterResource(context, tasks).operations(),
+            *PolicyResource(context).operations(),
+            *DownstreamResource(context).operations(),
             *self._events.operations(),
-            *HealthResource(around).operations(),
+            *HealthResource(context).operations(),
         ]
-        rows = tuple(operations)
-        operations += _self_description(
-            cache(lambda: build_openapi(rows, version=version, keys=around.require_keys))
+        documented = tuple(operations)
+        operations += _description_operations(
+            cache(
+                lambda: build_openapi(
+                    documented, version=version, require_keys=context.require_keys
+                )
+            )
         )
-        endpoints = _endpoints(operations, Authenticator(around))
-        self._fixed = {path: one for path, one in endpoints.items() if "{" not in path}
-        self.whole: dict[bytes, CompleteRequestHandler] = {_HOT.encode(): self._fixed[_HOT].answer}
-        """By their paths, what serves a `POST` that has arrived whole."""
-        # Longer paths first: `{lane}` must not swallow `{lane}/pause`.
+        endpoints = _build_endpoints(operations, Authenticator(context))
+        self._endpoint_by_path = {
+            path: endpoint for path, endpoint in endpoints.items() if "{" not in path
+        }
+        """Paths without parameters: a dict lookup is faster than Starlette's router."""
+        self.fast_routes: dict[bytes, CompleteRequestHandler] = {
+            _FAST_PATH.encode(): endpoints[_FAST_PATH].handle_complete
+        }
+        """By path: handlers of a `POST` whose body is complete, for the HTTP server."""
+        # Longer paths first: `{lane}` must not match `{lane}/pause`.
         self._router = Router(
             [
                 Route(path.replace("{lane}", "{lane:path}"), endpoint)
@@ -72,60 +78,66 @@ class Api:
                 )
             ],
             redirect_slashes=False,
-            default=_nowhere,
+            default=_unknown_path,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        is_plain = scope["type"] == "http" and not scope.get("root_path")
-        endpoint = self._fixed.get(scope["path"]) if is_plain else None
+        """Handle one ASGI connection."""
+        can_look_up = scope["type"] == "http" and not scope.get("root_path")
+        endpoint = self._endpoint_by_path.get(scope["path"]) if can_look_up else None
         await (endpoint or self._router)(scope, receive, send)
 
     def close(self) -> None:
-        """End streams and waits, so that their connections do not hold up the end."""
-        self._waiting.close()
+        """End event streams and waiting requests, so that the server can shut down."""
+        self._result_waiter.close()
         self._events.close()
 
 
-def _endpoints(operations: list[Operation], door: Authenticator) -> dict[str, Endpoint]:
+def _build_endpoints(
+    operations: list[Operation], authenticator: Authenticator
+) -> dict[str, Endpoint]:
     handlers: dict[str, dict[str, Handler]] = {}
-    is_open: dict[str, bool] = {}
+    is_public: dict[str, bool] = {}
     for operation in operations:
         handlers.setdefault(operation.path, {})[operation.method] = operation.handler
-        is_open[operation.path] = operation.is_open
+        is_public[operation.path] = operation.is_public
     return {
-        path: Endpoint(methods, "" if is_open[path] else door.tenant_of, door.check_host)
-        for path, methods in handlers.items()
+        path: Endpoint(
+            by_method,
+            "" if is_public[path] else authenticator.authenticate,
+            authenticator.check_host,
+        )
+        for path, by_method in handlers.items()
     }
 
 
-def _self_description(document: Callable[[], dict[str, object]]) -> list[Operation]:
-    """Return the rows that tell about the others, and are not in the document themselves."""
-    encoded = cache(lambda: msgspec.json.encode(document()))
-    html = cache(lambda: build_docs_page(document()))
+def _description_operations(build_document: Callable[[], dict[str, object]]) -> list[Operation]:
+    """Return the operations that describe the API; the OpenAPI document does not list them."""
+    encoded = cache(lambda: msgspec.json.encode(build_document()))
+    page = cache(lambda: build_docs_page(build_document()))
 
-    async def as_json(_: ApiRequest) -> ApiResponse:
+    async def get_json(_: ApiRequest) -> ApiResponse:
         return ApiResponse(200, encoded(), [(b"content-type", b"application/json")])
 
-    async def as_html(_: ApiRequest) -> ApiResponse:
+    async def get_page(_: ApiRequest) -> ApiResponse:
         headers = [
             (b"content-type", b"text/html; charset=utf-8"),
             (b"content-security-policy", CONTENT_SECURITY_POLICY),
         ]
-        return ApiResponse(200, html(), headers)
+        return ApiResponse(200, page(), headers)
 
     return [
         Operation(
-            method="GET", path=path, name=path[1:], does="Tell about the API.", handler=handler,
-            answers={}, is_open=True,
+            method="GET", path=path, operation_id=path[1:], summary="Describe the API.",
+            handler=handler, responses={}, is_public=True,
         )
-        for path, handler in (("/openapi.json", as_json), ("/docs", as_html))
+        for path, handler in (("/openapi.json", get_json), ("/docs", get_page))
     ]  # fmt: skip
 
 
-async def _nowhere(scope: Scope, _: Receive, send: Send) -> None:
+async def _unknown_path(scope: Scope, _: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1000})
     else:
-        nothing = problems.no_such("path: GET /docs lists them")
-        await problem_response(nothing).send(scope, send)
+        error = problems.no_such("path: GET /docs lists them")
+        await problem_response(error).send(scope, send)

@@ -1,4 +1,4 @@
-"""`/dead-letters`: tasks that wait for a person, and the jobs that bring them back."""
+"""`/dead-letters`: list, purge and replay dead letters."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from tarry.service.api.response import ApiResponse
     from tarry.service.api.tasks import TaskResource
 
-_new = msgspec.json.Decoder(NewReplay)
-_STEP = 500
-_STEPS = 20
-"""Steps of one request to purge: what is left is told, and takes another."""
+_replay_decoder = msgspec.json.Decoder(NewReplay)
+_PURGE_CHUNK = 500
+_MAX_PURGE_CHUNKS = 20
+"""One request purges at most 20 chunks of 500 tasks; its response says whether more are left."""
 
 
 class PurgeQuery(
     msgspec.Struct, rename="camel", kw_only=True, frozen=True, forbid_unknown_fields=True
 ):
-    """Which dead letters to remove; nothing asks for all."""
+    """Filter for the dead letters to purge; an empty filter matches all."""
 
     policy_id: PolicyName | None = None
     lane: LaneName | None = None
@@ -50,115 +50,148 @@ class PurgeQuery(
 
 
 class DeadLetterResource:
-    """What a tenant may do with what has died."""
+    """The operations on the dead letters of a tenant."""
 
-    def __init__(self, around: ApiContext, tasks: TaskResource) -> None:
-        self._around = around
+    def __init__(self, context: ApiContext, tasks: TaskResource) -> None:
+        self._context = context
         self._tasks = tasks
 
     def operations(self) -> list[Operation]:
-        """Return the rows of the API about dead letters."""
-        one = "/dead-letters/replays/{replayId}"
+        """Return the operations on dead letters."""
+        replay_path = "/dead-letters/replays/{replayId}"
         return [
             Operation(
-                method="GET", path="/dead-letters", name="listDeadLetters",
-                does="List dead letters, newest first.", handler=self.search,
-                query=DeadLetterQuery, answers={200: Page[RetryTask]}, refuses=(400, 422, 503),
+                method="GET",
+                path="/dead-letters",
+                operation_id="listDeadLetters",
+                summary="List dead letters, newest first.",
+                handler=self.search,
+                query_type=DeadLetterQuery,
+                responses={200: Page[RetryTask]},
+                error_statuses=(400, 422, 503),
             ),
             Operation(
-                method="DELETE", path="/dead-letters", name="purgeDeadLetters",
-                does="Remove dead letters for good.", handler=self.purge,
-                query=PurgeQuery, answers={200: Purged}, refuses=(400, 422, 503),
+                method="DELETE",
+                path="/dead-letters",
+                operation_id="purgeDeadLetters",
+                summary="Delete dead letters permanently.",
+                handler=self.purge,
+                query_type=PurgeQuery,
+                responses={200: Purged},
+                error_statuses=(400, 422, 503),
             ),
             Operation(
-                method="POST", path="/dead-letters/replays", name="createReplay",
-                does="Bring dead letters back: a durable job, at a rate. A dry run counts them.",
-                handler=self.start, takes=NewReplay,
-                answers={201: ReplayJob, 200: ReplayJob}, refuses=(400, 413, 415, 422, 503),
+                method="POST",
+                path="/dead-letters/replays",
+                operation_id="createReplay",
+                summary="Replay dead letters: a durable job with an optional rate. A dry run only "
+                "counts them.",
+                handler=self.start,
+                request_type=NewReplay,
+                responses={201: ReplayJob, 200: ReplayJob},
+                error_statuses=(400, 413, 415, 422, 503),
             ),
             Operation(
-                method="GET", path="/dead-letters/replays", name="listReplays",
-                does="List the latest replays, newest first, at most 100.", handler=self.replays,
-                query=NoQuery, answers={200: Page[ReplayJob]}, refuses=(400, 422, 503),
+                method="GET",
+                path="/dead-letters/replays",
+                operation_id="listReplays",
+                summary="List the latest 100 replays, newest first.",
+                handler=self.replays,
+                query_type=NoQuery,
+                responses={200: Page[ReplayJob]},
+                error_statuses=(400, 422, 503),
             ),
             Operation(
-                method="GET", path=one, name="getReplay", does="Tell how far a replay has come.",
-                handler=self.replay, query=NoQuery,
-                answers={200: ReplayJob}, refuses=(400, 404, 422, 503),
+                method="GET",
+                path=replay_path,
+                operation_id="getReplay",
+                summary="Get the progress of a replay.",
+                handler=self.replay,
+                query_type=NoQuery,
+                responses={200: ReplayJob},
+                error_statuses=(400, 404, 422, 503),
             ),
             Operation(
-                method="DELETE", path=one, name="cancelReplay",
-                does="End a replay that runs; what it brought back stays.", handler=self.cancel,
-                query=NoQuery, answers={200: ReplayJob}, refuses=(400, 404, 409, 422, 503),
+                method="DELETE",
+                path=replay_path,
+                operation_id="cancelReplay",
+                summary="Cancel a running replay. Tasks that it has replayed are not affected.",
+                handler=self.cancel,
+                query_type=NoQuery,
+                responses={200: ReplayJob},
+                error_statuses=(400, 404, 409, 422, 503),
             ),
-        ]  # fmt: skip
+        ]
 
-    async def search(self, asked: ApiRequest) -> ApiResponse:
-        """List dead letters."""
-        query = asked.query(DeadLetterQuery)
-        return json_response(200, await self._tasks.page(asked.tenant, query, Status.EXHAUSTED))
+    async def search(self, request: ApiRequest) -> ApiResponse:
+        """List dead letters, newest first."""
+        query = request.parse_query(DeadLetterQuery)
+        return json_response(200, await self._tasks.page(request.tenant, query, Status.EXHAUSTED))
 
-    async def purge(self, asked: ApiRequest) -> ApiResponse:
-        """Remove dead letters."""
-        query = asked.query(PurgeQuery)
+    async def purge(self, request: ApiRequest) -> ApiResponse:
+        """Delete dead letters permanently, up to 10,000 per request."""
+        query = request.parse_query(PurgeQuery)
         check_reason("reason", query.reason)
-        wanted = TaskFilter(
+        task_filter = TaskFilter(
             status=Status.EXHAUSTED,
             policy_id=query.policy_id,
-            lane=None if query.lane is None else internal_lane_name(asked.tenant, query.lane),
+            lane=None if query.lane is None else internal_lane_name(request.tenant, query.lane),
             reason=query.reason,
         )
-        purged, more = 0, True
-        for _ in range(_STEPS):
-            removed = await self._around.store.purge(asked.tenant, wanted, _STEP)
+        purged, has_more = 0, True
+        for _ in range(_MAX_PURGE_CHUNKS):
+            removed = await self._context.store.purge(request.tenant, task_filter, _PURGE_CHUNK)
             purged += removed
-            more = removed == _STEP
-            if not more:
+            has_more = removed == _PURGE_CHUNK
+            if not has_more:
                 break
-        return json_response(200, Purged(purged=purged, more=more))
+        return json_response(200, Purged(purged=purged, more=has_more))
 
-    async def start(self, asked: ApiRequest) -> ApiResponse:
-        """Make a replay job, or say what it would do."""
-        form = await asked.document(_new, self._around.limits.max_request_bytes)
-        which = form.filter or ReplayFilter()
-        check_epoch_ms("filter.before", which.before)
-        check_reason("filter.reason", which.reason)
+    async def start(self, request: ApiRequest) -> ApiResponse:
+        """Start a replay job, or preview one (dry run)."""
+        replay = await request.read_json(_replay_decoder, self._context.limits.max_request_bytes)
+        letter_filter = replay.filter or ReplayFilter()
+        check_epoch_ms("filter.before", letter_filter.before)
+        check_reason("filter.reason", letter_filter.reason)
+        lane = letter_filter.lane
         job = ReplayRecord(
-            id=self._around.new_id(),
-            tenant=asked.tenant,
-            lane=None if which.lane is None else internal_lane_name(asked.tenant, which.lane),
-            policy_id=which.policy_id,
-            reason=which.reason,
-            before=which.before or 0,
-            rate=form.rate or 0.0,
+            id=self._context.new_id(),
+            tenant=request.tenant,
+            lane=None if lane is None else internal_lane_name(request.tenant, lane),
+            policy_id=letter_filter.policy_id,
+            reason=letter_filter.reason,
+            before=letter_filter.before or 0,
+            rate=replay.rate or 0.0,
         )
-        if form.dry_run:
-            job.matched = await self._around.store.count_dead(job)
+        if replay.dry_run:
+            job.matched = await self._context.store.count_dead(job)
             return json_response(200, replay_view(job, dry_run=True))
-        job = await self._around.store.start_replay(job)
+        job = await self._context.store.start_replay(job)
         location = (b"location", f"/dead-letters/replays/{job.id}".encode())
         return json_response(201, replay_view(job), location)
 
-    async def replays(self, asked: ApiRequest) -> ApiResponse:
-        """List jobs."""
-        asked.query(NoQuery)
-        jobs = await self._around.store.list_replays(running=False, tenant=asked.tenant)
+    async def replays(self, request: ApiRequest) -> ApiResponse:
+        """List replay jobs."""
+        request.parse_query(NoQuery)
+        jobs = await self._context.store.list_replays(running=False, tenant=request.tenant)
         return json_response(200, Page(items=[replay_view(job) for job in jobs], next_cursor=None))
 
-    async def replay(self, asked: ApiRequest) -> ApiResponse:
-        """Tell one job."""
-        asked.query(NoQuery)
-        job = await self._around.store.get_replay(asked.tenant, asked.params["replayId"])
+    async def replay(self, request: ApiRequest) -> ApiResponse:
+        """Return a replay job."""
+        request.parse_query(NoQuery)
+        job = await self._context.store.get_replay(request.tenant, request.path_params["replayId"])
         if job is None:
             raise problems.no_such("replay")
         return json_response(200, replay_view(job))
 
-    async def cancel(self, asked: ApiRequest) -> ApiResponse:
-        """End a job."""
-        asked.query(NoQuery)
-        job = await self._around.store.cancel_replay(asked.tenant, asked.params["replayId"])
+    async def cancel(self, request: ApiRequest) -> ApiResponse:
+        """Cancel a running replay job."""
+        request.parse_query(NoQuery)
+        job = await self._context.store.cancel_replay(
+            request.tenant, request.path_params["replayId"]
+        )
         if job is None:
             raise problems.no_such("replay")
         if job.status == "done":
-            raise problems.conflict(problem_types.ENDED, "The replay is DONE.")
+            raise problems.conflict(problem_types.ALREADY_FINISHED, "The replay is DONE.")
         return json_response(200, replay_view(job))

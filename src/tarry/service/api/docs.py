@@ -1,4 +1,4 @@
-"""`/docs`: the OpenAPI document as one page, made here. No script, and nothing from elsewhere."""
+"""`GET /docs`: the OpenAPI document as one HTML page, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 CONTENT_SECURITY_POLICY = (
     b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
-"""The content security policy of the page."""
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8882; }
@@ -33,109 +32,115 @@ tr:target { background: var(--soft); }
 """
 
 _CODE = re.compile("`([^`]*)`")
-_RULES = {
+_RULE_TEXTS = {
     "minimum": "at least",
     "exclusiveMinimum": "above",
     "maximum": "at most",
-    "minLength": "characters at least",
-    "maxLength": "at most",
-    "pattern": "as",
-    "default": "by default",
+    "minLength": "characters, at least",
+    "maxLength": "characters, at most",
+    "pattern": "pattern",
+    "default": "default",
 }
 
 
 def build_docs_page(document: dict[str, Any]) -> bytes:
-    """Return the page."""
+    """Return the HTML page of an OpenAPI document."""
     info = document["info"]
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(info['title'])}: the API</title><style>{_STYLE}</style></head><body>",
+        f"<title>{escape(info['title'])} API</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(info['title'])} <small>{escape(info['version'])}</small></h1>",
         f"<p>{escape(info['description'])} Times are epoch milliseconds, durations milliseconds, ",
-        'errors are <a href="#problems">problem details</a> (RFC 9457). The same for programs: ',
-        '<a href="openapi.json">openapi.json</a>.</p><h2>Calls</h2>',
+        'errors are <a href="#problems">problem details</a> (RFC 9457). For programs: ',
+        '<a href="openapi.json">openapi.json</a>.</p><h2>Operations</h2>',
     ]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            parts += _operation(path, method, operation)
-    parts.append("<h2>Forms</h2>")
+            parts += _render_operation(path, method, operation)
+    parts.append("<h2>Types</h2>")
     for name, schema in sorted(document["components"]["schemas"].items()):
-        parts += _form(name, schema)
-    parts += _problems()
+        parts += _render_type(name, schema)
+    parts += _render_problems()
     parts.append("</body></html>")
     return "".join(parts).encode()
 
 
-def _operation(path: str, method: str, operation: dict[str, Any]) -> Iterator[str]:
+def _render_operation(path: str, method: str, operation: dict[str, Any]) -> Iterator[str]:
     yield "<details><summary>"
     yield f'<code><span class="method">{method.upper()}</span>{escape(path)}</code><br>'
     yield f'{escape(operation["summary"])}</summary><div id="{escape(operation["operationId"])}">'
     if parameters := operation.get("parameters"):
         yield "<h4>Parameters</h4><table>"
-        for one in parameters:
-            rule = escape(one["description"]) if "description" in one else _rule(one["schema"])
-            yield f"<tr><td><code>{escape(one['name'])}</code></td><td>{one['in']}</td>"
+        for parameter in parameters:
+            description = parameter.get("description")
+            rule = (
+                _render_schema(parameter["schema"]) if description is None else escape(description)
+            )
+            yield f"<tr><td><code>{escape(parameter['name'])}</code></td>"
+            yield f"<td>{parameter['in']}</td>"
             yield f"<td>{rule}</td></tr>"
         yield "</table>"
     if body := operation.get("requestBody"):
-        yield f"<h4>Takes</h4><p>{_forms_of(body['content'])}</p>"
+        yield f"<h4>Request body</h4><p>{_render_content(body['content'])}</p>"
     for callback in operation.get("callbacks", {}).values():
-        for place, methods in callback.items():
+        for url, methods in callback.items():
             content = methods["post"]["requestBody"]["content"]
-            yield f"<h4>Posts later to <code>{escape(place)}</code></h4>"
-            yield f"<p>{_forms_of(content)}</p>"
-    yield "<h4>Answers</h4><table>"
-    for status, answer in operation["responses"].items():
-        yield f"<tr><td>{status}</td><td>{escape(answer['description'])}</td>"
-        yield f"<td>{_forms_of(answer.get('content', {}))}</td></tr>"
+            yield f"<h4>Callback to <code>{escape(url)}</code></h4>"
+            yield f"<p>{_render_content(content)}</p>"
+    yield "<h4>Responses</h4><table>"
+    for status, response in operation["responses"].items():
+        yield f"<tr><td>{status}</td><td>{escape(response['description'])}</td>"
+        yield f"<td>{_render_content(response.get('content', {}))}</td></tr>"
     yield "</table></div></details>"
 
 
-def _form(name: str, schema: dict[str, Any]) -> Iterator[str]:
-    # The place inside, so that a link to it opens what is around it.
+def _render_type(name: str, schema: dict[str, Any]) -> Iterator[str]:
+    # The id is inside <details>, so that a link to it opens the element.
     yield f"<details><summary><code>{escape(name)}</code></summary>"
-    yield f'<div id="form-{escape(name)}">'
+    yield f'<div id="type-{escape(name)}">'
     yield f"<p>{escape(schema.get('description', ''))}</p><table>"
     required = schema.get("required", ())
-    for field, rule in schema.get("properties", {}).items():
-        must = "required" if field in required else ""
-        yield f"<tr><td><code>{escape(field)}</code></td><td>{must}</td><td>{_rule(rule)}</td></tr>"
+    for field, field_schema in schema.get("properties", {}).items():
+        mark = "required" if field in required else ""
+        yield f"<tr><td><code>{escape(field)}</code></td><td>{mark}</td>"
+        yield f"<td>{_render_schema(field_schema)}</td></tr>"
     yield "</table></div></details>"
 
 
-def _problems() -> Iterator[str]:
-    yield '<h2 id="problems">Problems</h2><p>The <code>type</code> of a problem is its place here.'
+def _render_problems() -> Iterator[str]:
+    yield '<h2 id="problems">Problems</h2><p>The <code>type</code> of a problem links to its row.'
     yield "</p><table>"
-    for kind in PROBLEM_TYPES:
-        said = _CODE.sub(r"<code>\1</code>", escape(kind.help))
-        statuses = ", ".join(map(str, kind.statuses))
-        yield f'<tr id="{kind.anchor}"><td><code>{kind.name}</code></td><td>{statuses}</td>'
-        yield f"<td>{escape(kind.title)}</td><td>{said}</td></tr>"
+    for problem_type in PROBLEM_TYPES:
+        help_text = _CODE.sub(r"<code>\1</code>", escape(problem_type.help))
+        statuses = ", ".join(map(str, problem_type.statuses))
+        yield f'<tr id="{problem_type.anchor}"><td><code>{problem_type.name}</code></td>'
+        yield f"<td>{statuses}</td><td>{escape(problem_type.title)}</td><td>{help_text}</td></tr>"
     yield "</table>"
 
 
-def _forms_of(content: dict[str, Any]) -> str:
+def _render_content(content: dict[str, Any]) -> str:
     return ", ".join(
-        f"<code>{escape(kind)}</code> {_rule(media['schema'])}" for kind, media in content.items()
+        f"<code>{escape(media_type)}</code> {_render_schema(media['schema'])}"
+        for media_type, media in content.items()
     )
 
 
-def _rule(schema: dict[str, Any]) -> str:
-    """Return a schema in one line of HTML; forms are links."""
+def _render_schema(schema: dict[str, Any]) -> str:
+    """Return a schema as one line of HTML; named types are links."""
     if ref := schema.get("$ref"):
         name = escape(ref.rpartition("/")[2])
-        return f'<a href="#form-{name}">{name}</a>'
+        return f'<a href="#type-{name}">{name}</a>'
     if choices := schema.get("anyOf"):
-        return " or ".join(_rule(choice) for choice in choices)
+        return " or ".join(_render_schema(choice) for choice in choices)
     if schema.get("type") == "array":
-        return f"list of {_rule(schema.get('items', {}))}"
+        return f"list of {_render_schema(schema.get('items', {}))}"
     if "enum" in schema:
-        return " or ".join(f"<code>{escape(str(one))}</code>" for one in schema["enum"])
-    words = [str(schema.get("type", "any JSON"))]
-    for name, said in _RULES.items():
+        return " or ".join(f"<code>{escape(str(value))}</code>" for value in schema["enum"])
+    parts = [str(schema.get("type", "any JSON"))]
+    for name, text in _RULE_TEXTS.items():
         if schema.get(name) is not None:
-            words.append(f"{said} {schema[name]}")
+            parts.append(f"{text} {schema[name]}")
     if "description" in schema:
-        words.append(schema["description"])
-    return escape(", ".join(words))
+        parts.append(schema["description"])
+    return escape(", ".join(parts))

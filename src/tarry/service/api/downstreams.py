@@ -1,4 +1,4 @@
-"""`/downstreams`: the state of each dependency, and an operator's hand on it."""
+"""`/downstreams`: read the state of lanes, and pause, resume or reset them."""
 
 from __future__ import annotations
 
@@ -21,81 +21,95 @@ if TYPE_CHECKING:
     from tarry.service.api.response import ApiResponse
     from tarry.service.model import LaneRecord
 
-_HANDS = {
-    "pause": "Send nothing until it is resumed; what runs may finish.",
-    "resume": "Open it again, slowly, whether it was paused or its breaker is open.",
-    "reset": "Forget everything that was learnt of it, and open it.",
+_SUMMARIES = {
+    "pause": "Start no more attempts until the downstream is resumed. Running ones finish.",
+    "resume": "Resume a downstream that is paused or whose breaker is open, with a slow start.",
+    "reset": "Reset breaker, budget and latency of a downstream, and resume it.",
 }
 
 
 class DownstreamResource:
-    """Tells and moves lanes."""
+    """The operations on the downstreams of a tenant."""
 
-    def __init__(self, around: ApiContext) -> None:
-        self._around = around
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
 
     def operations(self) -> list[Operation]:
-        """Return the rows of the API about downstreams."""
-        engine = self._around.engine
-        hands = {"pause": engine.pause, "resume": engine.resume, "reset": engine.reset}
+        """Return the operations on downstreams."""
+        engine = self._context.engine
+        actions = {"pause": engine.pause, "resume": engine.resume, "reset": engine.reset}
         return [
             Operation(
-                method="GET", path="/downstreams", name="listDownstreams",
-                does="List downstreams by name: breaker, budget, latency, backlog.",
-                handler=self.search, query=PageQuery,
-                answers={200: Page[Downstream]}, refuses=(400, 422, 503),
+                method="GET",
+                path="/downstreams",
+                operation_id="listDownstreams",
+                summary="List downstreams by name, with breaker, budget, latency and backlog.",
+                handler=self.search,
+                query_type=PageQuery,
+                responses={200: Page[Downstream]},
+                error_statuses=(400, 422, 503),
             ),
             *(
                 Operation(
-                    method="POST", path=f"/downstreams/{{lane}}/{name}", name=f"{name}Downstream",
-                    does=_HANDS[name], handler=self._hand(act), query=NoQuery,
-                    answers={200: Downstream}, refuses=(400, 404, 422, 503),
+                    method="POST",
+                    path=f"/downstreams/{{lane}}/{name}",
+                    operation_id=f"{name}Downstream",
+                    summary=_SUMMARIES[name],
+                    handler=self._action_handler(action),
+                    query_type=NoQuery,
+                    responses={200: Downstream},
+                    error_statuses=(400, 404, 422, 503),
                 )
-                for name, act in hands.items()
+                for name, action in actions.items()
             ),
             Operation(
-                method="GET", path="/downstreams/{lane}", name="getDownstream",
-                does="Tell one downstream.", handler=self.get, query=NoQuery,
-                answers={200: Downstream}, refuses=(400, 404, 422, 503),
+                method="GET",
+                path="/downstreams/{lane}",
+                operation_id="getDownstream",
+                summary="Get a downstream.",
+                handler=self.get,
+                query_type=NoQuery,
+                responses={200: Downstream},
+                error_statuses=(400, 404, 422, 503),
             ),
-        ]  # fmt: skip
+        ]
 
-    async def search(self, asked: ApiRequest) -> ApiResponse:
-        """List lanes."""
-        query = asked.query(PageQuery)
+    async def search(self, request: ApiRequest) -> ApiResponse:
+        """List lanes by name."""
+        query = request.parse_query(PageQuery)
         try:
-            page = await self._around.store.list_lanes(
-                asked.tenant, cursor=query.cursor, limit=query.limit
+            page = await self._context.store.list_lanes(
+                request.tenant, cursor=query.cursor, limit=query.limit
             )
         except ConfigurationError as error:
             raise from_configuration_error("cursor", error) from None
         items = [self._view(lane) for lane in page.items]
         return json_response(200, Page(items=items, next_cursor=page.cursor))
 
-    async def get(self, asked: ApiRequest) -> ApiResponse:
-        """Tell one lane."""
-        asked.query(NoQuery)
-        return json_response(200, self._view(await self._find(asked)))
+    async def get(self, request: ApiRequest) -> ApiResponse:
+        """Return one lane."""
+        request.parse_query(NoQuery)
+        return json_response(200, self._view(await self._find(request)))
 
-    def _hand(
-        self, act: Callable[[str], Awaitable[None]]
+    def _action_handler(
+        self, action: Callable[[str], Awaitable[None]]
     ) -> Callable[[ApiRequest], Awaitable[ApiResponse]]:
-        async def handler(asked: ApiRequest) -> ApiResponse:
-            asked.query(NoQuery)
-            lane = await self._find(asked)
-            await act(lane.name)
-            return json_response(200, self._view(await self._find(asked)))
+        async def handler(request: ApiRequest) -> ApiResponse:
+            request.parse_query(NoQuery)
+            lane = await self._find(request)
+            await action(lane.name)
+            return json_response(200, self._view(await self._find(request)))
 
         return handler
 
-    async def _find(self, asked: ApiRequest) -> LaneRecord:
-        lane = await self._around.store.get_lane(
-            internal_lane_name(asked.tenant, asked.params["lane"])
+    async def _find(self, request: ApiRequest) -> LaneRecord:
+        lane = await self._context.store.get_lane(
+            internal_lane_name(request.tenant, request.path_params["lane"])
         )
         if lane is None:
             raise problems.no_such("downstream")
         return lane
 
     def _view(self, lane: LaneRecord) -> Downstream:
-        engine = self._around.engine
+        engine = self._context.engine
         return downstream_view(lane, engine.standing(lane.name), engine.clock.now())

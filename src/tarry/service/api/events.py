@@ -1,7 +1,7 @@
-"""`GET /events`: what happens, as it happens, as server-sent events (HTML, 9.2).
+"""`GET /events`: attempts and state changes as server-sent events (HTML Standard, 9.2).
 
-A stream begins now; what happened while nobody listened is in the attempt logs. A reader that is
-too slow is told how many events it missed, and one whose key is revoked is sent no more.
+A stream starts with the present; earlier attempts are in the attempt logs. A client that reads too
+slowly receives the number of events that it missed. A stream ends when its API key is revoked.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from tarry.wire.asgi import Receive, Send
 
 _encode = msgspec.json.Encoder().encode
-_HEARTBEAT = 15.0
-"""Seconds of silence after which a comment is sent: proxies close what is silent."""
-_LOOK_EVERY = 1.0
-"""Seconds after which a reader's key is looked at again: it is believed for a while as it is."""
+_HEARTBEAT_S = 15.0
+"""Interval of comments on an idle stream: proxies close connections that are silent."""
+_KEY_CHECK_INTERVAL_S = 1.0
+"""Interval of checks of a stream's API key; most of them are answered by the key cache."""
+_BUSY_RETRY_AFTER_S = 10.0
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -43,143 +44,147 @@ _HEADERS = [
 
 
 class EventResource:
-    """The readers of this process, of which there are only so many."""
+    """The open event streams of this process, up to a limit."""
 
-    def __init__(self, around: ApiContext, heartbeat: float = _HEARTBEAT) -> None:
-        self._around = around
-        self._heartbeat = heartbeat
-        self._tenant_of = Authenticator(around).tenant_of
+    def __init__(self, context: ApiContext, heartbeat_s: float = _HEARTBEAT_S) -> None:
+        self._context = context
+        self._heartbeat_s = heartbeat_s
+        self._authenticate = Authenticator(context).authenticate
         self._streams: set[EventStream] = set()
 
     def operations(self) -> list[Operation]:
-        """Return the row of the API about events."""
+        """Return the operation that streams events."""
         return [
             Operation(
-                method="GET", path="/events", name="streamEvents",
-                does="Stream attempts and transitions as they happen (server-sent events).",
-                handler=self.stream, query=NoQuery,
-                answers={200: "text/event-stream"}, refuses=(400, 422, 503),
+                method="GET",
+                path="/events",
+                operation_id="streamEvents",
+                summary="Stream attempts and state changes as server-sent events.",
+                handler=self.stream,
+                query_type=NoQuery,
+                responses={200: "text/event-stream"},
+                error_statuses=(400, 422, 503),
             )
-        ]  # fmt: skip
+        ]
 
-    async def stream(self, asked: ApiRequest) -> EventStream:
-        """Begin a stream."""
-        asked.query(NoQuery)
-        if len(self._streams) >= self._around.limits.max_event_streams:
-            detail = f"There are {len(self._streams)} readers of events already."
-            raise problems.unavailable(detail, 10.0)
-        subscription = self._around.engine.events.subscribe(asked.tenant)
+    async def stream(self, request: ApiRequest) -> EventStream:
+        """Open a stream of the events of the tenant."""
+        request.parse_query(NoQuery)
+        if len(self._streams) >= self._context.limits.max_event_streams:
+            detail = f"{len(self._streams)} event streams are open already."
+            raise problems.unavailable(detail, _BUSY_RETRY_AFTER_S)
+        subscription = self._context.engine.events.subscribe(request.tenant)
         stream = EventStream(
             subscription,
-            self._heartbeat,
-            partial(self._unwelcome, asked),
+            self._heartbeat_s,
+            partial(self._until_unauthorized, request),
             self._streams.discard,
-            bodiless=asked.scope["method"] == "HEAD",
+            is_head=request.scope["method"] == "HEAD",
         )
         self._streams.add(stream)
         return stream
 
-    async def _unwelcome(self, asked: ApiRequest) -> None:
-        """Return when a reader may read no more, or nobody can say whether it may."""
-        tenant_of = self._tenant_of
-        if isinstance(tenant_of, str):
+    async def _until_unauthorized(self, request: ApiRequest) -> None:
+        """Return when the API key is no longer valid, or the store cannot be asked."""
+        authenticate = self._authenticate
+        if isinstance(authenticate, str):
             await asyncio.Event().wait()
             return
         try:
             while True:
-                await asyncio.sleep(_LOOK_EVERY)
-                whose = tenant_of(asked)
-                if not isinstance(whose, str):
-                    await whose
+                await asyncio.sleep(_KEY_CHECK_INTERVAL_S)
+                tenant = authenticate(request)
+                if not isinstance(tenant, str):
+                    await tenant
         except (ApiError, StoreUnavailable):
             return
 
     def close(self) -> None:
-        """End all streams, so that the server can."""
+        """End all streams, so that the server can shut down."""
         for stream in tuple(self._streams):
             stream.end()
 
 
 class EventStream:
-    """One reader."""
+    """One open stream."""
 
     def __init__(
         self,
         subscription: Subscription,
-        heartbeat: float,
-        unwelcome: Callable[[], Coroutine[Any, Any, None]],
-        ended: Callable[[EventStream], None],
+        heartbeat_s: float,
+        until_unauthorized: Callable[[], Coroutine[Any, Any, None]],
+        on_end: Callable[[EventStream], None],
         *,
-        bodiless: bool,
+        is_head: bool,
     ) -> None:
         self._subscription = subscription
-        self._heartbeat = heartbeat
-        self._unwelcome = unwelcome
-        self._ended = ended
-        self._bodiless = bodiless
-        self._end = asyncio.Event()
-        self._number = 0
+        self._heartbeat_s = heartbeat_s
+        self._until_unauthorized = until_unauthorized
+        self._on_end = on_end
+        self._is_head = is_head
+        self._end_requested = asyncio.Event()
+        self._sent_events = 0
 
     def end(self) -> None:
-        """Send no more."""
-        self._end.set()
+        """Send no more events and complete the response."""
+        self._end_requested.set()
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """Send events until the reader leaves, or may not stay, or the service ends."""
+        """Send events until the client disconnects, its key is revoked or the service stops."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            if not self._bodiless:
+            if not self._is_head:
                 await self._run(receive, send)
             await send({"type": "http.response.body", "body": b""})
         finally:
             self._subscription.close()
-            self._ended(self)
+            self._on_end(self)
 
     async def _run(self, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         running: set[asyncio.Task[Any]] = {
-            loop.create_task(self._pump(send)),
-            loop.create_task(self._unwelcome()),
-            loop.create_task(_left(receive)),
-            loop.create_task(self._end.wait()),
+            loop.create_task(self._send_events(send)),
+            loop.create_task(self._until_unauthorized()),
+            loop.create_task(_until_disconnected(receive)),
+            loop.create_task(self._end_requested.wait()),
         }
         try:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in running:
-                one.cancel()
+            for task in running:
+                task.cancel()
             await asyncio.wait(running)
-        for one in running:
-            if not one.cancelled():
-                one.result()  # it may have failed
+        for task in running:
+            if not task.cancelled():
+                task.result()  # raises if the task failed
 
-    async def _pump(self, send: Send) -> None:
+    async def _send_events(self, send: Send) -> None:
         await _write(send, b": hello\n\n")
         while True:
             try:
-                async with asyncio.timeout(self._heartbeat):
+                async with asyncio.timeout(self._heartbeat_s):
                     event = await self._subscription.next()
             except TimeoutError:
                 await _write(send, b": still here\n\n")
                 continue
             if self._subscription.missed:
                 missed, self._subscription.missed = self._subscription.missed, 0
-                await self._tell(send, event.at, EventNews(kind="missed", missed=missed))
-            await self._tell(send, event.at, _news(event))
+                await self._send_event(send, event.at, EventNews(kind="missed", missed=missed))
+            await self._send_event(send, event.at, _event_view(event))
 
-    async def _tell(self, send: Send, at: int, news: EventNews) -> None:
-        self._number += 1
-        head = f"id: {at}-{self._number}\nevent: {news.kind}\ndata: "
-        await _write(send, head.encode() + _encode(news) + b"\n\n")
+    async def _send_event(self, send: Send, at: int, data: EventNews) -> None:
+        self._sent_events += 1
+        head = f"id: {at}-{self._sent_events}\nevent: {data.kind}\ndata: "
+        await _write(send, head.encode() + _encode(data) + b"\n\n")
 
 
-def _news(event: Event) -> EventNews:
-    """Return an event as it is told: without the target's words, which may echo secrets."""
+def _event_view(event: Event) -> EventNews:
+    """Return the JSON of an event, without text of the target, which may contain secrets."""
     attempt = None
     if event.attempt is not None:
         attempt = attempt_view(event.task_id or "", event.attempt, [])
         attempt.response_excerpt, attempt.response_truncated = None, False
-        if isinstance(event.attempt.status, str):  # of gRPC, whose errors have words of the target
+        if isinstance(event.attempt.status, str):  # gRPC: the message is text of the target
             attempt.error_message = None
     return EventNews(
         kind=event.kind,
@@ -198,7 +203,7 @@ async def _write(send: Send, text: bytes) -> None:
     await send({"type": "http.response.body", "body": text, "more_body": True})
 
 
-async def _left(receive: Receive) -> None:
-    """Return when the client has gone."""
+async def _until_disconnected(receive: Receive) -> None:
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

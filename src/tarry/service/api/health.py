@@ -1,4 +1,4 @@
-"""`/healthz`, `/readyz` and `/metrics`: for those who watch the service."""
+"""`/healthz`, `/readyz` and `/metrics`: for monitoring."""
 
 from __future__ import annotations
 
@@ -16,82 +16,95 @@ if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
     from tarry.service.api.request import ApiRequest
 
-_PATIENCE = 5.0
-_FRESH_FOR = 1.0
-"""Seconds: anybody may ask, and each look costs the store a write."""
+_STORE_TIMEOUT_S = 5.0
+_CHECK_INTERVAL_S = 1.0
+"""The check is cached: no API key is needed for it, and it costs the store a write."""
+_RETRY_AFTER_S = 5.0
 
 
 class HealthStatus(msgspec.Struct):
-    """All is well."""
+    """The service is healthy."""
 
     status: Literal["ok"] = "ok"
 
 
 class HealthResource:
-    """Says how the service is."""
+    """The operations for monitoring."""
 
-    def __init__(self, around: ApiContext) -> None:
-        self._around = around
-        self._looked_at = float("-inf")
-        self._store_ill: str | None = None
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._checked_at = float("-inf")
+        self._store_error: str | None = None
 
     def operations(self) -> list[Operation]:
-        """Return the rows of the API for those who watch."""
+        """Return the operations for monitoring."""
         return [
             Operation(
-                method="GET", path="/healthz", name="isAlive",
-                does="Say that the process answers.", handler=self.alive,
-                answers={200: HealthStatus}, is_open=True,
+                method="GET",
+                path="/healthz",
+                operation_id="isAlive",
+                summary="Liveness: the process responds.",
+                handler=self.alive,
+                responses={200: HealthStatus},
+                is_public=True,
             ),
             Operation(
-                method="GET", path="/readyz", name="isReady",
-                does="Say whether tasks are taken and worked on.", handler=self.ready,
-                answers={200: HealthStatus}, refuses=(503,), is_open=True,
+                method="GET",
+                path="/readyz",
+                operation_id="isReady",
+                summary="Readiness: tasks are accepted and processed.",
+                handler=self.ready,
+                responses={200: HealthStatus},
+                error_statuses=(503,),
+                is_public=True,
             ),
             Operation(
-                method="GET", path="/metrics", name="getMetrics",
-                does="Tell the metrics, as Prometheus reads them; with keys, those of the tenant.",
+                method="GET",
+                path="/metrics",
+                operation_id="getMetrics",
+                summary="Get the metrics in the Prometheus format; with keys, those of the tenant.",
                 handler=self.metrics,
-                answers={200: "text/plain"},
+                responses={200: "text/plain"},
             ),
-        ]  # fmt: skip
+        ]
 
     async def alive(self, _: ApiRequest) -> ApiResponse:
-        """Answer."""
+        """Return 200: the process responds."""
         return json_response(200, HealthStatus())
 
     async def ready(self, _: ApiRequest) -> ApiResponse:
-        """Look at the store and at what the engine found out of order."""
-        await self._look()
-        failing = self._around.engine.health.failing
-        if self._store_ill is not None:
-            failing = {**failing, "store": self._store_ill}
+        """Return 200, or a problem that names the failing components."""
+        await self._check_store()
+        failing = self._context.engine.health.failing
+        if self._store_error is not None:
+            failing = {**failing, "store": self._store_error}
         if not failing:
             return json_response(200, HealthStatus())
-        # Why is for the log where strangers may ask: it may name hosts and files.
-        reported_failing = (
-            dict.fromkeys(failing, "see the log") if self._around.require_keys else failing
+        # With keys, unauthenticated callers can read this endpoint, and a cause may name hosts and
+        # files: causes are then only logged.
+        shown = dict.fromkeys(failing, "see the log") if self._context.require_keys else failing
+        detail = f"Failing: {', '.join(sorted(failing))}."
+        raise problems.unavailable(detail, _RETRY_AFTER_S, failing=shown)
+
+    async def metrics(self, request: ApiRequest) -> ApiResponse:
+        """Return all metrics to the operator, and to another tenant its own."""
+        sees_all = not self._context.require_keys or request.tenant == self._context.operator
+        body, content_type = await self._context.render_metrics(
+            None if sees_all else request.tenant
         )
-        detail = f"Out of order: {', '.join(sorted(failing))}."
-        raise problems.unavailable(detail, 5.0, failing=reported_failing)
+        return ApiResponse(200, body, [(b"content-type", content_type.encode())])
 
-    async def metrics(self, asked: ApiRequest) -> ApiResponse:
-        """Tell the metrics: all of them to an operator, and what is his own to another tenant."""
-        sees_all = not self._around.require_keys or asked.tenant == self._around.operator
-        body, kind = await self._around.render_metrics(None if sees_all else asked.tenant)
-        return ApiResponse(200, body, [(b"content-type", kind.encode())])
-
-    async def _look(self) -> None:
-        now = self._around.monotonic()
-        if now - self._looked_at < _FRESH_FOR:
+    async def _check_store(self) -> None:
+        now = self._context.monotonic()
+        if now - self._checked_at < _CHECK_INTERVAL_S:
             return
-        self._looked_at = now
+        self._checked_at = now
         try:
-            async with asyncio.timeout(_PATIENCE):
-                await self._around.store.ping()
+            async with asyncio.timeout(_STORE_TIMEOUT_S):
+                await self._context.store.ping()
         except StoreUnavailable as error:
-            self._store_ill = str(error)
+            self._store_error = str(error)
         except TimeoutError:
-            self._store_ill = f"it has not answered for {_PATIENCE:g} s"
+            self._store_error = f"no response for {_STORE_TIMEOUT_S:g} s"
         else:
-            self._store_ill = None
+            self._store_error = None

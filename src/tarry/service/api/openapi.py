@@ -1,4 +1,4 @@
-"""The OpenAPI document: built from the same rows that make the routes, and the same forms."""
+"""The OpenAPI document, built from the operations and the types of their JSON."""
 
 from __future__ import annotations
 
@@ -18,166 +18,179 @@ if TYPE_CHECKING:
     from tarry.service.api.routing import Operation
 
 _REF = "#/components/schemas/{name}"
-_PAGE = re.compile(rb"\bPage_(\w+?)_(?=\")")
-_PARAMETER = re.compile(r"{(\w+)}")
-_PROBLEM: dict[str, Any] = {
+_GENERIC_PAGE = re.compile(rb"\bPage_(\w+?)_(?=\")")
+_PATH_PARAMETER = re.compile(r"{(\w+)}")
+_PROBLEM_SCHEMA: dict[str, Any] = {
     "type": "object",
     "title": "Problem",
-    "description": "What went wrong (RFC 9457); `field` is what to mend.",
+    "description": "Problem details (RFC 9457). `field`, `rule` and `value` describe an invalid "
+    "field.",
     "properties": {
         "type": {
             "type": "string",
             "format": "uri-reference",
-            "enum": [kind.type for kind in PROBLEM_TYPES],
+            "enum": [problem_type.type for problem_type in PROBLEM_TYPES],
         },
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
         "field": {"type": "string"},
+        "rule": {"type": "string"},
+        "value": {"type": "string"},
     },
     "required": ["type", "title", "status"],
 }
 
 
-def build_openapi(operations: Sequence[Operation], *, version: str, keys: bool) -> dict[str, Any]:
-    """Return the document."""
-    forms = [form for operation in operations for form in _forms(operation)]
-    found, schemas = msgspec.json.schema_components(forms, ref_template=_REF)
-    by_form = dict(zip(map(str, forms), found, strict=True))
-    _mend(schemas)
-    schemas["Problem"] = _PROBLEM
-    queries = {operation.query.__name__ for operation in operations if operation.query}
+def build_openapi(
+    operations: Sequence[Operation], *, version: str, require_keys: bool
+) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of the API."""
+    types = [json_type for operation in operations for json_type in _json_types(operation)]
+    found, schemas = msgspec.json.schema_components(types, ref_template=_REF)
+    schema_by_type = dict(zip(map(str, types), found, strict=True))
+    _add_missing_rules(schemas)
+    schemas["Problem"] = _PROBLEM_SCHEMA
+    query_names = {
+        operation.query_type.__name__ for operation in operations if operation.query_type
+    }
     paths: dict[str, Any] = {}
     for operation in operations:
         methods = paths.setdefault(operation.path, {})
-        methods[operation.method.lower()] = _described(operation, by_form, schemas, keys=keys)
-    shown = {name: form for name, form in schemas.items() if name not in queries}
+        methods[operation.method.lower()] = _describe_operation(
+            operation, schema_by_type, schemas, require_keys=require_keys
+        )
+    shown = {name: schema for name, schema in schemas.items() if name not in query_names}
     components: dict[str, Any] = {"schemas": shown}
-    if keys:
+    if require_keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document = {
         "openapi": "3.1.0",
         "info": {
             "title": "tarry",
             "version": version,
-            "description": "Durable HTTP and gRPC calls: at least once, with backoff.",
+            "description": "Durable HTTP and gRPC calls: delivered at least once, with backoff.",
         },
         "paths": paths,
         "components": components,
     }
-    # Page[RetryTask] is Page_RetryTask_ to msgspec.
-    text = _PAGE.sub(rb"\1Page", msgspec.json.encode(document))
-    named: dict[str, Any] = msgspec.json.decode(text)
-    return named
+    # msgspec names Page[RetryTask] Page_RetryTask_; here it is RetryTaskPage.
+    text = _GENERIC_PAGE.sub(rb"\1Page", msgspec.json.encode(document))
+    renamed: dict[str, Any] = msgspec.json.decode(text)
+    return renamed
 
 
-def _forms(operation: Operation) -> Iterable[Any]:
+def _json_types(operation: Operation) -> Iterable[Any]:
     yield from (
-        form
-        for form in operation.answers.values()
-        if form is not None and form.__class__ is not str
+        json_type
+        for json_type in operation.responses.values()
+        if json_type is not None and json_type.__class__ is not str
     )
-    if operation.takes is not None:
-        yield operation.takes
-    if operation.calls_back is not None:
-        yield operation.calls_back
-    if operation.query is not None:
-        yield operation.query
+    for json_type in (operation.request_type, operation.callback_type, operation.query_type):
+        if json_type is not None:
+            yield json_type
 
 
-def _mend(schemas: dict[str, Any]) -> None:
-    """Say what the forms cannot: JSON within JSON, and the rules between fields."""
+def _add_missing_rules(schemas: dict[str, Any]) -> None:
+    """Add rules that the Python types cannot express: JSON values, formats, overrides."""
     tasks = schemas[NewBatch.__name__]["properties"]["tasks"]
-    # Anything is taken, for what is no task gets a verdict of its own.
+    # Any JSON value is accepted: an invalid task has its own result.
     task = {"$ref": _REF.format(name=RetryTaskRequest.__name__)}
     tasks.update(items={"anyOf": [task, {}]}, maxItems=MOST_IN_BATCH)
-    new = schemas[RetryTaskRequest.__name__]["properties"]
-    new["body"] = {"description": "Text, or any other JSON value; null is none."}
-    new["headers"]["anyOf"][0]["additionalProperties"] = {"type": "string"}
-    new["method"]["pattern"] = "^[A-Z][A-Z0-9_-]*$"
-    new["targetUrl"]["format"] = "uri"
-    new["bodyBase64"]["contentEncoding"] = "base64"
-    fields = {**schemas["PolicyFields"]["properties"]}
-    fields.pop("policyId")
-    overrides = {"type": "object", "properties": fields, "additionalProperties": False}
-    new["policy"] = {"anyOf": [overrides, {"type": "null"}], "default": None}
+    fields = schemas[RetryTaskRequest.__name__]["properties"]
+    fields["body"] = {"description": "Text, or any other JSON value. null means no body."}
+    fields["headers"]["anyOf"][0]["additionalProperties"] = {"type": "string"}
+    fields["method"]["pattern"] = "^[A-Z][A-Z0-9_-]*$"
+    fields["targetUrl"]["format"] = "uri"
+    fields["bodyBase64"]["contentEncoding"] = "base64"
+    policy_fields = {**schemas["PolicyFields"]["properties"]}
+    policy_fields.pop("policyId")
+    overrides = {"type": "object", "properties": policy_fields, "additionalProperties": False}
+    fields["policy"] = {"anyOf": [overrides, {"type": "null"}], "default": None}
     schemas["PolicyFields"]["additionalProperties"] = False
 
 
-def _described(
-    operation: Operation, by_form: dict[str, Any], schemas: dict[str, Any], *, keys: bool
+def _describe_operation(
+    operation: Operation,
+    schema_by_type: dict[str, Any],
+    schemas: dict[str, Any],
+    *,
+    require_keys: bool,
 ) -> dict[str, Any]:
-    needs_key = keys and not operation.is_open
-    told: dict[str, Any] = {
-        "operationId": operation.name,
-        "summary": operation.does,
+    needs_key = require_keys and not operation.is_public
+    described: dict[str, Any] = {
+        "operationId": operation.operation_id,
+        "summary": operation.summary,
         "responses": {
             **{
-                str(status): _answer(status, form, by_form)
-                for status, form in sorted(operation.answers.items())
+                str(status): _describe_response(status, json_type, schema_by_type)
+                for status, json_type in sorted(operation.responses.items())
             },
             **{
-                str(status): _refusal(status)
-                for status in (*operation.refuses, *((401,) if needs_key else ()))
+                str(status): _describe_problem(status)
+                for status in (*operation.error_statuses, *((401,) if needs_key else ()))
             },
         },
     }
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in _PARAMETER.findall(operation.path)
+        for name in _PATH_PARAMETER.findall(operation.path)
     ]
-    if operation.query is not None:
-        properties = schemas[operation.query.__name__].get("properties", {})
+    if operation.query_type is not None:
+        properties = schemas[operation.query_type.__name__].get("properties", {})
         parameters += [
             {"name": name, "in": "query", "required": False, "schema": _not_null(schema)}
             for name, schema in properties.items()
         ]
     parameters += [
-        {"name": name, "in": "header", "description": meaning, "schema": {"type": "string"}}
-        for name, meaning in operation.more_headers.items()
+        {"name": name, "in": "header", "description": description, "schema": {"type": "string"}}
+        for name, description in operation.request_headers.items()
     ]
     if parameters:
-        told["parameters"] = parameters
-    if operation.takes is not None:
-        content = {"application/json": {"schema": by_form[str(operation.takes)]}}
-        told["requestBody"] = {"required": True, "content": content}
-    if operation.calls_back is not None:
-        told["callbacks"] = {"ended": _callback(by_form[str(operation.calls_back)])}
+        described["parameters"] = parameters
+    if operation.request_type is not None:
+        content = {"application/json": {"schema": schema_by_type[str(operation.request_type)]}}
+        described["requestBody"] = {"required": True, "content": content}
+    if operation.callback_type is not None:
+        schema = schema_by_type[str(operation.callback_type)]
+        described["callbacks"] = {"finished": _describe_callback(schema)}
     if needs_key:
-        told["security"] = [{"key": []}]
-    return told
+        described["security"] = [{"key": []}]
+    return described
 
 
-def _callback(form: dict[str, Any]) -> dict[str, Any]:
+def _describe_callback(schema: dict[str, Any]) -> dict[str, Any]:
     post = {
-        "summary": "Tell how the task ended: a task of its own, by the default policy.",
-        "requestBody": {"required": True, "content": {"application/json": {"schema": form}}},
-        "responses": {"2XX": {"description": "It was heard."}},
+        "summary": "Report the result of the task. Delivered as a task with the default policy.",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {"2XX": {"description": "The callback was received."}},
     }
     return {"{$request.body#/callbackUrl}": {"post": post}}
 
 
 def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a parameter: one that is not there is left out, not null."""
-    without: dict[str, Any] = {name: value for name, value in schema.items() if value is not None}
-    choices = [one for one in without.pop("anyOf", ()) if one != {"type": "null"}]
+    """Return the schema of a query parameter: it may be omitted, but not null."""
+    result: dict[str, Any] = {name: value for name, value in schema.items() if value is not None}
+    choices = [choice for choice in result.pop("anyOf", ()) if choice != {"type": "null"}]
     for choice in choices:
-        without.update(choice)
-    if None in without.get("enum", ()):
-        without["enum"] = [one for one in without["enum"] if one is not None]
-    return without
+        result.update(choice)
+    if None in result.get("enum", ()):
+        result["enum"] = [value for value in result["enum"] if value is not None]
+    return result
 
 
-def _answer(status: int, form: Any, by_form: dict[str, Any]) -> dict[str, Any]:
+def _describe_response(
+    status: int, json_type: Any, schema_by_type: dict[str, Any]
+) -> dict[str, Any]:
     described: dict[str, Any] = {"description": HTTPStatus(status).phrase}
-    if isinstance(form, str):
-        described["content"] = {form: {"schema": {"type": "string"}}}
-    elif form is not None:
-        described["content"] = {"application/json": {"schema": by_form[str(form)]}}
+    if isinstance(json_type, str):
+        described["content"] = {json_type: {"schema": {"type": "string"}}}
+    elif json_type is not None:
+        described["content"] = {"application/json": {"schema": schema_by_type[str(json_type)]}}
     return described
 
 
-def _refusal(status: int) -> dict[str, Any]:
+def _describe_problem(status: int) -> dict[str, Any]:
     schema = {"$ref": _REF.format(name="Problem")}
     return {
         "description": HTTPStatus(status).phrase,

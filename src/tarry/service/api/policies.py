@@ -1,4 +1,4 @@
-"""`/retry-policies`: a tenant's own policies, and those that come with the service."""
+"""`/retry-policies`: the policies of a tenant, and the built-in ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from msgspec import Meta
 from tarry.core.policy_fields import HIGHEST_STATUS, LOWEST_STATUS, PolicyField
 from tarry.errors import ConfigurationError
 from tarry.service.api import problem_types, problems
-from tarry.service.api.policy_validation import check_policy, check_policy_id, unknown_version
+from tarry.service.api.policy_validation import (
+    check_policy,
+    check_policy_id,
+    describe_missing_version,
+)
 from tarry.service.api.problems import from_configuration_error
 from tarry.service.api.request import NoQuery, PageQuery
 from tarry.service.api.response import empty_response, json_response
@@ -35,10 +39,10 @@ if TYPE_CHECKING:
     from tarry.service.api.request import ApiRequest
     from tarry.service.api.response import ApiResponse
 
-_document = msgspec.json.Decoder(dict[str, Any])
+_fields_decoder = msgspec.json.Decoder(dict[str, Any])
 _encode = msgspec.json.Encoder(order="deterministic").encode
-_PRESET = "preset:"
-"""Begins the cursor of the presets, which come after the tenant's own; no id has a colon."""
+_PRESET_CURSOR = "preset:"
+"""Prefix of a cursor within the built-in policies, which are listed last; no id has a colon."""
 
 
 def _json_type(field: PolicyField) -> Any:
@@ -77,151 +81,177 @@ PolicyFields = msgspec.defstruct(
     kw_only=True,
     omit_defaults=True,
 )
-"""The JSON body of a policy, for OpenAPI: each field can be left out."""
-PolicyFields.__doc__ = (
-    "The fields of a policy; one that is left out has the value of the default policy."
-)
+"""The JSON body of a policy, for OpenAPI; every field is optional."""
+PolicyFields.__doc__ = "The fields of a policy; omitted ones have the values of the default policy."
 
 
 class VersionQuery(
     msgspec.Struct, rename="camel", kw_only=True, frozen=True, forbid_unknown_fields=True
 ):
-    """Which version; by default the newest."""
+    """The version to return; the newest if omitted."""
 
     version: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None = None
 
 
 class PolicyResource:
-    """Reads and writes policies."""
+    """The operations on the policies of a tenant."""
 
-    def __init__(self, around: ApiContext) -> None:
-        self._around = around
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
 
     def operations(self) -> list[Operation]:
-        """Return the rows of the API about policies."""
-        one = "/retry-policies/{policyId}"
+        """Return the operations on policies."""
+        policy_path = "/retry-policies/{policyId}"
         return [
             Operation(
-                method="POST", path="/retry-policies", name="createPolicy",
-                does="Register a policy. The same again is 200, other content for its id 409.",
-                handler=self.create, takes=PolicyFields,
-                answers={201: RetryPolicy, 200: RetryPolicy},
-                refuses=(400, 409, 413, 415, 422, 503),
+                method="POST",
+                path="/retry-policies",
+                operation_id="createPolicy",
+                summary="Create a policy. A repeated request returns 200 if the fields are equal, "
+                "else 409.",
+                handler=self.create,
+                request_type=PolicyFields,
+                responses={201: RetryPolicy, 200: RetryPolicy},
+                error_statuses=(400, 409, 413, 415, 422, 503),
             ),
             Operation(
-                method="GET", path="/retry-policies", name="listPolicies",
-                does="List the newest version of each policy, the service's own at the end.",
-                handler=self.search, query=PageQuery,
-                answers={200: Page[RetryPolicy]}, refuses=(400, 422, 503),
+                method="GET",
+                path="/retry-policies",
+                operation_id="listPolicies",
+                summary="List the newest version of each policy; built-in policies come last.",
+                handler=self.search,
+                query_type=PageQuery,
+                responses={200: Page[RetryPolicy]},
+                error_statuses=(400, 422, 503),
             ),
             Operation(
-                method="PUT", path=one, name="putPolicy",
-                does="Make a new version, used from the next decision on by tasks that pinned "
-                "none.",
-                handler=self.put, takes=PolicyFields,
-                answers={200: RetryPolicy, 201: RetryPolicy}, refuses=(400, 413, 415, 422, 503),
+                method="PUT",
+                path=policy_path,
+                operation_id="putPolicy",
+                summary="Create a new version. Tasks without a policyVersion use it from their "
+                "next decision on.",
+                handler=self.put,
+                request_type=PolicyFields,
+                responses={200: RetryPolicy, 201: RetryPolicy},
+                error_statuses=(400, 413, 415, 422, 503),
             ),
             Operation(
-                method="GET", path=one, name="getPolicy", does="Tell a policy in full.",
-                handler=self.get, query=VersionQuery,
-                answers={200: RetryPolicy}, refuses=(400, 404, 422, 503),
+                method="GET",
+                path=policy_path,
+                operation_id="getPolicy",
+                summary="Get a policy with all its fields.",
+                handler=self.get,
+                query_type=VersionQuery,
+                responses={200: RetryPolicy},
+                error_statuses=(400, 404, 422, 503),
             ),
             Operation(
-                method="DELETE", path=one, name="deletePolicy",
-                does="Forget a policy with all its versions; refused while live tasks use it. "
-                "Their numbers are not used again.",
-                handler=self.delete, query=NoQuery,
-                answers={204: None}, refuses=(400, 404, 409, 422, 503),
+                method="DELETE",
+                path=policy_path,
+                operation_id="deletePolicy",
+                summary="Delete a policy with all its versions. Not possible while unfinished "
+                "tasks use it. Version numbers are not used again.",
+                handler=self.delete,
+                query_type=NoQuery,
+                responses={204: None},
+                error_statuses=(400, 404, 409, 422, 503),
             ),
-        ]  # fmt: skip
+        ]
 
-    async def create(self, asked: ApiRequest) -> ApiResponse:
-        """Register a policy."""
-        fields = await self._fields(asked)
+    async def create(self, request: ApiRequest) -> ApiResponse:
+        """Create a policy, unless its id exists with different fields."""
+        fields = await self._read_fields(request)
         if "policyId" not in fields:
-            raise problems.invalid("policyId", "policyId is missing.")
+            raise problems.invalid("policyId", "is missing")
         policy_id = fields.pop("policyId")
         if not isinstance(policy_id, str):
-            raise problems.invalid("policyId", "policyId must be a string.")
+            raise problems.invalid("policyId", "must be a string")
         policy_id = check_policy_id(policy_id)
-        change, policy = await self._write(asked.tenant, policy_id, fields, replace=False)
-        if change is PolicyWriteStatus.CONFLICT:
-            detail = f"{policy_id} has other content. PUT /retry-policies/{policy_id} changes it."
-            raise problems.conflict(problem_types.POLICY_TAKEN, detail, field="policyId")
+        write_status, policy = await self._write(request.tenant, policy_id, fields, replace=False)
+        if write_status is PolicyWriteStatus.CONFLICT:
+            detail = (
+                f"{policy_id} has different fields. PUT /retry-policies/{policy_id} changes it."
+            )
+            raise problems.conflict(problem_types.POLICY_EXISTS, detail, field="policyId")
         location = (b"location", f"/retry-policies/{policy_id}".encode())
         return json_response(
-            201 if change is PolicyWriteStatus.CREATED else 200, _view(policy), location
+            201 if write_status is PolicyWriteStatus.CREATED else 200,
+            _stored_view(policy),
+            location,
         )
 
-    async def put(self, asked: ApiRequest) -> ApiResponse:
-        """Make a new version."""
-        policy_id = check_policy_id(asked.params["policyId"])
-        fields = await self._fields(asked)
+    async def put(self, request: ApiRequest) -> ApiResponse:
+        """Create a new version of a policy."""
+        policy_id = check_policy_id(request.path_params["policyId"])
+        fields = await self._read_fields(request)
         if fields.pop("policyId", policy_id) != policy_id:
-            raise problems.invalid("policyId", "policyId must be the one of the path.")
-        change, policy = await self._write(asked.tenant, policy_id, fields, replace=True)
-        return json_response(201 if change is PolicyWriteStatus.CREATED else 200, _view(policy))
+            raise problems.invalid("policyId", "must be the one of the path")
+        write_status, policy = await self._write(request.tenant, policy_id, fields, replace=True)
+        return json_response(
+            201 if write_status is PolicyWriteStatus.CREATED else 200, _stored_view(policy)
+        )
 
-    async def search(self, asked: ApiRequest) -> ApiResponse:
-        """List policies: the tenant's own, then the presets that are not replaced by one."""
-        query = asked.query(PageQuery)
+    async def search(self, request: ApiRequest) -> ApiResponse:
+        """List the policies of the tenant, then the built-in ones that it has not replaced."""
+        query = request.parse_query(PageQuery)
         items: list[RetryPolicy] = []
         cursor = query.cursor
-        if cursor is None or not cursor.startswith(_PRESET):
+        if cursor is None or not cursor.startswith(_PRESET_CURSOR):
             try:
-                page = await self._around.store.list_policies(
-                    asked.tenant, cursor=cursor, limit=query.limit
+                page = await self._context.store.list_policies(
+                    request.tenant, cursor=cursor, limit=query.limit
                 )
             except ConfigurationError as error:
                 raise from_configuration_error("cursor", error) from None
-            items = [_view(policy) for policy in page.items]
+            items = [_stored_view(policy) for policy in page.items]
             if page.cursor is not None:
                 return json_response(200, Page(items=items, next_cursor=page.cursor))
-            cursor = _PRESET
-        last = cursor.removeprefix(_PRESET)
+            cursor = _PRESET_CURSOR
+        last = cursor.removeprefix(_PRESET_CURSOR)
         for name in sorted(SERVICE_PRESETS):
             if name <= last:
                 continue
             if len(items) == query.limit:
-                return json_response(200, Page(items=items, next_cursor=_PRESET + last))
-            if await self._around.store.get_policy(asked.tenant, name) is None:
-                items.append(_preset(name))
+                return json_response(200, Page(items=items, next_cursor=_PRESET_CURSOR + last))
+            if await self._context.store.get_policy(request.tenant, name) is None:
+                items.append(_preset_view(name))
             last = name
         return json_response(200, Page(items=items, next_cursor=None))
 
-    async def get(self, asked: ApiRequest) -> ApiResponse:
-        """Tell one policy."""
-        query = asked.query(VersionQuery)
-        policy_id = asked.params["policyId"]
-        policy = await self._around.store.get_policy(asked.tenant, policy_id, query.version)
+    async def get(self, request: ApiRequest) -> ApiResponse:
+        """Return one policy."""
+        query = request.parse_query(VersionQuery)
+        policy_id = request.path_params["policyId"]
+        policy = await self._context.store.get_policy(request.tenant, policy_id, query.version)
         if policy is not None:
-            return json_response(200, _view(policy))
+            return json_response(200, _stored_view(policy))
         if query.version is None and policy_id in SERVICE_PRESETS:
-            return json_response(200, _preset(policy_id))
-        newest = await self._around.engine.policies.read(asked.tenant, policy_id)
+            return json_response(200, _preset_view(policy_id))
+        newest = await self._context.engine.policies.read(request.tenant, policy_id)
         if query.version is not None and newest is not None:
-            raise problems.not_found(unknown_version(policy_id, query.version, newest.version))
+            versions = describe_missing_version(policy_id, newest.version)
+            raise problems.not_found(f"Version {query.version} does not exist: {versions}.")
         raise problems.no_such("policy")
 
-    async def delete(self, asked: ApiRequest) -> ApiResponse:
-        """Forget a policy."""
-        asked.query(NoQuery)
-        policy_id = asked.params["policyId"]
-        change = await self._around.store.delete_policy(asked.tenant, policy_id)
-        self._around.engine.policies.forget(asked.tenant, policy_id)
-        if change is PolicyWriteStatus.CONFLICT:
-            raise problems.conflict(problem_types.POLICY_IN_USE, _in_use(policy_id))
-        if change is PolicyWriteStatus.MISSING:
+    async def delete(self, request: ApiRequest) -> ApiResponse:
+        """Delete a policy that no unfinished task uses."""
+        request.parse_query(NoQuery)
+        policy_id = request.path_params["policyId"]
+        write_status = await self._context.store.delete_policy(request.tenant, policy_id)
+        self._context.engine.policies.forget(request.tenant, policy_id)
+        if write_status is PolicyWriteStatus.CONFLICT:
+            raise problems.conflict(problem_types.POLICY_IN_USE, _in_use_detail(policy_id))
+        if write_status is PolicyWriteStatus.MISSING:
             if policy_id in SERVICE_PRESETS:
-                detail = f"{policy_id} comes with the service; PUT lays a policy of yours over it."
+                detail = f"{policy_id} is built in. PUT creates a policy of yours that replaces it."
                 raise problems.conflict(problem_types.POLICY_BUILT_IN, detail)
             raise problems.no_such("policy")
         return empty_response()
 
-    async def _fields(self, asked: ApiRequest) -> dict[str, Any]:
-        body = await asked.json(self._around.limits.max_request_bytes)
+    async def _read_fields(self, request: ApiRequest) -> dict[str, Any]:
+        body = await request.read_body(self._context.limits.max_request_bytes)
         try:
-            return _document.decode(body)
+            return _fields_decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if not body.strip():
                 raise problems.empty_body() from None
@@ -230,29 +260,29 @@ class PolicyResource:
     async def _write(
         self, tenant: str, policy_id: str, fields: dict[str, Any], *, replace: bool
     ) -> tuple[PolicyWriteStatus, PolicyVersion]:
-        checked = check_policy(fields, SERVICE_PRESETS["default"], self._around.limits)
-        # In full, so that the same policy is the same text, however it was written.
+        checked = check_policy(fields, SERVICE_PRESETS["default"], self._context.limits)
+        # With all fields and sorted: equal policies must have equal documents.
         document = _encode(policy_to_wire(checked))
         policy = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
-        answer = await self._around.store.put_policy(policy, replace=replace)
-        self._around.engine.policies.forget(tenant, policy_id)
-        return answer
+        result = await self._context.store.put_policy(policy, replace=replace)
+        self._context.engine.policies.forget(tenant, policy_id)
+        return result
 
 
-def _in_use(policy_id: str) -> str:
-    words = (
-        f"Live tasks use {policy_id}: wait until they have ended, or cancel them "
+def _in_use_detail(policy_id: str) -> str:
+    detail = (
+        f"Unfinished tasks use {policy_id}. Wait until they are finished, or cancel them "
         f"(GET /retry-tasks?policyId={policy_id} lists them)."
     )
     if policy_id == "default":
-        words += " PUT /retry-policies/default with {} puts the service's own over it at once."
-    return words
+        detail += " PUT /retry-policies/default with {} restores the built-in policy at once."
+    return detail
 
 
-def _view(policy: PolicyVersion) -> RetryPolicy:
-    document = _document.decode(policy.document)
+def _stored_view(policy: PolicyVersion) -> RetryPolicy:
+    document = _fields_decoder.decode(policy.document)
     return policy_view(policy.id, policy.version, policy.created_at, document)
 
 
-def _preset(name: str) -> RetryPolicy:
+def _preset_view(name: str) -> RetryPolicy:
     return policy_view(name, None, None, policy_to_wire(SERVICE_PRESETS[name]))

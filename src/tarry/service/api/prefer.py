@@ -1,4 +1,4 @@
-"""`Prefer: wait=SECONDS` (RFC 7240): a request that is answered when its task has ended."""
+"""The `Prefer` header (RFC 7240): `wait=SECONDS` and `return=minimal`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tarry.errors import StoreUnavailable
-from tarry.service.api.redact import secrets_of
+from tarry.service.api.redact import find_secrets
 from tarry.service.api.views import read_content, response_view, stored_task_view
 from tarry.wire.tasks import STATUS_NAMES
 
@@ -18,66 +18,78 @@ if TYPE_CHECKING:
     from tarry.wire.tasks import RetryTask
 
 _WAIT = re.compile(r'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?=$|[;,])', re.IGNORECASE)
-_LOOK = 1.0
-"""Seconds between two looks at the store: a task may end in another process, which tells no one."""
+_RETURN = re.compile(rb'(?:^|,)\s*return\s*=\s*"?([a-z]+)"?\s*(?=$|[;,])', re.IGNORECASE)
+_POLL_INTERVAL_S = 1.0
+"""A task may be finished by another process, which sends no notification to this one."""
 
-WAIT_HEADER = {"Prefer": "wait=SECONDS answers with the outcome when it comes in time (RFC 7240)."}
-"""What the document says about it."""
+WAIT_HEADER = {"Prefer": "wait=SECONDS delays the response until the task is finished (RFC 7240)."}
+MINIMAL_HEADER = {"Prefer": "return=minimal returns only the taskId of each task (RFC 7240)."}
+MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
 
 
 class ResultWaiter:
-    """Those who wait, of whom there are only so many."""
+    """Delays responses until a task is finished, for a limited number of requests."""
 
-    def __init__(self, around: ApiContext) -> None:
-        self._around = around
-        self._waiting = 0
-        self._is_over = False
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._waiting_requests = 0
+        self._is_closed = False
 
-    def asked_for(self, asked: ApiRequest) -> int | None:
-        """Return the seconds to wait; a preference that makes no sense, or is too much, is none."""
-        found = _WAIT.search(b",".join(asked.lines(b"prefer")).decode("latin-1"))
-        if found is None or self._waiting >= self._around.limits.max_waiting_requests:
+    def requested_wait(self, request: ApiRequest) -> int | None:
+        """Return the seconds to wait, at most `max_wait_s`.
+
+        None if the request has no valid `Prefer: wait`, or too many requests wait already.
+        """
+        found = _WAIT.search(b",".join(request.header_lines(b"prefer")).decode("latin-1"))
+        if found is None or self._waiting_requests >= self._context.limits.max_waiting_requests:
             return None
-        return min(int(found[1]), self._around.limits.max_wait_s)
+        return min(int(found[1]), self._context.limits.max_wait_s)
 
-    async def outcome(self, task: Task, view: RetryTask, seconds: int) -> RetryTask:
-        """Return a task as it ended, with its target's answer, or as it stands by then."""
+    async def wait(self, task: Task, view: RetryTask, seconds: int) -> RetryTask:
+        """Return the finished task with its target's response, or its state after `seconds`."""
         if task.status.is_terminal:
             return view
-        self._waiting += 1
+        self._waiting_requests += 1
         try:
-            stored, settled = await self._end_of(task, seconds)
+            stored, settled = await self._poll(task, seconds)
         finally:
-            self._waiting -= 1
+            self._waiting_requests -= 1
         if stored is not None:
-            view = stored_task_view(self._around, stored)
+            view = stored_task_view(self._context, stored)
         if settled is not None:
             view.status, view.reason = STATUS_NAMES[settled.status], settled.reason
             if settled.status.is_terminal:
                 view.next_attempt_at = None
             if settled.delivered is not None and settled.delivered.status is not None:
-                secrets = secrets_of(read_content(self._around, task))
+                secrets = find_secrets(read_content(self._context, task))
                 view.response = response_view(settled.delivered, secrets)
         return view
 
     def close(self) -> None:
-        """Let nobody wait any longer, so that their connections do not hold up the end."""
-        self._is_over = True
+        """End all waits within a second, so that the server can shut down."""
+        self._is_closed = True
 
-    async def _end_of(self, task: Task, seconds: int) -> tuple[Task | None, TaskCompletion | None]:
-        around, stored = self._around, None
+    async def _poll(self, task: Task, seconds: int) -> tuple[Task | None, TaskCompletion | None]:
+        context, stored = self._context, None
         for _ in range(seconds):
-            settled = await around.engine.settled(task.id, _LOOK)
+            settled = await context.engine.settled(task.id, _POLL_INTERVAL_S)
             try:
-                stored = await around.store.get_task(task.tenant, task.id)
+                stored = await context.store.get_task(task.tenant, task.id)
             except StoreUnavailable:
                 stored = None
-            ended = settled is not None or (stored is not None and stored.status.is_terminal)
-            if ended or self._is_over:
+            is_finished = settled is not None or (stored is not None and stored.status.is_terminal)
+            if is_finished or self._is_closed:
                 return stored, settled
         return stored, None
 
 
 def wait_applied(seconds: int) -> tuple[bytes, bytes]:
-    """Return the header that says that it was waited."""
+    """Return the response header that confirms `Prefer: wait`."""
     return b"preference-applied", b"wait=%d" % seconds
+
+
+def prefers_minimal(request: ApiRequest) -> bool:
+    """Return whether the request has `Prefer: return=minimal`."""
+    # The first preference of a name counts (RFC 7240, 2).
+    found = _RETURN.search(b",".join(request.header_lines(b"prefer")))
+    return found is not None and found[1].lower() == b"minimal"

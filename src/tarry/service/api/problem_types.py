@@ -1,6 +1,7 @@
-"""Every kind of problem that the service tells: the one list, for answers, documents and people.
+"""All types of problem details (RFC 9457) that the service returns.
 
-The type of each is a place on `GET /docs`, where a person reads what it means and what helps.
+Responses, the OpenAPI document and `GET /docs` use this one list. The `type` of a problem is a
+link to its row on `GET /docs`, which explains the problem and how to solve it.
 """
 
 from __future__ import annotations
@@ -11,113 +12,118 @@ from tarry.wire.problem import Problem
 
 
 class ProblemType(NamedTuple):
-    """One kind of problem (RFC 9457, 3.1.1): what all of them have in common."""
+    """A type of problem (RFC 9457, 3.1.1): the parts that all its problems have in common."""
 
     name: str
     statuses: tuple[int, ...]
-    """The usual one first."""
+    """The HTTP statuses of such a problem, the usual one first."""
     title: str
     help: str
-    """What it means, and what helps."""
+    """What the problem means and how to solve it."""
 
     @property
     def anchor(self) -> str:
-        """The place on the page of the API that tells about it."""
+        """The id of the row on `GET /docs`."""
         return f"problem-{self.name}"
 
     @property
     def type(self) -> str:
-        """The URI reference that names it, for good."""
+        """The URI reference that identifies the type. It never changes."""
         return f"/docs#{self.anchor}"
 
     def problem(self, detail: str, status: int | None = None, **more: Any) -> Problem:
-        """Return a problem of this kind."""
+        """Return a problem of this type."""
         return Problem(status or self.statuses[0], self.title, detail, self.type, more=more)
 
 
 # fmt: off
 NOT_HTTP = ProblemType(
     "not-http", (400,), "Bad Request",
-    "What came is no HTTP request. Look at what your client, or a proxy between, sends.",
+    "The bytes received are not an HTTP request. Check your client and any proxy in between.",
 )
 MALFORMED = ProblemType(
     "malformed", (400,), "Malformed JSON",
-    "The body is not JSON in UTF-8, or is nested too deeply. `detail` says what is wrong.",
+    "The body is not JSON in UTF-8, or is nested too deeply. `detail` has the reason.",
 )
 INVALID = ProblemType(
     "invalid", (422, 400), "Invalid request",
-    "A field, parameter or header breaks a rule. `field` names it, `detail` has the rule.",
+    "A field, parameter or header is invalid. `field` names it, `rule` has the rule.",
 )
 KEY_NEEDED = ProblemType(
     "key-needed", (401,), "API key needed",
-    "There is no API key, or it is unknown or revoked. `tarry keys create` makes one.",
+    "The API key is missing, unknown or revoked. Create one with `tarry keys create`.",
 )
 CROSS_SITE = ProblemType(
     "cross-site", (403,), "Cross-site request",
-    "A page of another site asked through a browser. Call from a program, or from the same origin.",
+    "A web page of another origin sent this request. Send it from a program or the same origin.",
 )
 NOT_FOUND = ProblemType(
     "not-found", (404,), "Not found",
-    "There is no such thing, it is another tenant's, or it is older than what is kept.",
+    "The resource does not exist, belongs to another tenant, or is past its retention time.",
 )
-NOT_ALLOWED = ProblemType(
-    "not-allowed", (405,), "Method not allowed",
-    "The path has other methods. The header `Allow` lists them.",
+METHOD_NOT_ALLOWED = ProblemType(
+    "method-not-allowed", (405,), "Method not allowed",
+    "The path does not support this method. The `Allow` header lists the methods it supports.",
 )
 TIMEOUT = ProblemType(
     "timeout", (408,), "Request Timeout",
     "The request did not arrive within `head_timeout_ms` and `body_timeout_ms`. Send it again.",
 )
-ENDED = ProblemType(
-    "ended", (409,), "Already ended",
-    "The task or the replay has ended, or is about to. Look at it, or send a new one.",
+ALREADY_FINISHED = ProblemType(
+    "already-finished", (409,), "Already finished",
+    "The task or replay is finished or being cancelled. Create a new one.",
 )
-POLICY_TAKEN = ProblemType(
-    "policy-taken", (409,), "policyId is taken",
-    "A policy of this name has other content. `PUT` makes a new version of it.",
+POLICY_EXISTS = ProblemType(
+    "policy-exists", (409,), "policyId already exists",
+    "A policy with this id and different fields exists. `PUT` creates a new version of it.",
 )
 POLICY_IN_USE = ProblemType(
     "policy-in-use", (409,), "Policy is in use",
-    "Live tasks go by this policy. Wait until they have ended, or cancel them.",
+    "Unfinished tasks use this policy. Wait until they are finished, or cancel them.",
 )
 POLICY_BUILT_IN = ProblemType(
     "policy-built-in", (409,), "Policy cannot be deleted",
-    "It comes with the service. `PUT` lays one of yours over it.",
+    "The policy is built in. `PUT` creates a policy of yours that replaces it.",
 )
 TOO_LARGE = ProblemType(
     "too-large", (413,), "Content is too large",
-    "The request is longer than `max_body_bytes`. Use `bodyRef`, or halve a batch.",
+    "The request is larger than `max_body_bytes`. Use `bodyRef`, or split the batch.",
 )
 NOT_JSON = ProblemType(
     "not-json", (415,), "Unsupported media type",
     "Send JSON, with the header `Content-Type: application/json`.",
 )
-HOST = ProblemType(
-    "host", (421,), "Misdirected Request",
-    "Without keys, only requests to loopback itself are served. `allow_host` allows more names.",
+WRONG_HOST = ProblemType(
+    "wrong-host", (421,), "Misdirected Request",
+    "Without API keys, the `Host` header must be a loopback name or listed in `allow_host`.",
 )
 KEY_REUSED = ProblemType(
     "key-reused", (422,), "idempotencyKey is already used",
-    "The key came with other content before. A new task needs a new key, a retry the same content.",
+    "The idempotencyKey was used with a different task. Use a new key for a new task.",
 )
 QUOTA = ProblemType(
     "quota", (429,), "Too many requests",
-    "The tenant's `tenant_rate` or `tenant_pending` is used up. Wait for `Retry-After`.",
+    "The tenant has reached `tenant_rate` or `tenant_pending`. Wait for `Retry-After`.",
 )
-HEAD_TOO_LARGE = ProblemType(
-    "head-too-large", (431,), "Request Header Fields Too Large",
-    "Request line and headers, or the trailers, are too long. Send fewer or shorter ones.",
+HEADERS_TOO_LARGE = ProblemType(
+    "headers-too-large", (431,), "Request Header Fields Too Large",
+    "Request line and headers, or the trailers, are too large. Send fewer or shorter ones.",
 )
-BROKEN = ProblemType(
-    "broken", (500,), "Internal error",
-    "A mistake of ours: the log says why. What was sent may have been kept: send it again.",
+INTERNAL_ERROR = ProblemType(
+    "internal-error", (500,), "Internal error",
+    "A bug in the service; see its log. The request may have been stored: send it again with the "
+    "same idempotencyKey.",
 )
 UNAVAILABLE = ProblemType(
     "unavailable", (503,), "Service unavailable",
-    "The store or another part is out of order, or there is too much to do. Wait for "
-    "`Retry-After`, then send the same again.",
+    "The store or another component fails, or the service is overloaded. Wait for "
+    "`Retry-After`, then send the same request again.",
 )
 # fmt: on
 
-PROBLEM_TYPES = tuple(one for one in tuple(globals().values()) if isinstance(one, ProblemType))
-"""All that stand above, in their order."""
+PROBLEM_TYPES = tuple(
+    problem_type
+    for problem_type in tuple(globals().values())
+    if isinstance(problem_type, ProblemType)
+)
+"""All of the above, in the same order."""

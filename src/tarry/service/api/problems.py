@@ -1,7 +1,11 @@
-"""What the API refuses, and how: problem details that name the field and the rule."""
+"""Errors of the API: each becomes a response with problem details (RFC 9457).
+
+The functions return the exception, so that the caller writes `raise problems.too_large(limit)`.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -9,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tarry.core.suggest import suggest
+from tarry.errors import short_repr
 from tarry.service.api import problem_types
 
 if TYPE_CHECKING:
@@ -18,17 +23,19 @@ if TYPE_CHECKING:
     from tarry.service.api.problem_types import ProblemType
     from tarry.wire.problem import Problem
 
-_AT = re.compile(r" - at `\$\.?(.*)`$")
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
-_TYPES = re.compile(r"`([a-z| ]+)`")
-_CUT_OFF = r"The JSON ends too soon, or has half of a pair of \u escapes (\ud83d alone)."
-_MOST_OF_NAME = 100
-_NAMES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+# Parts of msgspec's messages, such as: Object missing required field `x` - at `$.tasks[...]`
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING_FIELD = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+_PYTHON_TYPES = re.compile(r"`([a-z| ]+)`")
+_JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+_TRUNCATED = r"The JSON is truncated, or has half of a \u surrogate pair (\ud83d alone)."
+_MAX_SHOWN_NAME = 100
+_NOT_SHOWN = object()
 
 
 class ApiError(Exception):
-    """A request that gets a problem for an answer; nothing was stored."""
+    """A request is answered with a problem; nothing was stored unless the problem says so."""
 
     def __init__(self, problem: Problem, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         super().__init__(problem.detail)
@@ -36,183 +43,206 @@ class ApiError(Exception):
         self.headers: list[tuple[bytes, bytes]] = list(headers)
 
 
-def invalid(field: str, detail: str, status: int = 422) -> ApiError:
-    """A field breaks a rule; `field` is its path in the JSON, or the name of a parameter."""
-    return ApiError(problem_types.INVALID.problem(detail, status, field=field))
+def invalid(field: str, rule: str, value: object = _NOT_SHOWN, *, status: int = 422) -> ApiError:
+    """Return the error for a field that breaks a rule.
+
+    `field` is a path in the JSON, or the name of a parameter or header. `rule` is a predicate. The
+    detail reads "maxAttempts must be at least 1, got 0.", and the problem has field, rule and
+    value as members, too.
+    """
+    parts = {"field": field, "rule": rule}
+    detail = f"{field or 'The document'} {rule}"
+    if value is not _NOT_SHOWN:
+        parts["value"] = _show(value)
+        detail += f", got {parts['value']}"
+    if not detail.endswith("?"):
+        detail += "."
+    return ApiError(problem_types.INVALID.problem(detail, status, **parts))
 
 
 def from_configuration_error(field: str, error: ConfigurationError) -> ApiError:
-    """Turn a rule of another part into a problem about a field."""
-    return invalid(field, f"{str(error).rstrip('.')}.")
+    """Return the error for a field whose value another component rejected."""
+    if error.has_value:
+        return invalid(field, error.rule, error.value)
+    return invalid(field, error.rule)
 
 
-def unknown_field(where: str, name: str, fields: Iterable[str]) -> ApiError:
-    """There is no such field there; say which was probably meant, or else which there are."""
-    name, fields = name[:_MOST_OF_NAME], list(fields)
-    field = _within(where, name)
-    said = f"There is no field {field}."
-    if close := suggest(name, fields):
-        said += f" Did you mean {close}?"
-    elif fields:
-        said += f" The fields are {', '.join(fields)}."
-    return invalid(field, said)
+def unknown_field(parent: str, name: str, known_names: Iterable[str]) -> ApiError:
+    """Return the error for a field that does not exist, with the most similar name."""
+    name, known_names = name[:_MAX_SHOWN_NAME], list(known_names)
+    rule = "is not a known field"
+    if similar := suggest(name, known_names):
+        rule += f"; did you mean {similar}?"
+    elif known_names:
+        rule += f"; the fields are {', '.join(known_names)}"
+    return invalid(_join_path(parent, name), rule)
 
 
 def malformed(detail: str) -> ApiError:
-    """The body is not JSON."""
+    """Return the error for a body that is not JSON."""
     return ApiError(problem_types.MALFORMED.problem(detail))
 
 
 def empty_body() -> ApiError:
-    """There is no body where one is needed."""
-    return malformed("The body is empty: send JSON.")
+    """Return the error for a missing body."""
+    return malformed("The body is empty. Send JSON.")
 
 
-def unexpected_body(query: Sequence[str]) -> ApiError:
-    """There is a body where none is read; `query` are the names that go into the query."""
-    instead = f" Its query takes {', '.join(query)}." if query else ""
-    return invalid("body", f"This takes no body.{instead}")
+def unexpected_body(query_names: Sequence[str]) -> ApiError:
+    """Return the error for a body that the operation does not read."""
+    rule = "must be empty"
+    if query_names:
+        rule += f"; the query parameters are {', '.join(query_names)}"
+    return invalid("body", rule)
 
 
 def nested_too_deeply() -> ApiError:
-    """The JSON has more levels than can be followed, here or where it is looked at later."""
+    """Return the error for JSON with more levels than can be decoded or encoded."""
     return malformed("The JSON is nested too deeply.")
 
 
-def no_such(what: str) -> ApiError:
-    """There is no such thing, or it is another tenant's, which is the same."""
-    return not_found(f"There is no such {what}.")
+def no_such(resource: str) -> ApiError:
+    """Return the error for a resource that does not exist or belongs to another tenant."""
+    return not_found(f"There is no such {resource}.")
 
 
 def not_found(detail: str) -> ApiError:
-    """There is something, but not this of it."""
+    """Return a 404 error."""
     return ApiError(problem_types.NOT_FOUND.problem(detail))
 
 
-def conflict(kind: ProblemType, detail: str, **more: Any) -> ApiError:
-    """It is there, but not in a state for this."""
-    return ApiError(kind.problem(detail, **more))
+def conflict(problem_type: ProblemType, detail: str, **more: Any) -> ApiError:
+    """Return the error for an operation that is not possible in the current state."""
+    return ApiError(problem_type.problem(detail, **more))
 
 
 def idempotency_key_reused() -> ApiError:
-    """The idempotency key came with something else before."""
+    """Return the error for an idempotency key that was used with a different task."""
     detail = (
-        "idempotencyKey belongs to a task with other content. Send a new key with a new task, and "
-        "what was sent first with a retry."
+        "idempotencyKey was already used with a different task. Resend the original task, or use "
+        "a new key."
     )
     return ApiError(problem_types.KEY_REUSED.problem(detail, field="idempotencyKey"))
 
 
-def too_large(limit: int) -> ApiError:
-    """The body is longer than it may be."""
-    detail = f"The request may have {limit} bytes. Larger bodies go by `bodyRef`."
+def malformed_key_header(detail: str) -> ApiError:
+    """Return the error for an `Idempotency-Key` header that cannot be parsed."""
+    problem = problem_types.INVALID.problem(detail, 400, field="Idempotency-Key")
+    return ApiError(problem)
+
+
+def too_large(max_bytes: int) -> ApiError:
+    """Return the error for a body of more than `max_bytes`."""
+    detail = f"The request may have at most {max_bytes} bytes. Use `bodyRef` for larger bodies."
     return ApiError(problem_types.TOO_LARGE.problem(detail), [(b"connection", b"close")])
 
 
 def unsupported_media_type() -> ApiError:
-    """The content type is another."""
-    return ApiError(
-        problem_types.NOT_JSON.problem(problem_types.NOT_JSON.help),
-        [(b"accept", b"application/json")],
-    )
+    """Return the error for a content type other than JSON."""
+    problem = problem_types.NOT_JSON.problem(problem_types.NOT_JSON.help)
+    return ApiError(problem, [(b"accept", b"application/json")])
 
 
 def unauthorized(detail: str) -> ApiError:
-    """There is no key, or not a valid one."""
+    """Return the error for a missing or invalid API key."""
     challenge = (b"www-authenticate", b'Bearer realm="tarry"')
     return ApiError(problem_types.KEY_NEEDED.problem(detail), [challenge])
 
 
 def cross_site(origin: str) -> ApiError:
-    """A page of another site asks through somebody's browser."""
-    return ApiError(
-        problem_types.CROSS_SITE.problem(f"Requests from pages of {origin} are not accepted.")
-    )
+    """Return the error for a request that a web page of another origin sent."""
+    detail = f"Requests from web pages of {origin} are not accepted."
+    return ApiError(problem_types.CROSS_SITE.problem(detail))
 
 
 def wrong_host(host: str) -> ApiError:
-    """The name that a request was sent to is none of this service's."""
+    """Return the error for a `Host` that does not belong to this service."""
     detail = (
-        f"Requests to {host} are not served: without API keys only those to loopback are. "
-        "The operator can allow the name (allow_host)."
+        f"Requests to {host} are not accepted: without API keys, the host must be a loopback "
+        "name. The operator can allow other names (allow_host)."
     )
-    return ApiError(problem_types.HOST.problem(detail))
+    return ApiError(problem_types.WRONG_HOST.problem(detail))
 
 
 def method_not_allowed(allowed: str) -> ApiError:
-    """The path has other methods."""
-    problem = problem_types.NOT_ALLOWED.problem(f"This path takes {allowed}.")
+    """Return the error for a method that the path does not support."""
+    problem = problem_types.METHOD_NOT_ALLOWED.problem(f"This path supports {allowed}.")
     return ApiError(problem, [(b"allow", allowed.encode())])
 
 
-def too_many_requests(detail: str, seconds: float) -> ApiError:
-    """A quota of the tenant is used up."""
-    return ApiError(problem_types.QUOTA.problem(detail), [retry_after_header(seconds)])
+def too_many_requests(detail: str, retry_after_s: float) -> ApiError:
+    """Return the error for a tenant that has reached a quota."""
+    return ApiError(problem_types.QUOTA.problem(detail), [retry_after_header(retry_after_s)])
 
 
-def unavailable(detail: str, seconds: float = 1.0, **more: Any) -> ApiError:
-    """The service cannot do it now; the same request may do better later."""
-    return ApiError(
-        problem_types.UNAVAILABLE.problem(detail, **more), [retry_after_header(seconds)]
-    )
+def unavailable(detail: str, retry_after_s: float = 1.0, **more: Any) -> ApiError:
+    """Return the error for a request that may succeed when it is sent again later."""
+    problem = problem_types.UNAVAILABLE.problem(detail, **more)
+    return ApiError(problem, [retry_after_header(retry_after_s)])
 
 
 def internal_error() -> ApiError:
-    """A mistake of ours."""
-    return ApiError(problem_types.BROKEN.problem("The service failed; its log says why."))
+    """Return the error for a bug in the service."""
+    return ApiError(problem_types.INTERNAL_ERROR.problem("The service failed; see its log."))
 
 
 def retry_after_header(seconds: float) -> tuple[bytes, bytes]:
-    """Return the header, in whole seconds, at least one."""
+    """Return the `Retry-After` header, in whole seconds, at least one."""
     return b"retry-after", str(max(1, ceil(seconds))).encode()
 
 
-def from_decode_error(error: Exception, form: type[msgspec.Struct]) -> ApiError:
-    """Turn what a decoder said about a document into a problem that names the field."""
+def from_decode_error(error: Exception, document_type: type[msgspec.Struct]) -> ApiError:
+    """Return the error for a document that msgspec could not decode; it names the field."""
     if isinstance(error, RecursionError):
         return nested_too_deeply()
     if isinstance(error, UnicodeDecodeError):
         return malformed("The JSON is not UTF-8.")
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
-        return malformed(_CUT_OFF if text == "Input data was truncated" else f"{text}.")
-    at = _AT.search(text)
-    where = "" if at is None else at[1].replace("[...]", "")
-    said = text if at is None else text[: at.start()]
-    if unknown := _UNKNOWN.fullmatch(said):
-        return unknown_field(where, unknown[1], _fields_at(form, where))
-    if required := _MISSING.fullmatch(said):
-        field = _within(where, required[1])
-        return invalid(field, f"{field} is missing.")
-    if values := _values_at(form, where):
-        return invalid(where, f"{where} must be {' or '.join(values)}.")
-    rule = _TYPES.sub(_in_json, said)
-    rule = rule[:1].lower() + rule[1:]
-    return invalid(where, f"{where or 'The document'} is invalid: {rule}.")
+        return malformed(_TRUNCATED if text == "Input data was truncated" else f"{text}.")
+    found = _PATH.search(text)
+    path = "" if found is None else found[1].replace("[...]", "")
+    message = text if found is None else text[: found.start()]
+    if unknown := _UNKNOWN_FIELD.fullmatch(message):
+        return unknown_field(path, unknown[1], _field_names_at(document_type, path))
+    if missing := _MISSING_FIELD.fullmatch(message):
+        return invalid(_join_path(path, missing[1]), "is missing")
+    if choices := _choices_at(document_type, path):
+        return invalid(path, f"must be {' or '.join(choices)}")
+    rule = _PYTHON_TYPES.sub(_to_json_types, message)
+    return invalid(path, f"is invalid: {rule[:1].lower()}{rule[1:]}")
 
 
-def _types_at(form: type[msgspec.Struct], where: str) -> list[Any]:
-    """Return the types that stand at a path in a form."""
-    found: list[Any] = [msgspec.inspect.type_info(form)]
-    for name in filter(None, where.split(".")):
-        fields = [field for one in found for field in getattr(one, "fields", ())]
-        types = [field.type for field in fields if field.encode_name == name]
-        found = [each for one in types for each in getattr(one, "types", (one,))]
-    return found
+def _types_at(document_type: type[msgspec.Struct], path: str) -> list[Any]:
+    """Return the msgspec types that a document has at a path."""
+    types: list[Any] = [msgspec.inspect.type_info(document_type)]
+    for name in filter(None, path.split(".")):
+        fields = [field for struct in types for field in getattr(struct, "fields", ())]
+        field_types = [field.type for field in fields if field.encode_name == name]
+        types = [member for union in field_types for member in getattr(union, "types", (union,))]
+    return types
 
 
-def _fields_at(form: type[msgspec.Struct], where: str) -> list[str]:
-    found = _types_at(form, where)
-    return [field.encode_name for one in found for field in getattr(one, "fields", ())]
+def _field_names_at(document_type: type[msgspec.Struct], path: str) -> list[str]:
+    structs = _types_at(document_type, path)
+    return [field.encode_name for struct in structs for field in getattr(struct, "fields", ())]
 
 
-def _values_at(form: type[msgspec.Struct], where: str) -> list[str]:
-    return [str(value) for one in _types_at(form, where) for value in getattr(one, "values", ())]
+def _choices_at(document_type: type[msgspec.Struct], path: str) -> list[str]:
+    types = _types_at(document_type, path)
+    return [str(value) for literal in types for value in getattr(literal, "values", ())]
 
 
-def _within(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
+def _join_path(parent: str, name: str) -> str:
+    return f"{parent}.{name}" if parent else name
 
 
-def _in_json(match: re.Match[str]) -> str:
-    return " or ".join(_NAMES.get(name, name) for name in match[1].split(" | "))
+def _to_json_types(match: re.Match[str]) -> str:
+    return " or ".join(_JSON_TYPES.get(name, name) for name in match[1].split(" | "))
+
+
+def _show(value: object) -> str:
+    """Return a rejected value for a message; null, true and false as JSON writes them."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return short_repr(value)

@@ -1,4 +1,4 @@
-"""How many tasks a tenant may add: a bucket of tokens for each."""
+"""Rate limit for new tasks: one token bucket per tenant."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MOST = 10_000
+_MAX_BUCKETS = 10_000
 
 
 class TenantRateLimiter:
-    """Token buckets by tenant. A batch may go into debt, which later requests wait for."""
+    """Token buckets by tenant. A batch may overdraw its bucket; later requests then wait longer."""
 
     def __init__(self, rate: float, burst: float, monotonic: Callable[[], float]) -> None:
+        """`rate` is in tokens per second, `burst` the size of a bucket."""
         self._rate = rate
         self._burst = burst
         self._now = monotonic
         self._buckets: dict[str, tuple[float, float]] = {}
+        """By tenant: balance and time of the last change; least recently used first."""
 
-    def take(self, tenant: str, tasks: int) -> float:
-        """Take tokens; return 0, or the seconds after which there are some again."""
+    def take(self, tenant: str, tokens: int) -> float:
+        """Take tokens and return 0, or return the seconds until there is a token again."""
         now = self._now()
-        balance, at = self._buckets.pop(tenant, (self._burst, now))
-        balance = min(self._burst, balance + (now - at) * self._rate)
-        wait = (1.0 - balance) / self._rate if balance < 1.0 else 0.0
-        if not wait:
-            balance -= tasks
-        if len(self._buckets) >= _MOST:
-            # The one that was used the longest ago: it is the likeliest to be full again.
+        balance, updated_at = self._buckets.pop(tenant, (self._burst, now))
+        balance = min(self._burst, balance + (now - updated_at) * self._rate)
+        wait_s = (1.0 - balance) / self._rate if balance < 1.0 else 0.0
+        if not wait_s:
+            balance -= tokens
+        if len(self._buckets) >= _MAX_BUCKETS:
+            # The least recently used bucket is the most likely to be full again.
             del self._buckets[next(iter(self._buckets))]
         self._buckets[tenant] = balance, now
-        return wait
+        return wait_s

@@ -1,4 +1,4 @@
-"""Secrets, wherever something is shown: the one place that says what is one and hides it."""
+"""Redaction of secrets in everything that the API returns: defines what counts as a secret."""
 
 from __future__ import annotations
 
@@ -14,84 +14,91 @@ if TYPE_CHECKING:
 
 REDACTED = "[redacted]"
 
-_SECRET = re.compile(
+_SECRET_NAME = re.compile(
     r"auth|cookie|token|secret|passw|passphrase|pwd|credential|signature|session|jwt|"
     r"api[-_.]?key|access[-_.]?key|private[-_.]?key|subscription-key|"
     r"(?:^|[-_.])(?:key|sig|sas|pin|otp)(?:$|[-_.])",
     re.IGNORECASE,
 )
-_ARGUMENT = re.compile(r"([?&;])([^=&;#]*)=([^&;#]*)")
-_SHORTEST = 6
-"""Characters of a secret that is looked for in other texts: a shorter one is found by chance."""
+_QUERY_PARAMETER = re.compile(r"([?&;])([^=&;#]*)=([^&;#]*)")
+_MIN_SECRET_LENGTH = 6
+"""Shorter secrets are not searched for in other texts: they would be found by chance."""
 
 
 @lru_cache(4096)
 def is_secret(name: str) -> bool:
-    """Say whether what goes by this name is not for everybody's eyes."""
-    return _SECRET.search(name) is not None
+    """Return whether the value of a header or query parameter of this name is a secret."""
+    return _SECRET_NAME.search(name) is not None
 
 
-def headers(given: dict[str, str]) -> dict[str, str]:
-    """Return headers without their secrets."""
-    return {name: REDACTED if is_secret(name) else value for name, value in given.items()}
+def redact_headers(headers: dict[str, str]) -> dict[str, str]:
+    """Return headers with their secret values redacted."""
+    return {name: REDACTED if is_secret(name) else value for name, value in headers.items()}
 
 
-def url(given: str) -> str:
-    """Return a URL without the secrets in its query."""
-    if "?" not in given:
-        return given
-    path, mark, query = given.partition("?")
-    return path + _ARGUMENT.sub(_hidden, mark + query)
+def redact_url(url: str) -> str:
+    """Return a URL with the secret values of its query redacted."""
+    if "?" not in url:
+        return url
+    path, mark, query = url.partition("?")
+    return path + _QUERY_PARAMETER.sub(_redact_parameter, mark + query)
 
 
-def text(given: str | None, secrets: Sequence[str] | None, *, cut: bool = False) -> str | None:
-    """Return a text that a target wrote without the secrets that it was sent.
+def redact_text(
+    text: str | None, secrets: Sequence[str] | None, *, is_truncated: bool = False
+) -> str | None:
+    """Return a target's text without the secrets that it was sent.
 
-    Where nobody knows them (None), any word may be one. One that was cut may end within a secret.
+    If the secrets are unknown (None), the whole text is redacted. A truncated text may end with
+    the beginning of a secret, which is redacted too.
     """
-    if not given:
-        return given
+    if not text:
+        return text
     if secrets is None:
         return REDACTED
     for secret in secrets:
-        given = given.replace(secret, REDACTED)
-    return _without_beginning(given, secrets) if cut else given
+        text = text.replace(secret, REDACTED)
+    return _redact_partial_secret(text, secrets) if is_truncated else text
 
 
-def body(given: bytes, secrets: Sequence[str] | None, *, cut: bool = False) -> bytes:
-    """Return bytes that a target wrote, as `text` does."""
-    shown = text(given.decode("latin-1"), secrets and [_as_bytes(one) for one in secrets], cut=cut)
-    return (shown or "").encode("latin-1")
+def redact_bytes(
+    data: bytes, secrets: Sequence[str] | None, *, is_truncated: bool = False
+) -> bytes:
+    """Return a target's bytes without the secrets that it was sent, like `redact_text`."""
+    as_latin1 = secrets and [_utf8_as_latin1(secret) for secret in secrets]
+    redacted = redact_text(data.decode("latin-1"), as_latin1, is_truncated=is_truncated)
+    return (redacted or "").encode("latin-1")
 
 
-def secrets_of(content: TaskContent | None) -> list[str] | None:
-    """Return the secrets that a task sends, the longest first; None: its content is not known."""
+def find_secrets(content: TaskContent | None) -> list[str] | None:
+    """Return the secrets that a task sends, the longest first; None if its content is unknown."""
     if content is None:
         return None
     found = {value for name, value in content.headers.items() if is_secret(name)}
-    for whole in tuple(found):
-        found.update(whole.split())  # Bearer SECRET
-    for _, name, value in _ARGUMENT.findall(content.url):
+    for value in tuple(found):
+        found.update(value.split())  # "Bearer SECRET": also SECRET alone
+    for _, name, value in _QUERY_PARAMETER.findall(content.url):
         if is_secret(unquote_plus(name)):
             found.update((value, unquote_plus(value)))
-    return sorted((one for one in found if len(one) >= _SHORTEST), key=len, reverse=True)
+    long_enough = (secret for secret in found if len(secret) >= _MIN_SECRET_LENGTH)
+    return sorted(long_enough, key=len, reverse=True)
 
 
-def _without_beginning(given: str, secrets: Sequence[str]) -> str:
-    """Hide the beginning of a secret at the end of a text."""
+def _redact_partial_secret(text: str, secrets: Sequence[str]) -> str:
+    """Redact the beginning of a secret at the end of a text."""
     for secret in secrets:
-        for length in range(min(len(secret), len(given)), _SHORTEST - 1, -1):
-            if given.endswith(secret[:length]):
-                return given[:-length] + REDACTED
-    return given
+        for length in range(min(len(secret), len(text)), _MIN_SECRET_LENGTH - 1, -1):
+            if text.endswith(secret[:length]):
+                return text[:-length] + REDACTED
+    return text
 
 
-def _as_bytes(secret: str) -> str:
-    """Return a secret as it stands in bytes that are read as Latin-1."""
+def _utf8_as_latin1(secret: str) -> str:
+    """Return a secret as it looks in UTF-8 bytes that are decoded as Latin-1."""
     return secret.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
-def _hidden(argument: re.Match[str]) -> str:
-    mark, name, value = argument.groups()
+def _redact_parameter(match: re.Match[str]) -> str:
+    mark, name, value = match.groups()
     shown = REDACTED if value and is_secret(unquote_plus(name)) else value
     return f"{mark}{name}={shown}"

@@ -1,4 +1,4 @@
-"""One request and its answer, in plain ASGI: what every operation of the API shares."""
+"""One API request: headers, query and JSON body, read from ASGI and validated."""
 
 from __future__ import annotations
 
@@ -16,94 +16,97 @@ if TYPE_CHECKING:
 
     from tarry.wire.asgi import Receive, Scope
 
-Q = TypeVar("Q", bound=msgspec.Struct)
-
-_MOST_QUERY = 8192
-_READING = frozenset({"GET", "HEAD"})
+S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_PARTIAL_BODY_BYTES = 256 << 20
-"""Bytes of bodies that come in pieces and are not complete, of all requests together."""
+"""Limit for all request bodies together that have arrived only in part."""
+
+_MAX_QUERY_BYTES = 8192
+_MAX_QUERY_FIELDS = 100
+_READ_METHODS = frozenset({"GET", "HEAD"})
 
 
-class _Arriving:
-    """Bodies of which a part is here: many that are slow would fill the memory."""
+class _PartialBodies:
+    """Memory used by bodies that have arrived in part: many slow clients could fill it."""
 
-    size = 0
+    size_bytes = 0
 
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nothing may be asked."""
+    """The query of an operation that has no parameters."""
 
 
 class PageQuery(
     msgspec.Struct, rename="camel", kw_only=True, frozen=True, forbid_unknown_fields=True
 ):
-    """Which part of a list."""
+    """The page of a list to return."""
 
     limit: Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)] = 100
     cursor: Annotated[str, Meta(max_length=1024)] | None = None
 
 
 class Disconnected(Exception):
-    """The client went away before its request had arrived."""
+    """The client closed the connection before its request had arrived completely."""
 
 
 class ApiRequest:
-    """A request: who asks, and for what."""
+    """One request, with the tenant that sent it."""
 
-    __slots__ = ("_receive", "fields", "params", "scope", "tenant", "whole")
+    __slots__ = ("_receive", "body", "headers", "path_params", "scope", "tenant")
 
     def __init__(
         self,
         scope: Scope,
         receive: Receive,
-        fields: dict[bytes, bytes],
-        whole: bytes | None = None,
+        headers: dict[bytes, bytes],
+        body: bytes | None = None,
     ) -> None:
         self.scope: Scope = scope
         self._receive = receive
-        self.whole: bytes | None = whole
-        """Its body, where it arrived together with its head."""
-        self.fields: dict[bytes, bytes] = fields
-        """Its header fields; of one that comes more than once, the last line."""
+        self.body: bytes | None = body
+        """The complete body if it arrived together with the headers, else None."""
+        self.headers: dict[bytes, bytes] = headers
+        """By lower-case name; of a repeated header, the last line."""
         self.tenant: str = ""
-        self.params: Mapping[str, str] = scope.get("path_params") or {}
+        self.path_params: Mapping[str, str] = scope.get("path_params") or {}
 
-    def lines(self, name: bytes) -> list[bytes]:
-        """Return the values of all lines of a header field."""
-        if name not in self.fields:
+    def header_lines(self, name: bytes) -> list[bytes]:
+        """Return the values of all lines of a header."""
+        if name not in self.headers:
             return []
-        return [value for field, value in self.scope["headers"] if field == name]
+        return [value for header, value in self.scope["headers"] if header == name]
 
-    def check_json(self, limit: int) -> None:
-        """Refuse a body that does not say that it is JSON, or is larger than a limit.
+    def check_json_body(self, max_bytes: int) -> None:
+        """Raise ApiError unless the body is declared as JSON and is not larger than `max_bytes`.
 
-        What goes by its body does not go by a query: one that is there was meant to change it.
+        An operation with a JSON body has no query parameters, so a query is an error.
         """
         if self.scope.get("query_string"):
-            self._parsed(NoQuery)
-        kind = self.fields.get(b"content-type", b"")
-        # Not even an absent type passes: pages of other sites can send that without being asked.
-        if kind != b"application/json" and not _is_json(kind):
+            self._parse_query_string(NoQuery)
+        content_type = self.headers.get(b"content-type", b"")
+        # A missing type is rejected too: a page of another site could send such a request without
+        # a CORS preflight.
+        if content_type != b"application/json" and not _is_json(content_type):
             raise problems.unsupported_media_type()
-        if self.whole is None:
-            length = self.fields.get(b"content-length", b"")
-            is_long = length.isdigit() and float(length) > limit  # int refuses 4,300 digits
+        if self.body is None:
+            length = self.headers.get(b"content-length", b"")
+            # float, because int() rejects more than 4,300 digits
+            is_too_large = length.isdigit() and float(length) > max_bytes
         else:
-            is_long = len(self.whole) > limit
-        if is_long:
-            raise problems.too_large(limit)
+            is_too_large = len(self.body) > max_bytes
+        if is_too_large:
+            raise problems.too_large(max_bytes)
 
-    async def json(self, limit: int) -> bytes:
-        """Return the whole body, which must say that it is JSON, up to a limit."""
-        self.check_json(limit)
-        if self.whole is not None:
-            return self.whole
+    async def read_body(self, max_bytes: int) -> bytes:
+        """Return the complete JSON body, not decoded."""
+        self.check_json_body(max_bytes)
+        if self.body is not None:
+            return self.body
         message = await self._receive()
         if message["type"] == "http.request" and not message.get("more_body"):
             body: bytes = message.get("body", b"")
-            if len(body) > limit:
-                raise problems.too_large(limit)
+            if len(body) > max_bytes:
+                raise problems.too_large(max_bytes)
             return body
         chunks: list[bytes] = []
         size = 0
@@ -113,65 +116,67 @@ class ApiRequest:
                     raise Disconnected
                 chunk = message.get("body", b"")
                 size += len(chunk)
-                _Arriving.size += len(chunk)
-                if size > limit:
-                    raise problems.too_large(limit)
-                if _Arriving.size > MAX_PARTIAL_BODY_BYTES:
+                _PartialBodies.size_bytes += len(chunk)
+                if size > max_bytes:
+                    raise problems.too_large(max_bytes)
+                if _PartialBodies.size_bytes > MAX_PARTIAL_BODY_BYTES:
                     raise problems.unavailable("Too many large requests arrive at the same time.")
                 chunks.append(chunk)
                 if not message.get("more_body"):
                     return b"".join(chunks)
                 message = await self._receive()
         finally:
-            _Arriving.size -= size
+            _PartialBodies.size_bytes -= size
 
-    async def document(self, decoder: msgspec.json.Decoder[Q], limit: int) -> Q:
-        """Return the body as a form."""
-        return decode_json(decoder, await self.json(limit))
+    async def read_json(self, decoder: msgspec.json.Decoder[S], max_bytes: int) -> S:
+        """Return the decoded JSON body."""
+        return decode_json(decoder, await self.read_body(max_bytes))
 
-    def query(self, form: type[Q]) -> Q:
-        """Return the query of a request that goes by it, as a form.
+    def parse_query(self, query_type: type[S]) -> S:
+        """Return the query parameters.
 
-        A body was meant to change what is done, and is refused where something is done.
+        An operation with query parameters has no body. A body is an error, except for GET and
+        HEAD: some clients send one, and it cannot be meant to change anything.
         """
-        fields = self.fields
-        has_body = fields.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in fields
-        if has_body and self.scope["method"] not in _READING:
-            raise problems.unexpected_body(form.__struct_encode_fields__)
-        return self._parsed(form)
+        headers = self.headers
+        has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        if has_body and self.scope["method"] not in _READ_METHODS:
+            raise problems.unexpected_body(query_type.__struct_encode_fields__)
+        return self._parse_query_string(query_type)
 
-    def _parsed(self, form: type[Q]) -> Q:
+    def _parse_query_string(self, query_type: type[S]) -> S:
         raw: bytes = self.scope.get("query_string", b"")
-        if len(raw) > _MOST_QUERY:
-            raise problems.invalid("query", f"The query may have {_MOST_QUERY} bytes.")
+        if len(raw) > _MAX_QUERY_BYTES:
+            raise problems.invalid("query", f"The query may have {_MAX_QUERY_BYTES} bytes.")
         try:
             pairs = parse_qsl(
                 raw.decode("ascii"),
                 keep_blank_values=True,
                 errors="strict",
-                max_num_fields=100,
+                max_num_fields=_MAX_QUERY_FIELDS,
             )
         except ValueError:
             detail = "The query must be name=value pairs with UTF-8 in percent escapes."
-            raise problems.invalid("query", detail, 400) from None
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
-            raise problems.invalid(twice, f"{twice} must be given once.")
+            raise problems.invalid("query", detail, status=400) from None
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            names = [name for name, _ in pairs]
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise problems.invalid(repeated, f"{repeated} must be given once.")
         try:
-            made = msgspec.convert(found, form, strict=False)
+            query = msgspec.convert(values, query_type, strict=False)
         except msgspec.ValidationError as error:
-            raise problems.from_decode_error(error, form) from None
+            raise problems.from_decode_error(error, query_type) from None
         for name, attribute in zip(
-            form.__struct_encode_fields__, form.__struct_fields__, strict=True
+            query_type.__struct_encode_fields__, query_type.__struct_fields__, strict=True
         ):
-            if name in found and getattr(made, attribute) is None:  # it was the text "null"
+            if name in values and getattr(query, attribute) is None:  # the text "null"
                 raise problems.invalid(name, f"{name} must have a value, or be left out.")
-        return made
+        return query
 
 
-def decode_json(decoder: msgspec.json.Decoder[Q], body: bytes | msgspec.Raw) -> Q:
-    """Return a JSON document as a form, or refuse it by the name of its field."""
+def decode_json(decoder: msgspec.json.Decoder[S], body: bytes | msgspec.Raw) -> S:
+    """Return the decoded JSON, or raise an ApiError that names the invalid field."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -180,5 +185,5 @@ def decode_json(decoder: msgspec.json.Decoder[Q], body: bytes | msgspec.Raw) -> 
         raise problems.from_decode_error(error, decoder.type) from None
 
 
-def _is_json(kind: bytes) -> bool:
-    return kind.partition(b";")[0].strip().lower() == b"application/json"
+def _is_json(content_type: bytes) -> bool:
+    return content_type.partition(b";")[0].strip().lower() == b"application/json"

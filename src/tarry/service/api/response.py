@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from tarry.wire.asgi import Receive, Scope, Send
 
 _encode = msgspec.json.Encoder().encode
-_COMMON = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
-_ALWAYS = b"".join(b"%b: %b\r\n" % field for field in _COMMON)
-_JSON = (b"content-type", b"application/json")
+_COMMON_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+_COMMON_HEADER_LINES = b"".join(b"%b: %b\r\n" % header for header in _COMMON_HEADERS)
+_JSON_TYPE = (b"content-type", b"application/json")
+_PROBLEM_TYPE = (b"content-type", MEDIA_TYPE.encode())
+_NO_CONTENT = 204
 
 
 class ApiResponse:
-    """A response in full."""
+    """A complete response: status, headers and body."""
 
     __slots__ = ("body", "headers", "status")
 
@@ -31,19 +33,27 @@ class ApiResponse:
         self.body: bytes = body
         self.headers: list[tuple[bytes, bytes]] = headers
 
-    def to_http(self, headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Return all but the status line, of HTTP/1.1, with further headers."""
-        lines = [b"%b: %b\r\n" % field for field in (*headers, *self.headers)]
+    def encode_http1(self, more_headers: list[tuple[bytes, bytes]]) -> bytes:
+        """Return the HTTP/1.1 response without its status line.
+
+        Raise ValueError if a header contains a line break, which would inject another header.
+        """
+        lines = [b"%b: %b\r\n" % header for header in (*more_headers, *self.headers)]
         head = b"".join(lines)
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-            msg = f"a header has no line of its own: {head!r}"
+            msg = f"a response header contains a line break: {head!r}"
             raise ValueError(msg)
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % (head, _ALWAYS, len(self.body), self.body)
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (
+            head,
+            _COMMON_HEADER_LINES,
+            len(self.body),
+            self.body,
+        )
 
     async def send(self, scope: Scope, send: Send) -> None:
-        """Send it; to HEAD all but the body."""
-        headers = [*self.headers, *_COMMON]
-        if self.status != 204:  # noqa: PLR2004 - No Content
+        """Send the response through ASGI; without its body if the request is a HEAD."""
+        headers = [*self.headers, *_COMMON_HEADERS]
+        if self.status != _NO_CONTENT:
             headers.append((b"content-length", b"%d" % len(self.body)))
         body = b"" if scope["method"] == "HEAD" else self.body
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
@@ -51,43 +61,52 @@ class ApiResponse:
 
 
 class PendingResponse:
-    """An answer that waits for one thing alone: `result`, of which `answer` makes it."""
+    """A response that `build_response` makes from the result of one awaitable.
 
-    __slots__ = ("answer", "result")
+    The fast path adds a callback to the awaitable, so that `POST /retry-tasks` needs no task of
+    its own. Elsewhere it is awaited like a coroutine.
+    """
 
-    def __init__(self, result: Awaitable[Any], answer: Callable[[Any], ApiResponse]) -> None:
+    __slots__ = ("build_response", "result")
+
+    def __init__(
+        self, result: Awaitable[Any], build_response: Callable[[Any], ApiResponse]
+    ) -> None:
         self.result: Awaitable[Any] = result
-        self.answer: Callable[[Any], ApiResponse] = answer
+        self.build_response: Callable[[Any], ApiResponse] = build_response
 
     def __await__(self) -> Generator[Any, Any, ApiResponse]:
-        return self.answer((yield from self.result.__await__()))
+        return self.build_response((yield from self.result.__await__()))
 
 
 CompleteRequestHandler: TypeAlias = (
     "Callable[[Scope, bytes, Callable[[ApiResponse], None]], Task[Any] | None]"
 )
-"""Serves a request that has arrived whole: its scope, its body, and who takes the answer."""
+"""Handles a request whose body is complete: called with scope, body and a response callback.
+
+Returns the task that computes the response, if one was needed.
+"""
 
 
 class ResponseStream(Protocol):
-    """An answer without an end."""
+    """A response whose body is sent in parts, without a known end."""
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """Send until one side ends it."""
+        """Send the response until the client or the service ends it."""
         ...
 
 
 def json_response(status: int, value: object, *headers: tuple[bytes, bytes]) -> ApiResponse:
-    """Answer with JSON."""
-    return ApiResponse(status, _encode(value), [_JSON, *headers])
+    """Return a response with a JSON body."""
+    return ApiResponse(status, _encode(value), [_JSON_TYPE, *headers])
 
 
-def empty_response(status: int = 204, *headers: tuple[bytes, bytes]) -> ApiResponse:
-    """Answer with a status alone."""
+def empty_response(status: int = _NO_CONTENT, *headers: tuple[bytes, bytes]) -> ApiResponse:
+    """Return a response without a body."""
     return ApiResponse(status, b"", list(headers))
 
 
-def problem_response(refused: ApiError) -> ApiResponse:
-    """Answer with a problem."""
-    kind = (b"content-type", MEDIA_TYPE.encode())
-    return ApiResponse(refused.problem.status, refused.problem.to_json(), [kind, *refused.headers])
+def problem_response(error: ApiError) -> ApiResponse:
+    """Return the problem details (RFC 9457) of an error."""
+    problem = error.problem
+    return ApiResponse(problem.status, problem.to_json(), [_PROBLEM_TYPE, *error.headers])

@@ -1,4 +1,4 @@
-"""What stands behind one path: its methods, who may ask, and an answer whatever happens."""
+"""Operations of the API, and the endpoint that dispatches the requests of one path to them."""
 
 from __future__ import annotations
 
@@ -26,162 +26,167 @@ if TYPE_CHECKING:
     from tarry.wire.asgi import Receive, Scope, Send
 
 _logger = logging.getLogger("tarry.service")
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 Handler: TypeAlias = Callable[[ApiRequest], Awaitable[ApiResponse | ResponseStream]]
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """A method of a path, what it does, and the forms that go in and out."""
+    """A method of a path: its handler, and its documentation for OpenAPI."""
 
     method: str
     path: str
-    name: str
-    does: str
+    operation_id: str
+    summary: str
     handler: Handler
-    answers: dict[int, Any]
-    """The forms by status; None is an answer without content, a string its media type."""
-    refuses: tuple[int, ...] = ()
-    takes: type[msgspec.Struct] | None = None
-    query: type[msgspec.Struct] | None = None
-    more_headers: dict[str, str] = {}
-    """Further request headers that mean something, and what."""
-    calls_back: type[msgspec.Struct] | None = None
-    """What is posted to the `callbackUrl` of the request, later."""
-    is_open: bool = False
-    """Whether it needs no key."""
+    responses: dict[int, Any]
+    """By status: the type of the JSON, a media type as a string, or None for no content."""
+    error_statuses: tuple[int, ...] = ()
+    """Statuses of problems, except 401, which every operation with a key has."""
+    request_type: type[msgspec.Struct] | None = None
+    query_type: type[msgspec.Struct] | None = None
+    request_headers: dict[str, str] = {}
+    """Request headers that change the result, with a description."""
+    callback_type: type[msgspec.Struct] | None = None
+    """The JSON that is later posted to the `callbackUrl` of the request."""
+    is_public: bool = False
+    """Whether no API key is needed."""
 
 
 class Endpoint:
-    """An ASGI application that knows the methods of its path."""
+    """An ASGI application for one path: authenticates, dispatches by method, reports errors."""
 
     def __init__(
         self,
         handlers: dict[str, Handler],
-        tenant_of: Callable[[ApiRequest], Awaitable[str] | str] | str,
+        authenticate: Callable[[ApiRequest], Awaitable[str] | str] | str,
         check_host: Callable[[dict[bytes, bytes]], None] | None = None,
     ) -> None:
+        """`authenticate` returns the tenant of a request, or is the tenant of all requests."""
         self._handlers = dict(handlers)
         if "GET" in handlers:
             self._handlers["HEAD"] = handlers["GET"]
-        self._tenant_of = tenant_of
+        self._authenticate = authenticate
         self._check_host = check_host
         self._allowed = ", ".join(sorted({*self._handlers, "OPTIONS"}))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Whatever goes wrong is an answer."""
+        """Handle one ASGI request. Every exception becomes a response."""
         try:
-            answer = await self._ask(scope, receive)
+            response = await self._dispatch(scope, receive)
         except Disconnected:
             return
-        except Exception as error:  # noqa: BLE001 - it is told
-            answer = _answer_to(error, scope)
-        if isinstance(answer, ApiResponse):
-            await answer.send(scope, send)
+        except Exception as error:  # noqa: BLE001 - reported to the caller
+            response = _error_response(error, scope)
+        if isinstance(response, ApiResponse):
+            await response.send(scope, send)
         else:
-            await answer.run(receive, send)
+            await response.run(receive, send)
 
-    def answer(
-        self, scope: Scope, body: bytes, reply: Callable[[ApiResponse], None]
+    def handle_complete(
+        self, scope: Scope, body: bytes, respond: Callable[[ApiResponse], None]
     ) -> asyncio.Task[Any] | None:
-        """Serve one request that is here in full, to `reply`; return a task, where it needs one.
+        """Handle a request whose body is complete, and call `respond` with the response.
 
-        Its handler must not answer with a stream.
+        Return the task that computes the response, if one was needed. The handler must not
+        return a stream.
         """
         try:
-            awaited = self._ask(scope, _nothing, body)
-        except Exception as error:  # noqa: BLE001 - it is told
-            reply(_answer_to(error, scope))
+            pending = self._dispatch(scope, _receive_nothing, body)
+        except Exception as error:  # noqa: BLE001 - reported to the caller
+            respond(_error_response(error, scope))
             return None
-        if not isinstance(awaited, PendingResponse):
-            awaited = PendingResponse(awaited, _as_it_is)
-        result, task = awaited.result, None
+        if not isinstance(pending, PendingResponse):
+            pending = PendingResponse(pending, _unchanged)
+        result, task = pending.result, None
         if not isinstance(result, asyncio.Future):
             result = task = asyncio.ensure_future(result)
-        result.add_done_callback(partial(_reply, scope, awaited.answer, reply))
+        result.add_done_callback(partial(_respond, scope, pending.build_response, respond))
         return task
 
-    def _ask(
-        self, scope: Scope, receive: Receive, whole: bytes | None = None
+    def _dispatch(
+        self, scope: Scope, receive: Receive, body: bytes | None = None
     ) -> Awaitable[ApiResponse | ResponseStream]:
+        # Not a coroutine: with a cached API key and a handler that returns a PendingResponse, the
+        # fast path runs without creating a task.
         handler = self._handlers.get(scope["method"])
         if handler is None:
-            return self._without_handler(scope["method"])
-        asked = ApiRequest(scope, receive, self._fields(scope), whole)
-        tenant = self._tenant_of
-        whose = tenant if isinstance(tenant, str) else tenant(asked)
-        if not isinstance(whose, str):
-            return _ask_of(whose, handler, asked)
-        asked.tenant = whose
-        return handler(asked)
+            return self._handle_other_method(scope["method"])
+        request = ApiRequest(scope, receive, self._checked_headers(scope), body)
+        authenticate = self._authenticate
+        tenant = authenticate if isinstance(authenticate, str) else authenticate(request)
+        if not isinstance(tenant, str):
+            return _handle_as(tenant, handler, request)
+        request.tenant = tenant
+        return handler(request)
 
-    async def _without_handler(self, method: str) -> ApiResponse:
+    async def _handle_other_method(self, method: str) -> ApiResponse:
         if method == "OPTIONS":
             return empty_response(204, (b"allow", self._allowed.encode()))
         raise problems.method_not_allowed(self._allowed)
 
-    def _fields(self, scope: Scope) -> dict[bytes, bytes]:
-        """Return the header fields of a request that was meant for this service."""
-        fields: dict[bytes, bytes] = dict(scope["headers"])
+    def _checked_headers(self, scope: Scope) -> dict[bytes, bytes]:
+        """Return the headers, or raise ApiError if `Host` or `Origin` are not acceptable."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
         if self._check_host is not None:
-            self._check_host(fields)
-        if b"origin" in fields and scope["method"] not in _SAFE:
-            _check_origin(fields)
-        return fields
+            self._check_host(headers)
+        if b"origin" in headers and scope["method"] not in _SAFE_METHODS:
+            _check_origin(headers)
+        return headers
 
 
-async def _ask_of(
-    tenant: Awaitable[str], handler: Handler, asked: ApiRequest
+async def _handle_as(
+    tenant: Awaitable[str], handler: Handler, request: ApiRequest
 ) -> ApiResponse | ResponseStream:
-    asked.tenant = await tenant
-    return await handler(asked)
+    request.tenant = await tenant
+    return await handler(request)
 
 
-def _reply(
+def _respond(
     scope: Scope,
-    make: Callable[[Any], ApiResponse],
-    reply: Callable[[ApiResponse], None],
+    build_response: Callable[[Any], ApiResponse],
+    respond: Callable[[ApiResponse], None],
     result: asyncio.Future[Any],
 ) -> None:
     try:
-        answer = make(result.result())
-    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is told
-        answer = _answer_to(error, scope)
-    reply(answer)
+        response = build_response(result.result())
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported to the caller
+        response = _error_response(error, scope)
+    respond(response)
 
 
-def _as_it_is(answer: ApiResponse) -> ApiResponse:
-    return answer
+def _unchanged(response: ApiResponse) -> ApiResponse:
+    return response
 
 
-async def _nothing() -> NoReturn:
+async def _receive_nothing() -> NoReturn:
     raise Disconnected
 
 
-def _answer_to(error: BaseException, scope: Scope) -> ApiResponse:
-    """Return what a caller is told of an error."""
+def _error_response(error: BaseException, scope: Scope) -> ApiResponse:
+    """Return the response for an exception; log the unexpected ones."""
     if isinstance(error, ApiError):
         return problem_response(error)
     if isinstance(error, RecursionError):
         return problem_response(problems.nested_too_deeply())
     if isinstance(error, StoreUnavailable):
-        _logger.info("%s %s: %s", scope["method"], scope["path"], error)
+        _logger.info("store unavailable, request=%s %s: %s", scope["method"], scope["path"], error)
         detail = (
-            "The store is out of order. What was sent may have been kept: send it again. A task "
-            "without an idempotencyKey may then be there twice."
+            "The store is unavailable. The request may have been stored: send it again. A task "
+            "without an idempotencyKey may then exist twice."
         )
         return problem_response(problems.unavailable(detail))
     if isinstance(error, Overloaded):
         return problem_response(problems.unavailable(f"{error}.", error.retry_after))
-    _logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+    _logger.error("request failed: %s %s", scope["method"], scope["path"], exc_info=error)
     return problem_response(problems.internal_error())
 
 
-def _check_origin(fields: dict[bytes, bytes]) -> None:
-    """Refuse what a page of another site asks a browser to send: here is no cookie, but no key
-    either on loopback.
+def _check_origin(headers: dict[bytes, bytes]) -> None:
+    """Raise ApiError for a request that a web page of another origin makes a browser send.
+
+    The service has no cookies, but on loopback it needs no API key either.
     """
-    origin = fields[b"origin"]
-    if origin.rpartition(b"://")[2] != fields.get(b"host"):
+    origin = headers[b"origin"]
+    if origin.rpartition(b"://")[2] != headers.get(b"host"):
         raise problems.cross_site(origin.decode("latin-1")[:100])

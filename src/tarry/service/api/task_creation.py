@@ -1,4 +1,4 @@
-"""`POST /retry-tasks`, the hot route, and batches."""
+"""`POST /retry-tasks`, the hot path of the API, and `POST /retry-tasks/batch`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ import msgspec
 from tarry.errors import StoreUnavailable
 from tarry.idempotency.key import MalformedKey, parse_key
 from tarry.service.api import problems
-from tarry.service.api.prefer import WAIT_HEADER, wait_applied
+from tarry.service.api.prefer import (
+    MINIMAL_APPLIED,
+    MINIMAL_HEADER,
+    WAIT_HEADER,
+    prefers_minimal,
+    wait_applied,
+)
+from tarry.service.api.problems import ApiError
 from tarry.service.api.rate_limit import TenantRateLimiter
 from tarry.service.api.request import decode_json
 from tarry.service.api.response import PendingResponse, json_response
@@ -44,208 +51,220 @@ if TYPE_CHECKING:
     from tarry.service.store import NewTask
 
 _logger = logging.getLogger("tarry.service")
-_one = msgspec.json.Decoder(RetryTaskRequest)
-_many = msgspec.json.Decoder(NewBatch)
-_NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_RETURN = re.compile(rb'(?:^|,)\s*return\s*=\s*"?([a-z]+)"?\s*(?=$|[;,])', re.IGNORECASE)
-_MINIMAL = (b"preference-applied", b"return=minimal")
-_BREATH = 50
-"""Tasks of a batch that are checked before others get their turn."""
-_TRY_AGAIN = 10.0
-"""Seconds: a tenant with too many live tasks has fewer when some have ended."""
-_GIVE_UP = 3
-"""Tasks of a batch in a row that the store fails; it is asked about no more of them."""
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_YIELD_EVERY = 50
+"""Tasks of a batch that are validated before other requests get a turn of the event loop."""
+_QUOTA_RETRY_AFTER_S = 10.0
+"""A tenant at its limit of unfinished tasks may have finished some of them by then."""
+_MAX_STORE_FAILURES = 3
+"""After so many failures in a row, the rest of a batch is rejected without asking the store."""
 
 
-class _Keyed(msgspec.Struct, rename="camel"):
-    """As much of a task as says whether it has a key."""
+class _KeyOnly(msgspec.Struct, rename="camel"):
+    """A task of which only the idempotency key is decoded."""
 
     idempotency_key: Any = None
 
 
-class _WellFormed(msgspec.Struct, forbid_unknown_fields=True):
-    """A batch of which every task has the right form."""
+class _ValidBatch(msgspec.Struct, forbid_unknown_fields=True):
+    """A batch in which every task can be decoded."""
 
     tasks: list[RetryTaskRequest]
 
 
-_keyed = msgspec.json.Decoder(_Keyed)
-_all = msgspec.json.Decoder(_WellFormed)
+_task_decoder = msgspec.json.Decoder(RetryTaskRequest)
+_batch_decoder = msgspec.json.Decoder(NewBatch)
+_valid_batch_decoder = msgspec.json.Decoder(_ValidBatch)
+_key_decoder = msgspec.json.Decoder(_KeyOnly)
 
 
 class TaskCreation:
-    """Takes tasks in: what it has answered with 201 is durable."""
+    """Creates tasks. A task is durable before its 201 is sent."""
 
-    def __init__(self, around: ApiContext, waiting: ResultWaiter) -> None:
-        self._around = around
-        self._waiting = waiting
-        self._intake = TaskValidator(around)
-        limits = around.limits
-        self._rates = (
+    def __init__(self, context: ApiContext, result_waiter: ResultWaiter) -> None:
+        self._context = context
+        self._result_waiter = result_waiter
+        self._validator = TaskValidator(context)
+        limits = context.limits
+        self._rate_limiter = (
             None
             if limits.tenant_tasks_per_s is None
-            else TenantRateLimiter(limits.tenant_tasks_per_s, limits.tenant_burst, around.monotonic)
+            else TenantRateLimiter(
+                limits.tenant_tasks_per_s, limits.tenant_burst, context.monotonic
+            )
         )
 
     def operations(self) -> list[Operation]:
-        """Return the rows of the API that make tasks."""
+        """Return the operations that create tasks."""
         return [
             Operation(
                 method="POST",
                 path="/retry-tasks",
-                name="createTask",
-                does="Enqueue a task. The same idempotencyKey with the same content answers the "
-                "first task.",
+                operation_id="createTask",
+                summary="Create a task. A repeated request with the same idempotencyKey and "
+                "content returns the existing task (200).",
                 handler=self.create,
-                takes=RetryTaskRequest,
-                calls_back=TaskEnd,
-                answers={201: RetryTask, 200: RetryTask},
-                refuses=(400, 413, 415, 422, 429, 503),
-                more_headers={
+                request_type=RetryTaskRequest,
+                callback_type=TaskEnd,
+                responses={201: RetryTask, 200: RetryTask},
+                error_statuses=(400, 413, 415, 422, 429, 503),
+                request_headers={
                     **WAIT_HEADER,
-                    "Idempotency-Key": "The idempotencyKey, when the body has none.",
+                    "Idempotency-Key": "The idempotencyKey, if the body has none.",
                 },
             ),
             Operation(
                 method="POST",
                 path="/retry-tasks/batch",
-                name="createTasks",
-                does="Enqueue up to 1,000 tasks; each gets a verdict of its own.",
-                handler=self.create_many,
-                takes=NewBatch,
-                answers={200: BatchResults},
-                refuses=(400, 413, 415, 422, 429, 503),
-                more_headers={
-                    "Prefer": "return=minimal answers with the taskId of each alone (RFC 7240)."
-                },
+                operation_id="createTasks",
+                summary="Create up to 1,000 tasks. Each has its own result.",
+                handler=self.create_batch,
+                request_type=NewBatch,
+                responses={200: BatchResults},
+                error_statuses=(400, 413, 415, 422, 429, 503),
+                request_headers=MINIMAL_HEADER,
             ),
         ]
 
-    def create(self, asked: ApiRequest) -> Awaitable[ApiResponse]:
-        """Make one task. Where the whole request is at hand, most wait for the store alone."""
-        if asked.whole is None:
-            return self._receive(asked)
-        asked.check_json(self._around.limits.max_request_bytes)
-        return self._begin(asked, asked.whole)
+    def create(self, request: ApiRequest) -> Awaitable[ApiResponse]:
+        """Create one task.
 
-    async def _receive(self, asked: ApiRequest) -> ApiResponse:
-        return await self._begin(asked, await asked.json(self._around.limits.max_request_bytes))
+        Not a coroutine: when the body is complete and nothing but the store is awaited, the
+        PendingResponse saves the fast path an asyncio task per request.
+        """
+        if request.body is None:
+            return self._read_and_create(request)
+        request.check_json_body(self._context.limits.max_request_bytes)
+        return self._create(request, request.body)
 
-    def _begin(self, asked: ApiRequest, body: bytes) -> Awaitable[ApiResponse]:
-        form = decode_json(_one, body)
-        fields = asked.fields
-        key = _header_key(asked) if b"idempotency-key" in fields else None
-        trace = _trace(fields[b"traceparent"]) if b"traceparent" in fields else None
-        self._charge(asked.tenant, 1)
-        new, content = self._intake.accept(asked.tenant, form, key, trace)
-        if not new.task.content or b"prefer" in fields:
-            return self._go_on(asked, new, content)
-        added = self._around.engine.submit([new], [content])
-        return PendingResponse(added, partial(self._created, content))
+    async def _read_and_create(self, request: ApiRequest) -> ApiResponse:
+        body = await request.read_body(self._context.limits.max_request_bytes)
+        return await self._create(request, body)
 
-    async def _go_on(self, asked: ApiRequest, new: NewTask, content: TaskContent) -> ApiResponse:
-        """Make a task about which others are asked, or whose end is waited for."""
+    def _create(self, request: ApiRequest, body: bytes) -> Awaitable[ApiResponse]:
+        task_request = decode_json(_task_decoder, body)
+        headers = request.headers
+        key = _parse_key_header(request) if b"idempotency-key" in headers else None
+        trace = _valid_traceparent(headers[b"traceparent"]) if b"traceparent" in headers else None
+        self._charge(request.tenant, 1)
+        new, content = self._validator.build_task(request.tenant, task_request, key, trace)
+        if not new.task.content or b"prefer" in headers:
+            return self._create_slowly(request, new, content)
+        added = self._context.engine.submit([new], [content])
+        return PendingResponse(added, partial(self._build_response, content))
+
+    async def _create_slowly(
+        self, request: ApiRequest, new: NewTask, content: TaskContent
+    ) -> ApiResponse:
+        """Create a task that needs more I/O than the insert, or whose result is waited for."""
         if not new.task.content:
-            await self._intake.complete(new.task, content)
-        added = (await self._around.engine.submit([new], [content]))[0]
+            await self._validator.complete_task(new.task, content)
+        added = (await self._context.engine.submit([new], [content]))[0]
         if content.owned and added.status is not AddStatus.ADDED:
-            await self._intake.drop(content)
-        status, view = self._verdict(added, content)
-        wait = self._waiting.asked_for(asked)
-        if wait is None:
-            return _made(status, view)
-        view = await self._waiting.outcome(added.task, view, wait)
-        return _made(status, view, wait_applied(wait))
+            await self._validator.delete_body(content)
+        status, view = self._status_and_view(added, content)
+        wait_s = self._result_waiter.requested_wait(request)
+        if wait_s is None:
+            return _task_response(status, view)
+        view = await self._result_waiter.wait(added.task, view, wait_s)
+        return _task_response(status, view, wait_applied(wait_s))
 
-    def _created(self, content: TaskContent, added: Sequence[AddResult]) -> ApiResponse:
-        return _made(*self._verdict(added[0], content))
+    def _build_response(self, content: TaskContent, added: Sequence[AddResult]) -> ApiResponse:
+        return _task_response(*self._status_and_view(added[0], content))
 
-    async def create_many(self, asked: ApiRequest) -> ApiResponse:
-        """Make many tasks, each in its own right."""
-        limits = self._around.limits
-        tasks = self._tasks_in(await asked.json(limits.max_batch_bytes))
-        if b"idempotency-key" in asked.fields and not all(map(_has_key, tasks)):
-            detail = "Idempotency-Key is for one task: give each task its own idempotencyKey."
-            raise problems.invalid("Idempotency-Key", detail, 400)
+    async def create_batch(self, request: ApiRequest) -> ApiResponse:
+        """Create many tasks. An invalid task does not affect the others."""
+        body = await request.read_body(self._context.limits.max_batch_bytes)
+        tasks = self._decode_batch(body)
+        if b"idempotency-key" in request.headers and not all(map(_has_key, tasks)):
+            rule = "applies to one task: give each task of a batch its own idempotencyKey"
+            raise problems.invalid("Idempotency-Key", rule, status=400)
         if len(tasks) > MOST_IN_BATCH:
-            detail = f"tasks may have {MOST_IN_BATCH} entries, got {len(tasks)}."
-            raise problems.invalid("tasks", detail)
-        self._charge(asked.tenant, len(tasks))
-        results: list[BatchResult | None] = []
-        news: list[NewTask] = []
+            raise problems.invalid("tasks", f"may have {MOST_IN_BATCH} entries", len(tasks))
+        self._charge(request.tenant, len(tasks))
+        results: list[BatchResult | None] = []  # None: valid, not added yet
+        valid: list[NewTask] = []
         contents: list[TaskContent] = []
-        failed = 0
+        store_failures = 0
         for i, task in enumerate(tasks, 1):
             try:
-                one = task if isinstance(task, RetryTaskRequest) else self._read(task)
-                new, content = self._intake.accept(asked.tenant, one, None, None)
+                task_request = (
+                    task if isinstance(task, RetryTaskRequest) else self._decode_task(task)
+                )
+                new, content = self._validator.build_task(request.tenant, task_request, None, None)
                 if not new.task.content:
-                    if failed == _GIVE_UP:
-                        raise _not_kept()
-                    await self._intake.complete(new.task, content)
-                    failed = 0
-            except problems.ApiError as refused:
-                results.append(_refused(refused))
+                    if store_failures == _MAX_STORE_FAILURES:
+                        raise _not_stored()
+                    await self._validator.complete_task(new.task, content)
+                    store_failures = 0
+            except ApiError as error:
+                results.append(_error_result(error))
             except RecursionError:
-                results.append(_refused(problems.nested_too_deeply()))
+                results.append(_error_result(problems.nested_too_deeply()))
             except StoreUnavailable as error:
-                _logger.info("task %d of a batch: %s", i, error)
-                failed += 1
-                results.append(_refused(_not_kept()))
+                _logger.info("store unavailable for a task of a batch, index=%d: %s", i - 1, error)
+                store_failures += 1
+                results.append(_error_result(_not_stored()))
             else:
                 results.append(None)
-                news.append(new)
+                valid.append(new)
                 contents.append(content)
-            if not i % _BREATH:
+            if not i % _YIELD_EVERY:
                 await asyncio.sleep(0)
-        is_minimal = _prefers_minimal(asked)
-        answers = iter(await self._around.engine.submit(news, contents) if news else ())
-        told_by = iter(contents)
+        is_minimal = prefers_minimal(request)
+        added_tasks = iter(await self._context.engine.submit(valid, contents) if valid else ())
+        added_contents = iter(contents)
         for i, result in enumerate(results):
             if result is None:
-                added, content = next(answers), next(told_by)
+                added, content = next(added_tasks), next(added_contents)
                 if content.owned and added.status is not AddStatus.ADDED:
-                    await self._intake.drop(content)
+                    await self._validator.delete_body(content)
                 try:
-                    results[i] = self._result(added, content, is_minimal=is_minimal)
-                except problems.ApiError as refused:
-                    results[i] = _refused(refused)
-        made = BatchResults(results=[one for one in results if one is not None])
-        return json_response(200, made, *((_MINIMAL,) if is_minimal else ()))
+                    results[i] = self._batch_result(added, content, is_minimal=is_minimal)
+                except ApiError as error:
+                    results[i] = _error_result(error)
+        document = BatchResults(results=[result for result in results if result is not None])
+        return json_response(200, document, *((MINIMAL_APPLIED,) if is_minimal else ()))
 
-    def _result(self, added: AddResult, content: TaskContent, *, is_minimal: bool) -> BatchResult:
+    def _batch_result(
+        self, added: AddResult, content: TaskContent, *, is_minimal: bool
+    ) -> BatchResult:
         if is_minimal:
-            return BatchResult(status=_status_of(added), task_id=added.task.id)
-        status, view = self._verdict(added, content)
+            return BatchResult(status=_http_status(added), task_id=added.task.id)
+        status, view = self._status_and_view(added, content)
         return BatchResult(status=status, task=view)
 
-    def _tasks_in(self, body: bytes) -> Sequence[RetryTaskRequest | msgspec.Raw]:
-        """Return the tasks of a batch; where one may be wrong, they are read one by one later."""
-        if len(body) <= self._around.limits.max_request_bytes:
-            with suppress(*_NOT_READ):
-                return _all.decode(body).tasks
-        return decode_json(_many, body).tasks
+    def _decode_batch(self, body: bytes) -> Sequence[RetryTaskRequest | msgspec.Raw]:
+        """Return the tasks of a batch, decoded if all of them can be.
 
-    def _read(self, task: msgspec.Raw) -> RetryTaskRequest:
-        if len(bytes(task)) > self._around.limits.max_request_bytes:
-            raise problems.too_large(self._around.limits.max_request_bytes)
-        return decode_json(_one, task)
+        Otherwise they are decoded one by one later, so that each has its own result.
+        """
+        if len(body) <= self._context.limits.max_request_bytes:
+            with suppress(*_DECODE_ERRORS):
+                return _valid_batch_decoder.decode(body).tasks
+        return decode_json(_batch_decoder, body).tasks
+
+    def _decode_task(self, task: msgspec.Raw) -> RetryTaskRequest:
+        max_bytes = self._context.limits.max_request_bytes
+        if len(bytes(task)) > max_bytes:
+            raise problems.too_large(max_bytes)
+        return decode_json(_task_decoder, task)
 
     def _charge(self, tenant: str, tasks: int) -> None:
-        if self._rates is not None and (wait := self._rates.take(tenant, tasks)):
-            rate = self._around.limits.tenant_tasks_per_s
-            detail = f"A tenant may add {rate:g} tasks a second (tenant_rate)."
-            raise problems.too_many_requests(detail, wait)
+        if self._rate_limiter is not None and (wait_s := self._rate_limiter.take(tenant, tasks)):
+            rate = self._context.limits.tenant_tasks_per_s
+            detail = f"A tenant may add {rate:g} tasks per second (tenant_rate)."
+            raise problems.too_many_requests(detail, wait_s)
 
-    def _verdict(self, added: AddResult, content: TaskContent) -> tuple[int, RetryTask]:
-        status = _status_of(added)
+    def _status_and_view(self, added: AddResult, content: TaskContent) -> tuple[int, RetryTask]:
+        status = _http_status(added)
         if added.status is AddStatus.ADDED:
             return status, task_view(added.task, content, Status.PENDING)
-        return status, stored_task_view(self._around, added.task)
+        return status, stored_task_view(self._context, added.task)
 
 
-def _status_of(added: AddResult) -> int:
+def _http_status(added: AddResult) -> int:
     status = added.status
     if status is AddStatus.ADDED:
         return 201
@@ -253,45 +272,41 @@ def _status_of(added: AddResult) -> int:
         return 200
     if status is AddStatus.CONFLICT:
         raise problems.idempotency_key_reused()
-    detail = "The tenant has as many live tasks as it may have (tenant_pending)."
-    raise problems.too_many_requests(detail, _TRY_AGAIN)
+    detail = "The tenant has reached its limit of unfinished tasks (tenant_pending)."
+    raise problems.too_many_requests(detail, _QUOTA_RETRY_AFTER_S)
 
 
-def _prefers_minimal(asked: ApiRequest) -> bool:
-    found = _RETURN.search(b",".join(asked.lines(b"prefer")))  # the first counts (RFC 7240, 2)
-    return found is not None and found[1].lower() == b"minimal"
-
-
-def _made(status: int, task: RetryTask, *headers: tuple[bytes, bytes]) -> ApiResponse:
-    return json_response(
-        status, task, (b"location", b"/retry-tasks/%b" % task.task_id.encode()), *headers
-    )
+def _task_response(status: int, task: RetryTask, *headers: tuple[bytes, bytes]) -> ApiResponse:
+    location = (b"location", b"/retry-tasks/%b" % task.task_id.encode())
+    return json_response(status, task, location, *headers)
 
 
 def _has_key(task: RetryTaskRequest | msgspec.Raw) -> bool:
     if isinstance(task, RetryTaskRequest):
         return task.idempotency_key is not None
     try:
-        return _keyed.decode(task).idempotency_key is not None
-    except _NOT_READ:
-        return True  # it is no task, and its verdict says so
+        return _key_decoder.decode(task).idempotency_key is not None
+    except _DECODE_ERRORS:
+        return True  # not a task at all: its own result reports that
 
 
-def _header_key(asked: ApiRequest) -> str:
+def _parse_key_header(request: ApiRequest) -> str:
     try:
-        return parse_key(asked.lines(b"idempotency-key"))
+        return parse_key(request.header_lines(b"idempotency-key"))
     except MalformedKey as error:
-        raise problems.invalid("Idempotency-Key", str(error), 400) from None
+        raise problems.malformed_key_header(str(error)) from None
 
 
-def _trace(line: bytes) -> str | None:
-    """Return a `traceparent` that others can read; by its standard any other is ignored."""
-    return line.decode() if _TRACE.fullmatch(line) else None
+def _valid_traceparent(header: bytes) -> str | None:
+    """Return a valid `traceparent`; W3C Trace Context requires to ignore an invalid one."""
+    return header.decode() if _TRACEPARENT.fullmatch(header) else None
 
 
-def _not_kept() -> problems.ApiError:
-    return problems.unavailable("The store is out of order. This task was not kept: send it again.")
+def _not_stored() -> ApiError:
+    return problems.unavailable(
+        "The store is unavailable. This task was not stored: send it again."
+    )
 
 
-def _refused(refused: problems.ApiError) -> BatchResult:
-    return BatchResult(status=refused.problem.status, problem=refused.problem.to_dict())
+def _error_result(error: ApiError) -> BatchResult:
+    return BatchResult(status=error.problem.status, problem=error.problem.to_dict())

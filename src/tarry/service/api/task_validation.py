@@ -1,4 +1,7 @@
-"""From what a caller asked for to a task that can be stored: every rule is checked here first."""
+"""Validation of new tasks: turns a `RetryTaskRequest` into a task that can be stored.
+
+Every rule is checked before anything is stored.
+"""
 
 from __future__ import annotations
 
@@ -13,75 +16,96 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tarry.errors import ConfigurationError, StoreUnavailable, short_repr
-from tarry.service.api.policy_validation import check_policy, check_policy_id, unknown_version
-from tarry.service.api.problems import invalid, malformed
+from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.api.policy_validation import (
+    check_policy,
+    check_policy_id,
+    describe_missing_version,
+)
+from tarry.service.api.problems import from_configuration_error, invalid, malformed
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
 from tarry.wire.tasks import FIRST_TIME
 
 if TYPE_CHECKING:
-    from tarry.service.api.context import ApiLimits
-
-if TYPE_CHECKING:
-    from tarry.service.api.context import ApiContext
+    from tarry.service.api.context import ApiContext, ApiLimits
     from tarry.service.api.problems import ApiError
     from tarry.service.delivery.targets import Target
     from tarry.wire.tasks import RetryTaskRequest
 
 _METHOD = re.compile(r"[A-Z][A-Z0-9_-]{0,31}")
-_NOT_OURS = frozenset({"CONNECT", "TRACE"})
-_USUAL = frozenset({"POST", "PUT", "PATCH", "DELETE", "GET", "HEAD"})
+_FORBIDDEN_METHODS = frozenset({"CONNECT", "TRACE"})
+_COMMON_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE", "GET", "HEAD"})
 _JSON = "application/json"
-_GRPC = frozenset({"grpc", "grpcs"})
+_GRPC_SCHEMES = frozenset({"grpc", "grpcs"})
 
-_canonical = msgspec.msgpack.Encoder(order="deterministic").encode
-_text = msgspec.json.Decoder(str).decode
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
+_is_header_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
+"""Visible ASCII with blanks inside (RFC 9110, 5.5), so that no second header can be injected."""
+_HOP_BY_HOP_HEADERS = frozenset({
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
+    "te", "trailer", "transfer-encoding", "upgrade",
+})  # fmt: skip
+_RESERVED_HEADERS = frozenset({
+    "accept-encoding", "content-length", "expect", "host", "idempotency-key", "traceparent",
+    "tracestate", "x-retry-attempt",
+})  # fmt: skip
+_RESERVED_PREFIX = "webhook-"
+_MAX_HEADER_NAME = 256
+
+_encode_canonically = msgspec.msgpack.Encoder(order="deterministic").encode
+_decode_string = msgspec.json.Decoder(str).decode
 
 
 class TaskValidator:
-    """Checks new tasks, and puts large bodies away."""
+    """Validates new tasks and stores their large bodies."""
 
-    def __init__(self, around: ApiContext) -> None:
-        self._around = around
-        self._policies = around.engine.policies
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._policies = context.engine.policies
 
-    def accept(
-        self, tenant: str, asked: RetryTaskRequest, key: str | None, trace: str | None
+    def build_task(
+        self,
+        tenant: str,
+        request: RetryTaskRequest,
+        header_key: str | None,
+        trace: str | None,
     ) -> tuple[NewTask, TaskContent]:
-        """Return the task to add and its content, or raise `Refused`; `key` is of the header.
+        """Return the task to add and its content, or raise ApiError.
 
-        A task without packed content, which few are, has to be completed.
+        `header_key` is the value of the `Idempotency-Key` header. The packed content of the task
+        is empty if I/O is needed first: the caller then awaits `complete_task`. Most tasks need
+        none, and stay on the fast path.
         """
-        around = self._around
-        target = self._target("targetUrl", asked.target_url)
-        method = _method(asked.method, target)
-        headers = asked.headers or {}
-        names = check_headers(headers, around.limits) if headers else ()
-        body, is_json = _body(asked)
-        if is_json and "content-type" not in names:
+        context = self._context
+        target = self._parse_target("targetUrl", request.target_url)
+        method = _check_method(request.method, target)
+        headers = request.headers or {}
+        header_names = check_headers(headers, context.limits) if headers else ()
+        body, is_json = _encode_body(request)
+        if is_json and "content-type" not in header_names:
             headers = {**headers, "Content-Type": _JSON}
-            names = (*names, "content-type")
-        callback = asked.callback_url
-        if callback is not None:
-            callback = self._target("callbackUrl", callback).url
-        begin = asked.next_attempt_at
-        if begin is not None:
-            if asked.delay_ms is not None:
-                raise invalid("nextAttemptAt", "delayMs and nextAttemptAt exclude each other.")
-            check_epoch_ms("nextAttemptAt", begin)
-        key = _key(asked.idempotency_key, key)
-        task_id = around.new_id()
+            header_names = (*header_names, "content-type")
+        callback_url = request.callback_url
+        if callback_url is not None:
+            callback_url = self._parse_target("callbackUrl", callback_url).url
+        first_attempt_at = request.next_attempt_at
+        if first_attempt_at is not None:
+            if request.delay_ms is not None:
+                raise invalid("nextAttemptAt", "must not be given together with delayMs")
+            check_epoch_ms("nextAttemptAt", first_attempt_at)
+        key = _choose_key(request.idempotency_key, header_key)
+        task_id = context.new_id()
         content = TaskContent(
             url=target.url,
             method=method,
             headers=headers,
             body=body,
-            body_ref=asked.body_ref,
+            body_ref=request.body_ref,
             body_size=len(body),
-            overrides=asked.policy or None,
-            callback_url=callback,
+            overrides=request.policy or None,
+            callback_url=callback_url,
             trace=trace,
         )
         task = Task(
@@ -91,49 +115,55 @@ class TaskValidator:
             key=task_id if key is None else key,
             fingerprint=b"",
             content=b"",
-            policy_id=check_policy_id(asked.policy_id) if asked.policy_id else "default",
-            policy_version=asked.policy_version,
-            next_attempt_at=begin or 0,
+            policy_id=check_policy_id(request.policy_id) if request.policy_id else "default",
+            policy_version=request.policy_version,
+            next_attempt_at=first_attempt_at or 0,
         )
         if (
-            not asked.policy
-            and asked.body_ref is None
-            and len(body) <= around.limits.inline_body_bytes
+            not request.policy
+            and request.body_ref is None
+            and len(body) <= context.limits.inline_body_bytes
             and self._policies.known(task, None) is not None
         ):
-            task.fingerprint = _fingerprint(task, content, names)
-            task.content = around.codec.pack(content)
-        delay = asked.delay_ms
-        return NewTask(task, 0 if delay is None and begin is None else delay), content
+            task.fingerprint = _fingerprint(task, content, header_names)
+            task.content = context.codec.pack(content)
+        delay_ms = request.delay_ms
+        if delay_ms is None and first_attempt_at is None:
+            delay_ms = 0
+        return NewTask(task, delay_ms), content
 
-    async def complete(self, task: Task, content: TaskContent) -> None:
-        """Pack the content, when others were asked about the policy and about the body."""
+    async def complete_task(self, task: Task, content: TaskContent) -> None:
+        """Check the policy, store or look up a large body, and pack the content."""
         await self._check_policy(task, content.overrides)
-        task.fingerprint = _fingerprint(task, content, lower_header_names(tuple(content.headers)))
+        header_names = lower_header_names(tuple(content.headers))
+        task.fingerprint = _fingerprint(task, content, header_names)
         if content.body_ref is not None:
-            await self._refer(task.tenant, content, content.body_ref)
-        elif len(content.body) > self._around.limits.inline_body_bytes:
-            put = self._around.payloads.put
+            await self._look_up_body(task.tenant, content, content.body_ref)
+        elif len(content.body) > self._context.limits.inline_body_bytes:
+            put = self._context.payloads.put
             content.body_ref, content.checksum = await put(task.tenant, task.id, content.body)
             content.body, content.owned = b"", True
             task.body_ref = content.body_ref
-        task.content = self._around.codec.pack(content)
+        task.content = self._context.codec.pack(content)
 
-    async def drop(self, content: TaskContent) -> None:
-        """Delete the body of a task that was not added; one that stays is swept."""
+    async def delete_body(self, content: TaskContent) -> None:
+        """Delete the stored body of a task that was not added.
+
+        If this fails, maintenance deletes the body later.
+        """
         if content.owned and content.body_ref is not None:
             with suppress(StoreUnavailable):
-                await self._around.payloads.delete([content.body_ref])
+                await self._context.payloads.delete([content.body_ref])
 
-    def _target(self, field: str, text: str) -> Target:
+    def _parse_target(self, field: str, url: str) -> Target:
         try:
-            target = parse_target(text)
-            self._around.guard.check_url(target)
+            target = parse_target(url)
+            self._context.guard.check_url(target)
         except ConfigurationError as error:
-            raise invalid(field, f"{error.with_field(field)}.") from None
-        if target.scheme in _GRPC and not self._around.has_grpc:
-            detail = f"{field} must be http or https: this service has no gRPC (tarry[grpc])."
-            raise invalid(field, detail)
+            raise from_configuration_error(field, error) from None
+        if target.scheme in _GRPC_SCHEMES and not self._context.has_grpc:
+            rule = "must be http or https: this service has no gRPC (tarry[grpc])"
+            raise invalid(field, rule)
         return target
 
     async def _check_policy(self, task: Task, overrides: dict[str, Any] | None) -> None:
@@ -142,106 +172,145 @@ class TaskValidator:
         if chosen is None:
             chosen = await policies.read(task.tenant, task.policy_id, task.policy_version)
         if chosen is None:
-            raise await self._no_policy(task)
+            raise await self._unknown_policy(task)
         if overrides:
-            check_policy(overrides, chosen.policy, self._around.limits, "policy.")
+            check_policy(overrides, chosen.policy, self._context.limits, parent="policy")
 
-    async def _no_policy(self, task: Task) -> ApiError:
-        name, version = task.policy_id, task.policy_version
-        newest = await self._policies.read(task.tenant, name)
+    async def _unknown_policy(self, task: Task) -> ApiError:
+        newest = await self._policies.read(task.tenant, task.policy_id)
         if newest is None:
-            detail = (
-                f"There is no policy {short_repr(name)}: GET /retry-policies lists those there are."
-            )
-            return invalid("policyId", detail)
-        return invalid("policyVersion", unknown_version(name, version, newest.version))
+            rule = "must be an existing policy (GET /retry-policies lists them)"
+            return invalid("policyId", rule, task.policy_id)
+        rule = f"must exist: {describe_missing_version(task.policy_id, newest.version)}"
+        return invalid("policyVersion", rule, task.policy_version)
 
-    async def _refer(self, tenant: str, content: TaskContent, ref: str) -> None:
-        payloads = self._around.payloads
+    async def _look_up_body(self, tenant: str, content: TaskContent, ref: str) -> None:
+        payloads = self._context.payloads
         try:
             payloads.validate_ref(tenant, ref)
             content.body_size, content.etag = await payloads.head_object(ref)
         except ConfigurationError as error:
-            raise invalid("bodyRef", f"{error}.") from None
+            raise from_configuration_error("bodyRef", error) from None
 
 
 def check_epoch_ms(field: str, time: int | None) -> None:
-    """Refuse a time near 1970: it is one of today, in seconds."""
+    """Raise ApiError for a time near 1970: it is probably in seconds."""
     if time is not None and time < FIRST_TIME:
-        detail = (
-            f"{field} must be milliseconds since 1970, at least {FIRST_TIME}, got {time}: are "
-            "these seconds?"
-        )
-        raise invalid(field, detail)
+        rule = f"must be milliseconds since 1970, at least {FIRST_TIME} (are these seconds?)"
+        raise invalid(field, rule, time)
 
 
-def _method(method: str, target: Target) -> str:
-    if target.scheme in _GRPC:
+def check_headers(headers: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]:
+    """Return the header names in lower case, or raise ApiError for an invalid header."""
+    if len(headers) > limits.max_headers:
+        raise invalid("headers", f"may have {limits.max_headers} fields", len(headers))
+    lower = lower_header_names(tuple(headers))
+    size = 0
+    for name, value in headers.items():
+        if not isinstance(value, str):
+            raise invalid(_header_path(name), "must be a string", value)
+        # Three quick checks accept most values; the regular expression also accepts tabs.
+        is_plain = value.isascii() and value.isprintable() and value == value.strip()
+        if not is_plain and not _is_header_value(value):
+            rule = "must be visible ASCII characters, with blanks only between them"
+            raise invalid(_header_path(name), rule)
+        size += len(name) + len(value) + 4
+    if size > limits.max_header_bytes:
+        raise invalid("headers", f"may have {limits.max_header_bytes} bytes", size)
+    return lower
+
+
+@lru_cache(256)  # most tasks have the same few names; long or invalid names are not cached
+def lower_header_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return header names in lower case, or raise ApiError for one that may not be set."""
+    for name in names:
+        _check_header_name(name)
+    lower = tuple(name.lower() for name in names)
+    if len(set(lower)) < len(lower):
+        repeated = next(name for name in names if lower.count(name.lower()) > 1)
+        raise invalid(_header_path(repeated), "is given twice, in different case")
+    return lower
+
+
+def _check_header_name(name: str) -> None:
+    if not _HEADER_NAME.fullmatch(name):
+        rule = f"must have a token of 1 to {_MAX_HEADER_NAME} characters as its name"
+        raise invalid(_header_path(name), rule, name)
+    lower = name.lower()
+    if lower in _HOP_BY_HOP_HEADERS:
+        raise invalid(_header_path(name), "applies to one connection only and cannot be set")
+    if lower in _RESERVED_HEADERS or lower.startswith(_RESERVED_PREFIX):
+        raise invalid(_header_path(name), "is set by the service itself")
+
+
+def _header_path(name: str) -> str:
+    return f"headers.{name[:_MAX_HEADER_NAME]}"
+
+
+def _check_method(method: str, target: Target) -> str:
+    if target.scheme in _GRPC_SCHEMES:
         if method != "POST":
-            raise invalid("method", f"method of a gRPC call is POST, got {short_repr(method)}.")
-    elif method not in _USUAL and (not _METHOD.fullmatch(method) or method in _NOT_OURS):
-        detail = (
-            "method must be one of HTTP in capitals, not CONNECT or TRACE, "
-            f"got {short_repr(method)}."
-        )
-        raise invalid("method", detail)
+            raise invalid("method", "must be POST for a gRPC call", method)
+    elif method not in _COMMON_METHODS and (
+        not _METHOD.fullmatch(method) or method in _FORBIDDEN_METHODS
+    ):
+        rule = "must be an HTTP method in capitals, not CONNECT or TRACE"
+        raise invalid("method", rule, method)
     return method
 
 
-def _key(field: str | None, header: str | None) -> str | None:
-    if field is None:
-        return header
-    if not (field.isascii() and field.isprintable()):
-        detail = "idempotencyKey must be visible ASCII characters and spaces."
-        raise invalid("idempotencyKey", detail)
-    if header is not None and header != field:
-        raise invalid("idempotencyKey", "idempotencyKey and the Idempotency-Key header differ.")
-    return field
+def _choose_key(body_key: str | None, header_key: str | None) -> str | None:
+    if body_key is None:
+        return header_key
+    if not (body_key.isascii() and body_key.isprintable()):
+        raise invalid("idempotencyKey", "must be visible ASCII characters and spaces")
+    if header_key is not None and header_key != body_key:
+        raise invalid("idempotencyKey", "differs from the Idempotency-Key header")
+    return body_key
 
 
-def _body(asked: RetryTaskRequest) -> tuple[bytes, bool]:
+def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:
     """Return the bytes to send, and whether they are JSON."""
-    raw = b"" if asked.body is msgspec.UNSET else bytes(asked.body)
-    is_given = raw not in (b"", b"null")  # a set would hash a long text
-    if asked.body_base64 is not None or asked.body_ref is not None:
-        _check_one_body(asked, is_given)
-    if asked.body_base64 is not None:
+    raw = b"" if request.body is msgspec.UNSET else bytes(request.body)
+    has_body = raw not in (b"", b"null")  # a tuple: a set would hash a long body
+    if request.body_base64 is not None or request.body_ref is not None:
+        _check_single_body(request, has_body=has_body)
+    if request.body_base64 is not None:
         try:
-            return b64decode(asked.body_base64, validate=True), False
+            return b64decode(request.body_base64, validate=True), False
         except (Base64Error, ValueError):
-            raise invalid("bodyBase64", "bodyBase64 must be base64 (RFC 4648, 4).") from None
-    if not is_given:
+            raise invalid("bodyBase64", "must be base64 (RFC 4648, 4)") from None
+    if not has_body:
         return b"", False
     try:
         if raw[:1] == b'"':
-            return _text(raw).encode(), False
+            return _decode_string(raw).encode(), False
         raw.decode()
         return msgspec.json.format(raw, indent=-1), True
-    except UnicodeDecodeError:  # all else was checked when the document was read
+    except UnicodeDecodeError:  # the syntax was checked when the document was decoded
         raise malformed("The JSON is not UTF-8.") from None
 
 
-def _check_one_body(asked: RetryTaskRequest, body: bool) -> None:  # noqa: FBT001
+def _check_single_body(request: RetryTaskRequest, *, has_body: bool) -> None:
     names = ("body", "bodyBase64", "bodyRef")
-    there = (body, asked.body_base64 is not None, asked.body_ref is not None)
-    given = list(compress(names, there))
+    is_given = (has_body, request.body_base64 is not None, request.body_ref is not None)
+    given = list(compress(names, is_given))
     if len(given) > 1:
-        raise invalid(given[1], f"{' and '.join(given)} exclude each other: send one of them.")
+        raise invalid(given[1], f"must not be given together with {given[0]}")
 
 
-def _fingerprint(task: Task, content: TaskContent, names: tuple[str, ...]) -> bytes:
-    """Return a digest of what the caller asked for: the same again gives the same.
+def _fingerprint(task: Task, content: TaskContent, header_names: tuple[str, ...]) -> bytes:
+    """Return a digest of the requested call, to recognise a repeated request by its key.
 
-    Without a key of his, nothing is ever the same again, and there is none.
-    `names` are those of its headers in lower case. When to begin is no part of it: who asks again
-    may have less time left.
+    Empty when the caller gave no idempotency key. `header_names` are in lower case. The time of
+    the first attempt is not part of it: a caller that repeats a request may have less time left.
     """
     if task.key == task.id:
         return b""
-    wanted = (
+    requested = (
         content.url,
         content.method,
-        sorted(zip(names, content.headers.values(), strict=True)),
+        sorted(zip(header_names, content.headers.values(), strict=True)),
         content.body,
         content.body_ref,
         content.overrides,
@@ -249,67 +318,5 @@ def _fingerprint(task: Task, content: TaskContent, names: tuple[str, ...]) -> by
         task.policy_id,
         task.policy_version,
     )
-    return sha256(_canonical(wanted)).digest()[:16]  # in hardware, on most machines
-
-
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
-_is_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
-"""Visible ASCII with blanks inside (RFC 9110, 5.5): no line can be smuggled in."""
-
-_HOP_BY_HOP = frozenset({
-    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
-    "te", "trailer", "transfer-encoding", "upgrade",
-})  # fmt: skip
-_OURS = frozenset({
-    "accept-encoding", "content-length", "expect", "host", "idempotency-key", "traceparent",
-    "tracestate", "x-retry-attempt",
-})  # fmt: skip
-_OUR_PREFIX = "webhook-"
-
-
-def check_headers(given: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]:
-    """Return the names of headers in lower case, or refuse a header by its name."""
-    if len(given) > limits.max_headers:
-        detail = f"headers may have {limits.max_headers} fields, got {len(given)}."
-        raise invalid("headers", detail)
-    lower = lower_header_names(tuple(given))
-    size = 0
-    for name, value in given.items():
-        if not isinstance(value, str):
-            raise invalid(_path(name), f"{name} must be a string, got {short_repr(value)}.")
-        is_plain = value.isascii() and value.isprintable() and value == value.strip()
-        if not is_plain and not _is_value(value):  # one with a tab may do
-            detail = f"{name} must be visible ASCII characters, with blanks only between them."
-            raise invalid(_path(name), detail)
-        size += len(name) + len(value) + 4
-    if size > limits.max_header_bytes:
-        raise invalid("headers", f"headers may have {limits.max_header_bytes} bytes, got {size}.")
-    return lower
-
-
-@lru_cache(256)  # most tasks have the same few names; these are short, for others are refused
-def lower_header_names(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names of headers in lower case, or refuse one that is not the caller's to set."""
-    for name in given:
-        if wrong := _what_is_wrong(name):
-            raise invalid(_path(name), wrong)
-    lower = tuple(name.lower() for name in given)
-    if len(set(lower)) < len(lower):
-        twice = next(name for name in given if lower.count(name.lower()) > 1)
-        raise invalid(_path(twice), f"{twice} is given twice, in capitals and not.")
-    return lower
-
-
-def _what_is_wrong(name: str) -> str | None:
-    if not _TOKEN.fullmatch(name):
-        return f"A header name must be a token of 1 to 256 characters, got {short_repr(name)}."
-    lower = name.lower()
-    if lower in _HOP_BY_HOP:
-        return f"{name} is about one connection, and not the caller's to set."
-    if lower in _OURS or lower.startswith(_OUR_PREFIX):
-        return f"{name} is set by the service itself."
-    return None
-
-
-def _path(name: str) -> str:
-    return f"headers.{name[:256]}"
+    # SHA-256 runs in hardware on most machines.
+    return sha256(_encode_canonically(requested)).digest()[:16]

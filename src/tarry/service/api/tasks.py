@@ -1,4 +1,4 @@
-"""`/retry-tasks`: to look at tasks, cancel them and retry them now."""
+"""`/retry-tasks`: read, list, cancel and retry tasks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from typing import TYPE_CHECKING
 
 from tarry.core.verdict import Reason
-from tarry.errors import ConfigurationError, short_repr
+from tarry.errors import ConfigurationError
 from tarry.service.api import problem_types, problems
 from tarry.service.api.explanation import explain_task
 from tarry.service.api.prefer import WAIT_HEADER, wait_applied
 from tarry.service.api.problems import from_configuration_error
-from tarry.service.api.redact import secrets_of
+from tarry.service.api.redact import find_secrets
 from tarry.service.api.request import NoQuery, PageQuery
 from tarry.service.api.response import json_response
 from tarry.service.api.routing import Operation
@@ -39,13 +39,14 @@ if TYPE_CHECKING:
 
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _REASONS = tuple(Reason)
-_MOST_EXPLAINED = 100
-_BREATH = 100
-"""Tasks of a page that are unpacked before others get their turn."""
+_MAX_EXPLAINED_ATTEMPTS = 100
+_MAX_CURSOR_DIGITS = 9
+_YIELD_EVERY = 100
+"""Tasks of a page that are unpacked before other requests get a turn of the event loop."""
 
 
 class DeadLetterQuery(PageQuery, frozen=True):
-    """Which dead letters to list."""
+    """Filter and page of a list of dead letters."""
 
     policy_id: PolicyName | None = None
     lane: LaneName | None = None
@@ -53,192 +54,233 @@ class DeadLetterQuery(PageQuery, frozen=True):
 
 
 class TaskQuery(DeadLetterQuery, frozen=True):
-    """Which tasks to list. By status, a task is IN_FLIGHT from a moment before its attempt."""
+    """Filter and page of a list of tasks.
+
+    A leased task is listed as IN_FLIGHT, which begins shortly before its attempt.
+    """
 
     status: StatusName | None = None
 
 
 class AttemptQuery(PageQuery, frozen=True):
-    """Which attempts to list."""
+    """Page of a list of attempts."""
 
 
 class TaskResource:
-    """What a tenant may see of his tasks, and do with them."""
+    """The operations on the tasks of a tenant."""
 
-    def __init__(self, around: ApiContext, waiting: ResultWaiter) -> None:
-        self._around = around
-        self._waiting = waiting
+    def __init__(self, context: ApiContext, result_waiter: ResultWaiter) -> None:
+        self._context = context
+        self._result_waiter = result_waiter
 
     def operations(self) -> list[Operation]:
-        """Return the rows of the API about tasks."""
+        """Return the operations on tasks."""
         return [
             Operation(
-                method="GET", path="/retry-tasks", name="listTasks",
-                does="List tasks, newest first.", handler=self.search,
-                query=TaskQuery, answers={200: Page[RetryTask]}, refuses=(400, 422, 503),
+                method="GET",
+                path="/retry-tasks",
+                operation_id="listTasks",
+                summary="List tasks, newest first.",
+                handler=self.search,
+                query_type=TaskQuery,
+                responses={200: Page[RetryTask]},
+                error_statuses=(400, 422, 503),
             ),
             Operation(
-                method="GET", path="/retry-tasks/{taskId}", name="getTask",
-                does="Tell a task: its status, attempts made, and the next time.",
-                handler=self.get, query=NoQuery,
-                answers={200: RetryTask}, refuses=(400, 404, 422, 503), more_headers=WAIT_HEADER,
+                method="GET",
+                path="/retry-tasks/{taskId}",
+                operation_id="getTask",
+                summary="Get a task: status, number of attempts, time of the next one.",
+                handler=self.get,
+                query_type=NoQuery,
+                responses={200: RetryTask},
+                error_statuses=(400, 404, 422, 503),
+                request_headers=WAIT_HEADER,
             ),
             Operation(
-                method="DELETE", path="/retry-tasks/{taskId}", name="cancelTask",
-                does="Cancel a task. 202: an attempt is running and may finish; none follows.",
-                handler=self.cancel, query=NoQuery,
-                answers={200: RetryTask, 202: RetryTask}, refuses=(400, 404, 409, 422, 503),
+                method="DELETE",
+                path="/retry-tasks/{taskId}",
+                operation_id="cancelTask",
+                summary="Cancel a task. 202: an attempt is running and will be the last one.",
+                handler=self.cancel,
+                query_type=NoQuery,
+                responses={200: RetryTask, 202: RetryTask},
+                error_statuses=(400, 404, 409, 422, 503),
             ),
             Operation(
-                method="GET", path="/retry-tasks/{taskId}/attempts", name="listAttempts",
-                does="List the attempts of a task, in their order.", handler=self.attempts,
-                query=AttemptQuery, answers={200: Page[AttemptLog]}, refuses=(400, 404, 422, 503),
+                method="GET",
+                path="/retry-tasks/{taskId}/attempts",
+                operation_id="listAttempts",
+                summary="List the attempts of a task, oldest first.",
+                handler=self.attempts,
+                query_type=AttemptQuery,
+                responses={200: Page[AttemptLog]},
+                error_statuses=(400, 404, 422, 503),
             ),
             Operation(
-                method="GET", path="/retry-tasks/{taskId}/explain", name="explainTask",
-                does="Say in words why a task was retried or not, and what comes next.",
-                handler=self.explain, query=NoQuery,
-                answers={200: Explanation}, refuses=(400, 404, 422, 503),
+                method="GET",
+                path="/retry-tasks/{taskId}/explain",
+                operation_id="explainTask",
+                summary="Explain in words why a task was retried or not, and what happens next.",
+                handler=self.explain,
+                query_type=NoQuery,
+                responses={200: Explanation},
+                error_statuses=(400, 404, 422, 503),
             ),
             Operation(
-                method="POST", path="/retry-tasks/{taskId}/retry", name="retryTask",
-                does="Make the next attempt now; a dead letter begins anew. 202: one is running.",
-                handler=self.retry, query=NoQuery,
-                answers={200: RetryTask, 202: RetryTask}, refuses=(400, 404, 409, 422, 503),
+                method="POST",
+                path="/retry-tasks/{taskId}/retry",
+                operation_id="retryTask",
+                summary="Make the next attempt now; a dead letter starts over. 202: an attempt is "
+                "running.",
+                handler=self.retry,
+                query_type=NoQuery,
+                responses={200: RetryTask, 202: RetryTask},
+                error_statuses=(400, 404, 409, 422, 503),
             ),
-        ]  # fmt: skip
+        ]
 
-    async def search(self, asked: ApiRequest) -> ApiResponse:
-        """List tasks."""
-        query = asked.query(TaskQuery)
+    async def search(self, request: ApiRequest) -> ApiResponse:
+        """List tasks, newest first."""
+        query = request.parse_query(TaskQuery)
         status = None if query.status is None else Status[query.status]
-        return json_response(200, await self.page(asked.tenant, query, status))
+        return json_response(200, await self.page(request.tenant, query, status))
 
     async def page(
         self, tenant: str, query: DeadLetterQuery, status: Status | None
     ) -> Page[RetryTask]:
-        """Return a page of tasks."""
+        """Return a page of tasks with a status, or with any status for None."""
         check_reason("reason", query.reason)
-        wanted = TaskFilter(
+        task_filter = TaskFilter(
             status=status,
             policy_id=query.policy_id,
             lane=None if query.lane is None else internal_lane_name(tenant, query.lane),
             reason=query.reason,
         )
         try:
-            page = await self._around.store.list_tasks(
-                tenant, wanted, cursor=query.cursor, limit=query.limit
+            page = await self._context.store.list_tasks(
+                tenant, task_filter, cursor=query.cursor, limit=query.limit
             )
         except ConfigurationError as error:
             raise from_configuration_error("cursor", error) from None
         items: list[RetryTask] = []
         for i, task in enumerate(page.items, 1):
             items.append(self._view(task))
-            if not i % _BREATH:
+            if not i % _YIELD_EVERY:
                 await asyncio.sleep(0)
         return Page(items=items, next_cursor=page.cursor)
 
-    async def get(self, asked: ApiRequest) -> ApiResponse:
-        """Tell one task, at once or when it has ended."""
-        asked.query(NoQuery)
-        task = await self._find(asked)
+    async def get(self, request: ApiRequest) -> ApiResponse:
+        """Return one task, with `Prefer: wait` when it is finished."""
+        request.parse_query(NoQuery)
+        task = await self._find(request)
         view = self._view(task)
-        if b"prefer" in asked.fields and (wait := self._waiting.asked_for(asked)) is not None:
-            return json_response(
-                200, await self._waiting.outcome(task, view, wait), wait_applied(wait)
-            )
+        if b"prefer" in request.headers:
+            wait_s = self._result_waiter.requested_wait(request)
+            if wait_s is not None:
+                view = await self._result_waiter.wait(task, view, wait_s)
+                return json_response(200, view, wait_applied(wait_s))
         return json_response(200, view)
 
-    async def cancel(self, asked: ApiRequest) -> ApiResponse:
+    async def cancel(self, request: ApiRequest) -> ApiResponse:
         """Cancel a task."""
-        asked.query(NoQuery)
-        task_id = _id_of(asked)
-        answer = await self._around.engine.cancel(asked.tenant, task_id)
-        task = await self._find(asked)
-        if answer is CancelStatus.TERMINAL:
+        request.parse_query(NoQuery)
+        cancel_status = await self._context.engine.cancel(request.tenant, _task_id(request))
+        task = await self._find(request)
+        if cancel_status is CancelStatus.TERMINAL:
             raise problems.conflict(
-                problem_types.ENDED, f"The task is {task.status.name}.", taskStatus=task.status.name
+                problem_types.ALREADY_FINISHED,
+                f"The task is {task.status.name}.",
+                taskStatus=task.status.name,
             )
-        return json_response(202 if answer is CancelStatus.REQUESTED else 200, self._view(task))
+        return json_response(
+            202 if cancel_status is CancelStatus.REQUESTED else 200, self._view(task)
+        )
 
-    async def retry(self, asked: ApiRequest) -> ApiResponse:
+    async def retry(self, request: ApiRequest) -> ApiResponse:
         """Make the next attempt now."""
-        asked.query(NoQuery)
-        task_id = _id_of(asked)
-        answer = await self._around.engine.retry_now(asked.tenant, task_id)
-        task = await self._find(asked)
+        request.parse_query(NoQuery)
+        retry_status = await self._context.engine.retry_now(request.tenant, _task_id(request))
+        task = await self._find(request)
         status = task.status.name
-        if answer is RetryNowStatus.FINISHED:
-            detail = f"The task is {status}: send a new one."
-            raise problems.conflict(problem_types.ENDED, detail, taskStatus=status)
-        if answer is RetryNowStatus.RUNNING and task.cancelling:
-            detail = "The task is being cancelled, and no attempt follows: send a new one."
-            raise problems.conflict(problem_types.ENDED, detail, taskStatus=status)
-        return json_response(202 if answer is RetryNowStatus.RUNNING else 200, self._view(task))
+        if retry_status is RetryNowStatus.FINISHED:
+            detail = f"The task is {status}. Create a new one."
+            raise problems.conflict(problem_types.ALREADY_FINISHED, detail, taskStatus=status)
+        if retry_status is RetryNowStatus.RUNNING and task.cancelling:
+            detail = "The task is being cancelled. Create a new one."
+            raise problems.conflict(problem_types.ALREADY_FINISHED, detail, taskStatus=status)
+        return json_response(
+            202 if retry_status is RetryNowStatus.RUNNING else 200, self._view(task)
+        )
 
-    async def attempts(self, asked: ApiRequest) -> ApiResponse:
-        """List a task's attempts."""
-        query = asked.query(AttemptQuery)
+    async def attempts(self, request: ApiRequest) -> ApiResponse:
+        """List the attempts of a task, oldest first."""
+        query = request.parse_query(AttemptQuery)
         after = 0
         if query.cursor is not None:
-            if not (query.cursor.isascii() and query.cursor.isdigit() and len(query.cursor) < 10):  # noqa: PLR2004 - a number of attempts
-                raise problems.invalid("cursor", "cursor must be a nextCursor of this list.")
+            is_number = query.cursor.isascii() and query.cursor.isdigit()
+            if not is_number or len(query.cursor) > _MAX_CURSOR_DIGITS:
+                raise problems.invalid("cursor", "must be a nextCursor of this list")
             after = int(query.cursor)
-        task = await self._find(asked)
-        found = await self._around.store.list_attempts(
-            asked.tenant, task.id, after=after, limit=query.limit + 1
+        task = await self._find(request)
+        found = await self._context.store.list_attempts(
+            request.tenant, task.id, after=after, limit=query.limit + 1
         )
-        shown, more = found[: query.limit], len(found) > query.limit
-        secrets = secrets_of(read_content(self._around, task))
+        page, has_more = found[: query.limit], len(found) > query.limit
+        secrets = find_secrets(read_content(self._context, task))
         return json_response(
             200,
             Page(
-                items=[attempt_view(task.id, attempt, secrets) for attempt in shown],
-                next_cursor=str(shown[-1].number) if more else None,
+                items=[attempt_view(task.id, attempt, secrets) for attempt in page],
+                next_cursor=str(page[-1].number) if has_more else None,
             ),
         )
 
-    async def explain(self, asked: ApiRequest) -> ApiResponse:
-        """Say why."""
-        asked.query(NoQuery)
-        around = self._around
-        task = await self._find(asked)
-        after = max(0, task.attempts - _MOST_EXPLAINED)
-        found = await around.store.list_attempts(
-            asked.tenant, task.id, after=after, limit=_MOST_EXPLAINED
+    async def explain(self, request: ApiRequest) -> ApiResponse:
+        """Explain the retry decisions of a task."""
+        request.parse_query(NoQuery)
+        context = self._context
+        task = await self._find(request)
+        after = max(0, task.attempts - _MAX_EXPLAINED_ATTEMPTS)
+        found = await context.store.list_attempts(
+            request.tenant, task.id, after=after, limit=_MAX_EXPLAINED_ATTEMPTS
         )
-        chosen = await around.engine.policies.read(task.tenant, task.policy_id, task.policy_version)
+        chosen = await context.engine.policies.read(
+            task.tenant, task.policy_id, task.policy_version
+        )
         return json_response(
             200,
             explain_task(
                 task,
-                read_content(around, task),
+                read_content(context, task),
                 found,
                 chosen=None if chosen is None else chosen.policy,
-                lane=await around.store.get_lane(task.lane),
-                now=around.engine.clock.now(),
+                lane=await context.store.get_lane(task.lane),
+                now=context.engine.clock.now(),
             ),
         )
 
-    async def _find(self, asked: ApiRequest) -> Task:
-        task = await self._around.store.get_task(asked.tenant, _id_of(asked))
+    async def _find(self, request: ApiRequest) -> Task:
+        task = await self._context.store.get_task(request.tenant, _task_id(request))
         if task is None:
             raise problems.no_such("task")
         return task
 
     def _view(self, task: Task) -> RetryTask:
-        return stored_task_view(self._around, task)
+        return stored_task_view(self._context, task)
 
 
 def check_reason(field: str, reason: str | None) -> None:
-    """Refuse a reason that no task has: it would find nothing, which looks as if all were well."""
+    """Raise ApiError for an unknown reason.
+
+    A filter with it would match nothing, which would look as if there were no failures.
+    """
     if reason is not None and reason not in _REASONS:
-        detail = f"{field} must be {' or '.join(_REASONS)}, got {short_repr(reason)}."
-        raise problems.invalid(field, detail)
+        raise problems.invalid(field, f"must be {' or '.join(_REASONS)}", reason)
 
 
-def _id_of(asked: ApiRequest) -> str:
-    task_id = asked.params["taskId"]
+def _task_id(request: ApiRequest) -> str:
+    task_id = request.path_params["taskId"]
     if not _ID.fullmatch(task_id):
         raise problems.no_such("task")
     return task_id

@@ -1,4 +1,4 @@
-"""What the store keeps, as the API tells it: names for people, no secrets."""
+"""JSON representations of stored records: public names, secrets redacted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tarry.service.api import redact
+from tarry.service.api.redact import redact_bytes, redact_headers, redact_text, redact_url
 from tarry.service.encryption import DecryptionFailed
 from tarry.service.model import TaskContent
 from tarry.wire.tasks import (
@@ -32,21 +32,22 @@ if TYPE_CHECKING:
     from tarry.service.model import Status, Task
 
 _ENCRYPTED = "[encrypted]"
-_UNREADABLE = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
-"""Stands for a content whose key is not here."""
+_UNREADABLE_CONTENT = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
+"""Shown instead of content whose encryption key is not configured."""
 
 
 def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
-    """Tell a task."""
+    """Return a task; `status` is its status now."""
     return RetryTask(
-        # So many by name would make it slow: CPython calls with a dict from 31 names and values on.
+        # The first twelve are positional for speed: CPython builds a dict for a call with more than
+        # 30 keyword names and values.
         task.id,
         STATUS_NAMES[status],
         task.reason,
         task.key,
-        redact.url(content.url),
+        redact_url(content.url),
         content.method,
-        redact.headers(content.headers),
+        redact_headers(content.headers),
         task.policy_id,
         task.policy_version,
         content.overrides,
@@ -57,54 +58,57 @@ def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
         finished_at=task.finished_at,
         body_size=content.body_size,
         body_ref=None if content.owned else content.body_ref,
-        callback_url=None if content.callback_url is None else redact.url(content.callback_url),
+        callback_url=None if content.callback_url is None else redact_url(content.callback_url),
         cancelling=task.cancelling and not status.is_terminal,
         replays=task.replays,
         version=task.version,
     )
 
 
-def stored_task_view(around: ApiContext, task: Task) -> RetryTask:
-    """Tell a task that was read from the store, as it stands now."""
-    status = task.status_at(around.engine.clock.now())
-    return task_view(task, read_content(around, task) or _UNREADABLE, status)
+def stored_task_view(context: ApiContext, task: Task) -> RetryTask:
+    """Return a task that was read from the store."""
+    status = task.status_at(context.engine.clock.now())
+    return task_view(task, read_content(context, task) or _UNREADABLE_CONTENT, status)
 
 
-def read_content(around: ApiContext, task: Task) -> TaskContent | None:
-    """Return what a task sends; None: it is encrypted, and its key is not here.
+def read_content(context: ApiContext, task: Task) -> TaskContent | None:
+    """Return the content of a task; None if its encryption key is not configured.
 
-    One such task does not keep others from being told, and it can be cancelled.
+    Such a task can still be listed and cancelled.
     """
     try:
-        return around.codec.unpack(task.content)
+        return context.codec.unpack(task.content)
     except DecryptionFailed:
         return None
 
 
 def response_view(delivered: DeliveryResult, secrets: list[str] | None) -> TargetResponse:
-    """Tell what the target answered; `secrets` are those that its task sends."""
+    """Return the response of a target; `secrets` are those that the task sends."""
     headers: dict[str, str] = {}
     for name, value in delivered.headers:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     response = TargetResponse(
         status=delivered.status,
         headers={
-            name: redact.text(value, secrets) or ""
-            for name, value in redact.headers(headers).items()
+            name: redact_text(value, secrets) or ""
+            for name, value in redact_headers(headers).items()
         },
         truncated=delivered.truncated,
     )
-    text = _text_in(delivered)
+    text = _decode_excerpt(delivered)
     if text is None:
-        shown = redact.body(delivered.excerpt, secrets, cut=delivered.truncated)
-        response.body_base64 = b64encode(shown).decode()
+        redacted = redact_bytes(delivered.excerpt, secrets, is_truncated=delivered.truncated)
+        response.body_base64 = b64encode(redacted).decode()
     else:
-        response.body = redact.text(text, secrets, cut=delivered.truncated)
+        response.body = redact_text(text, secrets, is_truncated=delivered.truncated)
     return response
 
 
-def _text_in(delivered: DeliveryResult) -> str | None:
-    """Return a body as text, or None; one that was cut may end within a character."""
+def _decode_excerpt(delivered: DeliveryResult) -> str | None:
+    """Return the excerpt of a response as text, or None if it is not UTF-8.
+
+    A truncated excerpt may end within a character, which is dropped.
+    """
     try:
         return utf_8_decode(delivered.excerpt, "strict", not delivered.truncated)[0]
     except UnicodeDecodeError:
@@ -114,7 +118,7 @@ def _text_in(delivered: DeliveryResult) -> str | None:
 def attempt_view(
     task_id: str, attempt: model.AttemptRecord, secrets: list[str] | None
 ) -> AttemptLog:
-    """Tell one line of the attempt log; `secrets` are those that its task sends."""
+    """Return one line of the attempt log; `secrets` are those that the task sends."""
     decision = attempt.decision
     return AttemptLog(
         task_id=task_id,
@@ -128,11 +132,11 @@ def attempt_view(
         first_byte_ms=attempt.first_byte_ms,
         remote_address=attempt.remote,
         response_status=attempt.status,
-        error_message=redact.text(attempt.error, secrets),
+        error_message=redact_text(attempt.error, secrets),
         error_class=attempt.error_class,
         outcome=attempt.outcome,
         decision=None if decision is None else _decision_view(decision),
-        response_excerpt=redact.text(attempt.excerpt, secrets, cut=attempt.truncated),
+        response_excerpt=redact_text(attempt.excerpt, secrets, is_truncated=attempt.truncated),
         response_truncated=attempt.truncated,
         worker=attempt.worker,
     )
@@ -156,13 +160,13 @@ def _decision_view(decision: model.Decision) -> Decision:
 def policy_view(
     policy_id: str, version: int | None, created_at: int | None, document: dict[str, Any]
 ) -> RetryPolicy:
-    """Tell a policy: its name, and its fields in full."""
-    whole = {**document, "policyId": policy_id, "version": version, "createdAt": created_at}
-    return msgspec.convert(whole, RetryPolicy)
+    """Return a policy with all its fields."""
+    fields = {**document, "policyId": policy_id, "version": version, "createdAt": created_at}
+    return msgspec.convert(fields, RetryPolicy)
 
 
 def replay_view(job: model.ReplayRecord, *, dry_run: bool = False) -> ReplayJob:
-    """Tell a replay job, or what one would do."""
+    """Return a replay job, or the preview of one."""
     names: dict[str, Any] = {"running": "RUNNING", "done": "DONE", "cancelled": "CANCELLED"}
     return ReplayJob(
         replay_id=None if dry_run else job.id,
@@ -181,23 +185,22 @@ def replay_view(job: model.ReplayRecord, *, dry_run: bool = False) -> ReplayJob:
     )
 
 
-def downstream_view(lane: model.LaneRecord, here: dict[str, Any] | None, now: int) -> Downstream:
-    """Tell a lane: what all processes share, and what this one knows."""
-    parked = lane.parked_until
+def downstream_view(lane: model.LaneRecord, local: dict[str, Any] | None, now: int) -> Downstream:
+    """Return a lane: the state that all processes share, and the `local` state of this one."""
     return Downstream(
         lane=public_lane_name(lane.name),
-        state=_state(lane, now),
-        parked_until=parked,
+        state=_lane_state(lane, now),
+        parked_until=lane.parked_until,
         opened=lane.opened,
         pending=lane.pending,
         in_flight=lane.in_flight,
         dead=lane.dead,
         served_at=lane.served_at,
-        here=None if here is None else msgspec.convert(here, Standing),
+        here=None if local is None else msgspec.convert(local, Standing),
     )
 
 
-def _state(lane: model.LaneRecord, now: int) -> LaneState:
+def _lane_state(lane: model.LaneRecord, now: int) -> LaneState:
     if lane.paused:
         return "PAUSED"
     if lane.parked_until is None:
@@ -206,10 +209,10 @@ def _state(lane: model.LaneRecord, now: int) -> LaneState:
 
 
 def public_lane_name(lane: str) -> str:
-    """Return a lane's name as its tenant sees it, which is without the tenant."""
+    """Return the name of a lane without its tenant, as the API shows it."""
     return lane.partition("/")[2]
 
 
-def internal_lane_name(tenant: str, shown: str) -> str:
-    """Return the lane that a tenant means."""
-    return f"{tenant}/{shown}"
+def internal_lane_name(tenant: str, public_name: str) -> str:
+    """Return the name of a lane in the store, which begins with its tenant."""
+    return f"{tenant}/{public_name}"

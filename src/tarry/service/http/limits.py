@@ -1,4 +1,8 @@
-"""One connection, as uvicorn serves it, with bounds, and with less to do for each request."""
+"""The uvicorn protocol with limits on the size and the duration of each request.
+
+uvicorn itself bounds neither. The class overrides parts of uvicorn that are not a public API.
+`tests/service/http/test_uvicorn_internals.py` lists them and fails when one of them changes.
+"""
 
 from __future__ import annotations
 
@@ -14,175 +18,193 @@ if TYPE_CHECKING:
 
     from tarry.wire.problem import Problem
 
-_Part: TypeAlias = Literal["first", "head", "body"]
-"""What a connection still owes: anything at all, the rest of a head, the rest of a body."""
+_Awaited: TypeAlias = Literal["first", "headers", "body"]
+"""What the client has to send next: a first request, the rest of its headers or of its body."""
 
-_MOST_HEAD = 65_536
-_TOO_LONG = problem_types.HEAD_TOO_LARGE.problem(
-    f"The request line and the headers may have {_MOST_HEAD} bytes together."
+_MAX_HEADER_BYTES = 65_536
+_HEADERS_TOO_LARGE = problem_types.HEADERS_TOO_LARGE.problem(
+    f"The request line and the headers may have {_MAX_HEADER_BYTES} bytes together."
 )
-_GRACE = 1.0
-"""Seconds that a client has at the end to read what is left for it."""
-_TOO_LATE = problem_types.TIMEOUT.problem("The rest of the request did not arrive in time.")
+_TIMED_OUT = problem_types.TIMEOUT.problem("The rest of the request did not arrive in time.")
+_UNREAD_RESPONSE_GRACE_S = 1.0
+"""Time that a client has at shutdown to read its response."""
 
 
 class LimitedHttpProtocol(FastPathProtocol):
-    """Reads no head, body or trailers without end, in size or in time: uvicorn would.
+    """A connection that bounds headers, bodies and trailers in size and in time.
 
-    A request that comes in one piece, as most do, needs no timer. The one of an idle connection is
-    left alone when a request comes, and looked at late.
+    A request that arrives in one read, as most do, sets no timer. The keep-alive timer is not
+    cancelled by each request; when it fires, it checks how long the connection has been idle.
     """
 
-    _head = 0
-    """Bytes that came since the request began, or since the last of them that were its body."""
-    _piece = _first = 0
-    """Bytes of the last read, and of the one in which the request began: not all may be its own."""
-    _is_long = False
-    _owes: _Part | None = "first"
-    _timed: _Part | None = None
-    """What the timer is about."""
+    _header_bytes = 0
+    """Bytes received since the request began, or since the last part of its body."""
+    _read_bytes = _first_read_bytes = 0
+    """Bytes of the last read, and of the read in which the request began.
+
+    Such a read may also contain the end of the previous request.
+    """
+    _is_too_large = False
+    _awaited: _Awaited | None = "first"
+    _timer_for: _Awaited | None = None
+    """What the running timer waits for."""
     _timer: TimerHandle | None = None
     _idle_since: float | None = None
-    _served: Any = None
-    """The request whose turn it is, where others wait or waited behind it."""
+    _served_cycle: Any = None
+    """The request that is being served while others are pipelined behind it."""
 
-    def __init__(self, *args: Any, head_timeout: float, body_timeout: float, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, header_timeout_s: float, body_timeout_s: float, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._seconds = {"first": head_timeout, "head": head_timeout, "body": body_timeout}
+        self._timeouts_s = {
+            "first": header_timeout_s,
+            "headers": header_timeout_s,
+            "body": body_timeout_s,
+        }
 
     def connection_made(self, transport: BaseTransport) -> None:
-        """Wait for the first request."""
+        """Start the timer for the first request."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self._set_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more, and let nobody write on."""
-        self._owes = None
+        """Cancel the timers, and end the request that is being served."""
+        self._awaited = None
         self._set_timer()
         super()._unset_keepalive_if_required()
-        if self._served is not None:
-            self._served.disconnected = True
-            self._served.message_event.set()
+        if self._served_cycle is not None:
+            self._served_cycle.disconnected = True
+            self._served_cycle.message_event.set()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """End the connection; a request that is still on its way may take too long."""
+        """Close the connection; a request that has not arrived completely times out now."""
         super().shutdown()
-        if self._owes is not None and not self.transport.is_closing():
-            self._late()
-        self._cut_off(is_late=False)
+        if self._awaited is not None and not self.transport.is_closing():
+            self._on_timeout()
+        self._abort_if_unread(is_second_check=False)
 
-    def _cut_off(self, *, is_late: bool) -> None:
-        """Do not let a client that does not read its answer hold up the end."""
+    def _abort_if_unread(self, *, is_second_check: bool) -> None:
+        """Abort a connection whose client does not read its response: it delays the shutdown."""
         if self not in self.connections:
             return
         is_unread = self.transport.get_write_buffer_size() > 0
-        if is_unread and is_late:
+        if is_unread and is_second_check:
             self.transport.abort()
         else:
-            self.loop.call_later(_GRACE, partial(self._cut_off, is_late=is_unread))
+            check = partial(self._abort_if_unread, is_second_check=is_unread)
+            self.loop.call_later(_UNREAD_RESPONSE_GRACE_S, check)
 
     def data_received(self, data: bytes) -> None:
-        """Read on; a head that is too long is refused."""
-        self._piece = len(data)
-        self._head += self._piece
+        """Parse the data; reject headers or trailers that are too large."""
+        self._read_bytes = len(data)
+        self._header_bytes += self._read_bytes
         super().data_received(data)
-        if self._head > _MOST_HEAD and not self.transport.is_closing():
-            self._is_long = True
+        if self._header_bytes > _MAX_HEADER_BYTES and not self.transport.is_closing():
+            self._is_too_large = True
             self.send_400_response("")
-        if self._owes != self._timed:
+        if self._awaited != self._timer_for:
             self._set_timer()
 
     def on_message_begin(self) -> None:
-        """Expect the rest of a head."""
-        self._head, self._first = 0, self._piece
-        self._owes = "head"
+        """Start a request: wait for its headers."""
+        self._header_bytes, self._first_read_bytes = 0, self._read_bytes
+        self._awaited = "headers"
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Let the request be served, and expect the rest of its body."""
-        if self._first + self._head > _MOST_HEAD:  # a body may have come with it, so look
+        """Serve the request, and wait for its body."""
+        # A large body may have arrived in the same read: count the headers exactly.
+        if self._first_read_bytes + self._header_bytes > _MAX_HEADER_BYTES:
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-            self._is_long = size > _MOST_HEAD
-            if self._is_long:
-                raise ValueError  # the parser stops, and the request is refused before it is served
-        self._head = 0
-        self._owes = "body"
-        before = self.cycle
+            self._is_too_large = size > _MAX_HEADER_BYTES
+            if self._is_too_large:
+                raise ValueError  # stops the parser, which calls send_400_response
+        self._header_bytes = 0
+        self._awaited = "body"
+        previous_cycle = self.cycle
         super().on_headers_complete()
         if len(self.pipeline) == 1:
-            self._served = before
+            self._served_cycle = previous_cycle
 
     def on_body(self, body: bytes) -> None:
         """Pass on a part of a body."""
-        self._head = 0
+        self._header_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Expect nothing more."""
-        self._owes = None
-        if self._timed is not None:  # the next request may begin in the same piece
+        """End the wait for the body."""
+        self._awaited = None
+        if self._timer_for is not None:  # the next request may begin in the same read
             self._set_timer()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Serve the request that waits, or be idle."""
+        """Serve the next pipelined request, or become idle."""
         if self.pipeline or self.transport.is_closing():
-            self._served = self.pipeline[-1][0] if self.pipeline else None
+            self._served_cycle = self.pipeline[-1][0] if self.pipeline else None
             super().on_response_complete()
             return
         self.server_state.total_requests += 1
         self.flow.resume_reading()
         self._idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
-            self._look_after(self.timeout_keep_alive)
+            self._check_idle_after(self.timeout_keep_alive)
 
     def _unset_keepalive_if_required(self) -> None:
+        # uvicorn cancels the keep-alive timer here and sets a new one after each response. Both
+        # cost time on the hot path, so the timer stays and only this flag changes.
         self._idle_since = None
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close a connection that has been idle for as long as it may."""
+        """Close the connection if it has been idle for too long, else check again later."""
         self.timeout_keep_alive_task = None
         if self._idle_since is None:
             return
-        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
-        if left > 0:
-            self._look_after(left)
+        seconds_left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if seconds_left > 0:
+            self._check_idle_after(seconds_left)
         else:
             super().timeout_keep_alive_handler()
 
-    def _look_after(self, seconds: float) -> None:
+    def _check_idle_after(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(
             seconds, self.timeout_keep_alive_handler
         )
 
     def send_400_response(self, msg: str) -> None:
-        """Say what is wrong in the words of the API, and hang up."""
-        self._refuse(_TOO_LONG if self._is_long else problem_types.NOT_HTTP.problem(msg))
+        """Send a problem for bytes that are not a valid request, and close the connection."""
+        self._reject(
+            _HEADERS_TOO_LARGE if self._is_too_large else problem_types.NOT_HTTP.problem(msg)
+        )
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timed = owes = self._owes
+        self._timer_for = awaited = self._awaited
         self._timer = (
-            None if owes is None else self.loop.call_later(self._seconds[owes], self._late)
+            None
+            if awaited is None
+            else self.loop.call_later(self._timeouts_s[awaited], self._on_timeout)
         )
 
-    def _late(self) -> None:
-        """Give up on a request that does not arrive, unless it is we who do not read it."""
-        owes, cycle = self._owes, self.cycle  # an older one, or None, while a head comes
-        is_answering = bool(cycle) and not cycle.response_complete
-        if self.pipeline or self.flow.read_paused or (is_answering and owes == "head"):
+    def _on_timeout(self) -> None:
+        """Reject a request that does not arrive, unless this side has paused reading."""
+        # While headers arrive, `cycle` is that of the previous request, or None.
+        awaited, cycle = self._awaited, self.cycle
+        is_responding = bool(cycle) and not cycle.response_complete
+        if self.pipeline or self.flow.read_paused or (is_responding and awaited == "headers"):
             self._set_timer()
-        elif owes == "first" or (owes == "body" and cycle.response_started):
+        elif awaited == "first" or (awaited == "body" and cycle.response_started):
             self.transport.close()
         else:
-            self._refuse(_TOO_LATE)
-            if is_answering:
+            self._reject(_TIMED_OUT)
+            if is_responding:
                 cycle.disconnected = True
                 cycle.message_event.set()
 
-    def _refuse(self, problem: Problem) -> None:
+    def _reject(self, problem: Problem) -> None:
         body = problem.to_json()
         head = (
             f"HTTP/1.1 {problem.status} {problem.title}\r\ncontent-type: {MEDIA_TYPE}\r\n"

@@ -1,4 +1,4 @@
-"""The process around the service: a socket, an event loop, signals."""
+"""The server process: socket, event loop and signals, by uvicorn."""
 
 from __future__ import annotations
 
@@ -19,66 +19,79 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tarry.service")
 _BACKLOG = 2048
-_GARBAGE = 10_000
-"""Objects after which cycles are looked for: there are few, and to look for them takes time."""
-_KEEP_ALIVE = 75
-"""Seconds that an idle connection is kept: longer than balancers keep theirs, usually for 60."""
+_GC_THRESHOLD = 10_000
+"""Allocations between two runs of the cyclic garbage collector.
+
+The service creates few cycles: with the default of 700, a twentieth of its processor time went
+into the search for them.
+"""
+_KEEP_ALIVE_S = 75
+"""Longer than the idle timeout of most load balancers (60 s), so that they close first."""
 
 
 class Server:
-    """Serves over HTTP until a signal ends it; `patience`: seconds for open connections then."""
+    """Serves a service over HTTP until a signal stops it."""
 
-    def __init__(self, service: Service, *, patience: float) -> None:
+    def __init__(self, service: Service, *, shutdown_timeout_s: float) -> None:
+        """`shutdown_timeout_s` is the time that open connections have to finish."""
         self._service = service
         settings = service.settings
-        http: Any = partial(
+        http_protocol: Any = partial(
             LimitedHttpProtocol,
-            head_timeout=settings.head_timeout_ms / 1000,
-            body_timeout=settings.body_timeout_ms / 1000,
-            whole=service.api.whole,
+            header_timeout_s=settings.head_timeout_ms / 1000,
+            body_timeout_s=settings.body_timeout_ms / 1000,
+            fast_routes=service.api.fast_routes,
         )
         self._config = uvicorn.Config(
             service,
             host=settings.host,
             port=settings.port,
-            http=http,
+            http=http_protocol,
             access_log=False,
             backlog=_BACKLOG,
             lifespan="on",
             log_config=None,
             proxy_headers=False,
             server_header=False,
-            timeout_graceful_shutdown=int(patience) + 1,
-            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=int(shutdown_timeout_s) + 1,
+            timeout_keep_alive=_KEEP_ALIVE_S,
         )
 
-    def run(self, ready: Callable[[str], None]) -> int:
-        """Serve; `ready` is told the address when it is there. Returns the exit code."""
-        server = _Announced(self._config, ready, self._service.leave)
+    def run(self, on_ready: Callable[[str], None]) -> int:
+        """Serve until stopped, and return the exit code.
+
+        `on_ready` is called with the URL of the service when it accepts connections.
+        """
+        server = _UvicornServer(self._config, on_ready, self._service.begin_shutdown)
         server.run()
         return 0 if server.started else 1
 
 
-class _Announced(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
+    """uvicorn's server, with callbacks when it is ready and when it begins to shut down."""
+
     def __init__(
-        self, config: uvicorn.Config, ready: Callable[[str], None], leave: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        on_ready: Callable[[str], None],
+        on_shutdown: Callable[[], None],
     ) -> None:
         super().__init__(config)
-        self._ready = ready
-        self._leave = leave
+        self._on_ready = on_ready
+        self._on_shutdown = on_shutdown
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
         gc.collect()
-        gc.freeze()  # what is here now stays
-        gc.set_threshold(_GARBAGE)
+        gc.freeze()  # objects that exist now stay: the collector need not visit them again
+        gc.set_threshold(_GC_THRESHOLD)
         if self.started and self.servers:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            self._ready(f"http://{shown}:{port}")
+            url_host = f"[{host}]" if ":" in host else host
+            self._on_ready(f"http://{url_host}:{port}")
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        _logger.info("stopping: what runs is finished, the rest is handed back")
-        self._leave()
+        _logger.info("stopping: running attempts finish, other leased tasks are released")
+        self._on_shutdown()
         await super().shutdown(sockets)
         _logger.info("stopped")
