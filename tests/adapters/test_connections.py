@@ -108,7 +108,7 @@ def test_outer_loop_passes_on_what_the_adapter_gave_up(server: Server, client: C
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("idempotency_key", "order-7", "one key for all requests would make them one"),
+        ("idempotency_key", "order-7", "with one key, all requests would count as one"),
         ("idempotency_key", 7, 'must be "auto", a function of the request, or None, got 7'),
         ("downstream", "payments", 'must be a tarry.Downstream("name")'),
         ("policy", 4, "policy must be a tarry.Policy"),

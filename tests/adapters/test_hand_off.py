@@ -19,7 +19,7 @@ import pytest
 import tarry
 from tarry import Breaker, Downstream, InFlight, Policy, Reason, TokenBudget
 from tarry.adapters.aiohttp import RetryMiddleware
-from tarry.adapters.http.hand_off import PATIENCE
+from tarry.adapters.http.hand_off import HAND_OFF_TIMEOUT_S
 from tarry.adapters.httpx import RetryTransport
 from tarry.runtime.clocks import system
 from tests.adapters.clients import HEDGING, Answer, Client, Looped, Talker
@@ -429,7 +429,7 @@ def test_the_callers_deadline_is_not_the_services(server: Server, client: Client
 
     (seconds,) = left
     assert seconds is not None
-    assert 0.0 < seconds <= PATIENCE
+    assert 0.0 < seconds <= HAND_OFF_TIMEOUT_S
 
 
 # --- arguments ------------------------------------------------------------------------------------

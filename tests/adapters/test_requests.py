@@ -122,7 +122,7 @@ def test_form_with_a_file(server: Server, session: requests.Session) -> None:
 )
 def test_timeouts_are_bounded(given: Any, bounded: tuple[float, float]) -> None:
     """Neither connecting nor reading may take longer than the attempt; shorter ones stay."""
-    assert bounded == adapter._bounded(given, 2.0)
+    assert bounded == adapter._limit_timeout(given, 2.0)
 
 
 @pytest.mark.parametrize(("total", "bounded"), [(None, 2.0), (5, 2.0), (1, 1)])
@@ -130,7 +130,7 @@ def test_timeouts_of_urllib3_are_bounded(total: float | None, bounded: float) ->
     """A timeout in the words of urllib3 keeps its parts; its total is bounded in a copy."""
     given = urllib3.Timeout(total=total, connect=0.5)
 
-    actual = adapter._bounded(given, 2.0)
+    actual = adapter._limit_timeout(given, 2.0)
 
     assert (bounded, 0.5) == (actual.total, actual.connect_timeout)
     assert total == given.total

@@ -86,10 +86,10 @@ def test_hedged_call_in_a_child() -> None:
 
 def test_new_origin_in_a_child() -> None:
     """A child can call a new origin although a thread of its parent was just about to."""
-    recent: origins.Recent[str, str] = origins.Recent()
+    recent: origins.LRUCache[str, str] = origins.LRUCache()
 
     with held_elsewhere(origins._locks[0]):
-        assert "true" == in_child(lambda: recent.keep("http://a", "it") == "it")
+        assert "true" == in_child(lambda: recent.add("http://a", "it") == "it")
 
 
 def test_listening_in_a_child() -> None:

@@ -2,8 +2,8 @@
 
     session = aiohttp.ClientSession(middlewares=(RetryMiddleware(),))
 
-The middleware sees every request and every answer of the session. It returns the last answer as
-the session would without it: no exception is made of a 503.
+The middleware handles every request and response of the session. It returns the last response as
+the session would without it: a 503 is returned, not raised.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
-from tarry.adapters.http.hand_off import Parts, make_hand_off
+from tarry.adapters.http.hand_off import RequestSnapshot, make_hand_off
 from tarry.adapters.http.headers import (
     MAX_DRAINED_BYTES,
     add_safety_note,
@@ -26,7 +26,7 @@ from tarry.adapters.http.headers import (
     make_repeatable,
     set_attempt_headers,
 )
-from tarry.adapters.http.origins import Origins
+from tarry.adapters.http.origins import OriginRegistry
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import MissingExtra, ResultNotAccepted
 from tarry.runtime import async_driver, event_loops
@@ -57,30 +57,32 @@ except ImportError as _missing:
 if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
-    from tarry.adapters.http.hand_off import AsyncService, HandOff
+    from tarry.adapters.http.hand_off import AsyncTaskClient, HandOff
     from tarry.adapters.http.headers import IdempotencyKey
     from tarry.adapters.http.origins import Downstreams
     from tarry.core.policy import Policy
 
-_FINAL = (ClientSSLError, ServerFingerprintMismatch)
-"""Certificates do not heal."""
-_NEVER_SENT = (ClientConnectorError, ConnectionTimeoutError)
-_PERHAPS_READ = (ClientConnectionError, ClientPayloadError, ConnectionError, TimeoutError)
+_TLS_ERRORS = (ClientSSLError, ServerFingerprintMismatch)
+_NOT_SENT_ERRORS = (ClientConnectorError, ConnectionTimeoutError)
+_MAYBE_READ_ERRORS = (ClientConnectionError, ClientPayloadError, ConnectionError, TimeoutError)
 
-_keys: ContextVar[tuple[object, str, str] | None] = ContextVar("tarry_key", default=None)
-"""The key that the last call of this task was given, its method, and what identifies that call."""
-_given_up: ContextVar[tuple[object, Exception] | None] = ContextVar("tarry_aiohttp", default=None)
-"""The error that the last call of this task ended with, and what identifies that call."""
+_last_key: ContextVar[tuple[object, str, str] | None] = ContextVar("tarry_key", default=None)
+"""The last request of this task with an Idempotency-Key: call identity, method, key."""
+_last_error: ContextVar[tuple[object, Exception] | None] = ContextVar("tarry_aiohttp", default=None)
+"""The last call of this task that was given up: call identity, error."""
 
 
 class RetryMiddleware:
     """Retries the requests of an `aiohttp.ClientSession`.
 
-    `downstream`: one for all origins, a function that makes one for an origin, or None for a
-    breaker and a budget each. `idempotency_key`: "auto" or a function puts one key on all attempts
-    of a request that is not idempotent, which makes it safe to retry. `hand_off`: a
-    `tarry.AsyncClient`, which gets what may be repeated and cannot go on now; `HandedOff` is
-    raised.
+    Args:
+        policy: the retry policy; by default `tarry.Policy()`.
+        downstream: one `tarry.Downstream` for all origins, or a function that returns one for an
+            origin. By default each origin gets its own, with a breaker and a retry budget.
+        idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
+            that are not idempotent, the same on all attempts. That makes them safe to retry.
+        hand_off: a `tarry.AsyncClient`. A repeatable request that cannot succeed now is enqueued
+            there, and `HandedOff` is raised.
     """
 
     def __init__(
@@ -89,144 +91,157 @@ class RetryMiddleware:
         policy: Policy | None = None,
         downstream: Downstreams = None,
         idempotency_key: IdempotencyKey = None,
-        hand_off: AsyncService | None = None,
+        hand_off: AsyncTaskClient | None = None,
     ) -> None:
-        self._key = check_idempotency_key(idempotency_key)
-        self._origins = Origins(policy, downstream, _outcome_of, _judge, _release)
-        self._limit = self._origins.policy.attempt_timeout
+        self._idempotency_key = check_idempotency_key(idempotency_key)
+        self._origins = OriginRegistry(
+            policy, downstream, _classify_error, _classify_response, _release
+        )
+        self._attempt_timeout = self._origins.policy.attempt_timeout
         self._hand_off: HandOff | None = make_hand_off(
-            hand_off, policy, looped=True, parts=_parts, judge=_judge, release=_release
+            hand_off,
+            policy,
+            is_async=True,
+            snapshot=_snapshot,
+            classify_response=_classify_response,
+            release=_release,
         )
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-        """Send a request until it is answered for good."""
-        _refuse_second_round(request)
-        replayable = _can_replay(request.body)
-        run = self._begin(request, replayable=replayable)
+        """Send a request and retry it; return the last response."""
+        _raise_if_given_up(request)
+        can_resend_body = _can_resend(request.body)
+        run = self._new_run(request, can_resend_body=can_resend_body)
         try:
             return await async_driver.drive(run, self._send, (run, request, handler), {})
         except ResultNotAccepted as error:
             if self._hand_off is not None:
-                await self._hand_off.aover(request, error)
+                await self._hand_off.async_try_hand_off(request, error)
             response: Any = final_response(error)
             return response  # type: ignore[no-any-return]
         except Exception as error:
-            add_safety_note(error, replayable=replayable)
+            add_safety_note(error, can_resend_body=can_resend_body)
             if self._hand_off is not None:
-                await self._hand_off.aover(request, error)
+                await self._hand_off.async_try_hand_off(request, error)
             if isinstance(error, (ClientOSError, ServerDisconnectedError)):
-                _given_up.set((_identity(request), error))
+                _last_error.set((_call_identity(request), error))
             raise
 
-    def _begin(self, request: ClientRequest, *, replayable: bool) -> Run:
+    def _new_run(self, request: ClientRequest, *, can_resend_body: bool) -> Run:
         method, url = request.method, request.url
-        if self._key is not None:
-            _keep_key(request)
-        repeatable = make_repeatable(method, request.headers, self._key, request)
-        if self._key is not None and (key := request.headers.get(http.KEY)):
-            _keys.set((_identity(request), method, key))
+        if self._idempotency_key is not None:
+            _copy_key_to_redirect(request)
+        repeatable = make_repeatable(method, request.headers, self._idempotency_key, request)
+        if self._idempotency_key is not None and (key := request.headers.get(http.KEY)):
+            _last_key.set((_call_identity(request), method, key))
         origin = http.origin_of(url.scheme, url.host or "", url.port)
-        return Run.new(self._origins.spec(method, origin, repeatable=repeatable and replayable))
+        repeatable = repeatable and can_resend_body
+        return Run.new(self._origins.retry_config(method, origin, repeatable=repeatable))
 
     async def _send(
         self, run: Run, request: ClientRequest, handler: ClientHandlerType
     ) -> ClientResponse:
         if run.attempts > 1:
-            await request.close()  # the last attempt may still be reading the body
-        set_attempt_headers(request.headers, run.attempts, attempt_time_limit(self._limit))
+            await request.close()  # the previous attempt may still be reading the body
+        set_attempt_headers(
+            request.headers, run.attempts, attempt_time_limit(self._attempt_timeout)
+        )
         try:
             return await handler(request)
         except TimeoutError as error:
             if type(error) is TimeoutError:
-                # Of the session, whose total timeout covers all attempts and waits: now it is over.
+                # The session's total timeout, which covers all attempts and waits, is over.
                 run.deadline = system.now()
             raise
 
 
-def _identity(request: ClientRequest) -> object:
-    """Return what all requests of one call of the session share: there is no public name for it."""
+def _call_identity(request: ClientRequest) -> object:
+    """Return an object that all requests of one session call share; there is no public one."""
     return request._traces  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
-def _keep_key(request: ClientRequest) -> None:
-    """Put the key of a request on the one that follows a redirect, which aiohttp makes anew."""
-    before = _keys.get()
-    if before is not None and before[0] is _identity(request) and before[1] == request.method:
-        request.headers.setdefault(http.KEY, before[2])
+def _copy_key_to_redirect(request: ClientRequest) -> None:
+    """Copy the key to the request after a redirect, for which aiohttp creates new headers."""
+    last = _last_key.get()
+    if last is not None and last[0] is _call_identity(request) and last[1] == request.method:
+        request.headers.setdefault(http.KEY, last[2])
 
 
-def _refuse_second_round(request: ClientRequest) -> None:
-    """Raise again what the call was given up with.
+def _raise_if_given_up(request: ClientRequest) -> None:
+    """Raise the error with which this call was given up, if aiohttp sends its request again.
 
     When a connection breaks, aiohttp itself sends an idempotent request a second time, through all
-    middlewares: a second layer of retries around this one.
+    middlewares. That would be a second layer of retries around this one.
     """
-    before = _given_up.get()
-    if before is not None:
-        _given_up.set(None)
-        if before[0] is _identity(request):
-            raise before[1]
+    last = _last_error.get()
+    if last is not None:
+        _last_error.set(None)
+        if last[0] is _call_identity(request):
+            raise last[1]
 
 
-def _can_replay(body: Any) -> bool:
-    """Say whether a body can be sent a second time; aiohttp goes back in files by itself."""
+def _can_resend(body: Any) -> bool:
+    """Return whether a body can be sent a second time. aiohttp rewinds files itself."""
     if isinstance(body, (bytes, BytesPayload)):
         return True
     if isinstance(body, IOBasePayload):
         return bool(body._value.seekable())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    return isinstance(body, MultipartWriter) and all(_can_replay(part) for part, *_ in body)
+    return isinstance(body, MultipartWriter) and all(_can_resend(part) for part, *_ in body)
 
 
-def _parts(request: ClientRequest) -> Parts:
+def _snapshot(request: ClientRequest) -> RequestSnapshot:
     body: Any = request.body
     if isinstance(body, BytesPayload):
         body = body._value  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    # What is compressed on its way is not what its headers say.
-    is_plain = isinstance(body, (bytes, bytearray, memoryview)) and not request.compress
-    sent = bytes(cast("bytes", body)) if is_plain else None
-    return Parts(request.method, str(request.url), request.headers.items(), sent)
+    # aiohttp would compress the body while sending it: the headers describe the compressed body.
+    is_bytes = isinstance(body, (bytes, bytearray, memoryview)) and not request.compress
+    body_bytes = bytes(cast("bytes", body)) if is_bytes else None
+    return RequestSnapshot(request.method, str(request.url), request.headers.items(), body_bytes)
 
 
-def _outcome_of(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
+def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
     detail = type(error).__name__
     timeout = isinstance(error, TimeoutError)
     if isinstance(error, ClientHttpProxyError):
         return classify_proxy_refusal(error.status)
-    if isinstance(error, _FINAL):
+    if isinstance(error, _TLS_ERRORS):
         return PERMANENT
-    if isinstance(error, _NEVER_SENT):
+    if isinstance(error, _NOT_SENT_ERRORS):
         return Outcome(Kind.TRANSIENT, timeout=timeout, detail=detail)
-    if isinstance(error, _PERHAPS_READ):
+    if isinstance(error, _MAYBE_READ_ERRORS):
         return Outcome(Kind.TRANSIENT, safe=repeatable, timeout=timeout, detail=detail)
     return PERMANENT
 
 
-def _judge(policy: Policy, repeatable: bool, response: ClientResponse) -> Outcome:  # noqa: FBT001
+def _classify_response(policy: Policy, repeatable: bool, response: ClientResponse) -> Outcome:  # noqa: FBT001
     return classify_response(response.status, response.headers, policy, repeatable=repeatable)
 
 
 async def _release(response: ClientResponse) -> bool:
-    """Give the connection back, open if the rest of the answer is short: then it is kept."""
-    kept = False
-    with suppress(ClientError):  # a connection that cannot be kept is closed
+    """Release the connection of a response. Read a short rest, so that it can be used again.
+
+    Return whether the response can still be read by the user.
+    """
+    is_complete = False
+    with suppress(ClientError):  # if reading fails, the connection is closed
         if is_worth_draining(response.headers):
             with event_loops.timeout(drain_timeout()):
-                kept = await _read(response)
-    if not kept:
+                is_complete = await _drain(response)
+    if not is_complete:
         response.close()
         await response.wait_for_close()
-    return kept
+    return is_complete
 
 
-async def _read(response: ClientResponse) -> bool:
-    """Read the rest of an answer, if that is not much."""
-    pieces: list[bytes] = []
-    room = MAX_DRAINED_BYTES
-    async for piece in response.content.iter_any():
-        pieces.append(piece)
-        room -= len(piece)
-        if room < 0:
+async def _drain(response: ClientResponse) -> bool:
+    """Read the rest of a response up to a limit; return whether it was complete."""
+    chunks: list[bytes] = []
+    bytes_left = MAX_DRAINED_BYTES
+    async for chunk in response.content.iter_any():
+        chunks.append(chunk)
+        bytes_left -= len(chunk)
+        if bytes_left < 0:
             return False
-    response._body = b"".join(pieces)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    await response.read()  # ends with what was read, when the connection is given back
+    response._body = b"".join(chunks)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    await response.read()  # returns the body just set, and waits until the connection is released
     return True

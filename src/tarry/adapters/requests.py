@@ -1,9 +1,9 @@
-"""Retries and hedges for requests.
+"""Retries and hedging for requests.
 
     session.mount("https://", RetryAdapter())
 
-The adapter sees every request and every answer of the session. It returns the last answer as the
-session would without it: no exception is made of a 503.
+The adapter handles every request and response of the session. It returns the last response as the
+session would without it: a 503 is returned, not raised.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from tarry.adapters.http.hand_off import Parts, make_hand_off
+from tarry.adapters.http.hand_off import RequestSnapshot, make_hand_off
 from tarry.adapters.http.headers import (
     MAX_DRAINED_BYTES,
     MIN_TIMEOUT_S,
@@ -29,18 +29,18 @@ from tarry.adapters.http.headers import (
     response_classifier,
     set_attempt_headers,
 )
-from tarry.adapters.http.send import Sending
+from tarry.adapters.http.send import RequestSender
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import BlockingWait, ConfigurationError, MissingExtra, ResultNotAccepted
 from tarry.runtime.clocks import system
 
 try:
     from requests.adapters import HTTPAdapter
-    from requests.exceptions import ConnectionError as ConnectionFailed
+    from requests.exceptions import ConnectionError as RequestsConnectionError
     from requests.exceptions import RequestException, SSLError, Timeout
-    from urllib3 import Timeout as Timeouts
+    from urllib3 import Timeout as Urllib3Timeout
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
-    from urllib3.exceptions import SSLError as WrappedSSLError
+    from urllib3.exceptions import SSLError as Urllib3SSLError
 except ImportError as _missing:
     _message = "this needs requests: pip install 'tarry[requests]'"
     raise MissingExtra(_message) from _missing
@@ -50,29 +50,37 @@ if TYPE_CHECKING:
 
     from requests import PreparedRequest, Response
 
-    from tarry.adapters.http.hand_off import HandOff, Service
+    from tarry.adapters.http.hand_off import HandOff, SyncTaskClient
     from tarry.adapters.http.headers import IdempotencyKey
     from tarry.adapters.http.origins import Downstreams
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
 
-_Pair: TypeAlias = "tuple[float | None, float | None]"
+_TimeoutPair: TypeAlias = "tuple[float | None, float | None]"
+"""Connect and read timeout."""
 
-_POOL = 10
-"""What requests itself takes."""
-_TUNNEL = "Tunnel connection failed: "
-"""What urllib3 says, and then the status, where a proxy refused to connect us."""
+_DEFAULT_POOL_SIZE = 10
+"""The default of requests."""
+_TUNNEL_FAILED = "Tunnel connection failed: "
+"""The text of the urllib3 error for a proxy that refused to open a tunnel; the status follows."""
 
 
 class RetryAdapter(HTTPAdapter):
-    """Retries the requests of a `requests.Session` that it is mounted on, or hedges them.
+    """Retries or hedges the requests of the `requests.Session` on which it is mounted.
 
-    `downstream`: one for all origins, a function that makes one for an origin, or None for a
-    breaker and a budget each. `idempotency_key`: "auto" or a function puts one key on all attempts
-    of a request that is not idempotent, which makes it safe to retry. `hedging` takes the place
-    of `policy`: a second copy of what may be repeated, when the first takes too long. `hand_off`:
-    a `tarry.Client`, which gets what may be repeated and cannot go on now; `HandedOff` is raised.
-    The others are those of `HTTPAdapter`; its own retries stay off.
+    Args:
+        policy: the retry policy; by default `tarry.Policy()`.
+        hedging: a hedging policy instead of `policy`: sends a second copy of a repeatable request
+            when the first takes too long.
+        downstream: one `tarry.Downstream` for all origins, or a function that returns one for an
+            origin. By default each origin gets its own, with a breaker and a retry budget.
+        idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
+            that are not idempotent, the same on all attempts. That makes them safe to retry.
+        hand_off: a `tarry.Client`. A repeatable request that cannot succeed now is enqueued there,
+            and `HandedOff` is raised.
+        max_retries: must be 0: urllib3's own retries stay off.
+
+    The other arguments are those of `HTTPAdapter`.
     """
 
     def __init__(
@@ -82,16 +90,16 @@ class RetryAdapter(HTTPAdapter):
         hedging: Hedging | None = None,
         downstream: Downstreams = None,
         idempotency_key: IdempotencyKey = None,
-        hand_off: Service | None = None,
-        pool_connections: int = _POOL,
-        pool_maxsize: int = _POOL,
+        hand_off: SyncTaskClient | None = None,
+        pool_connections: int = _DEFAULT_POOL_SIZE,
+        pool_maxsize: int = _DEFAULT_POOL_SIZE,
         pool_block: bool = False,
         max_retries: object = 0,
     ) -> None:
         if max_retries != 0:
             rule = (
                 f"must be 0, got {max_retries!r}: urllib3 would retry below each attempt, and two "
-                "layers multiply; say it with policy=tarry.Policy(max_attempts=4)"
+                "layers multiply; use policy=tarry.Policy(max_attempts=4)"
             )
             raise ConfigurationError("max_retries", rule)
         self._options: dict[str, Any] = {
@@ -100,23 +108,28 @@ class RetryAdapter(HTTPAdapter):
             "downstream": downstream,
             "idempotency_key": idempotency_key,
         }
-        self._sending = _sending(self._options)
+        self._sender = _new_sender(self._options)
         self._hand_off: HandOff | None = make_hand_off(
-            hand_off, policy, looped=False, parts=_parts, judge=_judge, release=_release
+            hand_off,
+            policy,
+            is_async=False,
+            snapshot=_snapshot,
+            classify_response=_classify_response,
+            release=_release,
         )
         super().__init__(pool_connections, pool_maxsize, 0, pool_block)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what to pickle: the arguments, and none of what was learned."""
-        ours = {"_options": self._options, "_hand_off": self._hand_off}
-        return {**super().__getstate__(), **ours}
+        """Return the state to pickle: the arguments, but no breakers, budgets or statistics."""
+        own_state = {"_options": self._options, "_hand_off": self._hand_off}
+        return {**super().__getstate__(), **own_state}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin anew."""
+        """Restore the adapter, with new breakers and budgets."""
         super().__setstate__(state)
-        self._sending = _sending(self._options)
+        self._sender = _new_sender(self._options)
 
-    def send(  # its positions are those of HTTPAdapter
+    def send(  # the positions of the arguments are those of HTTPAdapter
         self,
         request: PreparedRequest,
         stream: bool = False,  # noqa: FBT001, FBT002
@@ -125,75 +138,86 @@ class RetryAdapter(HTTPAdapter):
         cert: Any = None,
         proxies: Any = None,
     ) -> Response:
-        """Send a request until it is answered for good."""
-        start = _position(request.body)
-        replayable = start is not None and not (self._sending.hedging and _is_file(request.body))
+        """Send a request and retry it; return the last response."""
+        body_start = _body_position(request.body)
+        # Two hedged copies cannot read one file in parallel.
+        is_shared_file = self._sender.hedging is not None and _is_file(request.body)
+        can_resend_body = body_start is not None and not is_shared_file
         send = partial(super().send, stream=stream, verify=verify, cert=cert, proxies=proxies)
         response: Any
         try:
-            sender = self._sender(request, replayable=replayable)
-            response = sender(send, request, start, timeout)
+            send_with_retries = self._send_function(request, can_resend_body=can_resend_body)
+            response = send_with_retries(send, request, body_start, timeout)
         except ResultNotAccepted as error:
             if self._hand_off is not None:
-                self._hand_off.over(request, error)
+                self._hand_off.try_hand_off(request, error)
             response = final_response(error)
         except BlockingWait as error:
             response = on_blocking_wait(error)
         except Exception as error:
-            add_safety_note(error, replayable=replayable)
+            add_safety_note(error, can_resend_body=can_resend_body)
             if self._hand_off is not None:
-                self._hand_off.over(request, error)
+                self._hand_off.try_hand_off(request, error)
             raise
-        response.request = request  # and not the copy that was sent
+        response.request = request  # instead of the copy that was sent
         return response  # type: ignore[no-any-return]
 
-    def _sender(self, request: PreparedRequest, *, replayable: bool) -> Callable[..., Any]:
-        method, url, headers = request.method or "", urlsplit(request.url or ""), request.headers
-        repeatable = make_repeatable(method, cast("Any", headers), self._sending.key, request)
-        kind = (method, url.scheme, url.hostname or "", url.port, repeatable and replayable)
-        return self._sending.known.get(kind) or self._sending.made(kind)
+    def _send_function(
+        self, request: PreparedRequest, *, can_resend_body: bool
+    ) -> Callable[..., Any]:
+        method, url = request.method or "", urlsplit(request.url or "")
+        headers, sender = cast("Any", request.headers), self._sender
+        repeatable = make_repeatable(method, headers, sender.idempotency_key, request)
+        key = (method, url.scheme, url.hostname or "", url.port, repeatable and can_resend_body)
+        return sender.send_functions.get(key) or sender.send_function(key)
 
 
-def _sending(options: dict[str, Any]) -> Sending:
-    return Sending(
-        _send, looped=False, outcome_of=_outcome_of, judge=_judge, release=_release, **options
+def _new_sender(options: dict[str, Any]) -> RequestSender:
+    return RequestSender(
+        _send,
+        is_async=False,
+        classify_error=_classify_error,
+        classify_response=_classify_response,
+        release=_release,
+        **options,
     )
 
 
 def _send(
     send: Callable[..., Response],
     request: PreparedRequest,
-    start: int | None,
+    body_start: int | None,
     timeout: Any,
     *,
     limit: float | None,
     number: int = 1,
 ) -> Response:
     if number > 1:
-        _rewind(request.body, start)
+        _rewind(request.body, body_start)
     limit = attempt_time_limit(limit)
     if number > 1 or limit is not None:
-        request = request.copy()  # the user's own stays as it is
+        request = request.copy()  # the user's request stays unchanged
         set_attempt_headers(cast("Any", request.headers), number, limit)
-    given = timeout if limit is None else _bounded(timeout, max(limit, MIN_TIMEOUT_S))
-    return send(request, timeout=given)
+    if limit is not None:
+        timeout = _limit_timeout(timeout, max(limit, MIN_TIMEOUT_S))
+    return send(request, timeout=timeout)
 
 
-def _parts(request: PreparedRequest) -> Parts:
+def _snapshot(request: PreparedRequest) -> RequestSnapshot:
     body: Any = request.body or b""
     if isinstance(body, str):
         body = body.encode()
-    sent = bytes(body) if isinstance(body, (bytes, bytearray)) else None
-    lines = [(name, _text(value)) for name, value in request.headers.items()]
-    return Parts(request.method or "", request.url or "", lines, sent)
+    body_bytes = bytes(body) if isinstance(body, (bytes, bytearray)) else None
+    headers = [(name, _decode_header(value)) for name, value in request.headers.items()]
+    return RequestSnapshot(request.method or "", request.url or "", headers, body_bytes)
 
 
-def _text(value: str | bytes) -> str:
+def _decode_header(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("latin-1")
 
 
-def _position(body: Any) -> int | None:
-    """Return where the body begins, None for one that cannot be brought back there."""
+def _body_position(body: Any) -> int | None:
+    """Return the position from which to read the body; None if the body cannot be rewound."""
     if body is None or isinstance(body, (bytes, bytearray, str)):
         return 0
     try:
@@ -203,7 +227,7 @@ def _position(body: Any) -> int | None:
 
 
 def _is_file(body: Any) -> bool:
-    """Say whether two who send the body at once would read from one another."""
+    """Return whether the body has a read position, which parallel copies would share."""
     return hasattr(body, "seek")
 
 
@@ -212,79 +236,88 @@ def _rewind(body: Any, start: int | None) -> None:
         body.seek(start)
 
 
-def _bounded(timeout: Any, limit: float) -> Any:
-    """Return the user's timeout for connecting and reading, neither longer than `limit`."""
-    if isinstance(timeout, Timeouts):
-        bounded = timeout.clone()
-        total = bounded.total
-        bounded.total = limit if not isinstance(total, (int, float)) else min(limit, total)
-        return bounded
-    connect, read = cast("_Pair", timeout) if isinstance(timeout, tuple) else (timeout, timeout)
+def _limit_timeout(timeout: Any, limit: float) -> Any:
+    """Return the user's timeout with its connect and read part limited to `limit` seconds."""
+    if isinstance(timeout, Urllib3Timeout):
+        limited = timeout.clone()
+        total = limited.total
+        limited.total = limit if not isinstance(total, (int, float)) else min(limit, total)
+        return limited
+    connect, read = (
+        cast("_TimeoutPair", timeout) if isinstance(timeout, tuple) else (timeout, timeout)
+    )
     return min(limit, connect or limit), min(limit, read or limit)
 
 
-def _outcome_of(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
+def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
     detail = type(error).__name__
     timeout = isinstance(error, Timeout)
-    reason = _reason(error)
-    if isinstance(reason, OSError) and (refused := _refused(str(reason))).isdecimal():
-        return classify_proxy_refusal(int(refused))
+    reason = _original_error(error)
+    if isinstance(reason, OSError) and (status := _tunnel_status(str(reason))).isdecimal():
+        return classify_proxy_refusal(int(status))
     if isinstance(reason, (NewConnectionError, ConnectTimeoutError)):
         return Outcome(Kind.TRANSIENT, timeout=timeout, detail=detail)
     if is_permanent_tls_error(reason) or (
-        isinstance(error, SSLError) and not isinstance(reason, OSError)  # a name that is wrong
+        isinstance(error, SSLError) and not isinstance(reason, OSError)  # a wrong host name
     ):
         return PERMANENT
-    if isinstance(error, (ConnectionFailed, Timeout)):
+    if isinstance(error, (RequestsConnectionError, Timeout)):
         return Outcome(Kind.TRANSIENT, safe=repeatable, timeout=timeout, detail=detail)
     return PERMANENT
 
 
-def _reason(error: Exception) -> Any:
-    """Return the error inside, which alone tells what happened.
+def _original_error(error: Exception) -> Any:
+    """Return the original error: its type shows whether the request may have been sent.
 
-    That is in a `MaxRetryError` of urllib3, and there in one more where there was a proxy or TLS.
-    What is wrapped so may have been sent: requests says `ProxyError` also when the proxy has read
-    the request, and `SSLError` also when a connection is lost later.
+    The type of the requests error does not: it is `ProxyError` also if the proxy has read the
+    request, and `SSLError` also if the connection is lost later. The original error is wrapped in a
+    `MaxRetryError` of urllib3, and with a proxy or TLS in one more error inside.
     """
-    inside: Any = error.args[0] if error.args else None
-    reason = getattr(inside, "reason", inside)
+    wrapped: Any = error.args[0] if error.args else None
+    reason = getattr(wrapped, "reason", wrapped)
     reason = getattr(reason, "original_error", reason)
-    return reason.args[0] if isinstance(reason, WrappedSSLError) and reason.args else reason
+    return reason.args[0] if isinstance(reason, Urllib3SSLError) and reason.args else reason
 
 
-def _refused(text: str) -> str:
-    return text.removeprefix(_TUNNEL).partition(" ")[0] if text.startswith(_TUNNEL) else ""
+def _tunnel_status(text: str) -> str:
+    return (
+        text.removeprefix(_TUNNEL_FAILED).partition(" ")[0]
+        if text.startswith(_TUNNEL_FAILED)
+        else ""
+    )
 
 
-def _pairs(response: Response) -> Iterable[tuple[str, str]]:
-    lines: Iterable[tuple[str, str]] = response.raw.headers.iteritems()
-    return lines
+def _header_pairs(response: Response) -> Iterable[tuple[str, str]]:
+    pairs: Iterable[tuple[str, str]] = response.raw.headers.iteritems()
+    return pairs
 
 
-_judge = response_classifier(_pairs)
+_classify_response = response_classifier(_header_pairs)
 
 
 def _release(response: Response) -> bool:
-    """Give the connection back, open if the rest of the answer is short: then it is kept."""
-    kept = False
-    with suppress(RequestException, OSError):  # a connection that cannot be kept is closed
-        kept = is_worth_draining(response.headers) and _read(response, drain_timeout())
+    """Release the connection of a response. Read a short rest, so that it can be used again.
+
+    Return whether the response can still be read by the user.
+    """
+    is_complete = False
+    with suppress(RequestException, OSError):  # if reading fails, the connection is closed
+        is_complete = is_worth_draining(response.headers) and _drain(response, drain_timeout())
     response.close()
-    return kept
+    return is_complete
 
 
-def _read(response: Response, brief: float) -> bool:
-    """Read the rest of an answer, if that is not much and does not take long."""
+def _drain(response: Response, timeout: float) -> bool:
+    """Read the rest of a response within limits of size and time; return whether that worked."""
     socket = getattr(getattr(response.raw, "connection", None), "sock", None)
     if socket is not None:
-        socket.settimeout(brief)  # until it is used again, when it gets another
-    pieces: list[bytes] = []
-    room, end = MAX_DRAINED_BYTES, system.now() + brief
-    for piece in response.iter_content(1024):
-        pieces.append(piece)
-        room -= len(piece)
-        if room < 0 or system.now() > end:
+        socket.settimeout(timeout)  # the next request on the connection sets its own
+    chunks: list[bytes] = []
+    bytes_left, ends_at = MAX_DRAINED_BYTES, system.now() + timeout
+    for chunk in response.iter_content(1024):
+        chunks.append(chunk)
+        bytes_left -= len(chunk)
+        if bytes_left < 0 or system.now() > ends_at:
             return False
-    response._content = b"".join(pieces)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    response._content = b"".join(chunks)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     return True

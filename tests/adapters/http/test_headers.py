@@ -187,7 +187,7 @@ def test_error_says_why(replayable: bool, says: str) -> None:
     error = ended(safe=False)
 
     for _ in range(2):
-        add_safety_note(error, replayable=replayable)
+        add_safety_note(error, can_resend_body=replayable)
 
     assert 2 == len(error.__notes__)
     assert says in error.__notes__[-1]
@@ -198,7 +198,7 @@ def test_other_errors_say_nothing_about_safety(error: Exception) -> None:
     """An error that was not about safety, or not of a call, stays as it is."""
     before = list(getattr(error, "__notes__", []))
 
-    add_safety_note(error, replayable=True)
+    add_safety_note(error, can_resend_body=True)
 
     assert before == getattr(error, "__notes__", [])
     record = tarry.record_of(error)

@@ -11,13 +11,13 @@ import pytest
 
 import tarry
 from tarry import Downstream, Kind, Outcome, Policy
-from tarry.adapters.http.origins import Origins, protected
+from tarry.adapters.http.origins import OriginRegistry, default_downstream
 from tarry.errors import AttemptTimeout
 
 
-def origins(downstream: Any = None, policy: Policy | None = None) -> Origins:
+def origins(downstream: Any = None, policy: Policy | None = None) -> OriginRegistry:
     """Return the origins of an adapter whose every failure is transient."""
-    return Origins(
+    return OriginRegistry(
         policy,
         downstream,
         lambda _, repeatable: Outcome(Kind.TRANSIENT, safe=repeatable),
@@ -38,7 +38,7 @@ def test_each_origin_has_its_own_dependency() -> None:
 
 def test_default_dependency_is_protected() -> None:
     """Where nothing is said, an origin has a breaker and a budget."""
-    made = protected("http://a")
+    made = default_downstream("http://a")
 
     assert (tarry.BreakerState.CLOSED, 500.0) == (made.state, made.balance)
 
@@ -79,23 +79,23 @@ def test_loop_is_made_once() -> None:
     """Requests of one method to one server share a loop, if they are alike in safety too."""
     made = origins()
 
-    loop = made.spec("GET", "http://a", repeatable=True)
+    loop = made.retry_config("GET", "http://a", repeatable=True)
 
-    assert loop is made.spec("GET", "http://a", repeatable=True)
-    assert loop is not made.spec("GET", "http://a", repeatable=False)
-    assert loop is not made.spec("PUT", "http://a", repeatable=True)
+    assert loop is made.retry_config("GET", "http://a", repeatable=True)
+    assert loop is not made.retry_config("GET", "http://a", repeatable=False)
+    assert loop is not made.retry_config("PUT", "http://a", repeatable=True)
     assert "GET http://a" == loop.operation
 
 
 def test_origins_that_are_not_used_are_forgotten() -> None:
     """A client that follows links to everywhere keeps those that it goes back to."""
     made = origins()
-    used = made.spec("GET", "http://used", repeatable=True)
-    made.spec("GET", "http://unused", repeatable=True)
+    used = made.retry_config("GET", "http://used", repeatable=True)
+    made.retry_config("GET", "http://unused", repeatable=True)
 
     for number in range(2000):
-        made.spec("GET", f"http://{number}", repeatable=True)
-        assert used is made.spec("GET", "http://used", repeatable=True)
+        made.retry_config("GET", f"http://{number}", repeatable=True)
+        assert used is made.retry_config("GET", "http://used", repeatable=True)
 
     gc.collect()
     assert "http://unused" not in made._downstreams
@@ -105,12 +105,12 @@ def test_origins_that_are_not_used_are_forgotten() -> None:
 def test_no_second_dependency_while_the_first_is_known() -> None:
     """A loop that has its dependency shares it with a new one, however many came between."""
     made = origins()
-    held = made.spec("GET", "http://a", repeatable=True)
+    held = made.retry_config("GET", "http://a", repeatable=True)
 
     for number in range(2000):
-        made.spec("GET", f"http://{number}", repeatable=True)
+        made.retry_config("GET", f"http://{number}", repeatable=True)
 
-    assert held.downstream is made.spec("PUT", "http://a", repeatable=True).downstream
+    assert held.downstream is made.retry_config("PUT", "http://a", repeatable=True).downstream
 
 
 def test_one_dependency_for_threads_that_come_together() -> None:
@@ -131,14 +131,14 @@ def test_one_dependency_for_threads_that_come_together() -> None:
 @pytest.mark.parametrize("wrong", [None, "payments"])
 def test_function_that_makes_no_dependency(wrong: Any) -> None:
     """The error says what it made, and for which origin."""
-    with pytest.raises(tarry.ConfigurationError, match=r"must make a .*for http://a"):
+    with pytest.raises(tarry.ConfigurationError, match=r"must return a .*for http://a"):
         origins(lambda _: wrong).downstream("http://a")
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
 def test_safety_reaches_every_failure(repeatable: bool) -> None:
     """What may not be repeated is not after an error, nor after a timeout of the loop itself."""
-    loop = origins().spec("POST", "http://a", repeatable=repeatable)
+    loop = origins().retry_config("POST", "http://a", repeatable=repeatable)
 
     safe = [loop.outcome_of(error, 0).safe for error in (OSError(), AttemptTimeout())]
 
@@ -147,7 +147,7 @@ def test_safety_reaches_every_failure(repeatable: bool) -> None:
 
 def test_judge_knows_the_policy() -> None:
     """An answer is judged by the policy of the adapter."""
-    loop = origins(policy=Policy(max_attempts=7)).spec("GET", "http://a", repeatable=True)
+    loop = origins(policy=Policy(max_attempts=7)).retry_config("GET", "http://a", repeatable=True)
 
     assert loop.judge is not None
     assert "7" == loop.judge(None).detail

@@ -11,7 +11,7 @@ import pytest
 import tarry
 from tarry import Breaker, Downstream, Hedging, Kind, Outcome, Policy
 from tarry.adapters.http.headers import response_classifier
-from tarry.adapters.http.send import Sending
+from tarry.adapters.http.send import RequestSender
 from tarry.runtime.clocks import system
 from tarry.runtime.downstream import MOST_UNCOUNTED
 from tarry.testing import VirtualClock, captured_events, no_wait
@@ -20,19 +20,19 @@ GET = ("GET", "http", "a", None, True)
 POST = ("POST", "http", "a", None, False)
 
 
-def sending(send: Any, first: Any = None, **options: Any) -> Sending:
+def sending(send: Any, first: Any = None, **options: Any) -> RequestSender:
     """Return the requests of an adapter whose every error is transient."""
     given: dict[str, Any] = {
-        "looped": False,
+        "is_async": False,
         "policy": None,
         "hedging": None,
         "downstream": None,
         "idempotency_key": None,
-        "outcome_of": lambda _, repeatable: Outcome(Kind.TRANSIENT, safe=repeatable),
-        "judge": response_classifier(lambda response: response.headers),
+        "classify_error": lambda _, repeatable: Outcome(Kind.TRANSIENT, safe=repeatable),
+        "classify_response": response_classifier(lambda response: response.headers),
         "release": lambda _: True,
     }
-    return Sending(send, first, **given | options)
+    return RequestSender(send, first, **given | options)
 
 
 def answer(status: int) -> Any:
@@ -59,31 +59,31 @@ def test_function_is_made_once_for_a_kind() -> None:
     """The second request of a kind finds what the first has made."""
     made = sending(Server().send)
 
-    first = made.made(GET)
+    first = made.send_function(GET)
 
-    assert first is made.known[GET]
-    assert first is not made.made(POST)
+    assert first is made.send_functions[GET]
+    assert first is not made.send_function(POST)
 
 
 def test_kinds_that_are_used_are_kept() -> None:
     """A client that follows links to everywhere keeps what it goes back to."""
     made = sending(Server().send)
-    used, unused = made.made(GET), made.made(POST)
+    used, unused = made.send_function(GET), made.send_function(POST)
 
     for number in range(2000):
-        made.made(("GET", "http", f"host-{number}", None, True))
+        made.send_function(("GET", "http", f"host-{number}", None, True))
         if not number % 100:
-            assert used is made.made(GET)
+            assert used is made.send_function(GET)
 
-    assert used is made.made(GET)
-    assert unused is not made.made(POST)
+    assert used is made.send_function(GET)
+    assert unused is not made.send_function(POST)
 
 
 @pytest.mark.parametrize("heard", [False, True], ids=["unheard", "heard"])
 def test_attempts_are_numbered(heard: bool) -> None:
     """Every attempt knows its number, on the short way and where somebody listens."""
     server = Server(503, 503, 200)
-    call = sending(server.send).made(GET)
+    call = sending(server.send).send_function(GET)
 
     with no_wait():
         if heard:
@@ -103,8 +103,8 @@ def test_answer_that_cannot_be_judged_gives_its_permit_back() -> None:
         lambda **_: replies.pop(0),
         downstream=payments,
         policy=Policy(max_attempts=1),
-        outcome_of=lambda *_: Outcome(Kind.PERMANENT),
-    ).made(GET)
+        classify_error=lambda *_: Outcome(Kind.PERMANENT),
+    ).send_function(GET)
 
     with VirtualClock() as clock:
         with pytest.raises(tarry.ResultNotAccepted):
@@ -122,7 +122,7 @@ def test_time_for_an_attempt_is_the_clients_own() -> None:
     server = Server(200)
     made = sending(server.send, policy=Policy(attempt_timeout=2.0))
 
-    assert 200 == made.made(GET)().status_code
+    assert 200 == made.send_function(GET)().status_code
     assert [2.0] == server.limits
 
 
@@ -131,9 +131,9 @@ def test_hedged_or_sent_once() -> None:
     server = Server(503, 200, 503)
     made = sending(server.send, hedging=Hedging(after=3600))
 
-    assert 200 == made.made(GET)().status_code
+    assert 200 == made.send_function(GET)().status_code
     with pytest.raises(tarry.ResultNotAccepted):
-        made.made(POST)()
+        made.send_function(POST)()
 
     assert [1, 2, 1] == server.numbers
 
@@ -175,9 +175,9 @@ class Client:
             return True
 
         if not looped:
-            return sending(send, first, **options).made(GET)(request)
-        options |= {"looped": True, "release": arelease}
-        call = sending(asend, afirst, **options).made(GET)
+            return sending(send, first, **options).send_function(GET)(request)
+        options |= {"is_async": True, "release": arelease}
+        call = sending(asend, afirst, **options).send_function(GET)
 
         async def main() -> Any:
             return await call(request)
@@ -222,7 +222,7 @@ def test_what_is_not_to_be_sent_again_ends_the_call(looped: bool) -> None:
 
     assert 404 == client.send("r", looped=looped).status_code
     with pytest.raises(ValueError, match="no"):
-        client.send("r", looped=looped, outcome_of=lambda *_: refused)
+        client.send("r", looped=looped, classify_error=lambda *_: refused)
 
     assert ["first", "first"] == client.taken
 
@@ -258,7 +258,7 @@ def test_outer_loop_does_not_resend_an_unsafe_request(looped: bool) -> None:
 
     with no_wait(), pytest.raises(ConnectionError, match="lost"):
         tarry.call(
-            lambda: client.send("r", looped=looped, outcome_of=lambda *_: unsafe),
+            lambda: client.send("r", looped=looped, classify_error=lambda *_: unsafe),
             on=ConnectionError,
         )
 

@@ -7,7 +7,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.adapters.grpc.library import grpc
-from tarry.adapters.http.origins import Origins
+from tarry.adapters.http.origins import OriginRegistry
 from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_code
 from tarry.core.verdict import Attempt
 from tarry.errors import ConfigurationTypeError
@@ -109,7 +109,9 @@ class CallFactory:
             raise ConfigurationTypeError("target", rule, target)
         self._repeatable = repeatable
         self._target = target
-        self._origins = Origins(policy, downstream, self._outcome_of, _accept, _release)
+        self._origins = OriginRegistry(
+            policy, downstream, self._classify_error, _classify_response, _release
+        )
         self.attempt_timeout: float | None = self._origins.policy.attempt_timeout
 
     def new_call(self, details: Any) -> GrpcCall:
@@ -121,16 +123,16 @@ class CallFactory:
         if not isinstance(repeatable, bool):
             repeatable = bool(repeatable(method))
         if self._target is None:
-            spec = self._origins.spec(name, service or method, repeatable=repeatable)
+            spec = self._origins.retry_config(name, service or method, repeatable=repeatable)
         else:
-            spec = self._origins.spec(method, self._target, repeatable=repeatable)
+            spec = self._origins.retry_config(method, self._target, repeatable=repeatable)
         call = GrpcCall.new(spec)
         if details.timeout is not None:
             deadline = system.now() + details.timeout
             call.deadline = deadline if call.deadline is None else min(deadline, call.deadline)
         return call
 
-    def _outcome_of(self, error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
+    def _classify_error(self, error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
         if not isinstance(error, grpc.RpcError) or not hasattr(error, "code"):
             return PERMANENT
         rpc_error: Any = error
@@ -219,7 +221,7 @@ def has_no_time(details: Any) -> bool:
     return details.timeout is not None and details.timeout <= 0
 
 
-def _accept(_policy: Policy, _repeatable: bool, _result: Any) -> Outcome:  # noqa: FBT001
+def _classify_response(_policy: Policy, _repeatable: bool, _result: Any) -> Outcome:  # noqa: FBT001
     return SUCCESS  # gRPC raises its failures
 
 

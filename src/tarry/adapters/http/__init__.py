@@ -1,1 +1,1 @@
-"""What the HTTP adapters share: sending with retries, headers, origins, the hand-off."""
+"""Code that the client adapters share: sending, headers, downstreams by origin, the hand-off."""

@@ -1,7 +1,8 @@
-"""Handing a call off: what cannot go on now goes to the retry service, with the key it has.
+"""Hand a call off to the retry service when it cannot succeed now.
 
-An adapter asks for it when a call has ended. Either `HandedOff` is raised, or nothing is: then the
-call ends as it would have without, and the error and the log say why it was not handed off.
+An adapter calls `try_hand_off` after a call has failed. If the service accepts the request as a
+task, `HandedOff` is raised. Otherwise nothing is raised, the call fails as it would without a
+hand-off, and a note on the error and a log line explain why it was not handed off.
 """
 
 from __future__ import annotations
@@ -33,29 +34,29 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 
-NOT_NOW = frozenset({
+HAND_OFF_REASONS = frozenset({
     Reason.ATTEMPTS, Reason.BREAKER_OPEN, Reason.BUDGET_EMPTY, Reason.LIMIT,
     Reason.HINT_TOO_LONG, Reason.TOTAL_BUDGET, Reason.DEADLINE,
 })  # fmt: skip
-"""The ends that say nothing against the request: later it may succeed."""
-PATIENCE = 5.0
-"""Seconds that a hand-off may take, whatever the caller's deadline leaves: that it leaves nothing
-may be why the call has ended."""
+"""Reasons to give up a call that may succeed later."""
+HAND_OFF_TIMEOUT_S = 5.0
+"""Independent of the caller's deadline, which may be over: that may be why the call failed."""
 
-_LEFT_OUT = frozenset({
-    # They are about one connection (RFC 9110, 7.6.1),
+_DROPPED_HEADERS = frozenset({
+    # Headers of one connection (RFC 9110, 7.6.1).
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
     "te", "trailer", "transfer-encoding", "upgrade",
-    # or about one attempt, and the service has its own.
+    # Headers of one attempt: the service sets its own.
     "accept-encoding", "content-length", "expect", "traceparent", "tracestate",
     http.ATTEMPT.lower(), http.DEADLINE.lower(),
 })  # fmt: skip
-_OPENING = "tarry: not handed off to the retry service: "
+_NOT_HANDED_OFF = "not handed off to the retry service: "
+_NOTE_PREFIX = "tarry: " + _NOT_HANDED_OFF
 _ESCAPED = re.compile(r"\\(.)")
 
 
-class Takes(Protocol[T_co]):
-    """The service's client, or whatever takes a task as it does."""
+class TaskClient(Protocol[T_co]):
+    """The method of the service's clients that a hand-off uses."""
 
     def enqueue(
         self,
@@ -67,62 +68,70 @@ class Takes(Protocol[T_co]):
         key: str,
         delay: float | None,
     ) -> T_co:
-        """Take a task. When this returns, or has been awaited, the task is durable."""
+        """Enqueue a task. It is durable when this returns, or when the result has been awaited."""
         ...
 
 
-Service: TypeAlias = "Takes[RetryTask]"
+SyncTaskClient: TypeAlias = "TaskClient[RetryTask]"
 """A `tarry.Client`."""
-AsyncService: TypeAlias = "Takes[Awaitable[RetryTask]]"
+AsyncTaskClient: TypeAlias = "TaskClient[Awaitable[RetryTask]]"
 """A `tarry.AsyncClient`."""
 
 
-class Parts(NamedTuple):
-    """A request, as no client in particular has it."""
+class RequestSnapshot(NamedTuple):
+    """A request in a form that does not depend on the HTTP client."""
 
     method: str
     url: str
     headers: Iterable[tuple[str, str]]
     body: bytes | None
-    """None for one that is not bytes; none at all is b""."""
+    """b"" for a request without a body; None for a body that is not bytes, such as a file."""
 
 
-class _Unfit(Exception):
-    """The request cannot be handed off."""
+class _CannotHandOff(Exception):
+    """The request cannot be handed off. The message is the reason."""
 
 
 class HandOff:
-    """The way of one adapter to the service.
+    """Hands the calls of one adapter off.
 
-    `parts` takes a request of its client apart, `judge` classifies an answer, `release` lets go of
-    one. Where these are awaited, `aover` is to be called.
+    Args:
+        client: a client of the service.
+        policy: the policy by which responses are classified.
+        snapshot: converts a request of the HTTP client.
+        classify_response: classifies a response of the HTTP client.
+        release: releases the connection of a response. A coroutine function for async adapters,
+            which must call `async_try_hand_off`.
     """
 
     def __init__(
         self,
         client: Any,
         policy: Policy,
-        parts: Callable[[Any], Parts],
-        judge: Callable[[Policy, bool, Any], Outcome],
+        snapshot: Callable[[Any], RequestSnapshot],
+        classify_response: Callable[[Policy, bool, Any], Outcome],
         release: Callable[[Any], Any],
     ) -> None:
         self._client = client
         self._policy = policy
-        self._parts = parts
-        self._judge = judge
+        self._snapshot = snapshot
+        self._classify_response = classify_response
         self._release = release
 
-    def over(self, request: Any, error: Exception) -> None:
-        """Hand a call off that ended with this error, if it may go on later: raise `HandedOff`."""
+    def try_hand_off(self, request: Any, error: Exception) -> None:
+        """Hand off the call that failed with this error, and raise HandedOff.
+
+        Return if the call must not be handed off, or if the service does not accept it.
+        """
         record = record_of(error)
-        if record is None or record.reason not in NOT_NOW:
+        if record is None or record.reason not in HAND_OFF_REASONS:
             return
         try:
-            order = self._order(request, error)
-            with _in_time():
-                task = self._client.enqueue(**order)
+            arguments = self._enqueue_arguments(request, error)
+            with _hand_off_deadline():
+                task = self._client.enqueue(**arguments)
         except Exception as failure:
-            _stands(error, record, failure)
+            _report_failure(error, record, failure)
             return
         except BaseException:
             if isinstance(error, ResultNotAccepted):
@@ -130,19 +139,19 @@ class HandOff:
             raise
         if isinstance(error, ResultNotAccepted):
             self._release(error.result)
-        raise _handed_off(task, record) from error
+        raise _handed_off_error(task, record) from error
 
-    async def aover(self, request: Any, error: Exception) -> None:
-        """Do what `over` does."""
+    async def async_try_hand_off(self, request: Any, error: Exception) -> None:
+        """The same as `try_hand_off`, for async adapters."""
         record = record_of(error)
-        if record is None or record.reason not in NOT_NOW:
+        if record is None or record.reason not in HAND_OFF_REASONS:
             return
         try:
-            order = self._order(request, error)
-            with _in_time():
-                task = await self._client.enqueue(**order)
+            arguments = self._enqueue_arguments(request, error)
+            with _hand_off_deadline():
+                task = await self._client.enqueue(**arguments)
         except Exception as failure:
-            _stands(error, record, failure)
+            _report_failure(error, record, failure)
             return
         except BaseException:
             if isinstance(error, ResultNotAccepted):
@@ -150,124 +159,137 @@ class HandOff:
             raise
         if isinstance(error, ResultNotAccepted):
             await self._release(error.result)
-        raise _handed_off(task, record) from error
+        raise _handed_off_error(task, record) from error
 
-    def _order(self, request: Any, error: Exception) -> dict[str, Any]:
-        """Return what to enqueue, or say why it cannot be."""
-        method, url, lines, body = self._parts(request)
+    def _enqueue_arguments(self, request: Any, error: Exception) -> dict[str, Any]:
+        """Return the arguments for `enqueue`; raise _CannotHandOff if the request is unsuitable."""
+        method, url, header_lines, body = self._snapshot(request)
         scheme, netloc, path, query, _ = urlsplit(url)
-        netloc = netloc.rpartition("@")[2]  # the client has made a header of what stands before
-        headers = _joined(lines)
-        if _authority(scheme, headers.get("host", netloc)) == _authority(scheme, netloc):
-            headers.pop("host", None)  # another one is refused, which is better than lost
-        written = headers.pop(http.KEY.lower(), "")
-        if not http.repeatable(method, keyed=bool(written)):
+        # The client has already sent the credentials before the "@" in an Authorization header.
+        netloc = netloc.rpartition("@")[2]
+        headers = _task_headers(header_lines)
+        if _normalize_authority(scheme, headers.get("host", netloc)) == _normalize_authority(
+            scheme, netloc
+        ):
+            # The service sets this Host header itself. It rejects a different one, which is better
+            # than dropping it here.
+            headers.pop("host", None)
+        key_header = headers.pop(http.KEY.lower(), "")
+        if not http.repeatable(method, keyed=bool(key_header)):
             msg = (
                 f"a {method} is not safe to repeat; an Idempotency-Key "
                 '(idempotency_key="auto") makes it so'
             )
-            raise _Unfit(msg)
+            raise _CannotHandOff(msg)
         if body is None:
             msg = "its body is a file or a stream; bytes can be handed off"
-            raise _Unfit(msg)
-        key = _key_of(written) if written else uuid4().hex
+            raise _CannotHandOff(msg)
+        key = _parse_key_header(key_header) if key_header else uuid4().hex
         if key is None:
             msg = (
                 "the service sends an Idempotency-Key in double quotes (RFC 9651), and this "
-                'request has one without, which its server may take for another; write it as "..."'
+                "request has one without quotes, which its server may treat as a different key; "
+                'write it as "..."'
             )
-            raise _Unfit(msg)
+            raise _CannotHandOff(msg)
         return {
             "url": f"{scheme}://{netloc}{path or '/'}{'?' if query else ''}{query}",
             "body": body or None,
             "method": method,
             "headers": headers,
             "key": key,
-            "delay": self._asked_for(error, key),
+            "delay": self._first_delay(error, key),
         }
 
-    def _asked_for(self, error: Exception, key: str) -> float | None:
-        """Return the wait that the server asked for in its last answer, and a little more.
+    def _first_delay(self, error: Exception, key: str) -> float | None:
+        """Return the delay that the server's last response requested, plus some spread.
 
-        As the core has it, those who were told the same time do not come back together. How much
-        more follows from the key: the same request, handed off twice, is the same task.
+        As in the core, the spread keeps clients that got the same delay from returning together. It
+        is derived from the key: a request that is handed off twice has the same task content.
         """
         if not isinstance(error, ResultNotAccepted):
             return None
-        hint = self._judge(self._policy, True, error.result).hint  # noqa: FBT003
-        floor = None if hint is None else duration_or_none(hint.delay)
-        return None if not floor else floor * (1.0 + HINT_SPREAD * crc32(key.encode()) / 2**32)
+        hint = self._classify_response(self._policy, True, error.result).hint  # noqa: FBT003
+        requested = None if hint is None else duration_or_none(hint.delay)
+        if not requested:
+            return None
+        return requested * (1.0 + HINT_SPREAD * crc32(key.encode()) / 2**32)
 
 
 def make_hand_off(
-    client: Service | AsyncService | None,
+    client: SyncTaskClient | AsyncTaskClient | None,
     policy: Policy | None,
     *,
-    looped: bool,
-    parts: Callable[[Any], Parts],
-    judge: Callable[[Policy, bool, Any], Outcome],
+    is_async: bool,
+    snapshot: Callable[[Any], RequestSnapshot],
+    classify_response: Callable[[Policy, bool, Any], Outcome],
     release: Callable[[Any], Any],
 ) -> HandOff | None:
-    """Return the way to the service that `hand_off` of an adapter names, or say what is wrong."""
+    """Return the hand-off for the `hand_off` argument of an adapter; None if it is None."""
     if client is None:
         return None
-    name, how = ("AsyncClient", "awaits") if looped else ("Client", "blocks")
     enqueue = getattr(client, "enqueue", None)
-    is_kind = callable(enqueue) and bool(flags_of(enqueue) & COROUTINE) is looped
-    if isinstance(client, type) or not is_kind:
-        rule = f'must be a tarry.{name}("http://127.0.0.1:8080"), for this adapter {how}'
+    is_valid = callable(enqueue) and bool(flags_of(enqueue) & COROUTINE) is is_async
+    if isinstance(client, type) or not is_valid:
+        name, reason = ("AsyncClient", "is async") if is_async else ("Client", "is not async")
+        rule = f'must be a tarry.{name}("http://127.0.0.1:8080"), because this adapter {reason}'
         raise ConfigurationTypeError("hand_off", rule, client)
-    return HandOff(client, policy or Policy(), parts, judge, release)
+    return HandOff(client, policy or Policy(), snapshot, classify_response, release)
 
 
 @contextmanager
-def _in_time() -> Generator[None]:
-    """Put a deadline of the hand-off's own in the place of the caller's."""
+def _hand_off_deadline() -> Generator[None]:
+    """Replace the caller's deadline by that of the hand-off."""
     token = deadlines.scope.set(None)
     try:
-        deadlines.enter(system.now() + PATIENCE)
+        deadlines.enter(system.now() + HAND_OFF_TIMEOUT_S)
         yield
     finally:
         deadlines.scope.reset(token)
 
 
-def _handed_off(task: Any, record: CallRecord) -> HandedOff:
-    named = getattr(task, "task_id", task)
-    msg = f"{record.operation}: handed off as task {named}, for {record.reason.words}"
+def _handed_off_error(task: Any, record: CallRecord) -> HandedOff:
+    task_id = getattr(task, "task_id", task)
+    msg = f"{record.operation}: handed off as task {task_id}, for {record.reason.words}"
     error = HandedOff(msg, task)
-    mark(
-        error, record, final=True, block=True
-    )  # or a loop around the call would make a second task
+    # Final: an outer retry would otherwise create a second task.
+    mark(error, record, final=True, block=True)
     return error
 
 
-def _stands(error: Exception, record: CallRecord, failure: Exception) -> None:
-    """Say why the call ends as it does: on the error, and in the log; an answer has no notes."""
-    why = f"{failure}" if isinstance(failure, _Unfit) else f"{type(failure).__name__}: {failure}"
-    before: list[str] = getattr(error, "__notes__", [])
-    notes = [note for note in before if not note.startswith(_OPENING)]
-    object.__setattr__(error, "__notes__", [*notes, _OPENING + why])
+def _report_failure(error: Exception, record: CallRecord, failure: Exception) -> None:
+    """Report why a call was not handed off: in a note on its error, and in the log.
+
+    The log is for calls that return their last response, which cannot have a note.
+    """
+    is_refusal = isinstance(failure, _CannotHandOff)
+    reason = f"{failure}" if is_refusal else f"{type(failure).__name__}: {failure}"
+    notes: list[str] = getattr(error, "__notes__", [])
+    other_notes = [note for note in notes if not note.startswith(_NOTE_PREFIX)]
+    object.__setattr__(error, "__notes__", [*other_notes, _NOTE_PREFIX + reason])
     import logging
 
-    fields = {"event": "tarry.not_handed_off", "operation": record.operation, "why": why}
+    fields = {"event": "tarry.not_handed_off", "operation": record.operation, "why": reason}
     logging.getLogger("tarry").warning(
-        "%s: %s", record.operation, _OPENING.removeprefix("tarry: ") + why, extra={"tarry": fields}
+        "%s%s, operation=%s", _NOT_HANDED_OFF, reason, record.operation, extra={"tarry": fields}
     )
 
 
-def _joined(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers that are the same on every attempt, each on one line (RFC 9110, 5.3)."""
+def _task_headers(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the headers that are the same in each attempt, one line each (RFC 9110, 5.3)."""
     headers: dict[str, str] = {}
-    for spelled, value in lines:
-        name = spelled.lower()
-        between = "; " if name == "cookie" else ", "
-        headers[name] = f"{headers[name]}{between}{value}" if name in headers else value
-    named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
-    return {name: value for name, value in headers.items() if name not in _LEFT_OUT | named}
+    for original_name, value in lines:
+        name = original_name.lower()
+        separator = "; " if name == "cookie" else ", "
+        headers[name] = f"{headers[name]}{separator}{value}" if name in headers else value
+    # The Connection header lists further headers of the connection.
+    connection = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    dropped = _DROPPED_HEADERS | connection
+    return {name: value for name, value in headers.items() if name not in dropped}
 
 
-def _authority(scheme: str, netloc: str) -> str:
-    """Return a host and its port in one spelling."""
+def _normalize_authority(scheme: str, netloc: str) -> str:
+    """Return the origin of a host and port, so that different spellings are equal."""
     try:
         parts = urlsplit(f"{scheme}://{netloc}")
         return http.origin_of(scheme, parts.hostname or "", parts.port)
@@ -275,8 +297,8 @@ def _authority(scheme: str, netloc: str) -> str:
         return netloc
 
 
-def _key_of(written: str) -> str | None:
-    """Return the key in a header, if that is how the service will write it."""
-    key = _ESCAPED.sub(r"\1", written[1:-1])
-    fits = key and key.isascii() and key.isprintable() and http.key_text(key) == written
-    return key if fits else None
+def _parse_key_header(header: str) -> str | None:
+    """Return the key, or None if the service would send a different header for it."""
+    key = _ESCAPED.sub(r"\1", header[1:-1])
+    is_same = key and key.isascii() and key.isprintable() and http.key_text(key) == header
+    return key if is_same else None

@@ -1,7 +1,6 @@
-"""What the HTTP adapters share: functions over the headers of a request and of its answer.
+"""Read and write the headers of requests and responses, independent of any HTTP client.
 
-No client is known here. A request is seen through its method and its headers, a mapping that does
-not tell upper case from lower.
+A request is given by its method and its headers, a mapping with case-insensitive names.
 """
 
 from __future__ import annotations
@@ -28,42 +27,40 @@ if TYPE_CHECKING:
     from tarry.errors import BlockingWait
 
 IdempotencyKey: TypeAlias = "str | Callable[[Any], str | None] | None"
-"""None, "auto" for a random key, or a function of the request."""
+"""The argument of an adapter: None, "auto" for random keys, or a function of the request."""
 HeaderPairs: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
-"""The headers of an answer."""
+"""The headers of a response."""
 
 _deadline = deadlines.scope.get
 
-_FIRST_ERROR = 400
+_FIRST_ERROR_STATUS = 400
 MAX_DRAINED_BYTES = 65_536
-"""Bytes that cost less to read than a new connection."""
-_DIGITS = len(str(MAX_DRAINED_BYTES))
+"""Reading the rest of a response up to this size is cheaper than opening a new connection."""
+_MAX_LENGTH_DIGITS = len(str(MAX_DRAINED_BYTES))
 DRAIN_TIMEOUT_S = 0.1
-"""Seconds that such a body may take."""
 MIN_TIMEOUT_S = 0.001
-"""Seconds: clients take a timeout of 0 for a mistake, or for "do not block"."""
+"""Clients reject a timeout of 0, or take it for "do not block"."""
 
-_NO_KEY = (
+_NO_KEY_NOTE = (
     "tarry: the server may have read the request, and its method is not idempotent; an "
     'Idempotency-Key (idempotency_key="auto") makes it safe to send again'
 )
-_USED_UP = (
+_BODY_CONSUMED_NOTE = (
     "tarry: the server may have read the request, and its body cannot be sent a second time; "
-    "bytes can"
+    "pass the body as bytes"
 )
 
 
 def check_idempotency_key(idempotency_key: IdempotencyKey) -> IdempotencyKey:
-    """Return the argument of an adapter, or say what is wrong with it."""
+    """Return the argument of an adapter; raise ConfigurationError if it is invalid."""
     if idempotency_key is None or idempotency_key == "auto":
         return idempotency_key
-    wanted = 'idempotency_key must be "auto", a function of the request, or None, got '
+    rule = 'must be "auto", a function of the request, or None'
     if isinstance(idempotency_key, str):
-        msg = f"{wanted}{idempotency_key!r}: one key for all requests would make them one"
-        raise ConfigurationError(msg)
+        rule = f"{rule}, got {idempotency_key!r}: with one key, all requests would count as one"
+        raise ConfigurationError("idempotency_key", rule)
     if not callable(idempotency_key):
-        msg = f"{wanted}{idempotency_key!r}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError("idempotency_key", rule, idempotency_key)
     plain_function("idempotency_key", idempotency_key)
     return idempotency_key
 
@@ -71,9 +68,9 @@ def check_idempotency_key(idempotency_key: IdempotencyKey) -> IdempotencyKey:
 def make_repeatable(
     method: str, headers: MutableMapping[str, str], key: IdempotencyKey, request: Any
 ) -> bool:
-    """Say whether a request may be sent again although the server may have read it.
+    """Return whether a request may be sent again after the server may have read it.
 
-    One that needs a key for that gets one, unless it has its user's own or nobody wants that.
+    If that needs an Idempotency-Key, add one, unless the request has one or `key` is None.
     """
     if method in http.IDEMPOTENT_METHODS or headers.get(http.KEY):
         return True
@@ -86,7 +83,7 @@ def make_repeatable(
 
 
 def attempt_time_limit(attempt_timeout: float | None) -> float | None:
-    """Return the seconds that an attempt has: what the policy gives it, or the deadline leaves."""
+    """Return the seconds for an attempt: the policy's timeout or what remains of the deadline."""
     if _deadline() is None:
         return attempt_timeout
     limits = (attempt_timeout, deadlines.remaining())
@@ -96,7 +93,7 @@ def attempt_time_limit(attempt_timeout: float | None) -> float | None:
 def set_attempt_headers(
     headers: MutableMapping[str, str], attempt: int, limit: float | None
 ) -> None:
-    """Tell the server which attempt this is and how long it has; None is for ever."""
+    """Set the headers with the number of the attempt and its time limit in seconds."""
     if attempt > 1:
         headers[http.ATTEMPT] = str(attempt)
     if limit is not None:
@@ -104,72 +101,76 @@ def set_attempt_headers(
 
 
 def response_classifier(
-    pairs: Callable[[Any], HeaderPairs],
+    header_pairs: Callable[[Any], HeaderPairs],
 ) -> Callable[[Policy, bool, Any], Outcome]:
-    """Return what classifies answers that have a `status_code`.
+    """Return a function that classifies responses which have a `status_code`.
 
-    `pairs` returns the headers, each line of a repeated one by itself: joined, they say nothing.
+    `header_pairs` returns the headers of a response, with one pair for each line: the values of a
+    repeated header cannot be parsed once they are joined.
     """
 
-    def judge(policy: Policy, repeatable: bool, response: Any) -> Outcome:  # noqa: FBT001
+    def classify(policy: Policy, repeatable: bool, response: Any) -> Outcome:  # noqa: FBT001
         status: int = response.status_code
-        if status < _FIRST_ERROR and status not in policy.retryable_statuses:
-            return SUCCESS  # at once: this is on the path of every request
-        return classify_response(status, pairs(response), policy, repeatable=repeatable)
+        # Hot path: most responses need no look at their headers.
+        if status < _FIRST_ERROR_STATUS and status not in policy.retryable_statuses:
+            return SUCCESS
+        return classify_response(status, header_pairs(response), policy, repeatable=repeatable)
 
-    return judge
+    return classify
 
 
 def classify_response(
     status: int, headers: HeaderPairs, policy: Policy, *, repeatable: bool
 ) -> Outcome:
-    """Classify an answer by its status and headers."""
+    """Classify a response by its status and headers."""
     now, retryable = system.unix_time(), policy.retryable_statuses
     return outcome_of_status(status, headers, now=now, retryable=retryable, safe=repeatable)
 
 
 def classify_proxy_refusal(status: int) -> Outcome:
-    """Classify a proxy's refusal to connect us: the server has seen nothing."""
+    """Classify a proxy's refusal to open a tunnel. The server has not seen the request."""
     return outcome_of_status(status, now=system.unix_time())
 
 
 def is_permanent_tls_error(error: object) -> bool:
-    """Say whether TLS failed for good. A certificate does not heal; a lost connection may."""
-    lost = isinstance(error, (SSLEOFError, SSLZeroReturnError))
-    return isinstance(error, SSLError) and not lost
+    """Return whether an error means that TLS fails for good, as with an invalid certificate.
+
+    A connection that was lost during the handshake may work the next time.
+    """
+    is_lost_connection = isinstance(error, (SSLEOFError, SSLZeroReturnError))
+    return isinstance(error, SSLError) and not is_lost_connection
 
 
 def is_worth_draining(headers: Mapping[str, str]) -> bool:
-    """Return whether a body is short enough to read it only to keep its connection open.
+    """Return whether a body is short enough to be read only to keep its connection open.
 
-    A chunked body has no Content-Length: it counts as short until it has been read too long.
+    The length of a chunked body is unknown: it is read up to `MAX_DRAINED_BYTES`.
     """
     length = headers.get("Content-Length", "0")
-    return (
-        length.isascii()
-        and length.isdigit()
-        and len(length) <= _DIGITS
-        and int(length) <= MAX_DRAINED_BYTES
-    )
+    is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS
+    return is_number and int(length) <= MAX_DRAINED_BYTES
 
 
 def drain_timeout() -> float:
-    """Return the seconds that such a body may take: a wait is not held up by it."""
-    left = deadlines.remaining()
-    return DRAIN_TIMEOUT_S if left is None else min(DRAIN_TIMEOUT_S, left)
+    """Return the seconds that reading such a body may take, within the current deadline."""
+    remaining = deadlines.remaining()
+    return DRAIN_TIMEOUT_S if remaining is None else min(DRAIN_TIMEOUT_S, remaining)
 
 
 def final_response(error: ResultNotAccepted) -> Any:
-    """Return the answer that a call ended with. `tarry.record_of(answer)` says why it ended."""
+    """Return the last response of a call. `tarry.record_of(response)` explains why it is the last.
+
+    HTTP clients return responses such as 503 and do not raise them.
+    """
     object.__setattr__(error.result, MARK, getattr(error, MARK, None))
     return error.result
 
 
 def on_blocking_wait(error: BlockingWait) -> Any:
-    """Return the answer, or raise the error, after which a wait would freeze an event loop."""
+    """Return the response, or raise the error, after which a wait would block an event loop."""
     cause = error.__cause__
     if isinstance(cause, ResultNotAccepted):
-        warnings.warn(f"{error}; this answer is returned as it is", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{error}; this response is returned", RuntimeWarning, stacklevel=2)
         return cause.result
     if cause is None:
         raise error
@@ -177,11 +178,11 @@ def on_blocking_wait(error: BlockingWait) -> Any:
     raise cause
 
 
-def add_safety_note(error: Exception, *, replayable: bool) -> None:
-    """Add to the note on an error why its request was not sent again, where safety forbade it."""
+def add_safety_note(error: Exception, *, can_resend_body: bool) -> None:
+    """Add a note to an error if its request was not sent again because that is unsafe."""
     record = record_of(error)
     if record is None or record.reason is not Reason.UNSAFE:
         return
-    why = _NO_KEY if replayable else _USED_UP
-    if why not in getattr(error, "__notes__", ()):  # one object may be raised many times
-        error.add_note(why)
+    note = _NO_KEY_NOTE if can_resend_body else _BODY_CONSUMED_NOTE
+    if note not in getattr(error, "__notes__", ()):  # the same object may be raised several times
+        error.add_note(note)

@@ -1,8 +1,4 @@
-"""One dependency for each server that a client talks to, made when it is first called.
-
-Adapters share this: which loop a request runs in depends on its origin, its method and whether it
-may be repeated.
-"""
+"""The downstreams and retry configurations of a client, by origin, created on first use."""
 
 from __future__ import annotations
 
@@ -25,30 +21,32 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
 
 Downstreams: TypeAlias = "Downstream | Callable[[str], Downstream] | None"
-"""One for all, a function that makes one for an origin, or None: a breaker and a budget each."""
+"""One downstream for all origins, a function that returns one for an origin, or None for a default
+downstream for each origin."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-_MOST = 1000
-"""Origins are given from outside (redirects, user's URLs): those not used are forgotten."""
+_MAX_CACHED = 1000
+"""Origins come from outside (redirects, URLs of users), so unused ones must be dropped."""
 
 _locks = [threading.Lock()]
 
 
-def _after_fork() -> None:
-    _locks[0] = threading.Lock()  # whoever held it is not in the child
+def _reset_after_fork() -> None:
+    _locks[0] = threading.Lock()  # the thread that held it does not exist in the child
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-class Recent(dict[K, V]):
-    """What was used last, at most 1,000 in two halves, so that to look costs no more than a dict.
+class LRUCache(dict[K, V]):
+    """An approximate LRU cache of up to 1,000 items whose `get` is that of a dict.
 
-    When the half that is looked at is full, it becomes the old one. What is used again comes back
-    from there with `keep`; the rest is forgotten when the next half is full.
+    A true LRU cache writes on each read. Here a hit is one dict lookup: the dict itself holds the
+    recent half of the items. When it is full, it becomes the old half, and the previous old half is
+    dropped. `lookup` moves an item that is used again from the old half to the recent one.
     """
 
     __slots__ = ("_old",)
@@ -57,76 +55,79 @@ class Recent(dict[K, V]):
         super().__init__()
         self._old: dict[K, V] = {}
 
-    def recall(self, key: K) -> V | None:
-        """Return what is there, in either half."""
-        found = self.get(key)
-        if found is None and (found := self._old.get(key)) is not None:
-            self.keep(key, found)
-        return found
+    def lookup(self, key: K) -> V | None:
+        """Return the value from either half, or None."""
+        value = self.get(key)
+        if value is None and (value := self._old.get(key)) is not None:
+            self.add(key, value)
+        return value
 
-    def keep(self, key: K, value: V) -> V:
-        """Add something; of two threads, the first one's is what both get."""
+    def add(self, key: K, value: V) -> V:
+        """Add a value; if another thread has added one for this key, return that one."""
         with _locks[0]:
-            if len(self) >= _MOST // 2:
+            if len(self) >= _MAX_CACHED // 2:
                 self._old = dict(self)
                 self.clear()
             return self.setdefault(key, value)
 
 
-def protected(origin: str) -> Downstream:
-    """Return a dependency with a breaker and a retry budget of its own."""
+def default_downstream(origin: str) -> Downstream:
+    """Return a downstream with its own breaker and retry budget."""
     return Downstream(origin, breaker=Breaker(), budget=TokenBudget())
 
 
-class Origins:
-    """The loops of one adapter, by operation and by whether it may be repeated."""
+class OriginRegistry:
+    """The downstreams of one adapter by origin, and its retry configurations by operation."""
 
     def __init__(
         self,
         policy: Policy | None,
         downstream: Downstreams,
-        outcome_of: Callable[[Exception, bool], Outcome],
-        judge: Callable[[Policy, bool, Any], Outcome],
+        classify_error: Callable[[Exception, bool], Outcome],
+        classify_response: Callable[[Policy, bool, Any], Outcome],
         release: Callable[[Any], Any],
     ) -> None:
         instance("policy", policy, Policy, "a tarry.Policy(...)")
         if not (downstream is None or isinstance(downstream, Downstream) or callable(downstream)):
             rule = (
-                'must be a tarry.Downstream("name"), a function that makes one for an origin, or '
-                "None for one each"
+                'must be a tarry.Downstream("name"), a function that returns one for an origin, or '
+                "None for a default one for each origin"
             )
             raise ConfigurationTypeError("downstream", rule, downstream)
         self.policy: Policy = policy or Policy()
         self._downstream = downstream
-        self._outcome_of = outcome_of
-        self._judge = judge
+        self._classify_error = classify_error
+        self._classify_response = classify_response
         self._release = release
+        # Weak, because the configurations hold the downstreams: as long as one configuration of an
+        # origin exists, new ones share its downstream.
         self._downstreams: WeakValueDictionary[str, Downstream] = WeakValueDictionary()
-        """Held by the loops: as long as one of an origin is known, no other loop gets another."""
-        self._specs: Recent[tuple[str, str, bool], Spec] = Recent()
+        self._configs: LRUCache[tuple[str, str, bool], Spec] = LRUCache()
 
     def downstream(self, origin: str) -> Downstream:
-        """Return the dependency of an origin."""
+        """Return the downstream of an origin."""
         if isinstance(self._downstream, Downstream):
             return self._downstream
-        known = self._downstreams.get(origin)
-        if known is None:
-            made = (self._downstream or protected)(origin)
-            if not isinstance(made, Downstream):
-                rule = f'must make a tarry.Downstream("name"), got {made!r} for {origin}'
+        downstream = self._downstreams.get(origin)
+        if downstream is None:
+            new = (self._downstream or default_downstream)(origin)
+            if not isinstance(new, Downstream):
+                rule = f'must return a tarry.Downstream("name"), got {new!r} for {origin}'
                 raise ConfigurationTypeError("downstream", rule)
-            with _locks[0]:
-                known = self._downstreams.setdefault(origin, made)  # the first of two threads wins
-        return known
+            with _locks[0]:  # of two threads that create one, both use the first
+                downstream = self._downstreams.setdefault(origin, new)
+        return downstream
 
-    def spec(self, method: str, origin: str, *, repeatable: bool, numbered: bool = False) -> Spec:
-        """Return the loop for a request."""
-        found = self._specs.recall((method, origin, repeatable))
-        if found is None:
-            outcome_of, judge, policy = self._outcome_of, self._judge, self.policy
-            found = Spec(
-                on=lambda error: outcome_of(error, repeatable),
-                judge=partial(judge, policy, repeatable),
+    def retry_config(
+        self, method: str, origin: str, *, repeatable: bool, numbered: bool = False
+    ) -> Spec:
+        """Return the retry configuration for an operation."""
+        config = self._configs.lookup((method, origin, repeatable))
+        if config is None:
+            classify_error, policy = self._classify_error, self.policy
+            config = Spec(
+                on=lambda error: classify_error(error, repeatable),
+                judge=partial(self._classify_response, policy, repeatable),
                 release=self._release,
                 policy=policy,
                 downstream=self.downstream(origin),
@@ -134,5 +135,5 @@ class Origins:
                 safe=repeatable,
                 numbered=numbered,
             )
-            found = self._specs.keep((method, origin, repeatable), found)
-        return found
+            config = self._configs.add((method, origin, repeatable), config)
+        return config

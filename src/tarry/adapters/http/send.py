@@ -1,7 +1,7 @@
-"""How an HTTP adapter sends: one function for each kind of request, made when it is first needed.
+"""Send the requests of an HTTP adapter with retries or hedging.
 
-The kind is what decides which loop a request runs in: its method, its origin, and whether it may
-be repeated. A call has a retry policy or a hedging policy, never both.
+Requests with the same method and origin, if they are also equally repeatable, share one function
+that sends them. The functions are created on first use and cached.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.adapters.http.headers import check_idempotency_key
-from tarry.adapters.http.origins import Origins, Recent
+from tarry.adapters.http.origins import LRUCache, OriginRegistry
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
@@ -28,101 +28,109 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
     from tarry.runtime.config import Spec
 
-Kind: TypeAlias = "tuple[str, str, str, int | None, bool]"
-"""Method, scheme, host, port, and whether it may be repeated."""
+RequestKey: TypeAlias = "tuple[str, str, str, int | None, bool]"
+"""Method, scheme, host, port, and whether the request is repeatable."""
 
-_BOTH = (
-    "a request has a retry policy or a hedging policy, never both (gRFC A6): give policy= to send "
+_POLICY_AND_HEDGING = (
+    "a request has a retry policy or a hedging policy, never both (gRFC A6): use policy= to send "
     "it again after a failure, or hedging= to send a copy when it takes too long"
 )
 
 
-class Sending:
-    """The requests of one adapter.
+class RequestSender:
+    """Sends the requests of one adapter.
 
-    `send` takes by name the `limit` of an attempt in seconds, and its `number`, which is 1 unless
-    given. `first` is how a first attempt goes that has no limit: `send` without looking.
+    Args:
+        send: sends one attempt. Called with the arguments of the send function and the keywords
+            `limit`, the time limit of the attempt in seconds, and `number` (1 by default).
+        send_first: sends a first attempt without a time limit. Cheaper than `send`, because it
+            does not check the limit and the number.
+        is_async: whether these functions are coroutine functions.
     """
 
     def __init__(
         self,
         send: Callable[..., Any],
-        first: Callable[..., Any] | None = None,
+        send_first: Callable[..., Any] | None = None,
         *,
-        looped: bool,
+        is_async: bool,
         policy: Policy | None,
         hedging: Hedging | None,
         downstream: Downstreams,
         idempotency_key: IdempotencyKey,
-        outcome_of: Callable[[Exception, bool], Outcome],
-        judge: Callable[[Policy, bool, Any], Outcome],
+        classify_error: Callable[[Exception, bool], Outcome],
+        classify_response: Callable[[Policy, bool, Any], Outcome],
         release: Callable[[Any], Any],
     ) -> None:
         instance("policy", policy, Policy, "a tarry.Policy(...)")
         instance("hedging", hedging, Hedging, 'a tarry.Hedging(after="p95")')
         if policy is not None and hedging is not None:
-            raise ConfigurationError(_BOTH)
-        self.key: IdempotencyKey = check_idempotency_key(idempotency_key)
+            raise ConfigurationError(_POLICY_AND_HEDGING)
+        self.idempotency_key: IdempotencyKey = check_idempotency_key(idempotency_key)
         self.hedging: Hedging | None = hedging
         policy = policy or Policy()
         limit = policy.attempt_timeout
-        if not looped:  # a client that blocks cuts an attempt off with its own timeouts: a thread
-            # for each would cost more than the attempt
+        if not is_async:
+            # A blocking client enforces the limit with its own timeouts. The driver would need a
+            # thread for each attempt, which costs more than the attempt.
             policy = policy.replace(attempt_timeout=None)
         if hedging is not None:
-            policy = policy.replace(max_attempts=1)  # for what may not be sent twice
-        self._origins = Origins(policy, downstream, outcome_of, judge, release)
+            policy = policy.replace(max_attempts=1)  # for requests that are not repeatable
+        self._origins = OriginRegistry(
+            policy, downstream, classify_error, classify_response, release
+        )
         self._send = partial(send, limit=limit)
-        self._first = first if limit is None else None
-        self._looped = looped
-        self.known: Recent[Kind, Callable[..., Any]] = Recent()
-        """The functions that were made. Adapters look here first: it is on the path of every
-        request, where each call costs more than a look."""
+        self._send_first = send_first if limit is None else None
+        self._is_async = is_async
+        self.send_functions: LRUCache[RequestKey, Callable[..., Any]] = LRUCache()
+        """The functions created so far. Adapters look here before they call `send_function`: on the
+        path of every request, a dict lookup is cheaper than a call."""
 
-    def made(self, kind: Kind) -> Callable[..., Any]:
-        """Make the function for a new kind of request. It takes what `send` takes."""
-        return self.known.recall(kind) or self.known.keep(kind, self._wrapped(kind))
+    def send_function(self, key: RequestKey) -> Callable[..., Any]:
+        """Return the function that sends requests of this key; create it if needed."""
+        return self.send_functions.lookup(key) or self.send_functions.add(
+            key, self._new_send_function(key)
+        )
 
-    def _wrapped(self, kind: Kind) -> Callable[..., Any]:
-        method, scheme, host, port, repeatable = kind
+    def _new_send_function(self, key: RequestKey) -> Callable[..., Any]:
+        method, scheme, host, port, repeatable = key
         origin = http.origin_of(scheme, host, port)
-        spec = self._origins.spec(method, origin, repeatable=repeatable, numbered=True)
+        config = self._origins.retry_config(method, origin, repeatable=repeatable, numbered=True)
         if self.hedging is not None and repeatable:
-            hedged = _ahedged if self._looped else _hedged
-            return hedged(self._send, spec, self.hedging)
-        wrap = async_driver.wrap if self._looped else sync_driver.wrap
-        return wrap(self._send, spec, self._first, _success_test(spec.policy))
+            hedged = _async_hedged if self._is_async else _hedged
+            return hedged(self._send, config, self.hedging)
+        wrap = async_driver.wrap if self._is_async else sync_driver.wrap
+        return wrap(self._send, config, self._send_first, _success_test(config.policy))
 
 
 def _success_test(policy: Policy) -> Callable[[Any], bool]:
-    """Return a quick test for responses that are successes whatever their headers say."""
+    """Return a quick test for responses that are successes whatever their headers are."""
     statuses = frozenset(range(100, 400)) - policy.retryable_statuses
     return lambda response: response.status_code in statuses
 
 
-def _hedged(fn: Callable[..., Any], spec: Spec, hedging: Hedging) -> Callable[..., Any]:
-    """Hedge a function that takes the `number` of the copy by name."""
-
+# The inner functions below must be called `call`: `runtime.error_record` recognises by the name of
+# a frame that an error has passed through tarry.
+def _hedged(send: Callable[..., Any], config: Spec, hedging: Hedging) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
-        return hedge.drive(
-            _run(spec, hedging), lambda number: fn(*args, number=number), spec.release
+        hedged_run = _new_hedged_run(config, hedging)
+        return hedge.drive(hedged_run, lambda number: send(*args, number=number), config.release)
+
+    return call
+
+
+def _async_hedged(
+    send: Callable[..., Awaitable[Any]], config: Spec, hedging: Hedging
+) -> Callable[..., Coroutine[Any, Any, Any]]:
+    async def call(*args: Any) -> Any:
+        hedged_run = _new_hedged_run(config, hedging)
+        return await hedge.adrive(
+            hedged_run, lambda number: send(*args, number=number), config.release
         )
 
     return call
 
 
-def _ahedged(
-    fn: Callable[..., Awaitable[Any]], spec: Spec, hedging: Hedging
-) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Do what `_hedged` does, for a coroutine function."""
-
-    async def call(*args: Any) -> Any:
-        run = _run(spec, hedging)
-        return await hedge.adrive(run, lambda number: fn(*args, number=number), spec.release)
-
-    return call
-
-
-def _run(spec: Spec, hedging: Hedging) -> HedgedRun:
-    downstream = spec.downstream or Downstream(spec.operation)
-    return HedgedRun(spec.operation, hedging, spec.outcome_of, downstream, spec.judge)
+def _new_hedged_run(config: Spec, hedging: Hedging) -> HedgedRun:
+    downstream = config.downstream or Downstream(config.operation)
+    return HedgedRun(config.operation, hedging, config.outcome_of, downstream, config.judge)

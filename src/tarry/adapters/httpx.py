@@ -1,0 +1,531 @@
+"""Retries and hedging for httpx, and for httpx2, which has the same interface.
+
+    client = httpx.Client(transport=RetryTransport(httpx.HTTPTransport()))
+
+The transport handles every request and response of the client. It returns the last response as the
+client would without it: a 503 is returned, not raised.
+
+httpx and httpx2 are both optional. Their classes are therefore recognised by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from tarry.adapters.http.hand_off import RequestSnapshot, make_hand_off
+from tarry.adapters.http.headers import (
+    MAX_DRAINED_BYTES,
+    MIN_TIMEOUT_S,
+    add_safety_note,
+    attempt_time_limit,
+    classify_proxy_refusal,
+    drain_timeout,
+    final_response,
+    is_permanent_tls_error,
+    is_worth_draining,
+    make_repeatable,
+    on_blocking_wait,
+    response_classifier,
+    set_attempt_headers,
+)
+from tarry.adapters.http.origins import LRUCache
+from tarry.adapters.http.send import RequestSender
+from tarry.core.outcome import PERMANENT, Kind, Outcome
+from tarry.errors import (
+    BlockingWait,
+    ConfigurationError,
+    ConfigurationTypeError,
+    MissingExtra,
+    ResultNotAccepted,
+)
+from tarry.runtime import deadlines, event_loops
+from tarry.runtime.clocks import system
+from tarry.wire import http
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Never, Self
+
+    import httpx
+    import httpx2
+
+    from tarry.adapters.http.hand_off import AsyncTaskClient, HandOff, SyncTaskClient
+    from tarry.adapters.http.headers import IdempotencyKey
+    from tarry.adapters.http.origins import Downstreams
+    from tarry.core.hedging import Hedging
+    from tarry.core.policy import Policy
+
+    # Base classes only for type checkers: at run time neither client requires them.
+    class _BaseTransport(httpx.BaseTransport, httpx2.BaseTransport):
+        def handle_request(self, request: Any) -> Any: ...
+
+    class _AsyncBaseTransport(httpx.AsyncBaseTransport, httpx2.AsyncBaseTransport):
+        async def handle_async_request(self, request: Any) -> Any: ...
+
+else:
+    _BaseTransport = _AsyncBaseTransport = object
+
+__all__ = ["AsyncRetryTransport", "RetryTransport"]
+
+_CacheKey: TypeAlias = "tuple[str, str, str, int | None, type[Any]]"
+"""Method, scheme, host and port of a request, and the type of its body."""
+
+_BYTES_STREAM = "ByteStream"
+"""The type of a body that is bytes, or of an empty body."""
+_TIMEOUT_PHASES = ("connect", "read", "write", "pool")
+_CONNECT_SHARE = 0.9
+"""The share of an attempt's time limit for getting a connection. If it is exceeded, the client
+raises its own error, which shows that nothing was sent. A cancelled attempt does not show that."""
+_NOT_SENT_ERRORS = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
+_MAYBE_READ_ERRORS = frozenset(
+    {"TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError"}
+)
+
+_deadline = deadlines.scope.get
+
+
+# --- transports -----------------------------------------------------------------------------------
+
+
+def _raise_wrong_client(transport: object, *_: object) -> Never:
+    """Raise for a transport that was passed to the other type of client."""
+    msg = (
+        "a Client takes a RetryTransport, and an AsyncClient an AsyncRetryTransport; this one got "
+        f"the other's, {type(transport).__name__}"
+    )
+    raise ConfigurationTypeError(msg)
+
+
+class _RetryTransportBase:
+    """The code that both transports share."""
+
+    _transport: Any
+    _sender: RequestSender
+    _hand_off: HandOff | None
+    _cached_sends: LRUCache[_CacheKey, Callable[..., Any]]
+    """The functions that send requests which are repeatable whatever their headers are."""
+    tarry_retries: ClassVar[bool] = True
+    """Marks a transport that retries, so that it is not wrapped in another one."""
+
+    def _send_function(self, request: Any, cache_key: _CacheKey) -> Callable[..., Any]:
+        """Return the function that sends a request.
+
+        Cache it if the method and the type of the body alone decide.
+        """
+        sender, (method, scheme, host, port, stream_type) = self._sender, cache_key
+        can_cache = method in http.IDEMPOTENT_METHODS and stream_type.__name__ == _BYTES_STREAM
+        repeatable = can_cache or (
+            make_repeatable(method, request.headers, sender.idempotency_key, request)
+            and _can_resend_body(request, in_parallel=sender.hedging is not None)
+        )
+        send = sender.send_function((method, scheme, host, port, repeatable))
+        return self._cached_sends.add(cache_key, send) if can_cache else send
+
+    def _explain_error(self, request: Any, error: Exception) -> None:
+        """Raise or add an explanation that the error itself does not contain."""
+        _raise_if_other_package(self._transport, request, error)
+        add_safety_note(error, can_resend_body=_can_resend_body(request))
+
+
+class RetryTransport(_RetryTransportBase, _BaseTransport):
+    """Retries or hedges the requests of an `httpx.Client`.
+
+    Args:
+        transport: the transport that sends; by default an `HTTPTransport()`.
+        policy: the retry policy; by default `tarry.Policy()`.
+        hedging: a hedging policy instead of `policy`: sends a second copy of a repeatable request
+            when the first takes too long.
+        downstream: one `tarry.Downstream` for all origins, or a function that returns one for an
+            origin. By default each origin gets its own, with a breaker and a retry budget.
+        idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
+            that are not idempotent, the same on all attempts. That makes them safe to retry.
+        hand_off: a `tarry.Client`. A repeatable request that cannot succeed now is enqueued there,
+            and `HandedOff` is raised.
+    """
+
+    def __init__(
+        self,
+        transport: Any = None,
+        *,
+        policy: Policy | None = None,
+        hedging: Hedging | None = None,
+        downstream: Downstreams = None,
+        idempotency_key: IdempotencyKey = None,
+        hand_off: SyncTaskClient | None = None,
+    ) -> None:
+        transport = _check_transport(transport, "HTTPTransport", "handle_request")
+        self._transport = transport
+        self._sender = RequestSender(
+            partial(_send, transport),
+            partial(_send_first, transport),
+            is_async=False,
+            policy=policy,
+            hedging=hedging,
+            downstream=downstream,
+            idempotency_key=idempotency_key,
+            classify_error=_classify_error,
+            classify_response=_classify_response,
+            release=_release,
+        )
+        self._hand_off = make_hand_off(
+            hand_off,
+            policy,
+            is_async=False,
+            snapshot=_snapshot,
+            classify_response=_classify_response,
+            release=_release,
+        )
+        self._cached_sends = LRUCache()
+
+    def handle_request(self, request: Any) -> Any:
+        """Send a request and retry it; return the last response."""
+        try:
+            # The properties of an httpx URL read `_uri_reference`: this skips a call for each.
+            url = getattr(request.url, "_uri_reference", request.url)
+            cache_key = request.method, url.scheme, url.host, url.port, request.stream.__class__
+            send = self._cached_sends.get(cache_key) or self._send_function(request, cache_key)
+            return send(request)
+        except ResultNotAccepted as error:
+            if self._hand_off is not None:
+                self._hand_off.try_hand_off(request, error)
+            return final_response(error)
+        except BlockingWait as error:
+            return on_blocking_wait(error)
+        except Exception as error:
+            self._explain_error(request, error)
+            if self._hand_off is not None:
+                self._hand_off.try_hand_off(request, error)
+            raise
+
+    if not TYPE_CHECKING:  # a type checker reports that the methods are missing
+        handle_async_request = __aenter__ = _raise_wrong_client
+
+    def close(self) -> None:
+        """Close the inner transport."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        self._transport.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        self._transport.__exit__(exc_type, exc_value, traceback)
+
+
+class AsyncRetryTransport(_RetryTransportBase, _AsyncBaseTransport):
+    """Retries or hedges the requests of an `httpx.AsyncClient`.
+
+    The arguments are those of `RetryTransport`, but `hand_off` is a `tarry.AsyncClient`.
+    """
+
+    def __init__(
+        self,
+        transport: Any = None,
+        *,
+        policy: Policy | None = None,
+        hedging: Hedging | None = None,
+        downstream: Downstreams = None,
+        idempotency_key: IdempotencyKey = None,
+        hand_off: AsyncTaskClient | None = None,
+    ) -> None:
+        transport = _check_transport(transport, "AsyncHTTPTransport", "handle_async_request")
+        self._transport = transport
+        self._sender = RequestSender(
+            partial(_async_send, transport),
+            partial(_async_send_first, transport),
+            is_async=True,
+            policy=policy,
+            hedging=hedging,
+            downstream=downstream,
+            idempotency_key=idempotency_key,
+            classify_error=_classify_error,
+            classify_response=_classify_response,
+            release=_async_release,
+        )
+        self._hand_off = make_hand_off(
+            hand_off,
+            policy,
+            is_async=True,
+            snapshot=_snapshot,
+            classify_response=_classify_response,
+            release=_async_release,
+        )
+        self._cached_sends = LRUCache()
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request and retry it; return the last response."""
+        try:
+            url = getattr(request.url, "_uri_reference", request.url)
+            cache_key = request.method, url.scheme, url.host, url.port, request.stream.__class__
+            send = self._cached_sends.get(cache_key) or self._send_function(request, cache_key)
+            return await send(request)
+        except ResultNotAccepted as error:
+            if self._hand_off is not None:
+                await self._hand_off.async_try_hand_off(request, error)
+            return final_response(error)
+        except Exception as error:
+            self._explain_error(request, error)
+            if self._hand_off is not None:
+                await self._hand_off.async_try_hand_off(request, error)
+            raise
+
+    if not TYPE_CHECKING:
+        handle_request = __enter__ = _raise_wrong_client
+
+    async def aclose(self) -> None:
+        """Close the inner transport."""
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self._transport.__aexit__(exc_type, exc_value, traceback)
+
+
+# Functions instead of methods: with bound methods a transport would refer to itself, and its
+# connections would stay open until the garbage collector finds the cycle.
+def _send(transport: Any, request: Any, *, limit: float | None, number: int = 1) -> Any:
+    if number > 1 or limit is not None or _deadline() is not None:
+        request = _attempt_request(request, number, limit)
+        response = transport.handle_request(request)
+        # `_release` reads the timeouts from it. The client later replaces it by the user's request.
+        response.request = request
+        return response
+    return transport.handle_request(request)
+
+
+def _send_first(transport: Any, request: Any) -> Any:
+    return transport.handle_request(request)  # looked up for each request: it may be patched
+
+
+async def _async_send(transport: Any, request: Any, *, limit: float | None, number: int = 1) -> Any:
+    if number > 1 or limit is not None or _deadline() is not None:
+        request = _attempt_request(request, number, limit)
+    return await transport.handle_async_request(request)
+
+
+async def _async_send_first(transport: Any, request: Any) -> Any:
+    return await transport.handle_async_request(request)
+
+
+# --- the inner transport --------------------------------------------------------------------------
+
+
+def _check_transport(transport: Any, class_name: str, method: str) -> Any:
+    """Return the user's transport, or a new one of this class; raise if it cannot be used."""
+    if transport is None:
+        return _new_transport(class_name)
+    retries: Any = getattr(getattr(transport, "_pool", None), "_retries", 0)
+    if retries or hasattr(transport, "tarry_retries"):
+        msg = (
+            f"the inner transport must not retry, got {transport!r}: the attempts of two layers "
+            f"multiply; leave retries= of {class_name} at 0, and use "
+            "policy=tarry.Policy(max_attempts=4)"
+        )
+        raise ConfigurationError(msg)
+    if isinstance(transport, type) or not hasattr(transport, method):
+        msg = f"the inner transport must be {class_name}() or similar, got {transport!r}"
+        raise ConfigurationTypeError(msg)
+    return transport
+
+
+def _new_transport(class_name: str) -> Any:
+    try:
+        import httpx
+    except ImportError:
+        try:
+            import httpx2 as httpx  # type: ignore[no-redef]
+        except ImportError:
+            msg = "this needs httpx: pip install 'tarry[httpx]'"
+            raise MissingExtra(msg) from None
+    return getattr(httpx, class_name)()
+
+
+def _raise_if_other_package(transport: object, request: object, error: Exception) -> None:
+    """Raise ConfigurationError if one of transport and client is of httpx, the other of httpx2."""
+    inner, outer = _package_name(transport), _package_name(request)
+    if isinstance(error, AssertionError) and {inner, outer} == {"httpx", "httpx2"}:
+        msg = (
+            f"the inner transport is from {inner}, and the client is from {outer}: use a transport "
+            f"of the client's package, {outer}.{type(transport).__name__}()"
+        )
+        raise ConfigurationError(msg) from error
+
+
+def _package_name(value: object) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+class _AttemptTimeouts(dict[str, Any]):
+    """The timeouts of one attempt. Of a type of its own, because `_release` may change them."""
+
+
+def _can_resend_body(request: Any, *, in_parallel: bool = False) -> bool:
+    """Return whether the body can be sent a second time: bytes can, an iterator cannot.
+
+    httpx rewinds the files of a form itself, but two copies cannot read one file in parallel.
+    """
+    stream_type = type(request.stream).__name__
+    if stream_type == _BYTES_STREAM:
+        return True
+    if stream_type != "MultipartStream":
+        return False
+    files = [getattr(field, "file", b"") for field in request.stream.fields]
+    return all(
+        isinstance(file, (bytes, str)) or (not in_parallel and _is_seekable(file)) for file in files
+    )
+
+
+def _is_seekable(file: Any) -> bool:
+    return hasattr(file, "seekable") and bool(file.seekable())
+
+
+def _attempt_request(request: Any, number: int, attempt_timeout: float | None) -> Any:
+    """Return a copy of the request with the headers and timeouts of an attempt."""
+    limit = attempt_time_limit(attempt_timeout)
+    timeouts = _AttemptTimeouts(request.extensions.get("timeout") or {})
+    if limit is not None:
+        timeout = max(limit, MIN_TIMEOUT_S)
+        for phase in _TIMEOUT_PHASES:
+            longest = timeout * _CONNECT_SHARE if phase in ("connect", "pool") else timeout
+            timeouts[phase] = min(longest, timeouts.get(phase) or longest)
+    copy = type(request)(
+        request.method,
+        request.url,
+        headers=request.headers,
+        stream=request.stream,
+        extensions={**request.extensions, "timeout": timeouts},
+    )
+    set_attempt_headers(copy.headers, number, limit)
+    return copy
+
+
+def _snapshot(request: Any) -> RequestSnapshot:
+    is_bytes = type(request.stream).__name__ == _BYTES_STREAM
+    body = b"".join(request.stream) if is_bytes else None
+    return RequestSnapshot(request.method, str(request.url), request.headers.multi_items(), body)
+
+
+# --- outcomes -------------------------------------------------------------------------------------
+
+
+def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
+    names = {base.__name__ for base in type(error).__mro__}
+    detail = type(error).__name__
+    timeout = "TimeoutException" in names
+    if names & _NOT_SENT_ERRORS:
+        if "ConnectError" in names and _is_tls_error(error):
+            return PERMANENT
+        local = "PoolTimeout" in names  # the client's own pool is exhausted: not a server failure
+        return Outcome(Kind.TRANSIENT, timeout=timeout, local=local, detail=detail)
+    if "ProxyError" in names and (status := str(error).partition(" ")[0]).isdecimal():
+        return classify_proxy_refusal(int(status))
+    if names & _MAYBE_READ_ERRORS:
+        return Outcome(Kind.TRANSIENT, safe=repeatable, timeout=timeout, detail=detail)
+    return PERMANENT
+
+
+def _is_tls_error(error: Exception) -> bool:
+    """Return whether a permanent TLS error, such as an invalid certificate, is the cause.
+
+    The cause of an httpx error is an error of httpcore. That one has no cause itself, but its
+    context is the original error. Contexts further up may be unrelated errors of the user.
+    """
+    httpcore_error = error.__cause__
+    if httpcore_error is None:
+        return False
+    origin = httpcore_error.__cause__ or httpcore_error.__context__
+    while origin is not None and not is_permanent_tls_error(origin):
+        origin = origin.__cause__
+    return origin is not None
+
+
+def _header_pairs(response: Any) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = response.headers.multi_items()
+    return pairs
+
+
+_classify_response: Callable[[Policy, bool, Any], Outcome] = response_classifier(_header_pairs)
+
+
+# --- releasing responses --------------------------------------------------------------------------
+
+
+def _release(response: Any) -> bool:
+    """Release the connection of a response. Read a short rest, so that it can be used again.
+
+    Return whether the response can still be read by the user.
+    """
+    stream, is_complete = response.stream, False
+    with suppress(Exception):  # if reading fails, the connection is closed
+        if is_worth_draining(response.headers):
+            body = _DrainedBody(drain_timeout())
+            body.limit_read_timeout(response)
+            is_complete = all(map(body.add, stream)) and body.restore(response)
+    stream.close()
+    return is_complete
+
+
+async def _async_release(response: Any) -> bool:
+    """The same as `_release`, for async responses."""
+    stream, is_complete = response.stream, False
+    with suppress(Exception):
+        if is_worth_draining(response.headers):
+            timeout = drain_timeout()
+            body = _DrainedBody(timeout)
+            with event_loops.timeout(timeout):
+                async for chunk in stream:
+                    if not body.add(chunk):
+                        break
+                else:
+                    is_complete = body.restore(response)
+    await stream.aclose()
+    return is_complete
+
+
+class _DrainedBody:
+    """The rest of a response that is read within limits of size and time."""
+
+    def __init__(self, timeout: float) -> None:
+        self._chunks: list[bytes] = []
+        self._bytes_left = MAX_DRAINED_BYTES
+        self._timeout = timeout
+        self._ends_at = system.now() + timeout
+
+    def limit_read_timeout(self, response: Any) -> None:
+        """Lower the read timeout of a blocking client, if the timeouts belong to the attempt."""
+        with suppress(RuntimeError):  # no `request`: the user's own request was sent
+            timeouts = response.request.extensions.get("timeout")
+            if isinstance(timeouts, _AttemptTimeouts):
+                timeouts["read"] = min(timeouts.get("read") or self._timeout, self._timeout)
+
+    def add(self, chunk: bytes) -> bool:
+        """Add a chunk; return whether the limits allow another one."""
+        self._chunks.append(chunk)
+        self._bytes_left -= len(chunk)
+        return self._bytes_left >= 0 and system.now() <= self._ends_at
+
+    def restore(self, response: Any) -> bool:
+        """Put the body back into the response, so that the user can read it; return True."""
+        package = sys.modules[_package_name(response)]
+        response.stream = package.ByteStream(b"".join(self._chunks))
+        return True
