@@ -214,7 +214,7 @@ def test_reasons_on_the_page_are_those_of_the_code() -> None:
     """The table of stop reasons on docs/errors.md has every reason, in order and in its words."""
     documented = [row[:2] for row in table_of(DOCS / "errors.md", "reason")]
 
-    assert [[f"`{reason}`", reason.words] for reason in tarry.Reason] == documented
+    assert [[f"`{reason}`", reason.description] for reason in tarry.Reason] == documented
 
 
 def test_breaker_states_on_the_page_are_those_of_the_code() -> None:

@@ -84,10 +84,10 @@ class Telling(TokenBudget):
         super().__init__()
         self._told = told
 
-    def settle(self, outcome: Outcome, paid: float, now: float) -> None:
+    def record(self, outcome: Outcome, paid: float, now: float) -> None:
         """Learn that an attempt ended."""
-        super().settle(outcome, paid, now)
-        if outcome.counts:
+        super().record(outcome, paid, now)
+        if outcome.counts_as_failure:
             self._told.set()
 
 

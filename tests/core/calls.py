@@ -167,7 +167,7 @@ class Calls(RuleBasedStateMachine):
     def fail(self, call: Call, outcome: Outcome, u: float) -> None:
         """An attempt fails; the call waits or ends."""
         before = self.there.balance
-        verdict = call.failed(outcome, self.now, u)
+        verdict = call.record_failure(outcome, self.now, u)
         if isinstance(verdict, Wait):
             due = self.now + verdict.delay
             assert call.attempts < call.policy.max_attempts
@@ -185,14 +185,14 @@ class Calls(RuleBasedStateMachine):
     def succeed(self, call: Call, u: float) -> None:
         """An attempt succeeds, which refills the budget."""
         before = self.there.balance
-        call.succeeded(self.now, u)
+        call.record_success(self.now, u)
         assert before <= self.there.balance
         assert 0 == call._paid
 
     def cancel(self, call: Call) -> None:
         """An attempt comes to no result, which counts for nothing."""
         before, counts = self.there.balance, self.there.breaker.counts(self.now)
-        call.cancelled(self.now)
+        call.cancel_attempt(self.now)
         assert (before, counts) == (self.there.balance, self.there.breaker.counts(self.now))
 
     @precondition(lambda self: self.waiting)
@@ -201,7 +201,7 @@ class Calls(RuleBasedStateMachine):
         """A call ends while it waits."""
         call, before = self.waiting.pop(which % len(self.waiting)).call, self.there.balance
         owed = call._paid
-        call.abandoned(self.now)
+        call.refund_retry(self.now)
         assert (min(CAPACITY, before + owed), 0) == (self.there.balance, call._paid)
 
     @invariant()
@@ -215,6 +215,6 @@ class Calls(RuleBasedStateMachine):
     def teardown(self) -> None:
         """When all have left, no place is taken and the breaker comes back by itself."""
         for call in self.running:
-            call.cancelled(self.now)
+            call.cancel_attempt(self.now)
         assert 0 == self.there.running
         assert self.there.breaker.would_admit(self.now + 1_000)

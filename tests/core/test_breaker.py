@@ -284,7 +284,7 @@ def test_one_bad_probe_opens_again(failed: bool, duration: float) -> None:
     breaker.record(permits[0], failed=failed, duration=duration, now=31.0, u=0.0)
     before = insides(breaker)
     breaker.record(permits[1], failed=False, duration=0.1, now=31.0, u=0.0)
-    breaker.cancelled(permits[2])
+    breaker.release(permits[2])
     assert (OPEN, 60.0) == (breaker.state, breaker.retry_after(31.0))
     assert before == insides(breaker)
 
@@ -292,7 +292,7 @@ def test_one_bad_probe_opens_again(failed: bool, duration: float) -> None:
 def test_a_cancelled_probe_makes_room() -> None:
     """A probe that came to no result counts as nothing, and another may go."""
     breaker = opened(probes=1)
-    breaker.cancelled(permit_of(breaker, 30.0))
+    breaker.release(permit_of(breaker, 30.0))
     assert (True, HALF_OPEN) == (breaker.would_admit(30.0), breaker.state)
 
 
@@ -318,7 +318,7 @@ def test_a_lost_probe_frees_nobody_elses_place() -> None:
     lost = [permit_of(breaker, 30.0) for _ in range(2)]
     for _ in range(2):
         permit_of(breaker, 60.0)
-    breaker.cancelled(lost[0])
+    breaker.release(lost[0])
     breaker.record(lost[1], failed=False, duration=31.0, now=61.0, u=0.0)
     assert not breaker.would_admit(61.0)
 
@@ -466,7 +466,7 @@ def test_passed_is_the_same_as_record(
         elif what == "admit":
             assert slow.admit(now) == fast.admit(now)
         elif success or what == "fail":
-            if not (success and fast.passed(permit, now)):
+            if not (success and fast.try_count_success(permit, now)):
                 fast.record(permit, failed=not success, duration=value, now=now, u=0.5)
             slow.record(permit, failed=not success, duration=value, now=now, u=0.5)
         else:
@@ -485,4 +485,8 @@ def test_half_open_takes_over_what_another_process_has_seen() -> None:
     assert breaker.admit(0.0) is None
     breaker.record(permit, failed=True, duration=0.0, now=0.0, u=0.5)
 
-    assert (BreakerState.OPEN, 3, 40.0) == (breaker.state, breaker.opened, breaker.retry_after(0.0))
+    assert (BreakerState.OPEN, 3, 40.0) == (
+        breaker.state,
+        breaker.consecutive_opens,
+        breaker.retry_after(0.0),
+    )

@@ -213,7 +213,7 @@ class BreakerMachine(RuleBasedStateMachine):
     def a_call_is_cancelled(self, which: int) -> None:
         """A call of this or of an earlier era comes to nothing."""
         ticket = self.tickets.pop(which % len(self.tickets))
-        self.breaker.cancelled(ticket.permit)
+        self.breaker.release(ticket.permit)
         if ticket.era == self.model.era:
             self.model.probes.pop(ticket.number, None)
 

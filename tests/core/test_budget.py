@@ -91,8 +91,8 @@ def test_what_successes_give(preset: str, expected: int) -> None:
     budget = TokenBudget(preset)
     retries(budget, THROTTLED)
     for _ in range(4):
-        budget.settle(SUCCESS, 0.0, 0.0)
-    budget.settle(SUCCESS, budget.cost(TIMEOUT), 0.0)
+        budget.record(SUCCESS, 0.0, 0.0)
+    budget.record(SUCCESS, budget.cost(TIMEOUT), 0.0)
     assert expected == budget.balance(0.0)
 
 
@@ -100,9 +100,9 @@ def test_a_success_gives_back_the_last_cost_only() -> None:
     """After a timeout (10), a transient failure (5) and a success, the 10 stay paid."""
     budget = TokenBudget("aws-2020")
     for outcome, paid in ((TIMEOUT, 0.0), (TRANSIENT, 10.0)):
-        budget.settle(outcome, paid, 0.0)
+        budget.record(outcome, paid, 0.0)
         assert budget.withdraw(budget.cost(outcome), 0.0)
-    budget.settle(SUCCESS, 5.0, 0.0)
+    budget.record(SUCCESS, 5.0, 0.0)
     assert 490 == budget.balance(0.0)
 
 
@@ -113,7 +113,7 @@ def test_a_failure_gives_nothing(preset: str, outcome: Outcome, paid: float) -> 
     """What failed retries have cost is gone, and failures themselves cost nothing."""
     budget = TokenBudget(preset, capacity=100)
     assert budget.withdraw(50, 0.0)
-    budget.settle(outcome, paid, 0.0)
+    budget.record(outcome, paid, 0.0)
     assert 50 == budget.balance(0.0)
 
 
@@ -121,7 +121,7 @@ def test_classic_is_the_default() -> None:
     """Without a name it is the classic one, with 500 tokens."""
     budget = TokenBudget()
     budget.withdraw(500, 0.0)
-    budget.settle(SUCCESS, 0.0, 0.0)
+    budget.record(SUCCESS, 0.0, 0.0)
     assert 5 == budget.balance(0.0)
 
 
@@ -154,7 +154,7 @@ class TokenMachine(RuleBasedStateMachine):
     @rule()
     def a_call_succeeds_at_once(self) -> None:
         """A clean success gives its gift."""
-        self.budget.settle(SUCCESS, 0.0, 0.0)
+        self.budget.record(SUCCESS, 0.0, 0.0)
         self.give(self.prices[3] or 0)
 
     @precondition(lambda self: self.payments)
@@ -162,14 +162,14 @@ class TokenMachine(RuleBasedStateMachine):
     def a_retry_succeeds(self) -> None:
         """A success after retries gives what the preset says."""
         paid = self.payments.pop()
-        self.budget.settle(SUCCESS, paid, 0.0)
+        self.budget.record(SUCCESS, paid, 0.0)
         self.give(paid if self.prices[4] is None else self.prices[4])
 
     @precondition(lambda self: self.payments)
     @rule(outcome=st.sampled_from(FAILURES))
     def a_retry_fails(self, outcome: Outcome) -> None:
         """A failure gives nothing."""
-        self.budget.settle(outcome, self.payments.pop(), 0.0)
+        self.budget.record(outcome, self.payments.pop(), 0.0)
 
     @precondition(lambda self: self.payments)
     @rule()
@@ -201,7 +201,7 @@ def test_a_tenth_of_the_calls_and_one_per_second(calls: int, expected: int) -> N
     """By default a tenth of the calls of ten seconds may be retried, plus ten."""
     budget = RatioBudget()
     for n in range(calls):
-        budget.settle(FAILURES[n % 5], 0.0, 0.0)
+        budget.record(FAILURES[n % 5], 0.0, 0.0)
     assert expected == retries(budget, TRANSIENT, 9.9)
 
 
@@ -217,7 +217,7 @@ def test_calls_are_forgotten_after_the_window() -> None:
     """Calls of an earlier window pay for no retry."""
     budget = RatioBudget(min_per_second=0)
     for _ in range(100):
-        budget.settle(SUCCESS, 0.0, 0.0)
+        budget.record(SUCCESS, 0.0, 0.0)
     assert [10.0, 0.0] == [budget.balance(now) for now in (9.9, 10.0)]
 
 
@@ -226,7 +226,7 @@ def test_without_a_floor_a_quiet_client_cannot_retry() -> None:
     budget = RatioBudget(min_per_second=0)
     allowed = []
     for _ in range(10):
-        budget.settle(TRANSIENT, 0.0, 0.0)
+        budget.record(TRANSIENT, 0.0, 0.0)
         allowed.append(budget.withdraw(1.0, 0.0))
     assert [False] * 9 + [True] == allowed
 
@@ -236,7 +236,7 @@ def test_retries_are_no_calls() -> None:
     budget = RatioBudget(min_per_second=0)
     for outcome in (SUCCESS, *FAILURES) * 10:
         assert 1.0 == budget.cost(outcome)
-        budget.settle(outcome, 1.0, 0.0)
+        budget.record(outcome, 1.0, 0.0)
     assert 0.0 == budget.balance(0.0)
 
 
@@ -289,7 +289,7 @@ class RatioMachine(RuleBasedStateMachine):
     def first_attempts_end(self, times: int, outcome: Outcome) -> None:
         """Calls are made."""
         for _ in range(times):
-            self.budget.settle(outcome, 0.0, self.now)
+            self.budget.record(outcome, 0.0, self.now)
             self.calls.append(self.now)
 
     @rule(times=st.integers(1, 20))
@@ -331,7 +331,7 @@ def test_retries_only_above_half(max_tokens: int, failures: int) -> None:
     budget = ThrottleBudget(max_tokens)
     before = -1
     while budget.withdraw(budget.cost(TRANSIENT), 0.0):
-        budget.settle(TRANSIENT, 0.0, 0.0)
+        budget.record(TRANSIENT, 0.0, 0.0)
         before += 1
     assert failures == before + 1
 
@@ -341,9 +341,9 @@ def test_the_least_above_half_is_enough() -> None:
     default, fine = ThrottleBudget(), ThrottleBudget(10, 0.001)
     for budget in (default, fine):
         for _ in range(5):
-            budget.settle(TRANSIENT, 0.0, 0.0)
+            budget.record(TRANSIENT, 0.0, 0.0)
         assert not budget.withdraw(budget.cost(TRANSIENT), 0.0)
-        budget.settle(SUCCESS, 0.0, 0.0)
+        budget.record(SUCCESS, 0.0, 0.0)
         assert budget.withdraw(budget.cost(TRANSIENT), 0.0)
     assert [0.1, 0.001] == [default.balance(0.0), fine.balance(0.0)]
 
@@ -364,7 +364,7 @@ def test_the_least_above_half_is_enough() -> None:
 def test_which_failures_cost(outcome: Outcome, expected: float, paid: float) -> None:
     """A failure costs a token when it was retryable or pushed back, on any attempt."""
     budget = ThrottleBudget(10)
-    budget.settle(outcome, paid, 0.0)
+    budget.record(outcome, paid, 0.0)
     assert expected == budget.balance(0.0)
 
 
@@ -376,8 +376,8 @@ def test_the_ratio_is_cut_to_three_decimals(ratio: float, expected: float) -> No
     """A success gives the ratio without what lies behind its third decimal, up to the most."""
     budget = ThrottleBudget(10, ratio)
     for _ in range(4):
-        budget.settle(TRANSIENT, 0.0, 0.0)
-    budget.settle(SUCCESS, 0.0, 0.0)
+        budget.record(TRANSIENT, 0.0, 0.0)
+    budget.record(SUCCESS, 0.0, 0.0)
     assert pytest.approx(1.0 + expected, abs=1e-12) == budget.balance(0.0)
 
 
@@ -386,8 +386,8 @@ def test_three_decimals_are_kept_to_the_last(thousandths: int) -> None:
     """A ratio of three decimals is not cut at all."""
     budget = ThrottleBudget(40, float(f"{thousandths // 1000}.{thousandths % 1000:03}"))
     for _ in range(19):
-        budget.settle(TRANSIENT, 0.0, 0.0)
-    budget.settle(SUCCESS, 0.0, 0.0)
+        budget.record(TRANSIENT, 0.0, 0.0)
+    budget.record(SUCCESS, 0.0, 0.0)
     assert 1_000 + thousandths == round(budget.balance(0.0) * 1_000)
 
 
@@ -395,7 +395,7 @@ def test_a_withdrawal_takes_nothing() -> None:
     """Ten thousand retries cost nothing, as only failures do, and there is nothing to give back."""
     budget = ThrottleBudget(10)
     assert all(budget.withdraw(budget.cost(TRANSIENT), 0.0) for _ in range(10_000))
-    budget.settle(TRANSIENT, 0.0, 0.0)
+    budget.record(TRANSIENT, 0.0, 0.0)
     budget.deposit(1.0, 0.0)
     assert 4.0 == budget.balance(0.0)
 
@@ -412,7 +412,7 @@ class ThrottleMachine(RuleBasedStateMachine):
     @rule(outcome=st.sampled_from([SUCCESS, *FAILURES]))
     def an_attempt_ends(self, outcome: Outcome) -> None:
         """A success gives the ratio, a failure that is not permanent takes a token."""
-        self.budget.settle(outcome, 0.0, 0.0)
+        self.budget.record(outcome, 0.0, 0.0)
         if outcome is SUCCESS:
             self.tokens = min(Fraction(self.most), self.tokens + self.ratio)
         elif outcome is not PERMANENT:
@@ -438,8 +438,8 @@ def test_a_balance_is_never_negative() -> None:
     """A balance is what could be withdrawn, and less than nothing cannot."""
     ratio, throttle = RatioBudget(min_per_second=0), ThrottleBudget(10)
     for _ in range(100):
-        ratio.settle(SUCCESS, 0.0, 0.0)
-        throttle.settle(TRANSIENT, 0.0, 0.0)
+        ratio.record(SUCCESS, 0.0, 0.0)
+        throttle.record(TRANSIENT, 0.0, 0.0)
     retries(ratio, TRANSIENT, 9.0)
     assert [0.0, 0.0] == [ratio.balance(10.0), throttle.balance(0.0)]
 

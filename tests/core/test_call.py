@@ -73,7 +73,7 @@ def test_no_attempt_starts_beyond_the_total_budget() -> None:
     """A call that comes back too late, perhaps in another process, makes no further attempt."""
     call = Call(PLAIN.replace(total_budget=10), None, NOW)
     assert Attempt(1) == call.start(NOW)
-    assert Wait(1, 1) == call.failed(TRANSIENT, NOW, 0.5)
+    assert Wait(1, 1) == call.record_failure(TRANSIENT, NOW, 0.5)
     assert Stop(Reason.TOTAL_BUDGET) == call.start(NOW + 60)
 
 
@@ -121,7 +121,7 @@ def test_a_refused_retry_costs_nothing(why: str) -> None:
     there = behind(at_once=1)
     call = there.call(deadline=NOW + 10)
     call.start(NOW)
-    assert isinstance(call.failed(TRANSIENT, NOW, 0.5), Wait)
+    assert isinstance(call.record_failure(TRANSIENT, NOW, 0.5), Wait)
     assert 495 == there.balance
     if why == "breaker":
         there.breaker.force("open")
@@ -129,7 +129,7 @@ def test_a_refused_retry_costs_nothing(why: str) -> None:
         there.call().start(NOW)
     assert isinstance(call.start(NOW + (10 if why == "deadline" else 1)), Stop)
     assert (500, 1) == (there.balance, call.attempts)
-    call.abandoned(NOW)
+    call.refund_retry(NOW)
     assert 500 == there.balance
 
 
@@ -139,9 +139,9 @@ def test_adopted_attempts() -> None:
     permit = there.downstream.admit(NOW)
     assert isinstance(permit, int)
     call = there.call()
-    call.adopt(permit)
+    call.adopt_first_attempt(permit)
     assert (1, 1) == (call.attempts, there.running)
-    assert Wait(1, 1) == call.failed(TRANSIENT, NOW + 2, 0.5)
+    assert Wait(1, 1) == call.record_failure(TRANSIENT, NOW + 2, 0.5)
     assert (0, (1, 1, 0)) == (there.running, there.breaker.counts(NOW + 2))
     assert Attempt(2) == call.start(NOW + 3)
 
@@ -160,7 +160,7 @@ def test_a_call_waits_as_its_policy_says(jitter: Any, most: int, seed: int) -> N
     call, delays = Call(policy, None, now), list[float]()
     while True:
         assert Attempt(len(delays) + 1) == call.start(now)
-        verdict = call.failed(TRANSIENT, now, dice.random())
+        verdict = call.record_failure(TRANSIENT, now, dice.random())
         if isinstance(verdict, Stop):
             break
         delays.append(verdict.delay)
@@ -175,7 +175,7 @@ def test_the_failure_that_opens_the_breaker_ends_the_call() -> None:
     there = behind(consecutive=1)
     call = there.call()
     call.start(NOW)
-    assert Stop(Reason.BREAKER_OPEN, 30.0) == call.failed(TRANSIENT, NOW, 0.5)
+    assert Stop(Reason.BREAKER_OPEN, 30.0) == call.record_failure(TRANSIENT, NOW, 0.5)
     assert (BreakerState.OPEN, 500) == (there.breaker.state, there.balance)
 
 
@@ -197,10 +197,10 @@ def test_nothing_is_charged_before_the_last_yes(outcome: Outcome, reason: Reason
     policy = PLAIN.replace(total_budget=60 if reason is Reason.DEADLINE else 10)
     call = there.call(policy, deadline=NOW + 20)
     call.start(NOW)
-    verdict = call.failed(outcome, NOW, 0.5)
+    verdict = call.record_failure(outcome, NOW, 0.5)
     assert isinstance(verdict, Stop)
     assert (reason, 500, 0) == (verdict.reason, there.balance, there.running)
-    call.abandoned(NOW)
+    call.refund_retry(NOW)
     assert 500 == there.balance
 
 
@@ -209,7 +209,7 @@ def test_permanent_failures_do_not_count() -> None:
     there = behind(consecutive=1)
     call = there.call()
     call.start(NOW)
-    call.failed(PERMANENT, NOW, 0.5)
+    call.record_failure(PERMANENT, NOW, 0.5)
     assert (BreakerState.CLOSED, 0) == (there.breaker.state, there.breaker.counts(NOW)[1])
 
 
@@ -221,7 +221,7 @@ def test_backoff_starts_over_after_a_pushback() -> None:
     waits = list[Wait | Stop]()
     for outcome in (TRANSIENT, TRANSIENT, pushed, TRANSIENT, TRANSIENT):
         call.start(NOW)
-        waits.append(call.failed(outcome, NOW, 0.5))
+        waits.append(call.record_failure(outcome, NOW, 0.5))
     first = [Wait(2.0, 1.0), Wait(3.5, 2.0)]
     assert [*first, Wait(7.0, 4.0, pushed.hint), *first] == waits
 
@@ -230,7 +230,7 @@ def test_a_hint_is_what_decorrelated_jitter_goes_on_from() -> None:
     """A floor is a delay like any other to the next draw."""
     call = Call(Policy(jitter="decorrelated"), None, NOW)
     call.start(NOW)
-    call.failed(Outcome(Kind.TRANSIENT, hint=Hint(9.0)), NOW, 0.0)
+    call.record_failure(Outcome(Kind.TRANSIENT, hint=Hint(9.0)), NOW, 0.0)
     assert Progress(1, NOW, 9.0 + 0.1) == call.progress
 
 
@@ -251,9 +251,9 @@ def test_quotas(preset: str, outcomes: list[Outcome | None], balances: list[floa
     for outcome in outcomes:
         call.start(NOW)
         if outcome is None:
-            call.succeeded(NOW, 0.5)
+            call.record_success(NOW, 0.5)
         else:
-            call.failed(outcome, NOW, 0.5)
+            call.record_failure(outcome, NOW, 0.5)
         actual.append(there.balance)
     assert balances == actual
 
@@ -263,7 +263,7 @@ def test_without_tokens_a_call_fails_at_once() -> None:
     there = behind(capacity=4)
     call = there.call()
     call.start(NOW)
-    assert Stop(Reason.BUDGET_EMPTY) == call.failed(TRANSIENT, NOW, 0.5)
+    assert Stop(Reason.BUDGET_EMPTY) == call.record_failure(TRANSIENT, NOW, 0.5)
     assert 4 == there.balance
 
 
@@ -276,7 +276,7 @@ def test_somebody_else_took_the_last_tokens() -> None:
 
     call = Call(PLAIN, Downstream("payments", budget=Raced()), NOW)
     call.start(NOW)
-    assert Stop(Reason.BUDGET_EMPTY) == call.failed(TRANSIENT, NOW, 0.5)
+    assert Stop(Reason.BUDGET_EMPTY) == call.record_failure(TRANSIENT, NOW, 0.5)
     assert (Stop(Reason.BUDGET_EMPTY), 0.0) == (call.steps[-1].verdict, call.waited)
     assert Progress(1, NOW) == call.progress
 
@@ -289,7 +289,7 @@ def test_success() -> None:
     there = behind()
     call = there.call()
     call.start(NOW)
-    call.succeeded(NOW + 2.5, 0.5)
+    call.record_success(NOW + 2.5, 0.5)
     assert (2.5, 0) == (there.downstream.expected_duration(), there.running)
     assert (1, 0, 0) == there.breaker.counts(NOW + 2.5)
 
@@ -299,7 +299,7 @@ def test_the_wait_for_a_turn_is_no_part_of_the_duration() -> None:
     lane = slow_lane()
     call = Call(PLAIN, lane, NOW)
     call.start(NOW)
-    call.succeeded(NOW + 21, 0.5)
+    call.record_success(NOW + 21, 0.5)
     assert 1.0 == lane.expected_duration()
 
 
@@ -308,7 +308,7 @@ def test_cancelled_attempts_are_not_counted() -> None:
     there = behind(consecutive=1)
     call = there.call()
     call.start(NOW)
-    call.cancelled(NOW + 3)
+    call.cancel_attempt(NOW + 3)
     assert (0, 500, (0, 0, 0)) == (there.running, there.balance, there.breaker.counts(NOW))
     assert 0 == there.downstream.expected_duration()
     assert () == call.steps
@@ -321,7 +321,7 @@ def test_cancelled_probes_make_room() -> None:
     probe, other = there.call(), there.call()
     assert Attempt(1) == probe.start(NOW)
     assert Stop(Reason.BREAKER_OPEN) == other.start(NOW)
-    probe.cancelled(NOW)
+    probe.cancel_attempt(NOW)
     assert Attempt(1) == other.start(NOW)
 
 
@@ -330,9 +330,9 @@ def test_a_retry_that_was_sent_and_cancelled_stays_paid_for() -> None:
     there = behind()
     call = there.call()
     call.start(NOW)
-    call.failed(TRANSIENT, NOW, 0.5)
+    call.record_failure(TRANSIENT, NOW, 0.5)
     call.start(NOW + 1)
-    call.cancelled(NOW + 2)
+    call.cancel_attempt(NOW + 2)
     assert (495, 0) == (there.balance, there.running)
 
 
@@ -341,12 +341,12 @@ def test_a_retry_cancelled_before_its_turn_costs_nothing() -> None:
     lane = slow_lane()
     call = Call(PLAIN, lane, NOW)
     call.start(NOW)
-    assert isinstance(call.failed(TRANSIENT, NOW + 20, 0.5), Wait)
+    assert isinstance(call.record_failure(TRANSIENT, NOW + 20, 0.5), Wait)
     assert 495 == balance_of(lane)
     command = call.start(NOW + 21)
     assert isinstance(command, Attempt)
     assert command.delay > 0.5
-    call.cancelled(NOW + 21.5)
+    call.cancel_attempt(NOW + 21.5)
     assert 500 == balance_of(lane)
 
 
@@ -355,12 +355,12 @@ def test_a_call_abandoned_while_it_waits() -> None:
     there = behind()
     call = there.call()
     call.start(NOW)
-    call.failed(TRANSIENT, NOW, 0.5)
+    call.record_failure(TRANSIENT, NOW, 0.5)
     assert 495 == there.balance
-    call.abandoned(NOW)
+    call.refund_retry(NOW)
     assert 500 == there.balance
     there.budget.withdraw(100, NOW)
-    call.abandoned(NOW)
+    call.refund_retry(NOW)
     assert 400 == there.balance
 
 
@@ -368,9 +368,9 @@ def test_without_a_downstream_nothing_is_owed() -> None:
     """A call without a dependency takes every ending in silence."""
     call = Call(PLAIN)
     call.start(NOW)
-    call.succeeded(NOW, 0.5)
-    call.cancelled(NOW)
-    call.abandoned(NOW)
+    call.record_success(NOW, 0.5)
+    call.cancel_attempt(NOW)
+    call.refund_retry(NOW)
     assert (1, ()) == (call.attempts, call.steps)
 
 
@@ -383,7 +383,7 @@ def test_the_decision_record() -> None:
     call = there.call(PLAIN.replace(max_attempts=2))
     for now in (NOW, NOW + 1):
         call.start(now)
-        call.failed(Outcome(Kind.TRANSIENT, detail="503"), now, 0.5)
+        call.record_failure(Outcome(Kind.TRANSIENT, detail="503"), now, 0.5)
     expected = (
         Step(1, Kind.TRANSIENT, "503", Wait(1, 1), "closed", 500),
         Step(2, Kind.TRANSIENT, "503", Stop(Reason.ATTEMPTS), "closed", 495),
@@ -396,7 +396,7 @@ def test_the_record_without_a_downstream() -> None:
     for downstream in (None, Downstream("payments")):
         call = Call(PLAIN, downstream, NOW)
         call.start(NOW)
-        call.failed(PERMANENT, NOW, 0.5)
+        call.record_failure(PERMANENT, NOW, 0.5)
         assert (Step(1, Kind.PERMANENT, "", Stop(Reason.PERMANENT), None, None),) == call.steps
 
 
@@ -404,7 +404,7 @@ def test_calls_do_not_share_their_state() -> None:
     """What happens to one call is nothing to another, and a call has no room for more."""
     one, other = Call(PLAIN), Call(PLAIN)
     one.start(NOW)
-    one.failed(TRANSIENT, NOW, 0.5)
+    one.record_failure(TRANSIENT, NOW, 0.5)
     assert (0, 0.0, (), Progress()) == (other.attempts, other.waited, other.steps, other.progress)
     assert not hasattr(one, "__dict__")
 
@@ -424,7 +424,7 @@ def test_another_process_goes_on(
         part.resume(Progress(*json.loads(stored)))
         outcome = Outcome(Kind.TRANSIENT, hint=hint and Hint(hint[0], exact=hint[1]))
         assert whole.start(now) == part.start(now)
-        expected, actual = (call.failed(outcome, now, u) for call in (whole, part))
+        expected, actual = (call.record_failure(outcome, now, u) for call in (whole, part))
         assert expected == actual
         stored = json.dumps(part.progress)
         if isinstance(actual, Stop):
@@ -446,7 +446,7 @@ def test_an_attempt_that_was_dropped_is_not_recorded() -> None:
     there = Downstream("there", budget=TokenBudget(), breaker=Breaker(consecutive=1))
     call = Call(Policy(), there)
     call.start(0.0)
-    call.cancelled(0.0)
-    call.cancelled(0.0)
-    assert isinstance(call.failed(Outcome(Kind.TRANSIENT), 0.0, 0.5), Wait)
-    assert "closed" == there.standing(0.0)[0]
+    call.cancel_attempt(0.0)
+    call.cancel_attempt(0.0)
+    assert isinstance(call.record_failure(Outcome(Kind.TRANSIENT), 0.0, 0.5), Wait)
+    assert "closed" == there.status(0.0)[0]

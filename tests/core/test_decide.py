@@ -15,7 +15,7 @@ from tarry.core.breaker import Breaker
 from tarry.core.budget import TokenBudget
 from tarry.core.decide import decide
 from tarry.core.downstream import Downstream
-from tarry.core.hints import LONGEST, Hint
+from tarry.core.hints import MAX_WAIT_S, Hint
 from tarry.core.outcome import (
     TRANSIENT,
     Kind,
@@ -199,7 +199,7 @@ def test_the_earliest_question_answers() -> None:
             balance=0 if Reason.BUDGET_EMPTY in broken else 100,
             state="open" if Reason.BREAKER_OPEN in broken else "closed",
         )
-        before = behind.standing(NOW)
+        before = behind.status(NOW)
         verdict = decide(
             Policy(total_budget=5 if Reason.TOTAL_BUDGET in broken else 60),
             Progress(attempts=4 if Reason.ATTEMPTS in broken else 1, started=NOW - 10),
@@ -216,7 +216,7 @@ def test_the_earliest_question_answers() -> None:
         )
         actual = verdict.reason if isinstance(verdict, Stop) else None
         assert (broken[0] if broken else None) == actual
-        assert before == behind.standing(NOW)
+        assert before == behind.status(NOW)
 
 
 # --- 6: the delay --------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def test_pushback_is_obeyed_to_the_letter(jitter: Any, milliseconds: int, u: flo
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize(
-    ("most", "delay"), [(120, 120.001), (120, 86_400), (1, 1.5), (0, 0.001), (1e9, LONGEST)]
+    ("most", "delay"), [(120, 120.001), (120, 86_400), (1, 1.5), (0, 0.001), (1e9, MAX_WAIT_S)]
 )
 def test_hints_beyond_the_longest(most: float, delay: float, exact: bool) -> None:
     """A hint above max_hint ends the call at once, and the verdict carries it."""

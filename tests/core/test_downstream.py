@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import RatioBudget, ThrottleBudget, TokenBudget
-from tarry.core.downstream import Downstream, Move
+from tarry.core.downstream import BreakerTransition, Downstream
 from tarry.core.limiter import AIMD, AdaptiveRate, InFlight
 from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.sliding_window import SlidingWindow
-from tarry.core.verdict import Delayed, Reason, Stop
+from tarry.core.verdict import DelayedPermit, Reason, Stop
 from tarry.errors import ConfigurationError
 from tests.core.refusals import refusals, settings_with
 
@@ -40,7 +40,7 @@ class Spy:
         """Remember."""
         self.heard.append(("release", outcome, duration, now))
 
-    def recovered(self, now: float) -> None:
+    def on_recovery(self, now: float) -> None:
         """Remember."""
         self.heard.append(("recovered", now))
 
@@ -76,17 +76,20 @@ def insides(part: object) -> object:
 def test_a_bare_downstream_stops_nothing() -> None:
     """Without parts everything is let through, nothing is paid, and only latency is known."""
     downstream = Downstream("payments")
-    assert ("payments", False) == (downstream.name, downstream.limited)
-    assert (None, None) == downstream.standing(0.0)
-    assert (None, 0.0) == (downstream.refusal(TRANSIENT, 0.0), downstream.withdraw(TRANSIENT, 0.0))
+    assert ("payments", False) == (downstream.name, downstream.has_limiters)
+    assert (None, None) == downstream.status(0.0)
+    assert (None, 0.0) == (
+        downstream.check_retry(TRANSIENT, 0.0),
+        downstream.withdraw(TRANSIENT, 0.0),
+    )
     assert 0.0 == downstream.expected_duration()
     for outcome in (SUCCESS, TRANSIENT, THROTTLED, OVERLOADED, PERMANENT):
         run(downstream, outcome, times=1_000)
     downstream.deposit(5.0, 0.0)
-    downstream.cancelled(permit_of(downstream, 0.0), duration=1.0, now=0.0)
+    downstream.release(permit_of(downstream, 0.0), duration=1.0, now=0.0)
     downstream.force("open")
-    assert downstream.passed(permit_of(downstream, 0.0), 0.3, 0.0)
-    assert ([], 0.1) == (list(downstream.moves), downstream.expected_duration())
+    assert downstream.try_record_success(permit_of(downstream, 0.0), 0.3, 0.0)
+    assert ([], 0.1) == (list(downstream.transitions), downstream.expected_duration())
 
 
 # --- breaker -------------------------------------------------------------------------------------
@@ -97,8 +100,8 @@ def test_an_open_breaker_says_when_to_come_back() -> None:
     downstream = Downstream("d", breaker=Breaker(consecutive=1), budget=TokenBudget())
     run(downstream, TRANSIENT)
     stop = Stop(Reason.BREAKER_OPEN, 20.0)
-    assert (stop, stop) == (downstream.admit(10.0), downstream.refusal(TRANSIENT, 10.0))
-    assert ("open", 500.0) == downstream.standing(10.0)
+    assert (stop, stop) == (downstream.admit(10.0), downstream.check_retry(TRANSIENT, 10.0))
+    assert ("open", 500.0) == downstream.status(10.0)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +127,7 @@ def test_permanent_failures_never_open(breaker: Breaker) -> None:
     """Ten thousand failures that are the caller's fault leave the breaker closed."""
     downstream = Downstream("d", breaker=breaker)
     run(downstream, PERMANENT, times=10_000)
-    assert (CLOSED, [], 0) == (breaker.state, list(downstream.moves), breaker.counts(0.0)[1])
+    assert (CLOSED, [], 0) == (breaker.state, list(downstream.transitions), breaker.counts(0.0)[1])
 
 
 def test_permanent_failures_fill_no_quorum() -> None:
@@ -164,7 +167,7 @@ def test_cancellations_never_count(history: list[str], half_open: bool) -> None:
     downstream = Downstream("d", breaker=breaker, budget=budget, max_in_flight=3)
     if half_open:
         run(downstream, TRANSIENT)
-        downstream.cancelled(permit_of(downstream, 30.0), duration=0.1, now=30.0)
+        downstream.release(permit_of(downstream, 30.0), duration=0.1, now=30.0)
     before = budget.balance(30.0), len(downstream.latency), breaker.state, breaker.counts(30.0)
     out: list[int] = []
     for what in history:
@@ -173,7 +176,7 @@ def test_cancellations_never_count(history: list[str], half_open: bool) -> None:
             assert (len(out) < (2 if half_open else 3)) == isinstance(answer, int)
             out += [answer] if isinstance(answer, int) else []
         elif out:
-            downstream.cancelled(out.pop(0), duration=0.1, now=30.0)
+            downstream.release(out.pop(0), duration=0.1, now=30.0)
     assert before == (
         budget.balance(30.0),
         len(downstream.latency),
@@ -189,18 +192,18 @@ def test_moves_are_remembered() -> None:
     run(downstream, SUCCESS, now=30.0)
     downstream.force("disabled")
     assert [
-        Move(CLOSED, OPEN),
-        Move(OPEN, HALF_OPEN),
-        Move(HALF_OPEN, CLOSED),
-        Move(CLOSED, BreakerState.DISABLED),
-    ] == list(downstream.moves)
+        BreakerTransition(CLOSED, OPEN),
+        BreakerTransition(OPEN, HALF_OPEN),
+        BreakerTransition(HALF_OPEN, CLOSED),
+        BreakerTransition(CLOSED, BreakerState.DISABLED),
+    ] == list(downstream.transitions)
 
 
 def test_standing_still_is_no_move() -> None:
     """Forcing the state that it has anyway tells nobody of a move."""
     downstream = Downstream("d", breaker=Breaker())
     downstream.force("closed")
-    assert [] == list(downstream.moves)
+    assert [] == list(downstream.transitions)
 
 
 def test_moves_are_bounded() -> None:
@@ -208,8 +211,8 @@ def test_moves_are_bounded() -> None:
     downstream = Downstream("d", breaker=Breaker(consecutive=1, growth=1.0))
     for n in range(10_000):
         run(downstream, TRANSIENT, now=n * 100.0)
-    assert 100 == len(downstream.moves)
-    assert Move(HALF_OPEN, OPEN) == downstream.moves[-1]
+    assert 100 == len(downstream.transitions)
+    assert BreakerTransition(HALF_OPEN, OPEN) == downstream.transitions[-1]
 
 
 # --- budget --------------------------------------------------------------------------------------
@@ -218,8 +221,11 @@ def test_moves_are_bounded() -> None:
 def test_an_empty_budget_refuses_retries_only() -> None:
     """Without tokens a retry is refused, but a first attempt never is."""
     downstream = Downstream("d", budget=TokenBudget(capacity=5))
-    assert (None, 5.0) == (downstream.refusal(TRANSIENT, 0.0), downstream.withdraw(TRANSIENT, 0.0))
-    assert Stop(Reason.BUDGET_EMPTY) == downstream.refusal(TRANSIENT, 0.0)
+    assert (None, 5.0) == (
+        downstream.check_retry(TRANSIENT, 0.0),
+        downstream.withdraw(TRANSIENT, 0.0),
+    )
+    assert Stop(Reason.BUDGET_EMPTY) == downstream.check_retry(TRANSIENT, 0.0)
     assert None is downstream.withdraw(TRANSIENT, 0.0)
     assert 0 == downstream.admit(0.0)
 
@@ -229,19 +235,19 @@ def test_the_breaker_is_asked_before_the_budget() -> None:
     downstream = Downstream(
         "d", breaker=Breaker(consecutive=1), budget=TokenBudget("aws-2026", capacity=5)
     )
-    assert Stop(Reason.BUDGET_EMPTY) == downstream.refusal(TRANSIENT, 0.0)
+    assert Stop(Reason.BUDGET_EMPTY) == downstream.check_retry(TRANSIENT, 0.0)
     run(downstream, TRANSIENT)
-    assert Stop(Reason.BREAKER_OPEN, 30.0) == downstream.refusal(TRANSIENT, 0.0)
+    assert Stop(Reason.BREAKER_OPEN, 30.0) == downstream.check_retry(TRANSIENT, 0.0)
 
 
 def test_the_price_is_that_of_the_outcome() -> None:
     """A retry after throttling costs what the budget asks for that."""
     downstream = Downstream("d", budget=TokenBudget("aws-2026"))
     assert [14, 5] == [downstream.withdraw(outcome, 0.0) for outcome in (TRANSIENT, THROTTLED)]
-    assert (None, 481.0) == downstream.standing(0.0)
+    assert (None, 481.0) == downstream.status(0.0)
     downstream.deposit(14, 0.0)
     downstream.deposit(0.0, 0.0)
-    assert (None, 495.0) == downstream.standing(0.0)
+    assert (None, 495.0) == downstream.status(0.0)
 
 
 def test_a_success_after_retries_gives_the_last_cost_back() -> None:
@@ -250,7 +256,7 @@ def test_a_success_after_retries_gives_the_last_cost_back() -> None:
     assert [10, 5] == [downstream.withdraw(outcome, 0.0) for outcome in (TIMEOUT, TRANSIENT)]
     downstream.record(0, TIMEOUT, duration=1.0, now=0.0, u=0.0, paid=10.0)
     downstream.record(0, SUCCESS, duration=1.0, now=0.0, u=0.0, paid=5.0)
-    assert (None, 490.0) == downstream.standing(0.0)
+    assert (None, 490.0) == downstream.status(0.0)
 
 
 # --- limits --------------------------------------------------------------------------------------
@@ -260,10 +266,10 @@ def test_limiters_hear_everything() -> None:
     """A limiter learns of each attempt, of how it ended, and of a cancellation as None."""
     spy = Spy()
     downstream = Downstream("d", limiter=spy)
-    assert downstream.limited
+    assert downstream.has_limiters
     for outcome in (SUCCESS, PERMANENT):
         downstream.record(permit_of(downstream, 1.0), outcome, duration=0.5, now=2.0, u=0.0)
-    downstream.cancelled(permit_of(downstream, 3.0), duration=0.25, now=4.0)
+    downstream.release(permit_of(downstream, 3.0), duration=0.25, now=4.0)
     assert [
         ("acquire", 1.0),
         ("release", SUCCESS, 0.5, 2.0),
@@ -274,8 +280,8 @@ def test_limiters_hear_everything() -> None:
     ] == spy.heard
 
 
-@pytest.mark.parametrize(("delay", "expected"), [(0.0, 0), (1.5, Delayed(0, 1.5))])
-def test_a_limiter_may_delay(delay: float, expected: int | Delayed) -> None:
+@pytest.mark.parametrize(("delay", "expected"), [(0.0, 0), (1.5, DelayedPermit(0, 1.5))])
+def test_a_limiter_may_delay(delay: float, expected: int | DelayedPermit) -> None:
     """An attempt that must wait its turn gets a permit and the seconds until then."""
     downstream = Downstream("d", limiter=Spy(delay), max_in_flight=2)
     assert [expected, expected, Stop(Reason.LIMIT)] == [downstream.admit(0.0) for _ in range(3)]
@@ -289,7 +295,7 @@ def test_a_refused_attempt_leaves_no_trace() -> None:
     assert [Stop(Reason.LIMIT)] * 3 == [downstream.admit(30.0) for _ in range(3)]
     spy.answer = 0.0
     assert isinstance(downstream.admit(30.0), int)
-    assert [Move(OPEN, HALF_OPEN)] == list(downstream.moves)
+    assert [BreakerTransition(OPEN, HALF_OPEN)] == list(downstream.transitions)
 
 
 def test_a_limiter_that_raises_leaves_no_trace() -> None:
@@ -344,7 +350,7 @@ def test_recovery_of_an_adaptive_rate_is_no_wall() -> None:
     for _ in range(5):
         downstream.record(0, THROTTLED, duration=0.1, now=20.0, u=0.0)
     run(downstream, SUCCESS, now=60.0)
-    assert "closed" == downstream.standing(60.0)[0]
+    assert "closed" == downstream.status(60.0)[0]
     assert pytest.approx(0.5) == limiter.rate
 
 
@@ -363,7 +369,7 @@ def test_only_successes_tell_how_long_it_takes() -> None:
     downstream = Downstream("d")
     for outcome in (TRANSIENT, TIMEOUT, THROTTLED, OVERLOADED, PERMANENT):
         downstream.record(0, outcome, duration=9.0, now=0.0, u=0.0)
-    downstream.cancelled(0, duration=9.0, now=0.0)
+    downstream.release(0, duration=9.0, now=0.0)
     assert (0, 0.0) == (len(downstream.latency), downstream.expected_duration())
     for duration in (3.0, 1.0, 2.0):
         downstream.record(0, SUCCESS, duration=duration, now=0.0, u=0.0)
@@ -392,9 +398,9 @@ def test_hedges_are_a_share_of_the_calls(share: float, hedges: list[bool]) -> No
     downstream, calls, paid = Downstream("d"), 0, 0
     for hedge in hedges:
         if hedge:
-            paid += downstream.pay_hedge()
+            paid += downstream.take_hedge_credit()
         else:
-            downstream.earn_hedge(share)
+            downstream.add_hedge_credit(share)
             calls += 1
         assert paid <= share * calls + 1e-9
 
@@ -403,8 +409,8 @@ def test_saved_credit_is_bounded() -> None:
     """After a long calm no more than ten hedges go at once."""
     downstream = Downstream("d")
     for _ in range(10_000):
-        downstream.earn_hedge(0.05)
-    assert 10 == sum(downstream.pay_hedge() for _ in range(100))
+        downstream.add_hedge_credit(0.05)
+    assert 10 == sum(downstream.take_hedge_credit() for _ in range(100))
 
 
 # --- the fast path -------------------------------------------------------------------------------
@@ -428,7 +434,7 @@ def state_of(downstream: Downstream) -> list[object]:
     """Return everything that is known of a downstream, to compare."""
     latency = [downstream.latency.quantile(q / 10) for q in range(11)], len(downstream.latency)
     parts = [insides(downstream.breaker), insides(downstream.budget)]
-    return [*parts, latency, list(downstream.moves)]
+    return [*parts, latency, list(downstream.transitions)]
 
 
 @given(
@@ -459,7 +465,7 @@ def test_passed_is_the_same_as_record(
             assert permit == other
             outcome = SUCCESS if what == "succeed" else TRANSIENT
             if isinstance(permit, int):
-                if outcome is TRANSIENT or not fast.passed(permit, value, now):
+                if outcome is TRANSIENT or not fast.try_record_success(permit, value, now):
                     fast.record(permit, outcome, duration=value, now=now, u=0.5)
                 slow.record(permit, outcome, duration=value, now=now, u=0.5)
         else:
@@ -473,7 +479,7 @@ def test_passed_does_not_forget_the_limiters() -> None:
     downstream = Downstream("d", max_in_flight=1)
     for now in (0.0, 1.0):
         permit = permit_of(downstream, now)
-        if not downstream.passed(permit, 0.1, now):
+        if not downstream.try_record_success(permit, 0.1, now):
             downstream.record(permit, SUCCESS, duration=0.1, now=now, u=0.0)
     assert 2 == len(downstream.latency)
 
@@ -492,7 +498,7 @@ def test_success_counts_whatever_came_before(limit: int | None, failures: int) -
     run(downstream, SUCCESS)
 
     assert (2 + failures, failures, 0) == breaker.counts(0.0)
-    assert not breaker.calm or not failures
+    assert not breaker.is_fault_free or not failures
     assert (20.0, 2) == (budget.balance(0.0), len(downstream.latency))
 
 
@@ -504,7 +510,7 @@ def test_recovery_that_somebody_else_has_seen_opens_slowly() -> None:
         assert isinstance(permit, int)
         downstream.record(permit, TRANSIENT, 0.0, 0.0, 0.5)
 
-        downstream.recovered(1.0)
+        downstream.on_recovery(1.0)
 
         assert isinstance(downstream.admit(1.0), int)
         assert isinstance(downstream.admit(1.0), Stop)

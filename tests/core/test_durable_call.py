@@ -21,12 +21,12 @@ def test_attempt_is_begun_from_stored_progress() -> None:
     """A resumed call goes on with the next number and the policy's timeout."""
     call = resumed(Policy(max_attempts=5, attempt_timeout=3.0), attempts=2)
 
-    assert Attempt(3, 3.0) == call.begin(10.0)
+    assert Attempt(3, 3.0) == call.start_or_defer(10.0)
 
 
 def test_no_attempts_left_ends_the_call_before_an_attempt() -> None:
     """A lost attempt counts, so a call may be over when it is taken up again."""
-    assert Stop(Reason.ATTEMPTS) == resumed(Policy(max_attempts=2), attempts=2).begin(0.0)
+    assert Stop(Reason.ATTEMPTS) == resumed(Policy(max_attempts=2), attempts=2).start_or_defer(0.0)
 
 
 def test_attempt_that_cannot_fit_the_total_budget_is_not_made() -> None:
@@ -35,34 +35,34 @@ def test_attempt_that_cannot_fit_the_total_budget_is_not_made() -> None:
     downstream.latency.add(2.0)
     policy = Policy(total_budget=10.0)
 
-    assert isinstance(resumed(policy, downstream).begin(7.9), Attempt)
-    assert Stop(Reason.TOTAL_BUDGET) == resumed(policy, downstream).begin(8.0)
-    assert isinstance(resumed(policy).begin(9.9), Attempt)
+    assert isinstance(resumed(policy, downstream).start_or_defer(7.9), Attempt)
+    assert Stop(Reason.TOTAL_BUDGET) == resumed(policy, downstream).start_or_defer(8.0)
+    assert isinstance(resumed(policy).start_or_defer(9.9), Attempt)
 
 
 def test_open_breaker_defers_until_its_probes() -> None:
     """An open breaker puts the attempt off for as long as it stays open, and counts nothing."""
     downstream = Downstream("d", breaker=Breaker(consecutive=1, spread=0.0, open_for=30.0))
     call = resumed(Policy(), downstream)
-    call.begin(0.0)
-    call.failed(TRANSIENT, 0.0, 0.5)
+    call.start_or_defer(0.0)
+    call.record_failure(TRANSIENT, 0.0, 0.5)
 
     later = resumed(Policy(), downstream, attempts=1)
-    assert Defer(Reason.BREAKER_OPEN, 20.0) == later.begin(10.0)
+    assert Defer(Reason.BREAKER_OPEN, 20.0) == later.start_or_defer(10.0)
     assert 1 == later.attempts
-    assert isinstance(later.begin(30.0), Attempt)
+    assert isinstance(later.start_or_defer(30.0), Attempt)
 
 
 def test_full_limit_defers() -> None:
     """A limit in flight that is reached puts the attempt off."""
     downstream = Downstream("d", max_in_flight=1)
     first = resumed(Policy(), downstream)
-    first.begin(0.0)
+    first.start_or_defer(0.0)
 
     second = resumed(Policy(), downstream)
-    assert Defer(Reason.LIMIT) == second.begin(0.0)
-    first.succeeded(1.0, 0.5)
-    assert isinstance(second.begin(1.0), Attempt)
+    assert Defer(Reason.LIMIT) == second.start_or_defer(0.0)
+    first.record_success(1.0, 0.5)
+    assert isinstance(second.start_or_defer(1.0), Attempt)
 
 
 def test_place_in_line_of_a_rate_limit_defers_and_is_given_back() -> None:
@@ -71,10 +71,10 @@ def test_place_in_line_of_a_rate_limit_defers_and_is_given_back() -> None:
     downstream = Downstream("d", limiter=limiter)
     for moment in (0.0, 10.0):
         call = resumed(Policy(), downstream)
-        assert isinstance(call.begin(moment), Attempt)
-        call.failed(Outcome(Kind.THROTTLED), moment, 0.5)
+        assert isinstance(call.start_or_defer(moment), Attempt)
+        call.record_failure(Outcome(Kind.THROTTLED), moment, 0.5)
 
-    answers = [resumed(Policy(), downstream).begin(10.5) for _ in range(10)]
+    answers = [resumed(Policy(), downstream).start_or_defer(10.5) for _ in range(10)]
 
     deferred = [answer for answer in answers if isinstance(answer, Defer)]
     assert deferred
@@ -89,11 +89,11 @@ def test_empty_budget_defers_a_retry_and_gives_the_permit_back() -> None:
     )
     policy = Policy(max_attempts=9)
     retry = resumed(policy, downstream, attempts=1)
-    assert isinstance(retry.begin(0.0), Attempt)
-    retry.failed(TRANSIENT, 0.0, 0.5)
+    assert isinstance(retry.start_or_defer(0.0), Attempt)
+    retry.record_failure(TRANSIENT, 0.0, 0.5)
 
-    assert Defer(Reason.BUDGET_EMPTY) == resumed(policy, downstream, attempts=1).begin(1.0)
-    assert isinstance(resumed(policy, downstream).begin(1.0), Attempt)
+    assert Defer(Reason.BUDGET_EMPTY) == resumed(policy, downstream, attempts=1).start_or_defer(1.0)
+    assert isinstance(resumed(policy, downstream).start_or_defer(1.0), Attempt)
 
 
 def test_failure_waits_although_budget_and_breaker_say_no() -> None:
@@ -103,9 +103,9 @@ def test_failure_waits_although_budget_and_breaker_say_no() -> None:
     )
     downstream.withdraw(TRANSIENT, 0.0)
     call = resumed(Policy(jitter="none"), downstream)
-    call.begin(0.0)
+    call.start_or_defer(0.0)
 
-    verdict = call.failed(TRANSIENT, 0.0, 0.5, "503")
+    verdict = call.record_failure(TRANSIENT, 0.0, 0.5, "503")
 
     assert isinstance(verdict, Wait)
     assert downstream.breaker is not None
@@ -116,11 +116,11 @@ def test_failure_waits_although_budget_and_breaker_say_no() -> None:
 def test_failure_without_a_downstream_is_decided_by_the_policy() -> None:
     """The same order of questions, with nobody to ask about the dependency."""
     call = resumed(Policy(max_attempts=2))
-    call.begin(0.0)
-    assert isinstance(call.failed(TRANSIENT, 0.0, 0.5), Wait)
-    call.begin(1.0)
-    assert Stop(Reason.ATTEMPTS) == call.failed(TRANSIENT, 1.0, 0.5)
-    assert Stop(Reason.PERMANENT) == resumed(Policy()).failed(PERMANENT, 0.0, 0.5)
+    call.start_or_defer(0.0)
+    assert isinstance(call.record_failure(TRANSIENT, 0.0, 0.5), Wait)
+    call.start_or_defer(1.0)
+    assert Stop(Reason.ATTEMPTS) == call.record_failure(TRANSIENT, 1.0, 0.5)
+    assert Stop(Reason.PERMANENT) == resumed(Policy()).record_failure(PERMANENT, 0.0, 0.5)
 
 
 def test_retry_that_cannot_fit_the_total_budget_is_not_scheduled() -> None:
@@ -129,23 +129,23 @@ def test_retry_that_cannot_fit_the_total_budget_is_not_scheduled() -> None:
     downstream.latency.add(2.0)
     policy = Policy(total_budget=10.0, initial_delay=1.0, jitter="none")
     call = resumed(policy, downstream)
-    call.begin(0.0)
+    call.start_or_defer(0.0)
 
-    assert Stop(Reason.TOTAL_BUDGET) == call.failed(TRANSIENT, 7.5, 0.5)
+    assert Stop(Reason.TOTAL_BUDGET) == call.record_failure(TRANSIENT, 7.5, 0.5)
 
 
 def test_attempts_beyond_the_table_of_commands_are_begun_too() -> None:
     """A policy works the first commands out; the others are made when they are needed."""
     call = resumed(Policy(max_attempts=100, attempt_timeout=3.0), attempts=50)
 
-    assert Attempt(51, 3.0) == call.begin(0.0)
+    assert Attempt(51, 3.0) == call.start_or_defer(0.0)
 
 
 def test_a_verdict_says_what_it_went_by() -> None:
     """The breaker's state and the budget's balance, after the failure was counted."""
     fresh = resumed(Policy())
     call = resumed(Policy(), Downstream("d", breaker=Breaker(), budget=TokenBudget(capacity=7)))
-    call.begin(0.0)
-    call.failed(TRANSIENT, 1.0, 0.5)
+    call.start_or_defer(0.0)
+    call.record_failure(TRANSIENT, 1.0, 0.5)
 
-    assert ((None, None), ("closed", 7)) == (fresh.standing, call.standing)
+    assert ((None, None), ("closed", 7)) == (fresh.last_status, call.last_status)

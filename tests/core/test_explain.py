@@ -184,7 +184,7 @@ def test_the_retries_told_are_those_that_are_decided() -> None:
     )
     call, now = Call(policy), 0.0
     call.start(now)
-    while isinstance(verdict := call.failed(TRANSIENT, now, 0.5), Wait):
+    while isinstance(verdict := call.record_failure(TRANSIENT, now, 0.5), Wait):
         now += verdict.delay
         call.start(now)
     assert call.attempts - 1 == len(rows(explain(policy)))

@@ -11,7 +11,7 @@ from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.hints import Hint
 from tarry.core.limiter import AdaptiveRate, InFlight
 from tarry.core.outcome import PERMANENT, TRANSIENT, Kind, Outcome
-from tarry.core.verdict import Attempt, Delayed, Reason, Stop
+from tarry.core.verdict import Attempt, DelayedPermit, Reason, Stop
 from tarry.errors import ConfigurationError
 from tests.core.refusals import refusals, settings_with
 
@@ -43,19 +43,19 @@ def started(hedging: Hedging, downstream: Downstream, now: float = 0.0) -> Hedge
 def test_a_fixed_delay(after: float) -> None:
     """The second copy is due after the delay, from the first call on, and there is no third."""
     call = started(Hedging(after=after), Downstream("d"), now=100.0)
-    due = call.hedge_at
+    due = call.next_hedge_at
     assert (100.0 + after, SECOND) == (due, call.hedge(100.0 + after))
-    assert (None, None, 2) == (call.hedge_at, call.hedge(200.0), call.launched)
+    assert (None, None, 2) == (call.next_hedge_at, call.hedge(200.0), call.attempts)
 
 
 def test_further_copies_follow_at_the_same_distance() -> None:
     """With more attempts, each copy is due one delay after the copy before it."""
     call = started(Hedging(after=2.0, max_attempts=4), Downstream("d"))
     moments = []
-    while call.hedge_at is not None:
-        moments.append(call.hedge_at)
-        call.hedge(call.hedge_at)
-    assert ([2.0, 4.0, 6.0], 4) == (moments, call.launched)
+    while call.next_hedge_at is not None:
+        moments.append(call.next_hedge_at)
+        call.hedge(call.next_hedge_at)
+    assert ([2.0, 4.0, 6.0], 4) == (moments, call.attempts)
 
 
 @pytest.mark.parametrize(
@@ -66,26 +66,26 @@ def test_a_live_percentile(after: str, expected: float) -> None:
     """The delay is the percentile of the last calls, at the time the call begins."""
     downstream = seen(*(n / 100 for n in range(1, 101)))
     call = started(Hedging(after=after), downstream)
-    assert pytest.approx(expected) == call.hedge_at
+    assert pytest.approx(expected) == call.next_hedge_at
     for _ in range(512):
         downstream.latency.add(9.0)
-    assert pytest.approx(expected) == call.hedge_at
+    assert pytest.approx(expected) == call.next_hedge_at
 
 
 @pytest.mark.parametrize("hedging", [Hedging(after="p95"), Hedging(max_extra_load=0.05)])
 def test_off_until_there_are_enough_samples(hedging: Hedging) -> None:
     """A percentile of 99 calls is not believed, one of 100 is."""
     downstream = seen(*[0.5] * 99)
-    assert None is started(hedging, downstream).hedge_at
+    assert None is started(hedging, downstream).next_hedge_at
     downstream.latency.add(0.5)
-    assert 0.5 == started(hedging, downstream).hedge_at
+    assert 0.5 == started(hedging, downstream).next_hedge_at
 
 
 def test_the_number_of_samples_can_be_chosen() -> None:
     """From one sample to all that are remembered."""
-    assert 0.5 == started(Hedging(after="p95", min_samples=1), seen(0.5)).hedge_at
+    assert 0.5 == started(Hedging(after="p95", min_samples=1), seen(0.5)).next_hedge_at
     most = Hedging(after="p95", min_samples=512)
-    assert [None, 0.5] == [started(most, seen(*[0.5] * n)).hedge_at for n in (511, 600)]
+    assert [None, 0.5] == [started(most, seen(*[0.5] * n)).next_hedge_at for n in (511, 600)]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_one_knob_sets_the_percentile(hedging: Hedging, expected: float | None) 
 def test_all_may_be_hedged() -> None:
     """An extra load of 1 hedges at the fastest call seen."""
     downstream = seen(*(n / 100 for n in range(1, 101)))
-    assert 0.01 == started(Hedging(max_extra_load=1), downstream).hedge_at
+    assert 0.01 == started(Hedging(max_extra_load=1), downstream).next_hedge_at
 
 
 # --- how it ends ---------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_the_winner_counts_and_the_losers_time_is_remembered() -> None:
     downstream = Downstream("d", breaker=breaker, max_in_flight=2)
     call = started(Hedging(after=1.0), downstream)
     assert SECOND == call.hedge(1.0)
-    call.succeeded(2, 1.25, 0.0)
+    call.record_success(2, 1.25, 0.0)
     assert (1, 0, 0) == breaker.counts(1.25)
     assert [0.25, 1.25] == [downstream.latency.quantile(q) for q in (0.0, 1.0)]
     assert 2 == len(downstream.latency)
@@ -131,9 +131,9 @@ def test_the_winner_counts_and_the_losers_time_is_remembered() -> None:
 def test_a_failure_sends_the_next_copy_at_once(outcome: Outcome) -> None:
     """After a failure that is not fatal the next copy does not wait for its time."""
     call = started(Hedging(after=10.0, max_attempts=3), Downstream("d"))
-    assert (SECOND, 11.0) == (call.failed(1, outcome, 1.0, 0.0), call.hedge_at)
-    assert (THIRD, None) == (call.failed(2, outcome, 2.0, 0.0), call.hedge_at)
-    assert Stop(Reason.ATTEMPTS) == call.failed(3, outcome, 3.0, 0.0)
+    assert (SECOND, 11.0) == (call.record_failure(1, outcome, 1.0, 0.0), call.next_hedge_at)
+    assert (THIRD, None) == (call.record_failure(2, outcome, 2.0, 0.0), call.next_hedge_at)
+    assert Stop(Reason.ATTEMPTS) == call.record_failure(3, outcome, 3.0, 0.0)
 
 
 def test_a_failure_while_another_copy_runs() -> None:
@@ -141,8 +141,8 @@ def test_a_failure_while_another_copy_runs() -> None:
     downstream = Downstream("d")
     call = started(Hedging(after=1.0), downstream)
     call.hedge(1.0)
-    assert None is call.failed(1, TRANSIENT, 2.0, 0.0)
-    call.succeeded(2, 3.0, 0.0)
+    assert None is call.record_failure(1, TRANSIENT, 2.0, 0.0)
+    call.record_success(2, 3.0, 0.0)
     assert (1, 2.0) == (len(downstream.latency), downstream.expected_duration())
 
 
@@ -158,7 +158,7 @@ def test_a_fatal_failure_is_the_answer(outcome: Outcome, expected: Stop) -> None
     downstream = Downstream("d", max_in_flight=3)
     call = started(Hedging(after=1.0, max_attempts=3), downstream)
     call.hedge(1.0)
-    assert expected == call.failed(1, outcome, 1.5, 0.0)
+    assert expected == call.record_failure(1, outcome, 1.5, 0.0)
     assert 3 == sum(isinstance(downstream.admit(2.0), int) for _ in range(10))
 
 
@@ -167,7 +167,7 @@ def test_a_pushback_sets_the_time_of_the_next_copy(exact: bool) -> None:
     """When the server names a delay, the next copy goes after it, not at once (gRFC A6)."""
     call = started(Hedging(after=10.0), Downstream("d"))
     outcome = Outcome(Kind.THROTTLED, Hint(delay=3.0, exact=exact))
-    assert (None, 4.0) == (call.failed(1, outcome, 1.0, 0.0), call.hedge_at)
+    assert (None, 4.0) == (call.record_failure(1, outcome, 1.0, 0.0), call.next_hedge_at)
 
 
 def test_a_pushback_of_the_last_copy() -> None:
@@ -175,15 +175,18 @@ def test_a_pushback_of_the_last_copy() -> None:
     call = started(Hedging(after=1.0), Downstream("d"))
     call.hedge(1.0)
     outcome = Outcome(Kind.THROTTLED, Hint(delay=3.0))
-    assert (None, None) == (call.failed(1, outcome, 2.0, 0.0), call.hedge_at)
-    assert (Stop(Reason.ATTEMPTS), None) == (call.failed(2, outcome, 2.0, 0.0), call.hedge_at)
+    assert (None, None) == (call.record_failure(1, outcome, 2.0, 0.0), call.next_hedge_at)
+    assert (Stop(Reason.ATTEMPTS), None) == (
+        call.record_failure(2, outcome, 2.0, 0.0),
+        call.next_hedge_at,
+    )
 
 
 def test_a_copy_that_was_pushed_back_and_then_refused_ends_the_call() -> None:
     """When nothing runs and the copy that was due may not go, nobody waits for ever."""
     downstream = Downstream("d", budget=TokenBudget(capacity=5))
     call = started(Hedging(after=10.0), downstream)
-    assert None is call.failed(1, Outcome(Kind.THROTTLED, Hint(delay=3.0)), 1.0, 0.0)
+    assert None is call.record_failure(1, Outcome(Kind.THROTTLED, Hint(delay=3.0)), 1.0, 0.0)
     downstream.withdraw(TRANSIENT, 2.0)
     assert Stop(Reason.BUDGET_EMPTY) == call.hedge(4.0)
 
@@ -194,7 +197,7 @@ def test_a_cancelled_call_is_not_counted() -> None:
     downstream = Downstream("d", breaker=breaker, max_in_flight=2)
     call = started(Hedging(after=1.0), downstream)
     call.hedge(1.0)
-    call.cancelled(1.001)
+    call.cancel(1.001)
     assert 2 == sum(isinstance(downstream.admit(2.0), int) for _ in range(10))
     assert ((0, 0, 0), 0) == (breaker.counts(2.0), len(downstream.latency))
 
@@ -203,15 +206,15 @@ def test_a_copy_that_could_not_be_sent() -> None:
     """When a driver has no thread for a copy, all it had taken comes back, and the others go on."""
     budget = TokenBudget()
     downstream = Downstream("d", budget=budget, max_in_flight=3)
-    downstream.earn_hedge(2.0)
+    downstream.add_hedge_credit(2.0)
     call = started(Hedging(after=1.0, max_extra_load=0.05, max_attempts=3), downstream)
     assert (SECOND, 495.0) == (call.hedge(1.0), budget.balance(1.0))
-    assert (True, None) == (call.unsent(2, 1.0), call.hedge_at)
+    assert (True, None) == (call.record_unsent(2, 1.0), call.next_hedge_at)
     assert 500.0 == budget.balance(1.0)
-    assert THIRD == call.failed(1, TRANSIENT, 2.0, 0.0)
-    assert not call.unsent(3, 2.0)
+    assert THIRD == call.record_failure(1, TRANSIENT, 2.0, 0.0)
+    assert not call.record_unsent(3, 2.0)
     assert [0, 0, 0, Stop(Reason.LIMIT)] == [downstream.admit(2.0) for _ in range(4)]
-    assert [True, True, False] == [downstream.pay_hedge() for _ in range(3)]
+    assert [True, True, False] == [downstream.take_hedge_credit() for _ in range(3)]
 
 
 def test_no_knob_no_credit() -> None:
@@ -219,8 +222,8 @@ def test_no_knob_no_credit() -> None:
     downstream = Downstream("d")
     call = started(Hedging(after=1.0), downstream)
     call.hedge(1.0)
-    assert call.unsent(2, 1.0)
-    assert not downstream.pay_hedge()
+    assert call.record_unsent(2, 1.0)
+    assert not downstream.take_hedge_credit()
 
 
 class Broken(InFlight):
@@ -239,7 +242,7 @@ def test_a_limiter_that_raises_keeps_no_place() -> None:
     call.hedge(0.0)
     call.hedge(0.0)
     with pytest.raises(LookupError, match="2"):
-        call.cancelled(1.0)
+        call.cancel(1.0)
     assert 0 == limiter._running
 
 
@@ -248,8 +251,8 @@ def test_nothing_is_given_back_twice() -> None:
     downstream = Downstream("d", max_in_flight=2)
     call = started(Hedging(after=1.0), downstream)
     call.hedge(1.0)
-    call.succeeded(1, 1.5, 0.0)
-    call.cancelled(1.5)
+    call.record_success(1, 1.5, 0.0)
+    call.cancel(1.5)
     assert [0, 0, Stop(Reason.LIMIT)] == [downstream.admit(2.0) for _ in range(3)]
 
 
@@ -258,11 +261,11 @@ def test_ten_thousand_copies() -> None:
     downstream = Downstream("d", max_in_flight=10_000)
     call = started(Hedging(after=0, max_attempts=10_000), downstream)
     numbers = []
-    while call.hedge_at is not None:
-        attempt = call.hedge(call.hedge_at)
+    while call.next_hedge_at is not None:
+        attempt = call.hedge(call.next_hedge_at)
         assert isinstance(attempt, Attempt)
         numbers.append(attempt.number)
-    call.succeeded(5_000, 1.0, 0.0)
+    call.record_success(5_000, 1.0, 0.0)
     assert [*range(2, 10_001)] == numbers
     assert downstream.admit(1.0) == 0
 
@@ -276,9 +279,9 @@ def test_an_open_breaker_stops_the_first_copy() -> None:
     downstream = Downstream("d", breaker=breaker)
     breaker.record(0, failed=True, duration=0.1, now=0.0, u=0.0)
     call = HedgedCall(Hedging(after=1.0), downstream)
-    assert (Stop(Reason.BREAKER_OPEN, 29.0), None) == (call.start(1.0), call.hedge_at)
-    assert (FIRST, 31.0) == (call.start(30.0), call.hedge_at)
-    assert (None, 1) == (call.hedge(31.0), call.launched)
+    assert (Stop(Reason.BREAKER_OPEN, 29.0), None) == (call.start(1.0), call.next_hedge_at)
+    assert (FIRST, 31.0) == (call.start(30.0), call.next_hedge_at)
+    assert (None, 1) == (call.hedge(31.0), call.attempts)
 
 
 def test_an_empty_retry_budget_means_no_hedge() -> None:
@@ -288,8 +291,8 @@ def test_an_empty_retry_budget_means_no_hedge() -> None:
     assert SECOND == started(hedging, downstream).hedge(1.0)
     call = started(hedging, downstream)
     assert None is call.hedge(1.0)
-    call.succeeded(1, 2.0, 0.0)
-    assert (None, 5.0) == downstream.standing(2.0)
+    call.record_success(1, 2.0, 0.0)
+    assert (None, 5.0) == downstream.status(2.0)
 
 
 def test_an_empty_hedge_budget_means_no_hedge() -> None:
@@ -299,7 +302,7 @@ def test_an_empty_hedge_budget_means_no_hedge() -> None:
     for _ in range(40):
         call = started(Hedging(max_extra_load=0.05), downstream)
         copies.append(call.hedge(0.5) is not None)
-        call.succeeded(1, 0.5, 0.0)
+        call.record_success(1, 0.5, 0.0)
     assert ([19, 39], 2) == ([n for n, copy in enumerate(copies) if copy], sum(copies))
 
 
@@ -309,17 +312,17 @@ def test_a_full_limit_means_no_hedge() -> None:
     downstream = Downstream("d", budget=budget, max_in_flight=1)
     call = started(Hedging(after=1.0), downstream)
     assert (None, 500.0) == (call.hedge(1.0), budget.balance(1.0))
-    call.succeeded(1, 2.0, 0.0)
+    call.record_success(1, 2.0, 0.0)
     assert FIRST == HedgedCall(Hedging(after=1.0), downstream).start(2.0)
 
 
 def test_a_full_limit_takes_no_hedge_credit() -> None:
     """The credit for a copy is taken when the copy goes, not when it is refused."""
     downstream = seen(*[0.5] * 100, max_in_flight=1)
-    downstream.earn_hedge(1.0)
+    downstream.add_hedge_credit(1.0)
     call = started(Hedging(max_extra_load=0.05), downstream)
     call.hedge(0.5)
-    assert [True, False] == [downstream.pay_hedge() for _ in range(2)]
+    assert [True, False] == [downstream.take_hedge_credit() for _ in range(2)]
 
 
 class Contested(TokenBudget):
@@ -335,10 +338,10 @@ def test_a_budget_that_is_gone_takes_no_hedge_credit() -> None:
     budget = Contested()
     assert TokenBudget.withdraw(budget, 100, 0.0)
     downstream = Downstream("d", budget=budget)
-    downstream.earn_hedge(1.0)
+    downstream.add_hedge_credit(1.0)
     call = started(Hedging(after=1.0, max_extra_load=0.05), downstream)
     assert (None, 400.0) == (call.hedge(1.0), budget.balance(1.0))
-    assert [True, False] == [downstream.pay_hedge() for _ in range(2)]
+    assert [True, False] == [downstream.take_hedge_credit() for _ in range(2)]
 
 
 def test_a_rejected_call_earns_no_hedge() -> None:
@@ -348,8 +351,8 @@ def test_a_rejected_call_earns_no_hedge() -> None:
     call = started(hedging, downstream)
     for _ in range(100):
         assert Stop(Reason.LIMIT) == HedgedCall(hedging, downstream).start(0.1)
-    call.succeeded(1, 0.5, 0.0)
-    assert not downstream.pay_hedge()
+    call.record_success(1, 0.5, 0.0)
+    assert not downstream.take_hedge_credit()
 
 
 @pytest.mark.parametrize(
@@ -363,7 +366,7 @@ def test_a_rejected_call_earns_no_hedge() -> None:
 def test_the_last_failure_says_why_no_copy_followed(downstream: Downstream, expected: Stop) -> None:
     """With attempts left and nothing running, the reason to stop is the one that said no."""
     call = started(Hedging(after=10.0), downstream)
-    assert expected == call.failed(1, TRANSIENT, 1.0, 0.0)
+    assert expected == call.record_failure(1, TRANSIENT, 1.0, 0.0)
 
 
 def test_copies_count_as_retries_for_the_budget() -> None:
@@ -373,7 +376,7 @@ def test_copies_count_as_retries_for_the_budget() -> None:
     call = started(Hedging(after=1.0), downstream)
     call.hedge(1.0)
     assert 495 == budget.balance(1.0)
-    call.succeeded(2, 1.5, 0.0)
+    call.record_success(2, 1.5, 0.0)
     assert 500 == budget.balance(1.5)
 
 
@@ -381,8 +384,8 @@ def test_a_call_counts_once_for_a_ratio_budget() -> None:
     """A first copy that failed is a call, its second copy is not another."""
     budget = RatioBudget(1.0, min_per_second=0.1)
     call = started(Hedging(after=1.0), Downstream("d", budget=budget))
-    assert SECOND == call.failed(1, TRANSIENT, 0.5, 0.0)
-    call.succeeded(2, 1.0, 0.0)
+    assert SECOND == call.record_failure(1, TRANSIENT, 0.5, 0.0)
+    call.record_success(2, 1.0, 0.0)
     assert 1.0 + 1.0 - 1.0 == budget.balance(1.0)
 
 
@@ -399,7 +402,7 @@ def test_a_copy_may_have_to_wait_its_turn() -> None:
     call = HedgedCall(Hedging(after=1.0), downstream)
     assert Attempt(1, delay=2.0) == call.start(0.0)
     assert Attempt(2, delay=3.0) == call.hedge(1.0)
-    call.succeeded(2, 4.5, 0.0)
+    call.record_success(2, 4.5, 0.0)
     assert [0.5, 2.5] == [downstream.latency.quantile(q) for q in (0.0, 1.0)]
 
 
@@ -408,15 +411,15 @@ def test_a_loser_that_ran_for_less_than_the_winner_tells_nothing() -> None:
     downstream = Downstream("d")
     call = started(Hedging(after=1.0), downstream)
     call.hedge(1.0)
-    call.succeeded(1, 1.005, 0.0)
+    call.record_success(1, 1.005, 0.0)
     assert (1, 1.005) == (len(downstream.latency), downstream.latency.quantile(0.5))
 
 
 def test_a_copy_is_due_when_the_last_one_has_had_its_time() -> None:
     """While the first copy still waits for its turn, the second is not due."""
     call = HedgedCall(Hedging(after=1.0, max_attempts=3), adaptive(0.0))
-    assert (Attempt(1, delay=2.0), 3.0) == (call.start(0.0), call.hedge_at)
-    assert (Attempt(2, delay=1.0), 5.0) == (call.hedge(3.0), call.hedge_at)
+    assert (Attempt(1, delay=2.0), 3.0) == (call.start(0.0), call.next_hedge_at)
+    assert (Attempt(2, delay=1.0), 5.0) == (call.hedge(3.0), call.next_hedge_at)
 
 
 def test_a_copy_that_never_began_has_no_duration() -> None:
@@ -426,11 +429,11 @@ def test_a_copy_that_never_began_has_no_duration() -> None:
     call = HedgedCall(Hedging(after=1.0), downstream)
     call.start(0.0)
     assert Attempt(2, delay=3.0) == call.hedge(1.0)
-    call.succeeded(1, 2.5, 0.0)
+    call.record_success(1, 2.5, 0.0)
     assert (1, 0.5) == (len(downstream.latency), downstream.latency.quantile(0.0))
-    assert (None, 500.0) == downstream.standing(2.5)
+    assert (None, 500.0) == downstream.status(2.5)
     answer = downstream.admit(2.5)  # of 1.25 tokens one was taken; the rate has grown to 1.28
-    assert isinstance(answer, Delayed)
+    assert isinstance(answer, DelayedPermit)
     assert pytest.approx(0.75 / 1.28) == answer.delay
 
 

@@ -34,8 +34,8 @@ def test_what_may_not_be_repeated_is_the_answer(outcome: Outcome, expected: Stop
     call.start(0.0)
     call.hedge(1.0)
 
-    assert expected == call.failed(1, outcome, 2.0, 0.5)
-    assert (2, 0) == (call.launched, cap._running)
+    assert expected == call.record_failure(1, outcome, 2.0, 0.5)
+    assert (2, 0) == (call.attempts, cap._running)
 
 
 @pytest.mark.parametrize("max_hint", [0, 10, 120.5])
@@ -45,10 +45,10 @@ def test_longest_hint_is_the_policy_s(max_hint: float) -> None:
     call.start(0.0)
     hint = Hint(max_hint or 0.5)
 
-    answer = call.failed(1, Outcome(Kind.TRANSIENT, hint), 2.0, 0.5)
+    answer = call.record_failure(1, Outcome(Kind.TRANSIENT, hint), 2.0, 0.5)
 
     if max_hint:
-        assert (None, 2.0 + max_hint) == (answer, call.hedge_at)
+        assert (None, 2.0 + max_hint) == (answer, call.next_hedge_at)
     else:
         assert Stop(Reason.HINT_TOO_LONG, 0.5, hint) == answer
 
@@ -60,7 +60,7 @@ def test_hint_that_is_no_time_is_ignored(said: Any, kind: Kind) -> None:
     call = HedgedCall(Hedging(after=1), Downstream("d"))
     call.start(0.0)
 
-    assert Attempt(2) == call.failed(1, Outcome(kind, Hint(said)), 0.5, 0.5)
+    assert Attempt(2) == call.record_failure(1, Outcome(kind, Hint(said)), 0.5, 0.5)
 
 
 @pytest.mark.parametrize("said", [float("nan"), "5", -1])
@@ -70,7 +70,7 @@ def test_hint_that_is_no_time_is_not_passed_on(said: Any, kind: Kind) -> None:
     call = HedgedCall(Hedging(after=1), Downstream("d"))
     call.start(0.0)
 
-    answer = call.failed(1, Outcome(kind, Hint(said)), 0.5, 0.5)
+    answer = call.record_failure(1, Outcome(kind, Hint(said)), 0.5, 0.5)
 
     assert isinstance(answer, Stop)
     assert answer.retry_after is None
@@ -81,10 +81,10 @@ def test_a_copy_that_could_not_be_sent_costs_nothing(capped: bool) -> None:
     """Its place and its credit come back, and the copy that runs goes on alone."""
     cap = InFlight(2)
     downstream = Downstream("d", limiter=cap)
-    downstream.earn_hedge(1.0)
+    downstream.add_hedge_credit(1.0)
     call = HedgedCall(Hedging(after=1, max_extra_load=0.5 if capped else None), downstream)
     call.start(0.0)
     assert Attempt(2) == call.hedge(1.0)
-    assert call.unsent(2, 1.0)
-    assert (1, None) == (cap._running, call.hedge_at)
-    assert downstream.pay_hedge(1.0)
+    assert call.record_unsent(2, 1.0)
+    assert (1, None) == (cap._running, call.next_hedge_at)
+    assert downstream.take_hedge_credit(1.0)

@@ -23,8 +23,8 @@ def simulate(
         call = HedgedCall(hedging, downstream)
         call.start(now)
         length, winner = factor * 0.01 * dice.paretovariate(1.5), 1
-        while call.hedge_at is not None and call.hedge_at < now + length:
-            moment = call.hedge_at
+        while call.next_hedge_at is not None and call.next_hedge_at < now + length:
+            moment = call.next_hedge_at
             attempt = call.hedge(moment)
             if isinstance(attempt, Attempt):
                 copies += 1
@@ -33,7 +33,7 @@ def simulate(
                     length, winner = other, attempt.number
         most = max(most, copies / n)
         now += length
-        call.succeeded(winner, now, 0.0)
+        call.record_success(winner, now, 0.0)
         lengths.append(length)
     return copies, most, sorted(lengths)[int(0.99 * calls)]
 

@@ -52,7 +52,7 @@ def test_at_most_so_many_at_a_time(limit: int) -> None:
 def test_after_an_outage_the_cap_is_a_slope(later: float, expected: int) -> None:
     """The cap grows from one to the limit within the ramp, in a straight line."""
     limiter = InFlight(100)
-    limiter.recovered(50.0)
+    limiter.on_recovery(50.0)
     assert expected == limiter.limit(50.0 + later)
     assert expected == admitted(limiter, 50.0 + later)
 
@@ -71,7 +71,7 @@ def test_the_ramp_is_a_straight_line(
     It never falls, and having reached the limit it stays there.
     """
     limiter = InFlight(limit, ramp=ramp)
-    limiter.recovered(recovered)
+    limiter.on_recovery(recovered)
     before = 0
     for share in shares:
         now = recovered + share * ramp
@@ -86,26 +86,26 @@ def test_a_second_outage_begins_a_second_ramp() -> None:
     """Each recovery begins low again, whatever still runs counts against the cap."""
     limiter = InFlight(10)
     assert 10 == admitted(limiter, 0.0)
-    limiter.recovered(100.0)
+    limiter.on_recovery(100.0)
     for _ in range(8):
         limiter.release(TRANSIENT, 1.0, 100.0)
     assert (1, None) == (limiter.limit(100.0), limiter.acquire(102.0))
     assert 1 == admitted(limiter, 103.0)
-    limiter.recovered(200.0)
+    limiter.on_recovery(200.0)
     assert 1 == limiter.limit(200.0)
 
 
 def test_a_clock_read_before_the_recovery() -> None:
     """A time a little before the recovery has the lowest cap."""
     limiter = InFlight(10)
-    limiter.recovered(100.0)
+    limiter.on_recovery(100.0)
     assert 1 == limiter.limit(99.9)
 
 
 def test_a_clock_that_is_set_back_begins_the_ramp_anew() -> None:
     """It would stand at its lowest for as long as the clock was set back."""
     limiter = InFlight(10, ramp=10.0)
-    limiter.recovered(3600.0)
+    limiter.on_recovery(3600.0)
     assert [1, 5, 10] == [limiter.limit(now) for now in (0.0, 5.0, 10.0)]
 
 
@@ -187,7 +187,7 @@ def test_the_bounds_by_default() -> None:
 def test_after_an_outage_it_begins_low() -> None:
     """Recovery sets the least limit, from where each round adds one; old failures do not count."""
     limiter = AIMD(min_limit=2, initial=50)
-    limiter.recovered(100.0)
+    limiter.on_recovery(100.0)
     assert [2, 2, 3, 4] == [limiter.limit, *rounds(limiter, 3, 101.0)]
     for began, expected in ((90.0, 4), (100.5, 3)):
         limiter.acquire(began)
@@ -229,7 +229,7 @@ def test_the_limit_stays_within_its_bounds(
             assert (0.0 if free else None) == limiter.acquire(now)
             running += free
         elif what == "recovered":
-            limiter.recovered(now)
+            limiter.on_recovery(now)
         elif running:
             limiter.release(outcome, seconds, now)
             running -= 1
@@ -346,7 +346,7 @@ def test_off_until_the_first_throttle() -> None:
     for outcome in (SUCCESS, TRANSIENT, TIMEOUT, OVERLOADED, PERMANENT, None) * 1_000:
         assert 0.0 == limiter.acquire(0.0)
         limiter.release(outcome, 0.1, 0.0)
-    limiter.recovered(1.0)
+    limiter.on_recovery(1.0)
     assert (None, 10_000) == (limiter.rate, admitted(limiter, 1.0))
 
 
@@ -424,7 +424,7 @@ def test_recovery_leaves_no_savings() -> None:
     limiter = AdaptiveRate()
     now = steady(limiter, 0.0, 20.0, 100.0)
     limiter.release(THROTTLED, 0.1, now)
-    limiter.recovered(now + 60)
+    limiter.on_recovery(now + 60)
     assert [0.0, 2.0, 4.0] == [limiter.acquire(now + 60) for _ in range(3)]
 
 
@@ -436,7 +436,7 @@ def test_recovery_of_the_rate_is_a_slope() -> None:
     now = steady(limiter, now, 5.0, 100.0) + 60.0
     for _ in range(2):  # probes of a breaker, and the one that closes it
         limiter.release(SUCCESS, 0.1, now)
-    limiter.recovered(now)
+    limiter.on_recovery(now)
     assert 0.5 == limiter.rate
     limiter.release(SUCCESS, 0.1, now)
     recovered, rates = now, []

@@ -51,12 +51,12 @@ def of_status(status: int, **headers: str) -> Outcome:
 )
 def test_what_counts_against_the_breaker(kind: Kind, counts: bool) -> None:
     """Every failure but a permanent one speaks against the dependency."""
-    assert counts == Outcome(kind).counts
+    assert counts == Outcome(kind).counts_as_failure
 
 
 def test_what_failed_on_our_side_does_not_count() -> None:
     """A dependency that was not asked has not failed."""
-    assert not Outcome(Kind.TRANSIENT, local=True).counts
+    assert not Outcome(Kind.TRANSIENT, local=True).counts_as_failure
 
 
 def test_each_class_has_its_own_base_delay_and_cost() -> None:
@@ -243,7 +243,7 @@ def test_pushback(code: str, value: str, kind: Kind) -> None:
 def test_do_not_retry_counts_whatever_the_code(value: str) -> None:
     """A "do not retry" pushback is a failure of the server, also with a code that is permanent."""
     outcome = outcome_of_code("INTERNAL", [(PUSHBACK, value)])
-    assert (Kind.OVERLOADED, True) == (outcome.kind, outcome.counts)
+    assert (Kind.OVERLOADED, True) == (outcome.kind, outcome.counts_as_failure)
 
 
 # --- exceptions ----------------------------------------------------------------------------------

@@ -11,15 +11,15 @@ from tarry.core.sliding_window import SlidingWindow
 
 def add(window: SlidingWindow, now: float, column: int = 0) -> None:
     """Count one, in the way that is spelled out where windows are used."""
-    if now >= window.ends:
-        window.roll(now)
+    if now >= window.bucket_end:
+        window.advance(now)
     window.current[column] += 1
 
 
 def total(window: SlidingWindow, now: float, column: int = 0) -> int:
     """Return the count at `now`."""
-    if now >= window.ends:
-        window.roll(now)
+    if now >= window.bucket_end:
+        window.advance(now)
     return window.total(column)
 
 
@@ -76,9 +76,9 @@ def test_a_clock_that_was_read_earlier() -> None:
     """A time before the present tenth counts into the present tenth and moves nothing back."""
     window = SlidingWindow(10.0, 1)
     add(window, 25.0)
-    window.roll(24.0)
+    window.advance(24.0)
     window.current[0] += 1
-    assert 26.0 == window.ends
+    assert 26.0 == window.bucket_end
     assert 2 == total(window, 34.9)
     assert 0 == total(window, 35.0)
 
@@ -124,7 +124,7 @@ def test_counts_what_a_list_counts(
             counted.append((eighths // 8, column))
         else:
             total(window, now, column)
-            window.take_back(column)
+            window.undo(column)
             oldest = next((entry for entry in counted if entry[1] == column), None)
             if oldest is not None:
                 counted.remove(oldest)
@@ -138,8 +138,8 @@ def test_the_oldest_is_taken_back() -> None:
     window = SlidingWindow(10.0, 1)
     for now in (0.0, 2.0, 5.0, 9.0):
         add(window, now)
-    window.take_back(0)
-    window.take_back(0)
+    window.undo(0)
+    window.undo(0)
     assert [2, 2, 2, 1, 0] == [total(window, now) for now in (9.5, 10.0, 12.0, 15.0, 19.0)]
 
 
@@ -154,9 +154,9 @@ def test_a_tenth_that_ends_between_two_numbers() -> None:
 def test_nothing_to_take_back() -> None:
     """Where nothing was counted there is nothing to take back, be the window new or used."""
     window = SlidingWindow(10.0, 2)
-    window.take_back(0)
+    window.undo(0)
     add(window, 0.0, column=1)
-    window.take_back(0)
+    window.undo(0)
     assert [0, 1] == [total(window, 0.0, column) for column in range(2)]
 
 
@@ -183,9 +183,9 @@ def test_exact_to_a_tenth_of_the_span(span: float, now: float, shares: list[floa
 def test_the_present_tenth_holds_now(span: float, now: float) -> None:
     """After a roll, the present tenth ends after now, and no later than a tenth from now."""
     window = SlidingWindow(span, 1)
-    window.roll(now)
+    window.advance(now)
     grain = 1e-6 * span + 1e-6
-    assert now - grain <= window.ends <= now + span / 10 + grain
+    assert now - grain <= window.bucket_end <= now + span / 10 + grain
 
 
 @pytest.mark.parametrize("first", [-1e9, -100.0, -10.5, -1.0, -0.1])

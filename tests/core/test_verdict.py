@@ -12,13 +12,13 @@ import pytest
 
 from tarry.core.hints import Hint
 from tarry.core.outcome import Kind
-from tarry.core.verdict import Attempt, Delayed, Progress, Reason, Step, Stop, Wait
+from tarry.core.verdict import Attempt, DelayedPermit, Progress, Reason, Step, Stop, Wait
 
 VALUES: list[Any] = [
     Wait(1.5),
     Stop(Reason.ATTEMPTS),
     Attempt(1),
-    Delayed(3, 0.5),
+    DelayedPermit(3, 0.5),
     Progress(),
     Step(1, Kind.TRANSIENT, "503", Wait(1.5), "closed", 495.0),
 ]
@@ -54,7 +54,7 @@ def test_there_are_eleven_reasons() -> None:
 
 def test_every_reason_has_words() -> None:
     """Each reason reads as part of a sentence, and no two read the same."""
-    words = [reason.words for reason in Reason]
+    words = [reason.description for reason in Reason]
     assert len(Reason) == len(set(words))
     assert [] == [said for said in words if not said[0].islower() or said[-1] in ". "]
 

@@ -34,25 +34,25 @@ def record(
             record(2, 1.5, Reason.HINT_TOO_LONG, 180.0),
             (
                 "gave up after 2 attempts and 1.5 s of waiting: "
-                f"{Reason.HINT_TOO_LONG.words}; retry after 3 min"
+                f"{Reason.HINT_TOO_LONG.description}; retry after 3 min"
             ),
         ),
         (
             record(1, 0.0, Reason.DEADLINE, 0.0),
-            f"gave up after 1 attempt: {Reason.DEADLINE.words}; retry after 0 ms",
+            f"gave up after 1 attempt: {Reason.DEADLINE.description}; retry after 0 ms",
         ),
     ],
     ids=lambda made: made.reason if isinstance(made, CallRecord) else "",
 )
 def test_sentence(made: CallRecord, expected: str) -> None:
     """The sentence has the attempts, the waiting, the reason and when to come back."""
-    assert expected == made.sentence()
+    assert expected == made.summary()
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_every_reason_reaches_the_sentence(reason: Reason) -> None:
     """Whatever ended the call is said in words."""
-    assert record(3, 0.0, reason).sentence().endswith(f": {reason.words}")
+    assert record(3, 0.0, reason).summary().endswith(f": {reason.description}")
 
 
 def test_steps_are_kept() -> None:

@@ -30,7 +30,7 @@ class Collecting:
     def release(self, outcome: tarry.Outcome | None, duration: float, now: float) -> None:
         """Learn nothing."""
 
-    def recovered(self, now: float) -> None:
+    def on_recovery(self, now: float) -> None:
         """Learn nothing."""
 
 

@@ -51,7 +51,7 @@ class Slow:
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
         """Learn nothing."""
 
-    def recovered(self, now: float) -> None:
+    def on_recovery(self, now: float) -> None:
         """Learn nothing."""
 
 

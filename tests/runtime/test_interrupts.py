@@ -64,9 +64,9 @@ def is_free(downstream: Downstream) -> bool:
     [
         ("return", "Run.begin"),
         ("call", "Run.accepts"),
-        ("call", "Call.succeeded"),
+        ("call", "Call.record_success"),
         ("call", "Run.survives"),
-        ("call", "Call.failed"),
+        ("call", "Call.record_failure"),
     ],
 )
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
@@ -159,16 +159,16 @@ def _settle(downstream: Downstream) -> None:
 LOCKED: dict[str, Callable[[Downstream], object]] = {
     "admit": lambda d: d.admit(0.0),
     "record": lambda d: d.record(0, tarry.Outcome(tarry.Kind.TRANSIENT), 0.0, 0.0, 0.5),
-    "cancelled": lambda d: d.cancelled(0, 0.0, 0.0),
-    "refusal": lambda d: d.refusal(tarry.Outcome(tarry.Kind.TRANSIENT), 0.0),
+    "release": lambda d: d.release(0, 0.0, 0.0),
+    "check_retry": lambda d: d.check_retry(tarry.Outcome(tarry.Kind.TRANSIENT), 0.0),
     "withdraw": lambda d: d.withdraw(tarry.Outcome(tarry.Kind.TRANSIENT), 0.0),
     "deposit": lambda d: d.deposit(1.0, 0.0),
-    "standing": lambda d: d.standing(0.0),
+    "status": lambda d: d.status(0.0),
     "expected_duration": lambda d: d.expected_duration(),
     "hedge_delay": lambda d: d.hedge_delay(0.5, 1),
-    "earn_hedge": lambda d: d.earn_hedge(0.5),
-    "pay_hedge": lambda d: d.pay_hedge(),
-    "passed": _settle,
+    "add_hedge_credit": lambda d: d.add_hedge_credit(0.5),
+    "take_hedge_credit": lambda d: d.take_hedge_credit(),
+    "try_record_success": _settle,
     "force": lambda d: d.force("open"),
 }
 
@@ -231,7 +231,7 @@ class Nasty:
         """Learn nothing."""
         self._do("release")
 
-    def recovered(self, now: float) -> None:
+    def on_recovery(self, now: float) -> None:
         """Learn nothing."""
 
     def cost(self, outcome: tarry.Outcome) -> float:
@@ -253,9 +253,9 @@ class Nasty:
         """Take."""
         self._do("deposit")
 
-    def settle(self, outcome: tarry.Outcome, paid: float, now: float) -> None:
+    def record(self, outcome: tarry.Outcome, paid: float, now: float) -> None:
         """Learn nothing."""
-        self._do("settle")
+        self._do("record")
 
     def random(self) -> float:
         """Draw."""
@@ -284,7 +284,7 @@ def test_limiter_that_raises(
 
 
 @pytest.mark.parametrize("error", [LookupError, Bang])
-@pytest.mark.parametrize("method", ["cost", "balance", "withdraw", "settle"])
+@pytest.mark.parametrize("method", ["cost", "balance", "withdraw", "record"])
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
 def test_budget_that_raises(
     clock: VirtualClock, driver: Driver, method: str, error: type[BaseException]
@@ -390,7 +390,7 @@ def places_of(downstream: Downstream) -> int:
     while isinstance(permit := downstream.admit(0.0), int):
         permits.append(permit)
     for permit in permits:
-        downstream.cancelled(permit, 0.0, 0.0)
+        downstream.release(permit, 0.0, 0.0)
     return len(permits)
 
 

@@ -331,7 +331,7 @@ def test_case(
             assert record is not None
             assert (len(case.starts), case.reason) == (record.attempts, record.reason)
             assert pytest.approx(case.retry_after) == record.retry_after
-            assert [f"tarry: op {record.sentence()}"] == caught.value.__notes__
+            assert [f"tarry: op {record.summary()}"] == caught.value.__notes__
 
     assert case.starts == tuple(dependency.starts)
     assert case.ends == round(clock.elapsed, 6)

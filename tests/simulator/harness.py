@@ -95,7 +95,7 @@ class Limits:
         """Write it down."""
         self.released.append(None if outcome is None else outcome.detail)
 
-    def recovered(self, now: float) -> None:
+    def on_recovery(self, now: float) -> None:
         """Nothing changes."""
 
 

@@ -346,6 +346,6 @@ def test_a_call_ends_at_most_once_and_sends_no_more_copies_than_it_may(
     assert len(set(made.node.seen)) == attempts
     if told:
         core = made.caller._call
-        assert core.launched == len(limits.released)
-        assert attempts <= core.launched
-        assert core.hedge_at is None
+        assert core.attempts == len(limits.released)
+        assert attempts <= core.attempts
+        assert core.next_hedge_at is None

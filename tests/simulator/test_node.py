@@ -338,4 +338,4 @@ def test_what_servers_answer_can_be_repeated() -> None:
     """Each failure that a server gives is one that a policy may retry."""
     for outcome in (REFUSED, DROPPED, ERROR):
         assert isinstance(outcome, Outcome)
-        assert (True, False) == (outcome.safe and outcome.counts, outcome.retried)
+        assert (True, False) == (outcome.safe and outcome.counts_as_failure, outcome.retried)

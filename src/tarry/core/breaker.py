@@ -70,9 +70,9 @@ class Breaker:
         "_succeeded",
         "_until",
         "_window",
-        "calm",
+        "consecutive_opens",
         "generation",
-        "opened",
+        "is_fault_free",
         "probes",
         "state",
     )
@@ -110,11 +110,11 @@ class Breaker:
 
         self.state: BreakerState = _CLOSED
         self.generation: int = 0
-        self.calm: bool = self._slow_after is None
+        self.is_fault_free: bool = self._slow_after is None
         """Whether a success changes nothing but a count."""
         self._looks_further = consecutive is not None or slow_after is not None
         self._failures_in_a_row = 0
-        self.opened: int = 0
+        self.consecutive_opens: int = 0
         """How often in a row it has opened."""
         self._until = 0.0
         self._probes: dict[int, float] = {}
@@ -143,16 +143,16 @@ class Breaker:
             return self._out(now) < self.probes
         return not (state is _FORCED_OPEN or (state is _OPEN and now < self._until))
 
-    def passed(self, permit: int, now: float) -> bool:
+    def try_count_success(self, permit: int, now: float) -> bool:
         """Count a success where that can change nothing, or answer False: `record` it.
 
         This is what nearly every call of a healthy dependency comes to.
         """
-        if not self.calm or permit != self.generation:
+        if not self.is_fault_free or permit != self.generation:
             return False
         window = self._window
-        if now >= window.ends:
-            window.roll(now)
+        if now >= window.bucket_end:
+            window.advance(now)
         window.current[_CALLS] += 1
         return True
 
@@ -173,35 +173,35 @@ class Breaker:
         if permit != self.generation or self.state is _DISABLED:
             return
         window = self._window
-        if now >= window.ends:
-            window.roll(now)
+        if now >= window.bucket_end:
+            window.advance(now)
         current = window.current
         current[_CALLS] += 1
         current[_SLOW] += slow
         current[_FAILURES] += failed
         self._failures_in_a_row = self._failures_in_a_row + 1 if failed else 0
         failures = window.past[_FAILURES] + current[_FAILURES]
-        self.calm = self._slow_after is None and not failures
-        if not self.calm and self.state is _CLOSED:
+        self.is_fault_free = self._slow_after is None and not failures
+        if not self.is_fault_free and self.state is _CLOSED:
             calls = window.past[_CALLS] + current[_CALLS]
             if (failures >= self._rate * calls and calls >= self._min_calls) or (
                 self._looks_further and self._is_broken(calls)
             ):
                 self._open(now, u)
 
-    def cancelled(self, permit: int) -> None:
+    def release(self, permit: int) -> None:
         """Take back a permit whose call came to no result; nothing is counted."""
         self._probes.pop(permit, None)
 
     def force(self, state: str) -> None:
         """Set a state by hand: open, closed (automatic from there), disabled or metrics-only."""
         check_one_of("state", state, _MANUAL)
-        self.opened = 0
+        self.consecutive_opens = 0
         self._move(_MANUAL[state])
 
     def half_open(self, opened: int) -> None:
         """Begin to probe, where another process has seen the dependency fail `opened` times."""
-        self.opened = opened
+        self.consecutive_opens = opened
         self._move(_HALF_OPEN)
 
     def retry_after(self, now: float) -> float | None:
@@ -210,8 +210,8 @@ class Breaker:
 
     def counts(self, now: float) -> tuple[int, int, int]:
         """Return the calls, failures and slow calls of the window."""
-        if now >= self._window.ends:
-            self._window.roll(now)
+        if now >= self._window.bucket_end:
+            self._window.advance(now)
         total = self._window.total
         return total(_CALLS), total(_FAILURES), total(_SLOW)
 
@@ -246,15 +246,15 @@ class Breaker:
             return
         self._succeeded += 1
         if self._succeeded >= self.probes:
-            self.opened = 0
+            self.consecutive_opens = 0
             self._move(_CLOSED)
 
     def _open(self, now: float, u: float) -> None:
         try:
-            length = min(self._max_open, self._open_for * self._growth**self.opened)
+            length = min(self._max_open, self._open_for * self._growth**self.consecutive_opens)
         except OverflowError:
             length = self._max_open
-        self.opened += 1
+        self.consecutive_opens += 1
         self._until = now + length * (1 + self._spread * u)
         self._move(_OPEN)
 
@@ -265,5 +265,5 @@ class Breaker:
         self._probes.clear()
         self._succeeded = 0
         self._window.clear()
-        self.calm = state is _CLOSED and self._slow_after is None
+        self.is_fault_free = state is _CLOSED and self._slow_after is None
         return state

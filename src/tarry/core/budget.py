@@ -39,7 +39,7 @@ class Budget(Protocol):
         """Give back a withdrawal whose retry never started."""
         ...
 
-    def settle(self, outcome: Outcome, paid: float, now: float) -> None:
+    def record(self, outcome: Outcome, paid: float, now: float) -> None:
         """Learn that an attempt ended; `paid` is what it had cost, 0 for a first attempt."""
         ...
 
@@ -96,7 +96,7 @@ class TokenBudget:
         """Put tokens back, up to the capacity."""
         self._tokens = min(self._capacity, self._tokens + amount)
 
-    def settle(self, outcome: Outcome, paid: float, now: float) -> None:
+    def record(self, outcome: Outcome, paid: float, now: float) -> None:
         """Refill on success."""
         if outcome.kind is not _SUCCESS or self._tokens >= self._capacity:
             return
@@ -141,20 +141,20 @@ class RatioBudget:
 
     def deposit(self, amount: float, now: float) -> None:  # noqa: ARG002
         """Take back one retry, unless its window has passed."""
-        self._window_at(now).take_back(_RETRIES)
+        self._window_at(now).undo(_RETRIES)
 
-    def settle(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002
+    def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002
         """Count a call when its first attempt ends."""
         if not paid:
             window = self._window
-            if now >= window.ends:
-                window.roll(now)
+            if now >= window.bucket_end:
+                window.advance(now)
             window.current[_CALLS] += 1
 
     def _window_at(self, now: float) -> SlidingWindow:
         window = self._window
-        if now >= window.ends:
-            window.roll(now)
+        if now >= window.bucket_end:
+            window.advance(now)
         return window
 
 
@@ -194,7 +194,7 @@ class ThrottleBudget:
     def deposit(self, amount: float, now: float) -> None:
         """Do nothing: a withdrawal took nothing."""
 
-    def settle(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002
+    def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002
         """Pay for a failure that was retryable or pushed back, earn from a success."""
         if outcome.kind is _SUCCESS:
             self._milli = min(self._capacity, self._milli + self._ratio)

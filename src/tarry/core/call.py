@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.core.decide import decide
 from tarry.core.outcome import SUCCESS
-from tarry.core.verdict import Attempt, Delayed, Progress, Reason, Step, Stop, Wait
+from tarry.core.verdict import Attempt, DelayedPermit, Progress, Reason, Step, Stop, Wait
 
 if TYPE_CHECKING:
     from tarry.core.downstream import Downstream
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _MOST_STEPS = 256
 """A call of a million attempts does not keep a million steps: after so many it begins anew."""
 
-Standing: TypeAlias = tuple[str | None, float | None]
+DownstreamStatus: TypeAlias = tuple[str | None, float | None]
 """The breaker's state and the budget's balance."""
 
-NOWHERE: Standing = (None, None)
-_Log: TypeAlias = "tuple[_Log | None, int, Outcome, str, Wait | Stop, Standing]"
+NO_STATUS: DownstreamStatus = (None, None)
+_Log: TypeAlias = "tuple[_Log | None, int, Outcome, str, Wait | Stop, DownstreamStatus]"
 
 
 class Call:
@@ -37,11 +37,11 @@ class Call:
         "_paid",
         "_permit",
         "attempts",
+        "backoff_offset",
         "deadline",
         "downstream",
         "policy",
         "previous_delay",
-        "restarted",
         "started",
     )
 
@@ -59,7 +59,7 @@ class Call:
         self.attempts: int = 0
         """Attempts begun."""
         self.previous_delay: float | None = None
-        self.restarted: int = 0
+        self.backoff_offset: int = 0
         self._log: _Log | None = None
         self._forgotten = 0.0
         if downstream is not None:
@@ -70,7 +70,7 @@ class Call:
     @property
     def progress(self) -> Progress:
         """How far the call has come, as plain data to store."""
-        return Progress(self.attempts, self.started, self.previous_delay, self.restarted)
+        return Progress(self.attempts, self.started, self.previous_delay, self.backoff_offset)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -91,7 +91,7 @@ class Call:
 
     def resume(self, progress: Progress) -> None:
         """Go on from where another process left off."""
-        self.attempts, self.started, self.previous_delay, self.restarted = progress
+        self.attempts, self.started, self.previous_delay, self.backoff_offset = progress
 
     def start(self, now: float) -> Attempt | Stop:
         """Begin the next attempt, or end the call because its dependency or its time says no."""
@@ -106,12 +106,12 @@ class Call:
             answer = downstream.admit(now)
             if isinstance(answer, Stop):
                 return self._refused(answer, now)
-            if isinstance(answer, Delayed):
+            if isinstance(answer, DelayedPermit):
                 self._permit, delay = answer
                 if (deadline is not None and now + delay >= deadline) or (
                     budget is not None and now + delay >= self.started + budget
                 ):
-                    downstream.cancelled(answer.permit, 0.0, now)
+                    downstream.release(answer.permit, 0.0, now)
                     self._permit = None
                     return self._refused(Stop(Reason.LIMIT, delay), now)
             else:
@@ -119,20 +119,22 @@ class Call:
             self._begun = now + delay
         self.attempts = number = self.attempts + 1
         policy = self.policy
-        if deadline is None and not delay and number < len(policy.commands):
-            return policy.commands[number]
+        if deadline is None and not delay and number < len(policy.attempt_commands):
+            return policy.attempt_commands[number]
         timeout = policy.attempt_timeout
         if deadline is not None:
             left = deadline - now - delay
             timeout = left if timeout is None else min(timeout, left)
         return Attempt(number, timeout, delay)
 
-    def adopt(self, permit: int) -> None:
+    def adopt_first_attempt(self, permit: int) -> None:
         """Take over the first attempt, which a driver began with a permit of its own."""
         self.attempts = 1
         self._permit = permit
 
-    def failed(self, outcome: Outcome, now: float, u: float, detail: str = "") -> Wait | Stop:
+    def record_failure(
+        self, outcome: Outcome, now: float, u: float, detail: str = ""
+    ) -> Wait | Stop:
         """Learn that the attempt failed; answer what to do.
 
         `detail` is what the record says of it, where the outcome says nothing.
@@ -141,9 +143,9 @@ class Call:
         if downstream is not None:
             self._record(downstream, outcome, now, u)
         verdict = decide(self.policy, self, outcome, now, u, downstream, self.deadline)
-        standing = NOWHERE
+        standing = NO_STATUS
         if downstream is not None:
-            standing = downstream.standing(now)
+            standing = downstream.status(now)
             if isinstance(verdict, Wait):
                 paid = downstream.withdraw(outcome, now)
                 if paid is None:
@@ -153,14 +155,14 @@ class Call:
         self._note(outcome, detail, verdict, standing)
         return verdict
 
-    def took_over(self, outcome: Outcome, detail: str, verdict: Wait) -> None:
+    def adopt_first_failure(self, outcome: Outcome, detail: str, verdict: Wait) -> None:
         """Go on where a driver has judged the first failure and begun the second attempt."""
         self.attempts = 1
-        self._note(outcome, detail, verdict, NOWHERE)
+        self._note(outcome, detail, verdict, NO_STATUS)
         self.attempts = 2
 
     def _note(
-        self, outcome: Outcome, detail: str, verdict: Wait | Stop, standing: Standing
+        self, outcome: Outcome, detail: str, verdict: Wait | Stop, standing: DownstreamStatus
     ) -> None:
         if not self.attempts % _MOST_STEPS:
             self._forgotten, self._log = self.waited, None
@@ -170,32 +172,32 @@ class Call:
             if hint is None or not hint.exact:
                 self.previous_delay = verdict.delay
             else:
-                self.previous_delay, self.restarted = None, self.attempts
+                self.previous_delay, self.backoff_offset = None, self.attempts
 
-    def succeeded(self, now: float, u: float) -> None:
+    def record_success(self, now: float, u: float) -> None:
         """Learn that the attempt succeeded: the call is over."""
         if self.downstream is not None:
             self._record(self.downstream, SUCCESS, now, u)
 
-    def cancelled(self, now: float) -> None:
+    def cancel_attempt(self, now: float) -> None:
         """Learn that the attempt came to no result: nothing is counted.
 
         May be said more than once, and of a call that has no attempt running.
         """
-        permit = self.surrender()
+        permit = self.take_permit()
         if self.downstream is not None and permit is not None:
-            self.downstream.cancelled(permit, now - self._begun, now)
+            self.downstream.release(permit, now - self._begun, now)
             if now < self._begun:  # it was still waiting for its turn
-                self.abandoned(now)
+                self.refund_retry(now)
 
-    def surrender(self) -> int | None:
+    def take_permit(self) -> int | None:
         """Hand the permit of the running attempt over to somebody who will give it back."""
         permit = None if self.downstream is None else self._permit
         if permit is not None:
             self._permit = None
         return permit
 
-    def abandoned(self, now: float) -> None:
+    def refund_retry(self, now: float) -> None:
         """Learn that the call ended while it waited: what the next attempt had cost comes back."""
         if self.downstream is not None:
             self.downstream.deposit(self._paid, now)
@@ -208,5 +210,5 @@ class Call:
             downstream.record(permit, outcome, now - self._begun, now, u, paid)
 
     def _refused(self, stop: Stop, now: float) -> Stop:
-        self.abandoned(now)
+        self.refund_retry(now)
         return stop

@@ -47,7 +47,7 @@ class HowFar(Protocol):
         ...
 
     @property
-    def restarted(self) -> int:
+    def backoff_offset(self) -> int:
         """The attempt from which backoff counts anew."""
         ...
 
@@ -55,7 +55,7 @@ class HowFar(Protocol):
 class Dependency(Protocol):
     """What is asked of a `Downstream` here."""
 
-    def refusal(self, outcome: Outcome, now: float) -> Stop | None:
+    def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
         """Say why a retry after `outcome` may not go, and change nothing."""
         ...
 
@@ -91,13 +91,13 @@ def decide(
     if attempts >= policy.max_attempts:
         return Stop(Reason.ATTEMPTS)
     if downstream is not None:
-        refusal = downstream.refusal(outcome, now)
+        refusal = downstream.check_retry(outcome, now)
         if refusal is not None:
             return refusal
 
     throttled = kind is _THROTTLED
-    k = attempts - progress.restarted
-    table = policy.table
+    k = attempts - progress.backoff_offset
+    table = policy.delay_table
     if 0 < k < len(table) and not throttled:
         ceiling, least, spread = table[k]
         delay = least + u * spread

@@ -12,7 +12,7 @@ from tarry.core.checks import check_count
 from tarry.core.latency import Latency
 from tarry.core.limiter import InFlight
 from tarry.core.outcome import SUCCESS, Kind
-from tarry.core.verdict import Delayed, Reason, Stop
+from tarry.core.verdict import DelayedPermit, Reason, Stop
 
 if TYPE_CHECKING:
     from tarry.core.breaker import Breaker, BreakerState
@@ -25,7 +25,7 @@ _MOST_MOVES = 100
 _MOST_CREDIT = 10.0
 
 
-class Move(NamedTuple):
+class BreakerTransition(NamedTuple):
     """A breaker went from one state to another."""
 
     before: BreakerState
@@ -35,7 +35,16 @@ class Move(NamedTuple):
 class Downstream:
     """Everything known about one dependency."""
 
-    __slots__ = ("_credit", "_limiters", "breaker", "budget", "latency", "limited", "moves", "name")
+    __slots__ = (
+        "_credit",
+        "_limiters",
+        "breaker",
+        "budget",
+        "has_limiters",
+        "latency",
+        "name",
+        "transitions",
+    )
 
     def __init__(
         self,
@@ -50,17 +59,17 @@ class Downstream:
         self.breaker: Breaker | None = breaker
         self.budget: Budget | None = budget
         self.latency: Latency = Latency()
-        self.moves: deque[Move] = deque(maxlen=_MOST_MOVES)
+        self.transitions: deque[BreakerTransition] = deque(maxlen=_MOST_MOVES)
         """What the breaker did since somebody last looked; bounded, the oldest go first."""
         caps: tuple[Limiter, ...] = ()
         if max_in_flight is not None:
             caps = (InFlight(check_count("max_in_flight", max_in_flight)),)
         self._limiters: tuple[Limiter, ...] = caps if limiter is None else (*caps, limiter)
-        self.limited: bool = bool(self._limiters)
+        self.has_limiters: bool = bool(self._limiters)
         """Whether anything but the breaker can hold an attempt back."""
         self._credit = 0.0
 
-    def admit(self, now: float) -> int | Delayed | Stop:
+    def admit(self, now: float) -> int | DelayedPermit | Stop:
         """Let an attempt through with a permit, perhaps later, or say why not."""
         permit = 0
         breaker = self.breaker
@@ -74,12 +83,14 @@ class Downstream:
             permit = answer
         return self._limited(permit, now) if self._limiters else permit
 
-    def passed(self, permit: int, duration: float, now: float) -> bool:
+    def try_record_success(self, permit: int, duration: float, now: float) -> bool:
         """Count a first attempt's success where that can change nothing, else say False."""
-        if self._limiters or (self.breaker is not None and not self.breaker.passed(permit, now)):
+        if self._limiters or (
+            self.breaker is not None and not self.breaker.try_count_success(permit, now)
+        ):
             return False
         if self.budget is not None:
-            self.budget.settle(SUCCESS, 0.0, now)
+            self.budget.record(SUCCESS, 0.0, now)
         remember = self.latency.add
         remember(duration)
         return True
@@ -95,34 +106,34 @@ class Downstream:
     ) -> None:
         """Learn from an attempt that ended; `paid` is what the retry budget took for it."""
         if outcome.local:  # nobody was asked
-            Downstream.cancelled(self, permit, duration, now)
+            Downstream.release(self, permit, duration, now)
             return
         for limiter in self._limiters:  # first: whatever happens next, the place is free
             limiter.release(outcome, duration, now)
         kind, breaker = outcome.kind, self.breaker
         if breaker is not None and not (
-            kind is _SUCCESS and breaker.calm and breaker.passed(permit, now)
+            kind is _SUCCESS and breaker.is_fault_free and breaker.try_count_success(permit, now)
         ):
             before = breaker.state
             if kind is _PERMANENT:  # says nothing about the dependency, good or bad
-                breaker.cancelled(permit)
+                breaker.release(permit)
             else:
                 breaker.record(permit, kind is not _SUCCESS, duration, now, u)
             if breaker.state is not before:
                 self._moved(before, now)
         if self.budget is not None:
-            self.budget.settle(outcome, paid, now)
+            self.budget.record(outcome, paid, now)
         if kind is _SUCCESS:
             self.latency.add(duration)
 
-    def cancelled(self, permit: int, duration: float, now: float) -> None:
+    def release(self, permit: int, duration: float, now: float) -> None:
         """Take back a permit whose attempt came to no result; nothing is counted."""
         if self.breaker is not None:
-            self.breaker.cancelled(permit)
+            self.breaker.release(permit)
         for limiter in self._limiters:
             limiter.release(None, duration, now)
 
-    def refusal(self, outcome: Outcome, now: float) -> Stop | None:
+    def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
         """Say why a retry after `outcome` may not go, and change nothing."""
         breaker, budget = self.breaker, self.budget
         if breaker is not None and not breaker.would_admit(now):
@@ -143,7 +154,7 @@ class Downstream:
         if self.budget is not None and paid:
             self.budget.deposit(paid, now)
 
-    def standing(self, now: float) -> tuple[str | None, float | None]:
+    def status(self, now: float) -> tuple[str | None, float | None]:
         """Return the breaker's state and the budget's balance, for the decision record."""
         breaker = None if self.breaker is None else self.breaker.state._value_
         balance = None if self.budget is None else self.budget.balance(now)
@@ -153,11 +164,11 @@ class Downstream:
         """Return the median of the last calls, 0 while there is none."""
         return self.latency.quantile(0.5) or 0.0
 
-    def earn_hedge(self, share: float) -> None:
+    def add_hedge_credit(self, share: float) -> None:
         """Add one call's part to the credit that hedges are paid from."""
         self._credit = min(_MOST_CREDIT, self._credit + share)
 
-    def pay_hedge(self, amount: float = 1.0) -> bool:
+    def take_hedge_credit(self, amount: float = 1.0) -> bool:
         """Take one hedge from the credit, if it is there; -1 gives it back."""
         if self._credit < amount:
             return False
@@ -174,16 +185,16 @@ class Downstream:
             before = self.breaker.state
             self.breaker.force(state)
             if self.breaker.state is not before:
-                self.moves.append(Move(before, self.breaker.state))
+                self.transitions.append(BreakerTransition(before, self.breaker.state))
 
-    def recovered(self, now: float) -> None:
+    def on_recovery(self, now: float) -> None:
         """Open up, slowly, where somebody else has seen the dependency recover."""
         if self.breaker is not None:
             self.breaker.force("closed")
         for limiter in self._limiters:
-            limiter.recovered(now)
+            limiter.on_recovery(now)
 
-    def _limited(self, permit: int, now: float) -> int | Delayed | Stop:
+    def _limited(self, permit: int, now: float) -> int | DelayedPermit | Stop:
         delay = 0.0
         acquired = 0
         try:
@@ -198,17 +209,17 @@ class Downstream:
         except BaseException:  # of a limiter of the user's
             self._undo(permit, acquired, now)
             raise
-        return Delayed(permit, delay) if delay else permit
+        return DelayedPermit(permit, delay) if delay else permit
 
     def _undo(self, permit: int, acquired: int, now: float) -> None:
         for limiter in self._limiters[:acquired]:
             limiter.release(None, 0.0, now)
         if self.breaker is not None:
-            self.breaker.cancelled(permit)
+            self.breaker.release(permit)
 
     def _moved(self, before: BreakerState, now: float) -> None:
         after = self.breaker.state if self.breaker is not None else before
-        self.moves.append(Move(before, after))
+        self.transitions.append(BreakerTransition(before, after))
         if before == "half-open" and after == "closed":
             for limiter in self._limiters:
-                limiter.recovered(now)
+                limiter.on_recovery(now)

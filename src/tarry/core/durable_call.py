@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.call import NOWHERE, Call
+from tarry.core.call import NO_STATUS, Call
 from tarry.core.decide import decide
 from tarry.core.outcome import TRANSIENT
 from tarry.core.verdict import Attempt, Reason, Stop, Wait
 
 if TYPE_CHECKING:
-    from tarry.core.call import Standing
+    from tarry.core.call import DownstreamStatus
     from tarry.core.downstream import Downstream
     from tarry.core.outcome import Outcome
-    from tarry.core.verdict import Delayed
+    from tarry.core.verdict import DelayedPermit
 
 
 class Defer(NamedTuple):
@@ -33,7 +33,7 @@ class DurableCall(Call):
 
     __slots__ = ()
 
-    def begin(self, now: float, last: Outcome = TRANSIENT) -> Attempt | Defer | Stop:
+    def start_or_defer(self, now: float, last: Outcome = TRANSIENT) -> Attempt | Defer | Stop:
         """Begin the next attempt, or put it off, or end the call: attempts or time are used up.
 
         `last` is what the attempt before came to; it sets the price of a retry.
@@ -52,22 +52,24 @@ class DurableCall(Call):
             if self.attempts:
                 paid = downstream.withdraw(last, now)
                 if paid is None:
-                    downstream.cancelled(permit, 0.0, now)
+                    downstream.release(permit, 0.0, now)
                     return Defer(Reason.BUDGET_EMPTY)
                 self._paid = paid
             self._permit, self._begun = permit, now
         number = self.attempts + 1
         self.attempts: int = number
-        known = policy.commands
+        known = policy.attempt_commands
         return known[number] if number < len(known) else Attempt(number, policy.attempt_timeout)
 
-    def failed(self, outcome: Outcome, now: float, u: float, detail: str = "") -> Wait | Stop:
+    def record_failure(
+        self, outcome: Outcome, now: float, u: float, detail: str = ""
+    ) -> Wait | Stop:
         """Learn that the attempt failed; answer what to do."""
         downstream = self.downstream
-        standing = NOWHERE
+        standing = NO_STATUS
         if downstream is not None:
             self._record(downstream, outcome, now, u)
-            standing = downstream.standing(now)
+            standing = downstream.status(now)
         verdict = decide(
             self.policy, self, outcome, now, u, None if downstream is None else _Patient(downstream)
         )
@@ -75,16 +77,16 @@ class DurableCall(Call):
         return verdict
 
     @property
-    def standing(self) -> Standing:
+    def last_status(self) -> DownstreamStatus:
         """What the last verdict went by."""
-        return NOWHERE if self._log is None else self._log[-1]
+        return NO_STATUS if self._log is None else self._log[-1]
 
 
-def _deferred(downstream: Downstream, answer: Delayed | Stop, now: float) -> Defer:
+def _deferred(downstream: Downstream, answer: DelayedPermit | Stop, now: float) -> Defer:
     """Return what is said to an attempt that is not let through now."""
     if isinstance(answer, Stop):
         return Defer(answer.reason, answer.retry_after)
-    downstream.cancelled(answer.permit, 0.0, now)
+    downstream.release(answer.permit, 0.0, now)
     return Defer(Reason.LIMIT, answer.delay)
 
 
@@ -96,5 +98,5 @@ class _Patient:
     def __init__(self, downstream: Downstream) -> None:
         self.expected_duration = downstream.expected_duration
 
-    def refusal(self, outcome: Outcome, now: float) -> None:
+    def check_retry(self, outcome: Outcome, now: float) -> None:
         """Let every retry wait for its turn."""

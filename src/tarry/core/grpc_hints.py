@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.core.hints import OWS, Hint, is_digits, longest, pick
+from tarry.core.hints import OWS, Hint, is_digits, max_or_none, select_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +33,7 @@ def hint_from_grpc(metadata: Iterable[tuple[str, str | bytes]]) -> Hint | None:
 
     A pushback wins over google.rpc.RetryInfo. Of several RetryInfo the longest delay counts.
     """
-    picked = pick(metadata, _METADATA)
+    picked = select_fields(metadata, _METADATA)
     pushbacks = [value for field, value in picked if field == _PUSHBACK]
     if pushbacks:
         return _pushback(pushbacks)
@@ -78,7 +78,7 @@ def _retry_delay(field: str, data: bytes) -> float | None:
     except (LookupError, ValueError):
         return None
     # The host before the slash is free (any.proto); the last of two values wins.
-    return longest(
+    return max_or_none(
         _duration(packed.get(2, [b""])[-1])
         for packed in details
         if packed.get(1, [b""])[-1].endswith(_RETRY_INFO_TYPE)

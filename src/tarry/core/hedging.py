@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tarry.core.checks import check_at_least, check_count, check_share, duration_or_none
 from tarry.core.latency import MAX_SAMPLES
 from tarry.core.outcome import SUCCESS, TRANSIENT, Kind
-from tarry.core.verdict import Attempt, Delayed, Reason, Stop
+from tarry.core.verdict import Attempt, DelayedPermit, Reason, Stop
 from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ class HedgedCall:
         "_downstream",
         "_hedging",
         "_running",
-        "hedge_at",
-        "launched",
+        "attempts",
+        "next_hedge_at",
     )
 
     def __init__(self, hedging: Hedging, downstream: Downstream) -> None:
@@ -97,8 +97,8 @@ class HedgedCall:
         self._downstream = downstream
         self._delay: float | None = None
         self._running: dict[int, _Copy] = {}
-        self.launched: int = 0
-        self.hedge_at: float | None = None
+        self.attempts: int = 0
+        self.next_hedge_at: float | None = None
         """The moment to call `hedge`, or None when no further copy is due by time."""
 
     def start(self, now: float) -> Attempt | Stop:
@@ -106,7 +106,7 @@ class HedgedCall:
         attempt = self._launch(now, paid=0.0)
         if isinstance(attempt, Attempt):
             if self._hedging.max_extra_load is not None:
-                self._downstream.earn_hedge(self._hedging.max_extra_load)
+                self._downstream.add_hedge_credit(self._hedging.max_extra_load)
             self._delay = self._hedging.delay(self._downstream)
             self._plan(now + attempt.delay)
         return attempt
@@ -116,9 +116,9 @@ class HedgedCall:
 
         None means to go on waiting for those that run, `Stop` that none runs any more.
         """
-        self.hedge_at = None
+        self.next_hedge_at = None
         refusal = Stop(Reason.ATTEMPTS)
-        if self.launched < self._hedging.max_attempts:
+        if self.attempts < self._hedging.max_attempts:
             answer = self._another(now)
             if isinstance(answer, Attempt):
                 self._plan(now + answer.delay)
@@ -128,20 +128,20 @@ class HedgedCall:
 
     def _another(self, now: float) -> Attempt | Stop:
         downstream, capped = self._downstream, self._hedging.max_extra_load is not None
-        refusal = downstream.refusal(TRANSIENT, now)
+        refusal = downstream.check_retry(TRANSIENT, now)
         if refusal is not None:
             return refusal
-        if capped and not downstream.pay_hedge():
+        if capped and not downstream.take_hedge_credit():
             return Stop(Reason.BUDGET_EMPTY)
         paid = downstream.withdraw(TRANSIENT, now)
         answer = Stop(Reason.BUDGET_EMPTY) if paid is None else self._launch(now, paid)
         if isinstance(answer, Stop):
             downstream.deposit(paid or 0.0, now)
             if capped:
-                downstream.pay_hedge(-1.0)
+                downstream.take_hedge_credit(-1.0)
         return answer
 
-    def succeeded(self, number: int, now: float, u: float) -> None:
+    def record_success(self, number: int, now: float, u: float) -> None:
         """Learn that one copy has won; the others are cancelled.
 
         How long a loser has run so far is a lower bound of its latency. Where that is longer
@@ -153,9 +153,11 @@ class HedgedCall:
         for copy in self._running.values():
             if copy.begun < winner:
                 self._downstream.latency.add(now - copy.begun)
-        self.cancelled(now)
+        self.cancel(now)
 
-    def failed(self, number: int, outcome: Outcome, now: float, u: float) -> Attempt | Stop | None:
+    def record_failure(
+        self, number: int, outcome: Outcome, now: float, u: float
+    ) -> Attempt | Stop | None:
         """Learn that one copy failed: send the next at once, go on waiting (None), or stop.
 
         What may not be repeated is the answer. After anything else, the next copy need not wait
@@ -173,31 +175,31 @@ class HedgedCall:
             answer = Stop(Reason.RETRIED_BELOW)
         elif wait and wait > self._hedging.max_hint:
             answer = Stop(Reason.HINT_TOO_LONG, wait, hint)
-        elif wait and self.launched < self._hedging.max_attempts:
-            self.hedge_at = now + wait
+        elif wait and self.attempts < self._hedging.max_attempts:
+            self.next_hedge_at = now + wait
             return None
         else:
             return self.hedge(now)
-        self.cancelled(now)
+        self.cancel(now)
         return answer
 
-    def unsent(self, number: int, now: float) -> bool:
+    def record_unsent(self, number: int, now: float) -> bool:
         """Learn that a copy could not be started after all; say whether others still run."""
         copy = self._running.pop(number)
-        self._downstream.cancelled(copy.permit, 0.0, now)
+        self._downstream.release(copy.permit, 0.0, now)
         self._downstream.deposit(copy.paid, now)
         if self._hedging.max_extra_load is not None:
-            self._downstream.pay_hedge(-1.0)
-        self.hedge_at = None
+            self._downstream.take_hedge_credit(-1.0)
+        self.next_hedge_at = None
         return bool(self._running)
 
-    def cancelled(self, now: float) -> None:
+    def cancel(self, now: float) -> None:
         """Give back the permits of the copies that still run; nothing is counted."""
         first: BaseException | None = None
         while self._running:
             _, copy = self._running.popitem()
             try:
-                self._downstream.cancelled(copy.permit, now - copy.begun, now)
+                self._downstream.release(copy.permit, now - copy.begun, now)
                 if now < copy.begun:  # it was still waiting for its turn
                     self._downstream.deposit(copy.paid, now)
             except BaseException as error:  # noqa: BLE001 - of a limiter: the others go on
@@ -209,14 +211,14 @@ class HedgedCall:
         answer = self._downstream.admit(now)
         if isinstance(answer, Stop):
             return answer
-        permit, delay = answer if isinstance(answer, Delayed) else (answer, 0.0)
-        self.launched += 1
-        self._running[self.launched] = _Copy(permit, now + delay, paid)
-        return Attempt(self.launched, delay=delay)
+        permit, delay = answer if isinstance(answer, DelayedPermit) else (answer, 0.0)
+        self.attempts += 1
+        self._running[self.attempts] = _Copy(permit, now + delay, paid)
+        return Attempt(self.attempts, delay=delay)
 
     def _plan(self, begun: float) -> None:
-        if self._delay is not None and self.launched < self._hedging.max_attempts:
-            self.hedge_at = begun + self._delay
+        if self._delay is not None and self.attempts < self._hedging.max_attempts:
+            self.next_hedge_at = begun + self._delay
 
     def _end(self, number: int, outcome: Outcome, now: float, u: float) -> None:
         copy = self._running.pop(number)

@@ -6,8 +6,8 @@ Rules of this module and of its sibling for gRPC, `tarry.core.grpc_hints`:
   serves only to turn dates into waits.
 * Whatever a server sends, nothing here raises. A malformed hint is no hint; the one exception is
   a gRPC pushback, which means "never" when it cannot be read (gRFC A6).
-* A hint is never shortened and never infinite: `LONGEST` stands for everything beyond it, so that
-  a caller's bound on hints ends the call.
+* A hint is never shortened and never infinite: `MAX_WAIT_S` stands for everything beyond it, so
+  that a bound on hints ends the call.
 * What to do with a hint is decided elsewhere.
 """
 
@@ -21,7 +21,7 @@ from tarry.core.http_date import parse_http_date
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-LONGEST = 1e15
+MAX_WAIT_S = 1e15
 """The longest wait in seconds, some 30 million years; in milliseconds it still fits 64 bits."""
 
 OWS = " \t"
@@ -55,14 +55,14 @@ def parse_retry_after(value: str, now: float) -> float | None:
 
     `value` is a number of seconds or one of the three HTTP dates, by the letter of RFC 9110
     sections 10.2.3 and 5.6.7; `now` is in epoch seconds. A date in the past gives 0.0. More than
-    `LONGEST` seconds, however many digits, give `LONGEST`. A wrong weekday is forgiven.
+    `MAX_WAIT_S` seconds, however many digits, give `MAX_WAIT_S`. A wrong weekday is forgiven.
     """
     value = value.strip(OWS)
     if is_digits(value):
         # float, not int: int refuses more than 4,300 digits, and is slow before that.
-        return min(float(value), LONGEST)
+        return min(float(value), MAX_WAIT_S)
     date = parse_http_date(value, now)
-    return None if date is None else min(max(0.0, float(date - now)), LONGEST)
+    return None if date is None else min(max(0.0, float(date - now)), MAX_WAIT_S)
 
 
 def hint_from_headers(
@@ -81,7 +81,7 @@ def hint_from_headers(
     items = getattr(headers, "items", None)
     pairs = headers if items is None else items()
     said: dict[str, list[str]] = {}
-    for field, value in pick(cast("Iterable[tuple[object, object]]", pairs), _FIELDS):
+    for field, value in select_fields(cast("Iterable[tuple[object, object]]", pairs), _FIELDS):
         if isinstance(value, str):
             said.setdefault(field, []).append(value.strip(OWS))
     if not said:
@@ -94,7 +94,7 @@ def hint_from_headers(
     return Hint(delay, should_retry, source=source)
 
 
-def pick(
+def select_fields(
     pairs: Iterable[tuple[object, object]], fields: frozenset[str]
 ) -> list[tuple[str, str | bytes]]:
     """Return the pairs whose name is in `fields`, in lower case; strange types are left out."""
@@ -113,7 +113,7 @@ def is_digits(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def longest(waits: Iterable[float | None]) -> float | None:
+def max_or_none(waits: Iterable[float | None]) -> float | None:
     """Return the longest of the waits that are there, or None when there is none."""
     return max([wait for wait in waits if wait is not None], default=None)
 
@@ -121,7 +121,7 @@ def longest(waits: Iterable[float | None]) -> float | None:
 def _wait(said: Mapping[str, list[str]], now: float) -> tuple[float | None, str]:
     for field in _WAITS:
         if field in said:
-            delay = longest(_waits(field, said, now))
+            delay = max_or_none(_waits(field, said, now))
             if delay is not None:
                 return delay, field
     return None, ""
@@ -134,7 +134,7 @@ def _waits(field: str, said: Mapping[str, list[str]], now: float) -> Iterable[fl
     if field == _RATE_LIMIT:
         # A response with an Age was stored by a cache, and its quota is history (RFC 9111 section
         # 5.1, RateLimit draft section 7). Several lines of a List are one (RFC 9651 section 4.2).
-        return () if _AGE in said else resets_of(", ".join(values))
+        return () if _AGE in said else parse_rate_limit(", ".join(values))
     return [_milliseconds(value) for value in values]
 
 
@@ -143,7 +143,7 @@ def _milliseconds(value: str) -> float | None:
     whole, point, fraction = value.partition(".")
     if not is_digits(whole) or (point and not is_digits(fraction)):
         return None
-    return min(float(value) / 1000, LONGEST)
+    return min(float(value) / 1000, MAX_WAIT_S)
 
 
 def _verdict(said: Mapping[str, list[str]]) -> tuple[bool | None, str]:
@@ -173,7 +173,7 @@ _MEMBER = rf"{_STRING}((?:{_PARAMETER})*)"
 _LIST = rf"{_MEMBER}(?:[ \t]*,[ \t]*{_MEMBER})*"
 
 
-def resets_of(text: str) -> list[float]:
+def parse_rate_limit(text: str) -> list[float]:
     """Return the `t` of each exhausted quota of a `RateLimit`; nothing when it is malformed.
 
     Only an exhausted quota asks for a wait: r > 0 promises nothing, but forbids nothing either.

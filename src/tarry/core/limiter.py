@@ -28,7 +28,7 @@ class Limiter(Protocol):
         """Learn that an attempt ended; None stands for one that came to no result."""
         ...
 
-    def recovered(self, now: float) -> None:
+    def on_recovery(self, now: float) -> None:
         """Learn that the dependency has just come back from an outage: begin low."""
         ...
 
@@ -68,7 +68,7 @@ class InFlight:
         """Give the place back."""
         self._running -= 1
 
-    def recovered(self, now: float) -> None:
+    def on_recovery(self, now: float) -> None:
         """Begin the ramp."""
         self._recovered = now
 
@@ -121,14 +121,14 @@ class AIMD:
         self._running -= 1
         if outcome is None:
             return
-        if outcome.counts:
+        if outcome.counts_as_failure:
             if now - duration >= self._cut:
                 self._limit = max(self._min, self._limit * self._backoff)
                 self._cut = now
         elif pressed and outcome.kind is Kind.SUCCESS:
             self._limit = min(self._max, self._limit + 1 / self._limit)
 
-    def recovered(self, now: float) -> None:
+    def on_recovery(self, now: float) -> None:
         """Begin from the least limit."""
         self._limit = float(self._min)
         self._cut = now
@@ -202,7 +202,7 @@ class AdaptiveRate:
         self.rate = max(self._LEAST, min(target, 2 * self.measured))
         self._tokens = min(self._tokens, max(1.0, self.rate))
 
-    def recovered(self, now: float) -> None:
+    def on_recovery(self, now: float) -> None:
         """Begin at the least rate, on the flat part of the cubic, and climb from there."""
         if self.rate is not None:
             self._fill(now)

@@ -84,7 +84,7 @@ class Outcome(Value):
         return Outcome(**(self._asdict() | changes))
 
     @property
-    def counts(self) -> bool:
+    def counts_as_failure(self) -> bool:
         """Whether it speaks against the dependency: a permanent failure is the caller's fault."""
         return not self.local and self.kind is not Kind.SUCCESS and self.kind is not Kind.PERMANENT
 

@@ -48,7 +48,7 @@ class Policy(Value):
     """
 
     _fields = tuple(field.name for field in POLICY_FIELDS)
-    __slots__ = (*_fields, "_jitter", "_throttled", "commands", "table")
+    __slots__ = (*_fields, "_jitter", "_throttled", "attempt_commands", "delay_table")
 
     max_attempts: int
     initial_delay: float
@@ -63,12 +63,12 @@ class Policy(Value):
     throttled_delay: float
     max_hint: float
     retry_marked: bool
-    table: tuple[tuple[float, float, float], ...]
+    delay_table: tuple[tuple[float, float, float], ...]
     """The first retries worked out: ceiling, least delay and spread of retry k stand at k.
 
     Empty for what cannot be known before: a callable, or a jitter that looks at the last delay.
     """
-    commands: tuple[Attempt, ...]
+    attempt_commands: tuple[Attempt, ...]
     """The commands for the first attempts, each at its number, for a call without a deadline."""
     _jitter: Callable[[float, float, float, float, float], float]
     _throttled: float
@@ -111,12 +111,12 @@ class Policy(Value):
         self._set(
             _jitter=JITTERS[jitter] if isinstance(jitter, str) else partial(custom, jitter),
             _throttled=max(self.initial_delay, min(self.throttled_delay, self.max_delay)),
-            table=(),
+            delay_table=(),
         )
         first = range(min(self.max_attempts + 1, _TABLE))
-        self._set(commands=tuple(Attempt(number, self.attempt_timeout) for number in first))
+        self._set(attempt_commands=tuple(Attempt(number, self.attempt_timeout) for number in first))
         if isinstance(backoff, str) and jitter in _MEMORYLESS:
-            self._set(table=tuple(map(self._row, range(min(self.max_attempts, _TABLE)))))
+            self._set(delay_table=tuple(map(self._row, range(min(self.max_attempts, _TABLE)))))
 
     def ceiling(self, k: int, throttled: bool = False) -> float:  # noqa: FBT001, FBT002
         """Return the bound of the delay before retry k, before jitter."""

@@ -15,7 +15,7 @@ class SlidingWindow:
     That is spelled out where it is used, because it runs on every call.
     """
 
-    __slots__ = ("_buckets", "_slot", "_width", "current", "ends", "past")
+    __slots__ = ("_buckets", "_slot", "_width", "bucket_end", "current", "past")
 
     def __init__(self, span: float, columns: int) -> None:
         self._width = max(span / _BUCKETS, _LEAST_WIDTH)
@@ -25,14 +25,14 @@ class SlidingWindow:
         self._slot: int | None = None
         self.current: list[int] = self._buckets[0]
         """The counts of the present tenth."""
-        self.ends: float = -inf
+        self.bucket_end: float = -inf
         """When the present tenth is over."""
 
     def total(self, column: int) -> int:
         """Return the count over the span."""
         return self.past[column] + self.current[column]
 
-    def roll(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """Go on to the tenth that `now` lies in and forget what is older than the span."""
         slot = int(now // self._width)
         passed = _BUCKETS if self._slot is None else slot - self._slot
@@ -48,9 +48,9 @@ class SlidingWindow:
                 bucket[column] = 0
         self._slot = slot
         self.current = self._buckets[slot % _BUCKETS]
-        self.ends = (slot + 1) * self._width
+        self.bucket_end = (slot + 1) * self._width
 
-    def take_back(self, column: int) -> None:
+    def undo(self, column: int) -> None:
         """Undo one count, the oldest: no bucket may fall below zero, or it would count later."""
         if self._slot is not None:
             for age in range(_BUCKETS - 1, -1, -1):

@@ -32,7 +32,7 @@ class Reason(StrEnum):
     DEADLINE = "deadline"
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The reason as part of a sentence."""
         return _WORDS[self]
 
@@ -93,7 +93,7 @@ class Attempt(Value):
         self._set(number=number, timeout=timeout, delay=delay)
 
 
-class Delayed(NamedTuple):
+class DelayedPermit(NamedTuple):
     """A permit whose attempt starts only after `delay` seconds."""
 
     permit: int
@@ -106,7 +106,7 @@ class Progress(NamedTuple):
     attempts: int = 0
     started: float = 0.0
     previous_delay: float | None = None
-    restarted: int = 0
+    backoff_offset: int = 0
     """The attempt from which backoff counts anew, after a server named an exact delay."""
 
 
@@ -133,11 +133,12 @@ class CallRecord(NamedTuple):
     retry_after: float | None
     steps: tuple[Step, ...]
 
-    def sentence(self) -> str:
+    def summary(self) -> str:
         """Say it in words: how many attempts were made and why they ended."""
         plural = "" if self.attempts == 1 else "s"
         waits = f" and {format_duration(self.waited)} of waiting" if self.waited else ""
         after = (
             "" if self.retry_after is None else f"; retry after {format_duration(self.retry_after)}"
         )
-        return f"gave up after {self.attempts} attempt{plural}{waits}: {self.reason.words}{after}"
+        why = f"{self.reason.description}{after}"
+        return f"gave up after {self.attempts} attempt{plural}{waits}: {why}"

@@ -177,7 +177,7 @@ def _plain(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Corouti
                 return await fn(*args, **kwargs)
             except Exception as error:
                 run = Run(spec, None, None, serial)
-                run.took_over(*first)
+                run.adopt_first_failure(*first)
                 if not run.survives(error):
                     raise
         else:
@@ -223,7 +223,7 @@ def _guarded(
         else:
             if succeeded:
                 now = clock()
-                if breaker is None or breaker.calm:
+                if breaker is None or breaker.is_fault_free:
                     successes.append((permit, started, now))
                     if len(successes) > MOST_UNCOUNTED:
                         downstream.settle()

@@ -89,7 +89,7 @@ class Run(Call):
     def adopted(cls, spec: Spec, started: float, serial: int, permit: int) -> Self:
         """Go on after a first attempt that was made without a run."""
         run = cls(spec, started, None, serial)
-        run.adopt(permit)
+        run.adopt_first_attempt(permit)
         return run
 
     def begin(self) -> Attempt:
@@ -126,7 +126,7 @@ class Run(Call):
             outcome = classify(error, self._serial)
         now = system.now() if self._clocked else 0.0
         u = (spec.draw or system.draw)()
-        verdict = self.failed(outcome, now, u, type(error).__name__)
+        verdict = self.record_failure(outcome, now, u, type(error).__name__)
         log_enabled = bus.log_enabled
         if bus.listeners or log_enabled(WARNING):
             if not self._watched and not bus.listeners:  # it began before there was trouble
@@ -154,14 +154,14 @@ class Run(Call):
         if until is not None and not until(result):
             return self._refuses(result, TRANSIENT, "no result that `until` accepts")
         if self.downstream is not None:
-            self.succeeded(system.now(), (self.spec.draw or system.draw)())
+            self.record_success(system.now(), (self.spec.draw or system.draw)())
         if bus.listeners or self._watched:
             _emit().tell_succeeded(self.spec.operation, self)
         return True
 
     def _answered(self, outcome: Outcome) -> None:
         """End with an answer that is no success, and that no attempt would change: a 404."""
-        verdict = self.failed(outcome, system.now(), (self.spec.draw or system.draw)())
+        verdict = self.record_failure(outcome, system.now(), (self.spec.draw or system.draw)())
         if isinstance(verdict, Stop) and (bus.listeners or self._watched):
             _emit().tell_failed(self.spec.operation, self, outcome, verdict, None)
             _emit().tell_gave_up(self.spec.operation, self, verdict, None)
@@ -183,7 +183,7 @@ class Run(Call):
     def drop(self) -> None:
         """Give back what the call still holds; drivers do so whenever they are left early."""
         if self.downstream is not None:
-            self.cancelled(system.now())
+            self.cancel_attempt(system.now())
 
     def timed_out(self, timeout: float) -> Exception:
         """Return the error for an attempt that was cut off after so many seconds."""
@@ -204,7 +204,7 @@ class Run(Call):
         except BaseException:
             self._error = None
             if hold is None and self.downstream is not None:
-                self.abandoned(system.now())
+                self.refund_retry(system.now())
             raise
         if began is not None and hold is None:
             self._awake(began)
@@ -219,7 +219,7 @@ class Run(Call):
         except BaseException:
             self._error = None
             if hold is None and self.downstream is not None:
-                self.abandoned(system.now())
+                self.refund_retry(system.now())
             raise
         if began is not None and hold is None:
             self._awake(began)
@@ -263,7 +263,7 @@ class BlockRun(Run):
 
         It may run while the lock is held, by this very thread: it may not wait for it.
         """
-        shared, permit = self.spec.downstream, self.surrender()
+        shared, permit = self.spec.downstream, self.take_permit()
         if shared is not None and permit is not None:
             shared.dropped.append(permit)
 
@@ -318,7 +318,7 @@ def rejection(stop: Stop, operation: str, downstream: str | None, last: str = ""
     """Return a new error for a call that was not let through, after a `last` answer or none."""
     after = "" if stop.retry_after is None else f"; retry after {format_duration(stop.retry_after)}"
     answered = f"; the last answer was {last}" if last else ""
-    msg = f"{downstream or operation}: {stop.reason.words}{after}{answered}"
+    msg = f"{downstream or operation}: {stop.reason.description}{after}{answered}"
     kind = _REJECTIONS.get(stop.reason, Rejected)
     return kind(msg, downstream=downstream, retry_after=stop.retry_after)
 

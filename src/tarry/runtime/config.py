@@ -122,7 +122,7 @@ class Spec:
             or self.deadline is not None
             or self.policy.attempt_timeout is not None
             or self.policy.total_budget is not None
-            or (self.downstream is not None and self.downstream.limited)
+            or (self.downstream is not None and self.downstream.has_limiters)
         )
 
     def named(self, operation: str) -> Spec:

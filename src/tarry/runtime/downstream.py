@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tarry.core.budget import Budget
     from tarry.core.limiter import Limiter
     from tarry.core.outcome import Outcome
-    from tarry.core.verdict import Delayed, Stop
+    from tarry.core.verdict import DelayedPermit, Stop
 
 _MOST_DROPPED = 10_000
 MOST_UNCOUNTED = 32
@@ -119,14 +119,14 @@ class Downstream(core.Downstream):
 
     # What follows is the core's, with the lock. Drivers call it; users have no need to.
 
-    def admit(self, now: float) -> int | Delayed | Stop:
+    def admit(self, now: float) -> int | DelayedPermit | Stop:
         """Let an attempt through with a permit, perhaps later, or say why not."""
         with self._lock:
             self._settle()
             while self.dropped:
-                super().cancelled(self.dropped.popleft(), 0.0, now)
+                super().release(self.dropped.popleft(), 0.0, now)
             answer = super().admit(now)
-        if self.moves:
+        if self.transitions:
             self._tell()
         return answer
 
@@ -134,14 +134,14 @@ class Downstream(core.Downstream):
         """Count the successes of first attempts."""
         with self._lock:
             self._settle()
-        if self.moves:
+        if self.transitions:
             self._tell()
 
     def _settle(self) -> None:
         successes = self.successes
         while successes:
             permit, started, now = successes.popleft()
-            if not self.passed(permit, now - started, now):
+            if not self.try_record_success(permit, now - started, now):
                 super().record(permit, SUCCESS, now - started, now, system.draw())
 
     def record(
@@ -157,19 +157,19 @@ class Downstream(core.Downstream):
         with self._lock:
             self._settle()
             super().record(permit, outcome, duration, now, u, paid)
-        if self.moves:
+        if self.transitions:
             self._tell()
 
-    def cancelled(self, permit: int, duration: float, now: float) -> None:
+    def release(self, permit: int, duration: float, now: float) -> None:
         """Take back a permit whose attempt came to no result."""
         with self._lock:
-            super().cancelled(permit, duration, now)
+            super().release(permit, duration, now)
 
-    def refusal(self, outcome: Outcome, now: float) -> Stop | None:
+    def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
         """Say why a retry after `outcome` may not go, and change nothing."""
         with self._lock:
             self._settle()
-            return super().refusal(outcome, now)
+            return super().check_retry(outcome, now)
 
     def withdraw(self, outcome: Outcome, now: float) -> float | None:
         """Pay for a retry; None when it cannot be paid any more."""
@@ -182,11 +182,11 @@ class Downstream(core.Downstream):
         with self._lock:
             super().deposit(paid, now)
 
-    def standing(self, now: float) -> tuple[str | None, float | None]:
+    def status(self, now: float) -> tuple[str | None, float | None]:
         """Return the breaker's state and the budget's balance."""
         with self._lock:
             self._settle()
-            return super().standing(now)
+            return super().status(now)
 
     def expected_duration(self) -> float:
         """Return the median of the last calls."""
@@ -200,15 +200,15 @@ class Downstream(core.Downstream):
             self._settle()
             return super().hedge_delay(quantile, min_samples)
 
-    def earn_hedge(self, share: float) -> None:
+    def add_hedge_credit(self, share: float) -> None:
         """Add one call's part to the credit that hedges are paid from."""
         with self._lock:
-            super().earn_hedge(share)
+            super().add_hedge_credit(share)
 
-    def pay_hedge(self, amount: float = 1.0) -> bool:
+    def take_hedge_credit(self, amount: float = 1.0) -> bool:
         """Take one hedge from the credit, or give it back with -1."""
         with self._lock:
-            return super().pay_hedge(amount)
+            return super().take_hedge_credit(amount)
 
     def renew_lock(self) -> None:
         """Take a lock that nobody holds."""
@@ -218,7 +218,7 @@ class Downstream(core.Downstream):
         """Tell the listeners what the breaker did. Not under the lock: listeners are user code."""
         while True:
             try:
-                move = self.moves.popleft()
+                move = self.transitions.popleft()
             except IndexError:  # told, perhaps by another thread
                 return
             if bus.watched():

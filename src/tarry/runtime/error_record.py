@@ -106,7 +106,7 @@ def note(error: BaseException, record: CallRecord) -> None:
     before: list[str] = getattr(error, "__notes__", [])
     # An object that is raised again and again does not collect notes.
     notes = [other for other in before if not other.startswith(opening)]
-    object.__setattr__(error, "__notes__", [*notes, opening + record.sentence()])
+    object.__setattr__(error, "__notes__", [*notes, opening + record.summary()])
 
 
 def marked_since(error: BaseException, serial: int) -> bool:

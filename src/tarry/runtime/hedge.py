@@ -285,7 +285,7 @@ class HedgedRun:
 
     def left(self) -> float | None:
         """Return the seconds until something is due, or None."""
-        moments = [m for m in (self._call.hedge_at, self._deadline) if m is not None]
+        moments = [m for m in (self._call.next_hedge_at, self._deadline) if m is not None]
         return max(0.0, min(moments) - system.now()) if moments else None
 
     def late(self) -> Attempt | None:
@@ -293,7 +293,7 @@ class HedgedRun:
         now = system.now()
         if self._deadline is not None and now >= self._deadline:
             raise self._too_late()
-        if self._call.hedge_at is None or now < self._call.hedge_at:
+        if self._call.next_hedge_at is None or now < self._call.next_hedge_at:
             return None
         command = self._call.hedge(now)
         if isinstance(command, Stop):  # a server had named a later time, and now it may not go
@@ -315,14 +315,14 @@ class HedgedRun:
         outcome = self._outcome or SUCCESS
         good = outcome.kind is Kind.SUCCESS
         if good:
-            self._call.succeeded(number, system.now(), system.draw())
+            self._call.record_success(number, system.now(), system.draw())
         else:
-            self._call.cancelled(system.now())  # an answer like any other, and no sign of health
+            self._call.cancel(system.now())  # an answer like any other, and no sign of health
         if bus.listeners or (number > 1 and bus.watched()):
             if number > 1:
                 bus.emit(HedgeWon(self._operation, self._downstream.name, number))
             if good:
-                bus.emit(Succeeded(self._operation, self._downstream.name, self._call.launched))
+                bus.emit(Succeeded(self._operation, self._downstream.name, self._call.attempts))
             else:
                 self._tell_gave_up(Stop(Reason.PERMANENT), None, outcome.detail)
 
@@ -333,7 +333,7 @@ class HedgedRun:
             classify = self._classify
             outcome = classify(error, self._serial)
         self._detail = outcome.detail
-        command = self._call.failed(number, outcome, system.now(), system.draw())
+        command = self._call.record_failure(number, outcome, system.now(), system.draw())
         if isinstance(command, Stop):
             self._give_up(command, error)
         else:
@@ -343,7 +343,7 @@ class HedgedRun:
 
     def unsent(self, number: int) -> None:
         """There was no thread for a copy: go on without it, or raise the error of the last."""
-        if not self._call.unsent(number, system.now()):
+        if not self._call.record_unsent(number, system.now()):
             self._stop(Stop(Reason.LIMIT))
 
     def forget(self) -> None:
@@ -352,7 +352,7 @@ class HedgedRun:
 
     def drop(self) -> None:
         """Forget the copies that still run."""
-        self._call.cancelled(system.now())
+        self._call.cancel(system.now())
 
     def _stop(self, stop: Stop) -> Never:
         """End the call, in which no copy runs, with the error of the one that failed last."""
@@ -375,7 +375,7 @@ class HedgedRun:
         return error
 
     def _give_up(self, stop: Stop, error: Exception) -> None:
-        name, copies_sent = self._downstream.name, self._call.launched
+        name, copies_sent = self._downstream.name, self._call.attempts
         record = CallRecord(
             self._operation, name, copies_sent, 0.0, stop.reason, stop.retry_after, ()
         )
@@ -391,7 +391,7 @@ class HedgedRun:
             GaveUp(
                 self._operation,
                 self._downstream.name,
-                self._call.launched,
+                self._call.attempts,
                 stop.reason,
                 0.0,
                 stop.retry_after,

@@ -129,7 +129,7 @@ class Caller:
         if number == self._running:
             self._running = 0
             call = self._call
-            call.succeeded(now, self._line.draw())
+            call.record_success(now, self._line.draw())
             self._ended(call.started, now, None, call.attempts)
 
     def _times_out(self, now: float, number: int) -> None:
@@ -145,7 +145,7 @@ class Caller:
             line.meter.failure(now)
         if outcome.detail in line.permanent:
             outcome = outcome.replace(kind=Kind.PERMANENT)
-        verdict = self._call.failed(outcome, now, line.draw())
+        verdict = self._call.record_failure(outcome, now, line.draw())
         if isinstance(verdict, Wait):
             line.at(now + verdict.delay, self.start)
         else:
@@ -191,8 +191,8 @@ class HedgedCaller:
         line = self._line
         if isinstance(step, Stop):
             self._running.clear()
-            self._call.hedge_at = None
-            self._ended(self._begun, now, step, self._call.launched)
+            self._call.next_hedge_at = None
+            self._ended(self._begun, now, step, self._call.attempts)
             return
         if step is not None:
             self._running[step.number] = 0
@@ -200,8 +200,8 @@ class HedgedCaller:
                 line.at(now + step.delay, self._sends, step.number)
             else:
                 self._sends(now, step.number)
-        if self._call.hedge_at is not None:
-            line.at(self._call.hedge_at, self._hedges)
+        if self._call.next_hedge_at is not None:
+            line.at(self._call.next_hedge_at, self._hedges)
 
     def _sends(self, now: float, number: int) -> None:
         line = self._line
@@ -216,7 +216,7 @@ class HedgedCaller:
             self._answered(answer[0], number, answer[1])
 
     def _hedges(self, now: float, _: object) -> None:
-        if self._call.hedge_at == now:
+        if self._call.next_hedge_at == now:
             self._obey(now, self._call.hedge(now))
 
     def _ends(self, now: float, about: tuple[int, int, Outcome]) -> None:
@@ -226,10 +226,10 @@ class HedgedCaller:
         del self._running[number]
         if outcome is SUCCESS:
             self._running.clear()
-            self._call.succeeded(number, now, self._line.draw())
-            self._call.hedge_at = None
-            self._ended(self._begun, now, None, self._call.launched)
+            self._call.record_success(number, now, self._line.draw())
+            self._call.next_hedge_at = None
+            self._ended(self._begun, now, None, self._call.attempts)
             return
         if self._line.meter is not None:
             self._line.meter.failure(now)
-        self._obey(now, self._call.failed(number, outcome, now, self._line.draw()))
+        self._obey(now, self._call.record_failure(number, outcome, now, self._line.draw()))

@@ -61,7 +61,7 @@ def _message(event: Event) -> str:
             after = event.retry_after
             return (
                 f"{event.operation}: gave up after {event.attempts} attempt{plural}: "
-                f"{event.reason.words}"
+                f"{event.reason.description}"
                 + ("" if after is None else f"; retry after {format_duration(after)}")
                 + f" ({_failure(event)})"
             )

@@ -200,6 +200,6 @@ def _because(old: Summary, new: Summary) -> str:
     name = max(more, key=more.__getitem__, default=None)
     if name is None or more[name] <= 0:
         return ""
-    words = "no attempts are left" if name == Reason.ATTEMPTS else Reason(name).words
+    words = "no attempts are left" if name == Reason.ATTEMPTS else Reason(name).description
     counts = f"{old.reasons.get(name, 0):,} → {new.reasons[name]:,}"
     return f", because more calls end where {words}: {counts}"

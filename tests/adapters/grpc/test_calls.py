@@ -265,7 +265,7 @@ def test_a_limit_delays_an_attempt(service: Service, way: Way) -> None:
         def acquire(self, now: float) -> float:
             return 1.0
 
-        def recovered(self, now: float) -> None:
+        def on_recovery(self, now: float) -> None:
             pass
 
         def release(self, outcome: tarry.Outcome | None, duration: float, now: float) -> None:

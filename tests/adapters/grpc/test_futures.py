@@ -300,7 +300,7 @@ def test_a_future_whose_limiter_raises(service: Service) -> None:
         def acquire(self, now: float) -> float:
             return 0.0
 
-        def recovered(self, now: float) -> None:
+        def on_recovery(self, now: float) -> None:
             pass
 
         def release(self, outcome: tarry.Outcome | None, duration: float, now: float) -> None:

@@ -19,7 +19,7 @@ def retries_without_success(budget: Budget) -> int:
     price = budget.cost(TRANSIENT)
     while budget.withdraw(price, 0.0):
         counted += 1
-        budget.settle(TRANSIENT, price, 0.0)
+        budget.record(TRANSIENT, price, 0.0)
     return counted
 
 

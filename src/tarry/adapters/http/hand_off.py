@@ -250,7 +250,7 @@ def _hand_off_deadline() -> Generator[None]:
 
 def _handed_off_error(task: Any, record: CallRecord) -> HandedOff:
     task_id = getattr(task, "task_id", task)
-    msg = f"{record.operation}: handed off as task {task_id}, for {record.reason.words}"
+    msg = f"{record.operation}: handed off as task {task_id}, for {record.reason.description}"
     error = HandedOff(msg, task)
     # Final: an outer retry would otherwise create a second task.
     mark(error, record, final=True, block=True)

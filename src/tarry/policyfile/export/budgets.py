@@ -76,5 +76,5 @@ def prices(preset: str) -> tuple[float, float]:
     price = bucket.cost(TRANSIENT)
     bucket.withdraw(price, 0.0)
     before = bucket.balance(0.0)
-    bucket.settle(SUCCESS, 0.0, 0.0)
+    bucket.record(SUCCESS, 0.0, 0.0)
     return price, bucket.balance(0.0) - before

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
     from tarry.service.model import AttemptRecord, Decision, LaneRecord, Task, TaskContent
 
-_REASON_TEXTS = {reason.value: reason.words for reason in Reason}
+_REASON_TEXTS = {reason.value: reason.description for reason in Reason}
 _DONE = frozenset({Status.SUCCEEDED, Status.CANCELLED})
 _SELF_EXPLANATORY = frozenset({"refused"})
 """Error classes whose error message adds nothing."""

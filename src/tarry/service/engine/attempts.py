@@ -50,7 +50,7 @@ def call_of(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:
     call = DurableCall(policy, downstream, task.started_at / 1000)
     call.attempts = task.attempts - task.forgiven - task.lost
     call.previous_delay = task.previous_delay
-    call.restarted = task.restarted
+    call.backoff_offset = task.restarted
     return call
 
 

@@ -144,8 +144,8 @@ class Engine:
         if known is not None:
             known.paused = False
             self._context.lanes.parked.discard(lane)
-            known.downstream.recovered(self._context.clock.seconds())
-            known.downstream.moves.clear()
+            known.downstream.on_recovery(self._context.clock.seconds())
+            known.downstream.transitions.clear()
         self.scheduler.wake()
         self._tell("resumed", lane)
 
@@ -162,7 +162,7 @@ class Engine:
         if known is None:
             return None
         downstream = known.downstream
-        breaker, balance = downstream.standing(self._context.clock.seconds())
+        breaker, balance = downstream.status(self._context.clock.seconds())
         p50, p95 = downstream.latency.quantile(0.5), downstream.latency.quantile(0.95)
         return {
             "breaker": breaker,

@@ -30,7 +30,7 @@ class LaneParking:
 
     def look_at(self, lane: LaneState) -> None:
         """Tell the store what the breaker of a lane has done."""
-        moves = lane.downstream.moves
+        moves = lane.downstream.transitions
         if not moves:
             return
         last = moves[-1].after
@@ -55,7 +55,7 @@ class LaneParking:
         store = context.store
         if state is BreakerState.OPEN:
             until = ceil((now + (breaker.retry_after(now) or 0.0)) * 1000)
-            probes, opened = breaker.probes, breaker.opened
+            probes, opened = breaker.probes, breaker.consecutive_opens
             await retry_until_stored(
                 lambda: store.park(lane.name, until, probes=probes, opened=opened), context.health
             )

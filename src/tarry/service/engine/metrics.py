@@ -204,7 +204,7 @@ class Metrics:
             "retry_budget_balance", "Retries that a lane's budget still pays for.", labels=["lane"]
         )
         for lane in self._lanes.first(_MOST_LABELS, tenant):
-            state, balance = lane.downstream.standing(now)
+            state, balance = lane.downstream.status(now)
             for known in _STATES:
                 states.add_metric([lane.name, known], known == state)
             if balance is not None:

@@ -119,7 +119,7 @@ class Scheduler:
                 breaker.half_open(opened)
         elif was_parked:  # somebody else has opened the lane: another worker, or a person
             self._context.lanes.parked.discard(name)
-            lane.downstream.recovered(self._context.clock.seconds())
+            lane.downstream.on_recovery(self._context.clock.seconds())
 
 
 def _has_more(claimed: ClaimResult) -> bool:

@@ -136,7 +136,7 @@ class Worker:
             return True
         call = attempts.call_of(task, chosen.policy, lane.downstream)
         last = attempts.last_outcome(task) if task.attempts else TRANSIENT
-        answer = call.begin(exact / 1000, last)
+        answer = call.start_or_defer(exact / 1000, last)
         if isinstance(answer, Go):
             held.started = True
             lane.running += 1
@@ -248,7 +248,7 @@ class Worker:
         context, task, lane = self._context, held.task, held.lane
         self._jobs.discard(sending)
         if sending.cancelled():
-            call.cancelled(context.clock.seconds())
+            call.cancel_attempt(context.clock.seconds())
             return
         error = sending.exception()
         delivered = sending.result() if error is None else _ours(task, error)
@@ -259,7 +259,7 @@ class Worker:
         self.running -= 1
         if outcome is None:
             context.health.failed("delivery", delivered.error)
-            call.cancelled(now)
+            call.cancel_attempt(now)
             self._go_on(lane, at)
             self._give_back(held, at + _OURS_AGAIN)
             return
@@ -267,18 +267,18 @@ class Worker:
             context.health.worked("delivery")
         attempt = attempts.attempt_of(task, delivered, outcome, started_at, context.lease.worker)
         if outcome is SUCCESS:
-            call.succeeded(now, u)
+            call.record_success(now, u)
             attempt.decision = Decision(action="done", policy_version=chosen.version)
             finish = attempts.succeeded(task, attempt)
         else:
-            verdict = call.failed(outcome, now, u)
-            attempt.decision = attempts.decision_of(verdict, outcome, chosen, call.standing)
+            verdict = call.record_failure(outcome, now, u)
+            attempt.decision = attempts.decision_of(verdict, outcome, chosen, call.last_status)
             if isinstance(verdict, Wait):
                 lease = None if self._stopping or lane.paused else context.lease
                 finish = attempts.waiting(task, attempt, verdict, outcome, at, lease)
             else:
                 finish = attempts.exhausted(task, attempt, str(verdict.reason))
-        if lane.downstream.moves:
+        if lane.downstream.transitions:
             self._parking.look_at(lane)
         self.ends.post(finish, held, delivered)
         self._go_on(lane, at)

@@ -109,9 +109,9 @@ class _Writer:
         if version == row.version:
             row.version += 1
             row.last = max(row.last, known)
-            self._call.succeeded(known, 0.0)
+            self._call.record_success(known, 0.0)
             return
-        verdict = self._call.failed(TRANSIENT, known, row.draw())
+        verdict = self._call.record_failure(TRANSIENT, known, row.draw())
         if isinstance(verdict, Wait):
             self.start(known + verdict.delay)
 
