@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.service.api.response import ApiResponse
-from tests.service.http.connections import GET, KEEP_ALIVE, Rig
+from tests.service.http.harness import GET, KEEP_ALIVE_S, ConnectionHarness
 
 HEAD = b"POST /hot HTTP/1.1\r\nHost: h\r\nX-A: 1\r\n"
 POST = HEAD + b"Content-Length: 5\r\n\r\nhello"
@@ -27,7 +27,7 @@ class Hot:
         """Of those that came uvicorn's way."""
         self.task: asyncio.Task[Any] | None = None
         """What the short way needs."""
-        self.rig = Rig(self._app, {b"/hot": self._serve})
+        self.rig = ConnectionHarness(self._app, {b"/hot": self._serve})
         self.rig.state.default_headers = DATE
 
     def read(self, data: bytes) -> None:
@@ -239,10 +239,10 @@ def test_a_connection_is_idle_after_its_answer() -> None:
         hot = Hot()
         for _ in range(2):
             hot.read(POST)
-            hot.rig.loop.sleep(2 * KEEP_ALIVE)
+            hot.rig.loop.sleep(2 * KEEP_ALIVE_S)
             assert (False, 0) == (hot.rig.wire.is_closed, hot.rig.loop.pending)
             hot.answer()
-        hot.rig.loop.sleep(KEEP_ALIVE)
+        hot.rig.loop.sleep(KEEP_ALIVE_S)
         assert hot.rig.wire.is_closed
 
     asyncio.run(run())

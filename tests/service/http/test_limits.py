@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from tarry.service.http.limits import _UNREAD_RESPONSE_GRACE_S
-from tests.service.http.connections import GET, KEEP_ALIVE, Rig
+from tests.service.http.harness import GET, KEEP_ALIVE_S, ConnectionHarness
 
 HEADERS = [(b"content-type", b"text/plain"), (b"content-length", b"2")]
 
@@ -26,7 +26,7 @@ def test_requests_in_one_piece_are_answered_in_order() -> None:
         await send({"type": "http.response.body", "body": scope["path"].encode()})
 
     async def run() -> None:
-        rig = Rig(app)
+        rig = ConnectionHarness(app)
         paths = [b"/1", b"/2", b"/3"]
         answers = await rig.ask(b"".join(GET.replace(b"/x", path) for path in paths))
         assert paths == [part[:2] for part in answers.split(b"\r\n\r\n")[1:]]
@@ -39,10 +39,10 @@ def test_an_idle_connection_is_closed() -> None:
     """The time counts from the last answer, and one timer serves all requests."""
 
     async def run() -> None:
-        rig = Rig(answer)
+        rig = ConnectionHarness(answer)
         for _ in range(3):
             await rig.ask()
-            rig.loop.sleep(KEEP_ALIVE - 1)
+            rig.loop.sleep(KEEP_ALIVE_S - 1)
             assert 1 == rig.loop.pending
         assert not rig.wire.is_closed
         rig.loop.sleep(1)
@@ -63,15 +63,15 @@ def test_a_connection_that_is_served_is_not_idle() -> None:
                 await go_on.wait()
             await answer(scope, receive, send)
 
-        rig = Rig(app)
+        rig = ConnectionHarness(app)
         await rig.ask()
         rig.connection.data_received(GET.replace(b"/x", b"/slow"))
-        rig.loop.sleep(2 * KEEP_ALIVE)
+        rig.loop.sleep(2 * KEEP_ALIVE_S)
         assert (False, 0) == (rig.wire.is_closed, rig.loop.pending)
         go_on.set()
         await rig.served()
         assert 1 == rig.loop.pending
-        rig.loop.sleep(KEEP_ALIVE)
+        rig.loop.sleep(KEEP_ALIVE_S)
         assert rig.wire.is_closed
 
     asyncio.run(run())
@@ -86,7 +86,7 @@ def test_a_head_comes_to_the_application_as_it_is() -> None:
         await answer(scope, receive, send)
 
     async def run() -> None:
-        rig = Rig(app)
+        rig = ConnectionHarness(app)
         await rig.ask()
         await rig.ask(b"PUT /%2Fy?z=1 HTTP/1.0\r\nX-A: 1\r\nx-a: 2\r\n\r\n")
 
@@ -109,7 +109,7 @@ def test_who_is_served_learns_that_the_client_has_gone() -> None:
         await answer(scope, receive, send)
 
     async def run() -> None:
-        rig = Rig(app)
+        rig = ConnectionHarness(app)
         rig.connection.data_received(GET + GET.replace(b"/x", b"/y") * 2)
         rig.connection.connection_lost(None)
         async with asyncio.timeout(30):
@@ -123,7 +123,7 @@ def test_at_the_end_nobody_is_waited_for_who_does_not_read() -> None:
     """An answer that is still being read has a moment; then the connection is cut off."""
 
     async def run() -> None:
-        rig = Rig(answer)
+        rig = ConnectionHarness(answer)
         await rig.ask()
         rig.wire.unread = 9
         rig.connection.shutdown()
@@ -146,7 +146,7 @@ def test_at_the_end_an_answer_that_is_on_its_way_has_its_moment() -> None:
             await go_on.wait()
             await answer(scope, receive, send)
 
-        rig = Rig(app)
+        rig = ConnectionHarness(app)
         rig.connection.data_received(GET)
         rig.connection.shutdown()
         rig.loop.sleep(3 * _UNREAD_RESPONSE_GRACE_S)

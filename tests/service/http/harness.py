@@ -14,11 +14,11 @@ from tarry.service.http.limits import LimitedHttpProtocol
 
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 GET = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
-KEEP_ALIVE = 75
-PATIENCE = 10.0
+KEEP_ALIVE_S = 75
+REQUEST_TIMEOUT_S = 10.0
 
 
-class Wire:
+class FakeTransport:
     """A transport: what is written, and whether it was closed or cut off."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Wire:
         """Nothing is read anyway."""
 
 
-class Timer:
+class FakeTimer:
     """A call that is due at a time."""
 
     def __init__(self, at: float, call: Callable[[], None]) -> None:
@@ -68,21 +68,21 @@ class Timer:
         self.is_cancelled = True
 
 
-class Loop:
+class FakeLoop:
     """The running loop with timers of its own."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.timers: list[Timer] = []
+        self.timers: list[FakeTimer] = []
         self.create_task = asyncio.get_running_loop().create_task
 
     def time(self) -> float:
         """Return the test's time."""
         return self.now
 
-    def call_later(self, seconds: float, call: Callable[[], None]) -> Timer:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> FakeTimer:
         """Remember a call."""
-        self.timers.append(Timer(self.now + seconds, call))
+        self.timers.append(FakeTimer(self.now + seconds, call))
         return self.timers[-1]
 
     def sleep(self, seconds: float) -> None:
@@ -100,7 +100,7 @@ class Loop:
         return sum(not timer.is_cancelled for timer in self.timers)
 
 
-class Rig:
+class ConnectionHarness:
     """A connection that serves an application."""
 
     def __init__(self, app: App, whole: dict[bytes, CompleteRequestHandler] | None = None) -> None:
@@ -109,17 +109,17 @@ class Rig:
             access_log=False,
             interface="asgi3",
             log_config=None,
-            timeout_keep_alive=KEEP_ALIVE,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         config.load()
-        self.wire, self.loop, self.state = Wire(), Loop(), ServerState()
+        self.wire, self.loop, self.state = FakeTransport(), FakeLoop(), ServerState()
         self.connection = LimitedHttpProtocol(
             config=config,
             server_state=self.state,
             app_state={},
             _loop=self.loop,
-            header_timeout_s=PATIENCE,
-            body_timeout_s=PATIENCE,
+            header_timeout_s=REQUEST_TIMEOUT_S,
+            body_timeout_s=REQUEST_TIMEOUT_S,
             fast_routes=whole or {},
         )
         self.connection.connection_made(cast("Any", self.wire))
