@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 import tarry
-from tarry.adapters.asgi import OneLayerMiddleware
+from tarry.adapters.asgi import OneRetryLayerMiddleware
 from tarry.adapters.httpx import AsyncRetryTransport
 
 CALLS = 100
@@ -42,7 +42,7 @@ def serve(port: int, below: str, rule: str) -> None:
         return PlainTextResponse(answer.text, answer.status_code)
 
     app = Starlette(routes=[Route("/", handle)])
-    guarded = OneLayerMiddleware(app) if rule == "one layer" else app
+    guarded = OneRetryLayerMiddleware(app) if rule == "one layer" else app
     uvicorn.run(guarded, port=port, log_level="critical")
 
 

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 import tarry
-from tarry.adapters.asgi import OneLayerMiddleware
+from tarry.adapters.asgi import OneRetryLayerMiddleware
 from tarry.adapters.httpx import AsyncRetryTransport
 from tarry.adapters.requests import RetryAdapter
 from tarry.runtime import deadlines
@@ -34,7 +34,7 @@ def handled(app: Any, *headers: tuple[bytes, bytes]) -> tuple[list[Message], Exc
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": list(headers)}
     try:
-        asyncio.run(OneLayerMiddleware(app)(scope, receive, send))
+        asyncio.run(OneRetryLayerMiddleware(app)(scope, receive, send))
     except Exception as error:
         return sent, error
     return sent, None
@@ -155,7 +155,7 @@ def test_a_wait_that_was_too_long_is_passed_on() -> None:
 def test_an_application_is_wanted() -> None:
     """What is no application is refused before the first request."""
     with pytest.raises(tarry.ConfigurationTypeError, match="app must be an ASGI application"):
-        OneLayerMiddleware("app")  # type: ignore[arg-type]
+        OneRetryLayerMiddleware("app")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -261,7 +261,7 @@ def test_the_deadline_is_left_with_the_request(fails: bool) -> None:
     async def main() -> None:
         scope = {"type": "http", "headers": [DEADLINE]}
         with suppress(ValueError):
-            await OneLayerMiddleware(app)(scope, None, None)  # type: ignore[arg-type]
+            await OneRetryLayerMiddleware(app)(scope, None, None)  # type: ignore[arg-type]
         scopes.append(deadlines.scope.get())
 
     asyncio.run(main())
@@ -327,6 +327,6 @@ def test_other_connections_pass_through() -> None:
         seen.append((scope, receive, send))
 
     scope, receive, send = {"type": "lifespan"}, object(), object()
-    asyncio.run(OneLayerMiddleware(app)(scope, receive, send))  # type: ignore[arg-type]
+    asyncio.run(OneRetryLayerMiddleware(app)(scope, receive, send))  # type: ignore[arg-type]
 
     assert [(scope, receive, send)] == seen

@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import tarry
-from tarry.adapters.asgi import OneLayerMiddleware
+from tarry.adapters.asgi import OneRetryLayerMiddleware
 from tests.frameworks.shop import Shop, client_of, served
 from tests.frameworks.ways import ONE_OF_EACH, Way
 
@@ -27,7 +27,7 @@ def test_a_call_given_up_on_is_told(way: Way, path: str) -> None:
     shop = Shop()
 
     async def main() -> None:
-        async with client_of(way.build(shop, OneLayerMiddleware)) as client:
+        async with client_of(way.build(shop, OneRetryLayerMiddleware)) as client:
             answer = await client.post(path, headers={"X-Deadline-Ms": "60000"})
 
         assert 500 <= answer.status_code
@@ -43,7 +43,7 @@ def test_other_answers_are_left_alone(way: Way) -> None:
     shop = Shop()
 
     async def main() -> None:
-        async with client_of(way.build(shop, OneLayerMiddleware)) as client:
+        async with client_of(way.build(shop, OneRetryLayerMiddleware)) as client:
             answers = [await client.post(path) for path in ("/fail", "/refuse", "/stream")]
             paid = await client.post("/pay", json=ORDER)
 
@@ -60,7 +60,7 @@ def test_behind_a_real_server(way: Way) -> None:
     shop = Shop()
 
     async def main() -> None:
-        async with served(way.build(shop, OneLayerMiddleware)) as client:
+        async with served(way.build(shop, OneRetryLayerMiddleware)) as client:
             assert 201 == (await client.post("/pay", json=ORDER)).status_code
             assert "false" == (await client.post("/down")).headers["x-should-retry"]
 
@@ -83,7 +83,7 @@ def test_the_applications_own_errors_are_its_own() -> None:
 
     app = Starlette(
         routes=[Route("/", handle, methods=["POST"])],
-        middleware=[Middleware(OneLayerMiddleware)],
+        middleware=[Middleware(OneRetryLayerMiddleware)],
         exception_handlers={Exception: explain},
     )
 
@@ -114,7 +114,8 @@ def test_background_tasks_have_their_own_time(streams: bool) -> None:
         return PlainTextResponse("one", background=task)
 
     app = Starlette(
-        routes=[Route("/", handle, methods=["POST"])], middleware=[Middleware(OneLayerMiddleware)]
+        routes=[Route("/", handle, methods=["POST"])],
+        middleware=[Middleware(OneRetryLayerMiddleware)],
     )
 
     async def main() -> None:

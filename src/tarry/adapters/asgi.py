@@ -1,16 +1,19 @@
-"""The server's side of retrying at one layer, for any ASGI application.
+"""ASGI middleware that keeps retries at one layer: the server's side.
 
-    app = OneLayerMiddleware(app)
+    app = OneRetryLayerMiddleware(app)
 
-A request that says how long its client waits shares that deadline with every call its handler
-makes, until it is answered. And where a handler failed because a call below it was given up on,
-after its retries or behind an open breaker, the answer says `X-Should-Retry: false`: whoever
-called has no reason to try again what was tried already. Clients of tarry heed it. Of a call that
-was made once because it is not safe to repeat, nothing is said: nobody has retried it.
+Deadlines: if a request says how long its client waits, all calls that its handler makes share that
+deadline, until the response is sent.
 
-An error that leaves the application is answered for only if it comes from such a call. An answer
-does not say where it comes from: one of 500 or more is taken for the consequence of a call that
-was given up on before, unless the application says itself when to come back, or whether to.
+Retries: when a handler fails because a call of its own was given up, after retries or because of an
+open breaker, the response has `X-Should-Retry: false`. The client should not repeat what was
+retried here already; clients of tarry obey the header. A call that was made only once, because it
+is not safe to repeat, does not count: it was not retried. Two cases:
+
+- The handler raises an error. If the error comes from a call that was given up, the middleware
+  sends the response.
+- The handler sends a response of 500 or more. The response does not show its cause, so it is
+  attributed to the call that was given up, unless it has `Retry-After` or `X-Should-Retry`.
 """
 
 from __future__ import annotations
@@ -28,14 +31,14 @@ if TYPE_CHECKING:
     from tarry.core.verdict import CallRecord
     from tarry.wire.asgi import App, Message, Receive, Scope, Send
 
-_FIRST_FAILURE = 500
+_FIRST_SERVER_ERROR = 500
 _DEADLINE, _SHOULD_RETRY = http.DEADLINE.lower().encode(), http.SHOULD_RETRY.lower().encode()
 _RETRY_AFTER = b"retry-after"
-_BODIES = frozenset({"http.response.body", "http.response.pathsend"})
+_BODY_MESSAGES = frozenset({"http.response.body", "http.response.pathsend"})
 
 
-class OneLayerMiddleware:
-    """Carries deadlines in, and tells clients when not to retry."""
+class OneRetryLayerMiddleware:
+    """Passes client deadlines to handlers, and marks failures that were retried here already."""
 
     def __init__(self, app: App) -> None:
         if not callable(app):
@@ -47,18 +50,18 @@ class OneLayerMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        left = _deadline_of(scope)
-        key = None if left is None else deadlines.enter(system.now() + left)
+        remaining = _client_deadline(scope)
+        key = None if remaining is None else deadlines.enter(system.now() + remaining)
         given_up = error_record.Ends()
         token = error_record.ends.set(given_up)
-        answer = _Answer(send, given_up, key)
+        response = _MarkedResponse(send, given_up, key)
         try:
-            await self._app(scope, receive, answer.send)
+            await self._app(scope, receive, response.send)
         except Exception as error:
             record = given_up.behind(error)
-            if record is not None and not answer.begun:
-                await answer.fail(record)
-            raise  # it is still an error of this server's, to be logged
+            if record is not None and not response.has_started:
+                await response.send_failure(record)
+            raise  # the server still logs the error
         finally:
             given_up.close()
             error_record.ends.reset(token)
@@ -66,30 +69,31 @@ class OneLayerMiddleware:
                 deadlines.leave(key)
 
 
-class _Answer:
-    """What goes back to the client."""
+class _MarkedResponse:
+    """The ASGI `send` of one request; adds the header to failed responses."""
 
     def __init__(self, send: Send, given_up: error_record.Ends, key: deadlines.Key | None) -> None:
         self._send = send
         self._given_up = given_up
-        self._key = key
-        self.begun: bool = False
+        self._deadline_key = key
+        self.has_started: bool = False
 
     async def send(self, message: Message) -> None:
-        """Pass a message on; add the word to the head of a failure."""
-        kind = message["type"]
-        if kind == "http.response.start":
-            self.begun = True
+        """Send a message; add `X-Should-Retry: false` to the headers of a 5xx response."""
+        message_type = message["type"]
+        if message_type == "http.response.start":
+            self.has_started = True
             headers = list(message.get("headers", ()))
-            said = {name.lower() for name, _ in headers} & {_SHOULD_RETRY, _RETRY_AFTER}
-            if message["status"] >= _FIRST_FAILURE and self._given_up and not said:
+            has_advice = {name.lower() for name, _ in headers} & {_SHOULD_RETRY, _RETRY_AFTER}
+            if message["status"] >= _FIRST_SERVER_ERROR and self._given_up and not has_advice:
                 message = {**message, "headers": [*headers, (_SHOULD_RETRY, b"false")]}
         await self._send(message)
-        if self._key is not None and kind in _BODIES and not message.get("more_body", False):
-            deadlines.end(self._key)  # nobody waits any more for what the handler goes on with
+        is_last = message_type in _BODY_MESSAGES and not message.get("more_body", False)
+        if self._deadline_key is not None and is_last:
+            deadlines.end(self._deadline_key)  # background work of the handler has no client
 
-    async def fail(self, record: CallRecord) -> None:
-        """Answer for a handler that raised; tell when to come back, where that is known."""
+    async def send_failure(self, record: CallRecord) -> None:
+        """Send a 503 for a handler that raised, with `Retry-After` if the time is known."""
         problem = Problem(503, "Service Unavailable", "A service behind this one does not answer.")
         body = problem.to_json()
         headers = [
@@ -103,7 +107,7 @@ class _Answer:
         await self.send({"type": "http.response.body", "body": body})
 
 
-def _deadline_of(scope: Scope) -> float | None:
-    """Return the seconds that the client waits; what is said twice or oddly is not believed."""
-    said = [value for name, value in scope["headers"] if name.lower() == _DEADLINE]
-    return http.deadline_from(said[0].decode("latin-1")) if len(said) == 1 else None
+def _client_deadline(scope: Scope) -> float | None:
+    """Return the seconds that the client waits; None if the header is missing or invalid."""
+    values = [value for name, value in scope["headers"] if name.lower() == _DEADLINE]
+    return http.deadline_from(values[0].decode("latin-1")) if len(values) == 1 else None

@@ -15,7 +15,7 @@ import pytest
 
 import tarry
 from tarry import Reason
-from tarry.adapters.grpc import AsyncOneLayerInterceptor, OneLayerInterceptor
+from tarry.adapters.grpc import AsyncOneRetryLayerInterceptor, OneRetryLayerInterceptor
 from tarry.runtime import deadlines
 from tests.adapters.grpc.service import (
     CHARGE,
@@ -127,7 +127,7 @@ KINDS = [("plain", kind) for kind in PLAIN] + [("aio", kind) for kind in AIO]
 def plain_server(handlers: Any) -> Iterator[str]:
     """Run a plain server whose one thread serves all."""
     with ThreadPoolExecutor(1) as threads:
-        server = grpc.server(threads, interceptors=[OneLayerInterceptor()])
+        server = grpc.server(threads, interceptors=[OneRetryLayerInterceptor()])
         server.add_generic_rpc_handlers((handlers,))
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
@@ -145,7 +145,7 @@ def aio_server(handlers: Any) -> Iterator[str]:
 
     async def main() -> None:
         threads = ThreadPoolExecutor(1)
-        server = grpc.aio.server(threads, interceptors=[AsyncOneLayerInterceptor()])
+        server = grpc.aio.server(threads, interceptors=[AsyncOneRetryLayerInterceptor()])
         server.add_generic_rpc_handlers((handlers,))
         ports.append(server.add_insecure_port("127.0.0.1:0"))
         await server.start()
@@ -301,7 +301,7 @@ def test_the_deadline_ends_with_the_answer() -> None:
             left.append(tarry.remaining())
             return b"paid"
 
-        server = grpc.aio.server(interceptors=[AsyncOneLayerInterceptor()])
+        server = grpc.aio.server(interceptors=[AsyncOneRetryLayerInterceptor()])
         methods = {"Charge": grpc.unary_unary_rpc_method_handler(charge)}
         handlers = grpc.method_handlers_generic_handler("shop.Payments", methods)
         server.add_generic_rpc_handlers((handlers,))

@@ -13,11 +13,14 @@ stream are passed through: the messages that were sent cannot be sent again.
 
 from tarry.adapters.grpc.interceptor import RetryInterceptor, async_retry_interceptors
 from tarry.adapters.grpc.options import channel_options
-from tarry.adapters.grpc.server_interceptor import AsyncOneLayerInterceptor, OneLayerInterceptor
+from tarry.adapters.grpc.server_interceptor import (
+    AsyncOneRetryLayerInterceptor,
+    OneRetryLayerInterceptor,
+)
 
 __all__ = [
-    "AsyncOneLayerInterceptor",
-    "OneLayerInterceptor",
+    "AsyncOneRetryLayerInterceptor",
+    "OneRetryLayerInterceptor",
     "RetryInterceptor",
     "async_retry_interceptors",
     "channel_options",

@@ -1,7 +1,7 @@
 """Server interceptors that keep retries at one layer, for `grpc` and `grpc.aio` servers.
 
-    server = grpc.server(threads, interceptors=[OneLayerInterceptor()])
-    server = grpc.aio.server(interceptors=[AsyncOneLayerInterceptor()])
+    server = grpc.server(threads, interceptors=[OneRetryLayerInterceptor()])
+    server = grpc.aio.server(interceptors=[AsyncOneRetryLayerInterceptor()])
 
 Deadlines: all calls that a handler makes share the deadline of the handler's own client.
 
@@ -41,7 +41,7 @@ _NO_DEADLINE_S = 1e9
 _END_OF_STREAM = object()
 
 
-class OneLayerInterceptor:
+class OneRetryLayerInterceptor:
     """Passes client deadlines to handlers, and marks failures that were retried here already."""
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
@@ -49,8 +49,8 @@ class OneLayerInterceptor:
         return _wrap_handler(continuation(handler_call_details))
 
 
-class AsyncOneLayerInterceptor:
-    """The same as `OneLayerInterceptor`, for a `grpc.aio` server."""
+class AsyncOneRetryLayerInterceptor:
+    """The same as `OneRetryLayerInterceptor`, for a `grpc.aio` server."""
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Return the handler of a method, wrapped."""
@@ -185,7 +185,7 @@ def _wrap_async_stream(behavior: Callable[..., Any]) -> Callable[..., AsyncItera
 
 
 # Registered instead of derived: grpcio is untyped, and a class derived from Any is unchecked.
-grpc.ServerInterceptor.register(OneLayerInterceptor)
-grpc.aio.ServerInterceptor.register(AsyncOneLayerInterceptor)
+grpc.ServerInterceptor.register(OneRetryLayerInterceptor)
+grpc.aio.ServerInterceptor.register(AsyncOneRetryLayerInterceptor)
 grpc.ServicerContext.register(_HandlerContext)
 grpc.aio.ServicerContext.register(_HandlerContext)
