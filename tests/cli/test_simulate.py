@@ -163,7 +163,7 @@ def test_show_names_the_numbers_of_the_table() -> None:
     """A claim needs their names, and a reader their meaning."""
     result = run(CHECKOUT, "--show", width=200)
 
-    meaning = "calls that succeeded, of those begun"
+    meaning = "started calls that succeeded"
     assert re.search(rf"^ +success_rate +succeeded +{meaning}", result.stdout, re.MULTILINE)
 
 
@@ -241,7 +241,7 @@ MISTAKES = [
     (["storm", "--variants", "ful"], "defence must be one of "),
     (["storm", "--trials", "0"], "trials must be at least 1, got 0"),
     (["storm", "--jobs", "0"], "jobs must be at least 1, got 0"),
-    (["storm", "--assert", "p99 ~ 3"], "cannot read the claim 'p99 ~ 3'; write "),
+    (["storm", "--assert", "p99 ~ 3"], "cannot parse the assertion 'p99 ~ 3'; write "),
     ([str(CHECKOUT), "--sweep", "bucket=0,1"], "bucket = 0: bucket must be greater than 0, got 0"),
     (["storm", "--html", "/no/such/x.html"], "--html: /no/such/x.html cannot be written: No such"),
     (["storm", "--png", "/no/such/x.png"], "--png: /no/such/x.png cannot be written: No such"),

@@ -20,9 +20,9 @@ from tarry.cli.tune import tune
 from tarry.cli.tune_output import show_replay
 from tarry.errors import ConfigurationError
 from tarry.simulator.files import read_defence
-from tarry.tuning.comparison import replay
-from tarry.tuning.evidence import gather
-from tarry.tuning.proposal import propose, record
+from tarry.tuning.comparison import compare_policies
+from tarry.tuning.evidence import analyze_log
+from tarry.tuning.proposal import propose, to_json
 from tests.tuning.logs import Truth, write_csv, write_jsonl
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_the_tables(log: Path) -> None:
     assert [] == [field for field in FIELDS if field not in result.stdout]
     assert "p99.5 of healthy attempts" in result.stdout
     assert "of the time: drop it" in result.stdout
-    assert "a quarter of a usual outage" in result.stdout
+    assert "a quarter of the median outage" in result.stdout
     assert "a second copy at" in result.stdout
     assert "simulated: " in result.stdout
     assert " requests at a time, about twice what the log has seen" in result.stdout
@@ -127,13 +127,13 @@ def test_the_written_policy_can_be_read_again(log: Path, tmp_path: Path, name: s
 
 def test_json(log: Path) -> None:
     """Everything that the tables say, and the numbers behind it, as one JSON object."""
-    plain = json.loads(run(log, "--json", "--latency-budget", "600ms").stdout)
+    plain = json.loads(run(log, "--json", "--latency-target", "600ms").stdout)
 
-    assert ["log", "remarks", "lines", "policy", "simulated"] == list(plain)
-    assert {*FIELDS, "total_budget"} == {line["field"] for line in plain["lines"]}
+    assert ["log", "warnings", "suggestions", "policy", "simulated"] == list(plain)
+    assert {*FIELDS, "total_budget"} == {line["field"] for line in plain["suggestions"]}
     assert 0.6 == plain["policy"]["total_budget"]
     assert 3 == len(plain["log"]["outages"])
-    assert plain["log"]["most_at_once"] * 2 == plain["simulated"]["concurrency"]
+    assert plain["log"]["max_concurrency"] * 2 == plain["simulated"]["concurrency"]
     assert plain["simulated"]["new"]["requests"] < plain["simulated"]["old"]["requests"]
 
 
@@ -149,8 +149,8 @@ def test_too_little_is_said(small: Path) -> None:
 
 
 def test_too_little_to_simulate_is_said(small: Path) -> None:
-    """A latency budget changes the policy, but 37 latencies are not simulated."""
-    result = run(small, "--latency-budget", "2s")
+    """A latency target changes the policy, but 37 latencies are not simulated."""
+    result = run(small, "--latency-target", "2s")
 
     assert "not simulated: too little data: 37 healthy attempts, 100 needed" in result.stdout
 
@@ -158,7 +158,7 @@ def test_too_little_to_simulate_is_said(small: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "log.csv: there are no attempts in it: the file is empty"),
+        ("", "log.csv: the log has no attempts: the file is empty"),
         ("taskId\n", "log.csv:1: column attemptNumber is missing; there are 'taskId'"),
     ],
 )
@@ -175,7 +175,7 @@ def test_bad_arguments(log: Path, tmp_path: Path) -> None:
     missing = tmp_path / "missing"
 
     assert "--out: the name must end in .json or .toml" in refused(missing, "--out", "p.yaml")
-    assert "--latency-budget must be a time" in refused(missing, "--latency-budget", "soon")
+    assert "--latency-target must be a time" in refused(missing, "--latency-target", "soon")
     assert "missing.toml: there is no such file" in refused(log, "--policy", f"{missing}.toml")
     assert "missing: there is no such file" in refused(missing)
 
@@ -192,7 +192,7 @@ def test_a_policy_is_written_whole(small: Path, tmp_path: Path) -> None:
     out = tmp_path / "policy.json"
     out.write_text("old")
     before = out.stat().st_ino
-    run(small, "--out", out, "--latency-budget", "2s")
+    run(small, "--out", out, "--latency-target", "2s")
 
     assert 2.0 == json.loads(out.read_text())["total_budget"]
     assert before != out.stat().st_ino
@@ -201,16 +201,16 @@ def test_a_policy_is_written_whole(small: Path, tmp_path: Path) -> None:
 
 def test_what_was_never_measured_is_a_dash() -> None:
     """A run in which no call succeeded has no quantiles: "-" in the table, null in JSON."""
-    evidence = gather(TRUTH.log())
+    evidence = analyze_log(TRUTH.log())
     proposal = propose(evidence)
-    runs = replay(evidence, proposal.current, proposal.defence)
+    runs = compare_policies(evidence, proposal.current, proposal.defence)
     assert runs is not None
     runs = runs._replace(old=replace(runs.old, p50=nan, p99=nan, p999=nan))
     console = Console(width=80, record=True, file=StringIO())
     show_replay(console, evidence, proposal, runs)
 
     assert 3 == len(re.findall(r"p\S+ of calls +\d\S* ms +- +\d", console.export_text()))
-    assert None is json.loads(record(evidence, proposal, runs))["simulated"]["old"]["p99"]
+    assert None is json.loads(to_json(evidence, proposal, runs))["simulated"]["old"]["p99"]
 
 
 def test_names_from_outside_move_no_cursor(small: Path, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_the_page_names_every_field_and_every_option() -> None:
 def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
     """The proposal of docs/tuning.md is the output for its log, line by line."""
     log = write_csv(tmp_path / "payments.csv", PAYMENTS.attempts())
-    result = run(log, "--latency-budget", "2s", "--no-simulate", width=100)
+    result = run(log, "--latency-target", "2s", "--no-simulate", width=100)
     lines = [line.rstrip() for line in result.stdout.splitlines()]
 
     assert "\n".join(lines) in PAGE.read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from tarry.simulator.report import write_html
 from tarry.simulator.report.theme import DARK, LIGHT
 from tarry.simulator.scenarios import STUDIES
-from tarry.simulator.study import Findings, Plot, conduct
-from tests.simulator.report.made_up import BARS, LINES, VARIANTS, findings, swept
+from tarry.simulator.study import Plot, StudyResults, run_study
+from tests.simulator.report.sample_results import BARS, LINES, VARIANTS, findings, swept
 
 Scheme = Literal["light", "dark"]
 
@@ -32,11 +32,11 @@ PLAIN_PAGE = 30_000
 """More bytes than the picture of an empty page takes, at any of the widths."""
 
 
-def reported() -> dict[str, Findings]:
+def reported() -> dict[str, StudyResults]:
     """Findings of every kind."""
     sweep = (LINES, Plot("lines", "recovered_after", "Recovery", log=True), BARS)
     return {
-        "storm": conduct(STUDIES["storm"], parameters={"clients": 100}),
+        "storm": run_study(STUDIES["storm"], parameters={"clients": 100}),
         "made up": findings(),
         "sweep": swept({"clients": (10, 100, 1000)}, plots=sweep),
         "grid": swept({"clients": (10, 100), "rate": (1, 5)}, plots=(LINES,)),

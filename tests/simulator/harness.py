@@ -1,4 +1,4 @@
-"""Stand-ins for the parts of the engine, and what several of its tests ask."""
+"""Test doubles for the parts of the simulator, and checks that several tests share."""
 
 from __future__ import annotations
 
@@ -8,170 +8,172 @@ from typing import NamedTuple
 
 from tarry.core.outcome import SUCCESS, Outcome
 from tarry.core.verdict import Stop
-from tarry.simulator.distributions import Dice, Sampler
-from tarry.simulator.event_loop import World
+from tarry.simulator.distributions import RandomSource, Sampler
+from tarry.simulator.event_loop import EventLoop
 from tarry.simulator.metrics import Summary
-from tarry.simulator.node import Ended, Node, Requester, Worker
+from tarry.simulator.node import LeafNode, Node, OnCallEnd, Requester
 from tarry.simulator.scenario import Server
 
-HELD = 1_000_000
-"""Added to the number of a request that is held."""
+DISCARDED = 1_000_000
+"""`RecordingRequester` adds this to the number of a request whose response is discarded."""
 
 
-class Script:
-    """A distribution that gives these values one after the other, and the last for ever."""
+class ScriptedDistribution:
+    """A distribution that returns these values one after the other, and then the last one."""
 
     def __init__(self, *values: float) -> None:
         self.values = values
 
     @property
     def mean(self) -> float:
-        """The average."""
+        """The average of the values."""
         return sum(self.values) / len(self.values)
 
-    def sampler(self, dice: Dice) -> Sampler:
-        """Draw without dice."""
+    def sampler(self, source: RandomSource) -> Sampler:
+        """Return a function that returns the next value."""
         left = list(self.values)
         return lambda: left.pop(0) if len(left) > 1 else left[0]
 
 
-class Answer(NamedTuple):
-    """What a requester was told."""
+class ReceivedResponse(NamedTuple):
+    """A response that a requester received."""
 
     when: float
     number: int
     outcome: Outcome
 
 
-class Asker:
-    """A requester that writes down what it is told."""
+class RecordingRequester:
+    """A requester that records the responses it receives."""
 
-    def __init__(self, told: list[Answer] | None = None) -> None:
-        self.answers: list[Answer] = [] if told is None else told
+    def __init__(self, responses: list[ReceivedResponse] | None = None) -> None:
+        self.responses: list[ReceivedResponse] = [] if responses is None else responses
 
-    def answer(self, now: float, number: int, outcome: Outcome) -> None:
-        """Write it down."""
-        self.answers.append(Answer(now, number, outcome))
+    def respond(self, now: float, number: int, outcome: Outcome) -> None:
+        """Record the response."""
+        self.responses.append(ReceivedResponse(now, number, outcome))
 
-    def hold(self, number: int) -> int:
-        """Call what is to come by another number, as callers do."""
-        return number + HELD
+    def discard_response(self, number: int) -> int:
+        """Return another number for the later response, as callers do."""
+        return number + DISCARDED
 
 
-class Replies(Node):
-    """A server that answers request after request as it is told to, and then no more.
+class ScriptedNode(Node):
+    """A node that responds to each request with the next reply, and then no more.
 
-    A reply is the seconds that it takes, and how it ends; None stands for no answer.
+    A reply is the duration of the request and its outcome, or None for no response.
     """
 
-    def __init__(self, world: World, *replies: tuple[float, Outcome] | None) -> None:
-        super().__init__("server", Server(), world)
+    def __init__(self, loop: EventLoop, *replies: tuple[float, Outcome] | None) -> None:
+        super().__init__("server", Server(), loop)
         self.replies = list(replies)
         self.seen: list[tuple[float, int]] = []
-        """When each request arrived, and its number."""
+        """The arrival time and the number of each request."""
         self.requesters: list[Requester] = []
 
-    def take(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
-        """Give the next reply."""
+    def handle(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
+        """Return the next reply."""
         self.seen.append((now, number))
         self.requesters.append(requester)
         reply = self.replies.pop(0) if self.replies else None
         return None if reply is None else (now + reply[0], reply[1])
 
 
-class Limits:
-    """A limiter that lets attempt after attempt through after these seconds, the last for ever."""
+class ScriptedLimiter:
+    """A limiter that delays each attempt by the next of these waits, and then by the last one."""
 
     def __init__(self, *waits: float | None) -> None:
         self.waits = list(waits)
         self.released: list[str | None] = []
-        """What each attempt came to; None for one that was called off."""
+        """The detail of each attempt's outcome; None for a cancelled attempt."""
 
     def acquire(self, now: float) -> float | None:
-        """Say the next wait."""
+        """Return the next wait."""
         return self.waits.pop(0) if len(self.waits) > 1 else self.waits[0]
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
-        """Write it down."""
+        """Record the outcome."""
         self.released.append(None if outcome is None else outcome.detail)
 
     def on_recovery(self, now: float) -> None:
-        """Nothing changes."""
+        """Do nothing."""
 
 
-class End(NamedTuple):
-    """How a call ended."""
+class CallEnd(NamedTuple):
+    """When a call started and ended, and why it failed."""
 
-    begun: float
+    started: float
     now: float
     stop: Stop | None
 
 
-class Ends:
-    """Is told how calls end."""
+class CallEndRecorder:
+    """An `OnCallEnd` callback that records the calls that ended."""
 
     def __init__(self) -> None:
-        self.told: list[End] = []
+        self.ends: list[CallEnd] = []
         self.attempts: list[int] = []
 
-    def __call__(self, begun: float, now: float, stop: Stop | None, attempts: int) -> None:
-        """Write it down."""
-        self.told.append(End(begun, now, stop))
+    def __call__(self, started: float, now: float, stop: Stop | None, attempts: int) -> None:
+        """Record the call."""
+        self.ends.append(CallEnd(started, now, stop))
         self.attempts.append(attempts)
 
 
-class Begun(NamedTuple):
-    """A call that somebody began."""
+class StartedCall(NamedTuple):
+    """A call that was started, and the callback for its end."""
 
     now: float
     client: int
-    ended: Ended
+    on_end: OnCallEnd
 
 
-class Begins:
-    """Begins calls by writing them down; the test ends them, or `refuse` does at once."""
+class CallStartRecorder:
+    """A `StartCall` function that records calls; the test ends them, or `refuse` does at once."""
 
     def __init__(self, refuse: Callable[[float], Stop | None] = lambda _: None) -> None:
         self.refuse = refuse
-        self.begun: list[Begun] = []
+        self.calls: list[StartedCall] = []
 
-    def __call__(self, now: float, client: int, ended: Ended) -> Stop | None:
-        """Write a call down, or refuse it as a caller does."""
+    def __call__(self, now: float, client: int, on_end: OnCallEnd) -> Stop | None:
+        """Record a call, or refuse it as a caller does."""
         stop = self.refuse(now)
         if stop is not None:
-            ended(now, now, stop, 0)
+            on_end(now, now, stop, 0)
             return stop
-        self.begun.append(Begun(now, client, ended))
+        self.calls.append(StartedCall(now, client, on_end))
         return None
 
 
-def worker_of(server: Server, seed: int = 0) -> tuple[World, Worker]:
-    """Return a server at work, and its world."""
-    world = World(seed)
-    return world, Worker("server", server, world)
+def make_leaf_node(server: Server, seed: int = 0) -> tuple[EventLoop, LeafNode]:
+    """Return an event loop and a leaf node on it."""
+    loop = EventLoop(seed)
+    return loop, LeafNode("server", server, loop)
 
 
-def taken(node: Node, now: float, asker: Asker | None = None, number: int = 1) -> Answer | None:
-    """Return the answer that a request gets at once, if any."""
-    answer = node.take(now, Asker() if asker is None else asker, number)
-    return None if answer is None else Answer(answer[0], number, answer[1])
+def immediate_response(
+    node: Node, now: float, requester: RecordingRequester | None = None, number: int = 1
+) -> ReceivedResponse | None:
+    """Send a request; return its response if that is known at once."""
+    response = node.handle(now, RecordingRequester() if requester is None else requester, number)
+    return None if response is None else ReceivedResponse(response[0], number, response[1])
 
 
-def ends(node: Node, times: list[float]) -> list[float | str]:
-    """Return when each of the requests is answered; what is not a success has its detail."""
-    answers = [taken(node, now) for now in times]
+def response_times(node: Node, times: list[float]) -> list[float | str]:
+    """Send a request at each time; return the time of each success, or the detail of a failure."""
+    responses = [immediate_response(node, now) for now in times]
     return [
         "never"
-        if answer is None
-        else answer.when
-        if answer.outcome is SUCCESS
-        else answer.outcome.detail
-        for answer in answers
+        if response is None
+        else response.when
+        if response.outcome is SUCCESS
+        else response.outcome.detail
+        for response in responses
     ]
 
 
-def conserves(summary: Summary) -> None:
-    """Check that calls, attempts and series add up."""
+def check_totals(summary: Summary) -> None:
+    """Check that the calls, attempts and time series of a summary add up."""
     assert summary.calls == summary.succeeded + summary.failed + summary.unfinished
     assert summary.unfinished >= 0
     assert summary.failed == sum(summary.reasons.values())

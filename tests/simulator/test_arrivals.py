@@ -15,14 +15,14 @@ from tarry import Policy
 from tarry.core.hedging import Hedging
 from tarry.core.verdict import Reason, Stop
 from tarry.policyfile.defence import Defence
-from tarry.simulator.arrivals import Arrivals
+from tarry.simulator.arrivals import ArrivalSource
 from tarry.simulator.distributions import Empirical, Exponential, Fixed, Uniform
-from tarry.simulator.event_loop import World
-from tarry.simulator.metrics import Meter, Summary
-from tarry.simulator.node import Ended
+from tarry.simulator.event_loop import EventLoop
+from tarry.simulator.metrics import MetricsRecorder, Summary
+from tarry.simulator.node import OnCallEnd
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 from tarry.simulator.simulate import simulate
-from tests.simulator.harness import Begins
+from tests.simulator.harness import CallStartRecorder
 
 SPAN = 200.0
 
@@ -30,8 +30,8 @@ SPAN = 200.0
 class Takes:
     """Begins calls that end after a while, and knows how many run at a time."""
 
-    def __init__(self, world: World, seconds: float, *, room: int | None = None) -> None:
-        self.world = world
+    def __init__(self, loop: EventLoop, seconds: float, *, room: int | None = None) -> None:
+        self.loop = loop
         self.seconds = seconds
         self.room = room
         self.running = 0
@@ -39,33 +39,33 @@ class Takes:
         self.begun: list[tuple[float, int]] = []
         self.refusals = 0
 
-    def __call__(self, now: float, client: int, ended: Ended) -> Stop | None:
+    def __call__(self, now: float, client: int, on_end: OnCallEnd) -> Stop | None:
         """Begin a call, or refuse it."""
         if self.room is not None and self.running >= self.room:
             self.refusals += 1
             stop = Stop(Reason.LIMIT)
-            ended(now, now, stop, 0)
+            on_end(now, now, stop, 0)
             return stop
         self.running += 1
         self.most = max(self.most, self.running)
         self.begun.append((now, client))
-        self.world.at(now + self.seconds, lambda later, _: self.end(now, later, ended))
+        self.loop.schedule(now + self.seconds, lambda later, _: self.end(now, later, on_end))
         return None
 
-    def end(self, begun: float, now: float, ended: Ended) -> None:
+    def end(self, begun: float, now: float, on_end: OnCallEnd) -> None:
         """End a call well."""
         self.running -= 1
-        ended(begun, now, None, 1)
+        on_end(begun, now, None, 1)
 
 
 def began(clients: Clients, seed: int = 0, span: float = SPAN) -> list[tuple[float, int]]:
     """Return when calls begin, and of which client, if none of them ever ends."""
-    world, begins = World(seed), Begins()
-    meter = Meter(span, 1.0)
-    Arrivals(clients, world, meter, begins).start()
-    world.run(span)
-    assert len(begins.begun) == sum(meter._calls)
-    return [(begun.now, begun.client) for begun in begins.begun]
+    loop, starts = EventLoop(seed), CallStartRecorder()
+    recorder = MetricsRecorder(span, 1.0)
+    ArrivalSource(clients, loop, recorder, starts).start()
+    loop.run(span)
+    assert len(starts.calls) == sum(recorder._calls)
+    return [(begun.now, begun.client) for begun in starts.calls]
 
 
 def in_window(times: list[float], start: float, end: float) -> int:
@@ -89,19 +89,23 @@ def test_at_once_is_one_call_of_each_at_the_start() -> None:
 @pytest.mark.parametrize("stop", [None, Stop(Reason.ATTEMPTS), Stop(Reason.LIMIT)])
 def test_an_end_is_counted_with_its_reason(stop: Stop | None) -> None:
     """A call that ends well has its time, one that fails its reason."""
-    world, begins, meter = World(0), Begins(), Meter(10.0, 1.0)
-    Arrivals(Clients(arrivals="at-once"), world, meter, begins).start()
-    world.run(1.0)
+    loop, starts, recorder = EventLoop(0), CallStartRecorder(), MetricsRecorder(10.0, 1.0)
+    ArrivalSource(Clients(arrivals="at-once"), loop, recorder, starts).start()
+    loop.run(1.0)
 
-    begins.begun[0].ended(0.0, 2.5, stop, 1)
+    starts.calls[0].on_end(0.0, 2.5, stop, 1)
 
     if stop is None:
-        assert (1, [2.5], {}) == (meter._succeeded[2], list(meter._took), meter._reasons)
+        assert (1, [2.5], {}) == (
+            recorder._succeeded[2],
+            list(recorder._durations),
+            recorder._reasons,
+        )
     else:
         assert (1, [], {stop.reason.value: 1}) == (
-            meter._failed[2],
-            list(meter._took),
-            meter._reasons,
+            recorder._failed[2],
+            list(recorder._durations),
+            recorder._reasons,
         )
 
 
@@ -166,10 +170,10 @@ def test_a_surge_from_the_start() -> None:
 
 def test_poisson_does_not_wait_for_answers() -> None:
     """Calls come whatever becomes of those before."""
-    world = World(0)
-    takes = Takes(world, 1_000.0)
-    Arrivals(Clients(rate=10.0), world, Meter(SPAN, 1.0), takes).start()
-    world.run(SPAN)
+    loop = EventLoop(0)
+    takes = Takes(loop, 1_000.0)
+    ArrivalSource(Clients(rate=10.0), loop, MetricsRecorder(SPAN, 1.0), takes).start()
+    loop.run(SPAN)
 
     assert takes.running == takes.most
     assert about(10 * SPAN) == takes.running
@@ -189,16 +193,16 @@ def test_closed_never_has_more_calls_than_clients(
     count: int, think: float, seconds: float, room: int | None, seed: int
 ) -> None:
     """Each client makes one call at a time, thinks, and makes the next, refused or not."""
-    world, meter = World(seed), Meter(20.0, 1.0)
-    takes = Takes(world, seconds, room=room)
+    loop, recorder = EventLoop(seed), MetricsRecorder(20.0, 1.0)
+    takes = Takes(loop, seconds, room=room)
     clients = Clients(arrivals="closed", count=count, think=Fixed(think))
-    Arrivals(clients, world, meter, takes).start()
-    world.run(20.0)
+    ArrivalSource(clients, loop, recorder, takes).start()
+    loop.run(20.0)
 
     assert takes.most <= count
-    assert len(takes.begun) + takes.refusals == sum(meter._calls)
-    assert sum(meter._succeeded) == len(takes.begun) - takes.running
-    assert takes.refusals == sum(meter._failed)
+    assert len(takes.begun) + takes.refusals == sum(recorder._calls)
+    assert sum(recorder._succeeded) == len(takes.begun) - takes.running
+    assert takes.refusals == sum(recorder._failed)
     for client in range(count):
         mine = [now for now, who in takes.begun if who == client]
         assert all(later >= now + seconds + think for now, later in pairwise(mine))
@@ -206,10 +210,12 @@ def test_closed_never_has_more_calls_than_clients(
 
 def test_closed_makes_as_many_calls_as_its_pauses_allow() -> None:
     """Each client makes a call in the time of one call and one thought."""
-    world, meter = World(0), Meter(SPAN, 1.0)
-    takes = Takes(world, 0.5)
-    Arrivals(Clients(arrivals="closed", count=10, think=Fixed(1.5)), world, meter, takes).start()
-    world.run(SPAN)
+    loop, recorder = EventLoop(0), MetricsRecorder(SPAN, 1.0)
+    takes = Takes(loop, 0.5)
+    ArrivalSource(
+        Clients(arrivals="closed", count=10, think=Fixed(1.5)), loop, recorder, takes
+    ).start()
+    loop.run(SPAN)
 
     assert 10 * SPAN / 2 == len(takes.begun)
     assert dict.fromkeys(range(10), 100) == Counter(who for _, who in takes.begun)
@@ -218,10 +224,10 @@ def test_closed_makes_as_many_calls_as_its_pauses_allow() -> None:
 @pytest.mark.parametrize("think", [Uniform(0.0, 2.0), Exponential(1.0)])
 def test_thoughts_may_vary(think: Uniform | Exponential) -> None:
     """The mean of the pause is what counts."""
-    world, meter = World(0), Meter(SPAN, 1.0)
-    takes = Takes(world, 1.0)
-    Arrivals(Clients(arrivals="closed", count=20, think=think), world, meter, takes).start()
-    world.run(SPAN)
+    loop, recorder = EventLoop(0), MetricsRecorder(SPAN, 1.0)
+    takes = Takes(loop, 1.0)
+    ArrivalSource(Clients(arrivals="closed", count=20, think=think), loop, recorder, takes).start()
+    loop.run(SPAN)
 
     assert pytest.approx(20 * SPAN / 2, rel=0.1) == len(takes.begun)
 
@@ -244,23 +250,23 @@ def test_closed_begins_soon_where_hardly_any_pause_is_long() -> None:
 
 def test_who_never_thinks_goes_on_at_once() -> None:
     """Without a pause the next call begins with the end of the last."""
-    world, meter = World(0), Meter(10.0, 1.0)
-    takes = Takes(world, 0.5)
-    Arrivals(Clients(arrivals="closed", think=Fixed(0.0)), world, meter, takes).start()
-    world.run(10.0)
+    loop, recorder = EventLoop(0), MetricsRecorder(10.0, 1.0)
+    takes = Takes(loop, 0.5)
+    ArrivalSource(Clients(arrivals="closed", think=Fixed(0.0)), loop, recorder, takes).start()
+    loop.run(10.0)
 
     assert [number / 2 for number in range(20)] == [now for now, _ in takes.begun]
 
 
 def test_who_is_refused_and_never_thinks_does_not_stop_the_time() -> None:
     """Somebody who asks again and again for nothing asks ten times a second."""
-    world, meter = World(0), Meter(10.0, 1.0)
-    begins = Begins(lambda _: Stop(Reason.BREAKER_OPEN, 5.0))
-    Arrivals(Clients(arrivals="closed", think=Fixed(0.0)), world, meter, begins).start()
-    world.run(10.0)
+    loop, recorder = EventLoop(0), MetricsRecorder(10.0, 1.0)
+    starts = CallStartRecorder(lambda _: Stop(Reason.BREAKER_OPEN, 5.0))
+    ArrivalSource(Clients(arrivals="closed", think=Fixed(0.0)), loop, recorder, starts).start()
+    loop.run(10.0)
 
-    assert pytest.approx(100, abs=1) == sum(meter._failed)
-    assert sum(meter._calls) == sum(meter._failed)
+    assert pytest.approx(100, abs=1) == sum(recorder._failed)
+    assert sum(recorder._calls) == sum(recorder._failed)
 
 
 # --- backlog -------------------------------------------------------------------------------------
@@ -275,25 +281,25 @@ def test_a_backlog_begins_all_it_may() -> None:
 
 def test_a_backlog_refills_as_calls_end() -> None:
     """Each end makes room for the next, in the same moment."""
-    world, meter = World(0), Meter(100.0, 1.0)
-    takes = Takes(world, 1.0, room=2)
-    Arrivals(Clients(arrivals="backlog", count=6), world, meter, takes).start()
-    world.run(100.0)
+    loop, recorder = EventLoop(0), MetricsRecorder(100.0, 1.0)
+    takes = Takes(loop, 1.0, room=2)
+    ArrivalSource(Clients(arrivals="backlog", count=6), loop, recorder, takes).start()
+    loop.run(100.0)
 
     assert [0.0, 0.0, 1.0, 1.0, 2.0, 2.0] == [now for now, _ in takes.begun]
-    assert [1.0, 1.0, 2.0, 2.0, 3.0, 3.0] == list(meter._took)
+    assert [1.0, 1.0, 2.0, 2.0, 3.0, 3.0] == list(recorder._durations)
 
 
 def test_the_time_of_a_call_in_a_backlog_counts_from_the_start() -> None:
     """What waits in a backlog has begun: its wait is part of its time."""
-    world, meter, begins = World(0), Meter(100.0, 1.0), Begins()
-    Arrivals(Clients(arrivals="backlog", count=3), world, meter, begins).start()
-    assert [3, 0] == meter._calls[:2]
-    world.run(5.0)
+    loop, recorder, starts = EventLoop(0), MetricsRecorder(100.0, 1.0), CallStartRecorder()
+    ArrivalSource(Clients(arrivals="backlog", count=3), loop, recorder, starts).start()
+    assert [3, 0] == recorder._calls[:2]
+    loop.run(5.0)
 
-    begins.begun[0].ended(4.0, 7.0, None, 1)
+    starts.calls[0].on_end(4.0, 7.0, None, 1)
 
-    assert [7.0] == list(meter._took)
+    assert [7.0] == list(recorder._durations)
 
 
 @pytest.mark.parametrize(
@@ -304,33 +310,35 @@ def test_a_backlog_looks_again_when_it_is_told_to(
     retry_after: float | None, expected: float
 ) -> None:
     """It asks again after the time that it was told, else ten times a second."""
-    world, asked = World(0), []
+    loop, asked = EventLoop(0), []
 
     def refuse(now: float) -> Stop | None:
         asked.append(now)
         return Stop(Reason.BREAKER_OPEN, retry_after) if len(asked) == 1 else None
 
-    begins = Begins(refuse)
-    Arrivals(Clients(arrivals="backlog", count=2), world, Meter(9.0, 1.0), begins).start()
-    world.run(9.0)
+    starts = CallStartRecorder(refuse)
+    ArrivalSource(
+        Clients(arrivals="backlog", count=2), loop, MetricsRecorder(9.0, 1.0), starts
+    ).start()
+    loop.run(9.0)
 
     assert [0.0, expected, expected] == asked
 
 
 def test_a_backlog_asks_every_instance_and_comes_back_for_the_first_that_may() -> None:
     """One process that is held back does not hold back the others."""
-    world, asked = World(0), []
+    loop, asked = EventLoop(0), []
     waits = {0: 5.0, 1: 2.0, 2: 3.0}
 
-    def begin(now: float, client: int, ended: Ended) -> Stop | None:
+    def begin(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
         asked.append((now, client % 3))
         stop = Stop(Reason.BREAKER_OPEN, waits[client % 3])
-        ended(now, now, stop, 0)
+        on_end(now, now, stop, 0)
         return stop
 
     clients = Clients(arrivals="backlog", count=9, instances=3)
-    Arrivals(clients, world, Meter(9.0, 1.0), begin).start()
-    world.run(3.0)
+    ArrivalSource(clients, loop, MetricsRecorder(9.0, 1.0), begin).start()
+    loop.run(3.0)
 
     assert [0, 1, 2] == sorted(instance for now, instance in asked if now == 0.0)
     assert [0.0] * 3 + [2.0] * 3 == [now for now, _ in asked]
@@ -339,29 +347,29 @@ def test_a_backlog_asks_every_instance_and_comes_back_for_the_first_that_may() -
 @pytest.mark.parametrize("reason", [Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY])
 def test_a_call_that_is_held_back_on_its_way_goes_back_into_the_backlog(reason: Reason) -> None:
     """It has not failed: it is begun again, also when no other call runs that would wake it."""
-    world, meter, begins = World(0), Meter(100.0, 1.0), Begins()
-    Arrivals(Clients(arrivals="backlog", count=2), world, meter, begins).start()
-    world.run(1.0)
-    for begun in tuple(begins.begun):
-        begun.ended(0.0, 2.0, Stop(reason, 3.0), 1)
-    world.run(50.0)
+    loop, recorder, starts = EventLoop(0), MetricsRecorder(100.0, 1.0), CallStartRecorder()
+    ArrivalSource(Clients(arrivals="backlog", count=2), loop, recorder, starts).start()
+    loop.run(1.0)
+    for begun in tuple(starts.calls):
+        begun.on_end(0.0, 2.0, Stop(reason, 3.0), 1)
+    loop.run(50.0)
 
-    assert [0.0, 0.0, 5.0, 5.0] == [begun.now for begun in begins.begun]
-    assert (0, 0) == (sum(meter._failed), sum(meter._succeeded))
+    assert [0.0, 0.0, 5.0, 5.0] == [begun.now for begun in starts.calls]
+    assert (0, 0) == (sum(recorder._failed), sum(recorder._succeeded))
 
 
 @pytest.mark.parametrize("reason", [Reason.ATTEMPTS, Reason.TOTAL_BUDGET, Reason.PERMANENT])
 def test_a_call_that_fails_leaves_the_backlog(reason: Reason) -> None:
     """What was tried and failed is over, and makes room."""
-    world, meter, begins = World(0), Meter(100.0, 1.0), Begins()
-    Arrivals(Clients(arrivals="backlog", count=2), world, meter, begins).start()
-    world.run(1.0)
-    for begun in tuple(begins.begun):
-        begun.ended(0.0, 2.0, Stop(reason), 1)
-    world.run(50.0)
+    loop, recorder, starts = EventLoop(0), MetricsRecorder(100.0, 1.0), CallStartRecorder()
+    ArrivalSource(Clients(arrivals="backlog", count=2), loop, recorder, starts).start()
+    loop.run(1.0)
+    for begun in tuple(starts.calls):
+        begun.on_end(0.0, 2.0, Stop(reason), 1)
+    loop.run(50.0)
 
-    assert 2 == len(begins.begun)
-    assert {reason.value: 2} == meter._reasons
+    assert 2 == len(starts.calls)
+    assert {reason.value: 2} == recorder._reasons
 
 
 @given(
@@ -373,34 +381,34 @@ def test_no_call_of_a_backlog_is_lost_or_made_twice(
     room: int, count: int, fates: list[str]
 ) -> None:
     """Whatever becomes of its calls, each is counted once when all is done."""
-    world, meter = World(0), Meter(1_000.0, 1.0)
+    loop, recorder = EventLoop(0), MetricsRecorder(1_000.0, 1.0)
     running, ends = 0, iter(fates)
     tally: Counter[str] = Counter()
 
-    def begin(now: float, client: int, ended: Ended) -> Stop | None:
+    def begin(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
         nonlocal running
         if running >= room:
             stop = Stop(Reason.LIMIT)
-            ended(now, now, stop, 0)
+            on_end(now, now, stop, 0)
             return stop
         running += 1
-        world.at(now + 1.0, end, ended)
+        loop.schedule(now + 1.0, end, on_end)
         return None
 
-    def end(now: float, ended: Ended) -> None:
+    def end(now: float, on_end: OnCallEnd) -> None:
         nonlocal running
         running -= 1
         fate = next(ends, "ok")
         tally[fate] += 1
         stops = {"failed": Stop(Reason.ATTEMPTS), "held": Stop(Reason.BREAKER_OPEN, 2.0)}
-        ended(now - 1.0, now, stops.get(fate), 1)
+        on_end(now - 1.0, now, stops.get(fate), 1)
 
-    Arrivals(Clients(arrivals="backlog", count=count), world, meter, begin).start()
-    world.run(1_000.0)
+    ArrivalSource(Clients(arrivals="backlog", count=count), loop, recorder, begin).start()
+    loop.run(1_000.0)
 
     assert (count, 0) == (tally["ok"] + tally["failed"], running)
-    assert (tally["ok"], tally["failed"]) == (sum(meter._succeeded), sum(meter._failed))
-    assert count == sum(meter._calls)
+    assert (tally["ok"], tally["failed"]) == (sum(recorder._succeeded), sum(recorder._failed))
+    assert count == sum(recorder._calls)
 
 
 def test_instances_share_a_backlog() -> None:
@@ -423,19 +431,19 @@ def test_instances_share_a_backlog() -> None:
 
 def test_one_full_instance_does_not_hold_a_backlog_back() -> None:
     """Calls begin at every instance that has room, also while another has none."""
-    world, begun = World(0), []
+    loop, begun = EventLoop(0), []
 
-    def begin(now: float, client: int, ended: Ended) -> Stop | None:
+    def begin(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
         if client % 3 == 0:
             stop = Stop(Reason.LIMIT)
-            ended(now, now, stop, 0)
+            on_end(now, now, stop, 0)
             return stop
         begun.append((now, client % 3))
         return None
 
     clients = Clients(arrivals="backlog", count=6, instances=3)
-    Arrivals(clients, world, Meter(9.0, 1.0), begin).start()
-    world.run(9.0)
+    ArrivalSource(clients, loop, MetricsRecorder(9.0, 1.0), begin).start()
+    loop.run(9.0)
 
     assert [(0.0, 1), (0.0, 2)] * 3 == begun
 

@@ -8,10 +8,10 @@ from math import inf, nan
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.simulator.assertions import check, claim_of, units_of
-from tarry.simulator.study import Column, Findings, Row, Study
+from tarry.simulator.assertions import check_assertions, metric_units, parse_assertion
+from tarry.simulator.study import Column, Study, StudyResults, StudyRow
 
-UNITS = units_of([Column("time", "time", "ms")])
+UNITS = metric_units([Column("time", "time", "ms")])
 
 
 class Numbers:
@@ -25,19 +25,21 @@ class Numbers:
         return self._numbers
 
 
-def findings(*rows: tuple[str, dict[str, float]]) -> Findings:
+def findings(*rows: tuple[str, dict[str, float]]) -> StudyResults:
     """What a study with one trial for each row found."""
     study = Study(
         name="s",
         question="",
         lesson="",
         run=list,
-        knob="variant",
+        variant_parameter="variant",
         variants=tuple(name for name, _ in rows),
         columns=(),
         plots=(),
     )
-    return Findings(study, 0, 1, [Row(name, {}, [Numbers(**numbers)]) for name, numbers in rows])
+    return StudyResults(
+        study, 0, 1, [StudyRow(name, {}, [Numbers(**numbers)]) for name, numbers in rows]
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def findings(*rows: tuple[str, dict[str, float]]) -> Findings:
 )
 def test_claim_is_read(text: str, expected: tuple[object, ...]) -> None:
     """A name, a sign and a bound with its unit; a variant before a colon."""
-    claim = claim_of(text, ["full", "full+budget", "a: b"], UNITS)
+    claim = parse_assertion(text, ["full", "full+budget", "a: b"], UNITS)
 
     assert (text, *expected) == claim
 
@@ -70,33 +72,37 @@ def test_claim_is_read(text: str, expected: tuple[object, ...]) -> None:
 )
 def test_what_is_no_claim_is_refused(text: str) -> None:
     """The message shows how one is written."""
-    with pytest.raises(ConfigurationError, match=r'cannot read the claim .* "amplification < 1.2"'):
-        claim_of(text, [], UNITS)
+    with pytest.raises(
+        ConfigurationError, match=r'cannot parse the assertion .* "amplification < 1.2"'
+    ):
+        parse_assertion(text, [], UNITS)
 
 
 def test_claim_about_unknown_variant_is_refused() -> None:
     """A claim about nothing would hold for ever."""
-    with pytest.raises(ConfigurationError, match="no variant 'fall' is run; there is full, none"):
-        claim_of("fall: p99 < 3s", ["full", "none"], UNITS)
+    with pytest.raises(
+        ConfigurationError, match="variant 'fall' is not run; the variants are full, none"
+    ):
+        parse_assertion("fall: p99 < 3s", ["full", "none"], UNITS)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("p99 < 250", "is that 250ms or 250s?"),
-        ("time < 250", "is that 250ms or 250s?"),
-        ("p99 < 99%", "p99 is not counted in '%'; write 99s or 99ms"),
+        ("p99 < 250", "p99 is a time; write 250ms or 250s"),
+        ("time < 250", "time is a time; write 250ms or 250s"),
+        ("p99 < 99%", "p99 is not measured in '%'; write 99s or 99ms"),
         ("success_rate > 90", "success_rate is a share; write 90%"),
-        ("success_rate > 90s", "success_rate is not counted in 's'; write 90 or 90%"),
-        ("succeeded > 90%", "succeeded is not counted in '%'; write 90"),
+        ("success_rate > 90s", "success_rate is not measured in 's'; write 90 or 90%"),
+        ("succeeded > 90%", "succeeded is not measured in '%'; write 90"),
     ],
 )
 def test_unit_that_does_not_fit_is_refused(text: str, expected: str) -> None:
     """A build that means milliseconds does not pass because nothing takes as many seconds."""
     with pytest.raises(ConfigurationError) as caught:
-        claim_of(text, [], UNITS)
+        parse_assertion(text, [], UNITS)
 
-    assert f"claim {text!r}: {expected}" == str(caught.value)
+    assert f"assertion {text!r}: {expected}" == str(caught.value)
 
 
 def test_claim_about_unknown_number_is_refused() -> None:
@@ -105,16 +111,18 @@ def test_claim_about_unknown_number_is_refused() -> None:
     columns = (Column("p99", "p99 of those"), Column("calls", "calls"))
 
     with pytest.raises(ConfigurationError) as caught:
-        check(of._replace(study=replace(of.study, columns=columns)), ["p98 < 3"])
+        check_assertions(of._replace(study=replace(of.study, columns=columns)), ["p98 < 3"])
 
-    assert str(caught.value).endswith("no number 'p98'; there are p50, p99 (p99 of those), calls")
+    assert str(caught.value).endswith(
+        "unknown metric 'p98'; there are p50, p99 (p99 of those), calls"
+    )
 
 
 def test_every_row_is_held_against_a_claim() -> None:
     """Without a variant, a claim is about all of them."""
     found = findings(("a", {"load": 1.0}), ("b", {"load": 3.0}))
 
-    verdicts = check(found, ["load < 2", "b: load == 3"])
+    verdicts = check_assertions(found, ["load < 2", "b: load == 3"])
 
     assert [("a", 1.0, True), ("b", 3.0, False), ("b", 3.0, True)] == [
         (verdict.row.variant, verdict.value, verdict.holds) for verdict in verdicts
@@ -137,7 +145,7 @@ def test_every_row_is_held_against_a_claim() -> None:
 )
 def test_signs(claim: str, value: float, holds: bool) -> None:
     """A number that is not known meets no claim."""
-    (verdict,) = check(findings(("a", {"x": value})), [claim])
+    (verdict,) = check_assertions(findings(("a", {"x": value})), [claim])
 
     assert holds == verdict.holds
 
@@ -146,8 +154,8 @@ def test_signs(claim: str, value: float, holds: bool) -> None:
     ("metric", "seen"),
     [
         ("p99", "p99 has no value: no call succeeded"),
-        ("peak_load", "peak_load has no value: the last server has no capacity"),
-        ("recovered_after", "recovered_after has no value: there is no trouble to recover from"),
+        ("peak_load", "peak_load has no value: the last server has no capacity limit"),
+        ("recovered_after", "recovered_after has no value: there is no disruption to recover from"),
         ("x", "x has no value"),
     ],
 )
@@ -156,9 +164,9 @@ def test_number_without_value_fails_and_says_why(metric: str, seen: str) -> None
     unit = UNITS.get(metric, "")
     claims = [f"{metric} < 1{unit}", f"{metric} >= 1{unit}"]
 
-    verdicts = check(findings(("a", {metric: nan})), claims)
+    verdicts = check_assertions(findings(("a", {metric: nan})), claims)
 
-    assert [(False, seen)] * 2 == [(one.holds, one.seen()) for one in verdicts]
+    assert [(False, seen)] * 2 == [(one.holds, one.describe_value()) for one in verdicts]
 
 
 def test_trial_without_value_fails_though_the_others_are_well() -> None:
@@ -166,10 +174,10 @@ def test_trial_without_value_fails_though_the_others_are_well() -> None:
     found = findings(("a", {"p99": 0.1}))
     row = found.rows[0]._replace(trials=[Numbers(p99=0.1), Numbers(p99=nan), Numbers(p99=0.3)])
 
-    (verdict,) = check(found._replace(rows=[row]), ["p99 < 1s"])
+    (verdict,) = check_assertions(found._replace(rows=[row]), ["p99 < 1s"])
 
     assert not verdict.holds
-    assert "p99 has no value in 1 of 3 trials: no call succeeded" == verdict.seen()
+    assert "p99 has no value in 1 of 3 trials: no call succeeded" == verdict.describe_value()
 
 
 @pytest.mark.parametrize(
@@ -185,6 +193,6 @@ def test_trial_without_value_fails_though_the_others_are_well() -> None:
 )
 def test_value_that_was_seen_is_said(claim: str, value: float, expected: str) -> None:
     """In the unit of the bound, and with as many digits as anybody needs."""
-    (verdict,) = check(findings(("a", {claim.partition(" ")[0]: value})), [claim])
+    (verdict,) = check_assertions(findings(("a", {claim.partition(" ")[0]: value})), [claim])
 
-    assert expected == verdict.seen()
+    assert expected == verdict.describe_value()

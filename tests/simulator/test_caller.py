@@ -14,11 +14,11 @@ from tarry.core.breaker import Breaker
 from tarry.core.downstream import Downstream
 from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Outcome, outcome_of_status
 from tarry.core.verdict import Reason
-from tarry.simulator.caller import Caller, Line
-from tarry.simulator.event_loop import World
-from tarry.simulator.metrics import Meter
+from tarry.simulator.caller import RetryingCaller, Route
+from tarry.simulator.event_loop import EventLoop
+from tarry.simulator.metrics import MetricsRecorder
 from tarry.simulator.node import DROPPED, REFUSED
-from tests.simulator.harness import End, Ends, Limits, Replies
+from tests.simulator.harness import CallEnd, CallEndRecorder, ScriptedLimiter, ScriptedNode
 
 HOP = 0.25
 TWO_HOPS = 2 * HOP
@@ -43,21 +43,21 @@ STEADY = steady()
 class Call(NamedTuple):
     """A call on its way, and all who have to do with it."""
 
-    world: World
-    node: Replies
-    meter: Meter
-    ends: Ends
-    caller: Caller
+    loop: EventLoop
+    node: ScriptedNode
+    recorder: MetricsRecorder
+    ends: CallEndRecorder
+    caller: RetryingCaller
 
-    def run(self, until: float = 1_000.0) -> list[End]:
+    def run(self, until: float = 1_000.0) -> list[CallEnd]:
         """Let the world go on; return how the call ended."""
-        self.world.run(until)
-        return self.ends.told
+        self.loop.run(until)
+        return self.ends.ends
 
     @property
     def reason(self) -> Reason | None:
         """Why the call failed, if it did."""
-        (end,) = self.ends.told
+        (end,) = self.ends.ends
         return None if end.stop is None else end.stop.reason
 
 
@@ -69,11 +69,11 @@ def call(
     start: float = 0.0,
 ) -> Call:
     """Make a call to a server that replies like this."""
-    world, ends, meter = World(0), Ends(), Meter(2_000.0, 1.0)
-    node = Replies(world, *replies)
-    caller = Caller(Line(world, node, hop, meter), policy, downstream, start, ends)
-    world.at(start, caller.start)
-    return Call(world, node, meter, ends, caller)
+    loop, ends, recorder = EventLoop(0), CallEndRecorder(), MetricsRecorder(2_000.0, 1.0)
+    node = ScriptedNode(loop, *replies)
+    caller = RetryingCaller(Route(loop, node, hop, recorder), policy, downstream, start, ends)
+    loop.schedule(start, caller.start)
+    return Call(loop, node, recorder, ends, caller)
 
 
 # --- without a timeout ---------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_a_call_takes_its_ways_and_its_work() -> None:
 
     assert [(3.0, 3.0 + TWO_HOPS + 1.0, None)] == made.run()
     assert [(3.0 + HOP, 1)] == made.node.seen
-    assert (1, 0) == (made.meter.attempts, sum(made.meter._failures))
+    assert (1, 0) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
 
 
 def test_a_failure_is_retried_after_the_wait_that_the_core_orders() -> None:
@@ -94,7 +94,7 @@ def test_a_failure_is_retried_after_the_wait_that_the_core_orders() -> None:
 
     assert [(0.0, 0.5 + 3 * TWO_HOPS + 2.0, None)] == made.run()
     assert [(HOP, 1), (0.5 + 1.0 + 3 * HOP, 2), (0.5 + 2.0 + 5 * HOP, 3)] == made.node.seen
-    assert (3, 2) == (made.meter.attempts, sum(made.meter._failures))
+    assert (3, 2) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
 
 
 def test_a_call_ends_when_the_core_says_so() -> None:
@@ -104,7 +104,7 @@ def test_a_call_ends_when_the_core_says_so() -> None:
     ((begun, now, _),) = made.run()
 
     assert (0.0, 3 * TWO_HOPS + 2.0, Reason.ATTEMPTS) == (begun, now, made.reason)
-    assert (3, 3) == (made.meter.attempts, sum(made.meter._failures))
+    assert (3, 3) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
 
 
 def test_what_cannot_be_retried_ends_the_call_at_once() -> None:
@@ -133,7 +133,7 @@ def test_a_server_that_never_answers_is_waited_for_without_a_timeout() -> None:
 def test_an_answer_may_come_later() -> None:
     """A server that did not know the answer gives it when it does."""
     made = call(None)
-    made.world.at(4.0, lambda now, _: made.caller.answer(now, 1, SUCCESS))
+    made.loop.schedule(4.0, lambda now, _: made.caller.respond(now, 1, SUCCESS))
 
     assert [(0.0, 4.0 + HOP, None)] == made.run()
 
@@ -141,17 +141,17 @@ def test_an_answer_may_come_later() -> None:
 def test_a_dropped_request_is_not_answered_again() -> None:
     """When a server dies, the answer that it had planned never counts."""
     made = call((3.0, SUCCESS), (9.0, SUCCESS))
-    made.world.at(1.0, lambda now, _: made.caller.answer(now, 1, DROPPED))
+    made.loop.schedule(1.0, lambda now, _: made.caller.respond(now, 1, DROPPED))
 
     assert [(0.0, 1.0 + HOP + 1.0 + 9.0 + TWO_HOPS, None)] == made.run()
-    assert (2, 1) == (made.meter.attempts, sum(made.meter._failures))
+    assert (2, 1) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
 
 
 def test_a_drop_counts_also_when_it_is_slower_than_the_planned_answer() -> None:
     """A server that is dead has not answered, whatever the ways of the network take."""
     ways = iter([0.0, 0.0, 5.0, 0.0, 0.0])
     made = call((3.0, SUCCESS), WORKS, hop=lambda: next(ways))
-    made.world.at(2.5, lambda now, _: made.caller.answer(now, 1, DROPPED))
+    made.loop.schedule(2.5, lambda now, _: made.caller.respond(now, 1, DROPPED))
 
     assert [(0.0, 2.5 + 5.0 + 1.0, None)] == made.run()
 
@@ -160,11 +160,11 @@ def test_an_answer_that_is_held_is_waited_for() -> None:
     """The planned one never comes; the other has a number of its own."""
     made = call((3.0, SUCCESS))
     numbers: list[int] = []
-    made.world.at(2.0, lambda _now, _about: numbers.append(made.caller.hold(1)))
+    made.loop.schedule(2.0, lambda _now, _about: numbers.append(made.caller.discard_response(1)))
     assert [] == made.run(100.0)
 
-    made.world.at(100.0, lambda now, _: made.caller.answer(now, 1, DROPPED))
-    made.world.at(101.0, lambda now, _: made.caller.answer(now, numbers[0], SUCCESS))
+    made.loop.schedule(100.0, lambda now, _: made.caller.respond(now, 1, DROPPED))
+    made.loop.schedule(101.0, lambda now, _: made.caller.respond(now, numbers[0], SUCCESS))
 
     assert [(0.0, 101.0 + HOP, None)] == made.run()
 
@@ -173,20 +173,20 @@ def test_what_is_held_may_time_out() -> None:
     """A server that holds its answer back does not move the deadline, nor the next attempt."""
     made = call((0.25, SUCCESS), WORKS, policy=steady(timeout=1.0))
     numbers: list[int] = []
-    made.world.at(0.375, lambda _now, _about: numbers.append(made.caller.hold(1)))
-    made.world.at(2.0, lambda now, _: made.caller.answer(now, numbers[0], DROPPED))
+    made.loop.schedule(0.375, lambda _now, _about: numbers.append(made.caller.discard_response(1)))
+    made.loop.schedule(2.0, lambda now, _: made.caller.respond(now, numbers[0], DROPPED))
 
     assert [(0.0, 1.0 + 1.0 + TWO_HOPS, None)] == made.run()
-    assert (2, 1) == (made.meter.attempts, sum(made.meter._failures))
+    assert (2, 1) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
 
 
 def test_nobody_waits_for_an_attempt_that_is_over() -> None:
     """To hold back what is not waited for changes nothing."""
     made = call((3.0, SUCCESS), (0.5, SUCCESS), policy=steady(timeout=1.0))
-    made.world.at(2.5, lambda _now, _about: made.caller.hold(1))
+    made.loop.schedule(2.5, lambda _now, _about: made.caller.discard_response(1))
 
     assert [(0.0, 2.0 + 0.5 + TWO_HOPS, None)] == made.run()
-    assert 1 == made.caller.hold(1)
+    assert 1 == made.caller.discard_response(1)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_timeout_on_the_way_to_the_server() -> None:
 
     assert [(0.0, 2.0, None)] == made.run()
     assert [(2.0, 2), (5.0, 1)] == made.node.seen
-    assert (2, 1) == (made.meter.attempts, sum(made.meter._failures))
+    assert (2, 1) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
 
 
 def test_a_timeout_during_the_work() -> None:
@@ -221,7 +221,7 @@ def test_a_timeout_during_the_work() -> None:
     made = call((9.0, SUCCESS), WORKS, policy=steady(timeout=1.0))
 
     assert [(0.0, 1.0 + 1.0 + TWO_HOPS, None)] == made.run()
-    assert 1 == made.meter._failures[1]
+    assert 1 == made.recorder._failed_attempts[1]
 
 
 def test_a_timeout_of_a_server_that_hangs() -> None:
@@ -238,13 +238,13 @@ def test_an_answer_at_the_deadline_is_in_time(takes: float, attempts: int) -> No
     made = call((takes, SUCCESS), WORKS, policy=steady(timeout=1.0))
     made.run()
 
-    assert attempts == made.meter.attempts
+    assert attempts == made.recorder.attempts
 
 
 @pytest.mark.parametrize(("takes", "expected"), [(0.5, "connection refused"), (0.5625, "timeout")])
 def test_a_failure_at_the_deadline_is_in_time_too(takes: float, expected: str) -> None:
     """It counts as what it is, and one after the deadline as a timeout."""
-    limits = Limits(0.0)
+    limits = ScriptedLimiter(0.0)
     downstream = Downstream("there", limiter=limits)
     made = call((takes, REFUSED), policy=steady(timeout=1.0, most=1), downstream=downstream)
     made.run()
@@ -264,10 +264,10 @@ def test_a_failure_at_the_deadline_is_in_time_too(takes: float, expected: str) -
 def test_an_answer_that_comes_too_late_is_nobodys(late: float, outcome: Outcome) -> None:
     """Whatever the first attempt comes to after its timeout, the second is not touched by it."""
     made = call(None, (0.5, SUCCESS), policy=steady(timeout=1.0))
-    made.world.at(late, lambda now, _: made.caller.answer(now, 1, outcome))
+    made.loop.schedule(late, lambda now, _: made.caller.respond(now, 1, outcome))
 
     assert [(0.0, 2.0 + 0.5 + TWO_HOPS, None)] == made.run()
-    assert (2, 1) == (made.meter.attempts, sum(made.meter._failures))
+    assert (2, 1) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
 
 
 @pytest.mark.parametrize("outcome", [SUCCESS, TRANSIENT])
@@ -281,10 +281,10 @@ def test_a_planned_answer_that_comes_too_late_is_nobodys(outcome: Outcome) -> No
 def test_an_answer_given_before_but_due_after_the_deadline_is_a_timeout() -> None:
     """An answer that is still on its way when time is up does not count, and counts once."""
     made = call(None, WORKS, policy=steady(timeout=1.0))
-    made.world.at(0.875, lambda now, _: made.caller.answer(now, 1, SUCCESS))
+    made.loop.schedule(0.875, lambda now, _: made.caller.respond(now, 1, SUCCESS))
 
     assert [(0.0, 2.0 + TWO_HOPS, None)] == made.run()
-    assert (2, 1) == (made.meter.attempts, sum(made.meter._failures))
+    assert (2, 1) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
 
 
 def test_each_attempt_has_a_deadline_of_its_own() -> None:
@@ -312,8 +312,8 @@ def test_an_open_breaker_ends_the_call_before_it_is_sent() -> None:
 
     assert stop is not None
     assert Reason.BREAKER_OPEN is stop.reason
-    assert [(0.0, 0.0, stop)] == made.ends.told
-    assert (0, []) == (made.meter.attempts, made.node.seen)
+    assert [(0.0, 0.0, stop)] == made.ends.ends
+    assert (0, []) == (made.recorder.attempts, made.node.seen)
 
 
 def test_a_call_that_was_not_let_through_made_no_attempt() -> None:
@@ -322,7 +322,7 @@ def test_a_call_that_was_not_let_through_made_no_attempt() -> None:
     refused.run()
     downstream = Downstream("there", breaker=Breaker())
     tried = call(FAILS, WORKS, downstream=downstream)
-    tried.world.at(1.0, lambda _now, _about: downstream.force("open"))
+    tried.loop.schedule(1.0, lambda _now, _about: downstream.force("open"))
     tried.run()
 
     assert ([0], [1]) == (refused.ends.attempts, tried.ends.attempts)
@@ -341,22 +341,22 @@ def test_a_breaker_that_opens_ends_the_call() -> None:
     made = call(FAILS, FAILS, WORKS, downstream=downstream)
     made.run()
 
-    assert (Reason.BREAKER_OPEN, 2) == (made.reason, made.meter.attempts)
+    assert (Reason.BREAKER_OPEN, 2) == (made.reason, made.recorder.attempts)
 
 
 def test_a_breaker_that_opens_during_the_wait_ends_the_call() -> None:
     """Others may open it while a call waits."""
     downstream = Downstream("there", breaker=Breaker())
     made = call(FAILS, WORKS, downstream=downstream)
-    made.world.at(1.0, lambda _now, _about: downstream.force("open"))
+    made.loop.schedule(1.0, lambda _now, _about: downstream.force("open"))
 
     assert [TWO_HOPS + 1.0] == [end.now for end in made.run()]
-    assert (Reason.BREAKER_OPEN, 1) == (made.reason, made.meter.attempts)
+    assert (Reason.BREAKER_OPEN, 1) == (made.reason, made.recorder.attempts)
 
 
 def test_a_limiter_moves_the_attempt() -> None:
     """An attempt that has to wait for its turn leaves then, and its time counts from there."""
-    downstream = Downstream("there", limiter=Limits(4.0))
+    downstream = Downstream("there", limiter=ScriptedLimiter(4.0))
     made = call((0.25, SUCCESS), downstream=downstream, policy=steady(timeout=1.0))
 
     assert [(0.0, 4.0 + 0.25 + TWO_HOPS, None)] == made.run()
@@ -365,7 +365,7 @@ def test_a_limiter_moves_the_attempt() -> None:
 
 def test_a_limiter_moves_the_deadline_too() -> None:
     """A timeout is the time from the moment at which the attempt leaves."""
-    downstream = Downstream("there", limiter=Limits(4.0, 0.0))
+    downstream = Downstream("there", limiter=ScriptedLimiter(4.0, 0.0))
     made = call(None, WORKS, downstream=downstream, policy=steady(timeout=1.0))
 
     assert [(0.0, 4.0 + 1.0 + 1.0 + TWO_HOPS, None)] == made.run()
@@ -373,15 +373,15 @@ def test_a_limiter_moves_the_deadline_too() -> None:
 
 def test_a_full_limiter_ends_the_call() -> None:
     """Who is not let through at all has failed."""
-    made = call(WORKS, downstream=Downstream("there", limiter=Limits(None)))
+    made = call(WORKS, downstream=Downstream("there", limiter=ScriptedLimiter(None)))
     made.run()
 
-    assert (Reason.LIMIT, 0) == (made.reason, made.meter.attempts)
+    assert (Reason.LIMIT, 0) == (made.reason, made.recorder.attempts)
 
 
 def test_each_end_is_told_to_the_limiter_once() -> None:
     """Timeouts, failures and successes all give their place back."""
-    limits = Limits(0.0)
+    limits = ScriptedLimiter(0.0)
     made = call(
         None,
         FAILS,
@@ -389,7 +389,7 @@ def test_each_end_is_told_to_the_limiter_once() -> None:
         downstream=Downstream("there", limiter=limits),
         policy=steady(timeout=1.0),
     )
-    made.world.at(1.5, lambda now, _: made.caller.answer(now, 1, SUCCESS))
+    made.loop.schedule(1.5, lambda now, _: made.caller.respond(now, 1, SUCCESS))
     made.run()
 
     assert ["timeout", "connection refused", ""] == limits.released
@@ -397,12 +397,12 @@ def test_each_end_is_told_to_the_limiter_once() -> None:
 
 def test_a_caller_without_a_meter_is_not_counted() -> None:
     """The calls of a relay are no calls of the clients."""
-    world, ends = World(0), Ends()
-    node = Replies(world, FAILS, WORKS)
-    Caller(Line(world, node, lambda: HOP, None), STEADY, None, 0.0, ends).start(0.0)
-    world.run(9.0)
+    loop, ends = EventLoop(0), CallEndRecorder()
+    node = ScriptedNode(loop, FAILS, WORKS)
+    RetryingCaller(Route(loop, node, lambda: HOP, None), STEADY, None, 0.0, ends).start(0.0)
+    loop.run(9.0)
 
-    assert [(0.0, 1.0 + 2 * TWO_HOPS, None)] == ends.told
+    assert [(0.0, 1.0 + 2 * TWO_HOPS, None)] == ends.ends
 
 
 # --- whatever happens ----------------------------------------------------------------------------
@@ -427,7 +427,7 @@ def test_a_call_ends_at_most_once_and_makes_no_more_attempts_than_it_may(
     most: int,
 ) -> None:
     """Whatever the server and the network do, attempts are counted, numbered, and ended once."""
-    limits = Limits(0.0)
+    limits = ScriptedLimiter(0.0)
     left = iter(ways * 2)
     made = call(
         *replies,
@@ -436,10 +436,10 @@ def test_a_call_ends_at_most_once_and_makes_no_more_attempts_than_it_may(
         hop=lambda: next(left),
     )
     for when, number, outcome in late:  # only to requests that have arrived, as servers do
-        made.world.at(
+        made.loop.schedule(
             when,
             lambda now, about: (
-                made.caller.answer(now, *about)
+                made.caller.respond(now, *about)
                 if about[0] in [seen for _, seen in made.node.seen]
                 else None
             ),
@@ -447,13 +447,13 @@ def test_a_call_ends_at_most_once_and_makes_no_more_attempts_than_it_may(
         )
     told = made.run()
 
-    attempts = made.meter.attempts
+    attempts = made.recorder.attempts
     assert len(told) <= 1
     assert 1 <= attempts <= most
     assert sorted(number for _, number in made.node.seen) == list(range(1, attempts + 1))
     succeeded = bool(told) and told[0].stop is None
     running = not told
-    assert attempts == sum(made.meter._failures) + succeeded + running
+    assert attempts == sum(made.recorder._failed_attempts) + succeeded + running
     assert attempts - running == len(limits.released)
     if timeout is not None:
         assert told

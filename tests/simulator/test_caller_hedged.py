@@ -14,11 +14,11 @@ from tarry.core.downstream import Downstream
 from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Outcome, outcome_of_status
 from tarry.core.verdict import Reason
-from tarry.simulator.caller import HedgedCaller, Line
-from tarry.simulator.event_loop import World
-from tarry.simulator.metrics import Meter
-from tarry.simulator.node import DROPPED, GAVE_UP, REFUSED
-from tests.simulator.harness import End, Ends, Limits, Replies
+from tarry.simulator.caller import HedgingCaller, Route
+from tarry.simulator.event_loop import EventLoop
+from tarry.simulator.metrics import MetricsRecorder
+from tarry.simulator.node import DROPPED, REFUSED, RETRIES_EXHAUSTED
+from tests.simulator.harness import CallEnd, CallEndRecorder, ScriptedLimiter, ScriptedNode
 
 HOP = 0.25
 TWO_HOPS = 2 * HOP
@@ -30,21 +30,21 @@ WORKS = (0.0, SUCCESS)
 class Call(NamedTuple):
     """A hedged call on its way, and all who have to do with it."""
 
-    world: World
-    node: Replies
-    meter: Meter
-    ends: Ends
-    caller: HedgedCaller
+    loop: EventLoop
+    node: ScriptedNode
+    recorder: MetricsRecorder
+    ends: CallEndRecorder
+    caller: HedgingCaller
 
-    def run(self) -> list[End]:
+    def run(self) -> list[CallEnd]:
         """Let the world go on; return how the call ended."""
-        self.world.run(1_000.0)
-        return self.ends.told
+        self.loop.run(1_000.0)
+        return self.ends.ends
 
     @property
     def reason(self) -> Reason | None:
         """Why the call failed, if it did."""
-        (end,) = self.ends.told
+        (end,) = self.ends.ends
         return None if end.stop is None else end.stop.reason
 
 
@@ -55,12 +55,12 @@ def call(
     hop: Callable[[], float] = lambda: HOP,
 ) -> Call:
     """Make a hedged call to a server that replies like this."""
-    world, ends, meter = World(0), Ends(), Meter(2_000.0, 1.0)
-    node = Replies(world, *replies)
+    loop, ends, recorder = EventLoop(0), CallEndRecorder(), MetricsRecorder(2_000.0, 1.0)
+    node = ScriptedNode(loop, *replies)
     core = HedgedCall(hedging, downstream or Downstream("there"))
-    caller = HedgedCaller(Line(world, node, hop, meter), core, 0.0, ends)
-    world.at(0.0, caller.start)
-    return Call(world, node, meter, ends, caller)
+    caller = HedgingCaller(Route(loop, node, hop, recorder), core, 0.0, ends)
+    loop.schedule(0.0, caller.start)
+    return Call(loop, node, recorder, ends, caller)
 
 
 def test_a_fast_answer_needs_no_copy() -> None:
@@ -69,7 +69,7 @@ def test_a_fast_answer_needs_no_copy() -> None:
 
     assert [(0.0, 0.25 + TWO_HOPS, None)] == made.run()
     assert [(HOP, 1)] == made.node.seen
-    assert (1, 0) == (made.meter.attempts, sum(made.meter._failures))
+    assert (1, 0) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
 
 
 def test_the_first_answer_wins() -> None:
@@ -78,7 +78,7 @@ def test_the_first_answer_wins() -> None:
 
     assert [(0.0, 1.0 + 0.5 + TWO_HOPS, None)] == made.run()
     assert [(HOP, 1), (1.0 + HOP, 2)] == made.node.seen
-    assert (2, 0) == (made.meter.attempts, sum(made.meter._failures))
+    assert (2, 0) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
 
 
 def test_the_first_copy_may_win_after_all() -> None:
@@ -112,7 +112,7 @@ def test_a_failure_sends_the_next_copy_at_once() -> None:
 
     assert [(0.0, 0.25 + 2 * TWO_HOPS, None)] == made.run()
     assert [(HOP, 1), (0.25 + TWO_HOPS + HOP, 2)] == made.node.seen
-    assert (2, 1) == (made.meter.attempts, sum(made.meter._failures))
+    assert (2, 1) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
 
 
 def test_a_failure_of_one_leaves_the_others_running() -> None:
@@ -120,7 +120,7 @@ def test_a_failure_of_one_leaves_the_others_running() -> None:
     made = call((2.0, SUCCESS), FAILS)
 
     assert [(0.0, 2.0 + TWO_HOPS, None)] == made.run()
-    assert 1 == sum(made.meter._failures)
+    assert 1 == sum(made.recorder._failed_attempts)
 
 
 def test_a_call_fails_with_its_last_copy() -> None:
@@ -130,8 +130,8 @@ def test_a_call_fails_with_its_last_copy() -> None:
     assert [2 * TWO_HOPS] == [end.now for end in made.run()]
     assert (Reason.ATTEMPTS, 2, 2) == (
         made.reason,
-        made.meter.attempts,
-        sum(made.meter._failures),
+        made.recorder.attempts,
+        sum(made.recorder._failed_attempts),
     )
 
 
@@ -146,7 +146,7 @@ def test_a_hint_moves_the_next_copy() -> None:
 @pytest.mark.parametrize(
     ("outcome", "reason"),
     [
-        (GAVE_UP, Reason.RETRIED_BELOW),
+        (RETRIES_EXHAUSTED, Reason.RETRIED_BELOW),
         (PERMANENT, Reason.PERMANENT),
         (outcome_of_status(503, {"retry-after": "500"}, now=0.0), Reason.HINT_TOO_LONG),
     ],
@@ -157,7 +157,7 @@ def test_a_call_that_is_over_sends_no_copy(outcome: Outcome, reason: Reason) -> 
     made = call((0.0, outcome), WORKS)
 
     assert [TWO_HOPS] == [end.now for end in made.run()]
-    assert (reason, 1, 1) == (made.reason, made.meter.attempts, len(made.node.seen))
+    assert (reason, 1, 1) == (made.reason, made.recorder.attempts, len(made.node.seen))
 
 
 def test_what_ends_the_call_ends_the_other_copies_too() -> None:
@@ -173,23 +173,23 @@ def test_copies_that_never_come_back_never_end_the_call() -> None:
     made = call(None, None)
 
     assert [] == made.run()
-    assert 2 == made.meter.attempts
+    assert 2 == made.recorder.attempts
 
 
 def test_answers_may_come_later() -> None:
     """A server that did not know the answer gives it when it does, and only the first counts."""
     made = call(None, None)
-    made.world.at(5.0, lambda now, _: made.caller.answer(now, 1, SUCCESS))
-    made.world.at(5.0, lambda now, _: made.caller.answer(now, 2, TRANSIENT))
+    made.loop.schedule(5.0, lambda now, _: made.caller.respond(now, 1, SUCCESS))
+    made.loop.schedule(5.0, lambda now, _: made.caller.respond(now, 2, TRANSIENT))
 
     assert [(0.0, 5.0 + HOP, None)] == made.run()
-    assert 0 == sum(made.meter._failures)
+    assert 0 == sum(made.recorder._failed_attempts)
 
 
 def test_a_dropped_copy_is_not_answered_again() -> None:
     """When a server dies, the answer that it had planned never counts."""
     made = call((3.0, SUCCESS), (9.0, SUCCESS))
-    made.world.at(0.5, lambda now, _: made.caller.answer(now, 1, DROPPED))
+    made.loop.schedule(0.5, lambda now, _: made.caller.respond(now, 1, DROPPED))
 
     assert [(0.0, 0.5 + HOP + 9.0 + TWO_HOPS, None)] == made.run()
 
@@ -198,7 +198,7 @@ def test_a_drop_counts_also_when_it_is_slower_than_the_planned_answer() -> None:
     """A server that is dead has not answered, whatever the ways of the network take."""
     ways = iter([0.0, 0.0, 5.0, 0.0, 0.0])
     made = call((0.75, SUCCESS), (9.0, SUCCESS), hop=lambda: next(ways))
-    made.world.at(0.5, lambda now, _: made.caller.answer(now, 1, DROPPED))
+    made.loop.schedule(0.5, lambda now, _: made.caller.respond(now, 1, DROPPED))
 
     assert [(0.0, 1.0 + 9.0, None)] == made.run()
 
@@ -206,18 +206,18 @@ def test_a_drop_counts_also_when_it_is_slower_than_the_planned_answer() -> None:
 def test_an_answer_that_is_held_is_waited_for() -> None:
     """The planned one never comes, and a copy that is over is not held."""
     made = call((0.25, SUCCESS), (2.0, SUCCESS))
-    made.world.at(0.375, lambda _now, _about: made.caller.hold(1))
+    made.loop.schedule(0.375, lambda _now, _about: made.caller.discard_response(1))
 
     assert [(0.0, 1.0 + 2.0 + TWO_HOPS, None)] == made.run()
-    assert 1 == made.caller.hold(1)
+    assert 1 == made.caller.discard_response(1)
 
 
 def test_a_held_answer_may_win() -> None:
     """What a server says at last counts as any answer does."""
     made = call((0.25, SUCCESS), None)
-    made.world.at(0.375, lambda _now, _about: made.caller.hold(1))
-    made.world.at(5.0, lambda now, _: made.caller.answer(now, 1, SUCCESS))
-    made.world.at(6.0, lambda now, _: made.caller.answer(now, 2, SUCCESS))
+    made.loop.schedule(0.375, lambda _now, _about: made.caller.discard_response(1))
+    made.loop.schedule(5.0, lambda now, _: made.caller.respond(now, 1, SUCCESS))
+    made.loop.schedule(6.0, lambda now, _: made.caller.respond(now, 2, SUCCESS))
 
     assert [(0.0, 5.0 + HOP, None)] == made.run()
 
@@ -249,8 +249,8 @@ def test_an_open_breaker_ends_the_call_before_it_is_sent() -> None:
 
     assert stop is not None
     assert Reason.BREAKER_OPEN is stop.reason
-    assert [(0.0, 0.0, stop)] == made.ends.told
-    assert (0, []) == (made.meter.attempts, made.node.seen)
+    assert [(0.0, 0.0, stop)] == made.ends.ends
+    assert (0, []) == (made.recorder.attempts, made.node.seen)
 
 
 def test_a_call_that_was_not_let_through_sent_no_copy() -> None:
@@ -274,15 +274,15 @@ def test_an_open_breaker_sends_no_copy() -> None:
     """The copy that runs is waited for."""
     downstream = Downstream("there", breaker=Breaker())
     made = call((3.0, SUCCESS), WORKS, downstream=downstream)
-    made.world.at(0.5, lambda _now, _about: downstream.force("open"))
+    made.loop.schedule(0.5, lambda _now, _about: downstream.force("open"))
 
     assert [(0.0, 3.0 + TWO_HOPS, None)] == made.run()
-    assert 1 == made.meter.attempts
+    assert 1 == made.recorder.attempts
 
 
 def test_a_limiter_moves_the_first_copy_and_the_hedge_after_it() -> None:
     """A copy that has to wait for its turn leaves then, and the delay counts from there."""
-    made = call(None, WORKS, downstream=Downstream("there", limiter=Limits(4.0, 0.0)))
+    made = call(None, WORKS, downstream=Downstream("there", limiter=ScriptedLimiter(4.0, 0.0)))
 
     assert [(0.0, 5.0 + TWO_HOPS, None)] == made.run()
     assert [(4.0 + HOP, 1), (5.0 + HOP, 2)] == made.node.seen
@@ -290,29 +290,29 @@ def test_a_limiter_moves_the_first_copy_and_the_hedge_after_it() -> None:
 
 def test_a_copy_that_waits_for_its_turn_when_the_call_ends_is_never_sent() -> None:
     """A token that was given back was not used: the server never sees that copy."""
-    limits = Limits(0.0, 5.0)
+    limits = ScriptedLimiter(0.0, 5.0)
     made = call((2.0, SUCCESS), WORKS, downstream=Downstream("there", limiter=limits))
 
     assert [(0.0, 2.0 + TWO_HOPS, None)] == made.run()
     assert [(HOP, 1)] == made.node.seen
-    assert (1, ["", None]) == (made.meter.attempts, limits.released)
+    assert (1, ["", None]) == (made.recorder.attempts, limits.released)
 
 
 def test_a_caller_without_a_meter_is_not_counted() -> None:
     """The calls of a relay are no calls of the clients."""
-    world, ends = World(0), Ends()
-    node = Replies(world, FAILS, WORKS)
+    loop, ends = EventLoop(0), CallEndRecorder()
+    node = ScriptedNode(loop, FAILS, WORKS)
     core = HedgedCall(AFTER_1, Downstream("next"))
-    HedgedCaller(Line(world, node, lambda: HOP, None), core, 0.0, ends).start(0.0)
-    world.run(9.0)
+    HedgingCaller(Route(loop, node, lambda: HOP, None), core, 0.0, ends).start(0.0)
+    loop.run(9.0)
 
-    assert [(0.0, 2 * TWO_HOPS, None)] == ends.told
+    assert [(0.0, 2 * TWO_HOPS, None)] == ends.ends
 
 
 # --- whatever happens ----------------------------------------------------------------------------
 
 eighths = st.integers(0, 24).map(lambda number: number / 8)
-outcomes = st.sampled_from([SUCCESS, SUCCESS, TRANSIENT, DROPPED, GAVE_UP, PERMANENT])
+outcomes = st.sampled_from([SUCCESS, SUCCESS, TRANSIENT, DROPPED, RETRIES_EXHAUSTED, PERMANENT])
 
 
 @given(
@@ -330,7 +330,7 @@ def test_a_call_ends_at_most_once_and_sends_no_more_copies_than_it_may(
     most: int,
 ) -> None:
     """Whatever happens, copies are numbered, places are given back, and no copy comes after."""
-    limits = Limits(*waits)
+    limits = ScriptedLimiter(*waits)
     left = iter(ways)
     made = call(
         *replies,
@@ -340,7 +340,7 @@ def test_a_call_ends_at_most_once_and_sends_no_more_copies_than_it_may(
     )
     told = made.run()
 
-    attempts = made.meter.attempts
+    attempts = made.recorder.attempts
     assert len(told) <= 1
     assert attempts == len(made.node.seen) <= most
     assert len(set(made.node.seen)) == attempts

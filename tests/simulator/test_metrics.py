@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tarry.core.verdict import Reason
 from tarry.simulator.distributions import Fixed
-from tarry.simulator.metrics import METRICS, Meter, Summary, quantile
+from tarry.simulator.metrics import METRICS, MetricsRecorder, Summary, quantile
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 
 HUNDRED = Server(latency=Fixed(0.01), concurrency=1)
@@ -28,9 +28,9 @@ def scenario(
     return Scenario(servers=servers, duration=duration, bucket=bucket)
 
 
-def summary_of(meter: Meter, of: Scenario | None = None, crashes: int = 0) -> Summary:
+def summary_of(recorder: MetricsRecorder, of: Scenario | None = None, crashes: int = 0) -> Summary:
     """Sum up."""
-    return meter.summary(scenario() if of is None else of, crashes)
+    return recorder.summarize(scenario() if of is None else of, crashes)
 
 
 # --- totals and series ---------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def summary_of(meter: Meter, of: Scenario | None = None, crashes: int = 0) -> Su
 
 def test_nothing_comes_to_nothing() -> None:
     """A run without calls has counts of 0; what would be a share or a time is not known."""
-    summary = summary_of(Meter(10.0, 1.0))
+    summary = summary_of(MetricsRecorder(10.0, 1.0))
 
     unknown = {name for name, value in summary.metrics().items() if isnan(value)}
     shares = {"success_rate", "attempts_per_call", "amplification", "peak_load"}
@@ -49,14 +49,14 @@ def test_nothing_comes_to_nothing() -> None:
 
 def test_each_event_is_counted_in_its_bucket() -> None:
     """Buckets begin with their moment and end before the next."""
-    meter = Meter(3.0, 1.0)
-    meter.began(0.0)
-    meter.began(0.999)
-    meter.began(1.0)
-    meter.request(1.5)
-    meter.succeeded(2.0, 2.0)
-    meter.failed(2.999, Reason.ATTEMPTS, 1)
-    meter.in_progress(1, 7)
+    recorder = MetricsRecorder(3.0, 1.0)
+    recorder.record_call(0.0)
+    recorder.record_call(0.999)
+    recorder.record_call(1.0)
+    recorder.record_request(1.5)
+    recorder.record_success(2.0, 2.0)
+    recorder.record_failed_call(2.999, Reason.ATTEMPTS, 1)
+    recorder.record_in_progress(1, 7)
 
     expected = {
         "calls": [2.0, 1.0, 0.0],
@@ -65,7 +65,7 @@ def test_each_event_is_counted_in_its_bucket() -> None:
         "failed": [0.0, 0.0, 1.0],
         "in_progress": [0.0, 7.0, 0.0],
     }
-    assert expected == summary_of(meter).series
+    assert expected == summary_of(recorder).series
 
 
 @pytest.mark.parametrize(
@@ -82,40 +82,40 @@ def test_each_event_is_counted_in_its_bucket() -> None:
 )
 def test_the_run_is_cut_into_buckets(duration: float, bucket: float, expected: int) -> None:
     """There are as many as begin before the end, and rounding makes none more."""
-    meter = Meter(duration, bucket)
-    summary = summary_of(meter)
+    recorder = MetricsRecorder(duration, bucket)
+    summary = summary_of(recorder)
 
-    assert expected == meter.buckets
+    assert expected == recorder.bucket_count
     assert {expected} == {len(values) for values in summary.series.values()}
     assert bucket == summary.bucket
 
 
 def test_what_rounding_puts_beyond_the_end_belongs_to_the_last_bucket() -> None:
     """No event is lost from the series because a sum of floats falls on the end."""
-    meter = Meter(3.0 + 1e-10, 1.0)
-    meter.began(3.0 + 5e-11)
+    recorder = MetricsRecorder(3.0 + 1e-10, 1.0)
+    recorder.record_call(3.0 + 5e-11)
 
-    summary = summary_of(meter)
+    summary = summary_of(recorder)
 
     assert (1, [0.0, 0.0, 1.0]) == (summary.calls, summary.series["calls"])
 
 
 def test_the_numbers_of_a_run() -> None:
     """Every total and share follows from what was counted."""
-    meter = Meter(10.0, 1.0)
+    recorder = MetricsRecorder(10.0, 1.0)
     for now in (0.0, 1.0, 2.0, 3.0):
-        meter.began(now)
+        recorder.record_call(now)
     for _ in range(5):
-        meter.request(4.0)
-    meter.attempts += 6
+        recorder.record_request(4.0)
+    recorder.attempts += 6
     for _ in range(9):
-        meter.failure(4.5)
-    meter.succeeded(9.5, 2.0)
-    meter.succeeded(9.5, 1.0)
-    meter.failed(6.0, Reason.LIMIT, 0)
+        recorder.record_failed_attempt(4.5)
+    recorder.record_success(9.5, 2.0)
+    recorder.record_success(9.5, 1.0)
+    recorder.record_failed_call(6.0, Reason.LIMIT, 0)
 
     of = scenario(trouble=1.0, latency=Fixed(0.01), concurrency=1)
-    summary = summary_of(meter, of, crashes=3)
+    summary = summary_of(recorder, of, crashes=3)
 
     expected = {
         "calls": 4,
@@ -137,32 +137,40 @@ def test_the_numbers_of_a_run() -> None:
         "p999": 2.0,
     }
     assert expected == summary.metrics()
-    assert METRICS == tuple(summary.metrics())
+    assert tuple(METRICS) == tuple(summary.metrics())
 
 
 def test_reasons_are_counted_and_sorted() -> None:
     """A summary says how often a call failed for which reason."""
-    meter = Meter(10.0, 1.0)
+    recorder = MetricsRecorder(10.0, 1.0)
     for reason in (Reason.LIMIT, Reason.ATTEMPTS, Reason.LIMIT):
-        meter.failed(1.0, reason, 1)
+        recorder.record_failed_call(1.0, reason, 1)
 
-    assert [("attempts", 1), ("limit", 2)] == list(summary_of(meter).reasons.items())
+    assert [("attempts", 1), ("limit", 2)] == list(summary_of(recorder).reasons.items())
 
 
 @given(
     events=st.lists(
-        st.tuples(st.sampled_from(["began", "request", "succeeded", "failed"]), st.floats(0, 9.99)),
+        st.tuples(
+            st.sampled_from(
+                ["record_call", "record_request", "record_success", "record_failed_call"]
+            ),
+            st.floats(0, 9.99),
+        ),
         max_size=60,
     ),
     bucket=st.sampled_from([0.1, 0.3, 1.0, 2.5, 7.0, 20.0]),
 )
 def test_series_sum_to_totals(events: list[tuple[str, float]], bucket: float) -> None:
     """What is counted in all is what is counted bucket by bucket."""
-    meter = Meter(10.0, bucket)
-    more: dict[str, tuple[Any, ...]] = {"succeeded": (1.0,), "failed": (Reason.ATTEMPTS, 1)}
+    recorder = MetricsRecorder(10.0, bucket)
+    more: dict[str, tuple[Any, ...]] = {
+        "record_success": (1.0,),
+        "record_failed_call": (Reason.ATTEMPTS, 1),
+    }
     for name, now in events:
-        getattr(meter, name)(now, *more.get(name, ()))
-    summary = summary_of(meter, scenario(bucket=bucket))
+        getattr(recorder, name)(now, *more.get(name, ()))
+    summary = summary_of(recorder, scenario(bucket=bucket))
 
     totals = {name: float(getattr(summary, name)) for name in summary.series if name in METRICS}
     assert totals == {name: sum(summary.series[name]) for name in totals}
@@ -209,16 +217,16 @@ def test_so_many_do_not_exceed_a_quantile(values: list[float], q: float) -> None
 # --- recovery ------------------------------------------------------------------------------------
 
 
-def measured(bad: Iterable[int], failures: int = 50, calls: int = 100) -> Meter:
+def measured(bad: Iterable[int], failures: int = 50, calls: int = 100) -> MetricsRecorder:
     """Return a meter of ten seconds in which attempts failed in the bad ones."""
-    meter = Meter(10.0, 1.0)
+    recorder = MetricsRecorder(10.0, 1.0)
     for index in range(10):
         for _ in range(calls):
-            meter.began(index + 0.25)
-            meter.succeeded(index + 0.5, 0.25)
+            recorder.record_call(index + 0.25)
+            recorder.record_success(index + 0.5, 0.25)
         for _ in range(failures if index in bad else 0):
-            meter.failure(index + 0.5)
-    return meter
+            recorder.record_failed_attempt(index + 0.5)
+    return recorder
 
 
 @pytest.mark.parametrize(
@@ -277,22 +285,22 @@ def test_a_few_failures_are_tolerated(failures: int, rate: float, expected: floa
 
 def test_calls_that_were_not_let_through_are_trouble() -> None:
     """A breaker that stands open is no recovery."""
-    meter = measured([])
+    recorder = measured([])
     for _ in range(100):
-        meter.began(5.5)
-        meter.failed(5.5, Reason.BREAKER_OPEN, 0)
+        recorder.record_call(5.5)
+        recorder.record_failed_call(5.5, Reason.BREAKER_OPEN, 0)
 
-    assert 5.0 == summary_of(meter, scenario(trouble=1.0)).recovered_after
+    assert 5.0 == summary_of(recorder, scenario(trouble=1.0)).recovered_after
 
 
 def test_a_call_that_failed_is_not_trouble_on_top_of_its_attempts() -> None:
     """What its attempts came to is counted already."""
-    meter = measured([])
+    recorder = measured([])
     for _ in range(100):
-        meter.began(5.5)
-        meter.failed(5.5, Reason.ATTEMPTS, 1)
+        recorder.record_call(5.5)
+        recorder.record_failed_call(5.5, Reason.ATTEMPTS, 1)
 
-    assert 0.0 == summary_of(meter, scenario(trouble=1.0)).recovered_after
+    assert 0.0 == summary_of(recorder, scenario(trouble=1.0)).recovered_after
 
 
 def test_failures_of_all_servers_on_the_path_are_usual() -> None:
@@ -340,69 +348,69 @@ def test_a_small_bucket_may_have_bad_luck(failures: int, expected: float) -> Non
 @pytest.mark.parametrize(("more", "expected"), [(10, 0.0), (11, inf)])
 def test_calls_that_pile_up_are_trouble(more: int, expected: float) -> None:
     """Who neither fails nor answers has not recovered; a few may wait."""
-    meter = measured([])
+    recorder = measured([])
     for _ in range(more):
-        meter.began(4.5)
+        recorder.record_call(4.5)
     trouble = (Failure(start=3.0, end=4.0),)
     of = Scenario(servers={"server": Server(failures=trouble)}, duration=10.0)
 
-    assert expected == summary_of(meter, of).recovered_after
+    assert expected == summary_of(recorder, of).recovered_after
 
 
 @pytest.mark.parametrize(("late", "expected"), [(20, 6.0), (21, 7.0)])
 def test_trouble_from_the_start_is_held_against_the_end(late: int, expected: float) -> None:
     """Where there was no time before it, what waits at the end is what usually does."""
-    meter = measured([])
+    recorder = measured([])
     for _ in range(10 + late):
-        meter.began(0.0)
+        recorder.record_call(0.0)
     for _ in range(late):
-        meter.succeeded(8.5, 8.0)
+        recorder.record_success(8.5, 8.0)
     for _ in range(20):
-        meter.began(0.0)
-        meter.succeeded(7.5, 7.0)
+        recorder.record_call(0.0)
+        recorder.record_success(7.5, 7.0)
 
-    assert expected == summary_of(meter, scenario(trouble=1.0)).recovered_after
+    assert expected == summary_of(recorder, scenario(trouble=1.0)).recovered_after
 
 
 def test_where_calls_wait_and_none_ends_well_nothing_has_recovered() -> None:
     """A system that hangs has no failures either."""
-    meter = Meter(10.0, 1.0)
-    meter.began(0.5)
+    recorder = MetricsRecorder(10.0, 1.0)
+    recorder.record_call(0.5)
 
-    assert inf == summary_of(meter, scenario(trouble=1.0)).recovered_after
-    meter.succeeded(8.5, 8.0)
-    assert 0.0 == summary_of(meter, scenario(trouble=1.0)).recovered_after
+    assert inf == summary_of(recorder, scenario(trouble=1.0)).recovered_after
+    recorder.record_success(8.5, 8.0)
+    assert 0.0 == summary_of(recorder, scenario(trouble=1.0)).recovered_after
 
 
 @pytest.mark.parametrize(("more", "expected"), [(90, 0.0), (91, 2.0)])
 def test_as_many_may_wait_as_did_before(more: int, expected: float) -> None:
     """Twice what waited before the trouble, and a few, is as usual; all have come back later."""
-    meter = measured([])
+    recorder = measured([])
     for _ in range(40):
-        meter.began(0.0)
+        recorder.record_call(0.0)
     for _ in range(more - 40):
-        meter.began(4.5)
+        recorder.record_call(4.5)
     for _ in range(more - 40):
-        meter.succeeded(6.5, 2.0)
+        recorder.record_success(6.5, 2.0)
     trouble = (Failure(start=3.0, end=4.0),)
     of = Scenario(servers={"server": Server(failures=trouble)}, duration=10.0)
 
-    assert expected == summary_of(meter, of).recovered_after
+    assert expected == summary_of(recorder, of).recovered_after
 
 
 # --- the peak ------------------------------------------------------------------------------------
 
 
-def requests(*counts: int, bucket: float = 1.0) -> Meter:
+def requests(*counts: int, bucket: float = 1.0) -> MetricsRecorder:
     """Return a meter of a run with so many requests in each bucket."""
-    meter = Meter(len(counts) * bucket, bucket)
+    recorder = MetricsRecorder(len(counts) * bucket, bucket)
     for index, count in enumerate(counts):
         for _ in range(count):
-            meter.request((index + 0.5) * bucket)
-    return meter
+            recorder.record_request((index + 0.5) * bucket)
+    return recorder
 
 
-def peak(meter: Meter, *failures: Failure, server: Server = HUNDRED) -> float:
+def peak(recorder: MetricsRecorder, *failures: Failure, server: Server = HUNDRED) -> float:
     """Return the peak of that run over what the server can answer."""
     hurt = Server(
         latency=server.latency,
@@ -410,9 +418,9 @@ def peak(meter: Meter, *failures: Failure, server: Server = HUNDRED) -> float:
         slowdown=server.slowdown,
         failures=failures,
     )
-    duration = meter.buckets * meter._bucket
-    of = Scenario(servers={"server": hurt}, duration=duration, bucket=meter._bucket)
-    return meter.summary(of, 0).peak_load
+    duration = recorder.bucket_count * recorder._bucket
+    of = Scenario(servers={"server": hurt}, duration=duration, bucket=recorder._bucket)
+    return recorder.summarize(of, 0).peak_load
 
 
 def test_the_peak_is_the_busiest_bucket_over_the_capacity() -> None:

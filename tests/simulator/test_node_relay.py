@@ -10,151 +10,164 @@ from tarry.core.outcome import SUCCESS, Outcome
 from tarry.core.verdict import Reason, Stop
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Fixed
-from tarry.simulator.event_loop import World
-from tarry.simulator.node import DROPPED, ERROR, GAVE_UP, UNAVAILABLE, Relay
+from tarry.simulator.event_loop import EventLoop
+from tarry.simulator.node import DROPPED, INTERNAL_ERROR, RETRIES_EXHAUSTED, UNAVAILABLE, RelayNode
 from tarry.simulator.scenario import Failure, Server
-from tests.simulator.harness import HELD, Answer, Asker, Begins
+from tests.simulator.harness import (
+    DISCARDED,
+    CallStartRecorder,
+    ReceivedResponse,
+    RecordingRequester,
+)
 
 ONCE = Defence(Policy(max_attempts=1))
 TWICE = Defence(Policy(max_attempts=2))
 
 
-def relay_of(server: Server) -> tuple[World, Relay, Begins]:
+def relay_of(server: Server) -> tuple[EventLoop, RelayNode, CallStartRecorder]:
     """Return a relay at work, its world, and the calls that it makes."""
-    world, begins = World(0), Begins()
-    return world, Relay("relay", server, world, begins), begins
+    loop, starts = EventLoop(0), CallStartRecorder()
+    return loop, RelayNode("relay", server, loop, starts), starts
 
 
 def test_a_relay_works_a_little_and_then_calls() -> None:
     """The call begins after the relay's own latency, and its end is the answer."""
-    world, relay, begins = relay_of(Server(calls="next", latency=Fixed(0.5)))
-    asker = Asker()
-    assert relay.take(1.0, asker, 7) is None
-    assert [] == begins.begun
+    loop, relay, starts = relay_of(Server(calls="next", latency=Fixed(0.5)))
+    requester = RecordingRequester()
+    assert relay.handle(1.0, requester, 7) is None
+    assert [] == starts.calls
 
-    world.run(2.0)
-    (begun,) = begins.begun
+    loop.run(2.0)
+    (begun,) = starts.calls
     assert (1.5, 0, 1) == (begun.now, begun.client, relay.load(2.0))
 
-    begun.ended(1.5, 3.0, None, 1)
-    assert [Answer(3.0, 7, SUCCESS)] == asker.answers
+    begun.on_end(1.5, 3.0, None, 1)
+    assert [ReceivedResponse(3.0, 7, SUCCESS)] == requester.responses
     assert 0 == relay.load(3.0)
 
 
 @pytest.mark.parametrize(
     ("defence", "reason", "attempts", "expected"),
     [
-        (None, Reason.ATTEMPTS, 4, GAVE_UP),
-        (TWICE, Reason.ATTEMPTS, 2, GAVE_UP),
-        (TWICE, Reason.BREAKER_OPEN, 1, GAVE_UP),
-        (TWICE, Reason.BREAKER_OPEN, 0, GAVE_UP),
+        (None, Reason.ATTEMPTS, 4, RETRIES_EXHAUSTED),
+        (TWICE, Reason.ATTEMPTS, 2, RETRIES_EXHAUSTED),
+        (TWICE, Reason.BREAKER_OPEN, 1, RETRIES_EXHAUSTED),
+        (TWICE, Reason.BREAKER_OPEN, 0, RETRIES_EXHAUSTED),
         (ONCE, Reason.ATTEMPTS, 1, UNAVAILABLE),
-        (ONCE, Reason.BREAKER_OPEN, 0, GAVE_UP),
-        (ONCE, Reason.RETRIED_BELOW, 1, GAVE_UP),
-        (Defence(hedging=Hedging(after=1.0)), Reason.ATTEMPTS, 2, GAVE_UP),
+        (ONCE, Reason.BREAKER_OPEN, 0, RETRIES_EXHAUSTED),
+        (ONCE, Reason.RETRIED_BELOW, 1, RETRIES_EXHAUSTED),
+        (Defence(hedging=Hedging(after=1.0)), Reason.ATTEMPTS, 2, RETRIES_EXHAUSTED),
     ],
 )
 def test_a_relay_whose_call_failed_says_so(
     defence: Defence | None, reason: Reason, attempts: int, expected: Outcome
 ) -> None:
     """It answers that it gave up; only one that tried once leaves the retry to those above."""
-    world, relay, begins = relay_of(Server(calls="next", defence=defence))
-    asker = Asker()
-    relay.take(0.0, asker, 1)
-    world.run(1.0)
+    loop, relay, starts = relay_of(Server(calls="next", defence=defence))
+    requester = RecordingRequester()
+    relay.handle(0.0, requester, 1)
+    loop.run(1.0)
 
-    begins.begun[0].ended(0.0, 2.0, Stop(reason), attempts)
+    starts.calls[0].on_end(0.0, 2.0, Stop(reason), attempts)
 
-    assert [Answer(2.0, 1, expected)] == asker.answers
-    assert (False, True) == (UNAVAILABLE.retried, GAVE_UP.retried)
+    assert [ReceivedResponse(2.0, 1, expected)] == requester.responses
+    assert (False, True) == (UNAVAILABLE.retried, RETRIES_EXHAUSTED.retried)
 
 
 def test_concurrency_bounds_the_calls_that_run() -> None:
     """One more than a relay may have waits for its turn, and takes its time from then on."""
-    world, relay, begins = relay_of(Server(calls="next", latency=Fixed(0.5), concurrency=2))
-    asker = Asker()
+    loop, relay, starts = relay_of(Server(calls="next", latency=Fixed(0.5), concurrency=2))
+    requester = RecordingRequester()
     for number in (1, 2, 3, 4):
-        assert relay.take(0.0, asker, number) is None
-    world.run(1.0)
-    assert ([0.5, 0.5], 4) == ([begun.now for begun in begins.begun], relay.load(1.0))
+        assert relay.handle(0.0, requester, number) is None
+    loop.run(1.0)
+    assert ([0.5, 0.5], 4) == ([begun.now for begun in starts.calls], relay.load(1.0))
 
-    begins.begun[1].ended(0.5, 1.0, None, 1)
-    world.run(2.0)
+    starts.calls[1].on_end(0.5, 1.0, None, 1)
+    loop.run(2.0)
 
-    assert [Answer(1.0, 2, SUCCESS)] == asker.answers
-    assert ([0.5, 0.5, 1.5], 3) == ([begun.now for begun in begins.begun], relay.load(2.0))
+    assert [ReceivedResponse(1.0, 2, SUCCESS)] == requester.responses
+    assert ([0.5, 0.5, 1.5], 3) == ([begun.now for begun in starts.calls], relay.load(2.0))
 
 
 def test_a_relay_rejects_what_finds_its_queue_full() -> None:
     """One more than may wait is turned away at once, with the hint."""
-    world, relay, begins = relay_of(Server(calls="next", concurrency=1, queue=1, retry_after=3.0))
-    asker = Asker()
-    assert [None, None] == [relay.take(0.0, asker, number) for number in (1, 2)]
+    loop, relay, starts = relay_of(Server(calls="next", concurrency=1, queue=1, retry_after=3.0))
+    requester = RecordingRequester()
+    assert [None, None] == [relay.handle(0.0, requester, number) for number in (1, 2)]
 
-    rejected = relay.take(0.0, asker, 3)
+    rejected = relay.handle(0.0, requester, 3)
     assert rejected is not None
     when, outcome = rejected
     assert (0.0, "503", False) == (when, outcome.detail, outcome.retried)
     assert outcome.hint is not None
     assert 3.0 == outcome.hint.delay
 
-    world.run(1.0)
-    begins.begun[0].ended(0.0, 1.0, None, 1)
-    assert relay.take(1.0, asker, 4) is None
+    loop.run(1.0)
+    starts.calls[0].on_end(0.0, 1.0, None, 1)
+    assert relay.handle(1.0, requester, 4) is None
     assert 2 == relay.load(1.0)
 
 
 def test_a_relay_that_freezes_holds_what_waits_for_it() -> None:
     """Its calls go on, but nobody hears of them; at the end of the freeze all are dropped."""
     frozen = Failure(start=2.0, end=4.0, kind="freeze")
-    world, relay, begins = relay_of(Server(calls="next", concurrency=1, failures=(frozen,)))
-    asker = Asker()
-    relay.take(1.0, asker, 1)
-    relay.take(1.0, asker, 2)
-    world.run(2.5)
+    loop, relay, starts = relay_of(Server(calls="next", concurrency=1, failures=(frozen,)))
+    requester = RecordingRequester()
+    relay.handle(1.0, requester, 1)
+    relay.handle(1.0, requester, 2)
+    loop.run(2.5)
     assert (0, 2) == (relay.load(2.5), relay.in_progress(2.5))
-    begins.begun[0].ended(1.0, 3.0, None, 1)
-    world.run(9.0)
+    starts.calls[0].on_end(1.0, 3.0, None, 1)
+    loop.run(9.0)
 
-    assert [Answer(4.0, HELD + number, DROPPED) for number in (1, 2)] == asker.answers
-    assert (1, 0) == (len(begins.begun), relay.in_progress(9.0))
+    assert [
+        ReceivedResponse(4.0, DISCARDED + number, DROPPED) for number in (1, 2)
+    ] == requester.responses
+    assert (1, 0) == (len(starts.calls), relay.in_progress(9.0))
 
 
 def test_a_share_of_its_requests_fails_before_the_call() -> None:
     """A relay that fails by itself makes no call for that request."""
-    world, relay, begins = relay_of(Server(calls="next", latency=Fixed(0.5), failure_rate=0.25))
-    asker = Asker()
+    loop, relay, starts = relay_of(Server(calls="next", latency=Fixed(0.5), failure_rate=0.25))
+    requester = RecordingRequester()
     for number in range(2_000):
-        relay.take(0.0, asker, number)
-    world.run(1.0)
+        relay.handle(0.0, requester, number)
+    loop.run(1.0)
 
-    assert {(0.5, ERROR)} == {(answer.when, answer.outcome) for answer in asker.answers}
-    assert 2_000 == len(asker.answers) + len(begins.begun)
-    assert pytest.approx(500, abs=100) == len(asker.answers)
-    assert len(begins.begun) == relay.load(1.0)
+    assert {(0.5, INTERNAL_ERROR)} == {
+        (answer.when, answer.outcome) for answer in requester.responses
+    }
+    assert 2_000 == len(requester.responses) + len(starts.calls)
+    assert pytest.approx(500, abs=100) == len(requester.responses)
+    assert len(starts.calls) == relay.load(1.0)
 
 
 def test_a_request_that_fails_makes_room_for_the_next() -> None:
     """A relay that fails by itself goes on with its queue, in the order of arrival."""
-    world, relay, begins = relay_of(
+    loop, relay, starts = relay_of(
         Server(calls="next", latency=Fixed(0.5), concurrency=1, failure_rate=1.0)
     )
-    asker = Asker()
+    requester = RecordingRequester()
     for number in (1, 2, 3):
-        relay.take(0.0, asker, number)
-    world.run(9.0)
+        relay.handle(0.0, requester, number)
+    loop.run(9.0)
 
-    expected = [Answer(0.5, 1, ERROR), Answer(1.0, 2, ERROR), Answer(1.5, 3, ERROR)]
-    assert (expected, []) == (asker.answers, begins.begun)
+    expected = [
+        ReceivedResponse(0.5, 1, INTERNAL_ERROR),
+        ReceivedResponse(1.0, 2, INTERNAL_ERROR),
+        ReceivedResponse(1.5, 3, INTERNAL_ERROR),
+    ]
+    assert (expected, []) == (requester.responses, starts.calls)
 
 
 def test_a_relay_without_a_queue_lets_nobody_wait() -> None:
     """A queue of 0 leaves as many as it works on."""
     _, relay, _ = relay_of(Server(calls="next", concurrency=1, queue=0))
-    asker = Asker()
-    assert relay.take(0.0, asker, 1) is None
+    requester = RecordingRequester()
+    assert relay.handle(0.0, requester, 1) is None
 
-    rejected = relay.take(0.0, asker, 2)
+    rejected = relay.handle(0.0, requester, 2)
 
     assert rejected is not None
     assert ("503", 1) == (rejected[1].detail, relay.load(0.0))
@@ -162,64 +175,72 @@ def test_a_relay_without_a_queue_lets_nobody_wait() -> None:
 
 def test_a_relay_that_dies_drops_its_queue_too() -> None:
     """Those whose call runs and those who wait are lost, and the next finds a free worker."""
-    world, relay, begins = relay_of(
+    loop, relay, starts = relay_of(
         Server(calls="next", concurrency=1, crash_above=2, restart_after=2.0)
     )
-    asker = Asker()
-    relay.take(0.0, asker, 1)
-    relay.take(0.0, asker, 2)
-    world.run(1.0)
+    requester = RecordingRequester()
+    relay.handle(0.0, requester, 1)
+    relay.handle(0.0, requester, 2)
+    loop.run(1.0)
 
-    assert (1.0, DROPPED) == relay.take(1.0, asker, 3)
-    assert [Answer(1.0, 1, DROPPED), Answer(1.0, 2, DROPPED)] == asker.answers
+    assert (1.0, DROPPED) == relay.handle(1.0, requester, 3)
+    assert [
+        ReceivedResponse(1.0, 1, DROPPED),
+        ReceivedResponse(1.0, 2, DROPPED),
+    ] == requester.responses
 
-    assert relay.take(3.0, asker, 4) is None
-    world.run(4.0)
-    assert [0.0, 3.0] == [begun.now for begun in begins.begun]
+    assert relay.handle(3.0, requester, 4) is None
+    loop.run(4.0)
+    assert [0.0, 3.0] == [begun.now for begun in starts.calls]
 
 
 def test_a_relay_that_goes_away_drops_its_requests() -> None:
     """Those that wait for a call and those that have not made theirs are lost, in order."""
     away = Failure(start=2.0, end=4.0)
-    world, relay, begins = relay_of(Server(calls="next", latency=Fixed(1.0), failures=(away,)))
-    asker = Asker()
-    relay.take(0.0, asker, 1)
-    world.run(1.5)
-    relay.take(1.5, asker, 2)
-    world.run(3.5)
+    loop, relay, starts = relay_of(Server(calls="next", latency=Fixed(1.0), failures=(away,)))
+    requester = RecordingRequester()
+    relay.handle(0.0, requester, 1)
+    loop.run(1.5)
+    relay.handle(1.5, requester, 2)
+    loop.run(3.5)
 
-    assert [Answer(2.0, 1, DROPPED), Answer(2.0, 2, DROPPED)] == asker.answers
-    assert 1 == len(begins.begun)
-    begins.begun[0].ended(1.0, 3.5, None, 1)
-    assert 2 == len(asker.answers)
+    assert [
+        ReceivedResponse(2.0, 1, DROPPED),
+        ReceivedResponse(2.0, 2, DROPPED),
+    ] == requester.responses
+    assert 1 == len(starts.calls)
+    starts.calls[0].on_end(1.0, 3.5, None, 1)
+    assert 2 == len(requester.responses)
     assert 0 == relay.load(3.5)
 
 
 def test_a_relay_may_crash_under_load() -> None:
     """One request too many kills it; what its calls come to is nobody's matter."""
-    world, relay, begins = relay_of(Server(calls="next", crash_above=1, restart_after=2.0))
-    asker = Asker()
-    relay.take(0.0, asker, 1)
-    world.run(1.0)
+    loop, relay, starts = relay_of(Server(calls="next", crash_above=1, restart_after=2.0))
+    requester = RecordingRequester()
+    relay.handle(0.0, requester, 1)
+    loop.run(1.0)
 
-    assert (1.0, DROPPED) == relay.take(1.0, asker, 2)
-    begins.begun[0].ended(0.0, 1.5, Stop(Reason.ATTEMPTS), 1)
+    assert (1.0, DROPPED) == relay.handle(1.0, requester, 2)
+    starts.calls[0].on_end(0.0, 1.5, Stop(Reason.ATTEMPTS), 1)
 
-    assert [Answer(1.0, 1, DROPPED)] == asker.answers
+    assert [ReceivedResponse(1.0, 1, DROPPED)] == requester.responses
     assert 1 == relay.crashes
-    refused = relay.take(2.0, asker, 3)
+    refused = relay.handle(2.0, requester, 3)
     assert refused is not None
     assert "connection refused" == refused[1].detail
-    assert relay.take(3.0, asker, 4) is None
+    assert relay.handle(3.0, requester, 4) is None
 
 
 def test_a_call_that_is_refused_at_once_is_answered_at_once() -> None:
     """A breaker that stands open before the next server makes no request there."""
-    world = World(0)
-    asker = Asker()
-    relay = Relay("relay", Server(calls="next"), world, Begins(lambda _: Stop(Reason.BREAKER_OPEN)))
-    relay.take(0.0, asker, 1)
-    world.run(1.0)
+    loop = EventLoop(0)
+    requester = RecordingRequester()
+    relay = RelayNode(
+        "relay", Server(calls="next"), loop, CallStartRecorder(lambda _: Stop(Reason.BREAKER_OPEN))
+    )
+    relay.handle(0.0, requester, 1)
+    loop.run(1.0)
 
-    assert [Answer(0.0, 1, GAVE_UP)] == asker.answers
+    assert [ReceivedResponse(0.0, 1, RETRIES_EXHAUSTED)] == requester.responses
     assert 0 == relay.load(1.0)

@@ -13,7 +13,15 @@ from tarry import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Exponential, Fixed
-from tarry.simulator.scenario import ARRIVALS, FAILURES, Clients, Failure, Scenario, Server, Surge
+from tarry.simulator.scenario import (
+    ARRIVAL_KINDS,
+    FAILURE_KINDS,
+    Clients,
+    Failure,
+    Scenario,
+    Server,
+    Surge,
+)
 from tests.core.refusals import refusals, settings_with
 
 
@@ -48,7 +56,7 @@ FIELDS: list[tuple[type, dict[str, Any], dict[str, str]]] = [
             "crash_above": "count",
             "restart_after": "positive",
             "warmup": "at least 0",
-            "cold": "at least 1",
+            "cold_factor": "at least 1",
         },
     ),
     (Clients, {}, {"count": "count", "rate": "positive", "instances": "count"}),
@@ -98,11 +106,11 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(
         ),
         (
             lambda: Server(calls="next", warmup=1.0),
-            "^warmup is for a server that works by itself: leave out warmup or calls$",
+            "^warmup has no effect on a server that calls another: leave out warmup or calls$",
         ),
         (
             lambda: Server(calls="next", slowdown=1.0),
-            "^slowdown is for a server that works by itself: leave out slowdown or calls$",
+            "^slowdown has no effect on a server that calls another: leave out slowdown or calls$",
         ),
         (
             lambda: Server(calls="next", **settings_with("defence", "careful")),
@@ -218,20 +226,20 @@ def test_the_edges_are_allowed() -> None:
     """The least values that make sense are accepted."""
     Surge(start=0, end=1e-9, rate=0)
     Failure(end=1e-9, rate=1, retry_after=0)
-    Server(concurrency=1, queue=0, slowdown=0, failure_rate=1, warmup=0, cold=1)
+    Server(concurrency=1, queue=0, slowdown=0, failure_rate=1, warmup=0, cold_factor=1)
     Server(concurrency=1, queue=1, crash_above=1)
     Server(calls="next", concurrency=1, queue=0)
     Clients(surges=(Surge(start=1, end=2, rate=1), Surge(start=0, end=1, rate=1)))
     one(failure_rate=0.0)
 
 
-@pytest.mark.parametrize("arrivals", ARRIVALS)
+@pytest.mark.parametrize("arrivals", ARRIVAL_KINDS)
 def test_every_kind_of_arrivals_is_allowed(arrivals: str) -> None:
     """Each name in the table makes clients."""
     assert arrivals == Clients(arrivals=arrivals).arrivals
 
 
-@pytest.mark.parametrize("kind", FAILURES)
+@pytest.mark.parametrize("kind", FAILURE_KINDS)
 def test_every_kind_of_failure_is_allowed(kind: str) -> None:
     """Each name in the table makes a failure, of all requests and from the start."""
     failure = Failure(kind=kind, end=1.0)
@@ -266,7 +274,7 @@ def test_a_circle_that_nobody_enters_is_no_matter() -> None:
 
 def test_without_failures_and_surges_there_is_no_trouble() -> None:
     """A scenario that asks for none has nothing to recover from."""
-    assert one().trouble() is None
+    assert one().disruption() is None
 
 
 def test_trouble_goes_from_the_first_failure_or_surge_to_the_last() -> None:
@@ -278,8 +286,8 @@ def test_trouble_goes_from_the_first_failure_or_surge_to_the_last() -> None:
     }
     surges = (Surge(start=1.0, end=2.0, rate=5.0), Surge(start=5.0, end=9.0, rate=50.0))
 
-    assert (2.0, 7.0) == Scenario(servers=servers).trouble()
-    assert (1.0, 9.0) == Scenario(servers=servers, clients=Clients(surges=surges)).trouble()
+    assert (2.0, 7.0) == Scenario(servers=servers).disruption()
+    assert (1.0, 9.0) == Scenario(servers=servers, clients=Clients(surges=surges)).disruption()
 
 
 def test_trouble_that_the_run_never_meets_is_none() -> None:
@@ -287,8 +295,8 @@ def test_trouble_that_the_run_never_meets_is_none() -> None:
     late = Server(failures=(Failure(start=60.0, end=70.0),))
     long = Server(failures=(Failure(start=50.0, end=70.0),))
 
-    assert Scenario(servers={"server": late}).trouble() is None
-    assert (50.0, 70.0) == Scenario(servers={"server": long}).trouble()
+    assert Scenario(servers={"server": late}).disruption() is None
+    assert (50.0, 70.0) == Scenario(servers={"server": long}).disruption()
 
 
 @pytest.mark.parametrize(

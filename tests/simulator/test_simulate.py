@@ -24,11 +24,11 @@ from tarry.simulator.distributions import (
     Fixed,
     Lognormal,
 )
-from tarry.simulator.event_loop import seed_of
+from tarry.simulator.event_loop import trial_seed
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
 from tarry.simulator.scenarios.amplification import RULES, amplification
-from tarry.simulator.simulate import trials_of
-from tests.simulator.harness import conserves
+from tarry.simulator.simulate import run_trials
+from tests.simulator.harness import check_totals
 
 ONCE = Defence(Policy(max_attempts=1))
 
@@ -129,9 +129,9 @@ def test_a_run_leaves_nothing_behind() -> None:
 
 def test_trials_are_runs_with_seeds_of_their_own() -> None:
     """Each trial can be run again alone."""
-    expected = [simulate(BUSY, seed=seed_of(7, trial)) for trial in range(3)]
+    expected = [simulate(BUSY, seed=trial_seed(7, trial)) for trial in range(3)]
 
-    assert expected == trials_of(BUSY, 3, 7)
+    assert expected == run_trials(BUSY, 3, 7)
 
 
 def test_only_a_scenario_can_be_run() -> None:
@@ -144,7 +144,7 @@ def test_only_a_scenario_can_be_run() -> None:
 def test_no_trials_are_refused(trials: int) -> None:
     """There is nothing to sum up in no run."""
     with pytest.raises(ConfigurationError, match=r"^trials must be at least 1"):
-        trials_of(BUSY, trials, 0)
+        run_trials(BUSY, trials, 0)
 
 
 # --- worlds put together -------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_hedged_clients_of_a_relay_end_each_call_once() -> None:
     clients = Clients(rate=5.0, defence=Defence(hedging=Hedging(after=5.0)))
     summary = simulate(Scenario(servers=servers, clients=clients))
 
-    conserves(summary)
+    check_totals(summary)
     assert 0 == summary.unfinished
 
 

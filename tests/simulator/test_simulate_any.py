@@ -22,7 +22,7 @@ from tarry.simulator.distributions import (
 )
 from tarry.simulator.metrics import Summary
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
-from tests.simulator.harness import conserves
+from tests.simulator.harness import check_totals
 
 moments = st.floats(0, 8)
 times: st.SearchStrategy[Distribution] = st.one_of(
@@ -100,7 +100,7 @@ def servers(draw: st.DrawFn, calls: str | None) -> Server:
         crash_above=draw(st.none() | st.integers(1, room)) if room else None,
         restart_after=draw(st.floats(0.1, 2)),
         warmup=draw(st.sampled_from([0.0, 1.0])) if calls is None else 0.0,
-        cold=3.0,
+        cold_factor=3.0,
         failures=tuple(draw(st.lists(failures(), max_size=2))),
         calls=calls,
         defence=None if calls is None else draw(st.none() | defences()),
@@ -146,7 +146,7 @@ def test_what_holds_of_every_run(scenario: Scenario, seed: int) -> None:
     """Nothing is lost, nothing is counted twice, and no more is sent than may be."""
     summary = simulate(scenario, seed=seed)
 
-    conserves(summary)
+    check_totals(summary)
     keeps_to_its_bounds(scenario, summary)
     assert summary == simulate(scenario, seed=seed)
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import replace
 from math import inf, nan
 from multiprocessing import active_children
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tarry.errors import ConfigurationError, TarryError
-from tarry.simulator.study import Row, Study, _die_quietly, conduct
+from tarry.simulator.study import Study, StudyRow, _restore_sigint, run_study
+from tests.simulator.report import sample_results
 
 
 class Trial:
@@ -43,7 +46,7 @@ STUDY = Study(
     question="?",
     lesson="!",
     run=run,
-    knob="size",
+    variant_parameter="size",
     variants=("s", "xxl"),
     columns=(),
     plots=(),
@@ -55,12 +58,12 @@ STUDY = Study(
 
 def points(**arguments: Any) -> list[tuple[str, dict[str, Any]]]:
     """The rows of a study, without their numbers."""
-    return [(row.variant, row.parameters) for row in conduct(STUDY, **arguments).rows]
+    return [(row.variant, row.parameters) for row in run_study(STUDY, **arguments).rows]
 
 
 def test_default_is_what_the_study_says() -> None:
     """Every variant at every point of its own sweep, with its own trials."""
-    findings = conduct(STUDY)
+    findings = run_study(STUDY)
 
     assert 2 == findings.trials
     assert [
@@ -90,8 +93,8 @@ def test_processes_change_nothing() -> None:
     """The rows come in the same order with the same numbers."""
     told: list[tuple[int, int]] = []
 
-    alone = conduct(STUDY, seed=7)
-    together = conduct(STUDY, seed=7, jobs=2, progress=lambda done, of: told.append((done, of)))
+    alone = run_study(STUDY, seed=7)
+    together = run_study(STUDY, seed=7, jobs=2, progress=lambda done, of: told.append((done, of)))
 
     assert [row.metrics for row in alone.rows] == [row.metrics for row in together.rows]
     assert [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)] == told
@@ -99,7 +102,7 @@ def test_processes_change_nothing() -> None:
 
 def test_findings_say_which_parameters_were_in_force() -> None:
     """What the user has set is recorded, beside what the study says; the study is as it was."""
-    findings = conduct(STUDY, parameters={"width": 5})
+    findings = run_study(STUDY, parameters={"width": 5})
 
     assert {"width": 5, "depth": 1} == findings.study.parameters
     assert {"width": 1, "depth": 1} == STUDY.parameters
@@ -119,15 +122,15 @@ def test_findings_say_which_parameters_were_in_force() -> None:
 )
 def test_a_row_sums_up_its_trials(values: list[float], expected: float) -> None:
     """A number that a trial does not have is left out, unless none has it."""
-    row = Row("s", {}, [Trial(number=value) for value in values])
+    row = StudyRow("s", {}, [Trial(number=value) for value in values])
 
     assert pytest.approx({"number": expected}, nan_ok=True) == row.metrics
 
 
 def test_a_process_that_dies_is_told() -> None:
     """Whoever waits for its numbers learns what happened, and what to try."""
-    with pytest.raises(TarryError, match=r"^a process of the simulation died, .* try jobs = 1$"):
-        conduct(replace(STUDY, run=dies), jobs=2)
+    with pytest.raises(TarryError, match=r"^a simulation process died, .* try jobs = 1$"):
+        run_study(replace(STUDY, run=dies), jobs=2)
 
 
 def test_an_error_on_the_way_ends_the_processes() -> None:
@@ -139,7 +142,7 @@ def test_an_error_on_the_way_ends_the_processes() -> None:
             raise LookupError
 
     with pytest.raises(LookupError):
-        conduct(STUDY, jobs=2, progress=told)
+        run_study(STUDY, jobs=2, progress=told)
 
     assert before == active_children()
 
@@ -148,10 +151,34 @@ def test_an_interrupt_ends_a_process_at_once() -> None:
     """A worker leaves Ctrl-C to its parent, and does not show where it was."""
     before = signal.getsignal(signal.SIGINT)
     try:
-        _die_quietly()
+        _restore_sigint()
         assert signal.SIG_DFL == signal.getsignal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_results_as_plain_data() -> None:
+    """The data is complete, and null where a number would not be valid JSON."""
+    data = sample_results.findings().to_dict()
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    first = data["rows"][0]
+    assert ("storm", 7, 1, "none") == (
+        data["study"],
+        data["seed"],
+        data["trials"],
+        first["variant"],
+    )
+    assert (None, 0.4) == (first["metrics"]["recovered_after"], first["metrics"]["success_rate"])
+    assert 120 == len(first["trials"][0]["series"]["requests"])
+
+
+def test_parameters_that_json_cannot_represent_become_text() -> None:
+    """A path is written as text, a tuple as a list, and infinity as null."""
+    results = sample_results.findings(
+        parameters={"path": Path("a"), "waits": (1.0, inf), "more": {1: None}}
+    )
+    parameters = results.to_dict()["parameters"]
+    assert {"path": "a", "waits": [1.0, None], "more": {"1": None}} == parameters
 
 
 @pytest.mark.parametrize(
@@ -172,4 +199,4 @@ def test_an_interrupt_ends_a_process_at_once() -> None:
 def test_mistakes_are_refused(arguments: dict[str, Any], words: str) -> None:
     """Each names the argument."""
     with pytest.raises(ConfigurationError, match=words):
-        conduct(STUDY, **arguments)
+        run_study(STUDY, **arguments)

@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tarry.core.outcome import Kind
-from tarry.tuning.attempt_log import Attempt, AttemptLog
+from tarry.tuning.attempt_log import AttemptLog, LoggedAttempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class Truth:
         """Return a quantile of the latency by that of the normal distribution."""
         return self.median * exp(self.sigma * normal)
 
-    def attempts(self, seed: int = 7) -> Iterator[Attempt]:
+    def attempts(self, seed: int = 7) -> Iterator[LoggedAttempt]:
         """Make the attempts of one call after the other; they are not in the order of time."""
         dice = Random(seed)
         now = 0.0
@@ -52,7 +52,7 @@ class Truth:
                 if late and not down:
                     duration = self.timeout or 0.0
                 kind = Kind.SUCCESS if well else Kind.TRANSIENT
-                yield Attempt(f"task {task}", number, EPOCH + start, duration, kind)
+                yield LoggedAttempt(f"task {task}", number, EPOCH + start, duration, kind)
                 if well:
                     break
                 start += duration + self.pause * dice.random()
@@ -62,7 +62,7 @@ class Truth:
         return AttemptLog(self.attempts(seed))
 
 
-def write_csv(path: Path, attempts: Iterator[Attempt]) -> Path:
+def write_csv(path: Path, attempts: Iterator[LoggedAttempt]) -> Path:
     """Write attempts as the service would export them."""
     lines = [
         f"{one.task},{one.number},{one.start * 1000:.3f},{one.duration * 1000:.6f},{one.kind}"
@@ -72,7 +72,7 @@ def write_csv(path: Path, attempts: Iterator[Attempt]) -> Path:
     return path
 
 
-def write_jsonl(path: Path, attempts: Iterator[Attempt]) -> Path:
+def write_jsonl(path: Path, attempts: Iterator[LoggedAttempt]) -> Path:
     """Write the same in JSONL, with a status for the outcome."""
     status = {Kind.SUCCESS: 200, Kind.TRANSIENT: 503}
     rows = [

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tarry.tuning.evidence import gather
+from tarry.tuning.evidence import analyze_log
 from tarry.tuning.proposal import propose
 from tests.tuning.logs import Truth
 
 if TYPE_CHECKING:
     from tarry.tuning.evidence import Evidence
-    from tarry.tuning.rules import Line
+    from tarry.tuning.rules import Suggestion
 
 TRUTH = Truth(
     calls=20_000,
@@ -26,10 +26,10 @@ P995 = 2.5758
 @cache
 def evidence_of(truth: Truth) -> Evidence:
     """Gather once what many tests look at."""
-    return gather(truth.log())
+    return analyze_log(truth.log())
 
 
-def line_of(truth: Truth, field: str, *arguments: Any) -> Line:
+def line_of(truth: Truth, field: str, *arguments: Any) -> Suggestion:
     """Return one line of the proposal for a log."""
-    lines = propose(evidence_of(truth), *arguments).lines
+    lines = propose(evidence_of(truth), *arguments).suggestions
     return next(line for line in lines if line.field == field)

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationError
 from tarry.tuning import attempt_log as module
-from tarry.tuning.attempt_log import KINDS, LONGEST_LINE, Attempt, AttemptLog, read_attempts
+from tarry.tuning.attempt_log import (
+    MAX_LINE_BYTES,
+    OUTCOME_KINDS,
+    AttemptLog,
+    LoggedAttempt,
+    read_attempt_log,
+)
 from tests.tuning.logs import EPOCH, HEADER, Truth, write_csv, write_jsonl
 
 if TYPE_CHECKING:
@@ -28,19 +34,19 @@ def log_of(tmp_path: Path, text: str | bytes, name: str = "log.csv") -> AttemptL
     """Read a log that has this text."""
     path = tmp_path / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return read_attempts(path)
+    return read_attempt_log(path)
 
 
 def kinds_of(log: AttemptLog) -> list[Kind]:
     """Return the outcomes by their names."""
-    return [KINDS[kind] for kind in log.kinds]
+    return [OUTCOME_KINDS[kind] for kind in log.kinds]
 
 
 def test_both_formats_say_the_same(tmp_path: Path) -> None:
     """A log in CSV with outcomes and in JSONL with statuses is the same log."""
     truth = Truth(calls=50)
-    first = read_attempts(write_csv(tmp_path / "log.csv", truth.attempts()))
-    second = read_attempts(write_jsonl(tmp_path / "log.jsonl", truth.attempts()))
+    first = read_attempt_log(write_csv(tmp_path / "log.csv", truth.attempts()))
+    second = read_attempt_log(write_jsonl(tmp_path / "log.jsonl", truth.attempts()))
 
     for name in AttemptLog.__slots__:
         assert getattr(first, name) == getattr(second, name)
@@ -100,7 +106,7 @@ def test_the_outcome_goes_before_the_status(tmp_path: Path) -> None:
 def test_attempts_are_put_in_order(pairs: list[tuple[int, int]]) -> None:
     """Whatever the order of the rows, they are sorted by start, and by number within one moment."""
     log = AttemptLog(
-        Attempt("a", number, float(start), 10.0 * start + number, Kind.SUCCESS)
+        LoggedAttempt("a", number, float(start), 10.0 * start + number, Kind.SUCCESS)
         for start, number in pairs
     )
 
@@ -109,10 +115,10 @@ def test_attempts_are_put_in_order(pairs: list[tuple[int, int]]) -> None:
 
 
 BAD = [
-    ("empty.csv", "", ": there are no attempts in it: the file is empty"),
-    ("empty.jsonl", "", ": there are no attempts in it: the file is empty"),
-    ("blank", "\n \n", ": there are no attempts in it: only a header or blank lines"),
-    ("h.csv", f"{HEADER}\n", ": there are no attempts in it: only a header or blank lines"),
+    ("empty.csv", "", ": the log has no attempts: the file is empty"),
+    ("empty.jsonl", "", ": the log has no attempts: the file is empty"),
+    ("blank", "\n \n", ": the log has no attempts: only a header or blank lines"),
+    ("h.csv", f"{HEADER}\n", ": the log has no attempts: only a header or blank lines"),
     (
         "m.csv",
         "taskId,startedAt\na,1",
@@ -120,14 +126,14 @@ BAD = [
     ),
     ("s.csv", HEADER.replace(",", ";"), ":1: column taskId is missing; there are 'taskId;att"),
     ("o.csv", HEADER.replace("outcome", "x"), ":1: column outcome or responseStatus is missing"),
-    ("t.csv", f"{HEADER},task_id\n{ROW},b", ":1: column taskId stands twice"),
+    ("t.csv", f"{HEADER},task_id\n{ROW},b", ":1: column taskId appears twice"),
     ("few.csv", f"{HEADER}\n{ROW}\na,1\n", ":3: must have 5 columns as the first line has, got 2"),
     ("q.csv", f'{HEADER}\n"a"b,1,{NOW},1,success', ":2: must be CSV: "),
     ("open.csv", f'{HEADER}\n"a,1,{NOW},1,success', ":2: must be CSV: unexpected end of data"),
     (
         "b.csv",
         f"{HEADER}\n,1,{NOW},1,success",
-        ":2: column taskId must be a text or a whole number",
+        ":2: column taskId must be a string or an integer",
     ),
     ("d.csv", f"{HEADER}\na,1,{NOW},-1,success", ":2: column durationMs must be from 0 to"),
     (
@@ -174,7 +180,7 @@ BAD = [
     ("utf.csv", HEADER.encode() + b"\n\xff\n", ":2: must be UTF-8, got the byte 0xff"),
     (
         "long.csv",
-        HEADER + "\n" + "a" * (LONGEST_LINE + 1),
+        HEADER + "\n" + "a" * (MAX_LINE_BYTES + 1),
         ":2: a line must have at most 1,000,000 bytes",
     ),
     ("wide.csv", HEADER + "\n" + "a" * 200_000, ":2: must be CSV: field larger than field limit"),
@@ -198,7 +204,7 @@ BAD = [
     (
         "null.jsonl",
         OBJECT.replace('"a"', "null"),
-        ":1: column taskId must be a text or a whole number",
+        ":1: column taskId must be a string or an integer",
     ),
     ("f.jsonl", OBJECT.replace('"success"', "7"), ":1: column outcome must be one of"),
 ]
@@ -222,14 +228,14 @@ def test_a_line_that_is_cut_off_is_asked_about(tmp_path: Path) -> None:
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
     """A file that is not there, and a folder, are refused by name."""
     with pytest.raises(ConfigurationError, match=r"no\.csv: there is no such file"):
-        read_attempts(tmp_path / "no.csv")
+        read_attempt_log(tmp_path / "no.csv")
     with pytest.raises(ConfigurationError, match="cannot be read: "):
-        read_attempts(str(tmp_path))
+        read_attempt_log(str(tmp_path))
 
 
 def test_the_number_of_attempts_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that is larger than memory should have to hold is refused, not read."""
-    monkeypatch.setattr(module, "MOST_ATTEMPTS", 2)
+    monkeypatch.setattr(module, "MAX_ATTEMPTS", 2)
 
     assert 2 == len(log_of(tmp_path, f"{HEADER}\n{ROW}\n{ROW}\n"))
     with pytest.raises(ConfigurationError, match=r"log.csv:4: more than 2 attempts"):

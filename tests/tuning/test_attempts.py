@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from tarry.core.outcome import Kind
 from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
-from tarry.tuning.attempt_log import Attempt, AttemptLog
-from tarry.tuning.evidence import gather
+from tarry.tuning.attempt_log import AttemptLog, LoggedAttempt
+from tarry.tuning.evidence import analyze_log
 from tarry.tuning.proposal import propose
 from tests.tuning.logs import Truth
 from tests.tuning.proposals import TRUTH, evidence_of, line_of
@@ -16,7 +16,7 @@ from tests.tuning.proposals import TRUTH, evidence_of, line_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tarry.tuning.rules import Line
+    from tarry.tuning.rules import Suggestion
 
 
 def test_an_attempt_without_odds_is_dropped() -> None:
@@ -58,7 +58,7 @@ def test_attempts_with_odds_stay() -> None:
         Truth(calls=10_000, odds=(0.7, 0.6, 0.5)), "max_attempts", Defence(Policy(max_attempts=3))
     )
 
-    assert (3, True) == (line.proposed, line.enough)
+    assert (3, True) == (line.proposed, line.has_enough_data)
     assert line.reason.startswith("attempt 3 still succeeds 5")
 
 
@@ -71,17 +71,17 @@ def test_attempts_seen_to_help_beyond_the_policy_are_proposed() -> None:
     assert 3 == line.proposed
 
 
-def line_for(*outages: int) -> Line:
+def line_for(*outages: int) -> Suggestion:
     """Return what is said of 3,000 calls that fail only in outages of so many, four times each."""
     down = {call for at, size in enumerate(outages) for call in range(at * 900, at * 900 + size)}
 
-    def attempts() -> Iterator[Attempt]:
+    def attempts() -> Iterator[LoggedAttempt]:
         for call in range(3_000):
             kind = Kind.TRANSIENT if call in down else Kind.SUCCESS
             for number in range(1, 5 if call in down else 2):
-                yield Attempt(str(call), number, call + number / 10, 0.05, kind)
+                yield LoggedAttempt(str(call), number, call + number / 10, 0.05, kind)
 
-    lines = propose(gather(AttemptLog(attempts()))).lines
+    lines = propose(analyze_log(AttemptLog(attempts()))).suggestions
     return next(line for line in lines if line.field == "max_attempts")
 
 
@@ -90,7 +90,7 @@ def test_one_outage_does_not_abolish_retries() -> None:
     for outages in ((500,), (250, 250)):
         line = line_for(*outages)
 
-        assert (4, 4, False) == (line.current, line.proposed, line.enough)
+        assert (4, 4, False) == (line.current, line.proposed, line.has_enough_data)
         assert (
             "too little data: attempt 2 was made 0 times outside outages, "
             "200 needed, or 3 outages; kept at 4"
@@ -109,7 +109,7 @@ def test_usual_days_are_enough_to_drop_an_attempt() -> None:
     """Where retries fail outside outages too, no outage is needed to see it."""
     line = line_of(Truth(calls=10_000, odds=(0.9, 0.001)), "max_attempts")
 
-    assert (1, True) == (line.proposed, line.enough)
+    assert (1, True) == (line.proposed, line.has_enough_data)
     assert line.reason.endswith(" of the time: drop it")
 
 

@@ -14,8 +14,13 @@ from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Empirical
 from tarry.simulator.metrics import quantile
 from tarry.simulator.simulate import simulate
-from tarry.tuning.comparison import ENOUGH, MOST_CALLS, replay, scenario_of
-from tarry.tuning.evidence import gather
+from tarry.tuning.comparison import (
+    MAX_CALLS,
+    MIN_HEALTHY_ATTEMPTS,
+    build_scenario,
+    compare_policies,
+)
+from tarry.tuning.evidence import analyze_log
 from tarry.tuning.proposal import propose
 from tests.tuning.logs import Truth
 
@@ -23,22 +28,24 @@ if TYPE_CHECKING:
     from tarry.tuning.evidence import Evidence
 
 TRUTH = Truth(calls=3_000, rate=10.0, odds=(0.95,) * 4, outages=((60, 80), (200, 240)))
-EVIDENCE = gather(TRUTH.log())
+EVIDENCE = analyze_log(TRUTH.log())
 OLD, NEW = Defence(Policy()), Defence(Policy(max_attempts=2, attempt_timeout=0.2))
 
 
 def slow_to_fail(seconds: float) -> Evidence:
     """Return a log with one outage, of failures that took so long."""
-    return replace(EVIDENCE, outages=(EVIDENCE.outages[0]._replace(failing=seconds),))
+    return replace(
+        EVIDENCE, outages=(EVIDENCE.outages[0]._replace(median_failure_duration=seconds),)
+    )
 
 
 def test_the_scenario_is_the_recorded_world() -> None:
     """Its latency, rate, failures and outages are those that the log was made of."""
-    scenario = scenario_of(EVIDENCE, OLD)
+    scenario = build_scenario(EVIDENCE, OLD)
     server = scenario.servers["server"]
 
     assert isinstance(server.latency, Empirical)
-    assert quantile(EVIDENCE.healthy, 0.99) == pytest.approx(
+    assert quantile(EVIDENCE.success_durations, 0.99) == pytest.approx(
         quantile(server.latency.values, 0.99), rel=0.02
     )
     assert 10 == pytest.approx(scenario.clients.rate, rel=0.05)
@@ -51,29 +58,29 @@ def test_the_scenario_is_the_recorded_world() -> None:
 def test_the_old_policy_does_what_the_log_has_seen() -> None:
     """Simulated with the client's own policy, attempts and successes are as they were recorded."""
     pauses = Policy(max_attempts=4, initial_delay=0.2, multiplier=1.0)
-    summary = simulate(scenario_of(EVIDENCE, Defence(pauses)), seed=3)
+    summary = simulate(build_scenario(EVIDENCE, Defence(pauses)), seed=3)
 
     assert EVIDENCE.attempts / EVIDENCE.calls == pytest.approx(summary.amplification, rel=0.05)
-    assert len(EVIDENCE.call_times) / EVIDENCE.calls == pytest.approx(
+    assert len(EVIDENCE.call_durations) / EVIDENCE.calls == pytest.approx(
         summary.success_rate, rel=0.02
     )
-    assert quantile(EVIDENCE.call_times, 0.99) == pytest.approx(summary.p99, rel=0.15)
+    assert quantile(EVIDENCE.call_durations, 0.99) == pytest.approx(summary.p99, rel=0.15)
 
 
 def test_both_run_from_one_seed() -> None:
     """The same seed gives the same numbers, and the same calls to both."""
-    first, second = (replay(EVIDENCE, OLD, NEW, seed=5) for _ in range(2))
+    first, second = (compare_policies(EVIDENCE, OLD, NEW, seed=5) for _ in range(2))
 
     assert first is not None
     assert first == second
-    assert first != replay(EVIDENCE, OLD, NEW, seed=6)
+    assert first != compare_policies(EVIDENCE, OLD, NEW, seed=6)
     assert 2 == first.outages
 
 
 def test_the_proposal_takes_load_off_an_outage() -> None:
     """With the proposed budget, retries no longer multiply the requests of an outage."""
     proposal = propose(EVIDENCE)
-    runs = replay(EVIDENCE, proposal.current, proposal.defence)
+    runs = compare_policies(EVIDENCE, proposal.current, proposal.defence)
 
     assert runs is not None
     assert runs.new.amplification < 1.2 < runs.old.amplification
@@ -82,20 +89,24 @@ def test_the_proposal_takes_load_off_an_outage() -> None:
 
 def test_a_small_log_is_not_simulated() -> None:
     """Fewer than a hundred latencies are no distribution."""
-    assert None is replay(gather(Truth(calls=ENOUGH - 1, odds=(1.0,)).log()), OLD, NEW)
-    assert None is not replay(gather(Truth(calls=ENOUGH, odds=(1.0,)).log()), OLD, NEW)
+    assert None is compare_policies(
+        analyze_log(Truth(calls=MIN_HEALTHY_ATTEMPTS - 1, odds=(1.0,)).log()), OLD, NEW
+    )
+    assert None is not compare_policies(
+        analyze_log(Truth(calls=MIN_HEALTHY_ATTEMPTS, odds=(1.0,)).log()), OLD, NEW
+    )
 
 
 def test_a_log_without_calls_is_not_simulated() -> None:
     """Where no call begins, nobody knows how many there are in a second."""
-    assert None is replay(replace(EVIDENCE, calls=0), OLD, NEW)
+    assert None is compare_policies(replace(EVIDENCE, calls=0), OLD, NEW)
 
 
 def test_a_busy_log_is_thinned() -> None:
     """Of two thousand calls a second, as many are simulated as a run may have."""
-    scenario = scenario_of(replace(EVIDENCE, calls=2_000 * 300), OLD)
+    scenario = build_scenario(replace(EVIDENCE, calls=2_000 * 300), OLD)
 
-    assert MOST_CALLS == pytest.approx(scenario.clients.rate * scenario.duration)
+    assert MAX_CALLS == pytest.approx(scenario.clients.rate * scenario.duration)
     assert EVIDENCE.span == scenario.duration
 
 
@@ -104,7 +115,7 @@ def test_a_long_log_is_cut_to_the_time_around_its_longest_outage() -> None:
     (first, longest) = EVIDENCE.outages
     day = replace(EVIDENCE, span=86_400.0, calls=20 * 86_400)
     late = longest._replace(start=longest.start + 40_000, end=longest.end + 40_000)
-    scenario = scenario_of(replace(day, outages=(first, late)), OLD)
+    scenario = build_scenario(replace(day, outages=(first, late)), OLD)
     (failure,) = scenario.servers["server"].failures
 
     assert 600.0 == scenario.duration
@@ -114,7 +125,7 @@ def test_a_long_log_is_cut_to_the_time_around_its_longest_outage() -> None:
 def test_an_outage_leaves_time_to_recover() -> None:
     """One that fills the run is cut to half of it."""
     endless = EVIDENCE.outages[0]._replace(end=EVIDENCE.start + EVIDENCE.span)
-    scenario = scenario_of(replace(EVIDENCE, outages=(endless,)), OLD)
+    scenario = build_scenario(replace(EVIDENCE, outages=(endless,)), OLD)
     (failure,) = scenario.servers["server"].failures
 
     assert scenario.duration / 2 == pytest.approx(failure.end - failure.start)
@@ -125,7 +136,9 @@ def test_the_many_outages_of_a_log_are_bounded() -> None:
     (one, _) = EVIDENCE.outages
     many = tuple(one._replace(start=one.start + k, end=one.start + k + 0.5) for k in range(100))
 
-    assert 20 == len(scenario_of(replace(EVIDENCE, outages=many), OLD).servers["server"].failures)
+    assert 20 == len(
+        build_scenario(replace(EVIDENCE, outages=many), OLD).servers["server"].failures
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,10 +154,10 @@ def test_a_dependency_hangs_only_where_somebody_stops_waiting(
     old: Defence, failing: float, kind: str
 ) -> None:
     """Failures that took long are hanging ones, unless a call would then wait for ever."""
-    scenario = scenario_of(slow_to_fail(failing), old, may_hang=old.hedging is None)
+    scenario = build_scenario(slow_to_fail(failing), old, may_hang=old.hedging is None)
 
     assert [kind] == [one.kind for one in scenario.servers["server"].failures]
-    runs = replay(slow_to_fail(failing), old, NEW)
+    runs = compare_policies(slow_to_fail(failing), old, NEW)
     assert runs is not None
     assert runs.old.unfinished < 100
 
@@ -158,7 +171,7 @@ def test_slow_failures_take_as_long_as_recorded(
     """A call that does not give up earlier has its answer after what a recorded failure took."""
     policy = Policy(max_attempts=1, attempt_timeout=timeout)
     defence = Defence(policy, breaker={"consecutive": 9}, budget={"kind": "ratio", "ratio": 0.5})
-    simulated = scenario_of(slow_to_fail(failing), defence).clients.defence
+    simulated = build_scenario(slow_to_fail(failing), defence).clients.defence
 
     assert takes == simulated.policy.attempt_timeout
     assert (defence.breaker, defence.budget) == (simulated.breaker, simulated.budget)
@@ -170,8 +183,8 @@ def test_retries_that_keep_a_server_down_are_seen() -> None:
     A server that bears any load would let both come off well.
     """
     eager = Policy(max_attempts=100, attempt_timeout=0.2, max_delay=1.0)
-    evidence = gather(Truth(calls=1_800, rate=30.0, outages=((10, 25),)).log())
-    runs = replay(evidence, Defence(eager), Defence(eager.replace(max_attempts=4)))
+    evidence = analyze_log(Truth(calls=1_800, rate=30.0, outages=((10, 25),)).log())
+    runs = compare_policies(evidence, Defence(eager), Defence(eager.replace(max_attempts=4)))
 
     assert runs is not None
     assert runs.old.success_rate < 0.5 < runs.new.success_rate
@@ -181,19 +194,19 @@ def test_retries_that_keep_a_server_down_are_seen() -> None:
 
 def test_a_usual_day_does_not_wait_for_the_server() -> None:
     """What it is taken to bear leaves healthy calls as quick as they were recorded."""
-    free = scenario_of(EVIDENCE, OLD)
+    free = build_scenario(EVIDENCE, OLD)
     server = replace(free.servers["server"], concurrency=None, queue=None)
     unbounded = replace(free, servers={"server": server})
 
     assert simulate(unbounded, seed=3).p999 == simulate(free, seed=3).p999
-    assert 2 * EVIDENCE.most_at_once == free.servers["server"].concurrency
+    assert 2 * EVIDENCE.max_concurrency == free.servers["server"].concurrency
 
 
 @pytest.mark.parametrize(("times", "least"), [(1, 14), (100, 6), (10_000, 6)])
 def test_of_a_busy_log_the_server_bears_its_share(times: int, least: int) -> None:
     """Few of many calls meet a server as much smaller, but for chance, which few have more of."""
-    busy = replace(EVIDENCE, calls=EVIDENCE.calls * times, most_at_once=7 * times)
-    concurrency = scenario_of(busy, OLD).servers["server"].concurrency
+    busy = replace(EVIDENCE, calls=EVIDENCE.calls * times, max_concurrency=7 * times)
+    concurrency = build_scenario(busy, OLD).servers["server"].concurrency
 
     assert concurrency is not None
     assert least <= concurrency <= 70
@@ -201,7 +214,7 @@ def test_of_a_busy_log_the_server_bears_its_share(times: int, least: int) -> Non
 
 def test_a_log_of_one_moment_is_simulated() -> None:
     """A span of nothing is no division by nothing."""
-    runs = replay(replace(EVIDENCE, span=0.0, outages=()), OLD, NEW)
+    runs = compare_policies(replace(EVIDENCE, span=0.0, outages=()), OLD, NEW)
 
     assert runs is not None
     assert 1.0 == runs.duration

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from tarry.simulator.metrics import quantile
 from tarry.tuning.estimates import (
-    beyond,
     hedged_quantile,
-    needed,
     quantile_interval,
-    rounded,
-    wilson,
+    required_samples,
+    round_two_digits,
+    share_above,
+    wilson_interval,
 )
 
 samples = st.lists(st.floats(0, 100), min_size=1, max_size=30).map(sorted)
@@ -27,7 +27,7 @@ def test_five_samples_lie_at_a_quantile_or_beyond(q: float, size: int) -> None:
     """A quantile takes so many samples that five are no shorter."""
     sample = [float(number) for number in range(size)]
 
-    assert size == needed(q)
+    assert size == required_samples(q)
     assert 5 == sum(one >= quantile(sample, q) for one in sample)
 
 
@@ -54,12 +54,12 @@ def test_an_interval_holds_the_truth_95_times_in_100(q: float) -> None:
 )
 def test_the_interval_of_wilson(successes: int, tries: int, low: float, high: float) -> None:
     """The published values, also where nothing or everything succeeded."""
-    assert (low, high) == pytest.approx(wilson(successes, tries), abs=1e-4)
+    assert (low, high) == pytest.approx(wilson_interval(successes, tries), abs=1e-4)
 
 
 def test_without_tries_everything_is_possible() -> None:
     """Nothing tried, nothing known."""
-    assert (0.0, 1.0) == wilson(0, 0)
+    assert (0.0, 1.0) == wilson_interval(0, 0)
 
 
 def every_pair(sample: list[float], delay: float) -> list[float]:
@@ -95,7 +95,7 @@ def test_the_closed_form_is_what_dice_give() -> None:
     assert quantile(sorted(drawn), 0.99) == pytest.approx(
         hedged_quantile(sample, 0.99, delay), rel=0.02
     )
-    assert copies / 200_000 == pytest.approx(beyond(sample, delay), rel=0.05)
+    assert copies / 200_000 == pytest.approx(share_above(sample, delay), rel=0.05)
 
 
 @given(samples, shares, st.floats(0, 100))
@@ -118,10 +118,10 @@ def test_a_second_copy_never_makes_it_slower(sample: list[float], q: float, dela
 )
 def test_numbers_of_two_digits(value: float, near: float, above: float) -> None:
     """A proposal is a number that a person would have written."""
-    assert (near, above) == (rounded(value), rounded(value, up=True))
+    assert (near, above) == (round_two_digits(value), round_two_digits(value, up=True))
 
 
 @given(st.floats(1e-6, 1e6))
 def test_rounding_up_is_never_down(value: float) -> None:
     """A timeout is at least what was measured, and at most a tenth more."""
-    assert value * (1 - 1e-9) <= rounded(value, up=True) <= value * 1.1 + 1e-12
+    assert value * (1 - 1e-9) <= round_two_digits(value, up=True) <= value * 1.1 + 1e-12

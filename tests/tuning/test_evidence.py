@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationError
 from tarry.simulator.metrics import quantile
-from tarry.tuning.attempt_log import Attempt, AttemptLog
-from tarry.tuning.evidence import HEDGES, gather, hedge
+from tarry.tuning.attempt_log import AttemptLog, LoggedAttempt
+from tarry.tuning.evidence import HEDGE_PERCENTILES, analyze_log, estimate_hedge
 from tests.tuning.logs import Truth
 
 OK, BAD = Kind.SUCCESS, Kind.TRANSIENT
@@ -21,17 +21,19 @@ P995, P999 = 2.5758, 3.0902
 def test_nothing_says_nothing() -> None:
     """A log without attempts is refused, and no number is made up."""
     with pytest.raises(ConfigurationError, match="at least one attempt"):
-        gather(AttemptLog())
+        analyze_log(AttemptLog())
 
 
 def test_the_truth_is_found() -> None:
     """Quantiles, odds, the retry ratio and the failure rate come near what the log was made of."""
     truth = Truth(calls=40_000, odds=(0.95, 0.8, 0.4), outages=((100, 130), (400, 460)))
-    evidence = gather(truth.log())
-    well = gather(Truth(calls=20_000, odds=(0.95, 0.8, 0.4)).log())
+    evidence = analyze_log(truth.log())
+    well = analyze_log(Truth(calls=20_000, odds=(0.95, 0.8, 0.4)).log())
 
-    assert truth.quantile(P995) == pytest.approx(quantile(evidence.healthy, 0.995), rel=0.05)
-    assert 0.05 == pytest.approx(quantile(evidence.healthy, 0.5), rel=0.02)
+    assert truth.quantile(P995) == pytest.approx(
+        quantile(evidence.success_durations, 0.995), rel=0.05
+    )
+    assert 0.05 == pytest.approx(quantile(evidence.success_durations, 0.5), rel=0.02)
     assert 0.05 + 0.05 * 0.2 == pytest.approx(evidence.healthy_retry_ratio, rel=0.1)
     assert 40_000 == evidence.calls
     assert 50 == pytest.approx(evidence.rate, rel=0.03)
@@ -43,20 +45,20 @@ def test_the_truth_is_found() -> None:
 def test_an_outage_does_not_lengthen_the_healthy_latency() -> None:
     """Latencies and failures within outages are not those of a healthy dependency."""
     truth = Truth(calls=20_000, odds=(0.99, 0.9), outages=((100, 200),))
-    evidence = gather(truth.log())
+    evidence = analyze_log(truth.log())
 
-    assert 0.01 == pytest.approx(evidence.fault_share, rel=0.4)
-    assert len(evidence.healthy) + len(evidence.faults) < 16_000
+    assert 0.01 == pytest.approx(evidence.failure_rate, rel=0.4)
+    assert len(evidence.success_durations) + len(evidence.failure_durations) < 16_000
 
 
-def attempt(task: str, number: int, start: float, kind: Kind) -> Attempt:
+def attempt(task: str, number: int, start: float, kind: Kind) -> LoggedAttempt:
     """Make an attempt of one second."""
-    return Attempt(task, number, start, 1.0, kind)
+    return LoggedAttempt(task, number, start, 1.0, kind)
 
 
 def test_calls_are_the_attempts_of_a_task() -> None:
     """Calls overlap, are retried, are replayed under their old id, and may lack a beginning."""
-    evidence = gather(
+    evidence = analyze_log(
         AttemptLog(
             [
                 attempt("retried", 1, 10.0, BAD),
@@ -71,7 +73,7 @@ def test_calls_are_the_attempts_of_a_task() -> None:
     )
 
     assert (7, 4, 2) == (evidence.attempts, evidence.calls, evidence.retries)
-    assert [1.0, 1.0, 7.0] == list(evidence.call_times)
+    assert [1.0, 1.0, 7.0] == list(evidence.call_durations)
     assert 31.0 == evidence.span
     assert (3 / 4, 6 / 4) == (evidence.success_rate, evidence.attempts_per_call)
     assert [(1, 4, 2), (2, 1, 0), (3, 2, 2)] == [one[:3] for one in evidence.odds]
@@ -88,18 +90,22 @@ def test_calls_are_the_attempts_of_a_task() -> None:
 )
 def test_the_most_at_once_is_what_overlaps(spans: list[tuple[float, float]], most: int) -> None:
     """Of attempts that succeeded; one that begins as another ends does not meet it."""
-    attempts = [Attempt(f"{start}", 1, start, took, OK) for start, took in spans]
-    failed = [Attempt(f"bad {number}", 1, 4.0, 1.0, BAD) for number in range(5)]
+    attempts = [LoggedAttempt(f"{start}", 1, start, took, OK) for start, took in spans]
+    failed = [LoggedAttempt(f"bad {number}", 1, 4.0, 1.0, BAD) for number in range(5)]
 
-    assert most == gather(AttemptLog([*attempts, *failed])).most_at_once
+    assert most == analyze_log(AttemptLog([*attempts, *failed])).max_concurrency
 
 
 def test_what_failed_for_good_is_no_sample() -> None:
     """A 404 says nothing about how long a success takes, nor that the dependency fails."""
-    evidence = gather(AttemptLog([attempt("a", 1, 0.0, Kind.PERMANENT)]))
+    evidence = analyze_log(AttemptLog([attempt("a", 1, 0.0, Kind.PERMANENT)]))
 
-    assert ([], [], ()) == (list(evidence.healthy), list(evidence.faults), evidence.hedges)
-    assert (0.0, 0.0) == (evidence.fault_share, evidence.healthy_retry_ratio)
+    assert ([], [], ()) == (
+        list(evidence.success_durations),
+        list(evidence.failure_durations),
+        evidence.hedges,
+    )
+    assert (0.0, 0.0) == (evidence.failure_rate, evidence.healthy_retry_ratio)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4), st.booleans()), max_size=40))
@@ -111,7 +117,7 @@ def test_every_call_and_every_retry_is_counted_once(rows: list[tuple[int, int, b
     )
     if not rows:
         return
-    evidence = gather(log)
+    evidence = analyze_log(log)
 
     assert evidence.calls == sum(number == 1 for _, number, _ in rows)
     assert evidence.calls + evidence.retries <= evidence.attempts == len(rows)
@@ -121,9 +127,9 @@ def test_every_call_and_every_retry_is_counted_once(rows: list[tuple[int, int, b
 
 def test_a_hedge_saves_the_more_the_earlier_it_is_sent() -> None:
     """An earlier copy costs more load and saves more of the tail."""
-    hedges = gather(Truth(calls=10_000, sigma=1.0).log()).hedges
+    hedges = analyze_log(Truth(calls=10_000, sigma=1.0).log()).hedges
 
-    assert list(HEDGES) == [one.percentile for one in hedges]
+    assert list(HEDGE_PERCENTILES) == [one.percentile for one in hedges]
     assert [0.5, 0.25, 0.1, 0.05, 0.01] == pytest.approx([one.load for one in hedges], abs=1e-3)
     savings = [one.saving for one in hedges]
     assert sorted(savings, reverse=True) == savings
@@ -132,5 +138,5 @@ def test_a_hedge_saves_the_more_the_earlier_it_is_sent() -> None:
 
 def test_a_hedge_of_what_is_always_the_same_saves_nothing() -> None:
     """A latency without a tail has nothing to gain, and one of zero nothing to divide by."""
-    assert (1.0, 1.0, 0.0, 0.0) == hedge([1.0] * 10, "p95")[1:]
-    assert (0.0, 0.0, 0.0, 0.0) == hedge([0.0] * 10, "p95")[1:]
+    assert (1.0, 1.0, 0.0, 0.0) == estimate_hedge([1.0] * 10, "p95")[1:]
+    assert (0.0, 0.0, 0.0, 0.0) == estimate_hedge([0.0] * 10, "p95")[1:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.tuning.formatting import counted, percent, seconds, setting
+from tarry.tuning.formatting import format_count, format_percent, format_setting, parse_duration
 
 
 @pytest.mark.parametrize(
@@ -23,13 +23,13 @@ from tarry.tuning.formatting import counted, percent, seconds, setting
 )
 def test_shares(share: float, text: str) -> None:
     """Two digits are enough to decide by."""
-    assert text == percent(share)
+    assert text == format_percent(share)
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 calls"), (1, "1 call"), (1200, "1,200 calls")])
 def test_counts(number: int, text: str) -> None:
     """One of a thing is not many."""
-    assert text == counted(number, "call")
+    assert text == format_count(number, "call")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_counts(number: int, text: str) -> None:
 )
 def test_settings(field: str, value: object, text: str) -> None:
     """Times have a unit, tables are one line."""
-    assert text == setting(field, value)
+    assert text == format_setting(field, value)
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_settings(field: str, value: object, text: str) -> None:
 )
 def test_times(text: str, expected: float) -> None:
     """A time has a unit; a bare number is seconds."""
-    assert expected == seconds("--latency-budget", text)
+    assert expected == parse_duration("--latency-target", text)
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1s", "2 weeks", "nan", "1e3", "0s", "9" * 400])
 def test_what_is_no_time(text: str) -> None:
     """Anything else is refused by the name of the option."""
-    with pytest.raises(ConfigurationError, match=r"^--latency-budget must be"):
-        seconds("--latency-budget", text)
+    with pytest.raises(ConfigurationError, match=r"^--latency-target must be"):
+        parse_duration("--latency-target", text)

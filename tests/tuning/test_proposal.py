@@ -39,7 +39,7 @@ def test_the_budget_is_twice_the_retries_outside_outages() -> None:
     assert None is line.current
     assert "ratio" == line.proposed["kind"]
     assert 2 * 0.033 == pytest.approx(line.proposed["ratio"], rel=0.25)
-    assert "twice the retries of the time outside outages" == line.reason
+    assert "twice the retry ratio outside outages" == line.reason
     assert line.evidence.endswith(" % over all")
 
 
@@ -68,9 +68,9 @@ def test_hedging_is_advice_beside_a_policy() -> None:
     """It names the bargain, and is not part of the proposed defence."""
     truth = Truth(calls=8_000, sigma=1.0)
     proposal = propose(evidence_of(truth))
-    line = proposal.lines[-1]
+    line = proposal.suggestions[-1]
 
-    assert ("hedging.after", "p95", True) == (line.field, line.proposed, line.advice)
+    assert ("hedging.after", "p95", True) == (line.field, line.proposed, line.is_advice)
     assert line.reason.startswith("advice, instead of retries: p95: -")
     assert line.reason.endswith(" % p99.9 for +5 % load")
     assert None is proposal.defence.hedging
@@ -81,9 +81,9 @@ def test_a_hedging_is_tuned_as_such() -> None:
     current = Defence(hedging=Hedging(after=0.5, max_attempts=3))
     proposal = propose(evidence_of(Truth(calls=8_000, sigma=1.0)), current)
 
-    assert ["hedging.after", "budget"] == [line.field for line in proposal.lines]
+    assert ["hedging.after", "budget"] == [line.field for line in proposal.suggestions]
     assert Hedging(after="p95", max_attempts=3) == proposal.defence.hedging
-    assert not proposal.lines[0].advice
+    assert not proposal.suggestions[0].is_advice
 
 
 def test_a_hedge_that_gains_nothing_is_not_proposed() -> None:

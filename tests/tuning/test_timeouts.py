@@ -8,10 +8,10 @@ import pytest
 
 from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
-from tarry.tuning.estimates import rounded
-from tarry.tuning.evidence import gather
+from tarry.tuning.estimates import round_two_digits
+from tarry.tuning.evidence import analyze_log
 from tarry.tuning.proposal import propose
-from tarry.tuning.timeouts import cut_off
+from tarry.tuning.timeouts import find_timeout
 from tests.tuning.logs import Truth
 from tests.tuning.proposals import P995, TRUTH, line_of
 
@@ -27,7 +27,7 @@ def test_the_timeout_is_the_p995() -> None:
     assert "p99.5 of healthy attempts" == line.reason
     assert " (95 % interval 1" in line.evidence
     assert " ms to " in line.evidence
-    assert line.enough
+    assert line.has_enough_data
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -39,8 +39,8 @@ def test_tuned_again_and_again_it_stays(*, given: bool, odds: tuple[float, ...])
     for number in range(5):
         timeout = rounds[-1] if rounds else None
         truth = Truth(calls=20_000, median=0.1, odds=odds, timeout=timeout)
-        proposal = propose(gather(truth.log(seed=number)), current)
-        rounds.append(proposal.lines[0].proposed)
+        proposal = propose(analyze_log(truth.log(seed=number)), current)
+        rounds.append(proposal.suggestions[0].proposed)
         current = proposal.defence if given else None
 
     assert [rounds[0]] * 5 == rounds
@@ -53,7 +53,7 @@ def test_a_timeout_that_seldom_cuts_is_measured(current: Defence | None) -> None
     truth = Truth(calls=40_000, odds=(1.0, 1.0), timeout=0.25)
     line = line_of(truth, "attempt_timeout", current)
 
-    assert 0.19 == line.proposed == rounded(truth.quantile(P995), up=True)
+    assert 0.19 == line.proposed == round_two_digits(truth.quantile(P995), up=True)
     assert " cut off at 250 ms" in line.evidence
 
 
@@ -62,7 +62,7 @@ def test_a_timeout_that_cuts_is_not_made_shorter() -> None:
     truth = Truth(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
     line = line_of(truth, "attempt_timeout", Defence(Policy(attempt_timeout=0.1)))
 
-    assert (0.1, False) == (line.proposed, line.enough)
+    assert (0.1, False) == (line.proposed, line.has_enough_data)
     assert "8.2 % of healthy attempts ran into the timeout" in line.reason
     assert line.reason.endswith("raise it and measure again; kept at 100 ms")
     assert "over 100 ms of 10,835, 892 cut off at 100 ms" == line.evidence
@@ -73,7 +73,7 @@ def test_a_timeout_that_nobody_told_of_is_seen() -> None:
     truth = Truth(calls=10_000, odds=(0.95, 0.95), timeout=0.1)
     line = line_of(truth, "attempt_timeout")
 
-    assert (None, 0.1, False) == (line.current, line.proposed, line.enough)
+    assert (None, 0.1, False) == (line.current, line.proposed, line.has_enough_data)
     assert line.reason.endswith("raise it and measure again; kept at 100 ms")
     assert line.evidence.endswith(" cut off at 100 ms: they failed after nearly the same time")
 
@@ -83,7 +83,7 @@ def test_a_longer_timeout_than_the_one_that_cut_is_kept() -> None:
     truth = Truth(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
     line = line_of(truth, "attempt_timeout", Defence(Policy(attempt_timeout=2.0)))
 
-    assert (2.0, False) == (line.proposed, line.enough)
+    assert (2.0, False) == (line.proposed, line.has_enough_data)
     assert line.reason.endswith("; kept at 2 s")
 
 
@@ -99,7 +99,7 @@ def test_a_timeout_changes_where_the_log_speaks_against_it(now: float, proposed:
     )
 
 
-def test_a_timeout_is_within_the_latency_budget() -> None:
+def test_a_timeout_is_within_the_latency_target() -> None:
     """One that is kept is held to it as well."""
     truth = Truth(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
     current = Defence(Policy(attempt_timeout=0.1))
@@ -120,10 +120,10 @@ def late(limit: float, count: int) -> list[float]:
 )
 def test_timers_are_not_exact(faults: list[float]) -> None:
     """A timeout of a second is seen among what fails at once, and among what fails at any time."""
-    cut = cut_off(LATENCY, faults, None)
+    cut = find_timeout(LATENCY, faults, None)
 
     assert cut is not None
-    assert (1.0, True) == (rounded(cut.limit), cut.seen)
+    assert (1.0, True) == (round_two_digits(cut.limit), cut.is_inferred)
     assert 50 <= cut.attempts <= 60
 
 
@@ -141,7 +141,7 @@ def test_timers_are_not_exact(faults: list[float]) -> None:
 )
 def test_what_is_no_timeout(faults: list[float]) -> None:
     """Errors that come fast or at any time are not cut off, and are not samples."""
-    assert None is cut_off(LATENCY, faults, None)
+    assert None is find_timeout(LATENCY, faults, None)
 
 
 @pytest.mark.parametrize("now", [None, 0.1, 0.103])
@@ -150,10 +150,10 @@ def test_errors_of_a_steady_dependency_are_no_timeouts(now: float | None) -> Non
     steady = Truth(calls=10_000, median=0.1, sigma=0.01, odds=(0.9,))
     line = line_of(steady, "attempt_timeout", Defence(Policy(attempt_timeout=now)))
 
-    assert (0.11, True) == (line.proposed, line.enough)
+    assert (0.11, True) == (line.proposed, line.has_enough_data)
 
 
 def test_a_timeout_that_few_had_is_not_taken_for_that_of_all() -> None:
     """Where more succeed later than fail at the timeout, it was not in force for them."""
-    assert None is cut_off(LATENCY, [0.9] * 50, 0.9)
-    assert (0.9, 150, False) == cut_off(LATENCY, [0.9] * 150, 0.9)
+    assert None is find_timeout(LATENCY, [0.9] * 50, 0.9)
+    assert (0.9, 150, False) == find_timeout(LATENCY, [0.9] * 150, 0.9)

@@ -10,12 +10,12 @@ import pytest
 
 from tarry.policyfile.defence import Defence
 from tarry.simulator.simulate import simulate
-from tarry.tuning.comparison import scenario_of, verdict
+from tarry.tuning.comparison import build_scenario, describe_changes
 from tests.tuning.logs import Truth
 from tests.tuning.proposals import evidence_of
 
 OLD = replace(
-    simulate(scenario_of(evidence_of(Truth(calls=200)), Defence())),
+    simulate(build_scenario(evidence_of(Truth(calls=200)), Defence())),
     success_rate=0.97,
     p99=2.1,
     amplification=1.3,
@@ -26,7 +26,7 @@ OLD = replace(
 
 def verdict_of(**changes: Any) -> str:
     """Return what is said of a run that differs in these numbers."""
-    return verdict(OLD, replace(OLD, **changes))
+    return describe_changes(OLD, replace(OLD, **changes))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def verdict_of(**changes: Any) -> str:
 )
 def test_what_hardly_changes_is_left_out(changes: dict[str, float]) -> None:
     """Chance and what was never measured are no reason to choose."""
-    assert "No number changes by much." == verdict_of(**changes)
+    assert "No metric changes by much." == verdict_of(**changes)
 
 
 def test_a_loss_is_said_first_with_what_it_buys() -> None:
@@ -72,5 +72,5 @@ def test_all_can_be_better_or_worse() -> None:
     assert "Better: more calls succeed: 97 % → 99 %." == verdict_of(success_rate=0.99)
     assert (
         "Worse: calls that succeed end later: p99 2,100 ms → 4,000 ms; "
-        "more requests for each call: 1.3x → 2x; well again later: 3 s → never."
+        "more requests for each call: 1.3x → 2x; recovered later: 3 s → never."
     ) == verdict_of(p99=4.0, amplification=2.0, recovered_after=inf)

@@ -56,10 +56,10 @@ def send(
     application/json, unless a header says otherwise.
     """
     from tarry.cli.output import print_json
-    from tarry.tuning.formatting import seconds
+    from tarry.tuning.formatting import parse_duration
 
-    patience = None if wait is None else seconds("--wait", wait)
-    later = None if delay is None else seconds("--delay", delay)
+    patience = None if wait is None else parse_duration("--wait", wait)
+    later = None if delay is None else parse_duration("--delay", delay)
     headers = _headers(header or [])
     body = None if data is None else _body(data)
     if isinstance(body, str) and _is_json(body) and "content-type" not in map(str.lower, headers):

@@ -76,21 +76,21 @@ def simulate(
     from tarry.cli.files import check_out
     from tarry.cli.simulate_options import settings, study_of, sweeps
     from tarry.simulator import report
-    from tarry.simulator.assertions import check, claim_of, units_of
-    from tarry.simulator.study import conduct, with_values
+    from tarry.simulator.assertions import check_assertions, metric_units, parse_assertion
+    from tarry.simulator.study import run_study, with_parameters
 
     if not what:
         simulate_output.list_studies(as_json=as_json)
         return
     study = study_of(what, compare=compare)
     changes = settings(set_ or [], study.parameters)
-    study = with_values(study, changes)
+    study = with_parameters(study, changes)
     if show:
         simulate_output.describe(study, as_json=as_json)
         return
     chosen = [name.strip() for name in variants.split(",")] if variants else list(study.variants)
     for claim in claims or []:  # what would be refused after the run is refused before it
-        claim_of(claim, chosen, units_of(study.columns))
+        parse_assertion(claim, chosen, metric_units(study.columns))
     for option, path, endings in (
         ("--html", html, (".html", ".htm")),
         ("--png", png, (".png",)),
@@ -99,7 +99,7 @@ def simulate(
         if path is not None:  # a pipe or a device has no ending
             check_out(path, endings if path.suffix else (), option)
     with simulate_output.Bar(hidden=quiet) as bar:
-        findings = conduct(
+        findings = run_study(
             study,
             seed=seed,
             trials=trials,
@@ -109,7 +109,7 @@ def simulate(
             jobs=_cores() if jobs is None else jobs,
             progress=bar.update,
         )
-    verdicts = check(findings, claims or [])
+    verdicts = check_assertions(findings, claims or [])
     if html is not None:
         options = {"--set": set_, "--sweep": sweep, "--variants": variants, "--trials": trials}
         report.write_html(findings, html, command=_command(what, compare, options, seed))

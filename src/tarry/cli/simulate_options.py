@@ -122,11 +122,11 @@ def study_of(what: Sequence[str], *, compare: bool) -> Study:
     if first not in STUDIES and all(map(_is_scenario, others)):
         return compare_files([Path(name) for name in what])
     study = _study(first)
-    if study.with_defence is None:
+    if study.with_defences is None:
         msg = f"{first} compares something else than policies; it takes no --compare"
         raise ConfigurationError(msg)
     paths = [Path(name) for name in others]
-    return study.with_defence(dict(zip(names_of(paths), map(defence_of, others), strict=True)))
+    return study.with_defences(dict(zip(names_of(paths), map(defence_of, others), strict=True)))
 
 
 def _is_scenario(name: str) -> bool:

@@ -19,9 +19,8 @@ from tarry.cli.output import printable
 from tarry.policyfile.defence import Defence
 from tarry.simulator.files.idle import FITS
 from tarry.simulator.files.settings import settings_of
-from tarry.simulator.metrics import MEANINGS
-from tarry.simulator.report import to_json
-from tarry.simulator.report.formatting import shown
+from tarry.simulator.metrics import METRICS
+from tarry.simulator.report.formatting import format_value
 from tarry.simulator.scenarios import STUDIES
 
 if TYPE_CHECKING:
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tarry.simulator.assertions import Verdict
+    from tarry.simulator.assertions import AssertionResult
     from tarry.simulator.scenario import Scenario
-    from tarry.simulator.study import Findings, Row, Study
+    from tarry.simulator.study import Study, StudyResults, StudyRow
 
 
 class Bar:
@@ -86,21 +85,23 @@ def describe(study: Study, *, as_json: bool) -> None:
         show_study(Console(), study)
 
 
-def print_findings(findings: Findings, verdicts: Sequence[Verdict], *, as_json: bool) -> None:
+def print_findings(
+    findings: StudyResults, results: Sequence[AssertionResult], *, as_json: bool
+) -> None:
     """Print the numbers; JSON has the claims too."""
     if not as_json:
         show_findings(Console(), findings)
         return
     claims = [
         {
-            "claim": verdict.claim.text,
-            "variant": verdict.row.variant,
-            "parameters": verdict.row.parameters,
-            "holds": verdict.holds,
+            "claim": result.assertion.text,
+            "variant": result.row.variant,
+            "parameters": result.row.parameters,
+            "holds": result.holds,
         }
-        for verdict in verdicts
+        for result in results
     ]
-    print_json({**to_json(findings), "claims": claims})
+    print_json({**findings.to_dict(), "claims": claims})
 
 
 def tell_written(paths: Iterable[Path]) -> None:
@@ -115,13 +116,13 @@ def print_json(value: object) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-def judge(verdicts: Sequence[Verdict], *, quiet: bool) -> bool:
+def judge(results: Sequence[AssertionResult], *, quiet: bool) -> bool:
     """Say which rows fail which claim; return whether all is well."""
-    failed = [verdict for verdict in verdicts if not verdict.holds]
-    for verdict in failed:
-        about = f"{verdict.claim.text}, but {verdict.seen()}"
-        sys.stderr.write(f"failed: {row_name(verdict.row)}: {printable(about)}\n")
-    if verdicts and not failed and not quiet:
+    failed = [result for result in results if not result.holds]
+    for result in failed:
+        about = f"{result.assertion.text}, but {result.describe_value()}"
+        sys.stderr.write(f"failed: {row_name(result.row)}: {printable(about)}\n")
+    if results and not failed and not quiet:
         sys.stdout.write("every claim holds\n")
     return not failed
 
@@ -154,7 +155,7 @@ class _Column(NamedTuple):
         return max(len(word) for word in [*self.title.split(), *self.cells, ""])
 
 
-def show_findings(console: Console, findings: Findings) -> None:
+def show_findings(console: Console, findings: StudyResults) -> None:
     """Print the question, a row for each variant and point, and the lesson."""
     study = findings.study
     if study.question:
@@ -162,14 +163,14 @@ def show_findings(console: Console, findings: Findings) -> None:
         console.print()
     rows = findings.rows
     swept = list(rows[0].parameters) if rows else []
-    keys = [_Column(study.knob, [printable(row.variant) for row in rows])]
+    keys = [_Column(study.variant_parameter, [printable(row.variant) for row in rows])]
     keys += [
         _Column(_last(name), [printable(str(row.parameters[name])) for row in rows])
         for name in swept
     ]
     metrics = [row.metrics for row in rows]
     numbers = [
-        _Column(column.title, [shown(one[column.metric], column.unit) for one in metrics])
+        _Column(column.title, [format_value(one[column.metric], column.unit) for one in metrics])
         for column in study.columns
     ]
     widest = max((number.width for number in numbers), default=0)
@@ -202,7 +203,7 @@ def show_study(console: Console, study: Study) -> None:
         console.print(Text(printable(study.question), style="bold"))
         console.print()
     variants = ", ".join(printable(name) for name in study.variants)
-    console.print(Text(f"--variants ({study.knob}): {variants}"))
+    console.print(Text(f"--variants ({study.variant_parameter}): {variants}"))
     console.print(Text("--set and --sweep, with the values in force:"))
     _listed(
         console,
@@ -212,17 +213,17 @@ def show_study(console: Console, study: Study) -> None:
             for swept in [study.sweep.get(name)]
         ),
     )
-    if study.world is not None:
+    if study.build_scenario is not None:
         console.print(Text("what it runs:"))
-        scenario = study.world(Defence(), **study.parameters)
+        scenario = study.build_scenario(Defence(), **study.parameters)
         _listed(console, ((name, _said(value), "") for name, value in _facts(scenario)))
     console.print(Text("--assert, and the columns of the table:"))
     # A study with a number of its own does not mean the same by the others either.
-    usual = all(column.metric in MEANINGS for column in study.columns)
+    usual = all(column.metric in METRICS for column in study.columns)
     _listed(
         console,
         (
-            (one.metric, one.title, MEANINGS[one.metric].meaning if usual else "")
+            (one.metric, one.title, METRICS[one.metric].description if usual else "")
             for one in study.columns
         ),
     )
@@ -252,7 +253,7 @@ def _said(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def row_name(row: Row) -> str:
+def row_name(row: StudyRow) -> str:
     """Return the variant and the swept values of a row: full, clients=100."""
     swept = [f"{_last(name)}={value}" for name, value in row.parameters.items()]
     return printable(", ".join([row.variant, *swept]))
@@ -290,7 +291,7 @@ def _spread(group: list[_Column], room: int) -> list[int]:
     return widths
 
 
-def _ends(rows: list[Row]) -> list[bool]:
+def _ends(rows: list[StudyRow]) -> list[bool]:
     """Tell after which rows the next point of a sweep begins, where a point has several rows."""
     if len({row.variant for row in rows}) == 1:
         return [False] * len(rows)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from tarry.tuning.comparison import Replay
+    from tarry.tuning.comparison import Comparison
     from tarry.tuning.proposal import Proposal
 
 FORMATS = (".json", ".toml")
@@ -27,7 +27,7 @@ def tune(
             help="The policy in force, in TOML, YAML or JSON.", show_default="the defaults"
         ),
     ] = None,
-    latency_budget: Annotated[
+    latency_target: Annotated[
         str | None, typer.Option(metavar="TIME", help="What a call may take in all: 2s, 500ms.")
     ] = None,
     out: Annotated[
@@ -46,27 +46,27 @@ def tune(
     """
     from tarry.cli.files import check_out
     from tarry.simulator.files import read_defence
-    from tarry.tuning.attempt_log import read_attempts
-    from tarry.tuning.comparison import replay
-    from tarry.tuning.evidence import gather
-    from tarry.tuning.formatting import seconds
+    from tarry.tuning.attempt_log import read_attempt_log
+    from tarry.tuning.comparison import compare_policies
+    from tarry.tuning.evidence import analyze_log
+    from tarry.tuning.formatting import parse_duration
     from tarry.tuning.proposal import propose
 
     if out is not None:
         check_out(out, FORMATS)
-    budget = None if latency_budget is None else seconds("--latency-budget", latency_budget)
+    target = None if latency_target is None else parse_duration("--latency-target", latency_target)
     current = None if policy is None else read_defence(policy)
-    evidence = gather(read_attempts(log))
-    proposal = propose(evidence, current, budget)
-    runs: Replay | None = None
+    evidence = analyze_log(read_attempt_log(log))
+    proposal = propose(evidence, current, target)
+    runs: Comparison | None = None
     if not no_simulate and proposal.defence != proposal.current:
-        runs = replay(evidence, proposal.current, proposal.defence, seed=seed)
+        runs = compare_policies(evidence, proposal.current, proposal.defence, seed=seed)
     if out is not None:
         _write(out, proposal)
     if as_json:
-        from tarry.tuning.proposal import record
+        from tarry.tuning.proposal import to_json
 
-        typer.echo(record(evidence, proposal, runs))
+        typer.echo(to_json(evidence, proposal, runs))
         return
     from rich.console import Console
 

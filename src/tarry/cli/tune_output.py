@@ -12,19 +12,19 @@ from rich.text import Text
 from tarry.cli.output import printable
 from tarry.core.explain import format_duration
 from tarry.simulator.metrics import quantile
-from tarry.simulator.report.formatting import shown
-from tarry.tuning.comparison import ENOUGH, verdict
-from tarry.tuning.estimates import needed
-from tarry.tuning.evidence import TAIL
-from tarry.tuning.formatting import counted, percent, setting
+from tarry.simulator.report.formatting import format_value
+from tarry.tuning.comparison import MIN_HEALTHY_ATTEMPTS, describe_changes
+from tarry.tuning.estimates import required_samples
+from tarry.tuning.evidence import TAIL_QUANTILE
+from tarry.tuning.formatting import format_count, format_percent, format_setting
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tarry.tuning.comparison import Replay
+    from tarry.tuning.comparison import Comparison
     from tarry.tuning.evidence import Evidence
     from tarry.tuning.proposal import Proposal
-    from tarry.tuning.rules import Line
+    from tarry.tuning.rules import Suggestion
 
 _METRICS = (
     ("success_rate", "calls that succeeded", "%"),
@@ -46,43 +46,46 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
     """Print each number with its reason and the evidence, and what hedges would do."""
     say(
         console,
-        f"{counted(evidence.attempts, 'attempt')} of {counted(evidence.calls, 'call')} "
-        f"in {format_duration(evidence.span)}, {counted(len(evidence.outages), 'outage')}",
+        f"{format_count(evidence.attempts, 'attempt')} of {format_count(evidence.calls, 'call')} "
+        f"in {format_duration(evidence.span)}, {format_count(len(evidence.outages), 'outage')}",
         "bold",
     )
-    for remark in proposal.remarks:
-        say(console, f"warning: {remark}", "yellow")
+    for warning in proposal.warnings:
+        say(console, f"warning: {warning}", "yellow")
     table = _table("field", "now", "proposed", "why")
-    for line in proposal.lines:
+    for line in proposal.suggestions:
         why = Text(printable(line.reason))
         if line.evidence:
             why.append(f"\n{printable(line.evidence)}", style="dim")
         table.add_row(
             Text(line.field),
-            Text(printable(setting(line.field, line.current))),
-            Text(printable(setting(line.field, line.proposed)), style=_style(line)),
+            Text(printable(format_setting(line.field, line.current))),
+            Text(printable(format_setting(line.field, line.proposed)), style=_style(line)),
             why,
         )
     console.print(table)
     console.print()
-    if len(evidence.healthy) >= needed(TAIL):
+    if len(evidence.success_durations) >= required_samples(TAIL_QUANTILE):
         table = _table("a second copy at", "after", "p99.9", "saves", "adds")
         for hedge in evidence.hedges:
             times = (format_duration(hedge.delay), format_duration(hedge.tail))
-            table.add_row(hedge.percentile, *times, percent(hedge.saving), percent(hedge.load))
+            table.add_row(
+                hedge.percentile, *times, format_percent(hedge.saving), format_percent(hedge.load)
+            )
         console.print(table)
         console.print()
 
 
 def show_replay(
-    console: Console, evidence: Evidence, proposal: Proposal, runs: Replay | None
+    console: Console, evidence: Evidence, proposal: Proposal, runs: Comparison | None
 ) -> None:
     """Print what both policies did to the same calls."""
     if proposal.defence == proposal.current:
         say(console, "nothing changes, so nothing is simulated")
         return
     if runs is None:
-        there = f"{counted(len(evidence.healthy), 'healthy attempt')}, {ENOUGH} needed"
+        attempts = format_count(len(evidence.success_durations), "healthy attempt")
+        there = f"{attempts}, {MIN_HEALTHY_ATTEMPTS} needed"
         if not evidence.calls:
             there = "no call with a first attempt"
         say(console, f"not simulated: too little data: {there}")
@@ -90,12 +93,12 @@ def show_replay(
     say(
         console,
         f"simulated: {format_duration(runs.duration)} at {runs.rate:.3g} calls a second "
-        f"with {counted(runs.outages, 'outage')}",
+        f"with {format_count(runs.outages, 'outage')}",
         "bold",
     )
     say(
         console,
-        f"on a server for {counted(runs.concurrency, 'request')} at a time, "
+        f"on a server for {format_count(runs.concurrency, 'request')} at a time, "
         "about twice what the log has seen",
         "dim",
     )
@@ -105,23 +108,27 @@ def show_replay(
     for name, title, unit in _METRICS:
         if old[name] or new[name]:
             values = (seen.get(name, nan), old[name], new[name])
-            table.add_row(title, *(shown(value, unit) for value in values))
+            table.add_row(title, *(format_value(value, unit) for value in values))
     console.print(table)
     if runs.duration < evidence.span:
-        outages = counted(len(evidence.outages), "outage")
+        outages = format_count(len(evidence.outages), "outage")
         whole = f"all of its {format_duration(evidence.span)} with {outages}"
         say(console, f"in the log: {whole}; simulated: a part of that", "dim")
-    console.print(Text(verdict(runs.old, runs.new)))
+    console.print(Text(describe_changes(runs.old, runs.new)))
 
 
 def _seen(evidence: Evidence) -> dict[str, float]:
     """Return what the log itself has for the numbers of a simulation."""
-    times = evidence.call_times
-    quantiles = {"p50": 0.5, "p99": 0.99, "p999": TAIL}
+    times = evidence.call_durations
+    quantiles = {"p50": 0.5, "p99": 0.99, "p999": TAIL_QUANTILE}
     return {
         "success_rate": evidence.success_rate,
         "amplification": evidence.attempts_per_call,
-        **{name: quantile(times, q) for name, q in quantiles.items() if len(times) >= needed(q)},
+        **{
+            name: quantile(times, q)
+            for name, q in quantiles.items()
+            if len(times) >= required_samples(q)
+        },
     }
 
 
@@ -132,7 +139,7 @@ def _table(*titles: str) -> Table:
     return table
 
 
-def _style(line: Line) -> str:
-    if not line.enough:
+def _style(line: Suggestion) -> str:
+    if not line.has_enough_data:
         return "yellow"
-    return "green" if line.proposed != line.current and not line.advice else ""
+    return "green" if line.proposed != line.current and not line.is_advice else ""

@@ -1,4 +1,4 @@
-"""When calls begin: all at once, by chance, one after the other, or from a backlog."""
+"""When the simulated clients start their calls: all at once, randomly, in turn, or as a backlog."""
 
 from __future__ import annotations
 
@@ -13,146 +13,158 @@ if TYPE_CHECKING:
 
     from tarry.core.verdict import Stop
     from tarry.simulator.distributions import Sampler
-    from tarry.simulator.event_loop import World
-    from tarry.simulator.metrics import Meter
-    from tarry.simulator.node import Ended
+    from tarry.simulator.event_loop import EventLoop
+    from tarry.simulator.metrics import MetricsRecorder
+    from tarry.simulator.node import OnCallEnd
     from tarry.simulator.scenario import Clients
 
-Begin: TypeAlias = "Callable[[float, int, Ended], Stop | None]"
-"""Begins a call of the client with that number; answers why it could not."""
+StartCall: TypeAlias = "Callable[[float, int, OnCallEnd], Stop | None]"
+"""`start_call(now, client, on_end)` starts a call, or returns why it was refused at once."""
 
-_DEFERRED = frozenset({Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY})
-_LONG = 10.0
-"""So many pauses before the run its clients began, by when their calls are spread out."""
-_MOST_PAUSES = 1000
-_POLL = 0.1
-"""How often a backlog looks whether it is let through, in seconds, when nobody told it."""
+_DEFERRABLE_REASONS = frozenset({Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY})
+_WARM_UP_THINK_TIMES = 10.0
+"""Closed clients start this many mean think times before 0, so that their calls are spread out."""
+_MAX_WARM_UP_CALLS = 1000
+_POLL_INTERVAL_S = 0.1
+"""How often a backlog tries to start calls when a refusal names no time."""
 
 
-class Arrivals:
-    """Begins the calls of a scenario's clients, and has them counted."""
+class ArrivalSource:
+    """Starts the calls of a scenario's clients and records how they end."""
 
     __slots__ = (
-        "_begin",
+        "_backlog",
         "_clients",
-        "_dice",
-        "_meter",
-        "_pause",
-        "_polling",
-        "_turn",
-        "_waiting",
-        "_world",
+        "_is_poll_scheduled",
+        "_loop",
+        "_metrics",
+        "_next_client",
+        "_random",
+        "_start_call",
+        "_unit_pause",
     )
 
-    def __init__(self, clients: Clients, world: World, meter: Meter, begin: Begin) -> None:
+    def __init__(
+        self, clients: Clients, loop: EventLoop, metrics: MetricsRecorder, start_call: StartCall
+    ) -> None:
         self._clients = clients
-        self._world = world
-        self._meter = meter
-        self._begin = begin
-        self._dice = world.dice("arrivals")
-        self._pause = Exponential(1.0).sampler(self._dice)
-        self._waiting = 0
-        self._turn = 0
-        self._polling = False
+        self._loop = loop
+        self._metrics = metrics
+        self._start_call = start_call
+        self._random = loop.random_source("arrivals")
+        self._unit_pause = Exponential(1.0).sampler(self._random)
+        self._backlog = 0
+        self._next_client = 0
+        self._is_poll_scheduled = False
 
     def start(self) -> None:
-        """Set the first events."""
-        clients, world = self._clients, self._world
+        """Schedule the first events."""
+        clients, loop = self._clients, self._loop
         if clients.arrivals == "poisson":
-            self._plan(0.0, 0)
+            self._schedule_arrival(0.0, 0)
         elif clients.arrivals == "backlog":
-            self._waiting = clients.count
+            self._backlog = clients.count
             for _ in range(clients.count):
-                self._meter.began(0.0)
-            world.at(0.0, self._polls)
+                self._metrics.record_call(0.0)
+            loop.schedule(0.0, self._poll_backlog)
         elif clients.arrivals == "closed":
-            think = clients.think.sampler(self._dice)
+            think = clients.think.sampler(self._random)
             for client in range(clients.count):
-                world.at(self._first(think), self._next, (client, think))
+                loop.schedule(self._first_call_time(think), self._start_closed, (client, think))
         else:
             for client in range(clients.count):
-                world.at(0.0, self._once, client)
+                loop.schedule(0.0, self._start_recorded, client)
 
-    def _count(self, begun: float, now: float, stop: Stop | None, attempts: int) -> None:
+    def _record_end(self, started: float, now: float, stop: Stop | None, attempts: int) -> None:
         if stop is None:
-            self._meter.succeeded(now, now - begun)
+            self._metrics.record_success(now, now - started)
         else:
-            self._meter.failed(now, stop.reason, attempts)
+            self._metrics.record_failed_call(now, stop.reason, attempts)
 
-    def _once(self, begun: float, client: int) -> None:
-        self._meter.began(begun)
-        self._begin(begun, client, self._count)
+    def _start_recorded(self, now: float, client: int) -> None:
+        self._metrics.record_call(now)
+        self._start_call(now, client, self._record_end)
 
-    def _plan(self, now: float, client: int) -> None:
-        """Set the next arrival; where the rate changes first, begin anew from there."""
+    def _schedule_arrival(self, now: float, client: int) -> None:
+        """Schedule the next Poisson arrival, or a new draw at the time when the rate changes.
+
+        The process has no memory, so drawing again from the change on is exact.
+        """
         if not self._clients.surges:
-            self._world.at(now + self._pause() / self._clients.rate, self._arrives, client)
+            pause = self._unit_pause() / self._clients.rate
+            self._loop.schedule(now + pause, self._start_poisson, client)
             return
-        rate, change = self._clients.rate, inf
+        rate, next_change = self._clients.rate, inf
         for surge in self._clients.surges:
             if surge.start <= now < surge.end:
-                rate, change = surge.rate, surge.end
+                rate, next_change = surge.rate, surge.end
             elif now < surge.start:
-                change = min(change, surge.start)
-        when = now + self._pause() / rate if rate else inf
-        if when < change:
-            self._world.at(when, self._arrives, client)
+                next_change = min(next_change, surge.start)
+        when = now + self._unit_pause() / rate if rate else inf
+        if when < next_change:
+            self._loop.schedule(when, self._start_poisson, client)
         else:
-            self._world.at(change, self._plan, client)
+            self._loop.schedule(next_change, self._schedule_arrival, client)
 
-    def _arrives(self, now: float, client: int) -> None:
-        self._once(now, client)
-        self._plan(now, client + 1)
+    def _start_poisson(self, now: float, client: int) -> None:
+        self._start_recorded(now, client)
+        self._schedule_arrival(now, client + 1)
 
-    def _first(self, think: Sampler) -> float:
-        """Return when a client makes its first call, as if it had been going on for long."""
-        when = -self._clients.think.mean * (_LONG + self._dice.random())
-        for _ in range(_MOST_PAUSES):
+    def _first_call_time(self, think: Sampler) -> float:
+        """Return the time of a closed client's first call, as if it had been running for long."""
+        when = -self._clients.think.mean * (_WARM_UP_THINK_TIMES + self._random.random())
+        for _ in range(_MAX_WARM_UP_CALLS):
             if when >= 0:
                 return when
             when += think()
-        return think() * self._dice.random()  # its mean is far above what it mostly is
+        # Most think times are far below their mean: stop warming up.
+        return think() * self._random.random()
 
-    def _next(self, begun: float, about: tuple[int, Sampler]) -> None:
-        def ended(begun: float, now: float, stop: Stop | None, attempts: int) -> None:
-            self._count(begun, now, stop, attempts)
-            later = now + think()
-            # Who is refused at once and does not think would ask for ever in the same moment.
-            self._world.at(later if later > begun else now + _POLL, self._next, about)
+    def _start_closed(self, now: float, client_and_think: tuple[int, Sampler]) -> None:
+        def on_end(started: float, now: float, stop: Stop | None, attempts: int) -> None:
+            self._record_end(started, now, stop, attempts)
+            when = now + think()
+            # A client without think time that is refused at once would loop at one instant.
+            if when <= started:
+                when = now + _POLL_INTERVAL_S
+            self._loop.schedule(when, self._start_closed, client_and_think)
 
-        client, think = about
-        self._meter.began(begun)
-        self._begin(begun, client, ended)
+        client, think = client_and_think
+        self._metrics.record_call(now)
+        self._start_call(now, client, on_end)
 
-    def _polls(self, now: float, _: object) -> None:
-        self._polling = False
-        self._fill(now)
+    def _poll_backlog(self, now: float, _: object) -> None:
+        self._is_poll_scheduled = False
+        self._start_backlog(now)
 
-    def _fill(self, now: float, _: object = None) -> None:
-        """Begin calls of the backlog until no instance lets one through."""
+    def _start_backlog(self, now: float, _: object = None) -> None:
+        """Start calls of the backlog until every instance has refused one in a row."""
         refusals, soonest = 0, inf
-        while self._waiting and refusals < self._clients.instances:
-            self._waiting -= 1
-            self._turn += 1
-            refused = self._begin(now, self._turn, self._of_backlog)
-            if refused is None:
+        while self._backlog and refusals < self._clients.instances:
+            self._backlog -= 1
+            self._next_client += 1
+            stop = self._start_call(now, self._next_client, self._end_backlog_call)
+            if stop is None:
                 refusals, soonest = 0, inf
             else:
                 refusals += 1
-                soonest = min(soonest, refused.retry_after or _POLL)
-        if self._waiting:
-            self._poll(now + max(_POLL, soonest))
+                soonest = min(soonest, stop.retry_after or _POLL_INTERVAL_S)
+        if self._backlog:
+            self._schedule_poll(now + max(_POLL_INTERVAL_S, soonest))
 
-    def _poll(self, when: float) -> None:
-        if not self._polling:
-            self._polling = True
-            self._world.at(when, self._polls)
+    def _schedule_poll(self, when: float) -> None:
+        if not self._is_poll_scheduled:
+            self._is_poll_scheduled = True
+            self._loop.schedule(when, self._poll_backlog)
 
-    def _of_backlog(self, _begun: float, now: float, stop: Stop | None, attempts: int) -> None:
-        if stop is not None and stop.reason in _DEFERRED:  # as the service does: it costs nothing
-            self._waiting += 1
-            if attempts:  # of one that was not let through at all, `_fill` takes care
-                self._poll(now + max(_POLL, stop.retry_after or 0.0))
+    def _end_backlog_call(
+        self, _started: float, now: float, stop: Stop | None, attempts: int
+    ) -> None:
+        # As in the service, a refusal by breaker, limit or budget defers a call at no cost.
+        if stop is not None and stop.reason in _DEFERRABLE_REASONS:
+            self._backlog += 1
+            if attempts:  # a call refused before its first attempt is polled by _start_backlog
+                self._schedule_poll(now + max(_POLL_INTERVAL_S, stop.retry_after or 0.0))
         else:
-            self._count(0.0, now, stop, attempts)
-            self._world.at(now, self._fill)
+            self._record_end(0.0, now, stop, attempts)
+            self._loop.schedule(now, self._start_backlog)

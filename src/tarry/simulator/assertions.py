@@ -1,4 +1,4 @@
-"""Claims about the findings of a study, for a build that must fail: "full: peak_load <= 2"."""
+"""Assertions about the results of a study, such as "full: peak_load <= 2", for use in builds."""
 
 from __future__ import annotations
 
@@ -8,147 +8,161 @@ from operator import ge, gt, le, lt
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.errors import ConfigurationError
-from tarry.simulator.metrics import MEANINGS
+from tarry.simulator.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from tarry.simulator.study import Column, Findings, Row
+    from tarry.simulator.study import Column, StudyResults, StudyRow
 
-_CLAIM = re.compile(
+_ASSERTION = re.compile(
     r"""\s*(?:(?P<variant>.*\S)\s*:\s*)?
         (?P<metric>\w+)\s*
-        (?P<sign><=|>=|==|<|>)\s*
+        (?P<operator><=|>=|==|<|>)\s*
         (?P<bound>[+-]?(?:inf|\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+))\s*
         (?P<unit>ms|s|%|x|)\s*""",
     re.VERBOSE,
 )
-_UNITS = {"": 1.0, "x": 1.0, "s": 1.0, "ms": 0.001, "%": 0.01}
-_TIMES = ("s", "ms")
-_TAKEN = {"": ("",), "x": ("", "x", "%"), "%": ("", "%"), "s": _TIMES, "ms": _TIMES}
-"""By the unit of a number, the units that its bound may have."""
-_SIGNS: dict[str, Callable[[float, float], bool]] = {
+_UNIT_FACTORS = {"": 1.0, "x": 1.0, "s": 1.0, "ms": 0.001, "%": 0.01}
+_TIME_UNITS = ("s", "ms")
+_BOUND_UNITS = {
+    "": ("",),
+    "x": ("", "x", "%"),
+    "%": ("", "%"),
+    "s": _TIME_UNITS,
+    "ms": _TIME_UNITS,
+}
+"""By the unit of a metric, the units that a bound may be written in."""
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": lt,
     "<=": le,
     ">": gt,
     ">=": ge,
-    "==": isclose,  # so that a mean over trials can meet it
+    "==": isclose,  # a mean over trials has rounding errors
 }
-_NO_VALUE = {
-    "success_rate": "no call was begun",
-    "amplification": "no call was begun",
-    "attempts_per_call": "no call was begun",
-    "peak_load": "the last server has no capacity",
-    "recovered": "there is no trouble to recover from",
-    "recovered_after": "there is no trouble to recover from",
+_MISSING_VALUE_CAUSES = {
+    "success_rate": "no call was started",
+    "amplification": "no call was started",
+    "attempts_per_call": "no call was started",
+    "peak_load": "the last server has no capacity limit",
+    "recovered": "there is no disruption to recover from",
+    "recovered_after": "there is no disruption to recover from",
     "p50": "no call succeeded",
     "p99": "no call succeeded",
     "p999": "no call succeeded",
 }
-"""Why a number of a run may be missing."""
 
 
-class Claim(NamedTuple):
-    """One claim, about every row or about those of one variant."""
+class Assertion(NamedTuple):
+    """A condition on a metric, for all rows or for those of one variant."""
 
     text: str
     variant: str | None
     metric: str
-    sign: str
+    operator: str
     bound: float
     unit: str = ""
-    """The one that the bound was written in."""
+    """The unit in which the bound was written."""
 
 
-class Verdict(NamedTuple):
-    """Whether a row meets a claim, and the value that was seen."""
+class AssertionResult(NamedTuple):
+    """Whether a row meets an assertion, and the value of the metric."""
 
-    claim: Claim
-    row: Row
+    assertion: Assertion
+    row: StudyRow
     value: float
     holds: bool
     missing: int
-    """In how many of the trials the number has no value."""
+    """The number of trials in which the metric has no value."""
 
-    def seen(self) -> str:
-        """Say what was seen instead of what is claimed."""
-        metric, trials = self.claim.metric, len(self.row.trials)
+    def describe_value(self) -> str:
+        """Return the actual value as text, or why there is none."""
+        metric, trials = self.assertion.metric, len(self.row.trials)
         if not self.missing:
-            unit = self.claim.unit if isfinite(self.value) else ""
-            return f"{metric} is {self.value / _UNITS[unit]:.6g}{unit}"
+            unit = self.assertion.unit if isfinite(self.value) else ""
+            return f"{metric} is {self.value / _UNIT_FACTORS[unit]:.6g}{unit}"
         where = f" in {self.missing} of {trials} trials" if trials > 1 else ""
-        why = f": {_NO_VALUE[metric]}" if metric in _NO_VALUE else ""
-        return f"{metric} has no value{where}{why}"
+        cause = f": {_MISSING_VALUE_CAUSES[metric]}" if metric in _MISSING_VALUE_CAUSES else ""
+        return f"{metric} has no value{where}{cause}"
 
 
-def units_of(columns: Iterable[Column]) -> dict[str, str]:
-    """Return the unit of each number that has one by nature or in the table."""
-    shown = {column.metric: column.unit for column in columns}
-    return shown | {name: metric.unit for name, metric in MEANINGS.items()}
+def metric_units(columns: Iterable[Column]) -> dict[str, str]:
+    """Return the units of the built-in metrics, and of other metrics that have a column."""
+    column_units = {column.metric: column.unit for column in columns}
+    return column_units | {name: metric.unit for name, metric in METRICS.items()}
 
 
-def claim_of(text: str, variants: Iterable[str], units: Mapping[str, str]) -> Claim:
-    """Read a claim; it can be about one of these variants, and its bound needs a fitting unit."""
-    found = _CLAIM.fullmatch(text)
-    if found is None:
+def parse_assertion(text: str, variants: Iterable[str], units: Mapping[str, str]) -> Assertion:
+    """Parse an assertion; check its variant, and its unit if the unit of the metric is known."""
+    match = _ASSERTION.fullmatch(text)
+    if match is None:
         msg = (
-            f'cannot read the claim {text!r}; write "amplification < 1.2" or "full: p99 <= 250ms", '
-            f"with one of {', '.join(_SIGNS)}"
+            f'cannot parse the assertion {text!r}; write "amplification < 1.2" or '
+            f'"full: p99 <= 250ms", with one of {", ".join(_OPERATORS)}'
         )
         raise ConfigurationError(msg)
     known = list(variants)
-    if found["variant"] is not None and found["variant"] not in known:
-        msg = f"claim {text!r}: no variant {found['variant']!r} is run; there is {', '.join(known)}"
+    variant = match["variant"]
+    if variant is not None and variant not in known:
+        msg = (
+            f"assertion {text!r}: variant {variant!r} is not run; the variants are "
+            f"{', '.join(known)}"
+        )
         raise ConfigurationError(msg)
-    unit = found["unit"]
-    bound = float(found["bound"]) * _UNITS[unit]
-    of = units.get(found["metric"])
-    if of in _TIMES and not unit and (bound == 0 or isinf(bound)):
-        unit = "s"  # nothing and never are the same in all units
-    if of is not None:
-        _check_unit(text, found, of, bound, unit)
-    return Claim(text, found["variant"], found["metric"], found["sign"], bound, unit)
+    unit = match["unit"]
+    bound = float(match["bound"]) * _UNIT_FACTORS[unit]
+    metric_unit = units.get(match["metric"])
+    if metric_unit in _TIME_UNITS and not unit and (bound == 0 or isinf(bound)):
+        unit = "s"  # 0 and inf are the same in all units
+    if metric_unit is not None:
+        _check_unit(text, match, metric_unit, bound, unit)
+    return Assertion(text, variant, match["metric"], match["operator"], bound, unit)
 
 
-def check(findings: Findings, texts: Sequence[str]) -> list[Verdict]:
-    """Hold the findings against each claim, row by row."""
-    variants = list(dict.fromkeys(row.variant for row in findings.rows))
-    columns = findings.study.columns
-    units = units_of(columns)
-    claims = [claim_of(text, variants, units) for text in texts]
-    rows = [(row, row.metrics) for row in findings.rows]
+def check_assertions(results: StudyResults, texts: Sequence[str]) -> list[AssertionResult]:
+    """Check each assertion against each row that it applies to."""
+    columns = results.study.columns
+    units = metric_units(columns)
+    assertions = [parse_assertion(text, results.variants, units) for text in texts]
+    rows = [(row, row.metrics) for row in results.rows]
     return [
-        _verdict(claim, row, metrics, columns)
-        for claim in claims
+        _check_row(assertion, row, metrics, columns)
+        for assertion in assertions
         for row, metrics in rows
-        if claim.variant in {None, row.variant}
+        if assertion.variant in {None, row.variant}
     ]
 
 
-def _check_unit(text: str, found: re.Match[str], of: str, bound: float, unit: str) -> None:
-    metric, number = found["metric"], found["bound"]
-    if of in _TIMES and not unit:
-        msg = f"claim {text!r}: is that {number}ms or {number}s?"
-    elif of == "%" and not unit and bound > 1:
-        msg = f"claim {text!r}: {metric} is a share; write {number}%"
-    elif unit not in _TAKEN[of]:
-        taken = " or ".join(f"{number}{one}" for one in _TAKEN[of])
-        msg = f"claim {text!r}: {metric} is not counted in {unit!r}; write {taken}"
+def _check_unit(text: str, match: re.Match[str], metric_unit: str, bound: float, unit: str) -> None:
+    metric, number = match["metric"], match["bound"]
+    if metric_unit in _TIME_UNITS and not unit:
+        msg = f"assertion {text!r}: {metric} is a time; write {number}ms or {number}s"
+    elif metric_unit == "%" and not unit and bound > 1:
+        msg = f"assertion {text!r}: {metric} is a share; write {number}%"
+    elif unit not in _BOUND_UNITS[metric_unit]:
+        allowed = " or ".join(f"{number}{allowed}" for allowed in _BOUND_UNITS[metric_unit])
+        msg = f"assertion {text!r}: {metric} is not measured in {unit!r}; write {allowed}"
     else:
         return
     raise ConfigurationError(msg)
 
 
-def _verdict(
-    claim: Claim, row: Row, metrics: dict[str, float], columns: Iterable[Column]
-) -> Verdict:
-    if claim.metric not in metrics:
-        titles = {one.metric: one.title for one in columns if one.title != one.metric}
-        known = ", ".join(f"{one} ({titles[one]})" if one in titles else one for one in metrics)
-        msg = f"claim {claim.text!r}: there is no number {claim.metric!r}; there are {known}"
+def _check_row(
+    assertion: Assertion, row: StudyRow, metrics: dict[str, float], columns: Iterable[Column]
+) -> AssertionResult:
+    if assertion.metric not in metrics:
+        titles = {
+            column.metric: column.title for column in columns if column.title != column.metric
+        }
+        known = ", ".join(
+            f"{name} ({titles[name]})" if name in titles else name for name in metrics
+        )
+        msg = (
+            f"assertion {assertion.text!r}: unknown metric {assertion.metric!r}; there are {known}"
+        )
         raise ConfigurationError(msg)
-    value = metrics[claim.metric]
-    # The mean leaves out trials without a value, which may be the ones where all was lost.
-    missing = sum(isnan(trial.metrics()[claim.metric]) for trial in row.trials)
-    holds = not missing and _SIGNS[claim.sign](value, claim.bound)
-    return Verdict(claim, row, value, holds, missing)
+    value = metrics[assertion.metric]
+    # The mean ignores trials without a value, and those may be the failed ones.
+    missing = sum(isnan(trial.metrics()[assertion.metric]) for trial in row.trials)
+    holds = not missing and _OPERATORS[assertion.operator](value, assertion.bound)
+    return AssertionResult(assertion, row, value, holds, missing)

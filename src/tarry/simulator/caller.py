@@ -1,7 +1,7 @@
-"""Calls at work: the core's `Call` and `HedgedCall`, obeyed on virtual time.
+"""Drivers of the core's `Call` and `HedgedCall` on virtual time.
 
-These are drivers like those of the runtime: they carry out what the core says and decide
-nothing. What a driver's clock, sleep and cancellation are there, events are here.
+Like the drivers of the runtime they carry out the commands of the core and decide nothing. Where
+those sleep, cancel or time out, these schedule events.
 """
 
 from __future__ import annotations
@@ -22,214 +22,222 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy
     from tarry.simulator.distributions import Sampler
-    from tarry.simulator.event_loop import World
-    from tarry.simulator.metrics import Meter
-    from tarry.simulator.node import Ended, Node
+    from tarry.simulator.event_loop import EventLoop
+    from tarry.simulator.metrics import MetricsRecorder
+    from tarry.simulator.node import Node, OnCallEnd
 
 
-_ANOTHER = 1 << 32
-"""Far enough from the number of any attempt."""
+_REPLACED_RESPONSE = 1 << 32
+"""Added to an attempt's number when its response is replaced; larger than any such number."""
 
 
-class Line:
-    """What the callers of one node share: the way there, and who counts."""
+class Route:
+    """What all callers of one node share: the network, the node and the metrics."""
 
-    __slots__ = ("at", "draw", "hop", "meter", "node", "permanent")
-
-    def __init__(self, world: World, node: Node, hop: Sampler, meter: Meter | None) -> None:
-        self.at: Callable[..., None] = world.at
-        self.draw: Callable[[], float] = world.dice(f"jitter before {node.name}").random
-        self.hop: Sampler = hop
-        self.node: Node = node
-        self.meter: Meter | None = meter
-        self.permanent: frozenset[str] = frozenset()
-        """The statuses that the callers' policy does not retry."""
-
-
-class Caller:
-    """One call that is retried."""
-
-    __slots__ = ("_call", "_deadline", "_ended", "_line", "_running")
+    __slots__ = ("draw", "metrics", "network_delay", "node", "permanent_statuses", "schedule")
 
     def __init__(
         self,
-        line: Line,
+        loop: EventLoop,
+        node: Node,
+        network_delay: Sampler,
+        metrics: MetricsRecorder | None,
+    ) -> None:
+        self.schedule: Callable[..., None] = loop.schedule
+        self.draw: Callable[[], float] = loop.random_source(f"jitter before {node.name}").random
+        self.network_delay: Sampler = network_delay
+        self.node: Node = node
+        self.metrics: MetricsRecorder | None = metrics
+        """None for the calls of a server: only those of the clients are recorded."""
+        self.permanent_statuses: frozenset[str] = frozenset()
+        """Error statuses that the callers' policy does not retry."""
+
+
+class RetryingCaller:
+    """Drives one call that is retried."""
+
+    __slots__ = ("_awaited", "_call", "_deadline", "_on_end", "_route")
+
+    def __init__(
+        self,
+        route: Route,
         policy: Policy,
         downstream: Downstream | None,
         now: float,
-        ended: Ended,
+        on_end: OnCallEnd,
     ) -> None:
-        self._line = line
+        self._route = route
         self._call = Call(policy, downstream, now)
-        self._ended = ended
-        self._running = 0
-        """What the attempt that runs waits for: its number, or a later `hold` of it. Whatever
-        was planned for something else comes too late."""
+        self._on_end = on_end
+        self._awaited = 0
+        """Identifies the response that the running attempt waits for; 0 when none runs. An event
+        that carries another value is outdated and ignored, so events need no cancellation."""
         self._deadline = inf
 
     def start(self, now: float, _: object = None) -> Stop | None:
-        """Make the next attempt, or end."""
+        """Start the next attempt; return the reason if the call ends instead."""
         attempt = self._call.start(now)
         if isinstance(attempt, Stop):
-            self._ended(self._call.started, now, attempt, self._call.attempts)
+            self._on_end(self._call.started, now, attempt, self._call.attempts)
             return attempt
-        line = self._line
-        self._running = number = attempt.number
-        if line.meter is not None:
-            line.meter.attempts += 1
+        route = self._route
+        self._awaited = number = attempt.number
+        if route.metrics is not None:
+            route.metrics.attempts += 1
         sent = now + attempt.delay
-        arrival = sent + line.hop()
+        arrival = sent + route.network_delay()
         if attempt.timeout is not None:
             self._deadline = sent + attempt.timeout
             if arrival > self._deadline:
-                line.at(self._deadline, self._times_out, number)
-        line.at(arrival, self._arrives, number)
+                route.schedule(self._deadline, self._time_out, number)
+        route.schedule(arrival, self._reach_node, number)
         return None
 
-    def hold(self, number: int) -> int:
-        """Wait for another answer than the one that was planned; return what it is called."""
-        if number != self._running:
+    def discard_response(self, number: int) -> int:
+        """Discard the scheduled response; return the number to use for the later one."""
+        if number != self._awaited:
             return number
-        self._running = another = number + _ANOTHER
+        self._awaited = replaced = number + _REPLACED_RESPONSE
         if self._deadline < inf:
-            self._line.at(self._deadline, self._times_out, another)
-        return another
+            self._route.schedule(self._deadline, self._time_out, replaced)
+        return replaced
 
-    def answer(self, now: float, number: int, outcome: Outcome) -> None:
-        """Take an answer that leaves the server now, in place of any that was planned."""
-        if number == self._running:
-            self._running = another = number + _ANOTHER
-            self._answered(now + self._line.hop(), another, outcome)
+    def respond(self, now: float, number: int, outcome: Outcome) -> None:
+        """Take a response that leaves the node now, instead of a scheduled one."""
+        if number == self._awaited:
+            self._awaited = replaced = number + _REPLACED_RESPONSE
+            self._schedule_response(now + self._route.network_delay(), replaced, outcome)
 
-    def _arrives(self, now: float, number: int) -> None:
-        line = self._line
-        answer = line.node.take(now, self, number)
-        if number != self._running:  # it has given up, but the server does not know
+    def _reach_node(self, now: float, number: int) -> None:
+        route = self._route
+        response = route.node.handle(now, self, number)
+        if number != self._awaited:  # timed out on the way; the node works on it nevertheless
             return
-        if answer is None:
+        if response is None:
             if self._deadline < inf:
-                line.at(self._deadline, self._times_out, number)
+                route.schedule(self._deadline, self._time_out, number)
             return
-        when, outcome = answer
-        when += line.hop()
-        if outcome is SUCCESS and when <= self._deadline:  # as below, for what is most of all
-            line.at(when, self._succeeds, number)
+        when, outcome = response
+        when += route.network_delay()
+        # The same as in _schedule_response, without the call: most responses are successes.
+        if outcome is SUCCESS and when <= self._deadline:
+            route.schedule(when, self._succeed, number)
         else:
-            self._answered(when, number, outcome)
+            self._schedule_response(when, number, outcome)
 
-    def _answered(self, when: float, number: int, outcome: Outcome) -> None:
+    def _schedule_response(self, when: float, number: int, outcome: Outcome) -> None:
         if when > self._deadline:
-            self._line.at(self._deadline, self._times_out, number)
+            self._route.schedule(self._deadline, self._time_out, number)
         elif outcome is SUCCESS:
-            self._line.at(when, self._succeeds, number)
+            self._route.schedule(when, self._succeed, number)
         else:
-            self._line.at(when, self._fails, (number, outcome))
+            self._route.schedule(when, self._fail, (number, outcome))
 
-    def _succeeds(self, now: float, number: int) -> None:
-        if number == self._running:
-            self._running = 0
+    def _succeed(self, now: float, number: int) -> None:
+        if number == self._awaited:
+            self._awaited = 0
             call = self._call
-            call.record_success(now, self._line.draw())
-            self._ended(call.started, now, None, call.attempts)
+            call.record_success(now, self._route.draw())
+            self._on_end(call.started, now, None, call.attempts)
 
-    def _times_out(self, now: float, number: int) -> None:
-        self._fails(now, (number, TIMEOUT))
+    def _time_out(self, now: float, number: int) -> None:
+        self._fail(now, (number, TIMEOUT))
 
-    def _fails(self, now: float, about: tuple[int, Outcome]) -> None:
-        number, outcome = about
-        if number != self._running:
+    def _fail(self, now: float, number_and_outcome: tuple[int, Outcome]) -> None:
+        number, outcome = number_and_outcome
+        if number != self._awaited:
             return
-        self._running = 0
-        line = self._line
-        if line.meter is not None:
-            line.meter.failure(now)
-        if outcome.detail in line.permanent:
+        self._awaited = 0
+        route = self._route
+        if route.metrics is not None:
+            route.metrics.record_failed_attempt(now)
+        if outcome.detail in route.permanent_statuses:
             outcome = outcome.replace(kind=Kind.PERMANENT)
-        verdict = self._call.record_failure(outcome, now, line.draw())
+        verdict = self._call.record_failure(outcome, now, route.draw())
         if isinstance(verdict, Wait):
-            line.at(now + verdict.delay, self.start)
+            route.schedule(now + verdict.delay, self.start)
         else:
-            self._ended(self._call.started, now, verdict, self._call.attempts)
+            self._on_end(self._call.started, now, verdict, self._call.attempts)
 
 
-class HedgedCaller:
-    """One call that is hedged."""
+class HedgingCaller:
+    """Drives one call that is hedged."""
 
-    __slots__ = ("_begun", "_call", "_ended", "_line", "_running")
+    __slots__ = ("_call", "_on_end", "_route", "_running", "_started")
 
-    def __init__(self, line: Line, call: HedgedCall, now: float, ended: Ended) -> None:
-        self._line = line
+    def __init__(self, route: Route, call: HedgedCall, now: float, on_end: OnCallEnd) -> None:
+        self._route = route
         self._call = call
-        self._begun = now
-        self._ended = ended
+        self._started = now
+        self._on_end = on_end
         self._running: dict[int, int] = {}
-        """The copies that run, and how often another answer took the place of a planned one."""
+        """The running copies, and how often the scheduled response of each was replaced."""
 
     def start(self, now: float, _: object = None) -> Stop | None:
-        """Send the first copy, or end."""
+        """Send the first copy; return the reason if the call ends instead."""
         attempt = self._call.start(now)
-        self._obey(now, attempt)
+        self._execute(now, attempt)
         return attempt if isinstance(attempt, Stop) else None
 
-    def hold(self, number: int) -> int:
-        """Wait for another answer than the one that was planned."""
+    def discard_response(self, number: int) -> int:
+        """Discard the scheduled response; return the number to use for the later one."""
         if number in self._running:
             self._running[number] += 1
         return number
 
-    def answer(self, now: float, number: int, outcome: Outcome) -> None:
-        """Take an answer that leaves the server now, in place of any that was planned."""
+    def respond(self, now: float, number: int, outcome: Outcome) -> None:
+        """Take a response that leaves the node now, instead of a scheduled one."""
         if number in self._running:
             self._running[number] += 1
-            self._answered(now, number, outcome)
+            self._schedule_response(now, number, outcome)
 
-    def _answered(self, leaves: float, number: int, outcome: Outcome) -> None:
-        about = (number, self._running[number], outcome)
-        self._line.at(leaves + self._line.hop(), self._ends, about)
+    def _schedule_response(self, sent: float, number: int, outcome: Outcome) -> None:
+        response = (number, self._running[number], outcome)
+        self._route.schedule(sent + self._route.network_delay(), self._receive, response)
 
-    def _obey(self, now: float, step: Attempt | Stop | None) -> None:
-        line = self._line
-        if isinstance(step, Stop):
+    def _execute(self, now: float, command: Attempt | Stop | None) -> None:
+        route = self._route
+        if isinstance(command, Stop):
             self._running.clear()
             self._call.next_hedge_at = None
-            self._ended(self._begun, now, step, self._call.attempts)
+            self._on_end(self._started, now, command, self._call.attempts)
             return
-        if step is not None:
-            self._running[step.number] = 0
-            if step.delay:
-                line.at(now + step.delay, self._sends, step.number)
+        if command is not None:
+            self._running[command.number] = 0
+            if command.delay:
+                route.schedule(now + command.delay, self._send, command.number)
             else:
-                self._sends(now, step.number)
+                self._send(now, command.number)
         if self._call.next_hedge_at is not None:
-            line.at(self._call.next_hedge_at, self._hedges)
+            route.schedule(self._call.next_hedge_at, self._hedge)
 
-    def _sends(self, now: float, number: int) -> None:
-        line = self._line
-        if number in self._running:  # else the call was over before its turn came
-            if line.meter is not None:
-                line.meter.attempts += 1
-            line.at(now + line.hop(), self._arrives, number)
+    def _send(self, now: float, number: int) -> None:
+        route = self._route
+        if number in self._running:  # otherwise the call ended while this copy was delayed
+            if route.metrics is not None:
+                route.metrics.attempts += 1
+            route.schedule(now + route.network_delay(), self._reach_node, number)
 
-    def _arrives(self, now: float, number: int) -> None:
-        answer = self._line.node.take(now, self, number)
-        if answer is not None and number in self._running:
-            self._answered(answer[0], number, answer[1])
+    def _reach_node(self, now: float, number: int) -> None:
+        response = self._route.node.handle(now, self, number)
+        if response is not None and number in self._running:
+            self._schedule_response(response[0], number, response[1])
 
-    def _hedges(self, now: float, _: object) -> None:
+    def _hedge(self, now: float, _: object) -> None:
         if self._call.next_hedge_at == now:
-            self._obey(now, self._call.hedge(now))
+            self._execute(now, self._call.hedge(now))
 
-    def _ends(self, now: float, about: tuple[int, int, Outcome]) -> None:
-        number, planned, outcome = about
-        if self._running.get(number) != planned:
+    def _receive(self, now: float, response: tuple[int, int, Outcome]) -> None:
+        number, replacements, outcome = response
+        if self._running.get(number) != replacements:
             return
         del self._running[number]
         if outcome is SUCCESS:
             self._running.clear()
-            self._call.record_success(number, now, self._line.draw())
+            self._call.record_success(number, now, self._route.draw())
             self._call.next_hedge_at = None
-            self._ended(self._begun, now, None, self._call.attempts)
+            self._on_end(self._started, now, None, self._call.attempts)
             return
-        if self._line.meter is not None:
-            self._line.meter.failure(now)
-        self._obey(now, self._call.record_failure(number, outcome, now, self._line.draw()))
+        if self._route.metrics is not None:
+            self._route.metrics.record_failed_attempt(now)
+        self._execute(now, self._call.record_failure(number, outcome, now, self._route.draw()))

@@ -1,4 +1,4 @@
-"""How long things take: distributions to draw from. Seconds throughout."""
+"""Distributions of durations, in seconds."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ if TYPE_CHECKING:
 
 Sampler: TypeAlias = "Callable[[], float]"
 
-_WIDEST = 10.0
+_MAX_SIGMA = 10.0
 
 
-class Dice(Protocol):
-    """Where chance comes from; a `random.Random` with a seed."""
+class RandomSource(Protocol):
+    """The methods of a seeded `random.Random` that distributions use."""
 
     def random(self) -> float:
-        """Draw from [0, 1)."""
+        """Return a number from [0, 1)."""
         ...
 
     def gauss(self, mu: float, sigma: float) -> float:
-        """Draw from a bell."""
+        """Return a number from the normal distribution."""
         ...
 
 
 class Distribution(Protocol):
-    """Anything that can be drawn from."""
+    """A distribution of durations."""
 
     @property
     def mean(self) -> float:
         """The expected value."""
         ...
 
-    def sampler(self, dice: Dice) -> Sampler:
+    def sampler(self, source: RandomSource) -> Sampler:
         """Return a function that draws one value, never below 0."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always the same."""
+    """Always the same value."""
 
     value: float
 
@@ -53,18 +53,18 @@ class Fixed:
 
     @property
     def mean(self) -> float:
-        """The value."""
+        """The value itself."""
         return self.value
 
-    def sampler(self, dice: Dice) -> Sampler:  # noqa: ARG002 - part of the protocol
-        """Draw without dice."""
+    def sampler(self, source: RandomSource) -> Sampler:  # noqa: ARG002 - part of the protocol
+        """Return a function that returns the value."""
         value = self.value
         return lambda: value
 
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Anything from `low` to `high` alike."""
+    """Every value from `low` to `high` with the same probability."""
 
     low: float
     high: float
@@ -76,33 +76,33 @@ class Uniform:
 
     @property
     def mean(self) -> float:
-        """The middle."""
+        """The middle of the range."""
         return (self.low + self.high) / 2
 
-    def sampler(self, dice: Dice) -> Sampler:
-        """Draw."""
-        low, spread, draw = self.low, self.high - self.low, dice.random
+    def sampler(self, source: RandomSource) -> Sampler:
+        """Return a function that draws one value."""
+        low, spread, draw = self.low, self.high - self.low, source.random
         return lambda: low + spread * draw()
 
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Without memory: the pause between independent events."""
+    """The exponential distribution: the pause between independent events."""
 
     mean: float
 
     def __post_init__(self) -> None:
         check_positive("mean", self.mean)
 
-    def sampler(self, dice: Dice) -> Sampler:
-        """Draw."""
-        mean, draw = self.mean, dice.random
+    def sampler(self, source: RandomSource) -> Sampler:
+        """Return a function that draws one value."""
+        mean, draw = self.mean, source.random
         return lambda: -mean * log(1.0 - draw())
 
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """A bell around `mean`; what falls below 0 is folded up, as in the AWS study."""
+    """The absolute value of a normal distribution, as in the AWS study of contention."""
 
     mean: float
     sd: float
@@ -111,41 +111,43 @@ class Normal:
         check_at_least("mean", self.mean, 0)
         check_at_least("sd", self.sd, 0)
 
-    def sampler(self, dice: Dice) -> Sampler:
-        """Draw."""
-        mean, sd, draw = self.mean, self.sd, dice.gauss
+    def sampler(self, source: RandomSource) -> Sampler:
+        """Return a function that draws one value."""
+        mean, sd, draw = self.mean, self.sd, source.gauss
         return lambda: abs(draw(mean, sd))
 
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """Mostly near `median`, sometimes several times as long; the usual shape of a healthy call."""
+    """Mostly near `median`, sometimes several times as long: the usual shape of latencies."""
 
     median: float
     sigma: float = 0.5
 
     def __post_init__(self) -> None:
         check_positive("median", self.median)
-        if check_at_least("sigma", self.sigma, 0) > _WIDEST:
-            rule = f"must be at most {_WIDEST:g}, or there is hardly a mean, got {self.sigma:g}"
+        if check_at_least("sigma", self.sigma, 0) > _MAX_SIGMA:
+            rule = (
+                f"must be at most {_MAX_SIGMA:g}, so that the mean stays useful, got {self.sigma:g}"
+            )
             raise ConfigurationError("sigma", rule)
 
     @property
     def mean(self) -> float:
-        """Above the median, the more the larger sigma is."""
+        """The expected value, which is above the median."""
         return self.median * exp(self.sigma**2 / 2)
 
-    def sampler(self, dice: Dice) -> Sampler:
-        """Draw."""
-        median, sigma, draw = self.median, self.sigma, dice.gauss
+    def sampler(self, source: RandomSource) -> Sampler:
+        """Return a function that draws one value."""
+        median, sigma, draw = self.median, self.sigma, source.gauss
         return lambda: median * exp(sigma * draw(0.0, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
 class HeavyTail:
-    """Pareto: P(longer than t) = (minimum / t) ** shape. One call in a thousand takes ages.
+    """The Pareto distribution: P(longer than t) = (minimum / t) ** shape.
 
-    A shape of at most 1 has no mean, and is refused.
+    The shape must be greater than 1, because otherwise there is no mean.
     """
 
     minimum: float
@@ -162,15 +164,15 @@ class HeavyTail:
         """The expected value."""
         return self.minimum * self.shape / (self.shape - 1)
 
-    def sampler(self, dice: Dice) -> Sampler:
-        """Draw."""
-        minimum, power, draw = self.minimum, -1 / self.shape, dice.random
+    def sampler(self, source: RandomSource) -> Sampler:
+        """Return a function that draws one value."""
+        minimum, power, draw = self.minimum, -1 / self.shape, source.random
         return lambda: minimum * (1.0 - draw()) ** power
 
 
 @dataclass(frozen=True, slots=True)
 class Empirical:
-    """Durations that were measured; each is as likely as any other."""
+    """Measured durations, each drawn with the same probability."""
 
     values: tuple[float, ...]
 
@@ -185,9 +187,9 @@ class Empirical:
         """The average."""
         return sum(self.values) / len(self.values)
 
-    def sampler(self, dice: Dice) -> Sampler:
-        """Draw."""
-        values, size, draw = self.values, len(self.values), dice.random
+    def sampler(self, source: RandomSource) -> Sampler:
+        """Return a function that draws one value."""
+        values, size, draw = self.values, len(self.values), source.random
         return lambda: values[int(draw() * size)]
 
 

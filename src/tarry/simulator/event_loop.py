@@ -1,4 +1,7 @@
-"""Virtual time: what happens next, and the one source of dice. One seed is one run."""
+"""Virtual time: an event loop whose clock jumps from event to event, and seeded random sources.
+
+The same seed gives the same run.
+"""
 
 from __future__ import annotations
 
@@ -12,66 +15,67 @@ if TYPE_CHECKING:
 
     from tarry.simulator.distributions import Distribution, Sampler
 
-Act: TypeAlias = "Callable[[float, Any], None]"
+Callback: TypeAlias = "Callable[[float, Any], None]"
 
 
-class World:
-    """Events in the order of their time; those of the same moment in the order they were made."""
+class EventLoop:
+    """Runs callbacks in the order of their time; at the same time, in the order of scheduling."""
 
-    __slots__ = ("_moments", "_seed", "_times", "at")
+    __slots__ = ("_callbacks", "_seed", "_times", "schedule")
 
     def __init__(self, seed: int | str) -> None:
         self._seed = seed
         self._times: list[float] = []
-        self._moments: dict[float, list[tuple[Act, Any]]] = {}
-        self.at: Callable[..., None] = _scheduler(self._times, self._moments)
-        """`at(when, act, about=None)` has `act(when, about)` called at that time."""
+        self._callbacks: dict[float, list[tuple[Callback, Any]]] = {}
+        self.schedule: Callable[..., None] = _make_schedule(self._times, self._callbacks)
+        """`schedule(when, callback, argument=None)` calls `callback(when, argument)` at `when`."""
 
-    def dice(self, of: str) -> Random:
-        """Return the dice of one source of chance.
+    def random_source(self, name: str) -> Random:
+        """Return the random source with this name.
 
-        Each has its own, so that runs with another policy meet the same arrivals and latencies.
+        Arrivals, latencies and jitter use separate sources, so that a run with another policy
+        draws the same arrivals and latencies.
         """
-        return Random(f"{self._seed}/{of}")
+        return Random(f"{self._seed}/{name}")
 
-    def sampler(self, distribution: Distribution, of: str) -> Sampler:
-        """Return a function that draws from the distribution with the dice of that source."""
-        return distribution.sampler(self.dice(of))
+    def sampler(self, distribution: Distribution, name: str) -> Sampler:
+        """Return a function that draws from the distribution, using the source with this name."""
+        return distribution.sampler(self.random_source(name))
 
     def run(self, until: float) -> None:
-        """Let everything happen that comes before `until`, or all there is."""
-        times, moment = self._times, self._moments.pop
-        collecting = gc.isenabled()
-        gc.disable()  # nothing here makes cycles, and looking for them takes half of a large run
+        """Run the callbacks that are due before `until`, including those scheduled meanwhile."""
+        times, pop_callbacks = self._times, self._callbacks.pop
+        gc_was_enabled = gc.isenabled()
+        gc.disable()  # callbacks create no cycles, and searching for them doubles a large run
         try:
             while times and times[0] < until:
                 now = heappop(times)
-                for act, about in moment(now):
-                    act(now, about)
+                for callback, argument in pop_callbacks(now):
+                    callback(now, argument)
         finally:
-            if collecting:
+            if gc_was_enabled:
                 gc.enable()
 
 
-def seed_of(seed: int, trial: int) -> str:
-    """Return the seed of one trial of several; trials of different seeds have nothing in common."""
+def trial_seed(seed: int, trial: int) -> str:
+    """Return the seed of one trial; no two pairs of seed and trial share it."""
     return f"{seed}/{trial}"
 
 
-def _scheduler(
-    times: list[float], moments: dict[float, list[tuple[Act, Any]]]
+def _make_schedule(
+    times: list[float], callbacks: dict[float, list[tuple[Callback, Any]]]
 ) -> Callable[..., None]:
-    """Return `at`; a closure, because it runs three times in every attempt.
+    """Return `schedule`. A closure is faster than a method, and each attempt calls it three times.
 
-    The heap holds bare floats, which compare faster than tuples.
+    The heap holds bare floats, because they compare faster than tuples.
     """
     push = heappush
 
-    def at(when: float, act: Act, about: Any = None) -> None:
-        if when in moments:
-            moments[when].append((act, about))
+    def schedule(when: float, callback: Callback, argument: Any = None) -> None:
+        if when in callbacks:
+            callbacks[when].append((callback, argument))
         else:
-            moments[when] = [(act, about)]
+            callbacks[when] = [(callback, argument)]
             push(times, when)
 
-    return at
+    return schedule

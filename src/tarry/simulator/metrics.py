@@ -1,4 +1,4 @@
-"""Counts what happens in a run, by bucket of time and in all."""
+"""The numbers of a run: counted while it runs, then summed up as a `Summary`."""
 
 from __future__ import annotations
 
@@ -14,85 +14,170 @@ if TYPE_CHECKING:
     from tarry.core.verdict import Reason
     from tarry.simulator.scenario import Scenario
 
-_TOLERATED = 0.05
-"""The share of failures, above the scenario's own, with which a bucket still counts as well."""
-_CHANCE = 4.0
-"""So many standard deviations above that may be chance: a bucket can be small."""
-_FEW = 10
-"""So many calls may wait, besides twice those that did before the trouble."""
-_TAIL = 0.9
-"""Trouble after this part of the run counts as never over."""
+# A bucket of the time series counts as healthy, and a run as recovered, by these tolerances.
+_TOLERATED_FAILURE_RATE = 0.05
+"""On top of the failure rate that the scenario itself configures."""
+_TOLERATED_STANDARD_DEVIATIONS = 4.0
+"""Of the number of failures, because a bucket with few calls varies by chance."""
+_TOLERATED_WAITING_CALLS = 10
+"""On top of twice the number of calls that waited before the disruption."""
+_RECOVERY_CUTOFF = 0.9
+"""A run that is not healthy from this share of its duration on has not recovered."""
 
 
-class Meter:
-    """The counters of one run."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Summary:
+    """The numbers of one run. Times are in seconds."""
+
+    calls: int
+    """Calls that were started."""
+    succeeded: int
+    failed: int
+    unfinished: int
+    """Calls that still ran or waited at the end of the run."""
+    attempts: int
+    """Attempts that the clients made."""
+    requests: int
+    """Requests that reached the last server."""
+    failures: int
+    """Attempts of the clients that failed."""
+    crashes: int
+    success_rate: float
+    """The share of the started calls that succeeded before the end of the run."""
+    attempts_per_call: float
+    amplification: float
+    """Requests that reached the last server, per call."""
+    peak_load: float
+    """The highest request rate after the disruption, divided by the last server's capacity."""
+    recovered_after: float
+    """Seconds from the end of the disruption until the run stays healthy; inf for never."""
+    recovered: float
+    """1 if the run recovered, else 0; the mean over trials is a share."""
+    p50: float
+    p99: float
+    p999: float
+    """Quantiles of the duration of successful calls, waits included."""
+    reasons: dict[str, int] = field(default_factory=dict)
+    """Failed calls by `tarry.Reason`."""
+    bucket: float = 1.0
+    series: dict[str, list[float]] = field(default_factory=dict)
+    """Per bucket: calls (started), requests, succeeded, failed, in_progress."""
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by text, so that nan equals nan."""
+        return isinstance(other, Summary) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the value of each metric by its name."""
+        return {name: float(getattr(self, name)) for name in METRICS}
+
+
+class Metric(NamedTuple):
+    """The unit and the description of a metric."""
+
+    unit: str
+    """One of "", "s", "%" and "x"."""
+    description: str
+
+
+METRICS: dict[str, Metric] = {
+    "calls": Metric("", "calls that were started"),
+    "succeeded": Metric("", "calls that succeeded before the end of the run"),
+    "failed": Metric("", "calls that failed"),
+    "unfinished": Metric("", "calls that still ran or waited at the end of the run"),
+    "attempts": Metric("", "attempts that the clients made"),
+    "requests": Metric("", "requests that reached the last server"),
+    "failures": Metric("", "attempts of the clients that failed"),
+    "crashes": Metric("", "crashes of servers under load"),
+    "success_rate": Metric("%", "started calls that succeeded"),
+    "attempts_per_call": Metric("x", "attempts of the clients per call"),
+    "amplification": Metric("x", "requests at the last server per call"),
+    "peak_load": Metric(
+        "x", "highest request rate after the disruption, divided by the last server's capacity"
+    ),
+    "recovered": Metric("%", "runs that recovered"),
+    "recovered_after": Metric(
+        "s", "time from the end of the disruption until the run stays healthy"
+    ),
+    "p50": Metric("s", "median duration of successful calls, waits included"),
+    "p99": Metric("s", "99th percentile of that duration"),
+    "p999": Metric("s", "99.9th percentile of that duration"),
+}
+
+
+class MetricsRecorder:
+    """Counts the events of one run, in buckets of time."""
 
     __slots__ = (
         "_bucket",
+        "_buckets_per_second",
         "_calls",
+        "_durations",
         "_failed",
-        "_failures",
+        "_failed_attempts",
         "_in_progress",
-        "_rate",
         "_reasons",
         "_refused",
         "_requests",
         "_succeeded",
-        "_took",
         "attempts",
-        "buckets",
+        "bucket_count",
     )
 
     def __init__(self, duration: float, bucket: float) -> None:
-        self.buckets: int = max(1, ceil(duration / bucket - 1e-9))
-        size = self.buckets + 1  # a sum of floats may fall on the end itself
+        self.bucket_count: int = max(1, ceil(duration / bucket - 1e-9))
+        size = self.bucket_count + 1  # rounding can put an event at the very end of the run
         self._bucket = bucket
-        self._rate = 1 / bucket
+        self._buckets_per_second = 1 / bucket
         self._calls = [0] * size
         self._requests = [0] * size
         self._succeeded = [0] * size
         self._failed = [0] * size
-        self._failures = [0] * size
+        self._failed_attempts = [0] * size
         self._refused = [0] * size
+        """Calls that failed without any attempt."""
         self._in_progress = [0] * size
-        self._took = array("d")
+        self._durations = array("d")
         self._reasons: dict[str, int] = {}
         self.attempts: int = 0
 
-    def began(self, now: float) -> None:
-        """Count a call that begins."""
-        self._calls[int(now * self._rate)] += 1
+    def record_call(self, now: float) -> None:
+        """Count a call that starts."""
+        self._calls[int(now * self._buckets_per_second)] += 1
 
-    def request(self, now: float) -> None:
+    def record_request(self, now: float) -> None:
         """Count a request that reached the last server."""
-        self._requests[int(now * self._rate)] += 1
+        self._requests[int(now * self._buckets_per_second)] += 1
 
-    def failure(self, now: float) -> None:
+    def record_failed_attempt(self, now: float) -> None:
         """Count an attempt of a client that failed."""
-        self._failures[int(now * self._rate)] += 1
+        self._failed_attempts[int(now * self._buckets_per_second)] += 1
 
-    def succeeded(self, now: float, took: float) -> None:
-        """Count a call that ended well."""
-        self._succeeded[int(now * self._rate)] += 1
-        self._took.append(took)
+    def record_success(self, now: float, duration: float) -> None:
+        """Count a call that succeeded."""
+        self._succeeded[int(now * self._buckets_per_second)] += 1
+        self._durations.append(duration)
 
-    def failed(self, now: float, reason: Reason, attempts: int) -> None:
-        """Count a call that failed after so many attempts."""
-        index = int(now * self._rate)
+    def record_failed_call(self, now: float, reason: Reason, attempts: int) -> None:
+        """Count a call that failed after this number of attempts."""
+        index = int(now * self._buckets_per_second)
         self._failed[index] += 1
         self._refused[index] += not attempts
         self._reasons[reason.value] = self._reasons.get(reason.value, 0) + 1
 
-    def in_progress(self, index: int, load: int) -> None:
-        """Note the load at the beginning of a bucket."""
-        self._in_progress[index] = load
+    def record_in_progress(self, index: int, requests: int) -> None:
+        """Store the number of requests in progress at the beginning of a bucket."""
+        self._in_progress[index] = requests
 
-    def summary(self, scenario: Scenario, crashes: int) -> Summary:
-        """Return what it all came to."""
+    def summarize(self, scenario: Scenario, crashes: int) -> Summary:
+        """Return the numbers of the whole run."""
         calls, requests = sum(self._calls), sum(self._requests)
         succeeded, failed = sum(self._succeeded), sum(self._failed)
         capacity = scenario.servers[scenario.path()[-1]].capacity
-        took = sorted(self._took)
+        durations = sorted(self._durations)
         recovered_after = self._recovered_after(scenario)
         return Summary(
             calls=calls,
@@ -101,17 +186,17 @@ class Meter:
             unfinished=calls - succeeded - failed,
             attempts=self.attempts,
             requests=requests,
-            failures=sum(self._failures),
+            failures=sum(self._failed_attempts),
             crashes=crashes,
             success_rate=succeeded / calls if calls else nan,
             attempts_per_call=self.attempts / calls if calls else nan,
             amplification=requests / calls if calls else nan,
-            peak_load=self._peak(scenario) / capacity if capacity else nan,
+            peak_load=self._peak_request_rate(scenario) / capacity if capacity else nan,
             recovered=nan if isnan(recovered_after) else float(recovered_after < inf),
             recovered_after=recovered_after,
-            p50=quantile(took, 0.5),
-            p99=quantile(took, 0.99),
-            p999=quantile(took, 0.999),
+            p50=quantile(durations, 0.5),
+            p99=quantile(durations, 0.99),
+            p999=quantile(durations, 0.999),
             reasons=dict(sorted(self._reasons.items())),
             bucket=self._bucket,
             series={
@@ -124,134 +209,61 @@ class Meter:
         )
 
     def _series(self, counts: list[int]) -> list[float]:
-        series = [float(count) for count in counts[: self.buckets]]
-        series[-1:] = [float(sum(counts[self.buckets - 1 :]))]  # what rounding put beyond the end
+        series = [float(count) for count in counts[: self.bucket_count]]
+        # The last bucket includes the events that rounding put at the very end.
+        series[-1:] = [float(sum(counts[self.bucket_count - 1 :]))]
         return series
 
-    def _peak(self, scenario: Scenario) -> float:
-        """Return the highest rate of requests after the trouble, or of all if it never ends."""
-        trouble = scenario.trouble()
-        after = self._requests[int(trouble[1] * self._rate) if trouble else 0 : self.buckets]
-        return max(after or self._requests) * self._rate
+    def _peak_request_rate(self, scenario: Scenario) -> float:
+        """Return the highest rate after the disruption, or of the whole run if it never ends."""
+        disruption = scenario.disruption()
+        start = int(disruption[1] * self._buckets_per_second) if disruption else 0
+        after = self._requests[start : self.bucket_count]
+        return max(after or self._requests) * self._buckets_per_second
 
     def _recovered_after(self, scenario: Scenario) -> float:
-        """Return the time from the end of the trouble to the end of the last bad bucket."""
-        trouble = scenario.trouble()
-        if trouble is None:
+        """Return the time from the end of the disruption to the end of the last unhealthy bucket.
+
+        It is nan without a disruption, and inf if the run does not recover.
+        """
+        disruption = scenario.disruption()
+        if disruption is None:
             return nan
-        start, end = trouble
+        start, end = disruption
         path = [scenario.servers[name] for name in scenario.path()]
-        usual = 1 - prod(1 - server.failure_rate for server in path)
-        waiting = self._waiting()
-        tail = slice(int(_TAIL * self.buckets), self.buckets)
+        usual_failure_rate = 1 - prod(1 - server.failure_rate for server in path)
+        waiting = self._waiting_calls()
+        tail = slice(int(_RECOVERY_CUTOFF * self.bucket_count), self.bucket_count)
         if waiting[-1] > 0 and not sum(self._succeeded[tail]):
             return inf
-        usually = waiting[: int(start * self._rate)] or waiting[tail]
-        if waiting[-1] > 2 * waiting[min(self.buckets, int(end * self._rate))] + _FEW:
-            return inf  # they pile up, whatever is usual
-        most = 2 * sum(usually) / len(usually) + _FEW
-        bad = [
+        usually_waiting = waiting[: int(start * self._buckets_per_second)] or waiting[tail]
+        waiting_at_end = waiting[min(self.bucket_count, int(end * self._buckets_per_second))]
+        if waiting[-1] > 2 * waiting_at_end + _TOLERATED_WAITING_CALLS:
+            return inf  # calls keep piling up after the disruption
+        max_waiting = 2 * sum(usually_waiting) / len(usually_waiting) + _TOLERATED_WAITING_CALLS
+        tolerated_rate = usual_failure_rate + _TOLERATED_FAILURE_RATE
+        unhealthy = [
             index
-            for index in range(self.buckets)
-            if waiting[index] > most or not self._well(index, usual + _TOLERATED)
+            for index in range(self.bucket_count)
+            if waiting[index] > max_waiting or not self._is_healthy(index, tolerated_rate)
         ]
-        over = (bad[-1] + 1) * self._bucket if bad else 0.0
-        if max(over, end) > _TAIL * scenario.duration:
+        healthy_from = (unhealthy[-1] + 1) * self._bucket if unhealthy else 0.0
+        if max(healthy_from, end) > _RECOVERY_CUTOFF * scenario.duration:
             return inf
-        return max(0.0, over - end)
+        return max(0.0, healthy_from - end)
 
-    def _waiting(self) -> list[int]:
-        """Return how many calls had begun and not ended at the end of each bucket."""
+    def _waiting_calls(self) -> list[int]:
+        """Return the number of started and unfinished calls at the end of each bucket."""
         changes = zip(self._calls, self._succeeded, self._failed, strict=True)
-        return list(accumulate(begun - well - badly for begun, well, badly in changes))
+        return list(accumulate(calls - succeeded - failed for calls, succeeded, failed in changes))
 
-    def _well(self, index: int, tolerated: float) -> bool:
-        trouble = self._failures[index] + self._refused[index]
-        total = self._succeeded[index] + trouble
-        chance = _CHANCE * sqrt(total * tolerated * max(0.0, 1 - tolerated))
-        return trouble <= tolerated * total + chance
+    def _is_healthy(self, index: int, tolerated_rate: float) -> bool:
+        failures = self._failed_attempts[index] + self._refused[index]
+        total = self._succeeded[index] + failures
+        deviation = sqrt(total * tolerated_rate * max(0.0, 1 - tolerated_rate))
+        return failures <= tolerated_rate * total + _TOLERATED_STANDARD_DEVIATIONS * deviation
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """Return the value that the share `q` does not exceed; of nothing there is none."""
+    """Return the quantile `q` of sorted values, or nan if there are none."""
     return ordered[min(int(q * len(ordered)), len(ordered) - 1)] if ordered else nan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Summary:
-    """One run. Times are seconds; `requests` are what reached the last server."""
-
-    calls: int
-    """Calls that were begun."""
-    succeeded: int
-    failed: int
-    unfinished: int
-    """Calls that still ran or waited when the time was over."""
-    attempts: int
-    """Attempts that the clients made."""
-    requests: int
-    failures: int
-    """Attempts of the clients that failed."""
-    crashes: int
-    success_rate: float
-    """The share of the calls begun that ended well before the run was over."""
-    attempts_per_call: float
-    """What the clients send for each call."""
-    amplification: float
-    """Requests at the last server for each call."""
-    peak_load: float
-    """The highest rate of requests after the trouble, over the capacity of the last server."""
-    recovered_after: float
-    """Seconds from the end of the last trouble until all is well and stays so; inf for never."""
-    recovered: float
-    """1 if all was well again before the end, else 0; the mean of trials is a share."""
-    p50: float
-    p99: float
-    p999: float
-    """Quantiles of the time that calls took which ended well, waits included."""
-    reasons: dict[str, int] = field(default_factory=dict)
-    """Why calls failed: how many for each `tarry.Reason`."""
-    bucket: float = 1.0
-    series: dict[str, list[float]] = field(default_factory=dict)
-    """Per bucket: calls (begun), requests, succeeded, failed, in_progress."""
-
-    def __eq__(self, other: object) -> bool:
-        """Compare all that is shown: two numbers without a value are the same here."""
-        return isinstance(other, Summary) and repr(self) == repr(other)
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
-
-    def metrics(self) -> dict[str, float]:
-        """Return every number by its name."""
-        return {name: float(getattr(self, name)) for name in METRICS}
-
-
-class Metric(NamedTuple):
-    """A number for people: how it is written, and what it means."""
-
-    unit: str
-    """One of "", "s", "%" and "x"."""
-    meaning: str
-
-
-MEANINGS: dict[str, Metric] = {
-    "calls": Metric("", "calls that were begun"),
-    "succeeded": Metric("", "calls that ended well before the run was over"),
-    "failed": Metric("", "calls that were given up"),
-    "unfinished": Metric("", "calls that still ran or waited at the end of the run"),
-    "attempts": Metric("", "attempts that the clients made"),
-    "requests": Metric("", "what reached the last server"),
-    "failures": Metric("", "attempts of the clients that failed"),
-    "crashes": Metric("", "how often servers died of their load"),
-    "success_rate": Metric("%", "calls that succeeded, of those begun"),
-    "attempts_per_call": Metric("x", "what the clients sent for each call"),
-    "amplification": Metric("x", "requests at the last server for each call"),
-    "peak_load": Metric("x", "busiest second after the trouble, over what the last server can do"),
-    "recovered": Metric("%", "the share of runs in which all was well again"),
-    "recovered_after": Metric("s", "from the end of the trouble until all is well and stays so"),
-    "p50": Metric("s", "half of the calls that succeeded were quicker, waits included"),
-    "p99": Metric("s", "99 of 100 calls that succeeded were quicker"),
-    "p999": Metric("s", "999 of 1,000 calls that succeeded were quicker"),
-}
-METRICS = tuple(MEANINGS)

@@ -1,8 +1,8 @@
-"""Servers at work: each takes a request and says when it is answered, and how.
+"""Simulated servers: each handles a request and returns when it responds, and how.
 
-A server that works by itself knows that the moment a request arrives, because its queue is
-first come, first served. So a request costs two events, its arrival and its answer. A relay,
-which calls another server, answers when that call ends.
+A leaf node knows that at the moment a request arrives, because its queue is first come, first
+served. So a request costs two events: its arrival and its response. A relay node calls another
+node and responds when that call ends.
 """
 
 from __future__ import annotations
@@ -21,309 +21,332 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tarry.core.verdict import Stop
-    from tarry.simulator.event_loop import World
-    from tarry.simulator.metrics import Meter
+    from tarry.simulator.event_loop import EventLoop
+    from tarry.simulator.metrics import MetricsRecorder
     from tarry.simulator.scenario import Failure, Server
 
 REFUSED = Outcome(Kind.TRANSIENT, detail="connection refused")
 DROPPED = Outcome(Kind.TRANSIENT, detail="connection reset")
 TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True, detail="timeout")
-ERROR = outcome_of_status(500, now=0.0)
+INTERNAL_ERROR = outcome_of_status(500, now=0.0)
 UNAVAILABLE = outcome_of_status(503, now=0.0)
-GAVE_UP = UNAVAILABLE.replace(retried=True)
-"""What a relay answers whose own call failed: it has retried already."""
+RETRIES_EXHAUSTED = UNAVAILABLE.replace(retried=True)
+"""The response of a relay whose own call failed after retries: callers should not retry it."""
 
-_MOST_ANSWERED = 1000
-"""So many requests that were answered a fragile server remembers before it forgets them."""
+_MAX_ANSWERED_ENTRIES = 1000
+"""A leaf node removes answered requests from its list when it holds this many of them."""
 
-Ended: TypeAlias = "Callable[[float, float, Stop | None, int], None]"
-"""Told when a call began, when it ended, why it failed if it did, and after how many attempts."""
+OnCallEnd: TypeAlias = "Callable[[float, float, Stop | None, int], None]"
+"""`on_end(started, now, stop, attempts)` is called when a call ends; stop is None on success."""
 
 
 class Requester(Protocol):
-    """Who waits for an answer."""
+    """A caller that waits for the response to an attempt."""
 
-    def answer(self, now: float, number: int, outcome: Outcome) -> None:
-        """Take the answer to attempt `number`, which leaves the server now."""
+    def respond(self, now: float, number: int, outcome: Outcome) -> None:
+        """Take the response to attempt `number`, which leaves the node now."""
         ...
 
-    def hold(self, number: int) -> int:
-        """Forget the answer that was planned for the attempt; return what to call it now."""
+    def discard_response(self, number: int) -> int:
+        """Discard the scheduled response; return the number to use for the later one."""
         ...
 
 
 _Request: TypeAlias = tuple[Requester, int]
-"""Who waits, and for the answer to which attempt."""
+"""The requester and the number of its attempt."""
 
 
 class Node:
-    """One server: what all have in common, which is how they fail."""
+    """Base class of servers: their failures, crashes and rejections."""
 
     __slots__ = (
-        "_dice",
-        "_held",
-        "_most",
-        "_reject",
-        "_room",
+        "_capacity",
+        "_frozen",
+        "_loop",
+        "_max_load",
+        "_random",
+        "_rejection",
         "_server",
         "_up_at",
-        "_world",
         "crashes",
-        "meter",
+        "metrics",
         "name",
     )
 
-    def __init__(self, name: str, server: Server, world: World) -> None:
+    def __init__(self, name: str, server: Server, loop: EventLoop) -> None:
         self.name: str = name
         self._server = server
-        self._world = world
-        self._room: float = inf
+        self._loop = loop
+        self._capacity: float = inf
+        """Requests that fit in, queued ones included."""
         if server.concurrency is not None and server.queue is not None:
-            self._room = server.concurrency + server.queue
-        self._most: float = min(self._room, server.crash_above or inf)
-        self._reject = _answer(server.reject_status, server.retry_after)
-        self._held: dict[Failure, list[_Request]] = {}
-        self._dice = world.dice(f"failures of {name}")
+            self._capacity = server.concurrency + server.queue
+        self._max_load: float = min(self._capacity, server.crash_above or inf)
+        self._rejection = _error_outcome(server.reject_status, server.retry_after)
+        self._frozen: dict[Failure, list[_Request]] = {}
+        """Requests that get no response before the freeze ends."""
+        self._random = loop.random_source(f"failures of {name}")
         self._up_at: float = 0.0
         self.crashes: int = 0
-        self.meter: Meter | None = None
-        """Counts what arrives, on the last server of the path."""
+        self.metrics: MetricsRecorder | None = None
+        """Set on the last node of the path only: it counts the requests that arrive there."""
         for failure in server.failures:
             if failure.kind == "refuse" and failure.rate >= 1:
-                world.at(failure.start, self._dies, failure)
+                loop.schedule(failure.start, self._go_down, failure)
             if failure.kind == "freeze":
-                world.at(failure.start, self._freezes, failure)
-                world.at(failure.end, self._thaws, failure)
+                loop.schedule(failure.start, self._start_freeze, failure)
+                loop.schedule(failure.end, self._end_freeze, failure)
 
-    def take(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
-        """Return when the request is answered, and how; None when that is not known yet."""
-        if self.meter is not None:
-            self.meter.request(now)
+    def handle(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
+        """Return the time and outcome of the response, or None if they are not known yet."""
+        if self.metrics is not None:
+            self.metrics.record_request(now)
         if now < self._up_at:
             return now, REFUSED
         for failure in self._server.failures:
             if failure.start <= now < failure.end and (
-                failure.rate >= 1 or self._dice.random() < failure.rate
+                failure.rate >= 1 or self._random.random() < failure.rate
             ):
-                return self._failed(now, failure, requester, number)
+                return self._apply_failure(now, failure, requester, number)
         return self.accept(now, requester, number)
 
-    def overloaded(self, now: float, load: int) -> tuple[float, Outcome]:
-        """Turn a request away because there are too many, or die of it."""
-        if load >= self._room:
-            return now, self._reject
+    def reject_or_crash(self, now: float, load: int) -> tuple[float, Outcome]:
+        """Reject a request because the node is full, or crash because the load is too high."""
+        if load >= self._capacity:
+            return now, self._rejection
         self.crashes += 1
         self._up_at = now + self._server.restart_after
         self.drop_all(now, self._up_at)
         return now, DROPPED
 
     def in_progress(self, now: float) -> int:
-        """Return how many requests wait for an answer."""
-        return self.load(now) + sum(map(len, self._held.values()))
+        """Return the number of requests without a response, frozen ones included."""
+        return self.load(now) + sum(map(len, self._frozen.values()))
 
     def load(self, now: float) -> int:
-        """Return the requests that it works on, queued ones included."""
+        """Return the number of requests that run or are queued."""
         raise NotImplementedError
 
     def accept(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
-        """Work on a request."""
+        """Process a request; the result is that of `handle`."""
         raise NotImplementedError
 
-    def open(self, now: float) -> list[_Request]:
-        """Return who waits for an answer."""
+    def pending_requests(self, now: float) -> list[_Request]:
+        """Return the requests that run or are queued, in the order of their arrival."""
         raise NotImplementedError
 
     def restart(self, until: float) -> None:
-        """Begin with nothing in progress; the new process is there from `until` on."""
+        """Forget all requests; the new process accepts requests from `until` on."""
         raise NotImplementedError
 
     def drop_all(self, now: float, until: float) -> None:
-        """Lose the requests in progress, and start anew."""
-        dropped = self.open(now)
-        for held in self._held.values():
-            dropped += held
-            held.clear()
+        """Reset the connections of all requests and restart."""
+        dropped = self.pending_requests(now)
+        for requests in self._frozen.values():
+            dropped += requests
+            requests.clear()
         self.restart(until)
         for requester, number in dropped:
-            requester.answer(now, number, DROPPED)
+            requester.respond(now, number, DROPPED)
 
-    def _failed(
+    def _apply_failure(
         self, now: float, failure: Failure, requester: Requester, number: int
     ) -> tuple[float, Outcome] | None:
         if failure.kind == "error":
-            return now, _answer(failure.status, failure.retry_after)
+            return now, _error_outcome(failure.status, failure.retry_after)
         if failure.kind == "refuse":
             return now, REFUSED
         if failure.kind == "freeze":
-            self._held.setdefault(failure, []).append((requester, number))
+            self._frozen.setdefault(failure, []).append((requester, number))
         return None
 
-    def _dies(self, now: float, failure: Failure) -> None:
+    def _go_down(self, now: float, failure: Failure) -> None:
         self.drop_all(now, failure.end)
 
-    def _freezes(self, now: float, failure: Failure) -> None:
-        """Hold what is in progress; what arrives from now on is added."""
+    def _start_freeze(self, now: float, failure: Failure) -> None:
+        """Freeze the requests in progress; `_apply_failure` adds those that arrive later."""
         if failure.rate >= 1:
-            going = self.open(now)
+            pending = self.pending_requests(now)
             self.restart(failure.end)
-            held = self._held.setdefault(failure, [])
-            held.extend((requester, requester.hold(number)) for requester, number in going)
+            frozen = self._frozen.setdefault(failure, [])
+            frozen.extend(
+                (requester, requester.discard_response(number)) for requester, number in pending
+            )
 
-    def _thaws(self, now: float, failure: Failure) -> None:
-        for other in self._held:
+    def _end_freeze(self, now: float, failure: Failure) -> None:
+        for other in self._frozen:
             if other is not failure and other.rate >= 1 and other.start <= now < other.end:
-                self._held[other] += self._held.pop(failure)  # nothing leaves it yet
+                # Another freeze still lasts: these requests stay frozen until it ends.
+                self._frozen[other] += self._frozen.pop(failure)
                 return
-        for requester, number in self._held.pop(failure, []):
-            requester.answer(now, number, DROPPED)
+        for requester, number in self._frozen.pop(failure, []):
+            requester.respond(now, number, DROPPED)
 
 
-class Worker(Node):
-    """A server that works by itself."""
+class LeafNode(Node):
+    """A server that does the work itself."""
 
-    __slots__ = ("_booted", "_cold", "_draw", "_ends", "_fragile", "_free", "_open")
+    __slots__ = (
+        "_draw_latency",
+        "_end_times",
+        "_free_at",
+        "_is_cold",
+        "_may_drop_requests",
+        "_started_at",
+        "_unanswered",
+    )
 
-    def __init__(self, name: str, server: Server, world: World) -> None:
-        super().__init__(name, server, world)
-        self._draw = world.sampler(server.latency, f"latency of {name}")
-        self._ends: list[float] = []
-        self._free = [0.0] * (server.concurrency or 0)
-        self._booted: float = 0.0
-        self._cold: bool = False
-        self._fragile = server.crash_above is not None or bool(server.failures)
-        self._open: list[tuple[float, Requester, int]] = []
-        """Who waits for an answer; some of a fragile server's have had theirs."""
+    def __init__(self, name: str, server: Server, loop: EventLoop) -> None:
+        super().__init__(name, server, loop)
+        self._draw_latency = loop.sampler(server.latency, f"latency of {name}")
+        self._end_times: list[float] = []
+        """Heap of the times at which the requests in progress end."""
+        self._free_at = [0.0] * (server.concurrency or 0)
+        """Heap of the times at which each worker becomes free."""
+        self._started_at: float = 0.0
+        self._is_cold: bool = False
+        self._may_drop_requests = server.crash_above is not None or bool(server.failures)
+        self._unanswered: list[tuple[float, Requester, int]] = []
+        """Only filled if the node may drop requests. Answered ones are removed now and then."""
 
     def load(self, now: float) -> int:
-        """Count the requests whose end lies ahead."""
-        ends = self._ends
-        while ends and ends[0] <= now:
-            heappop(ends)
-        return len(ends)
+        """Return the number of requests whose end time is in the future."""
+        end_times = self._end_times
+        while end_times and end_times[0] <= now:
+            heappop(end_times)
+        return len(end_times)
 
     def accept(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
-        """Give the request to the worker that is free first."""
-        server, free, ends = self._server, self._free, self._ends
-        while ends and ends[0] <= now:
-            heappop(ends)
-        load = len(ends)
-        if load >= self._most:
-            return self.overloaded(now, load)
-        takes = self._draw() + server.slowdown * load
-        begins = max(now, free[0]) if free else now
-        if self._cold:
-            takes *= self._slower(begins)
-        end = begins + takes
-        if free:
-            heapreplace(free, end)
-        heappush(ends, end)
-        if self._fragile:
+        """Assign the request to the worker that becomes free first."""
+        server, free_at, end_times = self._server, self._free_at, self._end_times
+        while end_times and end_times[0] <= now:  # `load`, inlined: this runs for each request
+            heappop(end_times)
+        load = len(end_times)
+        if load >= self._max_load:
+            return self.reject_or_crash(now, load)
+        duration = self._draw_latency() + server.slowdown * load
+        begin = max(now, free_at[0]) if free_at else now
+        if self._is_cold:
+            duration *= self._cold_factor(begin)
+        end = begin + duration
+        if free_at:
+            heapreplace(free_at, end)
+        heappush(end_times, end)
+        if self._may_drop_requests:
             self._remember(now, load, (end, requester, number))
-        if server.failure_rate and self._dice.random() < server.failure_rate:
-            return end, ERROR
+        if server.failure_rate and self._random.random() < server.failure_rate:
+            return end, INTERNAL_ERROR
         return end, SUCCESS
 
-    def open(self, now: float) -> list[_Request]:
-        """Return them in the order in which they came."""
-        return [(requester, number) for end, requester, number in self._open if end > now]
+    def pending_requests(self, now: float) -> list[_Request]:
+        """Return the requests that run or are queued, in the order of their arrival."""
+        return [(requester, number) for end, requester, number in self._unanswered if end > now]
 
     def restart(self, until: float) -> None:
-        """Begin with free workers and cold caches."""
-        until = max(until, self._booted)
-        self._open.clear()
-        self._ends.clear()
-        self._free = [until] * len(self._free)
-        self._booted, self._cold = until, self._server.warmup > 0
+        """Start with free workers and cold caches."""
+        until = max(until, self._started_at)
+        self._unanswered.clear()
+        self._end_times.clear()
+        self._free_at = [until] * len(self._free_at)
+        self._started_at, self._is_cold = until, self._server.warmup > 0
 
     def _remember(self, now: float, load: int, entry: tuple[float, Requester, int]) -> None:
-        self._open.append(entry)
-        if len(self._open) > 2 * load + _MOST_ANSWERED:
-            self._open = [entry for entry in self._open if entry[0] > now]
+        self._unanswered.append(entry)
+        if len(self._unanswered) > 2 * load + _MAX_ANSWERED_ENTRIES:
+            self._unanswered = [entry for entry in self._unanswered if entry[0] > now]
 
-    def _slower(self, begins: float) -> float:
-        """Return how much longer a request takes while caches are cold."""
-        warm = (begins - self._booted) / self._server.warmup
-        self._cold = warm < 1
-        return self._server.cold + (1 - self._server.cold) * min(1.0, warm)
+    def _cold_factor(self, begin: float) -> float:
+        """Return the factor by which cold caches slow a request down."""
+        progress = (begin - self._started_at) / self._server.warmup
+        self._is_cold = progress < 1
+        return self._server.cold_factor + (1 - self._server.cold_factor) * min(1.0, progress)
 
 
-class Relay(Node):
-    """A server that answers by a call of its own."""
+class RelayNode(Node):
+    """A server that handles a request by calling another node."""
 
-    __slots__ = ("_begin", "_draw", "_max_attempts", "_queue", "_running", "_workers")
+    __slots__ = (
+        "_concurrency",
+        "_draw_latency",
+        "_max_attempts",
+        "_queue",
+        "_running",
+        "_start_call",
+    )
 
     def __init__(
         self,
         name: str,
         server: Server,
-        world: World,
-        begin: Callable[[float, int, Ended], Stop | None],
+        loop: EventLoop,
+        start_call: Callable[[float, int, OnCallEnd], Stop | None],
     ) -> None:
-        super().__init__(name, server, world)
-        self._begin = begin
-        self._draw = world.sampler(server.latency, f"latency of {name}")
-        self._workers: float = inf if server.concurrency is None else server.concurrency
+        super().__init__(name, server, loop)
+        self._start_call = start_call
+        self._draw_latency = loop.sampler(server.latency, f"latency of {name}")
+        self._concurrency: float = inf if server.concurrency is None else server.concurrency
         self._running: dict[_Request, None] = {}
         self._queue: deque[_Request] = deque()
         defence = server.defence or Defence()
         self._max_attempts = (defence.hedging or defence.policy).max_attempts
 
-    def load(self, now: float) -> int:  # noqa: ARG002 - its requests end when they end
-        """Count the requests whose call still runs, or waits for its turn."""
+    def load(self, now: float) -> int:  # noqa: ARG002 - part of the interface
+        """Return the number of requests that run or are queued."""
         return len(self._running) + len(self._queue)
 
     def accept(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
-        """Make the call as soon as a worker is free."""
+        """Queue the request, and start its call once a worker is free."""
         load = len(self._running) + len(self._queue)
-        if load >= self._most:
-            return self.overloaded(now, load)
+        if load >= self._max_load:
+            return self.reject_or_crash(now, load)
         self._queue.append((requester, number))
-        self._take_next(now)
+        self._start_next(now)
         return None
 
-    def open(self, now: float) -> list[_Request]:  # noqa: ARG002
-        """Return them in the order in which they came."""
+    def pending_requests(self, now: float) -> list[_Request]:  # noqa: ARG002
+        """Return the requests that run or are queued, in the order of their arrival."""
         return [*self._running, *self._queue]
 
-    def restart(self, until: float) -> None:  # noqa: ARG002 - it is never cold
-        """Forget them; what they have called for goes on without anybody who waits for it."""
+    def restart(self, until: float) -> None:  # noqa: ARG002 - a relay has no cold caches
+        """Forget all requests; their calls to the next node continue without a requester."""
         self._running.clear()
         self._queue.clear()
 
-    def _take_next(self, now: float) -> None:
-        if self._queue and len(self._running) < self._workers:
+    def _start_next(self, now: float) -> None:
+        if self._queue and len(self._running) < self._concurrency:
             request = self._queue.popleft()
             self._running[request] = None
-            self._world.at(now + self._draw(), self._call, request)
+            self._loop.schedule(now + self._draw_latency(), self._call_next_node, request)
 
-    def _call(self, now: float, request: _Request) -> None:
+    def _call_next_node(self, now: float, request: _Request) -> None:
         if request not in self._running:
             return
         failure_rate = self._server.failure_rate
-        if failure_rate and self._dice.random() < failure_rate:
-            self._end(now, request, ERROR)
+        if failure_rate and self._random.random() < failure_rate:
+            self._finish(now, request, INTERNAL_ERROR)
             return
 
-        def ended(_begun: float, now: float, stop: Stop | None, attempts: int) -> None:
+        def on_end(_started: float, now: float, stop: Stop | None, attempts: int) -> None:
             if request not in self._running:
                 return
             if stop is None:
-                self._end(now, request, SUCCESS)
+                self._finish(now, request, SUCCESS)
             else:
-                below = stop.reason is Reason.RETRIED_BELOW  # a mark stays where it was made
-                final = below or is_final(stop, attempts, self._max_attempts)
-                self._end(now, request, GAVE_UP if final else UNAVAILABLE)
+                # The mark of a node below, which has retried already, is passed on.
+                is_marked = stop.reason is Reason.RETRIED_BELOW
+                final = is_marked or is_final(stop, attempts, self._max_attempts)
+                self._finish(now, request, RETRIES_EXHAUSTED if final else UNAVAILABLE)
 
-        self._begin(now, 0, ended)
+        self._start_call(now, 0, on_end)
 
-    def _end(self, now: float, request: _Request, outcome: Outcome) -> None:
+    def _finish(self, now: float, request: _Request, outcome: Outcome) -> None:
         del self._running[request]
         requester, number = request
-        requester.answer(now, number, outcome)
-        self._take_next(now)
+        requester.respond(now, number, outcome)
+        self._start_next(now)
 
 
-def _answer(status: int, retry_after: float | None) -> Outcome:
-    said = {} if retry_after is None else {"retry-after-ms": f"{retry_after * 1000:.0f}"}
-    # All are worth a retry as far as the server knows; a caller's policy may know better.
-    return outcome_of_status(status, said, now=0.0, retryable=ERROR_STATUSES)
+def _error_outcome(status: int, retry_after: float | None) -> Outcome:
+    headers = {} if retry_after is None else {"retry-after-ms": f"{retry_after * 1000:.0f}"}
+    # Every status counts as retryable here; a caller applies the statuses of its own policy.
+    return outcome_of_status(status, headers, now=0.0, retryable=ERROR_STATUSES)

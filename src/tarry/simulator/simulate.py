@@ -1,4 +1,4 @@
-"""Run a scenario: the one place that puts a world together."""
+"""Run a scenario: build its nodes, callers and arrivals on an event loop, and run it."""
 
 from __future__ import annotations
 
@@ -8,85 +8,81 @@ from tarry.core.checks import check_count
 from tarry.core.hedging import HedgedCall
 from tarry.errors import ConfigurationTypeError
 from tarry.policyfile.defence import Defence
-from tarry.simulator.arrivals import Arrivals
-from tarry.simulator.caller import Caller, HedgedCaller, Line
-from tarry.simulator.event_loop import World, seed_of
-from tarry.simulator.metrics import Meter
-from tarry.simulator.node import Relay, Worker
+from tarry.simulator.arrivals import ArrivalSource
+from tarry.simulator.caller import HedgingCaller, RetryingCaller, Route
+from tarry.simulator.event_loop import EventLoop, trial_seed
+from tarry.simulator.metrics import MetricsRecorder
+from tarry.simulator.node import LeafNode, RelayNode
 from tarry.simulator.scenario import ERROR_STATUSES, Scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tarry.core.verdict import Stop
+    from tarry.simulator.arrivals import StartCall
     from tarry.simulator.metrics import Summary
-    from tarry.simulator.node import Ended, Node
+    from tarry.simulator.node import Node, OnCallEnd
 
 
 def simulate(scenario: Scenario, *, seed: int | str = 0) -> Summary:
-    """Run a scenario from a seed; the same seed gives the same summary."""
+    """Run a scenario once; the same seed gives the same summary."""
     if not isinstance(scenario, Scenario):
         msg = f"simulate takes a Scenario, got {scenario!r}"
         raise ConfigurationTypeError(msg)
-    world = World(seed)
-    meter = Meter(scenario.duration, scenario.bucket)
-    hop = world.sampler(scenario.network, "network")
+    loop = EventLoop(seed)
+    metrics = MetricsRecorder(scenario.duration, scenario.bucket)
+    network_delay = loop.sampler(scenario.network, "network")
     nodes: list[Node] = []
     for name in reversed(scenario.path()):
         server = scenario.servers[name]
         if server.calls is None:
-            nodes.append(Worker(name, server, world))
-            nodes[-1].meter = meter
+            nodes.append(LeafNode(name, server, loop))
+            nodes[-1].metrics = metrics
         else:
-            line = Line(world, nodes[-1], hop, None)
-            nodes.append(
-                Relay(name, server, world, _begin_of(line, server.defence or Defence(), 1))
-            )
-    line = Line(world, nodes[-1], hop, meter)
-    begin = _begin_of(line, scenario.clients.defence, scenario.clients.instances)
-    Arrivals(scenario.clients, world, meter, begin).start()
-    for index in range(meter.buckets):
-        world.at(index * scenario.bucket, _look, (meter, nodes[0], index))
-    world.run(scenario.duration)
-    return meter.summary(scenario, sum(node.crashes for node in nodes))
+            route = Route(loop, nodes[-1], network_delay, None)
+            start_call = _call_starter(route, server.defence or Defence(), 1)
+            nodes.append(RelayNode(name, server, loop, start_call))
+    route = Route(loop, nodes[-1], network_delay, metrics)
+    start_call = _call_starter(route, scenario.clients.defence, scenario.clients.instances)
+    ArrivalSource(scenario.clients, loop, metrics, start_call).start()
+    for index in range(metrics.bucket_count):
+        loop.schedule(index * scenario.bucket, _record_in_progress, (metrics, nodes[0], index))
+    loop.run(scenario.duration)
+    return metrics.summarize(scenario, sum(node.crashes for node in nodes))
 
 
-def trials_of(scenario: Scenario, trials: int, seed: int) -> list[Summary]:
-    """Run a scenario several times, each from a seed of its own."""
+def run_trials(scenario: Scenario, trials: int, seed: int) -> list[Summary]:
+    """Run a scenario several times, each trial with its own seed."""
     return [
-        simulate(scenario, seed=seed_of(seed, trial))
+        simulate(scenario, seed=trial_seed(seed, trial))
         for trial in range(check_count("trials", trials))
     ]
 
 
-def _look(now: float, about: tuple[Meter, Node, int]) -> None:
-    meter, node, index = about
-    meter.in_progress(index, node.in_progress(now))
+def _record_in_progress(now: float, target: tuple[MetricsRecorder, Node, int]) -> None:
+    metrics, node, index = target
+    metrics.record_in_progress(index, node.in_progress(now))
 
 
-def _begin_of(
-    line: Line, defence: Defence, instances: int
-) -> Callable[[float, int, Ended], Stop | None]:
-    """Return the function that begins a call behind this defence."""
+def _call_starter(route: Route, defence: Defence, instances: int) -> StartCall:
+    """Return a function that starts a call with this defence."""
     hedging, policy = defence.hedging, defence.policy
-    alone = hedging is None and (
-        defence.breaker is None and defence.budget is None and defence.limiter is None
+    has_state = hedging is not None or any(
+        part is not None for part in (defence.breaker, defence.budget, defence.limiter)
     )
     downstreams = [defence.downstream(f"instance {number}") for number in range(instances)]
 
-    line.permanent = frozenset(
+    route.permanent_statuses = frozenset(
         str(status) for status in ERROR_STATUSES if status not in policy.retryable_statuses
     )
 
-    def retried(now: float, client: int, ended: Ended) -> Stop | None:
-        downstream = None if alone else downstreams[client % instances]
-        return Caller(line, policy, downstream, now, ended).start(now)
+    def start_retrying(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
+        downstream = downstreams[client % instances] if has_state else None
+        return RetryingCaller(route, policy, downstream, now, on_end).start(now)
 
     if hedging is None:
-        return retried
+        return start_retrying
 
-    def hedged(now: float, client: int, ended: Ended) -> Stop | None:
+    def start_hedging(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
         call = HedgedCall(hedging, downstreams[client % instances])
-        return HedgedCaller(line, call, now, ended).start(now)
+        return HedgingCaller(route, call, now, on_end).start(now)
 
-    return hedged
+    return start_hedging

@@ -1,4 +1,4 @@
-"""A question, the variants that answer it, and the numbers they come to."""
+"""Studies: a question, the variants to compare, and the results of running them."""
 
 from __future__ import annotations
 
@@ -7,40 +7,36 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.metadata import version
 from itertools import product
 from math import isfinite, isnan, nan
 from multiprocessing import active_children, get_context
 from statistics import fmean, median_high
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from tarry.core.checks import check_count, check_one_of
 from tarry.errors import ConfigurationError, TarryError
-from tarry.simulator.simulate import trials_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tarry.policyfile.defence import Defence
-    from tarry.simulator.metrics import Summary
-    from tarry.simulator.scenario import Scenario
+from tarry.simulator.metrics import METRICS
+from tarry.simulator.simulate import run_trials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tarry.policyfile.defence import Defence
+    from tarry.simulator.metrics import Summary
     from tarry.simulator.scenario import Scenario
 
 
 class Trial(Protocol):
-    """One run: anything that can tell its numbers."""
+    """The result of one run."""
 
     def metrics(self) -> dict[str, float]:
-        """Return every number by its name."""
+        """Return the value of each metric by its name."""
         ...
 
 
 class Column(NamedTuple):
-    """A number of the table: how it is called for people and how it is shown."""
+    """A column of the result table: a metric, its title and the unit to show it in."""
 
     metric: str
     title: str
@@ -51,7 +47,7 @@ class Column(NamedTuple):
 class Plot(NamedTuple):
     """A chart of the report.
 
-    series: the time series named `y` of the first trial of each variant, over time.
+    series: the time series `y` of the first trial of each variant.
     bars: the metric `y`, one bar for each variant.
     lines: the metric `y` over the swept parameter or the metric `x`, one line for each variant.
     """
@@ -63,7 +59,7 @@ class Plot(NamedTuple):
     y_title: str = ""
     log: bool = False
     spans: tuple[tuple[float, float, str], ...] = ()
-    """Times of trouble to shade behind a series: from, to, and what it was."""
+    """Periods to shade behind a time series: start, end and label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,48 +70,105 @@ class Study:
     question: str
     lesson: str
     run: Callable[..., Sequence[Trial]]
-    """Takes `knob`, `trials`, `seed` and the parameters, each by name; gives one per trial."""
-    knob: str
-    """The argument that tells the variants apart."""
+    """Takes the variant parameter, `trials`, `seed` and the parameters as keyword arguments, and
+    returns one result for each trial."""
+    variant_parameter: str
+    """The name of the argument that selects the variant."""
     variants: tuple[str, ...]
     columns: tuple[Column, ...]
     plots: tuple[Plot, ...]
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What can be changed or swept, with the values in force."""
-    with_defence: Callable[[Mapping[str, Defence]], Study] | None = None
-    """Makes the same study with other defences as its variants, where that makes sense."""
-    world: Callable[..., Scenario] | None = None
-    """Takes a defence and the parameters; gives the scenario, where one holds for all variants."""
+    """The parameters that can be changed or swept, with their current values."""
+    with_defences: Callable[[Mapping[str, Defence]], Study] | None = None
+    """Returns the same study with these defences as its variants, if the study supports that."""
+    build_scenario: Callable[..., Scenario] | None = None
+    """Takes a defence and the parameters, and returns the scenario; None if the variants differ
+    in more than their defence."""
     trials: int = 1
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, "Sequence[Any]"])
-    """What is swept unless the user asks for something else."""
+    """The parameters to sweep by default, and their values."""
+
+    def unit(self, metric: str) -> str:
+        """Return the unit of a metric: that of its column, or else its own unit."""
+        for column in self.columns:
+            if column.metric == metric:
+                return column.unit
+        return METRICS[metric].unit if metric in METRICS else ""
+
+    def title(self, name: str) -> str:
+        """Return the title of a metric or parameter."""
+        for column in self.columns:
+            if column.metric == name:
+                return column.title
+        return name.rpartition(".")[2].replace("_", " ")
 
 
-class Row(NamedTuple):
-    """One variant with one set of parameters."""
+class StudyRow(NamedTuple):
+    """The results of one variant with one combination of swept parameters."""
 
     variant: str
     parameters: dict[str, Any]
-    """The swept ones."""
+    """The swept parameters only."""
     trials: list[Trial]
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mean of each number over the trials, or the median where one of them is infinite."""
-        every = [trial.metrics() for trial in self.trials]
-        return {name: _middle([one[name] for one in every]) for name in every[0]}
+        """The mean of each metric over the trials, or its median if a trial is infinite."""
+        trials = [trial.metrics() for trial in self.trials]
+        return {name: _average([trial[name] for trial in trials]) for name in trials[0]}
 
 
-class Findings(NamedTuple):
-    """A study that was run."""
+class StudyResults(NamedTuple):
+    """A study and its results."""
 
     study: Study
     seed: int
     trials: int
-    rows: list[Row]
+    rows: list[StudyRow]
+
+    @property
+    def variants(self) -> list[str]:
+        """The variants that were run, in the order of the rows."""
+        return list(dict.fromkeys(row.variant for row in self.rows))
+
+    @property
+    def swept(self) -> list[str]:
+        """The names of the swept parameters."""
+        return list(self.rows[0].parameters) if self.rows else []
+
+    @property
+    def fixed_parameters(self) -> dict[str, Any]:
+        """The parameters that have the same value in all rows."""
+        swept = self.swept
+        parameters = self.study.parameters
+        return {name: value for name, value in parameters.items() if name not in swept}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON; infinite and missing values are None."""
+        study = self.study
+        return {
+            "study": study.name,
+            "question": study.question,
+            "lesson": study.lesson,
+            "tarry": version("tarry"),
+            "seed": self.seed,
+            "trials": self.trials,
+            "variant_parameter": study.variant_parameter,
+            "parameters": _to_plain(self.fixed_parameters),
+            "columns": [column._asdict() for column in study.columns],
+            "rows": [
+                {
+                    "variant": row.variant,
+                    "parameters": _to_plain(row.parameters),
+                    "metrics": _to_plain(row.metrics),
+                    "trials": [_trial_to_dict(trial) for trial in row.trials],
+                }
+                for row in self.rows
+            ],
+        }
 
 
-def conduct(
+def run_study(
     study: Study,
     *,
     seed: int = 0,
@@ -125,16 +178,17 @@ def conduct(
     sweep: Mapping[str, Sequence[Any]] | None = None,
     jobs: int = 1,
     progress: Callable[[int, int], None] | None = None,
-) -> Findings:
-    """Run every variant at every swept point; the same seed gives the same findings.
+) -> StudyResults:
+    """Run each variant with each combination of swept values; the same seed gives equal results.
 
-    `jobs` is the number of processes; `progress` is told how many runs are done, of how many.
+    `jobs` is the number of processes. `progress` is called with the number of finished runs and
+    the total.
     """
     trials = study.trials if trials is None else check_count("trials", trials)
     check_count("jobs", jobs)
     chosen = study.variants if variants is None else tuple(variants)
     for variant in chosen:
-        check_one_of(study.knob, variant, study.variants)
+        check_one_of(study.variant_parameter, variant, study.variants)
     fixed = dict(parameters or {})
     swept = dict(study.sweep if sweep is None else sweep)
     for name in (*fixed, *swept):
@@ -149,27 +203,77 @@ def conduct(
             msg = f"sweep over {name} needs at least one value"
             raise ConfigurationError(msg)
     points = [dict(zip(swept, point, strict=True)) for point in product(*swept.values())]
-    tasks = [(variant, point) for point in points for variant in chosen]
+    runs = [(variant, point) for point in points for variant in chosen]
     arguments = [
-        {study.knob: variant, **fixed, **point, "trials": trials, "seed": seed}
-        for variant, point in tasks
+        {study.variant_parameter: variant, **fixed, **point, "trials": trials, "seed": seed}
+        for variant, point in runs
     ]
     results = _run_all(study.run, arguments, jobs, progress or (lambda _done, _all: None))
     rows = [
-        Row(variant, point, list(result))
-        for (variant, point), result in zip(tasks, results, strict=True)
+        StudyRow(variant, point, list(result))
+        for (variant, point), result in zip(runs, results, strict=True)
     ]
-    return Findings(with_values(study, fixed), seed, trials, rows)
+    return StudyResults(with_parameters(study, fixed), seed, trials, rows)
 
 
-def with_values(study: Study, changes: Mapping[str, Any]) -> Study:
-    """Return the study with these values in force; one that replaces a table hides its keys."""
-    gone = tuple(f"{name}." for name in changes)
-    kept = {name: old for name, old in study.parameters.items() if not name.startswith(gone)}
-    return replace(study, parameters={**kept, **changes})
+def with_parameters(study: Study, changes: Mapping[str, Any]) -> Study:
+    """Return the study with changed parameters.
+
+    Changing `latency` removes `latency.median`: the new value replaces the whole table.
+    """
+    replaced = tuple(f"{name}." for name in changes)
+    rest = {
+        name: value for name, value in study.parameters.items() if not name.startswith(replaced)
+    }
+    return replace(study, parameters={**rest, **changes})
 
 
-def _middle(values: list[float]) -> float:
+def run_with_defence(
+    build_scenario: Callable[..., Scenario],
+    defences: Mapping[str, Defence],
+    *,
+    defence: str,
+    trials: int = 1,
+    seed: int = 0,
+    **parameters: Any,
+) -> list[Summary]:
+    """Run a scenario with one of the defences, selected by its name."""
+    check_one_of("defence", defence, defences)
+    return run_trials(build_scenario(defences[defence], **parameters), trials, seed)
+
+
+def compare_defences(
+    study: Study, build_scenario: Callable[..., Scenario], defences: Mapping[str, Defence]
+) -> Study:
+    """Return the study with the user's defences as its variants.
+
+    It has no lesson, because the lesson of the study is about the built-in variants.
+    """
+    run = partial(run_with_defence, build_scenario, defences)
+    return replace(study, run=run, variants=tuple(defences), lesson="")
+
+
+def _trial_to_dict(trial: Trial) -> dict[str, Any]:
+    details = {name: getattr(trial, name, None) for name in ("reasons", "bucket", "series")}
+    known = {name: _to_plain(value) for name, value in details.items() if value is not None}
+    return {"metrics": _to_plain(trial.metrics()), **known}
+
+
+def _to_plain(value: Any) -> Any:
+    """Return a value that JSON can represent."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        mapping = cast("Mapping[Any, Any]", value)
+        return {str(name): _to_plain(item) for name, item in mapping.items()}
+    if isinstance(value, list | tuple):
+        return [_to_plain(item) for item in cast("list[Any]", value)]
+    return str(value)
+
+
+def _average(values: list[float]) -> float:
     known = [value for value in values if not isnan(value)]
     if not known:
         return nan
@@ -182,28 +286,30 @@ def _run_all(
     jobs: int,
     progress: Callable[[int, int], None],
 ) -> list[Sequence[Trial]]:
+    """Call `run` with each of the arguments, in `jobs` processes."""
     total = len(arguments)
     progress(0, total)
     results: list[Sequence[Trial]] = [()] * total
     if jobs == 1 or total == 1:
-        for index, one in enumerate(arguments):
-            results[index] = run(**one)
+        for index, keywords in enumerate(arguments):
+            results[index] = run(**keywords)
             progress(index + 1, total)
         return results
-    others = set(active_children())
+    unrelated_children = set(active_children())
     pool = ProcessPoolExecutor(
-        min(jobs, total), mp_context=get_context("spawn"), initializer=_die_quietly
+        min(jobs, total), mp_context=get_context("spawn"), initializer=_restore_sigint
     )
     try:
-        running = {pool.submit(run, **one): index for index, one in enumerate(arguments)}
-        for done, future in enumerate(as_completed(running), 1):
-            results[running[future]] = future.result()
+        futures = {pool.submit(run, **keywords): index for index, keywords in enumerate(arguments)}
+        for done, future in enumerate(as_completed(futures), 1):
+            results[futures[future]] = future.result()
             progress(done, total)
     except BrokenProcessPool as error:
-        msg = "a process of the simulation died, perhaps for want of memory; try jobs = 1"
+        msg = "a simulation process died, possibly out of memory; try jobs = 1"
         raise TarryError(msg) from error
     except BaseException:
-        for worker in set(active_children()) - others:  # which would finish its run first
+        # Without this, shutdown waits until each worker has finished its current run.
+        for worker in set(active_children()) - unrelated_children:
             worker.terminate()
         raise
     finally:
@@ -211,28 +317,6 @@ def _run_all(
     return results
 
 
-def _die_quietly() -> None:
-    """Have Ctrl-C end a worker at once: its parent says what is to be said."""
+def _restore_sigint() -> None:
+    """Let Ctrl-C end a worker process without a traceback; the parent reports the interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def run(
-    world: Callable[..., Scenario],
-    defences: Mapping[str, Defence],
-    *,
-    defence: str,
-    trials: int = 1,
-    seed: int = 0,
-    **parameters: Any,
-) -> list[Summary]:
-    """Run a scenario behind one of these defences."""
-    check_one_of("defence", defence, defences)
-    return trials_of(world(defences[defence], **parameters), trials, seed)
-
-
-def with_defences(
-    study: Study, world: Callable[..., Scenario], defences: Mapping[str, Defence]
-) -> Study:
-    """Return the study with the user's defences as its variants; its lesson is about its own."""
-    mine = partial(run, world, defences)
-    return replace(study, run=mine, variants=tuple(defences), lesson="")

@@ -1,23 +1,27 @@
-"""Attempt logs in, a policy and its reasons out: `propose(gather(read_attempts(path)))`."""
+"""Tuning: read an attempt log and propose a policy, with a reason for each value.
 
-from tarry.tuning.attempt_log import Attempt, AttemptLog, read_attempts
-from tarry.tuning.comparison import Replay, replay
-from tarry.tuning.evidence import Evidence, Hedge, Odds, Outage, gather
+`propose(analyze_log(read_attempt_log(path)))` returns the proposal; `compare_policies` simulates
+it against the current policy.
+"""
+
+from tarry.tuning.attempt_log import AttemptLog, LoggedAttempt, read_attempt_log
+from tarry.tuning.comparison import Comparison, compare_policies
+from tarry.tuning.evidence import AttemptOdds, Evidence, HedgeEstimate, Outage, analyze_log
 from tarry.tuning.proposal import Proposal, propose
-from tarry.tuning.rules import Line
+from tarry.tuning.rules import Suggestion
 
 __all__ = [
-    "Attempt",
     "AttemptLog",
+    "AttemptOdds",
+    "Comparison",
     "Evidence",
-    "Hedge",
-    "Line",
-    "Odds",
+    "HedgeEstimate",
+    "LoggedAttempt",
     "Outage",
     "Proposal",
-    "Replay",
-    "gather",
+    "Suggestion",
+    "analyze_log",
+    "compare_policies",
     "propose",
-    "read_attempts",
-    "replay",
+    "read_attempt_log",
 ]

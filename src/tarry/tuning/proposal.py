@@ -1,23 +1,23 @@
-"""A policy from evidence, each number with its reason.
+"""Propose a policy from evidence, each value with its reason.
 
-attempt_timeout   the p99.5 of healthy attempts, of which those that a timeout has cut off are the
-                  longest. The one in force stays where the log does not speak against it.
+attempt_timeout   the p99.5 of healthy attempts; attempts that a timeout has cut off count as the
+                  longest. The current timeout is kept if the log does not contradict it.
 initial_delay     twice the median of healthy attempts, at least 10 ms.
 max_delay         a quarter of the median outage.
-max_attempts      up to the last attempt that has odds of success: on a usual day at least 1 %
-                  for certain, or else over all 1 % possibly (by Wilson's interval). The tries of
-                  one outage fail together, so that none is dropped for fewer than three. None is
-                  dropped for the latency budget: total_budget bounds the time.
-total_budget      the latency budget. One that half of the healthy attempts break is refused.
-budget            a ratio: twice the retries for each call outside outages, from 2 % to 20 %.
+max_attempts      up to the last attempt that succeeds often enough: outside outages at least 1 %
+                  for certain, or else overall possibly 1 % (by Wilson's interval). The attempts of
+                  one outage fail together, so that none is dropped with fewer than three outages.
+                  None is dropped for the latency target: total_budget limits the time.
+total_budget      the latency target. One that is below the median of healthy attempts is rejected.
+budget            a ratio: twice the retries per call outside outages, from 2 % to 20 %.
 hedging.after     the earliest percentile that adds at most 5 % of requests, if it saves a tenth
-                  of the p99.9. A call is retried or hedged, so beside a policy it is advice.
+                  of the p99.9. A call is retried or hedged, so next to a policy it is advice.
 
-A policy of one attempt has no waits and no retries: nothing is proposed for them.
+For a policy of one attempt nothing is proposed for waits and retries, because it has none.
 
-A number that the log is too small for is not guessed: the line says so, and the value stays. A
-quantile takes five samples beyond it (1,000 for p99.5, 5,000 for p99.9), the median and the odds
-of an attempt 200, the usual length of an outage 3, the retry ratio 1,000 calls.
+A value is not guessed if the log is too small for it: the current value is kept, and the reason
+says so. A quantile needs five samples beyond it (1,000 for p99.5, 5,000 for p99.9), the median and
+the odds of an attempt need 200 samples, the median outage needs 3, the retry ratio 1,000 calls.
 """
 
 from __future__ import annotations
@@ -33,175 +33,172 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.simulator.metrics import quantile
 from tarry.tuning import rules
-from tarry.tuning.comparison import verdict
-from tarry.tuning.estimates import beyond, needed
-from tarry.tuning.formatting import counted, percent
-from tarry.tuning.timeouts import SLOW, timeout
+from tarry.tuning.comparison import describe_changes
+from tarry.tuning.estimates import required_samples, share_above
+from tarry.tuning.formatting import format_count, format_percent
+from tarry.tuning.timeouts import TIMEOUT_QUANTILE, suggest_attempt_timeout
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from tarry.simulator.metrics import Summary
-    from tarry.tuning.comparison import Replay
+    from tarry.tuning.comparison import Comparison
     from tarry.tuning.evidence import Evidence
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tarry.tuning.rules import Suggestion
 
-    from tarry.tuning.evidence import Evidence
-
-if TYPE_CHECKING:
-    from tarry.tuning.evidence import Evidence
-    from tarry.tuning.rules import Line
-
-_OF_RETRIES = ("initial_delay", "max_delay")
-_RULES = (timeout, rules.base, rules.cap, rules.attempts, rules.total)
+_RETRY_FIELDS = ("initial_delay", "max_delay")
+_POLICY_RULES = (
+    suggest_attempt_timeout,
+    rules.suggest_initial_delay,
+    rules.suggest_max_delay,
+    rules.suggest_max_attempts,
+    rules.suggest_total_budget,
+)
+_MIN_PLAUSIBLE_MEDIAN_S = 0.001
+"""Few dependencies respond faster; durations in seconds that were meant as milliseconds do."""
+_MAX_OUTAGE_SHARE = 0.9
+"""Retries multiply the attempts of an outage, so that a useful log may have two thirds in one."""
+_JSON_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.5": 0.995, "p99.9": 0.999}
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The lines, and the defence that they come to."""
+    """The suggestions, and the defence that results from them."""
 
-    lines: tuple[Line, ...]
+    suggestions: tuple[Suggestion, ...]
     current: Defence
     defence: Defence
-    remarks: tuple[str, ...] = ()
-    """What to know before believing it."""
+    warnings: tuple[str, ...] = ()
+    """Doubts about the log or the latency target."""
 
 
 def propose(
-    evidence: Evidence, current: Defence | None = None, latency_budget: float | None = None
+    evidence: Evidence, current: Defence | None = None, latency_target: float | None = None
 ) -> Proposal:
-    """Propose a defence for what the log has seen; without a current one, the defaults are it.
+    """Propose a defence; without a current one, the default policy is the current one.
 
-    `latency_budget`: the seconds that a call may take in all.
+    `latency_target`: the seconds that a call may take in total.
     """
-    said = list(of_log(evidence))
-    if latency_budget is not None:
-        latency_budget = check_positive("latency_budget", latency_budget)
-        said.extend(of_latency_budget(evidence, latency_budget))
+    warnings = list(_log_warnings(evidence))
+    if latency_target is not None:
+        latency_target = check_positive("latency_target", latency_target)
+        warnings.extend(_latency_target_warnings(evidence, latency_target))
     current = current or Defence()
-    budget = rules.budget(evidence, current)
-    hedge = rules.hedging(evidence, current)
-    around: dict[str, Any] = {
+    budget = rules.suggest_retry_budget(evidence, current)
+    hedge = rules.suggest_hedging(evidence, current)
+    parts: dict[str, Any] = {
         "breaker": current.breaker,
         "budget": budget.proposed,
         "limiter": current.limiter,
     }
     if current.hedging is not None:
         hedging = replace(current.hedging, after=hedge.proposed)
-        if latency_budget is not None:
-            said.append("a hedged call has no total_budget: the latency budget changes nothing")
-        defence = Defence(hedging=hedging, **around)
-        return Proposal((hedge, budget), current, defence, tuple(said))
+        if latency_target is not None:
+            warnings.append("a hedged call has no total_budget: the latency target has no effect")
+        defence = Defence(hedging=hedging, **parts)
+        return Proposal((hedge, budget), current, defence, tuple(warnings))
     policy = current.policy
-    lines: list[Line] = []
-    for rule in _RULES:
-        line = rule(evidence, policy, latency_budget)
-        if line is not None:
-            policy = policy.replace(**{line.field: line.proposed})
-            lines.append(line)
+    suggestions: list[Suggestion] = []
+    for rule in _POLICY_RULES:
+        suggestion = rule(evidence, policy, latency_target)
+        if suggestion is not None:
+            policy = policy.replace(**{suggestion.field: suggestion.proposed})
+            suggestions.append(suggestion)
     if policy.max_attempts == 1:
-        policy = policy.replace(**{name: getattr(current.policy, name) for name in _OF_RETRIES})
-        lines = [line for line in lines if line.field not in _OF_RETRIES]
-        around["budget"] = current.budget
+        policy = policy.replace(**{name: getattr(current.policy, name) for name in _RETRY_FIELDS})
+        suggestions = [one for one in suggestions if one.field not in _RETRY_FIELDS]
+        parts["budget"] = current.budget
     else:
-        lines.append(budget)
-    return Proposal((*lines, hedge), current, Defence(policy, **around), tuple(said))
+        suggestions.append(budget)
+    defence = Defence(policy, **parts)
+    return Proposal((*suggestions, hedge), current, defence, tuple(warnings))
 
 
-_QUICK = 0.001
-"""A dependency seldom answers sooner; durations in seconds, taken for milliseconds, do."""
-_MOST = 0.9
-"""Retries multiply the attempts of an outage: two thirds of a useful log may lie in some."""
-
-
-def of_log(evidence: Evidence) -> Iterator[str]:
-    """Say what is odd about a log."""
-    middle = quantile(evidence.healthy, 0.5)
-    if middle < _QUICK:
-        yield f"durationMs has a median of {format_duration(middle)}: are these seconds?"
-    if not evidence.calls:
-        yield (
-            f"none of the {counted(evidence.attempts, 'attempt')} is a first one (attemptNumber 1)"
-            ": without the beginnings of calls, neither calls nor their retries can be counted"
-        )
-    within = sum(outage.behind - outage.first for outage in evidence.outages)
-    if within > _MOST * evidence.attempts:
-        many = len(evidence.outages)
-        where = "one single outage" if many == 1 else f"{many:,} outages"
-        yield (
-            f"{percent(within / evidence.attempts)} of the attempts lie in {where}: "
-            "the log says little about a healthy dependency; take one of a longer time"
-        )
-
-
-def of_latency_budget(evidence: Evidence, budget: float) -> Iterator[str]:
-    """Say which attempts cannot end in time; refuse a budget that most of them break."""
-    healthy = evidence.healthy
-    if len(healthy) < needed(0.5):
-        return
-    middle = quantile(healthy, 0.5)
-    if budget < middle:
-        msg = (
-            f"a latency budget of {format_duration(budget)} is shorter than half of the healthy "
-            f"attempts (median {format_duration(middle)}): it cannot be met by retrying"
-        )
-        raise ConfigurationError(msg)
-    late = beyond(healthy, budget)
-    if late > 1 - SLOW:
-        slow = (
-            f", p99.5 {format_duration(quantile(healthy, SLOW))}"
-            if len(healthy) >= needed(SLOW)
-            else ""
-        )
-        yield (
-            f"a latency budget of {format_duration(budget)} is shorter than {percent(late)} of the "
-            f"healthy attempts (median {format_duration(middle)}{slow}): these cannot end in time"
-        )
-
-
-_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.5": 0.995, "p99.9": 0.999}
-
-
-def record(evidence: Evidence, proposal: Proposal, runs: Replay | None = None) -> str:
-    """Write it all down. Times are seconds; what was never reached is null."""
-    plain: dict[str, Any] = {
+def to_json(evidence: Evidence, proposal: Proposal, comparison: Comparison | None = None) -> str:
+    """Return evidence, proposal and comparison as JSON. Times are seconds; infinity is null."""
+    data: dict[str, Any] = {
         "log": {
             "attempts": evidence.attempts,
             "calls": evidence.calls,
             "span": evidence.span,
             "success_rate": evidence.success_rate,
             "attempts_per_call": evidence.attempts_per_call,
-            "healthy": _quantiles(evidence.healthy),
-            "calls_that_succeeded": _quantiles(evidence.call_times),
-            "failure_rate": evidence.fault_share,
+            "healthy_attempts": _quantiles(evidence.success_durations),
+            "successful_calls": _quantiles(evidence.call_durations),
+            "failure_rate": evidence.failure_rate,
             "retry_ratio": evidence.healthy_retry_ratio,
-            "most_at_once": evidence.most_at_once,
-            "odds": [one._asdict() for one in evidence.odds],
+            "max_concurrency": evidence.max_concurrency,
+            "odds": [odds._asdict() for odds in evidence.odds],
             "outages": [
-                {"start": one.start, "end": one.end, "share": one.share} for one in evidence.outages
+                {"start": outage.start, "end": outage.end, "share": outage.share}
+                for outage in evidence.outages
             ],
-            "hedges": [one._asdict() for one in evidence.hedges],
+            "hedges": [hedge._asdict() for hedge in evidence.hedges],
         },
-        "remarks": list(proposal.remarks),
-        "lines": [line._asdict() for line in proposal.lines],
+        "warnings": list(proposal.warnings),
+        "suggestions": [suggestion._asdict() for suggestion in proposal.suggestions],
         "policy": proposal.defence.to_dict(),
     }
-    if runs is not None:
-        plain["simulated"] = {
-            "duration": runs.duration,
-            "rate": runs.rate,
-            "outages": runs.outages,
-            "concurrency": runs.concurrency,
-            "old": _metrics(runs.old),
-            "new": _metrics(runs.new),
-            "verdict": verdict(runs.old, runs.new),
+    if comparison is not None:
+        data["simulated"] = {
+            "duration": comparison.duration,
+            "rate": comparison.rate,
+            "outages": comparison.outages,
+            "concurrency": comparison.concurrency,
+            "old": _metrics(comparison.old),
+            "new": _metrics(comparison.new),
+            "changes": describe_changes(comparison.old, comparison.new),
         }
-    return json.dumps(plain, indent=2, allow_nan=False)
+    return json.dumps(data, indent=2, allow_nan=False)
 
 
-def _quantiles(ordered: Any) -> dict[str, Any]:
-    values = {name: quantile(ordered, q) for name, q in _QUANTILES.items()} if ordered else {}
+def _log_warnings(evidence: Evidence) -> Iterator[str]:
+    """Yield what looks wrong with a log."""
+    median = quantile(evidence.success_durations, 0.5)
+    if median < _MIN_PLAUSIBLE_MEDIAN_S:
+        yield f"durationMs has a median of {format_duration(median)}: are these seconds?"
+    if not evidence.calls:
+        yield (
+            f"none of the {format_count(evidence.attempts, 'attempt')} has attemptNumber 1: "
+            "without the first attempts, calls and their retries cannot be counted"
+        )
+    in_outages = sum(outage.stop - outage.first for outage in evidence.outages)
+    if in_outages > _MAX_OUTAGE_SHARE * evidence.attempts:
+        count = len(evidence.outages)
+        outages = "one single outage" if count == 1 else f"{count:,} outages"
+        yield (
+            f"{format_percent(in_outages / evidence.attempts)} of the attempts lie in {outages}: "
+            "the log says little about a healthy dependency; use a log of a longer period"
+        )
+
+
+def _latency_target_warnings(evidence: Evidence, target: float) -> Iterator[str]:
+    """Yield which healthy attempts miss the target; raise if half of them do."""
+    durations = evidence.success_durations
+    if len(durations) < required_samples(0.5):
+        return
+    median = quantile(durations, 0.5)
+    found = f"median {format_duration(median)}"
+    if target < median:
+        msg = (
+            f"a latency target of {format_duration(target)} is shorter than half of the healthy "
+            f"attempts ({found}): it cannot be met by retrying"
+        )
+        raise ConfigurationError(msg)
+    missed = share_above(durations, target)
+    if missed > 1 - TIMEOUT_QUANTILE:
+        if len(durations) >= required_samples(TIMEOUT_QUANTILE):
+            found += f", p99.5 {format_duration(quantile(durations, TIMEOUT_QUANTILE))}"
+        yield (
+            f"a latency target of {format_duration(target)} is shorter than "
+            f"{format_percent(missed)} of the healthy attempts ({found}): these cannot end in time"
+        )
+
+
+def _quantiles(ordered: Sequence[float]) -> dict[str, float]:
+    values = {name: quantile(ordered, q) for name, q in _JSON_QUANTILES.items()} if ordered else {}
     return {"count": len(ordered), **values}
 
 
 def _metrics(summary: Summary) -> dict[str, float | None]:
-    return {name: one if isfinite(one) else None for name, one in summary.metrics().items()}
+    return {name: value if isfinite(value) else None for name, value in summary.metrics().items()}

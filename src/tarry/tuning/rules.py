@@ -1,4 +1,8 @@
-"""The rules for the fields of a policy. Each takes the policy as the rules before have left it."""
+"""The rules that derive each field of a policy, its retry budget and its hedging from evidence.
+
+Each rule for a field of the policy gets the policy as the previous rules have changed it.
+`tarry.tuning.timeouts` has the rule for the attempt timeout.
+"""
 
 from __future__ import annotations
 
@@ -7,218 +11,252 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarry.core.explain import format_duration
 from tarry.simulator.metrics import quantile
-from tarry.tuning.estimates import needed, rounded
-from tarry.tuning.evidence import TAIL
-from tarry.tuning.formatting import INTERVAL, counted, percent, setting
-
-if TYPE_CHECKING:
-    from tarry.policyfile.defence import Defence
-    from tarry.tuning.evidence import Evidence, Hedge
+from tarry.tuning.estimates import required_samples, round_two_digits
+from tarry.tuning.evidence import TAIL_QUANTILE
+from tarry.tuning.formatting import INTERVAL, format_count, format_percent, format_setting
 
 if TYPE_CHECKING:
     from tarry.core.policy import Policy
-    from tarry.tuning.evidence import Evidence, Odds
+    from tarry.policyfile.defence import Defence
+    from tarry.tuning.evidence import AttemptOdds, Evidence, HedgeEstimate
 
-TRIES = 200
-FEW = 30
-"""Tries that are enough to say that an attempt helps, if they say so clearly."""
-OUTAGES = 3
-WORTH = 0.01
-SHORTEST_DELAY = 0.01
-LONGEST_DELAY = 3600.0
-_OWN_DELAYS = "the backoff has delays of its own"
-_NO_LONGER = "the latency budget: no wait can be longer"
-
-
-def base(evidence: Evidence, policy: Policy, latency_budget: float | None) -> Line:
-    """With full jitter a wait is half its ceiling on average: the first is one round trip."""
-    field, now, healthy = "initial_delay", policy.initial_delay, evidence.healthy
-    if not isinstance(policy.backoff, str):
-        return kept(field, now, _OWN_DELAYS)
-    if len(healthy) < TRIES:
-        there = counted(len(healthy), "healthy attempt")
-        return too_little(field, now, there, f"{TRIES} needed for the median")
-    trip = quantile(healthy, 0.5)
-    proposed = min(max(rounded(2 * trip), SHORTEST_DELAY), policy.max_delay)
-    why = "two healthy round trips: the first wait is one, on average"
-    if proposed == SHORTEST_DELAY:
-        why = f"two healthy round trips, and no less than {format_duration(SHORTEST_DELAY)}"
-    if latency_budget is not None and latency_budget < proposed:
-        proposed, why = latency_budget, _NO_LONGER
-    return Line(field, now, proposed, why, f"median {format_duration(trip)} of {len(healthy):,}")
+MIN_TRIES = 200
+MIN_CLEAR_TRIES = 30
+"""Enough tries to keep an attempt if their success rate is clearly high enough."""
+MIN_OUTAGES = 3
+MIN_SUCCESS_RATE = 0.01
+"""An attempt that succeeds less often is not worth making."""
+MIN_INITIAL_DELAY_S = 0.01
+MAX_MAX_DELAY_S = 3600.0
+MIN_CALLS = 1_000
+MIN_RETRY_RATIO, MAX_RETRY_RATIO = 0.02, 0.2
+MAX_HEDGE_LOAD = 0.05
+MIN_HEDGE_SAVING = 0.1
+_CUSTOM_BACKOFF = "the policy has a custom backoff"
+_TARGET_LIMITS_WAIT = "the latency target: no wait can be longer"
 
 
-def cap(evidence: Evidence, policy: Policy, latency_budget: float | None) -> Line:
-    """A call that waits when the dependency is back is late by at most a quarter of the outage."""
-    field, now = "max_delay", policy.max_delay
-    if not isinstance(policy.backoff, str):
-        return kept(field, now, _OWN_DELAYS)
-    lengths = sorted(outage.length for outage in evidence.outages)
-    if len(lengths) < OUTAGES:
-        there = counted(len(lengths), "outage")
-        return too_little(field, now, there, f"{OUTAGES} needed for a usual length")
-    usual = median(lengths)
-    proposed = min(rounded(usual / 4), LONGEST_DELAY)
-    why = "a quarter of a usual outage: no call comes back later"
-    if latency_budget is not None and latency_budget < proposed:
-        proposed, why = latency_budget, _NO_LONGER
-    if proposed < policy.initial_delay:
-        proposed, why = policy.initial_delay, "no less than initial_delay"
-    low, high = format_duration(lengths[0]), format_duration(lengths[-1])
-    found = f"{len(lengths)} outages of {low} to {high}, median {format_duration(usual)}"
-    return Line(field, now, proposed, why, found)
-
-
-def attempts(evidence: Evidence, policy: Policy, latency_budget: float | None) -> Line:
-    """As many as have odds: those that the latency budget has no time for, total_budget ends."""
-    line = _by_odds(evidence, policy.max_attempts)
-    if latency_budget is None or policy.attempt_timeout is None:
-        return line
-    longest = line.proposed * policy.attempt_timeout
-    longest += sum(map(policy.ceiling, range(1, line.proposed)))
-    if longest <= latency_budget:
-        return line
-    bound = f"{line.proposed} can take {format_duration(longest)}, which total_budget bounds"
-    return line._replace(reason=f"{line.reason}; {bound}")
-
-
-def total(evidence: Evidence, policy: Policy, latency_budget: float | None) -> Line | None:
-    """The user's word; the log has no opinion. An attempt that has begun may still end later."""
-    if latency_budget is None:
-        return None
-    times = evidence.call_times
-    found = ""
-    if len(times) >= needed(0.99):
-        found = f"calls that succeeded took {format_duration(quantile(times, 0.99))} at p99"
-    why = "the latency budget: no retry that is expected to end later"
-    return Line("total_budget", policy.total_budget, latency_budget, why, found)
-
-
-def _by_odds(evidence: Evidence, now: int) -> Line:
-    field = "max_attempts"
-    odds = {one.number: one for one in evidence.odds}
-    usual = {one.number: one for one in evidence.healthy_odds}
-    last: Odds | None = None
-    number = 2
-    while (one := odds.get(number)) is not None and (one.tries >= TRIES or number <= now):
-        speaks = _that_speaks(usual.get(number), one, len(evidence.outages))
-        if speaks is None:
-            break
-        if speaks.high < WORTH:
-            why = f"attempt {number} succeeds {percent(speaks.share)} of the time: drop it"
-            return Line(field, now, number - 1, why, _found(speaks))
-        last = speaks
-        number += 1
-    if number <= now or last is None:
-        tries = one.tries if one else 0
-        if tries < TRIES:
-            there = f"attempt {number} was made {counted(tries, 'time')}"
-            return too_little(field, now, there, f"{TRIES} needed")
-        tries = usual[number].tries if number in usual else 0
-        there = f"attempt {number} was made {counted(tries, 'time')} outside outages"
-        return too_little(field, now, there, f"{TRIES} needed, or {OUTAGES} outages")
-    if last.low < WORTH:
-        up_to = f"{_counts(last)}, {INTERVAL} up to {percent(last.high)}"
-        return Line(field, now, last.number, f"attempt {last.number} cannot be ruled out: {up_to}")
-    why = f"attempt {last.number} still succeeds {percent(last.share)} of the time"
-    return Line(field, now, last.number, why, _found(last))
-
-
-def _that_speaks(usual: Odds | None, over_all: Odds, outages: int) -> Odds | None:
-    """Return the odds that say whether an attempt is worth it, or None: too little data.
-
-    A usual day is asked first; what an attempt costs in an outage is the budget's business. The
-    tries of one outage fail together: however many they are, they are one sample.
-    """
-    if usual is not None and (usual.tries >= TRIES or (usual.tries >= FEW and usual.low >= WORTH)):
-        return usual
-    if over_all.tries >= TRIES and (over_all.high >= WORTH or outages >= OUTAGES):
-        return over_all
-    return None
-
-
-def _found(odds: Odds) -> str:
-    return f"{_counts(odds)} ({INTERVAL} {percent(odds.low)} to {percent(odds.high)})"
-
-
-def _counts(odds: Odds) -> str:
-    return f"{odds.successes:,} of {odds.tries:,}"
-
-
-class Line(NamedTuple):
-    """One number of a proposal. Values are plain: seconds, counts, tables."""
+class Suggestion(NamedTuple):
+    """The proposed value of one field, with its reason. Values are seconds, counts or tables."""
 
     field: str
     current: Any
     proposed: Any
     reason: str
     evidence: str = ""
-    enough: bool = True
-    """False: too little data, so the current value stays."""
-    advice: bool = False
-    """True: not part of the proposed defence."""
+    has_enough_data: bool = True
+    """False if the log is too small, so that the current value is kept."""
+    is_advice: bool = False
+    """True if the proposed defence does not include it."""
 
 
-def kept(field: str, value: Any, why: str, evidence: str = "", *, enough: bool = True) -> Line:
-    """Leave a value as it is, and say why."""
-    stays = "left out" if value is None else f"kept at {setting(field, value)}"
-    return Line(field, value, value, f"{why}; {stays}", evidence, enough)
+def keep_value(
+    field: str, value: Any, reason: str, evidence: str = "", *, has_enough_data: bool = True
+) -> Suggestion:
+    """Return a suggestion to keep the current value."""
+    kept = "left out" if value is None else f"kept at {format_setting(field, value)}"
+    return Suggestion(field, value, value, f"{reason}; {kept}", evidence, has_enough_data)
 
 
-def too_little(field: str, value: Any, there: str, need: str) -> Line:
-    """Leave a value as it is, because a number that the log does not have is not guessed."""
-    return kept(field, value, f"too little data: {there}, {need}", enough=False)
+def insufficient_data(field: str, value: Any, available: str, required: str) -> Suggestion:
+    """Return a suggestion to keep the current value because the log is too small."""
+    reason = f"too little data: {available}, {required}"
+    return keep_value(field, value, reason, has_enough_data=False)
 
 
-CALLS = 1_000
-LEAST_RATIO, MOST_RATIO = 0.02, 0.2
-MOST_LOAD = 0.05
-LEAST_SAVING = 0.1
+def suggest_initial_delay(
+    evidence: Evidence, policy: Policy, latency_target: float | None
+) -> Suggestion:
+    """Suggest twice the median of healthy attempts.
+
+    With full jitter the average wait is half of its ceiling, so that the first wait is one round
+    trip on average.
+    """
+    field, current, durations = "initial_delay", policy.initial_delay, evidence.success_durations
+    if not isinstance(policy.backoff, str):
+        return keep_value(field, current, _CUSTOM_BACKOFF)
+    if len(durations) < MIN_TRIES:
+        available = format_count(len(durations), "healthy attempt")
+        return insufficient_data(field, current, available, f"{MIN_TRIES} needed for the median")
+    round_trip = quantile(durations, 0.5)
+    proposed = min(max(round_two_digits(2 * round_trip), MIN_INITIAL_DELAY_S), policy.max_delay)
+    reason = "two healthy round trips: the first wait is one, on average"
+    if proposed == MIN_INITIAL_DELAY_S:
+        reason = f"two healthy round trips, and no less than {format_duration(MIN_INITIAL_DELAY_S)}"
+    if latency_target is not None and latency_target < proposed:
+        proposed, reason = latency_target, _TARGET_LIMITS_WAIT
+    found = f"median {format_duration(round_trip)} of {len(durations):,}"
+    return Suggestion(field, current, proposed, reason, found)
 
 
-def budget(evidence: Evidence, current: Defence) -> Line:
-    """It stops no retry outside outages, and bounds those of an outage."""
-    now = None if current.budget is None else dict(current.budget)
-    if evidence.healthy_calls < CALLS:
-        there = counted(evidence.healthy_calls, "call") + " outside outages"
-        return too_little("budget", now, there, f"{CALLS:,} needed for the retry ratio")
+def suggest_max_delay(
+    evidence: Evidence, policy: Policy, latency_target: float | None
+) -> Suggestion:
+    """Suggest a quarter of the median outage.
+
+    A call that waits when the dependency recovers then retries at most that much later.
+    """
+    field, current = "max_delay", policy.max_delay
+    if not isinstance(policy.backoff, str):
+        return keep_value(field, current, _CUSTOM_BACKOFF)
+    lengths = sorted(outage.length for outage in evidence.outages)
+    if len(lengths) < MIN_OUTAGES:
+        available = format_count(len(lengths), "outage")
+        return insufficient_data(field, current, available, f"{MIN_OUTAGES} needed for a median")
+    usual = median(lengths)
+    proposed = min(round_two_digits(usual / 4), MAX_MAX_DELAY_S)
+    reason = "a quarter of the median outage: no retry comes later after a recovery"
+    if latency_target is not None and latency_target < proposed:
+        proposed, reason = latency_target, _TARGET_LIMITS_WAIT
+    if proposed < policy.initial_delay:
+        proposed, reason = policy.initial_delay, "no less than initial_delay"
+    low, high = format_duration(lengths[0]), format_duration(lengths[-1])
+    found = f"{len(lengths)} outages of {low} to {high}, median {format_duration(usual)}"
+    return Suggestion(field, current, proposed, reason, found)
+
+
+def suggest_max_attempts(
+    evidence: Evidence, policy: Policy, latency_target: float | None
+) -> Suggestion:
+    """Suggest all attempts that succeed often enough.
+
+    The latency target does not reduce their number, because total_budget limits their time.
+    """
+    suggestion = _suggest_by_odds(evidence, policy.max_attempts)
+    if latency_target is None or policy.attempt_timeout is None:
+        return suggestion
+    longest = suggestion.proposed * policy.attempt_timeout
+    longest += sum(map(policy.ceiling, range(1, suggestion.proposed)))
+    if longest <= latency_target:
+        return suggestion
+    bound = f"{suggestion.proposed} can take {format_duration(longest)}, which total_budget limits"
+    return suggestion._replace(reason=f"{suggestion.reason}; {bound}")
+
+
+def suggest_total_budget(
+    evidence: Evidence, policy: Policy, latency_target: float | None
+) -> Suggestion | None:
+    """Suggest the latency target, or nothing without one. A running attempt may end later."""
+    if latency_target is None:
+        return None
+    durations = evidence.call_durations
+    found = ""
+    if len(durations) >= required_samples(0.99):
+        found = f"calls that succeeded took {format_duration(quantile(durations, 0.99))} at p99"
+    reason = "the latency target: no retry that is expected to end later"
+    return Suggestion("total_budget", policy.total_budget, latency_target, reason, found)
+
+
+def suggest_retry_budget(evidence: Evidence, current: Defence) -> Suggestion:
+    """Suggest a ratio that stops no retry outside outages, and limits those of an outage."""
+    current_budget = None if current.budget is None else dict(current.budget)
+    if evidence.healthy_calls < MIN_CALLS:
+        available = format_count(evidence.healthy_calls, "call") + " outside outages"
+        required = f"{MIN_CALLS:,} needed for the retry ratio"
+        return insufficient_data("budget", current_budget, available, required)
     measured = evidence.healthy_retry_ratio
-    ratio = min(max(rounded(2 * measured), LEAST_RATIO), MOST_RATIO)
+    ratio = min(max(round_two_digits(2 * measured), MIN_RETRY_RATIO), MAX_RETRY_RATIO)
     proposed: dict[str, Any] = {"kind": "ratio"}
-    if now is not None and now.get("kind") == "ratio":
-        proposed |= now
+    if current_budget is not None and current_budget.get("kind") == "ratio":
+        proposed |= current_budget
     proposed["ratio"] = ratio
-    why = "twice the retries of the time outside outages"
-    if ratio in {LEAST_RATIO, MOST_RATIO}:
-        why += f", and {'no less' if ratio == LEAST_RATIO else 'no more'} than {percent(ratio)}"
+    reason = "twice the retry ratio outside outages"
+    if ratio in {MIN_RETRY_RATIO, MAX_RETRY_RATIO}:
+        limit = "no less" if ratio == MIN_RETRY_RATIO else "no more"
+        reason += f", and {limit} than {format_percent(ratio)}"
     found = (
-        f"{percent(measured)} of {evidence.healthy_calls:,} calls outside outages, "
-        f"{percent(evidence.retries / evidence.calls)} over all"
+        f"{format_percent(measured)} of {evidence.healthy_calls:,} calls outside outages, "
+        f"{format_percent(evidence.retries / evidence.calls)} over all"
     )
-    return Line("budget", now, proposed, why, found)
+    return Suggestion("budget", current_budget, proposed, reason, found)
 
 
-def hedging(evidence: Evidence, current: Defence) -> Line:
-    """The earliest percentile whose load is small; for a policy it is advice."""
-    field, now = "hedging.after", None if current.hedging is None else current.hedging.after
-    healthy = evidence.healthy
-    advice = current.hedging is None
-    if len(healthy) < needed(TAIL):
-        there = counted(len(healthy), "healthy attempt")
-        line = too_little(field, now, there, f"{needed(TAIL):,} needed for p99.9")
-        return line._replace(advice=advice)
-    best = next(one for one in evidence.hedges if one.load <= MOST_LOAD)
+def suggest_hedging(evidence: Evidence, current: Defence) -> Suggestion:
+    """Suggest the earliest percentile that adds little load; it is advice next to a policy."""
+    field = "hedging.after"
+    current_after = None if current.hedging is None else current.hedging.after
+    durations = evidence.success_durations
+    is_advice = current.hedging is None
+    if len(durations) < required_samples(TAIL_QUANTILE):
+        available = format_count(len(durations), "healthy attempt")
+        required = f"{required_samples(TAIL_QUANTILE):,} needed for p99.9"
+        suggestion = insufficient_data(field, current_after, available, required)
+        return suggestion._replace(is_advice=is_advice)
+    best = next(hedge for hedge in evidence.hedges if hedge.load <= MAX_HEDGE_LOAD)
     found = (
-        f"p99.9 of {len(healthy):,}: {format_duration(quantile(healthy, TAIL))}, hedged after "
-        f"{format_duration(best.delay)}: {format_duration(best.tail)}"
+        f"p99.9 of {len(durations):,}: {format_duration(quantile(durations, TAIL_QUANTILE))}, "
+        f"hedged after {format_duration(best.delay)}: {format_duration(best.tail)}"
     )
-    if best.saving < LEAST_SAVING:
-        why = f"a second copy would not pay ({bargain(best)})"
-        return kept(field, now, why, found)._replace(advice=advice)
-    instead = "advice, instead of retries: " if advice else ""
-    return Line(field, now, best.percentile, f"{instead}{bargain(best)}", found, advice=advice)
+    if best.saving < MIN_HEDGE_SAVING:
+        reason = f"a second copy would not pay ({describe_trade_off(best)})"
+        return keep_value(field, current_after, reason, found)._replace(is_advice=is_advice)
+    prefix = "advice, instead of retries: " if is_advice else ""
+    reason = f"{prefix}{describe_trade_off(best)}"
+    return Suggestion(field, current_after, best.percentile, reason, found, is_advice=is_advice)
 
 
-def bargain(hedge: Hedge) -> str:
-    """Say what a hedge gives and takes: "p95: -38 % p99.9 for +4.1 % load"."""
-    return f"{hedge.percentile}: -{percent(hedge.saving)} p99.9 for +{percent(hedge.load)} load"
+def describe_trade_off(hedge: HedgeEstimate) -> str:
+    """Return the saving and the load of a hedge: "p95: -38 % p99.9 for +4.1 % load"."""
+    saving, load = format_percent(hedge.saving), format_percent(hedge.load)
+    return f"{hedge.percentile}: -{saving} p99.9 for +{load} load"
+
+
+def _suggest_by_odds(evidence: Evidence, current: int) -> Suggestion:
+    field = "max_attempts"
+    all_odds = {odds.number: odds for odds in evidence.odds}
+    healthy_odds = {odds.number: odds for odds in evidence.healthy_odds}
+    last: AttemptOdds | None = None
+    number = 2
+    while (overall := all_odds.get(number)) is not None and (
+        overall.tries >= MIN_TRIES or number <= current
+    ):
+        odds = _choose_odds(healthy_odds.get(number), overall, len(evidence.outages))
+        if odds is None:
+            break
+        if odds.high < MIN_SUCCESS_RATE:
+            reason = f"attempt {number} succeeds {format_percent(odds.share)} of the time: drop it"
+            return Suggestion(field, current, number - 1, reason, _format_odds(odds))
+        last = odds
+        number += 1
+    if number <= current or last is None:
+        tries = overall.tries if overall else 0
+        if tries < MIN_TRIES:
+            available = f"attempt {number} was made {format_count(tries, 'time')}"
+            return insufficient_data(field, current, available, f"{MIN_TRIES} needed")
+        tries = healthy_odds[number].tries if number in healthy_odds else 0
+        available = f"attempt {number} was made {format_count(tries, 'time')} outside outages"
+        required = f"{MIN_TRIES} needed, or {MIN_OUTAGES} outages"
+        return insufficient_data(field, current, available, required)
+    if last.low < MIN_SUCCESS_RATE:
+        up_to = f"{_format_counts(last)}, {INTERVAL} up to {format_percent(last.high)}"
+        reason = f"attempt {last.number} cannot be ruled out: {up_to}"
+        return Suggestion(field, current, last.number, reason)
+    reason = f"attempt {last.number} still succeeds {format_percent(last.share)} of the time"
+    return Suggestion(field, current, last.number, reason, _format_odds(last))
+
+
+def _choose_odds(
+    healthy: AttemptOdds | None, overall: AttemptOdds, outages: int
+) -> AttemptOdds | None:
+    """Return the odds that decide whether an attempt is worth making; None for too little data.
+
+    Odds outside outages come first, because the retry budget limits the cost of an outage. The
+    attempts of one outage fail together, so that they count as one sample however many they are.
+    """
+    if healthy is not None and (
+        healthy.tries >= MIN_TRIES
+        or (healthy.tries >= MIN_CLEAR_TRIES and healthy.low >= MIN_SUCCESS_RATE)
+    ):
+        return healthy
+    if overall.tries >= MIN_TRIES and (overall.high >= MIN_SUCCESS_RATE or outages >= MIN_OUTAGES):
+        return overall
+    return None
+
+
+def _format_odds(odds: AttemptOdds) -> str:
+    low, high = format_percent(odds.low), format_percent(odds.high)
+    return f"{_format_counts(odds)} ({INTERVAL} {low} to {high})"
+
+
+def _format_counts(odds: AttemptOdds) -> str:
+    return f"{odds.successes:,} of {odds.tries:,}"

@@ -1,12 +1,12 @@
-"""The rule for the timeout of an attempt.
+"""The rule for the attempt timeout.
 
-An attempt that a timeout has cut off would have taken longer; how much longer, nobody knows. Left
-out of the sample, the next timeout would be shorter, and cut off more, and so on round by round.
-So these stand behind all others, as if they had taken for ever: a quantile that falls among them
-is beyond the timeout, and that is all that can be said.
+An attempt that a timeout has cut off would have taken longer, by an unknown time. If such attempts
+were left out of the sample, the suggested timeout would be shorter, would cut off more attempts,
+and would shrink with each round of tuning. So they count as longer than all others: a quantile
+that falls among them is known to be beyond the timeout, and nothing more.
 
-A timeout is the one in the policy, or one that shows in the log: failures after nearly the same
-time, beyond which hardly anything succeeds.
+The timeout is that of the policy, or one that shows in the log: failures after nearly the same
+duration, above which hardly any attempt succeeds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.core.explain import format_duration
 from tarry.simulator.metrics import quantile
-from tarry.tuning.estimates import beyond, needed, quantile_interval, rounded
-from tarry.tuning.formatting import INTERVAL, counted, percent
-from tarry.tuning.rules import Line, kept, too_little
+from tarry.tuning.estimates import (
+    quantile_interval,
+    required_samples,
+    round_two_digits,
+    share_above,
+)
+from tarry.tuning.formatting import INTERVAL, format_count, format_percent
+from tarry.tuning.rules import Suggestion, insufficient_data, keep_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,101 +34,119 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
     from tarry.tuning.evidence import Evidence
 
-SLOW = 0.995
+TIMEOUT_QUANTILE = 0.995
 _FIELD = "attempt_timeout"
-_SHORTEST = 0.001
-_NEAR = 1.02
-"""Durations within 2 % are nearly the same; timers are not exact."""
-_TICK = 0.001
-"""So much the durations of a log of whole milliseconds may be short of the timeout."""
-_FEWEST = 3
-"""Failures after nearly the same time that are more than chance."""
-_TAIL = 0.99
-"""Failures that took less than this quantile of the successes are answers, and pile up too."""
+_MIN_TIMEOUT_S = 0.001
+_EQUAL_DURATIONS_RATIO = 1.02
+"""Durations within 2 % count as equal, because timers are not exact."""
+_LOG_RESOLUTION_S = 0.001
+"""A duration logged in whole milliseconds may be this much shorter than the timeout."""
+_MIN_EQUAL_FAILURES = 3
+"""Fewer failures after nearly the same duration may be chance."""
+_SLOW_QUANTILE = 0.99
+"""Failures faster than this quantile of the successes are responses, which cluster as well."""
 
 
-class Cut(NamedTuple):
-    """What a timeout has done to the healthy attempts of a log."""
+class ObservedTimeout(NamedTuple):
+    """A timeout and the healthy attempts that it has cut off."""
 
     limit: float
     attempts: int
-    seen: bool
-    """True: the timeout is not known, it shows in the log."""
+    is_inferred: bool
+    """True if the timeout is not that of the policy but shows in the log."""
 
 
-def timeout(evidence: Evidence, policy: Policy, latency_budget: float | None) -> Line:
-    """One healthy attempt in 200 is cut off, to be tried again."""
-    line = _by_latency(evidence, policy.attempt_timeout)
-    if latency_budget is None or line.proposed is None or line.proposed <= latency_budget:
-        return line
-    why = "the latency budget: no attempt can take longer"
-    late = beyond(evidence.healthy, latency_budget) if evidence.healthy else 0.0
-    if late:
-        why += f", and {percent(late)} of healthy ones are cut off"
-    return Line(_FIELD, line.current, latency_budget, why, line.evidence)
+def suggest_attempt_timeout(
+    evidence: Evidence, policy: Policy, latency_target: float | None
+) -> Suggestion:
+    """Suggest the p99.5 of healthy attempts, so that one in 200 is cut off and retried."""
+    suggestion = _suggest_by_latency(evidence, policy.attempt_timeout)
+    proposed = suggestion.proposed
+    if latency_target is None or proposed is None or proposed <= latency_target:
+        return suggestion
+    reason = "the latency target: no attempt can take longer"
+    durations = evidence.success_durations
+    cut_off = share_above(durations, latency_target) if durations else 0.0
+    if cut_off:
+        reason += f", and {format_percent(cut_off)} of healthy ones are cut off"
+    return Suggestion(_FIELD, suggestion.current, latency_target, reason, suggestion.evidence)
 
 
-def cut_off(healthy: Sequence[float], faults: Sequence[float], limit: float | None) -> Cut | None:
-    """Count the failures that are a timeout's, by the one in force or by one that shows."""
-    edges = [] if limit is None else [(limit - _TICK, limit, False)]
-    pile = _pile(healthy, faults)
-    if pile:
-        edges.append((pile[0], median(pile), True))
-    for edge, at, seen in edges:
-        late = len(faults) - bisect_left(faults, edge)
-        if late > len(healthy) - bisect_left(healthy, edge):  # else few had this timeout, if any
-            return Cut(at, late, seen)
+def find_timeout(
+    successes: Sequence[float], failures: Sequence[float], limit: float | None
+) -> ObservedTimeout | None:
+    """Find the timeout that has cut off attempts: the limit of the policy, or an inferred one."""
+    candidates = [] if limit is None else [(limit - _LOG_RESOLUTION_S, limit, False)]
+    cluster = _largest_cluster(successes, failures)
+    if cluster:
+        candidates.append((cluster[0], median(cluster), True))
+    for threshold, timeout, is_inferred in candidates:
+        failed_above = len(failures) - bisect_left(failures, threshold)
+        succeeded_above = len(successes) - bisect_left(successes, threshold)
+        if failed_above > succeeded_above:  # otherwise few attempts had this timeout, or none
+            return ObservedTimeout(timeout, failed_above, is_inferred)
     return None
 
 
-def _by_latency(evidence: Evidence, now: float | None) -> Line:
-    healthy = evidence.healthy
-    if len(healthy) < needed(SLOW):
-        there = counted(len(healthy), "healthy attempt")
-        return too_little(_FIELD, now, there, f"{needed(SLOW):,} needed for p99.5")
-    cut = cut_off(healthy, evidence.faults, now)
-    sample = list(healthy)
-    in_force = now
-    if cut is not None:
-        sample.extend(repeat(inf, cut.attempts))
-        in_force = max(now or 0.0, rounded(cut.limit) if cut.seen else cut.limit)
-    slow, (low, high) = quantile(sample, SLOW), quantile_interval(sample, SLOW)
-    found = _found(cut, len(sample), slow, low, high)
-    if cut is not None and low == inf:
-        why = (
-            f"{percent(cut.attempts / len(sample))} of healthy attempts ran into the timeout, "
-            "so p99.5 lies beyond it: raise it and measure again"
+def _suggest_by_latency(evidence: Evidence, current: float | None) -> Suggestion:
+    successes = evidence.success_durations
+    required = required_samples(TIMEOUT_QUANTILE)
+    if len(successes) < required:
+        available = format_count(len(successes), "healthy attempt")
+        return insufficient_data(_FIELD, current, available, f"{required:,} needed for p99.5")
+    observed = find_timeout(successes, evidence.failure_durations, current)
+    sample = list(successes)
+    in_force = current
+    if observed is not None:
+        sample.extend(repeat(inf, observed.attempts))
+        limit = round_two_digits(observed.limit) if observed.is_inferred else observed.limit
+        in_force = max(current or 0.0, limit)
+    p995 = quantile(sample, TIMEOUT_QUANTILE)
+    low, high = quantile_interval(sample, TIMEOUT_QUANTILE)
+    found = _describe_evidence(observed, len(sample), p995, low, high)
+    if observed is not None and low == inf:
+        reason = (
+            f"{format_percent(observed.attempts / len(sample))} of healthy attempts ran into the "
+            "timeout, so p99.5 lies beyond it: raise it and measure again"
         )
-        return kept(_FIELD, in_force, why, found, enough=False)._replace(current=now)
-    if in_force is not None and (slow == inf or _tidy(low) <= in_force <= _tidy(high)):
-        # A change for less would follow chance, and only ever down: what is longer is cut off.
-        why = "p99.5 of healthy attempts, as closely as the log can tell"
-        return kept(_FIELD, in_force, why, found)._replace(current=now)
-    return Line(_FIELD, now, _tidy(slow), "p99.5 of healthy attempts", found)
+        suggestion = keep_value(_FIELD, in_force, reason, found, has_enough_data=False)
+        return suggestion._replace(current=current)
+    if in_force is not None and (p995 == inf or _round_up(low) <= in_force <= _round_up(high)):
+        # A smaller change would follow chance, and only downwards: longer attempts are cut off.
+        reason = "p99.5 of healthy attempts, as closely as the log can tell"
+        return keep_value(_FIELD, in_force, reason, found)._replace(current=current)
+    return Suggestion(_FIELD, current, _round_up(p995), "p99.5 of healthy attempts", found)
 
 
-def _pile(healthy: Sequence[float], faults: Sequence[float]) -> Sequence[float]:
-    """Return the most of the slow failures that came after nearly the same time."""
-    slow = faults[bisect_left(faults, quantile(healthy, _TAIL)) :]
-    sizes = [bisect_right(slow, one * _NEAR) - at for at, one in enumerate(slow)]
+def _largest_cluster(successes: Sequence[float], failures: Sequence[float]) -> Sequence[float]:
+    """Return the largest group of slow failures after nearly the same duration."""
+    slow = failures[bisect_left(failures, quantile(successes, _SLOW_QUANTILE)) :]
+    sizes = [
+        bisect_right(slow, shortest * _EQUAL_DURATIONS_RATIO) - at
+        for at, shortest in enumerate(slow)
+    ]
     size = max(sizes, default=0)
-    first = sizes.index(size) if size >= _FEWEST else len(slow)
+    first = sizes.index(size) if size >= _MIN_EQUAL_FAILURES else len(slow)
     return slow[first : first + size]
 
 
-def _tidy(value: float) -> float:
-    return value if value == inf else max(rounded(value, up=True), _SHORTEST)
+def _round_up(value: float) -> float:
+    return value if value == inf else max(round_two_digits(value, up=True), _MIN_TIMEOUT_S)
 
 
-def _found(cut: Cut | None, size: int, *times: float) -> str:
-    if cut is None:
-        return _between(size, *map(format_duration, times))
-    at = format_duration(cut.limit)
-    slow, low, high = (f"over {at}" if time == inf else format_duration(time) for time in times)
-    seen = ": they failed after nearly the same time" if cut.seen else ""
-    return f"{_between(size, slow, low, high)}, {cut.attempts:,} cut off at {at}{seen}"
+def _describe_evidence(
+    observed: ObservedTimeout | None, size: int, p995: float, low: float, high: float
+) -> str:
+    times = (p995, low, high)
+    if observed is None:
+        return _describe_interval(size, *map(format_duration, times))
+    limit = format_duration(observed.limit)
+    texts = (f"over {limit}" if time == inf else format_duration(time) for time in times)
+    cause = ": they failed after nearly the same time" if observed.is_inferred else ""
+    interval = _describe_interval(size, *texts)
+    return f"{interval}, {observed.attempts:,} cut off at {limit}{cause}"
 
 
-def _between(size: int, slow: str, low: str, high: str) -> str:
-    spread = "" if low == high else f" ({INTERVAL} {low} to {high})"
-    return f"{slow}{spread} of {size:,}"
+def _describe_interval(size: int, p995: str, low: str, high: str) -> str:
+    interval = "" if low == high else f" ({INTERVAL} {low} to {high})"
+    return f"{p995}{interval} of {size:,}"

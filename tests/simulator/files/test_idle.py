@@ -9,7 +9,7 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.simulator.files import read_study
-from tarry.simulator.study import conduct
+from tarry.simulator.study import run_study
 from tests.simulator.files.written import CHECKOUT, SMALL
 
 NEVER = "is never called: clients.calls or another server's calls must name it"
@@ -77,6 +77,6 @@ def test_what_counts_in_one_variant_is_right(tmp_path: Path, more: str) -> None:
 
 def test_what_is_set_may_switch_a_part_off() -> None:
     """A run that ends before the trouble shows what is usual."""
-    (row, _) = conduct(read_study(CHECKOUT), parameters={"duration": 5}).rows
+    (row, _) = run_study(read_study(CHECKOUT), parameters={"duration": 5}).rows
 
     assert isnan(row.metrics["recovered_after"])

@@ -10,7 +10,7 @@ import pytest
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.simulator.files import read_defence, read_study
 from tarry.simulator.files.documents import MAX_DOCUMENT_BYTES
-from tarry.simulator.study import conduct
+from tarry.simulator.study import run_study
 from tests.simulator.files.written import CHECKOUT, SMALL, YAML, written
 
 SCENARIO_MISTAKES = [
@@ -207,7 +207,7 @@ def test_mistake_in_swept_value_names_the_parameter() -> None:
     study = read_study(CHECKOUT)
 
     with pytest.raises(ConfigurationError) as caught:
-        conduct(study, sweep={"clients.defence.max_attempts": [0]})
+        run_study(study, sweep={"clients.defence.max_attempts": [0]})
 
     expected = (
         "clients.defence.max_attempts = 0: clients.defence: max_attempts must be at least 1, got 0"

@@ -13,7 +13,7 @@ from tarry.simulator.distributions import Empirical, Fixed, Lognormal
 from tarry.simulator.files import compare_files, is_scenario, read_defence, read_study, studies
 from tarry.simulator.files.schema import scenario_of
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
-from tarry.simulator.study import conduct
+from tarry.simulator.study import run_study
 from tests.simulator.files.written import CHECKOUT, SMALL, YAML, written
 
 JSON = """\
@@ -163,7 +163,7 @@ def test_latency_can_become_a_number() -> None:
     study = read_study(CHECKOUT)
     name = "servers.payments.latency"
 
-    findings = conduct(study, parameters={name: 0.05, "network": 0, "duration": 5})
+    findings = run_study(study, parameters={name: 0.05, "network": 0, "duration": 5})
 
     assert "lognormal" == study.parameters[name]
     assert pytest.approx(0.05) == findings.rows[0].metrics["p50"]
@@ -188,7 +188,7 @@ def test_parameter_changes_only_variants_that_have_it() -> None:
     study = read_study(CHECKOUT)
     short = {"duration": 20}
 
-    findings = conduct(
+    findings = run_study(
         study, parameters=short, sweep={"clients.defence.breaker.open_for": [1.0, 4.0]}
     )
 
@@ -200,11 +200,11 @@ def test_parameter_changes_only_variants_that_have_it() -> None:
 def test_other_defences_run_in_the_same_scenario(tmp_path: Path) -> None:
     """The policies given become the variants."""
     study = read_study(CHECKOUT)
-    assert study.with_defence is not None
+    assert study.with_defences is not None
 
-    other = study.with_defence({"once": Defence(Policy(max_attempts=1))})
+    other = study.with_defences({"once": Defence(Policy(max_attempts=1))})
 
-    (row,) = conduct(other, parameters={"duration": 20}).rows
+    (row,) = run_study(other, parameters={"duration": 20}).rows
     assert "" == other.lesson  # which is about the variants of the file
     assert ("once", 1.0) == (row.variant, row.metrics["amplification"])
 

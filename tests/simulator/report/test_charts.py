@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import vl_convert
 
-from tarry.simulator.report.charts import Chart, charts
-from tarry.simulator.report.images import picture
-from tarry.simulator.study import Findings, Plot, Row
-from tests.simulator.report.made_up import (
+from tarry.simulator.report.charts import Chart, build_charts
+from tarry.simulator.report.images import image_spec
+from tarry.simulator.study import Plot, StudyResults, StudyRow
+from tests.simulator.report.sample_results import (
     BARS,
     LINES,
     SERIES,
@@ -26,25 +26,25 @@ GRID: dict[str, tuple[Any, ...]] = {"clients": (10, 100), "servers.db.rate": (0.
 CUBE = {**GRID, "jitter": ("none", "full")}
 
 
-def only(of: Findings) -> Chart:
+def only(of: StudyResults) -> Chart:
     """Return the one chart that there is."""
-    (chart,) = charts(of)
+    (chart,) = build_charts(of)
     return chart
 
 
-def with_values(*values: float, plot: Plot = BARS) -> Findings:
+def with_values(*values: float, plot: Plot = BARS) -> StudyResults:
     """Findings in which the metric of the plot has these values, one for each variant."""
     of = study(plots=(plot,), variants=tuple(f"variant {n}" for n in range(len(values))))
     rows = [
-        Row(name, {}, [MadeUp({plot.y: value})])
+        StudyRow(name, {}, [MadeUp({plot.y: value})])
         for name, value in zip(of.variants, values, strict=True)
     ]
-    return Findings(of, 0, 1, rows)
+    return StudyResults(of, 0, 1, rows)
 
 
-def compiles(of: Findings) -> bool:
+def compiles(of: StudyResults) -> bool:
     """Say whether it can be drawn, and without a NaN in it."""
-    return "NaN" not in vl_convert.vegalite_to_svg(picture(of))
+    return "NaN" not in vl_convert.vegalite_to_svg(image_spec(of))
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -74,7 +74,7 @@ def compiles(of: Findings) -> bool:
     ],
 )
 def test_kinds(
-    made: Callable[..., Findings], plot: Plot, kind: str, panels: int, log: bool
+    made: Callable[..., StudyResults], plot: Plot, kind: str, panels: int, log: bool
 ) -> None:
     """Every kind of plot is drawn from every kind of findings."""
     of = made(plots=(plot._replace(log=log),))
@@ -120,12 +120,12 @@ def test_never_is_shown_as_never() -> None:
     domain = chart.panels[0].view["layer"][0]["encoding"]["x"]["scale"]["domain"]
     assert ("never", True, domain[1]) == (first["text"], first["never"], first["y"])
     assert ("10 s", False, 10.0) == (second["text"], second["never"], second["y"])
-    assert "means never" in chart.reading
+    assert "dashed bar means never" in chart.caption
 
 
 def test_without_never_it_is_not_mentioned() -> None:
     """Nothing is explained that is not there."""
-    assert "never" not in only(with_values(1.0, 10.0)).reading
+    assert "never" not in only(with_values(1.0, 10.0)).caption
 
 
 def test_panels_of_series_share_scale_and_data() -> None:
@@ -161,7 +161,7 @@ def test_times_of_trouble_are_shaded_behind_a_series() -> None:
         if layer["mark"]["type"] == "rect"
     ]
     assert [(20.0, 40.0, "frozen"), (110.0, 119.0, "maintenance")] == spans
-    assert "Shaded: frozen, 20 s to 40 s; maintenance, 110 s to 125 s." in chart.reading
+    assert "Shaded: frozen, 20 s to 40 s; maintenance, 110 s to 125 s." in chart.caption
 
 
 def test_no_series() -> None:
@@ -171,16 +171,16 @@ def test_no_series() -> None:
 
 def test_no_rows() -> None:
     """Findings without rows make an empty chart, not an error."""
-    assert [] == only(Findings(study(plots=(BARS,)), 0, 1, [])).panels
+    assert [] == only(StudyResults(study(plots=(BARS,)), 0, 1, [])).panels
 
 
 def test_words_for_those_who_do_not_see() -> None:
     """The chart in words has the name and the value of each variant."""
-    alt = only(with_values(inf, 10.0)).alt
+    alt = only(with_values(inf, 10.0)).description
     assert "Time until all was well again. variant 0: never; variant 1: 10 s." == alt
 
 
 def test_words_have_an_end() -> None:
     """A sweep of many points is not read aloud to the last."""
-    alt = only(swept({"clients": tuple(range(1, 40))}, plots=(LINES,))).alt
-    assert alt.endswith("; and more, all in the table.")
+    alt = only(swept({"clients": tuple(range(1, 40))}, plots=(LINES,))).description
+    assert alt.endswith("; the table has all values.")

@@ -8,8 +8,8 @@ import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.simulator.report import write_png, write_svg
-from tarry.simulator.study import Findings
-from tests.simulator.report.made_up import LINES, VARIANTS, findings, swept
+from tarry.simulator.study import StudyResults
+from tests.simulator.report.sample_results import LINES, VARIANTS, findings, swept
 
 
 def test_png(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_legend(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [write_png, write_svg])
 def test_refusals(
-    write: Callable[[Findings, Path], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    write: Callable[[StudyResults, Path], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A folder that is not there and a library that is not installed are named."""
     with pytest.raises(ConfigurationError, match="missing"):

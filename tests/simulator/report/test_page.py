@@ -10,9 +10,9 @@ import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.simulator.report import images, write_html
-from tarry.simulator.report.page import page
-from tarry.simulator.study import Findings
-from tests.simulator.report.made_up import BARS, COLUMNS, LINES, findings, study, swept
+from tarry.simulator.report.page import render_page
+from tarry.simulator.study import StudyResults
+from tests.simulator.report.sample_results import BARS, COLUMNS, LINES, findings, study, swept
 
 HOSTILE = "</script><script>alert(1)</script><!-- & \"'\u2028"
 
@@ -26,7 +26,7 @@ def embedded(text: str) -> str:
 
 def without_library(text: str) -> str:
     """Return what we wrote, without the code that draws."""
-    return text.replace(images.bundle(), "")
+    return text.replace(images.javascript_bundle(), "")
 
 
 def test_same_findings_same_bytes(tmp_path: Path) -> None:
@@ -39,17 +39,17 @@ def test_same_findings_same_bytes(tmp_path: Path) -> None:
 
 def test_story() -> None:
     """The page has question, numbers, charts, lesson and origin, in this order."""
-    text = unescape(without_library(page(findings())))
+    text = unescape(without_library(render_page(findings())))
     of = findings().study
-    parts = [of.question, "What came out", of.plots[0].title, "The lesson", of.lesson[:40]]
-    parts += ["How this was made", "version of tarry"]
+    parts = [of.question, "Results", of.plots[0].title, "Lesson", of.lesson[:40]]
+    parts += ["How this report was made", "version of tarry"]
     places = [text.index(part) for part in parts]
     assert sorted(places) == places
 
 
 def test_table_has_the_numbers_of_the_terminal() -> None:
     """The table says what the terminal says, and names its columns the same."""
-    text = unescape(page(findings()))
+    text = unescape(render_page(findings()))
     cells = re.findall(r"<td>(.*?)</td>", text)
     heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', text)
     assert ["40 %", "4x", "never", "12,500 ms"] == cells[:4]
@@ -58,7 +58,7 @@ def test_table_has_the_numbers_of_the_terminal() -> None:
 
 def test_swept_parameters_stand_in_the_table() -> None:
     """A row of a sweep says at which point it was run."""
-    text = page(swept({"servers.db.clients": (10, 1000)}, plots=(LINES,)))
+    text = render_page(swept({"servers.db.clients": (10, 1000)}, plots=(LINES,)))
     assert "<td>1,000</td>" in text
     assert '<th scope="col">clients</th>' in text
 
@@ -67,7 +67,7 @@ def test_parameters_have_their_whole_names() -> None:
     """Two that end alike are told apart, as in `--show`."""
     both = {"network.median": 0.002, "servers.db.latency.median": 0.07}
 
-    text = page(swept({"clients.rate": (1, 2)}, parameters=both))
+    text = render_page(swept({"clients.rate": (1, 2)}, parameters=both))
 
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
     assert {"0.002", "0.07"} == {facts[name] for name in both}
@@ -76,31 +76,31 @@ def test_parameters_have_their_whole_names() -> None:
 
 def test_gap_between_the_points_of_a_sweep() -> None:
     """Each point but the first begins with one, where it has several rows."""
-    assert 2 == page(swept({"rate": (1, 2, 3)})).count('<tr data-variant="0" class="point">')
-    assert 0 == page(swept({"rate": (1, 2, 3)}, variants=("full",))).count('class="point"')
+    assert 2 == render_page(swept({"rate": (1, 2, 3)})).count('<tr data-variant="0" class="point">')
+    assert 0 == render_page(swept({"rate": (1, 2, 3)}, variants=("full",))).count('class="point"')
 
 
 def test_command_of_the_caller() -> None:
     """Who knows the command that was given can have it shown."""
-    assert "tarry simulate a.toml --assert &#x27;x &lt; 1&#x27;" in page(
+    assert "tarry simulate a.toml --assert &#x27;x &lt; 1&#x27;" in render_page(
         findings(), command="tarry simulate a.toml --assert 'x < 1'"
     )
 
 
 def test_without_a_command() -> None:
     """A report that was made in Python shows no command that nobody gave."""
-    assert "<pre" not in without_library(page(findings()))
+    assert "<pre" not in without_library(render_page(findings()))
 
 
 def test_median_where_there_is_no_mean() -> None:
     """A row with a trial that never recovered does not claim to be a mean."""
-    assert "or their median where not all came to an end" in page(swept({"clients": (1, 2)}))
+    assert "or their median if some of them are infinite" in render_page(swept({"clients": (1, 2)}))
 
 
-@pytest.mark.parametrize("field", ["name", "question", "lesson", "knob"])
+@pytest.mark.parametrize("field", ["name", "question", "lesson", "variant_parameter"])
 def test_texts_are_escaped(field: str) -> None:
     """No text of a study becomes a part of the page."""
-    text = without_library(page(findings(**{field: HOSTILE})))
+    text = without_library(render_page(findings(**{field: HOSTILE})))
     assert "alert(1)</script>" not in text
     assert HOSTILE in unescape(text)
 
@@ -113,14 +113,14 @@ def test_names_are_escaped() -> None:
         plots=(BARS._replace(title=HOSTILE, y_title=HOSTILE),),
         parameters={HOSTILE: HOSTILE},
     )
-    text = without_library(page(of))
+    text = without_library(render_page(of))
     assert "alert(1)</script>" not in text
     assert HOSTILE == json.loads(embedded(text))["charts"][0]["records"][0][0]["v"]
 
 
 def test_nothing_comes_from_elsewhere() -> None:
     """The page names no address that a browser would fetch, and forbids to fetch any."""
-    text = page(findings())
+    text = render_page(findings())
     assert [] == re.findall(r'(?:src|href)="(?!data:,)[^"]*"', without_library(text))
     assert [] == re.findall(r"@import|url\(", without_library(text))
     assert "default-src 'none'" in text
@@ -129,19 +129,21 @@ def test_nothing_comes_from_elsewhere() -> None:
 
 def test_study_without_words() -> None:
     """A study from a file may have no question and no lesson."""
-    text = without_library(page(findings(question="", lesson="")))
+    text = without_library(render_page(findings(question="", lesson="")))
     assert "<h1>storm</h1>" in text
-    assert "The lesson" not in text
+    assert "Lesson" not in text
 
 
 def test_no_rows() -> None:
     """Findings without rows still make a page."""
-    assert "Nothing was run." in page(Findings(study(), 0, 1, []))
+    assert "Nothing was run." in render_page(StudyResults(study(), 0, 1, []))
 
 
 def test_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without the extra, the error has the line that installs it."""
-    monkeypatch.setattr("tarry.simulator.report.page.bundle", images.bundle.__wrapped__)
+    monkeypatch.setattr(
+        "tarry.simulator.report.page.javascript_bundle", images.javascript_bundle.__wrapped__
+    )
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingExtra, match=r"pip install 'tarry\[sim\]'"):
         write_html(findings(), tmp_path / "report.html")

@@ -17,24 +17,24 @@ from tarry.simulator.scenarios.contention import STUDY
 JITTERS = ("none", "exponential", "full", "equal", "decorrelated", "decorrelated-aws")
 
 
-def _backoff(jitter: str, dice: random.Random, n: int, s: float) -> float:
+def _backoff(jitter: str, source: random.Random, n: int, s: float) -> float:
     """The study's formulas in milliseconds, written a second time and on purpose."""
     c = min(2000.0, 5.0 * 2.0 ** min(n, 50))
     return {
         "none": lambda: 0.0,
         "exponential": lambda: c,
-        "full": lambda: dice.uniform(0, c),
-        "equal": lambda: c / 2 + dice.uniform(0, c / 2),
-        "decorrelated": lambda: dice.uniform(5.0, max(5.0, min(2000.0, 3 * s))),
-        "decorrelated-aws": lambda: min(2000.0, dice.uniform(5.0, 3 * s)),
+        "full": lambda: source.uniform(0, c),
+        "equal": lambda: c / 2 + source.uniform(0, c / 2),
+        "decorrelated": lambda: source.uniform(5.0, max(5.0, min(2000.0, 3 * s))),
+        "decorrelated-aws": lambda: min(2000.0, source.uniform(5.0, 3 * s)),
     }[jitter]()
 
 
-def _study(jitter: str, clients: int, dice: random.Random) -> tuple[int, float]:
+def _study(jitter: str, clients: int, source: random.Random) -> tuple[int, float]:
     """The model of the study as plainly as it can be said."""
 
     def hop() -> float:
-        return abs(dice.gauss(10.0, 2.0))
+        return abs(source.gauss(10.0, 2.0))
 
     version, calls, last = 0, 0, 0.0
     failures = [0] * clients
@@ -53,7 +53,7 @@ def _study(jitter: str, clients: int, dice: random.Random) -> tuple[int, float]:
             last = max(last, known)
             continue
         failures[client] += 1
-        slept[client] = _backoff(jitter, dice, failures[client], slept[client])
+        slept[client] = _backoff(jitter, source, failures[client], slept[client])
         heapq.heappush(events, (known + slept[client] + hop(), client, "read", 0))
     return calls, last
 
@@ -63,8 +63,8 @@ def test_it_is_the_study(jitter: str) -> None:
     """Calls and times agree with a second, independent writing of the model."""
     trials, clients = 150, 20
     ours = contention(jitter=jitter, clients=clients, trials=trials, seed=4)
-    dice = random.Random(9)
-    theirs = [_study(jitter, clients, dice) for _ in range(trials)]
+    source = random.Random(9)
+    theirs = [_study(jitter, clients, source) for _ in range(trials)]
 
     for index in (0, 1):
         mine, other = [t[index] for t in ours], [t[index] for t in theirs]

@@ -18,7 +18,7 @@ from tarry.simulator import (
     storm,
 )
 from tarry.simulator.scenarios import STUDIES
-from tarry.simulator.study import Study, conduct
+from tarry.simulator.study import Study, run_study
 
 SEEDS = (0, 1, 2)
 
@@ -26,7 +26,8 @@ SEEDS = (0, 1, 2)
 def _all(study: Study, seed: int, **fixed: Any) -> dict[str, Summary]:
     runs: dict[str, Summary] = {}
     for variant in study.variants:
-        (runs[variant],) = study.run(**{study.knob: variant}, trials=1, seed=seed, **fixed)  # type: ignore[assignment]
+        arguments = {study.variant_parameter: variant, "trials": 1, "seed": seed, **fixed}
+        (runs[variant],) = study.run(**arguments)  # type: ignore[assignment]
     return runs
 
 
@@ -131,12 +132,12 @@ def test_metastable_failures_need_more_than_backoff() -> None:
 @pytest.mark.parametrize("name", ["storm", "metastable"])
 def test_a_defence_of_the_user_takes_the_place_of_the_built_in_ones(name: str) -> None:
     """The same scenario, with policies from files as its variants, also in other processes."""
-    make = STUDIES[name].with_defence
+    make = STUDIES[name].with_defences
     assert make is not None
     once = Policy(max_attempts=1, attempt_timeout=3.0)
     study = make({"mine": Defence(once.replace(max_attempts=2)), "none": Defence(once)})
 
-    findings = conduct(study, trials=1, jobs=2)
+    findings = run_study(study, trials=1, jobs=2)
 
     assert ["mine", "none"] == [row.variant for row in findings.rows]
     mine, none = (row.metrics["amplification"] for row in findings.rows)
@@ -170,7 +171,9 @@ def test_impossible_parameters_are_named(run: Any, arguments: dict[str, Any], fi
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 def test_every_study_tells_what_it_shows(study: Study) -> None:
     """A question, a lesson, and columns and charts that name numbers which are there."""
-    (trial,) = study.run(**{study.knob: study.variants[0]}, trials=1, seed=0, **study.parameters)
+    (trial,) = study.run(
+        **{study.variant_parameter: study.variants[0]}, trials=1, seed=0, **study.parameters
+    )
     metrics = trial.metrics()
 
     assert study.question.endswith("?")

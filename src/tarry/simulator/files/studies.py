@@ -20,7 +20,7 @@ from tarry.simulator.files.measured import measured
 from tarry.simulator.files.schema import check_keys, defence_of, scenario_of
 from tarry.simulator.files.settings import changed, merged, settings_of
 from tarry.simulator.scenario import Scenario
-from tarry.simulator.simulate import trials_of
+from tarry.simulator.simulate import run_trials
 from tarry.simulator.study import Column, Plot, Study
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def run_worlds(
     for name, value in parameters.items():
         if name in known:
             document = changed(document, name, value)
-    return trials_of(scenario_of(document), trials, seed)
+    return run_trials(scenario_of(document), trials, seed)
 
 
 class _Written(NamedTuple):
@@ -137,12 +137,12 @@ def _study(
         question=question,
         lesson=lesson,
         run=partial(run_worlds, worlds),
-        knob="variant",
+        variant_parameter="variant",
         variants=tuple(worlds),
         columns=tuple(one for one in COLUMNS if one.metric != "crashes" or mortal),
         plots=PLOTS,
         parameters=parameters,
-        with_defence=partial(_with_defence, name, worlds, question, trials),
+        with_defences=partial(_with_defence, name, worlds, question, trials),
         trials=trials,
     )
 

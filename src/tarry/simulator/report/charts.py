@@ -1,41 +1,48 @@
-"""The charts of a study: for each plot its panels, how to read it, and what it shows in words."""
+"""The charts of a study: for each plot its panels, a caption and a text description."""
 
 from __future__ import annotations
 
+from math import ceil, inf, isfinite, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarry.simulator.report import vega
 from tarry.simulator.report.formatting import (
-    SUFFIXES,
-    drawn,
-    in_words,
-    mean,
-    numeric,
-    point,
-    said,
-    scaled,
-    sentences,
-    series,
-    shown,
-    swept,
-    title,
-    unit,
-    values,
-    variants,
+    UNIT_SUFFIXES,
+    describe_average,
+    describe_values,
+    format_parameter,
+    format_point,
+    format_value,
+    is_numeric,
+    join_sentences,
+    scale_value,
 )
-from tarry.simulator.report.vega import across, extent
+from tarry.simulator.report.vega import (
+    axis_range,
+    bars_view,
+    heat_map_view,
+    lines_view,
+    series_view,
+    span_layers,
+    x_channel,
+)
 
 if TYPE_CHECKING:
-    from tarry.simulator.report.formatting import Records
-    from tarry.simulator.report.vega import Extent, Spec
-    from tarry.simulator.study import Findings, Plot
+    from collections.abc import Sequence
 
-_ROOM_FOR_LABELS = 1.25
-_ROOM_FOR_NEVER = 1.15
+    from tarry.simulator.report.vega import AxisRange, Spec
+    from tarry.simulator.study import Plot, StudyResults, StudyRow
+
+Records = list[dict[str, Any]]
+"""The data of a chart; `vega` describes the fields."""
+
+_SERIES_HEADROOM = 1.02
+_LABEL_HEADROOM = 1.25
+_NEVER_HEADROOM = 1.15
+_MAX_SERIES_POINTS = 600
 
 
 class Panel(NamedTuple):
-    """One view of a chart; `variant` is the number of the only one it shows, or None."""
+    """One view of a chart; `variant` is the number of the only variant it shows, or None."""
 
     label: str
     variant: int | None
@@ -44,204 +51,256 @@ class Panel(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """One plot of the study; without panels there was nothing to draw."""
+    """One plot of a study; it has no panels when there is nothing to draw."""
 
     title: str
     kind: str
-    reading: str
-    alt: str
+    caption: str
+    description: str
+    """The values as text, for screen readers."""
     panels: list[Panel]
 
 
-def charts(findings: Findings) -> list[Chart]:
-    """Return the charts of the study in their order."""
-    return [_chart(findings, plot) for plot in findings.study.plots]
+def build_charts(results: StudyResults) -> list[Chart]:
+    """Return the charts of a study in the order of its plots."""
+    return [_build_chart(results, plot) for plot in results.study.plots]
 
 
-def _chart(findings: Findings, plot: Plot) -> Chart:
-    if not findings.rows:
+def _build_chart(results: StudyResults, plot: Plot) -> Chart:
+    if not results.rows:
         return Chart(plot.title, "nothing", "Nothing was run.", "No values.", [])
     if plot.kind == "series":
-        return _series(findings, plot)
-    metrics = findings.rows[0].metrics
-    if plot.kind == "lines" and plot.x in metrics:
-        return _lines(findings, plot)
-    if plot.kind == "lines" and len(swept(findings)) == 1:
-        return _lines(findings, plot)
-    if plot.kind == "lines" and len(swept(findings)) > 1:
-        return _heat(findings, plot)
-    return _bars(findings, plot)
+        return _series_chart(results, plot)
+    if plot.kind == "lines":
+        if plot.x in results.rows[0].metrics or len(results.swept) == 1:
+            return _line_chart(results, plot)
+        if len(results.swept) > 1:
+            return _heat_map(results, plot)
+    return _bar_chart(results, plot)
 
 
-def _series(findings: Findings, plot: Plot) -> Chart:
-    names = variants(findings)
-    # Of a sweep the last point is shown: it is the one where most is asked of a policy.
-    last = findings.rows[-1].parameters
-    rows = [row for row in findings.rows if row.parameters == last]
-    taken = {names.index(row.variant): series(row, plot.y) for row in rows}
-    taken = {number: one for number, one in taken.items() if one[1]}
-    known = [value for _, points in taken.values() for value in points]
-    reach = extent(known, log=plot.log, room=1.02)
+def _series_chart(results: StudyResults, plot: Plot) -> Chart:
+    names = results.variants
+    # Of a sweep only the last point is drawn: usually the one with the highest load.
+    last_point = results.rows[-1].parameters
+    rows = [row for row in results.rows if row.parameters == last_point]
+    series_by_variant = {names.index(row.variant): _thin_series(row, plot.y) for row in rows}
+    series_by_variant = {
+        variant: (bucket, points)
+        for variant, (bucket, points) in series_by_variant.items()
+        if points
+    }
+    values = [value for _, points in series_by_variant.values() for value in points]
+    y_range = axis_range(values, log=plot.log, headroom=_SERIES_HEADROOM)
     records: Records = [
         {
-            "i": number,
-            "v": names[number],
+            "i": variant,
+            "v": names[variant],
             "x": index * bucket,
-            "y": reach.at(value),
-            "at": shown(index * bucket, "s"),
-            "text": shown(value),
+            "y": y_range.position(value),
+            "at": format_value(index * bucket, "s"),
+            "text": format_value(value),
         }
-        for number, (bucket, points) in taken.items()
+        for variant, (bucket, points) in series_by_variant.items()
         for index, value in enumerate(points)
     ]
-    y_title = _label(findings, plot)
-    ends = max((one["x"] for one in records), default=0.0)
-    spans = [span for span in plot.spans if span[0] < ends]
-    told = [f"{label}, {shown(start, 's')} to {shown(end, 's')}" for start, end, label in spans]
-    behind = [layer for span in spans for layer in vega.shaded(span, ends)]
+    y_title = _y_title(results, plot)
+    duration = max((record["x"] for record in records), default=0.0)
+    spans = [span for span in plot.spans if span[0] < duration]
+    shaded = [
+        f"{label}, {format_value(start, 's')} to {format_value(end, 's')}"
+        for start, end, label in spans
+    ]
+    background = [layer for span in spans for layer in span_layers(span, duration)]
     panels = [
         Panel(
-            names[number],
-            number,
+            names[variant],
+            variant,
             records,
-            vega.series(names, number, len(points), reach, y_title, behind),
+            series_view(names, variant, len(points), y_range, y_title, background),
         )
-        for number, (_, points) in taken.items()
+        for variant, (_, points) in series_by_variant.items()
     ]
-    peaks = [(names[number], shown(max(points))) for number, (_, points) in taken.items()]
+    peaks = [
+        (names[variant], format_value(max(points)))
+        for variant, (_, points) in series_by_variant.items()
+    ]
     return Chart(
         plot.title,
         "series",
-        sentences(
-            f"One row for each variant, {y_title} over time, all on one "
-            f"{'log ' if plot.log else ''}scale; the others stand in grey behind it.",
-            f"Shaded: {'; '.join(told)}." if told else "",
-            f"Drawn for {point(last)}." if last else "",
-            f"The first of {findings.trials} trials." if findings.trials > 1 else "",
+        join_sentences(
+            f"One row for each variant, {y_title} over time, all on the same "
+            f"{'log ' if plot.log else ''}scale; the other variants are grey.",
+            f"Shaded: {'; '.join(shaded)}." if shaded else "",
+            f"Drawn for {format_point(last_point)}." if last_point else "",
+            f"The first of {results.trials} trials." if results.trials > 1 else "",
         ),
-        in_words(f"{plot.title}, at its highest", peaks),
+        describe_values(f"{plot.title}, highest value", peaks),
         panels,
     )
 
 
-def _bars(findings: Findings, plot: Plot) -> Chart:
-    names = variants(findings)
-    of = unit(findings, plot.y)
-    records = [drawn(findings, row, plot.y) for row in findings.rows]
-    reach = extent((one["y"] for one in records), log=plot.log, room=_ROOM_FOR_LABELS)
-    points: dict[str, Records] = {}
-    for row, one in zip(findings.rows, records, strict=True):
-        points.setdefault(point(row.parameters), []).append(_placed(one, reach))
-    view = vega.bars(names, reach, of, _label(findings, plot))
-    panels = [Panel(label, None, mine, view) for label, mine in points.items()]
+def _bar_chart(results: StudyResults, plot: Plot) -> Chart:
+    records = [_record(results, row, plot.y) for row in results.rows]
+    x_range = axis_range(
+        (record["y"] for record in records), log=plot.log, headroom=_LABEL_HEADROOM
+    )
+    records_by_point: dict[str, Records] = {}
+    for row, record in zip(results.rows, records, strict=True):
+        point = format_point(row.parameters)
+        records_by_point.setdefault(point, []).append(_position(record, x_range))
+    unit = results.study.unit(plot.y)
+    view = bars_view(results.variants, x_range, unit, _y_title(results, plot))
+    panels = [Panel(label, None, records, view) for label, records in records_by_point.items()]
     return Chart(
         plot.title,
         "bars",
-        sentences(
+        join_sentences(
             "One bar for each variant.",
-            mean(findings, plot.y),
-            "A dashed bar without an end means never." if _any_never(records) else "",
-            _on_log(records, reach, "The scale is logarithmic."),
+            describe_average(results, plot.y),
+            "A dashed bar means never." if _has_never(records) else "",
+            _describe_log_scale(records, x_range, "The scale is logarithmic."),
         ),
-        in_words(plot.title, values(findings, records)),
+        describe_values(plot.title, _named_values(results, records)),
         panels,
     )
 
 
-def _lines(findings: Findings, plot: Plot) -> Chart:
-    names = variants(findings)
-    y_title = _label(findings, plot)
-    records = [drawn(findings, row, plot.y) for row in findings.rows]
-    room = _ROOM_FOR_NEVER if _any_never(records) else 1.0
-    reach = extent((one["y"] for one in records), log=plot.log, room=room)
-    by_metric = plot.x in findings.rows[0].metrics
-    name = plot.x if by_metric else swept(findings)[0]
-    of = unit(findings, name) if by_metric else ""
-    places = [
-        scaled(row.metrics[name], of) if by_metric else row.parameters[name]
-        for row in findings.rows
+def _line_chart(results: StudyResults, plot: Plot) -> Chart:
+    names, study = results.variants, results.study
+    y_title = _y_title(results, plot)
+    records = [_record(results, row, plot.y) for row in results.rows]
+    headroom = _NEVER_HEADROOM if _has_never(records) else 1.0
+    y_range = axis_range((record["y"] for record in records), log=plot.log, headroom=headroom)
+    x_is_metric = plot.x in results.rows[0].metrics
+    x_name = plot.x if x_is_metric else results.swept[0]
+    x_unit = study.unit(x_name) if x_is_metric else ""
+    x_values = [
+        scale_value(row.metrics[x_name], x_unit) if x_is_metric else row.parameters[x_name]
+        for row in results.rows
     ]
-    in_order = numeric(places)
-    for number, (row, one, value) in enumerate(zip(findings.rows, records, places, strict=True)):
-        one |= {
+    has_numbers = is_numeric(x_values)
+    for number, (row, record, value) in enumerate(
+        zip(results.rows, records, x_values, strict=True)
+    ):
+        record |= {
             "n": number,
-            "x": value if in_order else said(value),
-            "at": shown(row.metrics[name], of) if by_metric else said(value),
+            "x": value if has_numbers else format_parameter(value),
+            "at": format_value(row.metrics[x_name], x_unit)
+            if x_is_metric
+            else format_parameter(value),
         }
-    x_title = title(findings, name)
-    mark = "line" if len(findings.rows) > len(names) else "point"
-    view = vega.lines(
+    x_title = study.title(x_name)
+    mark = "line" if len(results.rows) > len(names) else "point"
+    view = lines_view(
         names,
-        reach,
-        across(places, x_title, of, swept=not by_metric),
-        unit(findings, plot.y),
+        y_range,
+        x_channel(x_values, x_title, x_unit, swept=not x_is_metric),
+        study.unit(plot.y),
         (x_title, y_title),
     )
     return Chart(
         plot.title,
         "lines",
-        sentences(
+        join_sentences(
             f"One {mark} for each variant: {y_title} against {x_title}.",
-            mean(findings, plot.y),
-            "The line on top is where never is." if _any_never(records) else "",
-            _on_log(records, reach, "The vertical scale is logarithmic."),
+            describe_average(results, plot.y),
+            "Values on the line at the top are never." if _has_never(records) else "",
+            _describe_log_scale(records, y_range, "The vertical scale is logarithmic."),
         ),
-        in_words(plot.title, values(findings, records)),
-        [Panel("", None, [_placed(one, reach) for one in records], view)],
+        describe_values(plot.title, _named_values(results, records)),
+        [Panel("", None, [_position(record, y_range) for record in records], view)],
     )
 
 
-def _heat(findings: Findings, plot: Plot) -> Chart:
-    names = variants(findings)
-    right, down, *rest = swept(findings)
-    records = [drawn(findings, row, plot.y) for row in findings.rows]
-    reach = extent((one["y"] for one in records), log=plot.log)
-    for row, one in zip(findings.rows, records, strict=True):
-        one |= {"a": said(row.parameters[right]), "b": said(row.parameters[down])}
-    columns = list(dict.fromkeys(one["a"] for one in records))
-    rows = list(dict.fromkeys(one["b"] for one in records))
-    titles = (title(findings, right), title(findings, down), title(findings, plot.y))
+def _heat_map(results: StudyResults, plot: Plot) -> Chart:
+    names, study = results.variants, results.study
+    x_name, y_name, *other_names = results.swept
+    records = [_record(results, row, plot.y) for row in results.rows]
+    value_range = axis_range((record["y"] for record in records), log=plot.log)
+    for row, record in zip(results.rows, records, strict=True):
+        record |= {
+            "a": format_parameter(row.parameters[x_name]),
+            "b": format_parameter(row.parameters[y_name]),
+        }
+    columns = list(dict.fromkeys(record["a"] for record in records))
+    rows = list(dict.fromkeys(record["b"] for record in records))
+    titles = (study.title(x_name), study.title(y_name), study.title(plot.y))
     groups: dict[tuple[int, str], Records] = {}
-    for row, one in zip(findings.rows, records, strict=True):
-        others = point({name: row.parameters[name] for name in rest})
-        groups.setdefault((one["i"], others), []).append(_placed(one, reach))
+    for row, record in zip(results.rows, records, strict=True):
+        point = format_point({name: row.parameters[name] for name in other_names})
+        groups.setdefault((record["i"], point), []).append(_position(record, value_range))
     panels = [
         Panel(
-            ", ".join(filter(None, (names[number], others))),
-            number,
-            mine,
-            vega.heat(reach, columns, rows, titles),
+            ", ".join(filter(None, (names[variant], point))),
+            variant,
+            group,
+            heat_map_view(value_range, columns, rows, titles),
         )
-        for (number, others), mine in groups.items()
+        for (variant, point), group in groups.items()
     ]
     return Chart(
         plot.title,
         "heat",
-        sentences(
-            f"{titles[2]} in each cell, one map for each variant, all on one scale: "
-            "the stronger the colour, the higher the value.",
-            mean(findings, plot.y),
+        join_sentences(
+            f"{titles[2]} in each cell, one map for each variant, all on the same scale: "
+            "a stronger colour means a higher value.",
+            describe_average(results, plot.y),
         ),
-        in_words(plot.title, values(findings, records)),
+        describe_values(plot.title, _named_values(results, records)),
         panels,
     )
 
 
-def _label(findings: Findings, plot: Plot) -> str:
-    """Return what is on the y axis; a bare unit says nothing that the ticks do not say."""
-    return title(findings, plot.y) if plot.y_title in SUFFIXES else plot.y_title
+def _record(results: StudyResults, row: StudyRow, metric: str) -> dict[str, Any]:
+    """Return the record of one value; `y` is None when the value has no place on the axis."""
+    value = row.metrics.get(metric, nan)
+    unit = results.study.unit(metric)
+    return {
+        "i": results.variants.index(row.variant),
+        "v": row.variant,
+        "y": scale_value(value, unit) if isfinite(value) else None,
+        "never": value == inf,
+        "text": format_value(value, unit),
+    }
 
 
-def _placed(record: dict[str, Any], reach: Extent) -> dict[str, Any]:
-    return {**record, "y": reach.at(record["y"], never=record["never"])}
+def _thin_series(row: StudyRow, name: str) -> tuple[float, list[float]]:
+    """Return the bucket width and the points of a time series of the first trial.
+
+    A long series is thinned to the highest value of each stretch, because peaks must not vanish.
+    """
+    trial = row.trials[0] if row.trials else None
+    values: Sequence[float] = getattr(trial, "series", {}).get(name, ())
+    bucket: float = getattr(trial, "bucket", 1.0)
+    stretch = max(1, ceil(len(values) / _MAX_SERIES_POINTS))
+    stretches = (values[start : start + stretch] for start in range(0, len(values), stretch))
+    return bucket * stretch, [max(points) for points in stretches]
 
 
-def _any_never(records: Records) -> bool:
-    return any(one["never"] for one in records)
+def _named_values(results: StudyResults, records: Records) -> list[tuple[str, str]]:
+    """Return the name of each row and its formatted value."""
+    return [
+        (" at ".join(filter(None, (row.variant, format_point(row.parameters)))), record["text"])
+        for row, record in zip(results.rows, records, strict=True)
+    ]
 
 
-def _on_log(records: Records, reach: Extent, text: str) -> str:
-    if not reach.log:
+def _y_title(results: StudyResults, plot: Plot) -> str:
+    """Return the title of the y axis; a bare unit is replaced by the title of the metric."""
+    return results.study.title(plot.y) if plot.y_title in UNIT_SUFFIXES else plot.y_title
+
+
+def _position(record: dict[str, Any], value_range: AxisRange) -> dict[str, Any]:
+    return {**record, "y": value_range.position(record["y"], never=record["never"])}
+
+
+def _has_never(records: Records) -> bool:
+    return any(record["never"] for record in records)
+
+
+def _describe_log_scale(records: Records, value_range: AxisRange, text: str) -> str:
+    if not value_range.log:
         return ""
-    low = any(one["y"] is not None and one["y"] < reach.low for one in records)
-    return f"{text} Zero stands at its foot." if low else text
+    has_zero = any(record["y"] is not None and record["y"] < value_range.low for record in records)
+    return f"{text} Zero is drawn at its low end." if has_zero else text

@@ -1,15 +1,15 @@
 "use strict";
 
-// Draws every panel, again when light turns to dark, and lets the reader single out a variant.
+// Draws every panel, redraws on a change of the colour scheme, and lets the reader select a variant.
 (() => {
   const { charts, themes } = JSON.parse(document.getElementById("data").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const buttons = [...document.querySelectorAll(".legend button")];
-  const marked = [...document.querySelectorAll("[data-variant]:not(button)")];
+  const fadeTargets = [...document.querySelectorAll("[data-variant]:not(button)")];
   let views = [];
   let picked = -1;
 
-  // `ast` keeps to an interpreter, so that the page can forbid to make code from text.
+  // `ast` makes Vega interpret expressions: the content security policy forbids eval.
   const options = () => ({
     actions: false,
     ast: true,
@@ -21,13 +21,13 @@
   });
 
   const panels = charts.flatMap((chart, number) =>
-    chart.panels.map((panel, place) => ({
-      element: document.getElementById(`view-${number}-${place}`),
+    chart.panels.map((panel, index) => ({
+      element: document.getElementById(`view-${number}-${index}`),
       spec: { ...panel.view, data: { values: chart.records[panel.records] } },
     })),
   );
 
-  const single = (view) => view.signal("picked", picked).runAsync();
+  const applyPick = (view) => view.signal("picked", picked).runAsync();
 
   const draw = async () => {
     const old = views;
@@ -36,7 +36,7 @@
     );
     views = results.map((result) => result.view);
     old.forEach((view) => view.finalize());
-    await Promise.all(views.map(single));
+    await Promise.all(views.map(applyPick));
     document.documentElement.dataset.drawn = dark.matches ? "dark" : "light";
   };
 
@@ -44,8 +44,8 @@
     picked = picked === variant ? -1 : variant;
     const isPicked = (element) => Number(element.dataset.variant) === picked;
     buttons.forEach((button) => button.setAttribute("aria-pressed", String(isPicked(button))));
-    marked.forEach((one) => one.classList.toggle("faded", picked !== -1 && !isPicked(one)));
-    views.forEach(single);
+    fadeTargets.forEach((element) => element.classList.toggle("faded", picked !== -1 && !isPicked(element)));
+    views.forEach(applyPick);
   };
 
   buttons.forEach((button) =>

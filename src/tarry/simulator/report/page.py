@@ -1,6 +1,6 @@
-"""The page: one file with the question, the numbers, the charts and the lesson, and all they need.
+"""The report as one self-contained HTML file: question, table, charts and lesson.
 
-Everything that comes from outside is escaped where it is put in: as HTML, or as JSON in HTML.
+All inserted text is escaped at the place of insertion: as HTML, or as JSON within HTML.
 """
 
 from __future__ import annotations
@@ -12,33 +12,30 @@ from hashlib import sha256
 from html import escape
 from importlib.metadata import version
 from importlib.resources import files
+from math import nan
 from string import Template
 from typing import TYPE_CHECKING, Any
 
 from tarry.simulator.files.disk import check_place, write_atomically
-from tarry.simulator.report.charts import charts
+from tarry.simulator.report.charts import build_charts
 from tarry.simulator.report.formatting import (
-    in_force,
-    mean,
-    said,
-    sentences,
-    shown,
-    swept,
-    title,
-    variants,
+    describe_average,
+    format_parameter,
+    format_value,
+    join_sentences,
 )
-from tarry.simulator.report.images import bundle
-from tarry.simulator.report.theme import DARK, LIGHT, SHAPES, config, css
+from tarry.simulator.report.images import javascript_bundle
+from tarry.simulator.report.theme import DARK, LIGHT, SHAPES, css_properties, vega_config
 from tarry.simulator.report.vega import PICKED
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tarry.simulator.report.charts import Chart, Panel
-    from tarry.simulator.study import Findings
+    from tarry.simulator.study import StudyResults
 
-_ROWS_IN_VIEW = 12
-_OUTLINES = {
+_VISIBLE_TABLE_ROWS = 12
+_SHAPE_PATHS = {
     "circle": "M6 1a5 5 0 1 0 0 10a5 5 0 1 0 0-10z",
     "square": "M1.5 1.5h9v9h-9z",
     "triangle-up": "M6 1l5.5 10H.5z",
@@ -47,185 +44,195 @@ _OUTLINES = {
     "cross": "M4 .5h4V4h3.5v4H8v3.5H4V8H.5V4H4z",
     "triangle-right": "M11 6L1 .5v11z",
 }
+"""SVG paths of the shapes that Vega draws for variants."""
 
 
-def write_html(findings: Findings, path: Path, *, command: str = "") -> None:
-    """Write the report; `command` is the line that made it, if there was one."""
+def write_html(results: StudyResults, path: Path, *, command: str = "") -> None:
+    """Write the report; it shows `command` as the command line that created it."""
     check_place(path)
-    write_atomically(path, page(findings, command=command).encode())
+    write_atomically(path, render_page(results, command=command).encode())
 
 
-def page(findings: Findings, *, command: str = "") -> str:
-    """Return the whole page. The same findings give the same text."""
-    study = findings.study
-    drawn = charts(findings)
-    style = css() + _part("page.css")
-    library, script = bundle(), _part("page.js")
-    return Template(_part("page.html")).substitute(
-        policy=_policy(style, library, script),
+def render_page(results: StudyResults, *, command: str = "") -> str:
+    """Return the page. The same results give the same text."""
+    study = results.study
+    charts = build_charts(results)
+    style = css_properties() + _read_asset("page.css")
+    library, script = javascript_bundle(), _read_asset("page.js")
+    return Template(_read_asset("page.html")).substitute(
+        policy=_content_security_policy(style, library, script),
         style=style,
         name=escape(study.name),
-        question=_prose(study.question or study.name),
-        table=_table(findings),
-        table_note=_table_note(findings),
-        legend=_legend(findings),
-        charts="\n".join(_figure(number, chart) for number, chart in enumerate(drawn)),
-        lesson=_lesson(study.lesson),
-        command=_made_by(command),
-        facts=_facts(findings),
-        data=_data(drawn),
+        question=_render_prose(study.question or study.name),
+        table=_render_table(results),
+        table_note=_table_note(results),
+        legend=_render_legend(results),
+        charts="\n".join(_render_figure(number, chart) for number, chart in enumerate(charts)),
+        lesson=_render_lesson(study.lesson),
+        command=_render_command(command),
+        facts=_render_facts(results),
+        data=_chart_data(charts),
         library=library,
         script=script,
     )
 
 
-def _part(name: str) -> str:
+def _read_asset(name: str) -> str:
     return files("tarry.simulator.report").joinpath(name).read_text("utf-8")
 
 
-def _policy(style: str, *scripts: str) -> str:
-    """Return a policy that lets in what stands in the page and nothing else, from nowhere."""
-    allowed = " ".join(_digest(script) for script in scripts)
+def _content_security_policy(style: str, *scripts: str) -> str:
+    """Return a policy that allows these scripts and this style, and no network access."""
+    allowed = " ".join(_csp_digest(script) for script in scripts)
     return (
-        f"default-src 'none'; script-src {allowed}; style-src {_digest(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {allowed}; style-src {_csp_digest(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
-def _digest(text: str) -> str:
+def _csp_digest(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-def _table(findings: Findings) -> str:
-    names = variants(findings)
-    columns = findings.study.columns
-    parameters = swept(findings)
-    titles = [title(findings, name) for name in parameters] + [one.title for one in columns]
-    heads = "".join(f'<th scope="col">{escape(one)}</th>' for one in titles)
+def _render_table(results: StudyResults) -> str:
+    study, names = results.study, results.variants
+    titles = [study.title(name) for name in results.swept]
+    titles += [column.title for column in study.columns]
+    heads = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
     rows: list[str] = []
-    before = findings.rows[0].parameters if findings.rows else {}
-    for row in findings.rows:
+    previous = results.rows[0].parameters if results.rows else {}
+    for row in results.rows:
         metrics = row.metrics
-        texts = [said(value) for value in row.parameters.values()]
-        texts += [shown(metrics.get(one.metric, float("nan")), one.unit) for one in columns]
+        texts = [format_parameter(value) for value in row.parameters.values()]
+        texts += [
+            format_value(metrics.get(column.metric, nan), column.unit) for column in study.columns
+        ]
         cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
-        number = names.index(row.variant)
-        name = f'<th scope="row" class="variant">{_mark(number)}{escape(row.variant)}</th>'
-        begins = ' class="point"' if len(names) > 1 and row.parameters != before else ""
-        before = row.parameters
-        rows.append(f'<tr data-variant="{number}"{begins}>{name}{cells}</tr>')
-    knob = f'<th scope="col" class="variant">{escape(findings.study.knob)}</th>'
+        variant = names.index(row.variant)
+        name = f'<th scope="row" class="variant">{_render_mark(variant)}{escape(row.variant)}</th>'
+        # The first row of each point of a sweep has a line above it.
+        starts_point = len(names) > 1 and row.parameters != previous
+        css_class = ' class="point"' if starts_point else ""
+        previous = row.parameters
+        rows.append(f'<tr data-variant="{variant}"{css_class}>{name}{cells}</tr>')
+    variant_head = f'<th scope="col" class="variant">{escape(study.variant_parameter)}</th>'
+    head = f"<thead><tr>{variant_head}{heads}</tr></thead>"
     body = "\n".join(rows)
-    return f"<table>\n<thead><tr>{knob}{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+    return f"<table>\n{head}\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
-def _table_note(findings: Findings) -> str:
-    rows = len(findings.rows)
-    return sentences(
-        mean(findings, *(column.metric for column in findings.study.columns)) or "One run a row.",
-        f"{rows} rows: the table scrolls." if rows > _ROWS_IN_VIEW else "",
+def _table_note(results: StudyResults) -> str:
+    rows = len(results.rows)
+    metrics = (column.metric for column in results.study.columns)
+    return join_sentences(
+        describe_average(results, *metrics) or "One run for each row.",
+        f"{rows} rows: the table scrolls." if rows > _VISIBLE_TABLE_ROWS else "",
     )
 
 
-def _prose(text: str) -> str:
-    """Return text as HTML; `code` is the one mark it may have."""
+def _render_prose(text: str) -> str:
+    """Return text as HTML; text in backquotes becomes a code element."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def _mark(number: int) -> str:
-    """Return the colour and shape of a variant; its name stands beside it."""
-    outline = _OUTLINES[SHAPES[number % len(SHAPES)]]
-    colour = number % len(LIGHT.variants)
+def _render_mark(variant: int) -> str:
+    """Return the coloured shape of a variant."""
+    path = _SHAPE_PATHS[SHAPES[variant % len(SHAPES)]]
+    colour = variant % len(LIGHT.variants)
     return (
         f'<svg class="mark v{colour}" viewBox="0 0 12 12" aria-hidden="true">'
-        f'<path d="{outline}"/></svg>'
+        f'<path d="{path}"/></svg>'
     )
 
 
-def _legend(findings: Findings) -> str:
+def _render_legend(results: StudyResults) -> str:
     return "\n".join(
-        f'<button type="button" class="v{number % len(LIGHT.variants)}" '
-        f'data-variant="{number}" aria-pressed="false">{_mark(number)}{escape(name)}</button>'
-        for number, name in enumerate(variants(findings))
+        f'<button type="button" class="v{variant % len(LIGHT.variants)}" '
+        f'data-variant="{variant}" aria-pressed="false">'
+        f"{_render_mark(variant)}{escape(name)}</button>"
+        for variant, name in enumerate(results.variants)
     )
 
 
-def _figure(number: int, chart: Chart) -> str:
+def _render_figure(number: int, chart: Chart) -> str:
     panels = "\n".join(
-        _panel(f"view-{number}-{place}", panel) for place, panel in enumerate(chart.panels)
+        _render_panel(f"view-{number}-{index}", panel) for index, panel in enumerate(chart.panels)
     )
+    description = escape(chart.description)
     return (
         f'<figure class="{chart.kind}">\n'
-        f"<figcaption><h3>{escape(chart.title)}</h3><p>{escape(chart.reading)}</p></figcaption>\n"
-        f'<div class="panels" role="img" aria-label="{escape(chart.alt)}">\n{panels}\n</div>\n'
+        f"<figcaption><h3>{escape(chart.title)}</h3><p>{escape(chart.caption)}</p></figcaption>\n"
+        f'<div class="panels" role="img" aria-label="{description}">\n{panels}\n</div>\n'
         "</figure>"
     )
 
 
-def _panel(name: str, panel: Panel) -> str:
-    single = "" if panel.variant is None else f' data-variant="{panel.variant}"'
-    mark = "" if panel.variant is None else _mark(panel.variant)
+def _render_panel(element_id: str, panel: Panel) -> str:
+    variant = "" if panel.variant is None else f' data-variant="{panel.variant}"'
+    mark = "" if panel.variant is None else _render_mark(panel.variant)
     label = f'<p class="label">{mark}{escape(panel.label)}</p>' if panel.label else ""
-    return f'<div class="panel"{single}>{label}<div class="view" id="{name}"></div></div>'
+    view = f'<div class="view" id="{element_id}"></div>'
+    return f'<div class="panel"{variant}>{label}{view}</div>'
 
 
-def _lesson(text: str) -> str:
+def _render_lesson(text: str) -> str:
     if not text:
         return ""
-    parts = "\n".join(f"<p>{_prose(part)}</p>" for part in text.split("\n\n"))
-    head = '<h2 id="lesson">The lesson</h2>'
-    return f'<section class="lesson" aria-labelledby="lesson">\n{head}\n{parts}\n</section>'
+    paragraphs = "\n".join(f"<p>{_render_prose(part)}</p>" for part in text.split("\n\n"))
+    head = '<h2 id="lesson">Lesson</h2>'
+    return f'<section class="lesson" aria-labelledby="lesson">\n{head}\n{paragraphs}\n</section>'
 
 
-def _made_by(command: str) -> str:
+def _render_command(command: str) -> str:
     if not command:
         return ""
     return f'<pre class="scroll" tabindex="0"><code>{escape(command)}</code></pre>'
 
 
-def _facts(findings: Findings) -> str:
+def _render_facts(results: StudyResults) -> str:
     facts = {
         "version of tarry": version("tarry"),
-        "seed": str(findings.seed),
-        "trials": str(findings.trials),
-        **{name: said(value) for name, value in in_force(findings).items()},
+        "seed": str(results.seed),
+        "trials": str(results.trials),
+        **{name: format_parameter(value) for name, value in results.fixed_parameters.items()},
     }
-    for name in swept(findings):
-        values = dict.fromkeys(said(row.parameters[name]) for row in findings.rows)
+    for name in results.swept:
+        values = dict.fromkeys(format_parameter(row.parameters[name]) for row in results.rows)
         facts[f"{name} (swept)"] = ", ".join(values)
     return "\n".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts.items()
     )
 
 
-def _data(drawn: list[Chart]) -> str:
-    """Return what the script draws; the panels of a chart may share their records."""
-    every: list[dict[str, Any]] = []
-    for chart in drawn:
-        shared = {id(panel.records): panel.records for panel in chart.panels}
-        order = list(shared)
-        every.append(
+def _chart_data(charts: list[Chart]) -> str:
+    """Return the JSON that page.js draws; panels that share their records refer to one copy."""
+    data: list[dict[str, Any]] = []
+    for chart in charts:
+        records_by_id = {id(panel.records): panel.records for panel in chart.panels}
+        ids = list(records_by_id)
+        data.append(
             {
-                "records": list(shared.values()),
+                "records": list(records_by_id.values()),
                 "panels": [
-                    {"view": _fitted(panel), "records": order.index(id(panel.records))}
+                    {"view": _page_view(panel), "records": ids.index(id(panel.records))}
                     for panel in chart.panels
                 ],
             }
         )
-    themes = {"light": config(LIGHT, legend=False), "dark": config(DARK, legend=False)}
+    themes = {"light": vega_config(LIGHT, legend=False), "dark": vega_config(DARK, legend=False)}
     text = json.dumps(
-        {"charts": every, "themes": themes},
+        {"charts": data, "themes": themes},
         allow_nan=False,
         ensure_ascii=True,
         separators=(",", ":"),
     )
-    # As text of a script element, only these could end it or begin a comment.
+    # These characters could end the script element or begin a comment in it.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _fitted(panel: Panel) -> dict[str, Any]:
-    fit = {"type": "fit-x", "contains": "padding"}
-    edge = {"left": 0, "right": 0, "top": 6, "bottom": 4}
-    own = {"width": "container", "autosize": fit, "padding": edge, "params": [PICKED]}
-    return {**own, **panel.view}
+def _page_view(panel: Panel) -> dict[str, Any]:
+    """Return the view of a panel, as wide as its container."""
+    autosize = {"type": "fit-x", "contains": "padding"}
+    padding = {"left": 0, "right": 0, "top": 6, "bottom": 4}
+    options = {"width": "container", "autosize": autosize, "padding": padding, "params": [PICKED]}
+    return {**options, **panel.view}

@@ -1,4 +1,4 @@
-"""The colours of the report, light and dark: one source for the page and for the charts in it."""
+"""The light and dark colours of the report, for the page and for its charts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 TEXT_SIZE = 12
 
-# Seven shapes and eight colours share no factor, so 56 variants differ in at least one of them.
+# Seven shapes and eight colours have no common factor: 56 variants differ in shape or colour.
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 
 
 class Theme(NamedTuple):
-    """Text and marks hold a contrast of 4.5 and 3 against both `page` and `surface`."""
+    """Colours. Against `page` and `surface`, text has a contrast of 4.5 and marks one of 3."""
 
     page: str
     surface: str
@@ -20,15 +20,15 @@ class Theme(NamedTuple):
     muted: str
     line: str
     context: str
-    """What stands behind: the other variants of a time series."""
+    """The lines of the other variants of a time series."""
     accent: str
     wash: str
-    """The background of the lesson and of what is singled out."""
+    """The background of the lesson and of the selected variant."""
     span: str
-    """The ground of a time to know of, behind a time series."""
+    """The shading of a period behind a time series."""
     variants: tuple[str, ...]
     ramp: tuple[str, str]
-    """Ends of the heat map; `ink` is readable on both."""
+    """The two ends of the heat map's colours; `ink` is readable on both."""
 
 
 LIGHT = Theme(
@@ -77,8 +77,8 @@ DARK = Theme(
 )
 
 
-def css() -> str:
-    """Return the colours as custom properties, by what the reader's system prefers."""
+def css_properties() -> str:
+    """Return the colours as CSS custom properties, light or dark as the system prefers."""
     return (
         f":root{{color-scheme:light dark;{_properties(LIGHT)}}}"
         f"@media (prefers-color-scheme:dark){{:root{{{_properties(DARK)}}}}}"
@@ -93,8 +93,8 @@ def _properties(theme: Theme) -> str:
     return "".join(f"--{name}:{value};" for name, value in named.items())
 
 
-def config(theme: Theme, *, legend: bool) -> dict[str, Any]:
-    """Return the theme as the configuration of a chart; the page has a legend of its own."""
+def vega_config(theme: Theme, *, legend: bool) -> dict[str, Any]:
+    """Return the theme as a Vega-Lite configuration; the page has its own legend."""
     text = {"labelColor": theme.muted, "titleColor": theme.muted, "titleFontWeight": "normal"}
     sizes = {"labelFontSize": TEXT_SIZE, "titleFontSize": TEXT_SIZE}
     return {

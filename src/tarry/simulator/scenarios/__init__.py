@@ -1,4 +1,4 @@
-"""The built-in scenarios, one file each: a question, its variants, and the lesson."""
+"""The built-in studies, one module each."""
 
 from tarry.simulator.scenarios import (
     amplification,

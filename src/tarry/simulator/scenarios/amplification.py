@@ -1,4 +1,4 @@
-"""Three layers that each try four times, over a leaf that is dead."""
+"""Retry amplification: three layers make four attempts each while the last server is down."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Fixed
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
-from tarry.simulator.simulate import trials_of
+from tarry.simulator.simulate import run_trials
 from tarry.simulator.study import Column, Plot, Study
 
 if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary
 
-_DURATION, _LAST_CALL = 60.0, 50.0
+_DURATION_S, _LAST_CALL_S = 60.0, 50.0
 
 
 def _defence(rule: str, attempts: int) -> Defence:
-    everywhere = Policy(max_attempts=attempts, initial_delay=0.01, retry_marked=True)
+    policy = Policy(max_attempts=attempts, initial_delay=0.01, retry_marked=True)
     if rule == "every-layer":
-        return Defence(everywhere)
+        return Defence(policy)
     if rule == "budget":
-        return Defence(everywhere, budget={"kind": "ratio", "min_per_second": 0.0})
-    return Defence(everywhere.replace(retry_marked=False))
+        return Defence(policy, budget={"kind": "ratio", "min_per_second": 0.0})
+    return Defence(policy.replace(retry_marked=False))
 
 
 RULES = ("every-layer", "budget", "one-layer")
@@ -33,39 +33,43 @@ RULES = ("every-layer", "budget", "one-layer")
 def amplification(
     *, rule: str = "every-layer", attempts: int = 4, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
-    """Run the chain: retry at every layer, behind a budget of 10 % at each, or at one layer."""
+    """Run the chain of three layers.
+
+    `rule` is "every-layer" (each layer retries), "budget" (each retries within a budget of 10 %)
+    or "one-layer" (a layer does not retry what a layer below has retried).
+    """
     check_one_of("rule", rule, RULES)
     defence = _defence(rule, attempts)
     scenario = Scenario(
         servers={
             "gateway": Server(calls="orders", defence=defence),
             "orders": Server(calls="stock", defence=defence),
-            "stock": Server(failures=(Failure(end=_DURATION, kind="error"),)),
+            "stock": Server(failures=(Failure(end=_DURATION_S, kind="error"),)),
         },
         clients=Clients(
             calls="gateway",
             rate=20.0,
-            # No new ones at the end, so that every call is counted to its last attempt.
-            surges=(Surge(start=_LAST_CALL, end=_DURATION, rate=0.0),),
+            # No calls start in the last seconds, so that all calls end before the run does.
+            surges=(Surge(start=_LAST_CALL_S, end=_DURATION_S, rate=0.0),),
             defence=defence,
         ),
         network=Fixed(0.001),
-        duration=_DURATION,
+        duration=_DURATION_S,
     )
-    return trials_of(scenario, trials, seed)
+    return run_trials(scenario, trials, seed)
 
 
 STUDY = Study(
     name="amplification",
-    question="Three layers try four times each. What does a dead leaf get for every call?",
+    question="Three layers make four attempts each. How many requests reach a dead server?",
     lesson=(
         "Attempts multiply from layer to layer: 4 x 4 x 4 = 64 requests for one call, exactly "
-        "when the leaf can bear them least. A budget of 10 % bounds each layer to 1.1. tarry's "
-        "rule, retry at one layer, leaves 4: whoever stands next to the leaf retries, and those "
-        "above pass the marked error on."
+        "when the last server is least able to handle them. A budget of 10 % limits each layer to "
+        "a factor of 1.1. tarry's rule is to retry at one layer: only the layer next to the "
+        "failing server retries, the layers above pass on its marked error, and 4 requests remain."
     ),
     run=amplification,
-    knob="rule",
+    variant_parameter="rule",
     variants=RULES,
     columns=(
         Column("amplification", "requests per call", "x"),
@@ -73,8 +77,10 @@ STUDY = Study(
         Column("calls", "calls"),
     ),
     plots=(
-        Plot("bars", "amplification", "Requests at the leaf for each call", y_title="x", log=True),
-        Plot("series", "requests", "Requests at the leaf", y_title="per second", log=True),
+        Plot(
+            "bars", "amplification", "Requests at the last server per call", y_title="x", log=True
+        ),
+        Plot("series", "requests", "Requests at the last server", y_title="per second", log=True),
     ),
     parameters={"attempts": 4},
 )

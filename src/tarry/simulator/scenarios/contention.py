@@ -1,9 +1,9 @@
-"""Clients that contend for one row: the 2015 AWS study "Exponential Backoff And Jitter".
+"""Contention for one row: the 2015 AWS study "Exponential Backoff And Jitter".
 
-Every client reads the version of one row and writes it back; the write succeeds only if the
-version is still the same. A write is a call, a read is not counted. Times and rules are those
-of the study: hops of |N(10 ms, 2 ms)|, base 5 ms, cap 2,000 ms, and ceilings 5 * 2**n from
-n = 1 on, so that the first ceiling is 10 ms.
+Each client reads the version of one row and writes the row back; the write succeeds only if the
+version is still the same. A write counts as a call, a read does not. Times and rules are those of
+the study: network delays of |N(10 ms, 2 ms)|, a base of 5 ms, a cap of 2,000 ms, and ceilings of
+5 ms * 2**n from n = 1 on, so that the first ceiling is 10 ms.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from tarry.core.outcome import TRANSIENT
 from tarry.core.policy import Policy
 from tarry.core.verdict import Wait
 from tarry.simulator.distributions import Normal
-from tarry.simulator.event_loop import World, seed_of
+from tarry.simulator.event_loop import EventLoop, trial_seed
 from tarry.simulator.study import Column, Plot, Study
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_HOP = Normal(0.010, 0.002)
-_BASE, _CAP = 0.005, 2.0
-_FOR_EVER = 1_000_000_000
+_NETWORK_DELAY = Normal(0.010, 0.002)
+_BASE_S, _CAP_S = 0.005, 2.0
+_UNLIMITED_ATTEMPTS = 1_000_000_000
 
 
-def _at_once(_k: int) -> float:
+def _no_delay(_k: int) -> float:
     return 0.0
 
 
 def _draw_clamped(_ceiling: float, previous: float, u: float) -> float:
-    """Return the AWS form of decorrelated jitter, whose draws pile up at the cap."""
-    return min(_CAP, _BASE + u * (3 * previous - _BASE))
+    """Return a delay of the AWS form of decorrelated jitter, which clamps the drawn delay."""
+    return min(_CAP_S, _BASE_S + u * (3 * previous - _BASE_S))
 
 
 _POLICIES: dict[str, dict[str, Any]] = {
-    "none": {"initial_delay": 2 * _BASE, "backoff": _at_once, "jitter": "none"},
-    "exponential": {"initial_delay": 2 * _BASE, "jitter": "none"},
-    "full": {"initial_delay": 2 * _BASE, "jitter": "full"},
-    "equal": {"initial_delay": 2 * _BASE, "jitter": "equal"},
-    "decorrelated": {"initial_delay": _BASE, "jitter": "decorrelated"},
-    "decorrelated-aws": {"initial_delay": _BASE, "jitter": _draw_clamped},
+    "none": {"initial_delay": 2 * _BASE_S, "backoff": _no_delay, "jitter": "none"},
+    "exponential": {"initial_delay": 2 * _BASE_S, "jitter": "none"},
+    "full": {"initial_delay": 2 * _BASE_S, "jitter": "full"},
+    "equal": {"initial_delay": 2 * _BASE_S, "jitter": "equal"},
+    "decorrelated": {"initial_delay": _BASE_S, "jitter": "decorrelated"},
+    "decorrelated-aws": {"initial_delay": _BASE_S, "jitter": _draw_clamped},
 }
 
 
 class Contention(NamedTuple):
-    """What one trial came to."""
+    """The result of one trial."""
 
     calls: int
-    """Writes until every client had one that succeeded."""
+    """Writes until each client has succeeded once."""
     time_ms: float
-    """When the last client learned of its success."""
+    """When the last client received its success."""
 
     def metrics(self) -> dict[str, float]:
-        """Return both by name; the time in seconds, as all scenarios do."""
+        """Return both values by name; the time in seconds, as in all studies."""
         return {"calls": float(self.calls), "time": self.time_ms / 1000}
 
 
@@ -65,25 +65,25 @@ def contention(
     """Run the study: "none" is no backoff at all, "exponential" is backoff without jitter."""
     check_one_of("jitter", jitter, _POLICIES)
     check_count("clients", clients)
-    policy = Policy(max_attempts=_FOR_EVER, max_delay=_CAP, **_POLICIES[jitter])
+    policy = Policy(max_attempts=_UNLIMITED_ATTEMPTS, max_delay=_CAP_S, **_POLICIES[jitter])
     return [
-        _trial(policy, clients, World(seed_of(seed, trial)))
+        _run_trial(policy, clients, EventLoop(trial_seed(seed, trial)))
         for trial in range(check_count("trials", trials))
     ]
 
 
 class _Row:
-    """The row, and what all its writers share."""
+    """The row, and the state that all writers share."""
 
-    __slots__ = ("at", "calls", "draw", "hop", "last", "version")
+    __slots__ = ("calls", "draw", "last_success", "network_delay", "schedule", "version")
 
-    def __init__(self, world: World) -> None:
-        self.at: Callable[..., None] = world.at
-        self.hop: Callable[[], float] = world.sampler(_HOP, "network")
-        self.draw: Callable[[], float] = world.dice("jitter").random
+    def __init__(self, loop: EventLoop) -> None:
+        self.schedule: Callable[..., None] = loop.schedule
+        self.network_delay: Callable[[], float] = loop.sampler(_NETWORK_DELAY, "network")
+        self.draw: Callable[[], float] = loop.random_source("jitter").random
         self.version = 0
         self.calls = 0
-        self.last = 0.0
+        self.last_success = 0.0
 
 
 class _Writer:
@@ -96,50 +96,59 @@ class _Writer:
     def start(self, now: float) -> None:
         """Send the read."""
         self._call.start(now)
-        self._row.at(now + self._row.hop(), self._reads)
+        self._row.schedule(now + self._row.network_delay(), self._read)
 
-    def _reads(self, now: float, _: object) -> None:
+    def _read(self, now: float, _: object) -> None:
         row = self._row
-        row.at(now + row.hop() + row.hop(), self._writes, row.version)
+        row.schedule(now + row.network_delay() + row.network_delay(), self._write, row.version)
 
-    def _writes(self, now: float, version: int) -> None:
+    def _write(self, now: float, version: int) -> None:
         row = self._row
         row.calls += 1
-        known = now + row.hop()
+        received = now + row.network_delay()
         if version == row.version:
             row.version += 1
-            row.last = max(row.last, known)
-            self._call.record_success(known, 0.0)
+            row.last_success = max(row.last_success, received)
+            self._call.record_success(received, 0.0)
             return
-        verdict = self._call.record_failure(TRANSIENT, known, row.draw())
+        verdict = self._call.record_failure(TRANSIENT, received, row.draw())
         if isinstance(verdict, Wait):
-            self.start(known + verdict.delay)
+            self.start(received + verdict.delay)
 
 
-def _trial(policy: Policy, clients: int, world: World) -> Contention:
-    row = _Row(world)
+def _run_trial(policy: Policy, clients: int, loop: EventLoop) -> Contention:
+    row = _Row(loop)
     for _ in range(clients):
         _Writer(row, policy).start(0.0)
-    world.run(float("inf"))
-    return Contention(row.calls, row.last * 1000)
+    loop.run(float("inf"))
+    return Contention(row.calls, row.last_success * 1000)
 
 
 STUDY = Study(
     name="contention",
-    question="Many clients write to one row. Which backoff gets all done with the fewest calls?",
+    question="Many clients write to one row. Which backoff needs the fewest calls?",
     lesson=(
-        "Without backoff, calls grow with the square of the clients. Backoff without jitter only "
-        "moves the crowd; it is jitter that breaks it up. Full and equal jitter make the fewest "
-        "calls, and full is done sooner; of the jitters, decorrelated is the quickest, for more "
-        "calls."
+        "Without backoff, calls grow with the square of the number of clients. Backoff without "
+        "jitter keeps the clients synchronised; only jitter spreads them. Full and equal jitter "
+        "make the fewest calls, and full jitter finishes sooner. Of the jitters, decorrelated "
+        "finishes soonest, with more calls."
     ),
     run=contention,
-    knob="jitter",
+    variant_parameter="jitter",
     variants=tuple(_POLICIES),
     columns=(Column("calls", "calls"), Column("time", "time", "ms")),
     plots=(
-        Plot("lines", "calls", "Writes until all are done", x="clients", y_title="calls", log=True),
-        Plot("lines", "time", "Time until all are done", x="clients", y_title="s", log=True),
+        Plot(
+            "lines",
+            "calls",
+            "Writes until all clients succeeded",
+            x="clients",
+            y_title="calls",
+            log=True,
+        ),
+        Plot(
+            "lines", "time", "Time until all clients succeeded", x="clients", y_title="s", log=True
+        ),
     ),
     parameters={"clients": 100},
     trials=20,

@@ -1,4 +1,4 @@
-"""A second copy of the slow calls: what it takes off the tail, and what it costs."""
+"""Hedging: how much a second copy of slow calls shortens the tail, and the load it adds."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import HeavyTail
 from tarry.simulator.scenario import Clients, Scenario, Server
-from tarry.simulator.simulate import trials_of
+from tarry.simulator.simulate import run_trials
 from tarry.simulator.study import Column, Plot, Study
 
 if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary
 
-DELAYS = ("none", "p50", "p75", "p90", "p95", "p99")
+HEDGE_DELAYS = ("none", "p50", "p75", "p90", "p95", "p99")
 
 
 def hedging(
     *, after: str = "p95", shape: float = 1.5, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
-    """Hedge calls with a heavy tail at a percentile, or not at all; `shape` is the tail's."""
-    check_one_of("after", after, DELAYS)
+    """Run calls with heavy-tailed latency, hedged after a percentile or ("none") not at all.
+
+    `shape` is that of the Pareto distribution of latencies.
+    """
+    check_one_of("after", after, HEDGE_DELAYS)
     check_positive("shape", shape)
     if after == "none":
         defence = Defence(Policy(max_attempts=1))
@@ -34,24 +37,24 @@ def hedging(
         clients=Clients(rate=2000.0, defence=defence),
         duration=30.0,
     )
-    return trials_of(scenario, trials, seed)
+    return run_trials(scenario, trials, seed)
 
 
 STUDY = Study(
     name="hedging",
     question=(
-        "One call in a thousand takes a second. How much of that does a second copy take away, "
-        "and for how much load?"
+        "One call in a thousand takes a second. How much of that does a second copy save, and "
+        "how much load does it add?"
     ),
     lesson=(
-        "The earlier the copy, the shorter the tail and the dearer. At p95 one call in twenty "
-        "is sent twice, and the tail is a fraction of what it was; p50 sends half of them twice "
-        "for little more. The server here bears all of it: where copies make it slower, hedge "
-        "later."
+        "An earlier copy shortens the tail more and costs more. At p95 one call in twenty is sent "
+        "twice, and the tail is a fraction of what it was. At p50 half of the calls are sent twice "
+        "and little more is gained. This server handles any load; where copies slow the server "
+        "down, hedge later."
     ),
     run=hedging,
-    knob="after",
-    variants=DELAYS,
+    variant_parameter="after",
+    variants=HEDGE_DELAYS,
     columns=(
         Column("p50", "p50", "ms"),
         Column("p99", "p99", "ms"),

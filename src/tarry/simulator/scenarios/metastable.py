@@ -1,8 +1,9 @@
-"""A trigger that outlives itself: the model of Marc Brooker's 2023 study.
+"""A metastable failure: retries keep an outage alive after its trigger is gone.
 
-Calls come at 40 a second, for five seconds at 80. The server takes 1 s and 10 ms more for each
-request in progress, and finishes what nobody waits for any more. Clients give up after 3 s and
-try three times: 3 x 40 is more than the 100 a second that it can bear.
+This is the model of Marc Brooker's 2023 study. Calls arrive at 40 per second, and at 80 per second
+for five seconds. A request takes 1 s, plus 10 ms for each other request in progress, and the server
+also finishes requests whose client has timed out. Clients time out after 3 s and make three
+attempts: 3 x 40 requests per second exceed the server's capacity of 100.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Exponential, Fixed
 from tarry.simulator.scenario import Clients, Scenario, Server, Surge
-from tarry.simulator.study import Column, Plot, Study, run, with_defences
+from tarry.simulator.study import Column, Plot, Study, compare_defences, run_with_defence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary
 
 
-_SURGE = (20.0, 25.0)
+_SURGE_S = (20.0, 25.0)
 
 
-def _at_once(_k: int) -> float:
+def _no_delay(_k: int) -> float:
     return 0.0
 
 
-_RETRIES = Policy(max_attempts=3, attempt_timeout=3.0, backoff=_at_once, jitter="none")
+_RETRIES = Policy(max_attempts=3, attempt_timeout=3.0, backoff=_no_delay, jitter="none")
 DEFENCES: dict[str, Defence] = {
     "retries": Defence(_RETRIES),
     "backoff": Defence(_RETRIES.replace(backoff="exponential", initial_delay=1.0, jitter="full")),
@@ -41,16 +42,18 @@ DEFENCES: dict[str, Defence] = {
 def metastable(
     *, defence: str = "retries", surge: float = 80.0, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
-    """Run the model behind one of the built-in defences; `surge` is the rate of the trigger."""
-    return run(_world, DEFENCES, defence=defence, trials=trials, seed=seed, surge=surge)
+    """Run the model with one of the built-in defences; `surge` is the rate during the trigger."""
+    return run_with_defence(
+        _build_scenario, DEFENCES, defence=defence, trials=trials, seed=seed, surge=surge
+    )
 
 
-def _world(defence: Defence, *, surge: float = 80.0) -> Scenario:
+def _build_scenario(defence: Defence, *, surge: float = 80.0) -> Scenario:
     return Scenario(
         servers={"server": Server(latency=Fixed(1.0), slowdown=0.01)},
         clients=Clients(
             rate=40.0,
-            surges=(Surge(start=_SURGE[0], end=_SURGE[1], rate=surge),),
+            surges=(Surge(start=_SURGE_S[0], end=_SURGE_S[1], rate=surge),),
             defence=defence,
         ),
         network=Exponential(0.1),
@@ -58,32 +61,32 @@ def _world(defence: Defence, *, surge: float = 80.0) -> Scenario:
     )
 
 
-def _with_defence(defences: Mapping[str, Defence]) -> Study:
-    return with_defences(STUDY, _world, defences)
+def _with_defences(defences: Mapping[str, Defence]) -> Study:
+    return compare_defences(STUDY, _build_scenario, defences)
 
 
-_SPANS = ((*_SURGE, "surge"),)
+_SPANS = ((*_SURGE_S, "surge"),)
 STUDY = Study(
     name="metastable",
     question=(
         "Load doubles for five seconds. Why is the service still down a minute later, and what "
-        "ends it?"
+        "ends the outage?"
     ),
     lesson=(
-        "The trigger is gone, but the retries of timed-out calls keep the load above what the "
-        "service can bear, and that keeps calls timing out. Backoff postpones the same load, and "
-        "saves a run only here and there. A budget bounds it and ends the outage; so does a "
-        "breaker, which fails more calls on the way; so do no retries at all."
+        "The trigger is gone, but the retries of timed-out calls keep the load above the capacity "
+        "of the service, and so calls keep timing out. Backoff only postpones that load, and "
+        "rarely saves a run. A budget limits the load and ends the outage. So does a breaker, "
+        "which fails more calls meanwhile, and so does a policy without retries."
     ),
     run=metastable,
-    knob="defence",
+    variant_parameter="defence",
     variants=tuple(DEFENCES),
     columns=(
         Column("recovered", "runs that recover", "%"),
         Column("recovered_after", "well after", "s"),
-        Column("success_rate", "calls that succeed", "%"),
+        Column("success_rate", "calls succeeded", "%"),
         Column("amplification", "load per call", "x"),
-        Column("p99", "p99 of those", "s"),
+        Column("p99", "p99", "s"),
     ),
     plots=(
         Plot(
@@ -94,11 +97,11 @@ STUDY = Study(
             log=True,
             spans=_SPANS,
         ),
-        Plot("series", "succeeded", "Calls that end well", y_title="per second", spans=_SPANS),
-        Plot("bars", "recovered", "Share of runs that recover", y_title="share"),
+        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_SPANS),
+        Plot("bars", "recovered", "Runs that recovered", y_title="share"),
     ),
     parameters={"surge": 80.0},
-    with_defence=_with_defence,
-    world=_world,
+    with_defences=_with_defences,
+    build_scenario=_build_scenario,
     trials=20,
 )

@@ -1,4 +1,4 @@
-"""A thousand clients are told to come back in 120 seconds."""
+"""Retry-After: a thousand clients receive the hint to retry after 120 seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Lognormal
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
-from tarry.simulator.simulate import trials_of
+from tarry.simulator.simulate import run_trials
 from tarry.simulator.study import Column, Plot, Study
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def retry_after(
     trials: int = 1,
     seed: int = 0,
 ) -> list[Summary]:
-    """Have clients told `seconds`, and see them return with or without jitter on top."""
+    """Run clients that receive `Retry-After: seconds`, with or without jitter on top of it."""
     check_one_of("jitter", jitter, _JITTERS)
     policy = Policy(max_attempts=5, max_hint=max(120.0, seconds), jitter=jitter)  # type: ignore[arg-type]
     scenario = Scenario(
@@ -42,31 +42,31 @@ def retry_after(
         clients=Clients(arrivals="at-once", count=clients, instances=1, defence=Defence(policy)),
         duration=5 * seconds + 60.0,
     )
-    return trials_of(scenario, trials, seed)
+    return run_trials(scenario, trials, seed)
 
 
 STUDY = Study(
     name="retry-after",
-    question="A thousand clients are told `Retry-After: 120`. What happens at second 120?",
+    question="A thousand clients receive `Retry-After: 120`. What happens at second 120?",
     lesson=(
-        "Obeyed to the letter, the hint makes a crowd of its own: everybody is back in the same "
-        "moment, most are turned away with the same hint, and meet again two minutes later. With "
-        "jitter on top, and never below, the same clients come over a dozen seconds, and hardly "
-        "one is turned away again."
+        "Without jitter, the hint itself synchronises the clients: all return at the same moment, "
+        "most are rejected with the same hint, and they collide again two minutes later. With "
+        "jitter on top of the hint, and never below it, the same clients return over a dozen "
+        "seconds, and hardly any is rejected again."
     ),
     run=retry_after,
-    knob="jitter",
+    variant_parameter="jitter",
     variants=_JITTERS,
     columns=(
         Column("peak_load", "peak load", "x"),
         Column("amplification", "requests per call", "x"),
-        Column("success_rate", "calls that succeed", "%"),
+        Column("success_rate", "calls succeeded", "%"),
         Column("p50", "p50", "s"),
         Column("p99", "p99", "s"),
     ),
     plots=(
-        Plot("series", "requests", "Requests that arrive", y_title="per second"),
-        Plot("series", "succeeded", "Calls that end well", y_title="per second"),
+        Plot("series", "requests", "Requests at the server", y_title="per second"),
+        Plot("series", "succeeded", "Successful calls", y_title="per second"),
     ),
     parameters={"clients": 1000, "seconds": 120.0},
 )

@@ -1,7 +1,7 @@
-"""A dependency dies and returns, and its clients with it.
+"""A retry storm: a dependency freezes, restarts, and meets all its clients at once.
 
-It freezes for 20 s, then restarts and drops every connection, so that all who waited fail at the
-same moment. With more than two seconds of work in progress it dies again for 3 s.
+It freezes for 20 s, then restarts and drops every connection, so that all waiting calls fail at the
+same moment. With more than two seconds of work in progress it crashes again, for 3 s.
 """
 
 from __future__ import annotations
@@ -14,56 +14,60 @@ from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Exponential, Lognormal
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
-from tarry.simulator.study import Column, Plot, Study, run, with_defences
+from tarry.simulator.study import Column, Plot, Study, compare_defences, run_with_defence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tarry.simulator.metrics import Summary
 
-_THINK = 30.0
-_FROZEN = (20.0, 40.0)
+_THINK_TIME_S = 30.0
+_FROZEN_S = (20.0, 40.0)
 _LATENCY = Lognormal(0.08, 0.5)
 _HEADROOM = 2.0
-"""Capacity over the usual load."""
+"""The capacity of the server, divided by its usual load."""
 
-_EXPONENTIAL = Policy(max_attempts=10, jitter="none")
-_FULL = _EXPONENTIAL.replace(jitter="full")
-_RATIO = {"kind": "ratio"}
+_EXPONENTIAL_POLICY = Policy(max_attempts=10, jitter="none")
+_FULL_JITTER_POLICY = _EXPONENTIAL_POLICY.replace(jitter="full")
+_RATIO_BUDGET = {"kind": "ratio"}
 DEFENCES: dict[str, Defence] = {
     "fixed": Defence(Policy(max_attempts=30, initial_delay=5.0, backoff="fixed", jitter="none")),
-    "exponential": Defence(_EXPONENTIAL),
-    "full": Defence(_FULL),
-    "full+budget": Defence(_FULL, budget=_RATIO),
-    "full+budget+breaker": Defence(_FULL, budget=_RATIO, breaker={"open_for": 5.0}),
+    "exponential": Defence(_EXPONENTIAL_POLICY),
+    "full": Defence(_FULL_JITTER_POLICY),
+    "full+budget": Defence(_FULL_JITTER_POLICY, budget=_RATIO_BUDGET),
+    "full+budget+breaker": Defence(
+        _FULL_JITTER_POLICY, budget=_RATIO_BUDGET, breaker={"open_for": 5.0}
+    ),
 }
 
 
 def storm(
     *, defence: str = "full", clients: int = 1000, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
-    """Run the storm behind one of the built-in defences; the service grows with its clients."""
-    return run(_world, DEFENCES, defence=defence, trials=trials, seed=seed, clients=clients)
+    """Run the storm with one of the built-in defences; the server scales with the clients."""
+    return run_with_defence(
+        _build_scenario, DEFENCES, defence=defence, trials=trials, seed=seed, clients=clients
+    )
 
 
-def _world(defence: Defence, *, clients: int = 1000) -> Scenario:
-    load = check_count("clients", clients) / _THINK
+def _build_scenario(defence: Defence, *, clients: int = 1000) -> Scenario:
+    load = check_count("clients", clients) / _THINK_TIME_S
     workers = max(1, ceil(_HEADROOM * load * _LATENCY.mean))
-    two_seconds = ceil(2 * workers / _LATENCY.mean)
+    two_seconds_of_work = ceil(2 * workers / _LATENCY.mean)
     return Scenario(
         servers={
             "server": Server(
                 latency=_LATENCY,
                 concurrency=workers,
-                crash_above=two_seconds,
+                crash_above=two_seconds_of_work,
                 restart_after=3.0,
-                failures=(Failure(start=_FROZEN[0], end=_FROZEN[1], kind="freeze"),),
+                failures=(Failure(start=_FROZEN_S[0], end=_FROZEN_S[1], kind="freeze"),),
             )
         },
         clients=Clients(
             arrivals="closed",
             count=clients,
-            think=Exponential(_THINK),
+            think=Exponential(_THINK_TIME_S),
             instances=min(10, clients),
             defence=defence,
         ),
@@ -71,48 +75,49 @@ def _world(defence: Defence, *, clients: int = 1000) -> Scenario:
     )
 
 
-def _with_defence(defences: Mapping[str, Defence]) -> Study:
-    return with_defences(STUDY, _world, defences)
+def _with_defences(defences: Mapping[str, Defence]) -> Study:
+    return compare_defences(STUDY, _build_scenario, defences)
 
 
-_SPANS = ((*_FROZEN, "frozen"),)
+_SPANS = ((*_FROZEN_S, "frozen"),)
 STUDY = Study(
     name="storm",
     question=(
         "A dependency freezes for 20 s, restarts and drops every connection. Do its clients let "
-        "it live?"
+        "it recover?"
     ),
     lesson=(
-        "Clients that failed together return together. Fixed and bare exponential delays keep "
-        "the crowd in step, and each wave kills the service again until attempts run out. Full "
-        "jitter spreads the crowd, once its ceilings are wide enough: the first, of 100 ms, is "
-        "the highest wave of all. A retry budget never lets a crowd form, at the price of calls "
-        "that fail early; a breaker gives the service silence first, and fails more of them."
+        "Clients that failed together return together. Fixed and exponential delays without "
+        "jitter keep them synchronised, and each wave crashes the service again until attempts "
+        "run out. Full jitter spreads the clients once its ceilings are wide enough: the first "
+        "wave, with a ceiling of 100 ms, is the highest. A retry budget prevents the waves, at "
+        "the price of calls that fail early. A breaker first keeps all load away, and fails more "
+        "calls."
     ),
     run=storm,
-    knob="defence",
+    variant_parameter="defence",
     variants=tuple(DEFENCES),
     columns=(
-        Column("recovered_after", "well after", "s"),
+        Column("recovered_after", "recovered after", "s"),
         Column("crashes", "crashes"),
         Column("peak_load", "peak load", "x"),
         Column("amplification", "load per call", "x"),
-        Column("success_rate", "calls that succeed", "%"),
+        Column("success_rate", "calls succeeded", "%"),
         Column("unfinished", "still waiting"),
     ),
     plots=(
         Plot(
             "series",
             "requests",
-            "Requests that reach the service",
+            "Requests at the service",
             y_title="per second",
             spans=_SPANS,
         ),
-        Plot("series", "succeeded", "Calls that end well", y_title="per second", spans=_SPANS),
-        Plot("bars", "recovered_after", "Seconds from the restart until all is well", y_title="s"),
-        Plot("bars", "crashes", "Times that the clients killed it again", y_title="crashes"),
+        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_SPANS),
+        Plot("bars", "recovered_after", "Time from the restart to recovery", y_title="s"),
+        Plot("bars", "crashes", "Crashes after the restart", y_title="crashes"),
     ),
     parameters={"clients": 1000},
-    with_defence=_with_defence,
-    world=_world,
+    with_defences=_with_defences,
+    build_scenario=_build_scenario,
 )

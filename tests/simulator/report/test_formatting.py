@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from tarry.simulator.report.formatting import scaled, shown
+from tarry.simulator.report.formatting import format_value, scale_value
 
 
 @pytest.mark.parametrize(
@@ -32,36 +32,44 @@ from tarry.simulator.report.formatting import scaled, shown
 )
 def test_shown(value: float, unit: str, expected: str) -> None:
     """A number has three digits that matter, no digits that do not, and its unit."""
-    assert expected == shown(value, unit)
+    assert expected == format_value(value, unit)
 
 
 def test_almost_all_is_not_all() -> None:
     """One failure in ten thousand calls is not shown as none."""
-    assert ">99.9 %" == shown(0.9999, "%")
+    assert ">99.9 %" == format_value(0.9999, "%")
 
 
 def test_almost_nothing_is_not_nothing() -> None:
     """A value too small to write is not shown as zero."""
-    assert ("<0.001", "<0.001 %", ">-0.001") == (shown(1e-9), shown(1e-9, "%"), shown(-1e-9))
+    assert ("<0.001", "<0.001 %", ">-0.001") == (
+        format_value(1e-9),
+        format_value(1e-9, "%"),
+        format_value(-1e-9),
+    )
 
 
 @pytest.mark.parametrize("unit", ["s", "ms"])
 def test_infinite_time_is_never(unit: str) -> None:
     """What takes for ever never happens."""
-    assert "never" == shown(inf, unit)
+    assert "never" == format_value(inf, unit)
 
 
 def test_other_infinite_values() -> None:
     """Only a time can be never."""
-    assert ("∞", "-∞", "∞x") == (shown(inf), shown(-inf), shown(inf, "") + "x")
+    assert ("∞", "-∞", "∞x") == (format_value(inf), format_value(-inf), format_value(inf, "") + "x")
 
 
 @pytest.mark.parametrize("unit", ["", "s", "ms", "%", "x"])
 def test_no_value(unit: str) -> None:
     """What has no value is neither zero nor an error."""
-    assert "-" == shown(nan, unit)
+    assert "-" == format_value(nan, unit)
 
 
 def test_scaled() -> None:
     """An axis gets the number that is written before the unit."""
-    assert (250.0, 50.0, 3.0) == (scaled(0.25, "ms"), scaled(0.5, "%"), scaled(3.0, "x"))
+    assert (250.0, 50.0, 3.0) == (
+        scale_value(0.25, "ms"),
+        scale_value(0.5, "%"),
+        scale_value(3.0, "x"),
+    )

@@ -7,7 +7,7 @@ from itertools import product
 from math import exp, inf, sin
 from typing import Any
 
-from tarry.simulator.study import Column, Findings, Plot, Row, Study
+from tarry.simulator.study import Column, Plot, Study, StudyResults, StudyRow
 
 VARIANTS = (
     "none",
@@ -58,7 +58,7 @@ def study(**changes: Any) -> Study:
         "lesson": "Backoff alone moves the storm, it does not end it: clients that failed together "
         "come back together.\n\nJitter spreads them, a budget bounds them.",
         "run": lambda **_: [],
-        "knob": "jitter",
+        "variant_parameter": "jitter",
         "variants": VARIANTS,
         "columns": COLUMNS,
         "plots": PLOTS,
@@ -88,19 +88,19 @@ def trial(number: int, clients: int = 500, points: int = 120) -> MadeUp:
     )
 
 
-def findings(**changes: Any) -> Findings:
+def findings(**changes: Any) -> StudyResults:
     """One row for each variant."""
     of = study(**changes)
-    rows = [Row(name, {}, [trial(number)]) for number, name in enumerate(of.variants)]
-    return Findings(of, 7, 1, rows)
+    rows = [StudyRow(name, {}, [trial(number)]) for number, name in enumerate(of.variants)]
+    return StudyResults(of, 7, 1, rows)
 
 
-def swept(values: dict[str, tuple[Any, ...]], **changes: Any) -> Findings:
+def swept(values: dict[str, tuple[Any, ...]], **changes: Any) -> StudyResults:
     """One row for each variant at each point; the first value scales the numbers."""
     of = study(**changes)
     rows = [
-        Row(name, dict(zip(values, point, strict=True)), [trial(number, 10 + 90 * place)] * 2)
+        StudyRow(name, dict(zip(values, point, strict=True)), [trial(number, 10 + 90 * place)] * 2)
         for place, point in enumerate(product(*values.values()))
         for number, name in enumerate(of.variants)
     ]
-    return Findings(of, 7, 2, rows)
+    return StudyResults(of, 7, 2, rows)
