@@ -19,7 +19,7 @@ from tarry.adapters.http import headers
 from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
 from tarry.adapters.requests import RetryAdapter
 from tarry.runtime.clocks import system
-from tarry.testing import captured_events, scripted_dice
+from tarry.testing import captured_events, scripted_random
 from tests.adapters.clients import Answer, Client
 from tests.adapters.conftest import Server
 
@@ -197,7 +197,7 @@ def test_hint_is_obeyed(
 ) -> None:
     """The wait is as long as the server asks for, in whichever form it does."""
     monkeypatch.setattr(system, "unix_time", lambda: 1_700_000_000.0)
-    with client.open() as talker, captured_events() as events, scripted_dice([0.0]):
+    with client.open() as talker, captured_events() as events, scripted_random([0.0]):
         talker.send("GET", server.url(quote(f"503:{hint},200")))
 
     assert [7.0] == [event.delay for event in events if isinstance(event, tarry.WillWait)]

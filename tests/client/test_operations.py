@@ -12,7 +12,7 @@ import tarry
 from tarry.client.errors import NotFinished
 from tarry.client.operations import Operations
 from tarry.errors import ConfigurationError
-from tarry.testing import VirtualClock, scripted_dice
+from tarry.testing import VirtualClock, scripted_random
 from tarry.wire.tasks import RetryTask
 from tests.client.playing import task_of
 
@@ -35,7 +35,7 @@ def looks(clock: VirtualClock, timeout: float | timedelta | None, most: int) -> 
 
 def test_looks_grow_rare() -> None:
     """What takes long is looked at less and less, down to once in two seconds."""
-    with VirtualClock() as clock, scripted_dice([0.999999]):
+    with VirtualClock() as clock, scripted_random([0.999999]):
         moments = looks(clock, None, 20)
     gaps = [round(b - a, 2) for a, b in pairwise(moments)]
     assert sorted(gaps) == gaps
@@ -84,7 +84,7 @@ def test_a_service_that_waits_is_not_polled() -> None:
 
 def test_a_service_is_not_asked_to_wait_for_longer_than_the_caller() -> None:
     """The last second is for looks that are answered at once."""
-    with VirtualClock() as clock, scripted_dice([0.999999]):
+    with VirtualClock() as clock, scripted_random([0.999999]):
         asked = waits(clock, 25.0, 4)
         assert [20, 4, 0] == asked[:3]
         assert -0.05 == round(asked[3], 2)

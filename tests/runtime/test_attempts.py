@@ -81,7 +81,7 @@ def test_block_lost_while_the_lock_is_held(clock: VirtualClock, form: str) -> No
     # The next who is let through finds what the finalizer left: both places are there again.
     attempts = [iter(tarry.attempts(on=OSError, downstream=downstream)) for _ in range(2)]
     assert [1, 1] == [next(iterator).number for iterator in attempts]
-    assert 0 == len(downstream.dropped)
+    assert 0 == len(downstream.abandoned_permits)
 
 
 def test_block_is_entered_once() -> None:

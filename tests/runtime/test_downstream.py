@@ -10,7 +10,7 @@ import pytest
 import tarry
 from tarry import BreakerState, Downstream
 from tarry.runtime import downstream
-from tarry.runtime.downstream import live
+from tarry.runtime.downstream import live_downstreams
 from tarry.testing import VirtualClock, captured_events
 from tests.runtime.drivers import DRIVERS, FAIL, FUNCTION_DRIVERS, OK, Dependency, Driver, Step
 
@@ -30,10 +30,12 @@ def test_downstream_with_nothing() -> None:
 def test_live_downstreams() -> None:
     """Those that somebody holds can be listed by name, and are not kept alive by that."""
     held = [Downstream("live-b"), Downstream("live-a")]
-    assert ["live-a", "live-b"] == [d.name for d in live() if d.name.startswith("live-")]
+    assert ["live-a", "live-b"] == [
+        d.name for d in live_downstreams() if d.name.startswith("live-")
+    ]
 
     del held
-    assert [] == [d.name for d in live() if d.name.startswith("live-")]
+    assert [] == [d.name for d in live_downstreams() if d.name.startswith("live-")]
 
 
 def test_live_while_another_thread_makes_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,9 +51,9 @@ def test_live_while_another_thread_makes_one(monkeypatch: pytest.MonkeyPatch) ->
                 self.changes -= 1
                 raise RuntimeError("Set changed size during iteration")
 
-    monkeypatch.setattr(downstream, "_known", Changing())
+    monkeypatch.setattr(downstream, "_downstreams", Changing())
 
-    assert [held] == live()
+    assert [held] == live_downstreams()
 
 
 @every_driver

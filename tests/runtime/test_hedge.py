@@ -95,7 +95,7 @@ def test_more_copies(loop: str, clock: VirtualClock) -> None:
     """With three attempts, copies go one after another."""
     replica = Replica((10, "first"), (10, "second"), (0.05, "third"))
 
-    assert "third" == hedged(clock, loop, replica, after=0.1, attempts=3)
+    assert "third" == hedged(clock, loop, replica, after=0.1, max_attempts=3)
     assert 0.25 == seconds(clock)
     assert [1, 2] == sorted(replica.cancelled)
 
@@ -105,7 +105,7 @@ def test_copies_end_somewhere(loop: str, clock: VirtualClock) -> None:
     """No more copies than `attempts` are sent, however long it takes."""
     replica = Replica((10, "slow"))
 
-    assert "slow" == hedged(clock, loop, replica, after=0.1, attempts=3)
+    assert "slow" == hedged(clock, loop, replica, after=0.1, max_attempts=3)
     assert (3, 10) == (replica.sent, seconds(clock))
 
 

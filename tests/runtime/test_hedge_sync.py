@@ -186,7 +186,7 @@ def test_copies_see_the_deadline() -> None:
         ({"after": -1}, "after must be at least 0"),
         ({"max_extra_load": 0}, "max_extra_load must be greater than 0"),
         ({"max_extra_load": 5}, "max_extra_load must be greater than 0 and at most 1"),
-        ({"after": 1, "attempts": 1}, "attempts must be at least 2"),
+        ({"after": 1, "max_attempts": 1}, "max_attempts must be at least 2"),
         ({"after": 1, "on": KeyboardInterrupt}, "on must name subclasses of Exception"),
         ({"after": 1, "on": "ConnectionError"}, "on must be an exception type"),
         ({"after": 1, "downstream": "replicas"}, "downstream must be"),

@@ -62,10 +62,10 @@ def is_free(downstream: Downstream) -> bool:
 @pytest.mark.parametrize(
     ("event", "where"),
     [
-        ("return", "Run.begin"),
-        ("call", "Run.accepts"),
+        ("return", "RunningCall.begin_attempt"),
+        ("call", "RunningCall.accepts"),
         ("call", "Call.record_success"),
-        ("call", "Run.survives"),
+        ("call", "RunningCall.should_retry"),
         ("call", "Call.record_failure"),
     ],
 )
@@ -121,9 +121,9 @@ def test_interrupt_while_a_block_takes_its_deadline(clock: VirtualClock) -> None
     ("event", "where"),
     [
         ("call", "Hedging.delay"),
-        ("return", "HedgedRun.begin"),
-        ("call", "HedgedRun.left"),
-        ("call", "HedgedRun.won"),
+        ("return", "RunningHedgedCall.begin_attempt"),
+        ("call", "RunningHedgedCall.seconds_to_wait"),
+        ("call", "RunningHedgedCall.record_success"),
     ],
 )
 @pytest.mark.parametrize("form", ["hedge", "hedge_sync"])
@@ -152,7 +152,7 @@ def test_interrupt_around_a_hedged_call(
 
 
 def _settle(downstream: Downstream) -> None:
-    downstream.successes.append((0, 0.0, 0.0))
+    downstream.uncounted_successes.append((0, 0.0, 0.0))
     downstream.settle()
 
 
@@ -410,7 +410,7 @@ def test_limiter_that_raises_under_a_hedged_call(
             await tarry.runtime.event_loops.sleep(60)
 
     async def main() -> None:
-        await tarry.hedge(read, after=1, attempts=3, downstream=downstream)
+        await tarry.hedge(read, after=1, max_attempts=3, downstream=downstream)
 
     with pytest.raises(LookupError), no_wait():
         clock.run(main)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import tarry
 from tarry import Downstream, Hint, Kind, Policy
-from tarry.testing import VirtualClock, no_wait, scripted_dice
+from tarry.testing import VirtualClock, no_wait, scripted_random
 from tests.runtime.drivers import (
     ASYNC,
     DRIVERS,
@@ -72,7 +72,7 @@ def test_deadline_is_not_overslept_by_plain_code(
 ) -> None:
     """No attempt begins at or after the deadline, and no wait reaches beyond it."""
     for driver in PLAIN:
-        with VirtualClock() as clock, scripted_dice(numbers):
+        with VirtualClock() as clock, scripted_random(numbers):
             dependency = Dependency(clock, *steps)
             with pytest.raises((Answer, tarry.Rejected)):
                 driver.run(clock, dependency, on=outcome_of, policy=policy, deadline=deadline)
@@ -89,7 +89,7 @@ def test_deadline_is_not_overslept_by_coroutines(
 ) -> None:
     """A coroutine is never later than its deadline, because attempts are cut off there too."""
     for driver in ASYNC[::4]:
-        with VirtualClock() as clock, scripted_dice(numbers):
+        with VirtualClock() as clock, scripted_random(numbers):
             with pytest.raises((Answer, tarry.Rejected)):
                 driver.run(
                     clock,

@@ -99,5 +99,5 @@ def test_a_status_that_is_no_number() -> None:
 
 def test_copies_of_a_hedge_are_called_attempts() -> None:
     """An error about the number of copies names the argument that was given."""
-    with pytest.raises(tarry.ConfigurationError, match=r"^attempts must be at least 2"):
-        tarry.hedge_sync(lambda: 1, after=1.0, attempts=1)
+    with pytest.raises(tarry.ConfigurationError, match=r"^max_attempts must be at least 2"):
+        tarry.hedge_sync(lambda: 1, after=1.0, max_attempts=1)

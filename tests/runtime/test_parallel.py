@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import pytest
 
 import tarry
-from tarry.runtime.parallel import Threads
+from tarry.runtime.parallel import ThreadCopies
 from tarry.testing import no_wait
 
 MOST = 256
@@ -93,7 +93,7 @@ def test_late_result_is_discarded(stuck: Stuck) -> None:
         stuck.hang()
         return number
 
-    threads = Threads(work, discarded.append)
+    threads = ThreadCopies(work, discarded.append)
     threads.start(7)
     threads.leave()
     assert [] == discarded
@@ -115,7 +115,7 @@ def test_result_that_nobody_took_is_discarded(stuck: Stuck, fails: bool) -> None
             raise ValueError
         return number
 
-    threads = Threads(work, discarded.append)
+    threads = ThreadCopies(work, discarded.append)
     threads.start(7)
     assert begun.wait(30)
     stuck.finish()

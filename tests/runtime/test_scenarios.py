@@ -12,7 +12,7 @@ import pytest
 
 import tarry
 from tarry import Downstream, Hint, Kind, Policy, Reason
-from tarry.testing import VirtualClock, captured_events, scripted_dice
+from tarry.testing import VirtualClock, captured_events, scripted_random
 from tests.runtime.drivers import (
     DRIVERS,
     FAIL,
@@ -342,7 +342,7 @@ def test_dice_give_exact_delays(driver: Driver, clock: VirtualClock) -> None:
     """The delay before retry k is u times its ceiling, with one u drawn for each."""
     dependency = Dependency(clock, FAIL)
 
-    with scripted_dice([0.0, 0.25, 0.75]), pytest.raises(ConnectionError):
+    with scripted_random([0.0, 0.25, 0.75]), pytest.raises(ConnectionError):
         driver.run(clock, dependency)
 
     assert [0, 0, 0.05, 0.35] == dependency.starts

@@ -14,13 +14,13 @@ import pytest
 
 import tarry
 from tarry import Downstream, Hint, Kind, Outcome
-from tarry.testing import VirtualClock, scripted_dice
+from tarry.testing import VirtualClock, scripted_random
 
 
 @pytest.fixture(autouse=True)
 def clock() -> Iterator[VirtualClock]:
     """Virtual time, and dice that always show 0.5."""
-    with VirtualClock() as clock, scripted_dice([0.5]):
+    with VirtualClock() as clock, scripted_random([0.5]):
         yield clock
 
 

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 import tarry
 from tarry.core import events
-from tarry.telemetry.event_fields import NAMES
+from tarry.telemetry.event_fields import EVENT_NAMES
 from tarry.telemetry.structlog import StructlogListener
 from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
@@ -46,8 +46,8 @@ def test_every_event_has_a_name() -> None:
     kinds = [kind for kind in vars(events).values() if isinstance(kind, type)]
     defined = {k for k in kinds if issubclass(k, events.Event) and not k.__subclasses__()}
 
-    assert defined == set(NAMES)
-    assert len(NAMES) == len(set(NAMES.values()))
+    assert defined == set(EVENT_NAMES)
+    assert len(EVENT_NAMES) == len(set(EVENT_NAMES.values()))
 
 
 @every_driver

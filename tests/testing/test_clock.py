@@ -14,7 +14,7 @@ import trio
 
 import tarry
 from tarry import Downstream
-from tarry.testing import VirtualClock, scripted_dice
+from tarry.testing import VirtualClock, scripted_random
 from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, pause, seconds
 
 both_loops = pytest.mark.parametrize("loop", ["asyncio", "trio"])
@@ -188,7 +188,7 @@ def test_advance_inside_a_loop(loop: str) -> None:
 @both_loops
 def test_time_goes_on_from_loop_to_loop(loop: str) -> None:
     """Plain waits and loops one after another share one time."""
-    with VirtualClock() as clock, scripted_dice([0.5]):
+    with VirtualClock() as clock, scripted_random([0.5]):
         run(clock, loop, lambda: pause(1))
         tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
         run(clock, loop, lambda: pause(1))

@@ -14,7 +14,7 @@ from tarry.testing import (
     capped_attempts,
     captured_events,
     no_wait,
-    scripted_dice,
+    scripted_random,
 )
 from tests.runtime.drivers import ASYNC, DRIVERS, FAIL, OK, PLAIN, Dependency, Driver
 
@@ -52,7 +52,7 @@ def test_no_wait_in_coroutines() -> None:
 
 def test_no_wait_ends_with_its_block() -> None:
     """After the block waits are waits again."""
-    with VirtualClock() as clock, scripted_dice([0.5]):
+    with VirtualClock() as clock, scripted_random([0.5]):
         with no_wait():
             tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
         assert 0 == clock.elapsed
@@ -63,7 +63,7 @@ def test_no_wait_ends_with_its_block() -> None:
 
 def test_no_wait_ends_with_an_error() -> None:
     """A block that is left by an error is over too."""
-    with VirtualClock() as clock, scripted_dice([0.5]):
+    with VirtualClock() as clock, scripted_random([0.5]):
         with pytest.raises(ConnectionError), no_wait():
             tarry.call(Dependency(clock, FAIL).hit, on=ConnectionError)
         tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
@@ -76,16 +76,16 @@ def test_no_wait_ends_with_an_error() -> None:
 
 @every_driver
 @pytest.mark.parametrize("guarded", [False, True], ids=["plain", "downstream"])
-@pytest.mark.parametrize("most", [1, 2, 4, 9])
-def test_capped_attempts(driver: Driver, guarded: bool, most: int) -> None:
+@pytest.mark.parametrize("limit", [1, 2, 4, 9])
+def test_capped_attempts(driver: Driver, guarded: bool, limit: int) -> None:
     """No call makes more attempts than the cap, and the cap raises none."""
     downstream = Downstream("payments") if guarded else None
-    with VirtualClock() as clock, capped_attempts(most):
+    with VirtualClock() as clock, capped_attempts(limit):
         dependency = Dependency(clock, FAIL)
         with pytest.raises(ConnectionError):
             driver.run(clock, dependency, downstream=downstream)
 
-    assert min(most, 4) == len(dependency.starts)
+    assert min(limit, 4) == len(dependency.starts)
 
 
 def test_capped_attempts_are_told() -> None:
@@ -118,14 +118,17 @@ def attempts_of(dependency: Dependency) -> int:
     return len(dependency.starts) - before
 
 
-@pytest.mark.parametrize("most", [0, -1, 1.5, True])
-def test_wrong_cap(most: int) -> None:
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True])
+def test_wrong_cap(limit: int) -> None:
     """A cap is a whole number from 1."""
-    with pytest.raises(tarry.ConfigurationError, match="most must be"), capped_attempts(most):
+    with (
+        pytest.raises(tarry.ConfigurationError, match="max_attempts must be"),
+        capped_attempts(limit),
+    ):
         pass
 
 
-# --- scripted_dice --------------------------------------------------------------------------------
+# --- scripted_random ------------------------------------------------------------------------------
 
 
 @every_driver
@@ -133,7 +136,7 @@ def test_scripted_dice(driver: Driver) -> None:
     """The numbers come in their order, and the last repeats."""
     with (
         VirtualClock() as clock,
-        scripted_dice([0.1, 0.2]),
+        scripted_random([0.1, 0.2]),
         captured_events() as events,
         pytest.raises(ConnectionError),
     ):
@@ -145,7 +148,7 @@ def test_scripted_dice(driver: Driver) -> None:
 
 def test_scripted_dice_take_any_iterable() -> None:
     """A generator serves as a script."""
-    with VirtualClock() as clock, scripted_dice(number / 10 for number in (5, 0)):
+    with VirtualClock() as clock, scripted_random(number / 10 for number in (5, 0)):
         tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
 
     assert pytest.approx(0.05) == clock.elapsed
@@ -154,7 +157,7 @@ def test_scripted_dice_take_any_iterable() -> None:
 @pytest.mark.parametrize("numbers", [[], [1.0], [-0.1], [0.5, float("nan")]], ids=str)
 def test_wrong_script(numbers: list[float]) -> None:
     """A script holds at least one number, all from [0, 1)."""
-    with pytest.raises(tarry.ConfigurationError, match="numbers must be"), scripted_dice(numbers):
+    with pytest.raises(tarry.ConfigurationError, match="numbers must be"), scripted_random(numbers):
         pass
 
 
@@ -163,7 +166,7 @@ def test_dice_are_back_after_the_block(driver: Driver) -> None:
     """After the block delays are random again."""
     drawn = set()
     with VirtualClock() as clock, captured_events() as events:
-        with scripted_dice([0.25]):
+        with scripted_random([0.25]):
             driver.run(clock, Dependency(clock, FAIL, OK))
         for _ in range(5):
             driver.run(clock, Dependency(clock, FAIL, OK))

@@ -30,7 +30,7 @@ from tarry.adapters.http.origins import OriginRegistry
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import MissingExtra, ResultNotAccepted
 from tarry.runtime import async_driver, event_loops
-from tarry.runtime.call import Run
+from tarry.runtime.call import RunningCall
 from tarry.runtime.clocks import system
 from tarry.wire import http
 
@@ -127,7 +127,7 @@ class RetryMiddleware:
                 _last_error.set((_call_identity(request), error))
             raise
 
-    def _new_run(self, request: ClientRequest, *, can_resend_body: bool) -> Run:
+    def _new_run(self, request: ClientRequest, *, can_resend_body: bool) -> RunningCall:
         method, url = request.method, request.url
         if self._idempotency_key is not None:
             _copy_key_to_redirect(request)
@@ -136,10 +136,10 @@ class RetryMiddleware:
             _last_key.set((_call_identity(request), method, key))
         origin = http.origin_of(url.scheme, url.host or "", url.port)
         repeatable = repeatable and can_resend_body
-        return Run.new(self._origins.retry_config(method, origin, repeatable=repeatable))
+        return RunningCall.new(self._origins.retry_config(method, origin, repeatable=repeatable))
 
     async def _send(
-        self, run: Run, request: ClientRequest, handler: ClientHandlerType
+        self, run: RunningCall, request: ClientRequest, handler: ClientHandlerType
     ) -> ClientResponse:
         if run.attempts > 1:
             await request.close()  # the previous attempt may still be reading the body

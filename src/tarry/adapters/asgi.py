@@ -52,8 +52,8 @@ class OneRetryLayerMiddleware:
             return
         remaining = _client_deadline(scope)
         key = None if remaining is None else deadlines.enter(system.now() + remaining)
-        given_up = error_record.Ends()
-        token = error_record.ends.set(given_up)
+        given_up = error_record.GiveUpLog()
+        token = error_record.give_up_log.set(given_up)
         response = _MarkedResponse(send, given_up, key)
         try:
             await self._app(scope, receive, response.send)
@@ -64,7 +64,7 @@ class OneRetryLayerMiddleware:
             raise  # the server still logs the error
         finally:
             given_up.close()
-            error_record.ends.reset(token)
+            error_record.give_up_log.reset(token)
             if key is not None:
                 deadlines.leave(key)
 
@@ -72,7 +72,9 @@ class OneRetryLayerMiddleware:
 class _MarkedResponse:
     """The ASGI `send` of one request; adds the header to failed responses."""
 
-    def __init__(self, send: Send, given_up: error_record.Ends, key: deadlines.Key | None) -> None:
+    def __init__(
+        self, send: Send, given_up: error_record.GiveUpLog, key: deadlines.DeadlineKey | None
+    ) -> None:
         self._send = send
         self._given_up = given_up
         self._deadline_key = key

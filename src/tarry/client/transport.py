@@ -15,7 +15,7 @@ from tarry.client.errors import ServiceError, ServiceUnreachable
 from tarry.core.checks import check_positive
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra
-from tarry.runtime.config import instance
+from tarry.runtime.config import check_instance
 from tarry.runtime.downstream import Downstream
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class ServiceEndpoint:
         self.headers: dict[str, str] = {"accept-encoding": "identity"}
         if key is not None:
             self.headers["authorization"] = f"Bearer {_check_key(key)}"
-        instance("policy", policy, Policy, "a tarry.Policy(...)")
+        check_instance("policy", policy, Policy, "a tarry.Policy(...)")
         self.policy: Policy | None = policy
         self.timeout: float = check_positive("timeout", timeout)
 

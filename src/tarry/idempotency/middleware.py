@@ -47,7 +47,7 @@ from tarry.idempotency.store import (
     evaluate_record,
 )
 from tarry.idempotency.stores.memory import MemoryStore
-from tarry.runtime.callables import plain_function
+from tarry.runtime.callables import check_not_async
 from tarry.runtime.clocks import system
 from tarry.wire.asgi import Scope
 
@@ -116,7 +116,7 @@ class IdempotencyMiddleware:
             if not callable(identity):
                 rule = "must be a function of the scope"
                 raise ConfigurationTypeError("identity", rule, identity)
-            plain_function("identity", identity)
+            check_not_async("identity", identity)
         self._app = app
         self._store = MemoryStore() if store is None else _check_store(store)
         self._methods = frozenset(method.upper() for method in methods)
@@ -222,7 +222,7 @@ def _check_store(store: object) -> IdempotencyStore:
 def _key_requirement(require_key: RequireKey) -> Callable[[Scope], bool]:
     """Return a function that returns whether a request must have a key."""
     if callable(require_key):
-        plain_function("require_key", require_key)
+        check_not_async("require_key", require_key)
         return require_key
     if isinstance(require_key, (str, bytes)) or not hasattr(require_key, "__iter__"):
         rule = "must be a list of paths or a function"

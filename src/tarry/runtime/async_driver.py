@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.outcome import SUCCESS
 from tarry.runtime import deadlines, event_loops
-from tarry.runtime.call import Run, first_failure
+from tarry.runtime.call import RunningCall, decide_after_first_failure
 from tarry.runtime.clocks import system
-from tarry.runtime.downstream import MOST_UNCOUNTED
+from tarry.runtime.downstream import MAX_UNCOUNTED_SUCCESSES
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 
-    from tarry.runtime.config import Spec
+    from tarry.runtime.config import RetryConfig
     from tarry.runtime.downstream import Downstream
 
 T = TypeVar("T")
@@ -26,30 +26,30 @@ _deadline = deadlines.scope.get
 
 def wrap(
     fn: Callable[..., Awaitable[T]],
-    spec: Spec,
+    config: RetryConfig,
     first: Callable[..., Awaitable[T]] | None = None,
     is_success: Callable[[T], bool] | None = None,
 ) -> Callable[..., Coroutine[Any, Any, T]]:
-    """Return the cheapest wrapper that does what the spec asks for.
+    """Return the cheapest wrapper that does what the config asks for.
 
     An adapter may pass `first`, a quicker function for first attempts, and `is_success`, a quicker
-    test than `spec.judge` for most of the results that are successes.
+    test than `config.classify_result` for most of the results that are successes.
     """
-    if spec.needs_run:
-        return _full(fn, spec)
-    if spec.downstream is None:
-        return _plain(fn, spec)
-    judge = spec.judge
-    if is_success is None and judge is not None:
+    if config.needs_run:
+        return _full(fn, config)
+    if config.downstream is None:
+        return _plain(fn, config)
+    classify_result = config.classify_result
+    if is_success is None and classify_result is not None:
 
         def is_success(result: T) -> bool:
-            return judge(result) is SUCCESS
+            return classify_result(result) is SUCCESS
 
-    return _guarded(fn, spec, spec.downstream, first or fn, is_success)
+    return _guarded(fn, config, config.downstream, first or fn, is_success)
 
 
 def wrap_generator(
-    fn: Callable[..., AsyncGenerator[Any, Any]], spec: Spec
+    fn: Callable[..., AsyncGenerator[Any, Any]], config: RetryConfig
 ) -> Callable[..., AsyncGenerator[Any, Any]]:
     """Retry an async generator until its first item; from then on it is the caller's."""
 
@@ -69,7 +69,7 @@ def wrap_generator(
         except StopAsyncIteration:
             return None, None
 
-    first_of = wrap(first, spec)
+    first_of = wrap(first, config)
 
     @wraps(fn)
     async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
@@ -96,43 +96,46 @@ def wrap_generator(
 
 
 async def drive(
-    run: Run, fn: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    run: RunningCall,
+    fn: Callable[..., Awaitable[T]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> T:
     """Make attempts until the call is over."""
     try:
         while True:
-            attempt = run.begin()
-            if run.spec.numbered:
+            attempt = run.begin_attempt()
+            if run.config.passes_number:
                 kwargs = {**kwargs, "number": attempt.number}
             if attempt.delay:
-                await run.await_(attempt.delay)
+                await run.async_wait(attempt.delay)
             try:
                 if attempt.timeout is None:
                     result = await fn(*args, **kwargs) if kwargs else await fn(*args)
                 else:
                     result = await _limited(run, attempt.timeout, fn, args, kwargs)
             except Exception as error:
-                if not run.survives(error):
+                if not run.should_retry(error):
                     raise
             else:
                 if run.accepts(result):
                     return result
-                await let_go(run, result)
-            await run.await_()
+                await release_result(run, result)
+            await run.async_wait()
     except BaseException:
-        run.drop()
+        run.abort()
         raise
 
 
-async def let_go(run: Run, result: object) -> None:
+async def release_result(run: RunningCall, result: object) -> None:
     """Keep no connection during the wait that a result has caused."""
-    release = run.spec.release
+    release = run.config.release
     if release is not None and not await release(result):
-        run.forget()
+        run.discard_error()
 
 
 async def _limited(
-    run: Run,
+    run: RunningCall,
     timeout: float,
     fn: Callable[..., Awaitable[T]],
     args: tuple[Any, ...],
@@ -144,29 +147,33 @@ async def _limited(
             return await fn(*args, **kwargs)
     finally:
         deadlines.leave(key)
-    raise run.timed_out(timeout)
+    raise run.timeout_error(timeout)
 
 
-def _full(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Coroutine[Any, Any, T]]:
+def _full(
+    fn: Callable[..., Awaitable[T]], config: RetryConfig
+) -> Callable[..., Coroutine[Any, Any, T]]:
     @wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> T:
-        return await drive(Run.new(spec), fn, args, kwargs)
+        return await drive(RunningCall.new(config), fn, args, kwargs)
 
     return call
 
 
-def _plain(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Coroutine[Any, Any, T]]:
+def _plain(
+    fn: Callable[..., Awaitable[T]], config: RetryConfig
+) -> Callable[..., Coroutine[Any, Any, T]]:
     @wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> T:
         if bus.listeners or _deadline() is not None:
-            return await drive(Run.new(spec), fn, args, kwargs)
+            return await drive(RunningCall.new(config), fn, args, kwargs)
         serial = bus.serial
         try:
             if kwargs:  # to merge nothing costs a dict
                 return await fn(*args, **kwargs)
             return await fn(*args)
         except Exception as error:
-            first = first_failure(spec, error, serial)
+            first = decide_after_first_failure(config, error, serial)
             if first is None:
                 raise
             if isinstance(first, tuple) and first[2].delay > 0:
@@ -176,13 +183,13 @@ def _plain(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Corouti
             try:
                 return await fn(*args, **kwargs)
             except Exception as error:
-                run = Run(spec, None, None, serial)
+                run = RunningCall(config, None, None, serial)
                 run.adopt_first_failure(*first)
-                if not run.survives(error):
+                if not run.should_retry(error):
                     raise
         else:
             run = first
-        await run.await_()
+        await run.async_wait()
         return await drive(run, fn, args, kwargs)
 
     return call
@@ -190,7 +197,7 @@ def _plain(fn: Callable[..., Awaitable[T]], spec: Spec) -> Callable[..., Corouti
 
 def _guarded(
     fn: Callable[..., Awaitable[T]],
-    spec: Spec,
+    config: RetryConfig,
     downstream: Downstream,
     first: Callable[..., Awaitable[T]],
     is_success: Callable[[T], bool] | None,
@@ -199,7 +206,7 @@ def _guarded(
 
     The twin of `sync_driver._guarded`, which has the comments. Keep the two the same.
     """
-    closed, successes = downstream.closed, downstream.successes
+    closed, successes = downstream.closed, downstream.uncounted_successes
 
     @wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> T:
@@ -209,7 +216,7 @@ def _guarded(
             or bus.listeners
             or _deadline() is not None
         ):
-            return await drive(Run.new(spec), fn, args, kwargs)
+            return await drive(RunningCall.new(config), fn, args, kwargs)
         permit = 0 if breaker is None else breaker.generation
         serial, clock = bus.serial, system.now
         started = clock()
@@ -217,24 +224,24 @@ def _guarded(
             result = await first(*args, **kwargs) if kwargs else await first(*args)
             succeeded = is_success is None or is_success(result)
         except Exception as error:
-            run = Run.adopted(spec, started, serial, permit)
-            if not run.survives(error):
+            run = RunningCall.after_first_attempt(config, started, serial, permit)
+            if not run.should_retry(error):
                 raise
         else:
             if succeeded:
                 now = clock()
                 if breaker is None or breaker.is_fault_free:
                     successes.append((permit, started, now))
-                    if len(successes) > MOST_UNCOUNTED:
+                    if len(successes) > MAX_UNCOUNTED_SUCCESSES:
                         downstream.settle()
                 else:
                     downstream.record(permit, SUCCESS, now - started, now, system.draw())
                 return result
-            run = Run.adopted(spec, started, serial, permit)
+            run = RunningCall.after_first_attempt(config, started, serial, permit)
             if run.accepts(result):
                 return result
-            await let_go(run, result)
-        await run.await_()
+            await release_result(run, result)
+        await run.async_wait()
         return await drive(run, fn, args, kwargs)
 
     return call

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError
 from tarry.runtime import deadlines, event_loops
-from tarry.runtime.call import BlockRun
+from tarry.runtime.call import RunningBlock
 from tarry.runtime.clocks import system
-from tarry.runtime.config import NOT_FOR_COROUTINES
+from tarry.runtime.config import CANCEL_IN_COROUTINE_MESSAGE
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tarry.core.verdict import Attempt
-    from tarry.runtime.call import Run
-    from tarry.runtime.config import Spec
+    from tarry.runtime.call import RunningCall
+    from tarry.runtime.config import RetryConfig
 
 
 class AttemptBlock:
@@ -25,12 +25,12 @@ class AttemptBlock:
 
     __slots__ = ("_attempt", "_key", "_limit", "_run", "_until", "entered", "over")
 
-    def __init__(self, run: Run, attempt: Attempt, *, cut: bool) -> None:
+    def __init__(self, run: RunningCall, attempt: Attempt, *, cut: bool) -> None:
         self._run = run
         self._attempt = attempt
         self._key: object = None
         self._until = None if attempt.timeout is None else system.now() + attempt.timeout
-        self._limit: AbstractContextManager[event_loops.Expiry] | None = None
+        self._limit: AbstractContextManager[event_loops.TimeoutStatus] | None = None
         if cut and attempt.timeout is not None:
             self._limit = event_loops.timeout(attempt.timeout)
         self.entered: bool = False
@@ -54,7 +54,7 @@ class AttemptBlock:
             if self._limit is not None:
                 self._limit.__enter__()
         except BaseException:
-            self._run.drop()
+            self._run.abort()
             raise
         return self
 
@@ -68,7 +68,7 @@ class AttemptBlock:
         try:
             return self._end(kind, error, traceback)
         except BaseException:
-            self._run.drop()
+            self._run.abort()
             raise
 
     def _end(
@@ -79,18 +79,18 @@ class AttemptBlock:
     ) -> bool:
         run = self._run
         if self._leave(kind, error, traceback):
-            timeout = run.timed_out(self._attempt.timeout or 0.0)
-            self.over = not run.survives(timeout)
+            timeout = run.timeout_error(self._attempt.timeout or 0.0)
+            self.over = not run.should_retry(timeout)
             if self.over:
                 raise timeout
             return True
         if error is None:
             self.over = run.accepts(None)
         elif isinstance(error, Exception):
-            self.over = not run.survives(error)
+            self.over = not run.should_retry(error)
             return not self.over
         else:
-            run.drop()
+            run.abort()
         return False
 
     def _leave(
@@ -111,46 +111,46 @@ class AttemptBlock:
 class Attempts:
     """The attempts of one call, for `for` and for `async for`."""
 
-    __slots__ = ("_spec",)
+    __slots__ = ("_config",)
 
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
+    def __init__(self, config: RetryConfig) -> None:
+        self._config = config
 
     def __iter__(self) -> AttemptIterator:
         """Begin a call in plain code."""
-        if self._spec.policy.attempt_timeout is not None:
+        if self._config.policy.attempt_timeout is not None:
             msg = (
                 "timeout cannot cut off a plain block: use @tarry.retry or tarry.call, or give "
                 "the client inside the block a timeout of its own"
             )
             raise ConfigurationError(msg)
-        return AttemptIterator(self._spec)
+        return AttemptIterator(self._config)
 
     def __aiter__(self) -> AsyncAttemptIterator:
         """Begin a call on an event loop."""
-        if self._spec.cancel is not None:
-            raise ConfigurationError(NOT_FOR_COROUTINES)
-        return AsyncAttemptIterator(self._spec)
+        if self._config.cancel is not None:
+            raise ConfigurationError(CANCEL_IN_COROUTINE_MESSAGE)
+        return AsyncAttemptIterator(self._config)
 
 
 class _Iteration:
     __slots__ = ("_block", "_run")
 
-    def __init__(self, spec: Spec) -> None:
-        self._run: BlockRun = BlockRun.new(spec)
+    def __init__(self, config: RetryConfig) -> None:
+        self._run: RunningBlock = RunningBlock.new(config)
         self._block: AttemptBlock | None = None
 
     def __del__(self) -> None:
         """Leave what an attempt holds that was begun and never entered."""
         block: AttemptBlock | None = getattr(self, "_block", None)
         if block is not None and not block.entered:
-            self._run.forsake()
+            self._run.release_permit_in_finalizer()
 
     def _is_over(self) -> bool:
         if self._block is None:
             return False
         if self._block.over is None:
-            self._run.drop()
+            self._run.abort()
             msg = "the body of the loop must stand inside `with attempt:`"
             raise ConfigurationError(msg)
         return self._block.over
@@ -173,12 +173,12 @@ class AttemptIterator(_Iteration):
         if self._block is not None:
             run.wait()
         try:
-            attempt = run.begin()
+            attempt = run.begin_attempt()
             if attempt.delay:
                 run.wait(attempt.delay)
             self._block = block = AttemptBlock(run, attempt, cut=False)
         except BaseException:
-            run.drop()
+            run.abort()
             raise
         return block
 
@@ -198,13 +198,13 @@ class AsyncAttemptIterator(_Iteration):
             raise StopAsyncIteration
         run = self._run
         if self._block is not None:
-            await run.await_()
+            await run.async_wait()
         try:
-            attempt = run.begin()
+            attempt = run.begin_attempt()
             if attempt.delay:
-                await run.await_(attempt.delay)
+                await run.async_wait(attempt.delay)
             self._block = block = AttemptBlock(run, attempt, cut=True)
         except BaseException:
-            run.drop()
+            run.abort()
             raise
         return block

@@ -1,10 +1,10 @@
 """One call as every driver runs it: the core's `Call` with clock, dice, lock, events and marks.
 
-    run.begin()           begin an attempt, or raise
+    run.begin_attempt()           begin an attempt, or raise
     run.survives(error)   True: wait and begin again; False: raise the error
     run.accepts(result)   True: return the result; False: wait and begin again
-    run.forget()          the result that was not accepted is gone
-    run.drop()            the call is left early: give back what it holds
+    run.discard_error()          the result that was not accepted is gone
+    run.abort()            the call is left early: give back what it holds
     run.wait(), await_()  the wait between two attempts
 
 Drivers differ only in how they call the function and which wait they use.
@@ -31,8 +31,8 @@ from tarry.errors import (
 )
 from tarry.runtime import deadlines, event_loops
 from tarry.runtime.clocks import system
-from tarry.runtime.error_record import mark, marked_since, note
-from tarry.runtime.events import WARNING, bus
+from tarry.runtime.error_record import add_note, attach_record, has_record_since
+from tarry.runtime.events import LOG_WARNING, bus
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy
     from tarry.core.verdict import Attempt
-    from tarry.runtime.config import Spec
+    from tarry.runtime.config import RetryConfig
 
-Unheard: TypeAlias = "tuple[Outcome, str, Wait]"
+FirstFailure: TypeAlias = "tuple[Outcome, str, Wait]"
 """What a first failure came to: its outcome, its name and the verdict."""
 
 _REJECTIONS: dict[Reason, type[Rejected]] = {
@@ -54,45 +54,47 @@ _REJECTIONS: dict[Reason, type[Rejected]] = {
 }
 
 
-class Run(Call):
+class RunningCall(Call):
     """The live state of one call. It is a `Call` and not beside one: a failure makes one object."""
 
-    __slots__ = ("_clocked", "_error", "_serial", "_wait", "_watched", "spec")
+    __slots__ = ("_clocked", "_error", "_serial", "_wait", "_watched", "config")
 
     _block = False
     """Whether the attempts are blocks of the user's, not calls of ours."""
     _wait: Wait
 
     def __init__(
-        self, spec: Spec, started: float | None, deadline: float | None, serial: int
+        self, config: RetryConfig, started: float | None, deadline: float | None, serial: int
     ) -> None:
         cap = system.max_attempts
-        policy = spec.policy if cap is None else _capped(spec.policy, cap)
-        Call.__init__(self, policy, spec.downstream, started or 0.0, deadline)
-        self.spec: Spec = spec
+        policy = config.policy if cap is None else _capped(config.policy, cap)
+        Call.__init__(self, policy, config.downstream, started or 0.0, deadline)
+        self.config: RetryConfig = config
         self._clocked = started is not None
         self._serial = serial
         self._error: Exception | None = None
         self._watched = False
 
     @classmethod
-    def new(cls, spec: Spec) -> Self:
+    def new(cls, config: RetryConfig) -> Self:
         """Prepare a call."""
         now = system.now()
-        if spec.deadline is None:
+        if config.deadline is None:
             deadline = deadlines.current()
         else:
-            deadline = deadlines.earliest(now + spec.deadline)
-        return cls(spec, now, deadline, 0)
+            deadline = deadlines.earliest(now + config.deadline)
+        return cls(config, now, deadline, 0)
 
     @classmethod
-    def adopted(cls, spec: Spec, started: float, serial: int, permit: int) -> Self:
+    def after_first_attempt(
+        cls, config: RetryConfig, started: float, serial: int, permit: int
+    ) -> Self:
         """Go on after a first attempt that was made without a run."""
-        run = cls(spec, started, None, serial)
+        run = cls(config, started, None, serial)
         run.adopt_first_attempt(permit)
         return run
 
-    def begin(self) -> Attempt:
+    def begin_attempt(self) -> Attempt:
         """Begin the next attempt, or raise: a rejection at first, the last error later."""
         command = self.start(system.now() if self._clocked else 0.0)
         error, self._error = self._error, None  # its traceback holds us: leave no cycle behind
@@ -100,7 +102,7 @@ class Run(Call):
             if error is None:
                 name = None if self.downstream is None else self.downstream.name
                 last = self.steps[-1].detail if self.attempts else ""
-                error = rejection(command, self.spec.operation, name, last)
+                error = rejection_error(command, self.config.operation, name, last)
             self._give_up(command, error)
             try:
                 raise error
@@ -108,31 +110,31 @@ class Run(Call):
                 del error  # its traceback holds this frame: leave no cycle behind
         self._serial = bus.serial
         if bus.listeners or self._watched:
-            _emit().tell_started(self.spec.operation, self)
+            _emit().emit_started(self.config.operation, self)
         return command
 
-    def survives(self, error: Exception, outcome: Outcome | None = None) -> bool:
+    def should_retry(self, error: Exception, outcome: Outcome | None = None) -> bool:
         """Say whether the call goes on after this error; classify it where that is not done."""
         try:
-            return self._judge(error, outcome)
+            return self._decide(error, outcome)
         except BaseException:  # of the user's predicate, dice, jitter or budget
-            self.drop()
+            self.abort()
             raise
 
-    def _judge(self, error: Exception, outcome: Outcome | None) -> bool:
-        spec = self.spec
+    def _decide(self, error: Exception, outcome: Outcome | None) -> bool:
+        config = self.config
         if outcome is None:
-            classify = spec.outcome_of
+            classify = config.classify_error
             outcome = classify(error, self._serial)
         now = system.now() if self._clocked else 0.0
-        u = (spec.draw or system.draw)()
+        u = (config.draw or system.draw)()
         verdict = self.record_failure(outcome, now, u, type(error).__name__)
         log_enabled = bus.log_enabled
-        if bus.listeners or log_enabled(WARNING):
+        if bus.listeners or log_enabled(LOG_WARNING):
             if not self._watched and not bus.listeners:  # it began before there was trouble
-                _emit().tell_started(spec.operation, self)
+                _emit().emit_started(config.operation, self)
             self._watched = True
-            _emit().tell_failed(spec.operation, self, outcome, verdict, error)
+            _emit().emit_failed(config.operation, self, outcome, verdict, error)
         if isinstance(verdict, Stop):
             self._give_up(verdict, error)
             return False
@@ -142,52 +144,52 @@ class Run(Call):
 
     def accepts(self, result: object) -> bool:
         """Say whether the call is over with this result."""
-        judge = self.spec.judge
-        if judge is not None:
-            outcome = judge(result)
+        classify_result = self.config.classify_result
+        if classify_result is not None:
+            outcome = classify_result(result)
             if outcome.kind is Kind.PERMANENT:
                 self._answered(outcome)
                 return True
             if outcome.kind is not Kind.SUCCESS:
                 return self._refuses(result, outcome, outcome.detail)
-        until = self.spec.until
+        until = self.config.until
         if until is not None and not until(result):
             return self._refuses(result, TRANSIENT, "no result that `until` accepts")
         if self.downstream is not None:
-            self.record_success(system.now(), (self.spec.draw or system.draw)())
+            self.record_success(system.now(), (self.config.draw or system.draw)())
         if bus.listeners or self._watched:
-            _emit().tell_succeeded(self.spec.operation, self)
+            _emit().emit_succeeded(self.config.operation, self)
         return True
 
     def _answered(self, outcome: Outcome) -> None:
         """End with an answer that is no success, and that no attempt would change: a 404."""
-        verdict = self.record_failure(outcome, system.now(), (self.spec.draw or system.draw)())
+        verdict = self.record_failure(outcome, system.now(), (self.config.draw or system.draw)())
         if isinstance(verdict, Stop) and (bus.listeners or self._watched):
-            _emit().tell_failed(self.spec.operation, self, outcome, verdict, None)
-            _emit().tell_gave_up(self.spec.operation, self, verdict, None)
+            _emit().emit_failed(self.config.operation, self, outcome, verdict, None)
+            _emit().emit_gave_up(self.config.operation, self, verdict, None)
 
     def _refuses(self, result: object, outcome: Outcome, why: str) -> bool:
         """Treat a result as a failure: False to go on, or raise it wrapped in an error."""
-        error = ResultNotAccepted(f"{self.spec.operation}: {why}", result)
-        if self.survives(error, outcome):
+        error = ResultNotAccepted(f"{self.config.operation}: {why}", result)
+        if self.should_retry(error, outcome):
             return False
         try:
             raise error
         finally:
             del error
 
-    def forget(self) -> None:
+    def discard_error(self) -> None:
         """The last result is gone: if no attempt follows, the call ends with a rejection."""
         self._error = None
 
-    def drop(self) -> None:
+    def abort(self) -> None:
         """Give back what the call still holds; drivers do so whenever they are left early."""
         if self.downstream is not None:
             self.cancel_attempt(system.now())
 
-    def timed_out(self, timeout: float) -> Exception:
+    def timeout_error(self, timeout: float) -> Exception:
         """Return the error for an attempt that was cut off after so many seconds."""
-        operation, number = self.spec.operation, self.attempts
+        operation, number = self.config.operation, self.attempts
         limit = self.policy.attempt_timeout
         if limit is None or timeout < limit:  # what was left before the deadline
             return DeadlineExceeded(f"{operation}: the deadline passed during attempt {number}")
@@ -200,7 +202,7 @@ class Run(Call):
         delay = self._wait.delay if hold is None else hold
         began = system.now() if self._watched else None
         try:
-            block(self.spec, delay, self._error)
+            blocking_wait(self.config, delay, self._error)
         except BaseException:
             self._error = None
             if hold is None and self.downstream is not None:
@@ -209,7 +211,7 @@ class Run(Call):
         if began is not None and hold is None:
             self._awake(began)
 
-    async def await_(self, hold: float | None = None) -> None:
+    async def async_wait(self, hold: float | None = None) -> None:
         """Do what `wait` does, on the event loop."""
         delay = self._wait.delay if hold is None else hold
         began = system.now() if self._watched else None
@@ -227,7 +229,7 @@ class Run(Call):
     def _give_up(self, stop: Stop, error: Exception) -> None:
         name = None if self.downstream is None else self.downstream.name
         record = CallRecord(
-            self.spec.operation,
+            self.config.operation,
             name,
             self.attempts,
             self.waited,
@@ -235,19 +237,19 @@ class Run(Call):
             stop.retry_after,
             self.steps,
         )
-        if not marked_since(error, self._serial):  # else the inner record says more
+        if not has_record_since(error, self._serial):  # else the inner record says more
             final = is_final(stop, self.attempts, self.policy.max_attempts)
-            mark(error, record, final=final, block=self._block)
-        note(error, record)
-        if self._watched or bus.watched():
-            _emit().tell_gave_up(self.spec.operation, self, stop, error)
+            attach_record(error, record, final=final, block=self._block)
+        add_note(error, record)
+        if self._watched or bus.is_observed():
+            _emit().emit_gave_up(self.config.operation, self, stop, error)
 
     def _awake(self, began: float) -> None:
         slept = system.now() - began
-        _emit().tell_waited(self.spec.operation, self, self._wait, slept, self._error)
+        _emit().emit_waited(self.config.operation, self, self._wait, slept, self._error)
 
 
-class BlockRun(Run):
+class RunningBlock(RunningCall):
     """A call whose attempts are blocks."""
 
     __slots__ = ()
@@ -256,19 +258,21 @@ class BlockRun(Run):
 
     def __del__(self) -> None:
         """Leave what a block holds that was never left."""
-        self.forsake()
+        self.release_permit_in_finalizer()
 
-    def forsake(self) -> None:
+    def release_permit_in_finalizer(self) -> None:
         """Leave the permit for the next to find, from a finalizer.
 
         It may run while the lock is held, by this very thread: it may not wait for it.
         """
-        shared, permit = self.spec.downstream, self.take_permit()
+        shared, permit = self.config.downstream, self.take_permit()
         if shared is not None and permit is not None:
-            shared.dropped.append(permit)
+            shared.abandoned_permits.append(permit)
 
 
-def first_failure(spec: Spec, error: Exception, serial: int) -> Run | Unheard | None:
+def decide_after_first_failure(
+    config: RetryConfig, error: Exception, serial: int
+) -> RunningCall | FirstFailure | None:
     """Judge the first failure of a plain call: go on with the run, wait unheard, or (None) raise.
 
     Most calls succeed at their second attempt. Where nobody listens, no state is made for them
@@ -276,34 +280,34 @@ def first_failure(spec: Spec, error: Exception, serial: int) -> Run | Unheard | 
     """
     log_enabled = bus.log_enabled
     outcome = None
-    if not bus.listeners and system.max_attempts is None and not log_enabled(WARNING):
-        classify = spec.outcome_of
+    if not bus.listeners and system.max_attempts is None and not log_enabled(LOG_WARNING):
+        classify = config.classify_error
         outcome = classify(error, serial)
-        first = spec.first
+        first = config.first
         if first is None:
-            spec.first = first = Run(spec, None, None, 0)
+            config.first = first = RunningCall(config, None, None, 0)
             first.attempts = 1
-        verdict = decide(spec.policy, first, outcome, 0.0, (spec.draw or system.draw)())
+        verdict = decide(config.policy, first, outcome, 0.0, (config.draw or system.draw)())
         if isinstance(verdict, Wait):
             return outcome, type(error).__name__, verdict
-    run = Run(spec, None, None, serial)
+    run = RunningCall(config, None, None, serial)
     run.attempts = 1
-    return run if run.survives(error, outcome) else None
+    return run if run.should_retry(error, outcome) else None
 
 
-def block(spec: Spec, delay: float, error: Exception | None) -> None:
+def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) -> None:
     """Wait, unless that would freeze an event loop or a cancel token ends it."""
     if delay > 0:
         if event_loops.in_event_loop():
             msg = (
-                f"{spec.operation}: a wait of {format_duration(delay)} would block the running "
+                f"{config.operation}: a wait of {format_duration(delay)} would block the running "
                 "event loop; make it an async def (a block: async for), or run it in a thread"
             )
             raise BlockingWait(msg) from error
         sleep = system.sleep
-        sleep(delay, spec.cancel)
-    if spec.cancel is not None and spec.cancel.cancelled:
-        msg = f"{spec.operation}: cancelled while waiting for the next attempt"
+        sleep(delay, config.cancel)
+    if config.cancel is not None and config.cancel.cancelled:
+        msg = f"{config.operation}: cancelled while waiting for the next attempt"
         raise Cancelled(msg) from error
 
 
@@ -314,7 +318,7 @@ def _emit() -> ModuleType:
     return emit
 
 
-def rejection(stop: Stop, operation: str, downstream: str | None, last: str = "") -> Rejected:
+def rejection_error(stop: Stop, operation: str, downstream: str | None, last: str = "") -> Rejected:
     """Return a new error for a call that was not let through, after a `last` answer or none."""
     after = "" if stop.retry_after is None else f"; retry after {format_duration(stop.retry_after)}"
     answered = f"; the last answer was {last}" if last else ""

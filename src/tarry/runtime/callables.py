@@ -28,7 +28,7 @@ def name_of(fn: Any) -> str:
     return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
 
 
-def callable_(door: str, fn: Any) -> None:
+def check_callable(door: str, fn: Any) -> None:
     """Refuse what cannot be called: most likely the result of a call."""
     if not callable(fn):
         if hasattr(fn, "cr_code"):
@@ -37,14 +37,14 @@ def callable_(door: str, fn: Any) -> None:
         raise ConfigurationTypeError(msg)
 
 
-def plain_function(field: str, fn: object) -> None:
+def check_not_async(field: str, fn: object) -> None:
     """Refuse a coroutine function where an answer is needed at once: its coroutine is a yes."""
     if flags_of(fn) & (COROUTINE | ASYNC_GENERATOR):
         rule = f"must be a plain function, got the coroutine function {name_of(fn)}"
         raise ConfigurationTypeError(field, rule)
 
 
-def caller() -> str:
+def name_of_caller() -> str:
     """Return the name of the function that called the one that asks."""
     frame = sys._getframe(2)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     return frame.f_code.co_qualname

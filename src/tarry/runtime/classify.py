@@ -15,8 +15,8 @@ from tarry.errors import (
     ConfigurationTypeError,
     DeadlineExceeded,
 )
-from tarry.runtime.callables import plain_function
-from tarry.runtime.error_record import MARK, marked_since
+from tarry.runtime.callables import check_not_async
+from tarry.runtime.error_record import RECORD_ATTRIBUTE, has_record_since
 
 On: TypeAlias = (
     type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], "bool | Outcome"]
@@ -39,7 +39,7 @@ class Classifier:
         self._types: tuple[type[Exception], ...] = ()
         self._predicate: Callable[[Exception], bool | Outcome] | None = None
         if on is not None and callable(on) and not isinstance(on, type):
-            plain_function("on", on)
+            check_not_async("on", on)
             self._predicate = on
         elif on is not None:
             self._types = _checked(on)
@@ -49,7 +49,7 @@ class Classifier:
             issubclass(error, self._types) for error in (*_NEVER, ExceptionGroup)
         )
 
-    def outcome_of(self, error: Exception, serial: int) -> Outcome:
+    def classify_error(self, error: Exception, serial: int) -> Outcome:
         """Classify an error; `serial` is the bus's count from before its attempt."""
         if isinstance(error, self._match):
             if self._wide and isinstance(error, _NEVER):
@@ -59,17 +59,19 @@ class Classifier:
             outcome = self._other(error)
         if (
             error.__context__ is None
-            and getattr(error, MARK, None) is None
+            and getattr(error, RECORD_ATTRIBUTE, None) is None
             and error.__cause__ is None
             and not (self._wide and hasattr(error, "exceptions"))
         ):
             return outcome
-        return outcome.replace(retried=True) if marked_since(error, serial) else outcome
+        return outcome.replace(retried=True) if has_record_since(error, serial) else outcome
 
     def _other(self, error: Exception) -> Outcome:
         if isinstance(error, _NEVER):
             return PERMANENT
-        if isinstance(error, (AttemptTimeout, DeadlineExceeded)) and not hasattr(error, MARK):
+        if isinstance(error, (AttemptTimeout, DeadlineExceeded)) and not hasattr(
+            error, RECORD_ATTRIBUTE
+        ):
             return self._cut_off  # by this very loop, which `on` cannot know
         answer: object = self._predicate is not None and self._predicate(error)
         if isinstance(answer, Outcome):

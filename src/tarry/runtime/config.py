@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tarry.core.checks import check_count, check_positive
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationTypeError
-from tarry.runtime.callables import plain_function
+from tarry.runtime.callables import check_not_async
 from tarry.runtime.classify import Classifier
 from tarry.runtime.clocks import CancelToken
 
@@ -20,28 +20,30 @@ if TYPE_CHECKING:
     from tarry.runtime.classify import On
     from tarry.runtime.downstream import Downstream
 
-BOTH = (
+RETRY_AND_HEDGE_MESSAGE = (
     "a call has a retry policy or a hedging policy, never both (gRFC A6): "
     "use tarry.retry(...) or tarry.hedge(...)"
 )
-NOT_FOR_COROUTINES = "cancel is for plain functions; cancel the task of a coroutine instead"
+CANCEL_IN_COROUTINE_MESSAGE = (
+    "cancel is for plain functions; cancel the task of a coroutine instead"
+)
 
 _DEFAULT = Policy()
 
 
-class Spec:
+class RetryConfig:
     """The configuration of one retry loop. Never changes, so that calls may share it."""
 
     __slots__ = (
         "cancel",
+        "classify_error",
+        "classify_result",
         "deadline",
         "downstream",
         "draw",
         "first",
-        "judge",
-        "numbered",
         "operation",
-        "outcome_of",
+        "passes_number",
         "policy",
         "release",
         "until",
@@ -60,10 +62,10 @@ class Spec:
         name: str | None = None,
         cancel: CancelToken | None = None,
         random: Random | None = None,
-        judge: Callable[[Any], Outcome] | None = None,
+        classify_result: Callable[[Any], Outcome] | None = None,
         release: Callable[[Any], Any] | None = None,
         safe: bool = True,
-        numbered: bool = False,
+        passes_number: bool = False,
     ) -> None:
         if on is None and until is None:
             msg = (
@@ -72,20 +74,20 @@ class Spec:
                 "error repeats bugs and hides them; on=Exception says so if you mean it"
             )
             raise ConfigurationTypeError(msg)
-        instance("policy", policy, Policy, "a tarry.Policy(...)")
-        instance("cancel", cancel, CancelToken, "a tarry.CancelToken()")
-        instance("name", name, str, "a text")
+        check_instance("policy", policy, Policy, "a tarry.Policy(...)")
+        check_instance("cancel", cancel, CancelToken, "a tarry.CancelToken()")
+        check_instance("name", name, str, "a text")
         if downstream is not None:
             from tarry.runtime.downstream import Downstream
 
-            instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
+            check_instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
         if random is not None and not hasattr(random, "random"):
             rule = "must be a source such as random.Random(7)"
             raise ConfigurationTypeError("random", rule, random)
         if until is not None and not callable(until):
             raise ConfigurationTypeError("until", "must be a predicate over the result", until)
         if until is not None:
-            plain_function("until", until)
+            check_not_async("until", until)
         changes: dict[str, Any] = {}
         if attempts is not None:
             changes["max_attempts"] = check_count("attempts", attempts)
@@ -94,14 +96,14 @@ class Spec:
         base = policy or _DEFAULT
         self.policy: Policy = base.replace(**changes) if changes else base
         classifier = Classifier(on, safe=safe)  # not safe: what was cut off is not done again
-        self.outcome_of: Callable[[Exception, int], Outcome] = classifier.outcome_of
+        self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error
         self.until: Callable[[Any], bool] | None = until
-        self.judge: Callable[[Any], Outcome] | None = judge
+        self.classify_result: Callable[[Any], Outcome] | None = classify_result
         """Classifies results, for adapters whose dependency answers with its failures."""
         self.release: Callable[[Any], Any] | None = release
         """Lets go of a result before the wait that it causes: a wait holds no connection. Says
         whether the result can still be handed out."""
-        self.numbered: bool = numbered
+        self.passes_number: bool = passes_number
         """Whether the function takes the `number` of the attempt, 1 where it is not given."""
         self.deadline: float | None = (
             None if deadline is None else check_positive("deadline", deadline)
@@ -118,25 +120,25 @@ class Spec:
         """Whether even a call that succeeds at once needs more than its function and a permit."""
         return (
             self.until is not None
-            or (self.judge is not None and self.downstream is None)
+            or (self.classify_result is not None and self.downstream is None)
             or self.deadline is not None
             or self.policy.attempt_timeout is not None
             or self.policy.total_budget is not None
             or (self.downstream is not None and self.downstream.has_limiters)
         )
 
-    def named(self, operation: str) -> Spec:
+    def named(self, operation: str) -> RetryConfig:
         """Return the same with a name for the operation, unless the user gave one."""
         if self.operation:
             return self
-        copy = Spec.__new__(Spec)
+        copy = RetryConfig.__new__(RetryConfig)
         for field in self.__slots__:
             setattr(copy, field, getattr(self, field))
         copy.operation = operation
         return copy
 
 
-def instance(field: str, value: object, kind: type, wanted: str) -> None:
+def check_instance(field: str, value: object, kind: type, wanted: str) -> None:
     """Refuse an argument of another type, and say what is wanted."""
     if value is not None and not isinstance(value, kind):
         raise ConfigurationTypeError(field, f"must be {wanted}", value)

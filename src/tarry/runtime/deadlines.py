@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 
-class Key:
+class DeadlineKey:
     """Whose deadline it is."""
 
     over: bool = False
     """Whether it holds nobody any more, wherever its scope was copied to."""
 
 
-class Scope(NamedTuple):
+class DeadlineScope(NamedTuple):
     """One deadline, and those around it."""
 
-    key: Key
+    key: DeadlineKey
     moment: float
-    outer: Scope | None
+    outer: DeadlineScope | None
 
 
-scope: ContextVar[Scope | None] = ContextVar("tarry_deadline", default=None)
+scope: ContextVar[DeadlineScope | None] = ContextVar("tarry_deadline", default=None)
 
 
-def enter(moment: float) -> Key:
+def enter(moment: float) -> DeadlineKey:
     """Let everything below share a deadline, until `leave` is called with the answer."""
-    key = Key()
-    scope.set(Scope(key, earliest(moment), scope.get()))
+    key = DeadlineKey()
+    scope.set(DeadlineScope(key, earliest(moment), scope.get()))
     return key
 
 
@@ -48,7 +48,7 @@ def leave(key: object) -> None:
     scope.set(_without(key, scope.get()))
 
 
-def end(key: Key) -> None:
+def end(key: DeadlineKey) -> None:
     """Let go of all who share a deadline, also in the tasks and threads that began under it."""
     key.over = True
 
@@ -83,7 +83,7 @@ def remaining() -> float | None:
     return None if moment is None else max(0.0, moment - system.now())
 
 
-def _without(key: object, inner: Scope | None) -> Scope | None:
+def _without(key: object, inner: DeadlineScope | None) -> DeadlineScope | None:
     if inner is None or inner.key is key:
         return None if inner is None else inner.outer
     return inner._replace(outer=_without(key, inner.outer))

@@ -1,7 +1,8 @@
-"""A downstream to share: the core's state, each step of it behind a lock.
+"""The state of a dependency that calls share: the core's `Downstream` with a lock.
 
-The lock is held while the core thinks, never while user code runs: not the function, not a
-listener, not a jitter of the user's. Only a budget or a limiter of the user's own runs under it.
+The lock is held while the core computes, and never while user code runs: not the called function,
+a listener or a jitter function. The exception is a budget or limiter that the user wrote, whose
+methods are called under the lock.
 """
 
 from __future__ import annotations
@@ -28,117 +29,85 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
     from tarry.core.verdict import DelayedPermit, Stop
 
-_MOST_DROPPED = 10_000
-MOST_UNCOUNTED = 32
-"""Successes of first attempts that a driver may leave in `successes` before it calls `settle`."""
+MAX_ABANDONED_PERMITS = 10_000
 
-_known: WeakSet[Downstream] = WeakSet()
+MAX_UNCOUNTED_SUCCESSES = 32
+"""Entries that a driver may leave in `uncounted_successes` before it calls `settle`."""
+
+_downstreams: WeakSet[Downstream] = WeakSet()
 
 
-def _after_fork() -> None:
-    """Renew the locks in a forked child: whoever held one is not there."""
-    for downstream in list(_known):
-        downstream.renew_lock()
+def _replace_locks_after_fork() -> None:
+    # A lock that another thread of the parent held would stay locked for ever in the child.
+    for downstream in list(_downstreams):
+        downstream._lock = threading.Lock()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_replace_locks_after_fork)
 
 
-def live() -> list[Downstream]:
-    """Return the downstreams that somebody still holds, by name: for metrics that are read."""
+def live_downstreams() -> list[Downstream]:
+    """Return all downstreams of the process that are still referenced, sorted by name."""
     while True:
         try:
-            return sorted(_known, key=lambda downstream: downstream.name)
-        except RuntimeError:  # another thread made one meanwhile
+            return sorted(_downstreams, key=lambda downstream: downstream.name)
+        except RuntimeError:  # another thread added one during the iteration
             continue
 
 
-class Downstream(core.Downstream):
-    """One dependency, shared by every call to it: `Downstream("payments", breaker=Breaker())`."""
+class LockedDownstream(core.Downstream):
+    """The core's state of a dependency, each step of it under a lock.
 
-    __slots__ = ("__weakref__", "_lock", "dropped", "successes")
+    Drivers call these methods. The methods for users are in `Downstream`.
+    """
+
+    __slots__ = ("__weakref__", "_lock", "abandoned_permits", "uncounted_successes")
 
     closed = BreakerState.CLOSED
+    """For drivers, which compare states without importing the breaker's module."""
 
     def __init__(
         self,
         name: str,
         *,
-        breaker: Breaker | None = None,
-        budget: Budget | None = None,
-        limiter: Limiter | None = None,
-        max_in_flight: int | None = None,
+        breaker: Breaker | None,
+        budget: Budget | None,
+        limiter: Limiter | None,
+        max_in_flight: int | None,
     ) -> None:
-        if not isinstance(name, str) or not name:
-            raise ConfigurationTypeError("name", "must be a text that is not empty", name)
-        _has("breaker", breaker, "admit", "a tarry.Breaker()")
-        _has("budget", budget, "withdraw", "a tarry.TokenBudget() or another budget")
-        _has("limiter", limiter, "acquire", "a tarry.AIMD() or another limiter")
         super().__init__(
             name, breaker=breaker, budget=budget, limiter=limiter, max_in_flight=max_in_flight
         )
         self._lock = threading.Lock()
-        self.dropped: deque[int] = deque(maxlen=_MOST_DROPPED)
-        """Permits whose owner is gone. The garbage collector may run while the lock is held, so
-        a finalizer only leaves them here, and the next who is let through takes them back."""
-        self.successes: deque[tuple[int, float, float]] = deque()
-        """First attempts that succeeded while that changed nothing but counts: the permit, when
-        it started and when it ended. Whoever looks at the counts adds them first: many at once
-        cost less than a lock and three calls for each."""
-        _known.add(self)
-
-    @property
-    def state(self) -> BreakerState | None:
-        """Where the breaker stands; None without one."""
-        return None if self.breaker is None else self.breaker.state
-
-    @property
-    def balance(self) -> float | None:
-        """What the retry budget holds; None without one."""
-        with self._lock:
-            self._settle()
-            return None if self.budget is None else self.budget.balance(system.now())
-
-    def quantile(self, q: float) -> float | None:
-        """Return the duration that the share `q` of the last calls did not exceed."""
-        check_share("q", q)
-        with self._lock:
-            self._settle()
-            return self.latency.quantile(q)
-
-    def force(self, state: str) -> None:
-        """Set the breaker by hand: open, closed (automatic again), disabled, metrics-only."""
-        if self.breaker is None:
-            msg = f"downstream {self.name!r} has no breaker; give it one with breaker="
-            raise ConfigurationError(msg)
-        with self._lock:
-            self._settle()
-            super().force(state)
-        self._tell()
-
-    # What follows is the core's, with the lock. Drivers call it; users have no need to.
+        self.abandoned_permits: deque[int] = deque(maxlen=MAX_ABANDONED_PERMITS)
+        """Permits of attempts that were garbage collected. Their finalizers may run in a thread
+        that holds the lock, so they only append here; the next `admit` returns the permits."""
+        self.uncounted_successes: deque[tuple[int, float, float]] = deque()
+        """Successful first attempts that changed nothing but counts: permit, start and end. Each
+        method that reads the counts adds them first. Counting them in bulk saves a lock and three
+        calls for each call that succeeds."""
 
     def admit(self, now: float) -> int | DelayedPermit | Stop:
-        """Let an attempt through with a permit, perhaps later, or say why not."""
+        """Return a permit for an attempt, a permit with a delay, or why none may start."""
         with self._lock:
             self._settle()
-            while self.dropped:
-                super().release(self.dropped.popleft(), 0.0, now)
+            while self.abandoned_permits:
+                super().release(self.abandoned_permits.popleft(), 0.0, now)
             answer = super().admit(now)
         if self.transitions:
-            self._tell()
+            self._emit_transitions()
         return answer
 
     def settle(self) -> None:
-        """Count the successes of first attempts."""
+        """Count the entries of `uncounted_successes`."""
         with self._lock:
             self._settle()
         if self.transitions:
-            self._tell()
+            self._emit_transitions()
 
     def _settle(self) -> None:
-        successes = self.successes
+        successes = self.uncounted_successes
         while successes:
             permit, started, now = successes.popleft()
             if not self.try_record_success(permit, now - started, now):
@@ -153,32 +122,32 @@ class Downstream(core.Downstream):
         u: float,
         paid: float = 0.0,
     ) -> None:
-        """Learn from an attempt that ended."""
+        """Count an attempt that ended."""
         with self._lock:
             self._settle()
             super().record(permit, outcome, duration, now, u, paid)
         if self.transitions:
-            self._tell()
+            self._emit_transitions()
 
     def release(self, permit: int, duration: float, now: float) -> None:
-        """Take back a permit whose attempt came to no result."""
+        """Return the permit of an attempt that ended without an outcome."""
         with self._lock:
             super().release(permit, duration, now)
 
     def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
-        """Say why a retry after `outcome` may not go, and change nothing."""
+        """Return why no retry may follow `outcome`, or None; changes nothing."""
         with self._lock:
             self._settle()
             return super().check_retry(outcome, now)
 
     def withdraw(self, outcome: Outcome, now: float) -> float | None:
-        """Pay for a retry; None when it cannot be paid any more."""
+        """Withdraw the cost of a retry from the budget; None if the balance is too low."""
         with self._lock:
             self._settle()
             return super().withdraw(outcome, now)
 
     def deposit(self, paid: float, now: float) -> None:
-        """Give back what was paid for a retry that never started."""
+        """Refund the cost of a retry that never started."""
         with self._lock:
             super().deposit(paid, now)
 
@@ -189,46 +158,102 @@ class Downstream(core.Downstream):
             return super().status(now)
 
     def expected_duration(self) -> float:
-        """Return the median of the last calls."""
+        """Return the median duration of the latest calls."""
         with self._lock:
             self._settle()
             return super().expected_duration()
 
     def hedge_delay(self, quantile: float, min_samples: int) -> float | None:
-        """Return a live quantile of the latency, once it is known."""
+        """Return a quantile of the latency, or None while there are too few samples."""
         with self._lock:
             self._settle()
             return super().hedge_delay(quantile, min_samples)
 
     def add_hedge_credit(self, share: float) -> None:
-        """Add one call's part to the credit that hedges are paid from."""
+        """Add one call's share to the credit that pays for hedges."""
         with self._lock:
             super().add_hedge_credit(share)
 
     def take_hedge_credit(self, amount: float = 1.0) -> bool:
-        """Take one hedge from the credit, or give it back with -1."""
+        """Take one hedge from the credit; -1 refunds one."""
         with self._lock:
             return super().take_hedge_credit(amount)
 
-    def renew_lock(self) -> None:
-        """Take a lock that nobody holds."""
-        self._lock = threading.Lock()
-
-    def _tell(self) -> None:
-        """Tell the listeners what the breaker did. Not under the lock: listeners are user code."""
+    def _emit_transitions(self) -> None:
+        """Emit the breaker's state changes, outside the lock: listeners are user code."""
         while True:
             try:
-                move = self.transitions.popleft()
-            except IndexError:  # told, perhaps by another thread
+                transition = self.transitions.popleft()
+            except IndexError:  # all emitted, perhaps by another thread
                 return
-            if bus.watched():
-                bus.emit(BreakerMoved("", self.name, move.before, move.after))
+            if bus.is_observed():
+                bus.emit(BreakerMoved("", self.name, transition.before, transition.after))
+
+
+class Downstream(LockedDownstream):
+    """One dependency, shared by every call to it: `Downstream("payments", breaker=Breaker())`.
+
+    breaker: stops calls while the dependency fails.
+    budget: limits retries to a share of the calls.
+    limiter: limits the rate or the concurrency of calls, adaptively.
+    max_in_flight: a fixed limit of concurrent calls.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        breaker: Breaker | None = None,
+        budget: Budget | None = None,
+        limiter: Limiter | None = None,
+        max_in_flight: int | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise ConfigurationTypeError("name", "must be a text that is not empty", name)
+        _check_method("breaker", breaker, "admit", "a tarry.Breaker()")
+        _check_method("budget", budget, "withdraw", "a tarry.TokenBudget() or another budget")
+        _check_method("limiter", limiter, "acquire", "a tarry.AIMD() or another limiter")
+        super().__init__(
+            name, breaker=breaker, budget=budget, limiter=limiter, max_in_flight=max_in_flight
+        )
+        _downstreams.add(self)
+
+    @property
+    def state(self) -> BreakerState | None:
+        """The breaker's state; None without a breaker."""
+        return None if self.breaker is None else self.breaker.state
+
+    @property
+    def balance(self) -> float | None:
+        """The retry budget's balance; None without a budget."""
+        with self._lock:
+            self._settle()
+            return None if self.budget is None else self.budget.balance(system.now())
+
+    def quantile(self, q: float) -> float | None:
+        """Return the duration that the share `q` of the latest calls did not exceed."""
+        check_share("q", q)
+        with self._lock:
+            self._settle()
+            return self.latency.quantile(q)
+
+    def force(self, state: str) -> None:
+        """Set the breaker by hand: open, closed (automatic again), disabled, metrics-only."""
+        if self.breaker is None:
+            msg = f"downstream {self.name!r} has no breaker; give it one with breaker="
+            raise ConfigurationError(msg)
+        with self._lock:
+            self._settle()
+            super().force(state)
+        self._emit_transitions()
 
     def __repr__(self) -> str:
         """Show the name and the breaker's state."""
         return f"Downstream({self.name!r}, state={self.state})"
 
 
-def _has(field: str, value: object, method: str, wanted: str) -> None:
+def _check_method(field: str, value: object, method: str, expected: str) -> None:
     if value is not None and (isinstance(value, type) or not hasattr(value, method)):
-        raise ConfigurationTypeError(field, f"must be {wanted}", value)
+        raise ConfigurationTypeError(field, f"must be {expected}", value)

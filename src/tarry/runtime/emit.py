@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from tarry.core.verdict import Stop
 
 
-def tell_started(operation: str, call: Call) -> None:
+def emit_started(operation: str, call: Call) -> None:
     """An attempt begins."""
     attempt, of = call.attempts, call.policy.max_attempts
     bus.emit(AttemptStarted(operation, _name(call), attempt, of))
 
 
-def tell_failed(
+def emit_failed(
     operation: str, call: Call, outcome: Outcome, verdict: Wait | Stop, error: Exception | None
 ) -> None:
     """An attempt failed, and what follows."""
@@ -53,7 +53,7 @@ def tell_failed(
         )
 
 
-def tell_waited(
+def emit_waited(
     operation: str, call: Call, wait: Wait, slept: float, error: Exception | None
 ) -> None:
     """A wait is over."""
@@ -74,12 +74,12 @@ def tell_waited(
     )
 
 
-def tell_succeeded(operation: str, call: Call) -> None:
+def emit_succeeded(operation: str, call: Call) -> None:
     """The call has its result."""
     bus.emit(Succeeded(operation, _name(call), call.attempts))
 
 
-def tell_gave_up(operation: str, call: Call, stop: Stop, error: Exception | None) -> None:
+def emit_gave_up(operation: str, call: Call, stop: Stop, error: Exception | None) -> None:
     """The call ends without a result."""
     name = _name(call)
     if stop.reason is Reason.BUDGET_EMPTY:

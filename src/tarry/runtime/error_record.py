@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tarry.core.verdict import CallRecord
 
-MARK = "__tarry__"
+RECORD_ATTRIBUTE = "__tarry__"
 """The attribute of an error that holds its mark."""
 
 _LONGEST_CHAIN = 10
@@ -39,7 +39,7 @@ _MOST_ENDS = 100
 _serials = count(1)
 
 
-class Ends:
+class GiveUpLog:
     """The calls that were given up on while a server handles one request."""
 
     def __init__(self) -> None:
@@ -72,11 +72,11 @@ class Ends:
         self._known = deque(maxlen=0)
 
 
-ends: ContextVar[Ends | None] = ContextVar("tarry_ends", default=None)
+give_up_log: ContextVar[GiveUpLog | None] = ContextVar("tarry_ends", default=None)
 """What a server wants to know of the calls below it."""
 
 
-class Mark(NamedTuple):
+class ErrorRecord(NamedTuple):
     """What is kept on an error."""
 
     serial: int
@@ -86,21 +86,23 @@ class Mark(NamedTuple):
     """Made by a block, which leaves no frame of ours in the traceback."""
 
 
-def mark(error: BaseException, record: CallRecord, *, final: bool, block: bool = False) -> None:
+def attach_record(
+    error: BaseException, record: CallRecord, *, final: bool, block: bool = False
+) -> None:
     """Keep the record on the error; `final` tells outer loops not to retry it."""
     serial = 0
     if final:
         bus.serial = serial = next(_serials)
-        heard = ends.get()
+        heard = give_up_log.get()
         # What was sent once and is not safe to repeat, nobody has retried. Whether the request
         # that this server handles may be repeated, its client knows: by its method or its key.
         if heard is not None and (record.reason is not Reason.UNSAFE or record.attempts > 1):
             heard.add(error, record)
     # Past any __setattr__ of the user's class, which may be frozen.
-    object.__setattr__(error, MARK, Mark(serial, record, block))
+    object.__setattr__(error, RECORD_ATTRIBUTE, ErrorRecord(serial, record, block))
 
 
-def note(error: BaseException, record: CallRecord) -> None:
+def add_note(error: BaseException, record: CallRecord) -> None:
     """Say on the error, in words, how its call ended."""
     opening = f"tarry: {record.operation} "
     before: list[str] = getattr(error, "__notes__", [])
@@ -109,14 +111,14 @@ def note(error: BaseException, record: CallRecord) -> None:
     object.__setattr__(error, "__notes__", [*notes, opening + record.summary()])
 
 
-def marked_since(error: BaseException, serial: int) -> bool:
+def has_record_since(error: BaseException, serial: int) -> bool:
     """Say whether a loop below gave up on the error after the count `serial`.
 
     Or on what it comes from: its cause, the error that was being handled when it was raised, a
     member of its group.
     """
     for link in _lineage(error, _LONGEST_CHAIN):
-        found: Mark | None = getattr(link, MARK, None)
+        found: ErrorRecord | None = getattr(link, RECORD_ATTRIBUTE, None)
         if (
             found is not None
             and found.serial > serial
@@ -175,5 +177,5 @@ def record_of(error: object) -> CallRecord | None:
 
     Or with this answer, which an adapter has handed out: a 503 after four attempts.
     """
-    found: Mark | None = getattr(error, MARK, None)
+    found: ErrorRecord | None = getattr(error, RECORD_ATTRIBUTE, None)
     return None if found is None else found.record

@@ -41,7 +41,7 @@ async def sleep(seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-class Expiry:
+class TimeoutStatus:
     """Whether a `timeout` block was cut off."""
 
     __slots__ = ("expired",)
@@ -51,13 +51,13 @@ class Expiry:
 
 
 @contextmanager
-def timeout(seconds: float) -> Generator[Expiry]:
+def timeout(seconds: float) -> Generator[TimeoutStatus]:
     """Cancel the block after some seconds and swallow that cancellation.
 
     A plain `with` on both loops, so that the blocks of `async for attempt in ...` need no other
     form than those of `for`.
     """
-    expiry = Expiry()
+    expiry = TimeoutStatus()
     if in_trio():
         import trio
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Listener = Callable[["Event"], None]
 
 
-WARNING = 30
+LOG_WARNING = 30
 """The level of the standard library's logging, which is not loaded before the first failure."""
 
 _LOG = "tarry.telemetry.logs"
@@ -43,7 +43,7 @@ class _Entry:
         return repr(self._listener)
 
 
-class Bus:
+class EventBus:
     """The listeners of this process."""
 
     __slots__ = ("listeners", "lock", "log", "log_enabled", "serial")
@@ -75,9 +75,9 @@ class Bus:
 
         return remove
 
-    def watched(self) -> bool:
+    def is_observed(self) -> bool:
         """Say whether anybody wants to hear of trouble."""
-        return bool(self.listeners) or self.log_enabled(WARNING)
+        return bool(self.listeners) or self.log_enabled(LOG_WARNING)
 
     def emit(self, event: Event) -> None:
         """Hand an event out. A listener that raises does not break a call."""
@@ -102,7 +102,7 @@ class Bus:
         return log
 
 
-bus: Bus = Bus()
+bus: EventBus = EventBus()
 
 
 def _after_fork() -> None:

@@ -7,7 +7,6 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
-from tarry.core.checks import check_count
 from tarry.core.events import GaveUp, HedgeFired, HedgeWon, Succeeded
 from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.outcome import SUCCESS, Kind
@@ -21,15 +20,15 @@ from tarry.errors import (
     ResultNotAccepted,
 )
 from tarry.runtime import deadlines, event_loops
-from tarry.runtime.call import rejection
-from tarry.runtime.callables import COROUTINE, callable_, flags_of, name_of
+from tarry.runtime.call import rejection_error
+from tarry.runtime.callables import COROUTINE, check_callable, flags_of, name_of
 from tarry.runtime.classify import Classifier
 from tarry.runtime.clocks import system
-from tarry.runtime.config import BOTH, instance
+from tarry.runtime.config import RETRY_AND_HEDGE_MESSAGE, check_instance
 from tarry.runtime.downstream import Downstream
-from tarry.runtime.error_record import mark, marked_since, note
+from tarry.runtime.error_record import add_note, attach_record, has_record_since
 from tarry.runtime.events import bus
-from tarry.runtime.parallel import Threads, copies
+from tarry.runtime.parallel import ThreadCopies, parallel_copies
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
     from tarry.core.verdict import Attempt
     from tarry.runtime.classify import On
-    from tarry.runtime.parallel import Copies, Ended
+    from tarry.runtime.parallel import FinishedCopy, ParallelCopies
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -50,7 +49,7 @@ async def hedge(
     *args: *Ts,
     after: float | str | None = None,
     max_extra_load: float | None = None,
-    attempts: int = 2,
+    max_attempts: int = 2,
     on: On | None = None,
     downstream: Downstream | None = None,
     name: str | None = None,
@@ -60,17 +59,16 @@ async def hedge(
 
     after: seconds, or a live percentile such as "p95", which needs 100 calls to be known.
     max_extra_load: 0.05 hedges at p95 and never adds more than 5 % to the calls.
-    attempts: copies in all (2).
+    max_attempts: copies in all, the first included (2).
     on: errors after which the next copy goes at once; any other error is the answer.
     downstream: the dependency; without one, latency is kept per function.
     """
     if policy is not None:
-        raise ConfigurationError(BOTH)
-    callable_("hedge", fn)
-    copies_in_all = check_count("attempts", attempts, 2)
-    hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=copies_in_all)
+        raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
+    check_callable("hedge", fn)
+    hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
     run = _run(fn, name, hedging, on, downstream)
-    return await adrive(run, lambda _number: fn(*args))
+    return await drive_async(run, lambda _number: fn(*args))
 
 
 def hedge_sync(
@@ -79,7 +77,7 @@ def hedge_sync(
     *args: *Ts,
     after: float | str | None = None,
     max_extra_load: float | None = None,
-    attempts: int = 2,
+    max_attempts: int = 2,
     on: On | None = None,
     downstream: Downstream | None = None,
     name: str | None = None,
@@ -91,10 +89,9 @@ def hedge_sync(
     comes to is thrown away.
     """
     if policy is not None:
-        raise ConfigurationError(BOTH)
-    callable_("hedge_sync", fn)
-    copies_in_all = check_count("attempts", attempts, 2)
-    hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=copies_in_all)
+        raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
+    check_callable("hedge_sync", fn)
+    hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
     if flags_of(fn) & COROUTINE:
         msg = f"{name_of(fn)} is a coroutine function: use `await tarry.hedge(...)`"
         raise ConfigurationTypeError(msg)
@@ -108,33 +105,33 @@ def _run(
     hedging: Hedging,
     on: On | None,
     downstream: Downstream | None,
-) -> HedgedRun:
-    instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
-    classify = Classifier(on).outcome_of
+) -> RunningHedgedCall:
+    check_instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
+    classify = Classifier(on).classify_error
     shared = downstream or _downstream_of(fn)
-    return HedgedRun(name or name_of(fn), hedging, classify, shared)
+    return RunningHedgedCall(name or name_of(fn), hedging, classify, shared)
 
 
 def drive(
-    run: HedgedRun, fn: Callable[[int], T], release: Callable[[Any], bool] | None = None
+    run: RunningHedgedCall, fn: Callable[[int], T], release: Callable[[Any], bool] | None = None
 ) -> T:
     """Call a function of the copy's number in threads, until one has the answer.
 
     `release` lets go of the result of a copy that lost, and says whether it is still of use.
     """
-    running: Threads[T] = Threads(fn, release)
+    running: ThreadCopies[T] = ThreadCopies(fn, release)
     try:
-        first = run.begin()
+        first = run.begin_attempt()
         running.start(first.number, first.delay)
         while True:
-            ended = running.next(run.left())
+            ended = running.next(run.seconds_to_wait())
             if ended is None:
-                another = run.late()
+                another = run.on_timeout()
             else:
                 try:
-                    result = run.accepted(ended.result())
+                    result = run.check_result(ended.result())
                 except Exception as error:
-                    lost = run.lost(ended.number, error)
+                    lost = run.record_failure(ended.number, error)
                     if isinstance(lost, Stop):
                         raise
                     another = lost
@@ -143,20 +140,20 @@ def drive(
                         and isinstance(error, ResultNotAccepted)
                         and not release(error.result)
                     ):
-                        run.forget()
+                        run.discard_error()
                 else:
-                    run.won(ended.number)
+                    run.record_success(ended.number)
                     return result
             if another is not None and not _sent(running, another):
-                run.unsent(another.number)
+                run.record_unsent(another.number)
     except BaseException:
-        run.drop()
+        run.abort()
         raise
     finally:
         running.leave()
 
 
-def _sent(running: Threads[T], attempt: Attempt) -> bool:
+def _sent(running: ThreadCopies[T], attempt: Attempt) -> bool:
     try:
         running.start(attempt.number, attempt.delay)
     except (LimitReached, RuntimeError):  # no thread to be had: no hedge, but no failure either
@@ -164,26 +161,26 @@ def _sent(running: Threads[T], attempt: Attempt) -> bool:
     return True
 
 
-async def adrive(
-    run: HedgedRun,
+async def drive_async(
+    run: RunningHedgedCall,
     fn: Callable[[int], Awaitable[T]],
     release: Callable[[Any], Awaitable[bool]] | None = None,
 ) -> T:
     """Do what `drive` does, in tasks of whichever loop runs."""
     try:
-        first = run.begin()
-        tasks: Copies[T] = copies(fn, release)
+        first = run.begin_attempt()
+        tasks: ParallelCopies[T] = parallel_copies(fn, release)
         async with tasks as running:
             running.start(first.number, first.delay)
             while True:
-                ended = await _next(running, run.left())
+                ended = await _next(running, run.seconds_to_wait())
                 if ended is None:
-                    another = run.late()
+                    another = run.on_timeout()
                 else:
                     try:
-                        result = run.accepted(ended.result())
+                        result = run.check_result(ended.result())
                     except Exception as error:
-                        lost = run.lost(ended.number, error)
+                        lost = run.record_failure(ended.number, error)
                         if isinstance(lost, Stop):
                             raise
                         another = lost
@@ -192,18 +189,18 @@ async def adrive(
                             and isinstance(error, ResultNotAccepted)
                             and not await release(error.result)
                         ):
-                            run.forget()
+                            run.discard_error()
                     else:
-                        run.won(ended.number)
+                        run.record_success(ended.number)
                         return result
                 if another is not None:
                     running.start(another.number, another.delay)
     except BaseException:
-        run.drop()
+        run.abort()
         raise
 
 
-async def _next(running: Copies[T], timeout: float | None) -> Ended[T] | None:
+async def _next(running: ParallelCopies[T], timeout: float | None) -> FinishedCopy[T] | None:
     if timeout is None:
         return await running.next()
     with event_loops.timeout(timeout):
@@ -236,17 +233,17 @@ def _downstream_of(fn: Callable[..., Any]) -> Downstream:
     return found
 
 
-class HedgedRun:
+class RunningHedgedCall:
     """The live state of one hedged call."""
 
     __slots__ = (
         "_call",
         "_classify",
+        "_classify_result",
         "_deadline",
         "_detail",
         "_downstream",
         "_error",
-        "_judge",
         "_operation",
         "_outcome",
         "_serial",
@@ -258,13 +255,13 @@ class HedgedRun:
         hedging: Hedging,
         classify: Callable[[Exception, int], Outcome],
         downstream: Downstream,
-        judge: Callable[[Any], Outcome] | None = None,
+        classify_result: Callable[[Any], Outcome] | None = None,
     ) -> None:
         self._operation = operation
         self._downstream = downstream
         self._call = HedgedCall(hedging, downstream)
         self._classify = classify
-        self._judge = judge
+        self._classify_result = classify_result
         self._outcome: Outcome | None = None
         """What the last result was judged to be."""
         self._deadline = deadlines.current()
@@ -273,7 +270,7 @@ class HedgedRun:
         self._detail = ""
         """What the last failure was, for listeners."""
 
-    def begin(self) -> Attempt:
+    def begin_attempt(self) -> Attempt:
         """Send the first copy, or raise a rejection."""
         now = system.now()
         if self._deadline is not None and now >= self._deadline:
@@ -283,12 +280,12 @@ class HedgedRun:
             self._stop(command)
         return command
 
-    def left(self) -> float | None:
+    def seconds_to_wait(self) -> float | None:
         """Return the seconds until something is due, or None."""
         moments = [m for m in (self._call.next_hedge_at, self._deadline) if m is not None]
         return max(0.0, min(moments) - system.now()) if moments else None
 
-    def late(self) -> Attempt | None:
+    def on_timeout(self) -> Attempt | None:
         """Time is up: send another copy if it may go, or raise at the deadline."""
         now = system.now()
         if self._deadline is not None and now >= self._deadline:
@@ -301,15 +298,15 @@ class HedgedRun:
         self._fired(command)
         return command
 
-    def accepted(self, result: T) -> T:
+    def check_result(self, result: T) -> T:
         """Return a result that ends the call, or raise a failure wrapped in an error."""
-        if self._judge is not None:
-            self._outcome = outcome = self._judge(result)
+        if self._classify_result is not None:
+            self._outcome = outcome = self._classify_result(result)
             if outcome.kind not in (Kind.SUCCESS, Kind.PERMANENT):
                 raise ResultNotAccepted(f"{self._operation}: {outcome.detail}", result)
         return result
 
-    def won(self, number: int) -> None:
+    def record_success(self, number: int) -> None:
         """One copy has the answer."""
         self._error = None  # its traceback holds us: leave no cycle behind
         outcome = self._outcome or SUCCESS
@@ -318,7 +315,7 @@ class HedgedRun:
             self._call.record_success(number, system.now(), system.draw())
         else:
             self._call.cancel(system.now())  # an answer like any other, and no sign of health
-        if bus.listeners or (number > 1 and bus.watched()):
+        if bus.listeners or (number > 1 and bus.is_observed()):
             if number > 1:
                 bus.emit(HedgeWon(self._operation, self._downstream.name, number))
             if good:
@@ -326,7 +323,7 @@ class HedgedRun:
             else:
                 self._tell_gave_up(Stop(Reason.PERMANENT), None, outcome.detail)
 
-    def lost(self, number: int, error: Exception) -> Attempt | Stop | None:
+    def record_failure(self, number: int, error: Exception) -> Attempt | Stop | None:
         """One copy failed: another, more waiting, or the end."""
         outcome, self._outcome = self._outcome, None
         if outcome is None:
@@ -341,16 +338,16 @@ class HedgedRun:
             self._fired(command)
         return command
 
-    def unsent(self, number: int) -> None:
+    def record_unsent(self, number: int) -> None:
         """There was no thread for a copy: go on without it, or raise the error of the last."""
         if not self._call.record_unsent(number, system.now()):
             self._stop(Stop(Reason.LIMIT))
 
-    def forget(self) -> None:
+    def discard_error(self) -> None:
         """The answer of the copy that failed last is gone: the call cannot end with it."""
         self._error = None
 
-    def drop(self) -> None:
+    def abort(self) -> None:
         """Forget the copies that still run."""
         self._call.cancel(system.now())
 
@@ -358,7 +355,7 @@ class HedgedRun:
         """End the call, in which no copy runs, with the error of the one that failed last."""
         error, self._error = self._error, None
         if error is None:
-            error = rejection(stop, self._operation, self._downstream.name, self._detail)
+            error = rejection_error(stop, self._operation, self._downstream.name, self._detail)
         self._give_up(stop, error)
         try:
             raise error
@@ -366,7 +363,7 @@ class HedgedRun:
             del error  # its traceback holds this frame: leave no cycle behind
 
     def _fired(self, attempt: Attempt | None) -> None:
-        if attempt is not None and bus.watched():
+        if attempt is not None and bus.is_observed():
             bus.emit(HedgeFired(self._operation, self._downstream.name, attempt.number))
 
     def _too_late(self) -> DeadlineExceeded:
@@ -379,10 +376,10 @@ class HedgedRun:
         record = CallRecord(
             self._operation, name, copies_sent, 0.0, stop.reason, stop.retry_after, ()
         )
-        if not marked_since(error, self._serial):
-            mark(error, record, final=copies_sent != 1)
-        note(error, record)
-        if bus.watched():
+        if not has_record_since(error, self._serial):
+            attach_record(error, record, final=copies_sent != 1)
+        add_note(error, record)
+        if bus.is_observed():
             rejected = isinstance(error, Rejected)
             self._tell_gave_up(stop, error, (not rejected and self._detail) or type(error).__name__)
 

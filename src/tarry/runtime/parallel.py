@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_THREADS = 256
+MAX_ATTEMPT_THREADS = 256
 """Attempts in threads at a time, those that were cut off and still run included."""
 
-_places = [threading.BoundedSemaphore(MOST_THREADS)]
+_places = [threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)]
 
 
 def _after_fork() -> None:
     """Count from nothing in a forked child, which has none of its parent's threads."""
-    _places[0] = threading.BoundedSemaphore(MOST_THREADS)
+    _places[0] = threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class Ended(Generic[T]):
+class FinishedCopy(Generic[T]):
     """How one copy ended."""
 
     __slots__ = ("_error", "_result", "number")
@@ -68,7 +68,7 @@ class Ended(Generic[T]):
         return self._result  # type: ignore[return-value]
 
 
-class Threads(Generic[T]):
+class ThreadCopies(Generic[T]):
     """Copies of a plain function of the copy's number, each in a thread.
 
     A thread cannot be stopped from outside: one that is no longer waited for runs on, and what
@@ -82,7 +82,7 @@ class Threads(Generic[T]):
     ) -> None:
         self._fn = fn
         self._discard = discard
-        self._ended: SimpleQueue[Ended[T]] = SimpleQueue()
+        self._ended: SimpleQueue[FinishedCopy[T]] = SimpleQueue()
         self._lock = threading.Lock()
         self._left = False
 
@@ -91,8 +91,9 @@ class Threads(Generic[T]):
         places = _places[0]
         if not places.acquire(blocking=False):
             msg = (
-                f"{MOST_THREADS} attempts run in threads already, most of them probably cut off "
-                "by a timeout; give the client inside a timeout of its own (tarry.remaining())"
+                f"{MAX_ATTEMPT_THREADS} attempts run in threads already, most of them probably "
+                "cut off by a timeout; give the client inside a timeout of its own "
+                "(tarry.remaining())"
             )
             raise LimitReached(msg)
         run, args = copy_context().run, (self._run, places, number, delay)
@@ -102,7 +103,7 @@ class Threads(Generic[T]):
             places.release()
             raise
 
-    def next(self, timeout: float | None) -> Ended[T] | None:
+    def next(self, timeout: float | None) -> FinishedCopy[T] | None:
         """Return the next copy that ended, or None when the time is up first."""
         try:
             return self._ended.get(timeout=timeout and min(timeout, threading.TIMEOUT_MAX))
@@ -115,9 +116,9 @@ class Threads(Generic[T]):
                 system.sleep(delay, None)
                 if self._left:
                     return
-            ended = Ended(number, self._fn(number), None)
+            ended = FinishedCopy(number, self._fn(number), None)
         except BaseException as error:
-            ended = Ended[T](number, None, error)
+            ended = FinishedCopy[T](number, None, error)
         finally:
             places.release()
         with self._lock:
@@ -133,12 +134,12 @@ class Threads(Generic[T]):
         while (ended := self.next(0.0)) is not None:
             self._throw_away(ended)
 
-    def _throw_away(self, ended: Ended[T]) -> None:
+    def _throw_away(self, ended: FinishedCopy[T]) -> None:
         if self._discard is not None and ended.has_result:
             self._discard(ended.result())
 
 
-class Copies(Protocol[T]):
+class ParallelCopies(Protocol[T]):
     """Copies of a coroutine function of the copy's number.
 
     Whatever still runs at the end of the block is cancelled.
@@ -161,24 +162,24 @@ class Copies(Protocol[T]):
         """Start one copy."""
         ...
 
-    async def next(self) -> Ended[T]:
+    async def next(self) -> FinishedCopy[T]:
         """Wait for the next copy that ends."""
         ...
 
 
-def copies(
+def parallel_copies(
     fn: Callable[[int], Awaitable[T]], discard: Callable[[T], Awaitable[object]] | None = None
-) -> Copies[T]:
+) -> ParallelCopies[T]:
     """Return the copies for whichever loop runs."""
-    return Nursery(fn, discard) if event_loops.in_trio() else Tasks(fn, discard)
+    return TrioCopies(fn, discard) if event_loops.in_trio() else AsyncioCopies(fn, discard)
 
 
-async def _throw_away(ended: Ended[T], discard: Callable[[T], Awaitable[object]]) -> None:
+async def _throw_away(ended: FinishedCopy[T], discard: Callable[[T], Awaitable[object]]) -> None:
     if ended.has_result:
         await discard(ended.result())
 
 
-class Tasks(Generic[T]):
+class AsyncioCopies(Generic[T]):
     """Copies as asyncio tasks."""
 
     __slots__ = ("_discard", "_ended", "_fn", "_tasks")
@@ -192,7 +193,7 @@ class Tasks(Generic[T]):
 
         self._fn = fn
         self._discard = discard
-        self._ended: Queue[Ended[T]] = asyncio.Queue()
+        self._ended: Queue[FinishedCopy[T]] = asyncio.Queue()
         self._tasks: set[Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -222,7 +223,7 @@ class Tasks(Generic[T]):
 
         self._tasks.add(asyncio.create_task(self._run(number, delay)))
 
-    async def next(self) -> Ended[T]:
+    async def next(self) -> FinishedCopy[T]:
         """Wait for the next copy that ends."""
         return await self._ended.get()
 
@@ -230,13 +231,13 @@ class Tasks(Generic[T]):
         try:
             if delay:
                 await system.async_sleep(delay)
-            ended = Ended(number, await self._fn(number), None)
+            ended = FinishedCopy(number, await self._fn(number), None)
         except BaseException as error:
-            ended = Ended[T](number, None, error)
+            ended = FinishedCopy[T](number, None, error)
         self._ended.put_nowait(ended)
 
 
-class Nursery(Generic[T]):
+class TrioCopies(Generic[T]):
     """Copies as trio tasks."""
 
     __slots__ = ("_cancelled", "_discard", "_fn", "_manager", "_nursery", "_receive", "_send")
@@ -253,8 +254,8 @@ class Nursery(Generic[T]):
 
         self._fn = fn
         self._discard = discard
-        self._send: trio.MemorySendChannel[Ended[T]]
-        self._receive: trio.MemoryReceiveChannel[Ended[T]]
+        self._send: trio.MemorySendChannel[FinishedCopy[T]]
+        self._receive: trio.MemoryReceiveChannel[FinishedCopy[T]]
         self._send, self._receive = trio.open_memory_channel(float("inf"))
         self._cancelled = trio.Cancelled
 
@@ -287,7 +288,7 @@ class Nursery(Generic[T]):
         """Start one copy."""
         self._nursery.start_soon(self._run, number, delay)
 
-    async def next(self) -> Ended[T]:
+    async def next(self) -> FinishedCopy[T]:
         """Wait for the next copy that ends."""
         return await self._receive.receive()
 
@@ -295,9 +296,9 @@ class Nursery(Generic[T]):
         try:
             if delay:
                 await system.async_sleep(delay)
-            ended = Ended(number, await self._fn(number), None)
+            ended = FinishedCopy(number, await self._fn(number), None)
         except self._cancelled:  # by us, or with us: the nursery knows
             raise
         except BaseException as error:
-            ended = Ended[T](number, None, error)
+            ended = FinishedCopy[T](number, None, error)
         self._send.send_nowait(ended)

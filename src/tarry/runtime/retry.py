@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 from tarry.core.outcome import outcome_of_exception
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import sync_driver
-from tarry.runtime.call import Run
+from tarry.runtime.call import RunningCall
 from tarry.runtime.callables import (
     ASYNC_GENERATOR,
     COROUTINE,
     GENERATOR,
-    callable_,
-    caller,
+    check_callable,
     flags_of,
     name_of,
+    name_of_caller,
 )
-from tarry.runtime.config import BOTH, NOT_FOR_COROUTINES, Spec
+from tarry.runtime.config import CANCEL_IN_COROUTINE_MESSAGE, RETRY_AND_HEDGE_MESSAGE, RetryConfig
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -78,8 +78,8 @@ def retry(
         )
         raise ConfigurationTypeError(msg)
     if hedging is not None:
-        raise ConfigurationError(BOTH)
-    spec = Spec(
+        raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
+    config = RetryConfig(
         on=on,
         until=until,
         attempts=attempts,
@@ -98,7 +98,7 @@ def retry(
         if not callable(fn) or isinstance(fn, type):
             msg = f"@tarry.retry decorates functions and methods, got {fn!r}"
             raise ConfigurationTypeError(msg)
-        return _wrapped(fn, spec.named(name_of(fn)))
+        return _wrapped(fn, config.named(name_of(fn)))
 
     return decorate
 
@@ -124,12 +124,12 @@ def call(
     `functools.partial`. With a policy, `on` may be left out: then the connection errors and
     timeouts of the standard library are retried, and nothing else.
     """
-    callable_("call", fn)
+    check_callable("call", fn)
     if flags_of(fn) & COROUTINE:
         msg = f"{name_of(fn)} is a coroutine function: use `await tarry.acall(...)`"
         raise ConfigurationTypeError(msg)
     _no_generator(fn)
-    spec = Spec(
+    config = RetryConfig(
         on=outcome_of_exception if on is None and policy is not None else on,
         until=until,
         attempts=attempts,
@@ -141,7 +141,7 @@ def call(
         cancel=cancel,
         random=random,
     )
-    return sync_driver.drive(Run.new(spec), fn, args, {})
+    return sync_driver.drive(RunningCall.new(config), fn, args, {})
 
 
 async def acall(
@@ -159,9 +159,9 @@ async def acall(
     random: Random | None = None,
 ) -> T:
     """Await a coroutine function with retries: `await tarry.acall(fetch, url, on=OSError)`."""
-    callable_("acall", fn)
+    check_callable("acall", fn)
     _no_generator(fn)
-    spec = Spec(
+    config = RetryConfig(
         on=outcome_of_exception if on is None and policy is not None else on,
         until=until,
         attempts=attempts,
@@ -174,7 +174,7 @@ async def acall(
     )
     from tarry.runtime import async_driver
 
-    return await async_driver.drive(Run.new(spec), fn, args, {})
+    return await async_driver.drive(RunningCall.new(config), fn, args, {})
 
 
 def attempts(
@@ -198,14 +198,14 @@ def attempts(
     from tarry.runtime.attempts import Attempts
 
     return Attempts(
-        Spec(
+        RetryConfig(
             on=on,
             attempts=attempts,
             timeout=timeout,
             deadline=deadline,
             policy=policy,
             downstream=downstream,
-            name=name or caller(),
+            name=name or name_of_caller(),
             cancel=cancel,
             random=random,
         )
@@ -218,19 +218,19 @@ def _no_generator(fn: object) -> None:
         raise ConfigurationTypeError(msg)
 
 
-def _wrapped(fn: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
+def _wrapped(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
     flags = flags_of(fn)
-    if flags & (GENERATOR | ASYNC_GENERATOR) and spec.until is not None:
-        msg = f"until looks at a result, and {spec.operation} is a generator, which has none"
+    if flags & (GENERATOR | ASYNC_GENERATOR) and config.until is not None:
+        msg = f"until looks at a result, and {config.operation} is a generator, which has none"
         raise ConfigurationError(msg)
-    if flags & (COROUTINE | ASYNC_GENERATOR) and spec.cancel is not None:
-        raise ConfigurationError(NOT_FOR_COROUTINES)
+    if flags & (COROUTINE | ASYNC_GENERATOR) and config.cancel is not None:
+        raise ConfigurationError(CANCEL_IN_COROUTINE_MESSAGE)
     if flags & GENERATOR:
-        return sync_driver.wrap_generator(fn, spec)
+        return sync_driver.wrap_generator(fn, config)
     if not flags & (COROUTINE | ASYNC_GENERATOR):
-        return sync_driver.wrap(fn, spec)
+        return sync_driver.wrap(fn, config)
     from tarry.runtime import async_driver
 
     if flags & ASYNC_GENERATOR:
-        return async_driver.wrap_generator(fn, spec)
-    return async_driver.wrap(fn, spec)
+        return async_driver.wrap_generator(fn, config)
+    return async_driver.wrap(fn, config)

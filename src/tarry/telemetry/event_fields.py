@@ -28,7 +28,7 @@ from tarry.core.verdict import Reason
 if TYPE_CHECKING:
     from tarry.core.events import Event
 
-NAMES: dict[type[Event], str] = {
+EVENT_NAMES: dict[type[Event], str] = {
     AttemptStarted: "tarry.attempt_started",
     AttemptFailed: "tarry.attempt_failed",
     WillWait: "tarry.will_wait",
@@ -43,7 +43,7 @@ NAMES: dict[type[Event], str] = {
 """What people search and alert for: it stays when a class is renamed."""
 
 
-def level_of(event: Event) -> int | None:
+def log_level(event: Event) -> int | None:
     """Return the level of an event; None: it is not worth a line."""
     match event:
         case WillWait() | BreakerMoved():
@@ -60,7 +60,7 @@ def level_of(event: Event) -> int | None:
             return logging.DEBUG
 
 
-def fields_of(event: Event) -> dict[str, Any]:
+def event_fields(event: Event) -> dict[str, Any]:
     """Return the fields of an event as plain values: an error by its type, a hint as a dict."""
     return {field.name: _plain(getattr(event, field.name)) for field in fields(event)}
 

@@ -24,7 +24,7 @@ from tarry.core.events import (
 )
 from tarry.core.explain import format_duration
 from tarry.errors import ResultNotAccepted
-from tarry.telemetry.event_fields import fields_of, level_of
+from tarry.telemetry.event_fields import event_fields, log_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,9 +40,9 @@ enabled: Callable[[int], bool] = logger.isEnabledFor
 
 def log(event: Event) -> None:
     """Write one event."""
-    level = level_of(event)
+    level = log_level(event)
     if level is not None and logger.isEnabledFor(level):
-        logger.log(level, "%s", _message(event), extra={"tarry": fields_of(event)})
+        logger.log(level, "%s", _message(event), extra={"tarry": event_fields(event)})
 
 
 def _message(event: Event) -> str:

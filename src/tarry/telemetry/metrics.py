@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 from tarry.core.breaker import BreakerState
 from tarry.core.checks import check_count
 from tarry.core.events import Succeeded
-from tarry.runtime.downstream import live
+from tarry.runtime.downstream import live_downstreams
 
 if TYPE_CHECKING:
     from tarry.core.events import GaveUp
 
-MOST_NAMES = 100
+MAX_LABEL_VALUES = 100
 """Different operations, and different downstreams, that have time series of their own."""
 
-DELAYS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 600, 3600)
+DELAY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 600, 3600)
 """Bounds of the histogram of delays, in seconds: from a quick retry to the longest hint."""
 
 
-class Names:
+class LabelLimit:
     """Lets so many different names through; each further one is called by one name for all.
 
     Time series are for ever: a name with an id in it would make one for each call.
@@ -29,7 +29,7 @@ class Names:
 
     __slots__ = ("_most", "_rest", "_seen")
 
-    def __init__(self, most: int = MOST_NAMES, rest: str = "other") -> None:
+    def __init__(self, most: int = MAX_LABEL_VALUES, rest: str = "other") -> None:
         self._most = check_count("max_names", most)
         self._rest = rest
         self._seen: set[str] = set()
@@ -44,17 +44,17 @@ class Names:
         return name
 
 
-def result_of(event: Succeeded | GaveUp) -> str:
+def call_result(event: Succeeded | GaveUp) -> str:
     """Say how a call ended; hedges are attempts beyond the first too."""
     if not isinstance(event, Succeeded):
         return "failed"
     return "first-try" if event.attempts == 1 else "after-retries"
 
 
-def breakers(names: Names) -> dict[tuple[str, BreakerState], int]:
+def count_breaker_states(names: LabelLimit) -> dict[tuple[str, BreakerState], int]:
     """Count the breakers of each downstream in each state: 1 for where it stands, 0 elsewhere."""
     counts: Counter[tuple[str, BreakerState]] = Counter()
-    for downstream in live():
+    for downstream in live_downstreams():
         if downstream.state is not None:
             name = names(downstream.name)
             counts.update({(name, state): 0 for state in BreakerState})
@@ -62,10 +62,10 @@ def breakers(names: Names) -> dict[tuple[str, BreakerState], int]:
     return dict(counts)
 
 
-def balances(names: Names) -> dict[str, float]:
+def sum_budget_balances(names: LabelLimit) -> dict[str, float]:
     """Return what the retry budgets hold, summed up where several share a name."""
     sums: dict[str, float] = {}
-    for downstream in live():
+    for downstream in live_downstreams():
         with suppress(Exception):  # of a user's budget: the other metrics are read all the same
             balance = downstream.balance
             if balance is not None:

@@ -26,8 +26,15 @@ from tarry.core.events import (
 )
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationTypeError, MissingExtra, ResultNotAccepted
-from tarry.telemetry.event_fields import NAMES
-from tarry.telemetry.metrics import DELAYS, MOST_NAMES, Names, balances, breakers, result_of
+from tarry.telemetry.event_fields import EVENT_NAMES
+from tarry.telemetry.metrics import (
+    DELAY_BUCKETS_S,
+    MAX_LABEL_VALUES,
+    LabelLimit,
+    call_result,
+    count_breaker_states,
+    sum_budget_balances,
+)
 
 try:
     from opentelemetry import metrics, trace
@@ -77,14 +84,14 @@ class OpenTelemetryListener:
         meter_provider: MeterProvider | None = None,
         spans: Literal["events", "spans"] = "events",
         *,
-        max_names: int = MOST_NAMES,
+        max_names: int = MAX_LABEL_VALUES,
     ) -> None:
         check_one_of("spans", spans, ("events", "spans"))
         _has("tracer_provider", tracer_provider, "get_tracer")
         _has("meter_provider", meter_provider, "get_meter")
         self._tracer = trace.get_tracer("tarry", tracer_provider=tracer_provider)
         self._metrics = OpenTelemetryMetrics(meter_provider, max_names)
-        self._errors = Names(max_names, "_OTHER")
+        self._errors = LabelLimit(max_names, "_OTHER")
         self._trace = self._tell_spans if spans == "spans" else self._tell_events
         # Events do not say which call they belong to, but a call stays in one context: that of its
         # task or thread. One variable for each listener, because there are few.
@@ -106,11 +113,11 @@ class OpenTelemetryListener:
             case AttemptFailed():
                 attributes = _attributes(event)
                 attributes |= {"tarry.outcome": event.kind.value, "error.type": error_type or ""}
-                span.add_event(NAMES[AttemptFailed], attributes)
+                span.add_event(EVENT_NAMES[AttemptFailed], attributes)
             case GaveUp():
                 attributes = _who(event)
                 attributes |= {"tarry.attempts": event.attempts, "tarry.reason": event.reason.value}
-                span.add_event(NAMES[GaveUp], attributes)
+                span.add_event(EVENT_NAMES[GaveUp], attributes)
             case _:
                 return
 
@@ -192,8 +199,8 @@ class OpenTelemetryMetrics:
 
     def __init__(self, provider: MeterProvider | None, max_names: int) -> None:
         meter = metrics.get_meter("tarry", meter_provider=provider)
-        self._operations = Names(max_names)
-        self._downstreams = Names(max_names)
+        self._operations = LabelLimit(max_names)
+        self._downstreams = LabelLimit(max_names)
         self._attempts = meter.create_counter(
             "tarry.attempts", "{attempt}", "Attempts that ended, by what they came to."
         )
@@ -204,7 +211,7 @@ class OpenTelemetryMetrics:
             "tarry.retry.delay",
             "s",
             "Delays before retries, after jitter and the server's hint.",
-            explicit_bucket_boundaries_advisory=DELAYS,
+            explicit_bucket_boundaries_advisory=DELAY_BUCKETS_S,
         )
         self._transitions = meter.create_counter(
             "tarry.breaker.transitions", "{transition}", "Moves of circuit breakers."
@@ -228,9 +235,9 @@ class OpenTelemetryMetrics:
             case Succeeded():
                 who = self._who(event)
                 self._attempts.add(1, who | {"tarry.outcome": Kind.SUCCESS.value})
-                self._calls.add(1, who | {"tarry.result": result_of(event)})
+                self._calls.add(1, who | {"tarry.result": call_result(event)})
             case GaveUp():
-                attributes = self._who(event) | {"tarry.result": result_of(event)}
+                attributes = self._who(event) | {"tarry.result": call_result(event)}
                 self._calls.add(1, attributes | {"tarry.reason": event.reason.value})
             case WillWait():
                 self._delays.record(event.delay, self._who(event))
@@ -256,10 +263,10 @@ class OpenTelemetryMetrics:
         return who
 
     def _states(self, _: CallbackOptions) -> Iterator[Observation]:
-        for (name, state), number in breakers(self._downstreams).items():
+        for (name, state), number in count_breaker_states(self._downstreams).items():
             attributes = {"tarry.downstream": name, "tarry.breaker.state": state.value}
             yield metrics.Observation(number, attributes)
 
     def _balances(self, _: CallbackOptions) -> Iterator[Observation]:
-        for name, balance in balances(self._downstreams).items():
+        for name, balance in sum_budget_balances(self._downstreams).items():
             yield metrics.Observation(balance, {"tarry.downstream": name})

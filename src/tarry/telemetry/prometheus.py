@@ -20,7 +20,14 @@ from tarry.core.events import (
 )
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationTypeError, MissingExtra
-from tarry.telemetry.metrics import DELAYS, MOST_NAMES, Names, balances, breakers, result_of
+from tarry.telemetry.metrics import (
+    DELAY_BUCKETS_S,
+    MAX_LABEL_VALUES,
+    LabelLimit,
+    call_result,
+    count_breaker_states,
+    sum_budget_balances,
+)
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -48,14 +55,14 @@ class PrometheusListener:
     """
 
     def __init__(
-        self, registry: CollectorRegistry | None = None, *, max_names: int = MOST_NAMES
+        self, registry: CollectorRegistry | None = None, *, max_names: int = MAX_LABEL_VALUES
     ) -> None:
         registry = REGISTRY if registry is None else registry
         if not isinstance(registry, CollectorRegistry):
             rule = "must be a prometheus_client.CollectorRegistry()"
             raise ConfigurationTypeError("registry", rule, registry)
-        self._operations = Names(max_names)
-        self._downstreams = Names(max_names)
+        self._operations = LabelLimit(max_names)
+        self._downstreams = LabelLimit(max_names)
         self._attempts = Counter(
             "tarry_attempts",
             "Attempts that ended, by what they came to.",
@@ -72,7 +79,7 @@ class PrometheusListener:
             "tarry_retry_delay_seconds",
             "Delays before retries, after jitter and the server's hint.",
             _WHO,
-            buckets=DELAYS,
+            buckets=DELAY_BUCKETS_S,
             registry=registry,
         )
         self._transitions = Counter(
@@ -97,10 +104,10 @@ class PrometheusListener:
             case Succeeded():
                 who = self._who(event)
                 self._attempts.labels(*who, Kind.SUCCESS.value).inc()
-                self._calls.labels(*who, result_of(event), "").inc()
+                self._calls.labels(*who, call_result(event), "").inc()
             case GaveUp():
                 who = self._who(event)
-                self._calls.labels(*who, result_of(event), event.reason.value).inc()
+                self._calls.labels(*who, call_result(event), event.reason.value).inc()
             case WillWait():
                 self._delays.labels(*self._who(event)).observe(event.delay)
             case BreakerMoved():
@@ -124,7 +131,7 @@ class PrometheusListener:
 class _Standing(Collector):
     """Where breakers and budgets stand, asked of the downstreams themselves at each scrape."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: LabelLimit) -> None:
         self._names = names
 
     def collect(self) -> Iterator[Metric]:
@@ -134,12 +141,12 @@ class _Standing(Collector):
             "Circuit breakers in each state.",
             labels=("downstream", "state"),
         )
-        for (name, where), number in breakers(self._names).items():
+        for (name, where), number in count_breaker_states(self._names).items():
             state.add_metric((name, where.value), number)
         yield state
         balance = GaugeMetricFamily(
             "tarry_budget_balance", "What retry budgets hold.", labels=("downstream",)
         )
-        for name, amount in balances(self._names).items():
+        for name, amount in sum_budget_balances(self._names).items():
             balance.add_metric((name,), amount)
         yield balance

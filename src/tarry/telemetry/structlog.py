@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import MissingExtra
-from tarry.telemetry.event_fields import NAMES, fields_of, level_of
+from tarry.telemetry.event_fields import EVENT_NAMES, event_fields, log_level
 
 try:
     import structlog
@@ -34,12 +34,12 @@ class StructlogListener:
 
     def __call__(self, event: Event) -> None:
         """Write one event."""
-        level = level_of(event)
+        level = log_level(event)
         if level is not None:
             # By method and not by `log`, which some loggers do not have; and asked for each time,
             # because the program may configure structlog after it made this.
             write = getattr(self._logger, _METHODS[level])
-            write(NAMES[type(event)], **fields_of(event))
+            write(EVENT_NAMES[type(event)], **event_fields(event))
 
 
 _METHODS = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning"}

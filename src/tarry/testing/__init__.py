@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tarry.testing.clock import VirtualClock
-from tarry.testing.controls import capped_attempts, captured_events, no_wait, scripted_dice
+from tarry.testing.controls import capped_attempts, captured_events, no_wait, scripted_random
 
-__all__ = ["VirtualClock", "capped_attempts", "captured_events", "no_wait", "scripted_dice"]
+__all__ = ["VirtualClock", "capped_attempts", "captured_events", "no_wait", "scripted_random"]

@@ -29,10 +29,10 @@ def no_wait() -> Generator[None]:
 
 
 @contextmanager
-def capped_attempts(most: int) -> Generator[None]:
+def capped_attempts(max_attempts: int) -> Generator[None]:
     """Let no call make more than so many attempts."""
     before = system.max_attempts
-    system.max_attempts = check_count("most", most)
+    system.max_attempts = check_count("max_attempts", max_attempts)
     try:
         yield
     finally:
@@ -40,7 +40,7 @@ def capped_attempts(most: int) -> Generator[None]:
 
 
 @contextmanager
-def scripted_dice(numbers: Iterable[float]) -> Generator[None]:
+def scripted_random(numbers: Iterable[float]) -> Generator[None]:
     """Draw these numbers instead of random ones; the last repeats."""
     script = [float(number) for number in numbers]
     if not script or not all(0 <= number < 1 for number in script):

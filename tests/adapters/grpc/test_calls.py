@@ -10,7 +10,7 @@ import pytest
 import tarry
 from tarry import Kind, Policy, Reason
 from tarry.adapters.grpc import RetryInterceptor
-from tarry.testing import captured_events, scripted_dice
+from tarry.testing import captured_events, scripted_random
 from tests.adapters.grpc.service import (
     CHARGE,
     PUSHBACK,
@@ -186,7 +186,7 @@ def test_retry_info_is_a_floor(service: Service, way: Way) -> None:
     status.details.add().Pack(details)
     service.steps = [("UNAVAILABLE", "grpc-status-details-bin", status.SerializeToString())]
 
-    with captured_events() as events, scripted_dice([0.5]):
+    with captured_events() as events, scripted_random([0.5]):
         way(service, {}, {})
 
     assert [5.25] == waits(events)

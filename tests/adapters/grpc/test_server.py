@@ -266,7 +266,7 @@ def test_the_clients_deadline_is_shared(ask: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("serve", [plain_server, aio_server])
 def test_threads_are_left_without_a_deadline(serve: Any) -> None:
     """The thread that served one client does not take its deadline to the next."""
-    left: list[deadlines.Scope | None] = []
+    left: list[deadlines.DeadlineScope | None] = []
 
     def charge(_request: bytes, _context: Any) -> bytes:
         left.append(deadlines.scope.get())

@@ -140,7 +140,7 @@ def test_safety_reaches_every_failure(repeatable: bool) -> None:
     """What may not be repeated is not after an error, nor after a timeout of the loop itself."""
     loop = origins().retry_config("POST", "http://a", repeatable=repeatable)
 
-    safe = [loop.outcome_of(error, 0).safe for error in (OSError(), AttemptTimeout())]
+    safe = [loop.classify_error(error, 0).safe for error in (OSError(), AttemptTimeout())]
 
     assert [repeatable] * 2 == safe
 
@@ -149,5 +149,5 @@ def test_judge_knows_the_policy() -> None:
     """An answer is judged by the policy of the adapter."""
     loop = origins(policy=Policy(max_attempts=7)).retry_config("GET", "http://a", repeatable=True)
 
-    assert loop.judge is not None
-    assert "7" == loop.judge(None).detail
+    assert loop.classify_result is not None
+    assert "7" == loop.classify_result(None).detail

@@ -13,7 +13,7 @@ from tarry import Breaker, Downstream, Hedging, Kind, Outcome, Policy
 from tarry.adapters.http.headers import response_classifier
 from tarry.adapters.http.send import RequestSender
 from tarry.runtime.clocks import system
-from tarry.runtime.downstream import MOST_UNCOUNTED
+from tarry.runtime.downstream import MAX_UNCOUNTED_SUCCESSES
 from tarry.testing import VirtualClock, captured_events, no_wait
 
 GET = ("GET", "http", "a", None, True)
@@ -270,10 +270,10 @@ def test_successes_are_counted_before_there_are_many(looped: bool) -> None:
     """They wait for the next look at the counts, but never more than a few."""
     payments = Downstream("payments", breaker=Breaker())
 
-    for _ in range(MOST_UNCOUNTED + 1):
+    for _ in range(MAX_UNCOUNTED_SUCCESSES + 1):
         Client(200).send("r", looped=looped, downstream=payments)
 
-    assert not payments.successes
+    assert not payments.uncounted_successes
 
 
 @looped_or_not

@@ -12,8 +12,8 @@ from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_cod
 from tarry.core.verdict import Attempt
 from tarry.errors import ConfigurationTypeError
 from tarry.runtime import sync_driver
-from tarry.runtime.call import BlockRun
-from tarry.runtime.callables import plain_function
+from tarry.runtime.call import RunningBlock
+from tarry.runtime.callables import check_not_async
 from tarry.runtime.clocks import CancelToken, system
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tarry.adapters.http.origins import Downstreams
     from tarry.core.policy import Policy
-    from tarry.runtime.config import Spec
+    from tarry.runtime.config import RetryConfig
 
 Repeatable: TypeAlias = "bool | Callable[[str], bool]"
 """Whether a call may be repeated after the server may have read it; a function gets the method."""
@@ -33,39 +33,39 @@ _CLOCK_TOLERANCE_S = 0.01
 """gRPC measures deadlines on a clock of its own, which may be this far ahead of ours."""
 
 
-class GrpcCall(BlockRun):
+class GrpcCall(RunningBlock):
     """One call with its retries.
 
     gRPC enforces the time limit of an attempt, so that the user gets an error of gRPC.
 
-    This is a `BlockRun` because gRPC raises the final error again, also in other threads: the
+    This is a `RunningBlock` because gRPC raises the final error again, also in other threads: the
     traceback then holds no frame of tarry from which an outer retry could recognise the error.
     """
 
     __slots__ = ("_attempt_ends_at", "_started_attempt")
 
     def __init__(
-        self, spec: Spec, started: float | None, deadline: float | None, serial: int
+        self, spec: RetryConfig, started: float | None, deadline: float | None, serial: int
     ) -> None:
         super().__init__(spec, started, deadline, serial)
         self._started_attempt: Attempt | None = None
-        """The first attempt, until the driver calls `begin` for it."""
+        """The first attempt, until the driver calls `begin_attempt` for it."""
         self._attempt_ends_at: float | None = None
         """When the time limit of the running attempt is reached."""
 
     def start_first_attempt(self) -> None:
         """Begin the first attempt before a driver runs; the driver continues from there."""
-        attempt = self.begin()
+        attempt = self.begin_attempt()
         if attempt.delay:
             self.wait(attempt.delay)
         self._started_attempt = Attempt(attempt.number)
 
-    def begin(self) -> Attempt:
+    def begin_attempt(self) -> Attempt:
         """Begin the next attempt, without a timeout: gRPC enforces it, not the driver."""
         started, self._started_attempt = self._started_attempt, None
         if started is not None:
             return started
-        attempt = super().begin()
+        attempt = super().begin_attempt()
         return Attempt(attempt.number, None, attempt.delay)
 
     def time_limit(self, attempt_timeout: float | None) -> float | None:
@@ -76,13 +76,13 @@ class GrpcCall(BlockRun):
         self._attempt_ends_at = now + min(limits) if limits else None
         return min(limits, default=None)
 
-    def survives(self, error: Exception, outcome: Outcome | None = None) -> bool:
+    def should_retry(self, error: Exception, outcome: Outcome | None = None) -> bool:
         """Return whether the call goes on after this error."""
-        classified = outcome or self.spec.outcome_of(error, self._serial)
+        classified = outcome or self.config.classify_error(error, self._serial)
         if classified.timeout and classified.kind is Kind.PERMANENT and self._has_timed_out():
             # DEADLINE_EXCEEDED comes from our own time limit, not from the server: retry it.
             classified = classified.replace(kind=Kind.TRANSIENT)
-        return super().survives(error, classified)
+        return super().should_retry(error, classified)
 
     def _has_timed_out(self) -> bool:
         ends_at = self._attempt_ends_at
@@ -103,7 +103,7 @@ class CallFactory:
             if not callable(repeatable):
                 rule = "must be True, False or a function of the method's name"
                 raise ConfigurationTypeError("repeatable", rule, repeatable)
-            plain_function("repeatable", repeatable)
+            check_not_async("repeatable", repeatable)
         if not (target is None or (isinstance(target, str) and target)):
             rule = "must be the address that the channel is made with"
             raise ConfigurationTypeError("target", rule, target)
@@ -152,8 +152,8 @@ class RetriedCall:
 
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
         self._cancel_token = CancelToken()
-        call.spec = copy(call.spec)  # all calls of the method share the original
-        call.spec.cancel = self._cancel_token
+        call.config = copy(call.config)  # all calls of the method share the original
+        call.config.cancel = self._cancel_token
         self._call = call
         self._send = send
         self._last_attempt = first_attempt

@@ -97,7 +97,7 @@ def _send_first_attempt(call: GrpcCall, send: Callable[[], Any]) -> Any:
         call.start_first_attempt()
         return send()
     except BaseException:
-        call.drop()
+        call.abort()
         raise
 
 

@@ -62,15 +62,15 @@ class _HandlerContext:
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self._given_up = error_record.Ends()
-        self._deadline_key: deadlines.Key | None = None
+        self._given_up = error_record.GiveUpLog()
+        self._deadline_key: deadlines.DeadlineKey | None = None
         self._code: Any = None
         self._trailers: tuple[Any, ...] = ()
         self._aborted = False
 
     def activate(self) -> None:
         """Set the deadline, and record the calls that are given up, in the current context."""
-        error_record.ends.set(self._given_up)
+        error_record.give_up_log.set(self._given_up)
         remaining = self._context.time_remaining()
         if remaining is not None and remaining < _NO_DEADLINE_S:
             self._deadline_key = deadlines.enter(system.now() + remaining)

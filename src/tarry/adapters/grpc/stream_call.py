@@ -84,7 +84,7 @@ class RetriedStream(RetriedCall):
     def cancel(self) -> bool:
         """Cancel the stream, or the wait for its next attempt."""
         if self._is_first_attempt:  # no message was requested yet, and none will be
-            self._call.drop()
+            self._call.abort()
             self._settle()
         return super().cancel()
 

@@ -22,7 +22,7 @@ from tarry.errors import ConfigurationTypeError, HandedOff, ResultNotAccepted
 from tarry.runtime import deadlines
 from tarry.runtime.callables import COROUTINE, flags_of
 from tarry.runtime.clocks import system
-from tarry.runtime.error_record import mark, record_of
+from tarry.runtime.error_record import attach_record, record_of
 from tarry.wire import http
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def _handed_off_error(task: Any, record: CallRecord) -> HandedOff:
     msg = f"{record.operation}: handed off as task {task_id}, for {record.reason.description}"
     error = HandedOff(msg, task)
     # Final: an outer retry would otherwise create a second task.
-    mark(error, record, final=True, block=True)
+    attach_record(error, record, final=True, block=True)
     return error
 
 

@@ -14,9 +14,9 @@ from tarry.core.outcome import SUCCESS, outcome_of_status
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError, ConfigurationTypeError, ResultNotAccepted
 from tarry.runtime import deadlines
-from tarry.runtime.callables import plain_function
+from tarry.runtime.callables import check_not_async
 from tarry.runtime.clocks import system
-from tarry.runtime.error_record import MARK, record_of
+from tarry.runtime.error_record import RECORD_ATTRIBUTE, record_of
 from tarry.wire import http
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def check_idempotency_key(idempotency_key: IdempotencyKey) -> IdempotencyKey:
         raise ConfigurationError("idempotency_key", rule)
     if not callable(idempotency_key):
         raise ConfigurationTypeError("idempotency_key", rule, idempotency_key)
-    plain_function("idempotency_key", idempotency_key)
+    check_not_async("idempotency_key", idempotency_key)
     return idempotency_key
 
 
@@ -162,7 +162,7 @@ def final_response(error: ResultNotAccepted) -> Any:
 
     HTTP clients return responses such as 503 and do not raise them.
     """
-    object.__setattr__(error.result, MARK, getattr(error, MARK, None))
+    object.__setattr__(error.result, RECORD_ATTRIBUTE, getattr(error, RECORD_ATTRIBUTE, None))
     return error.result
 
 

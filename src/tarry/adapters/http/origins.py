@@ -12,7 +12,7 @@ from tarry.core.breaker import Breaker
 from tarry.core.budget import TokenBudget
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationTypeError
-from tarry.runtime.config import Spec, instance
+from tarry.runtime.config import RetryConfig, check_instance
 from tarry.runtime.downstream import Downstream
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class OriginRegistry:
         classify_response: Callable[[Policy, bool, Any], Outcome],
         release: Callable[[Any], Any],
     ) -> None:
-        instance("policy", policy, Policy, "a tarry.Policy(...)")
+        check_instance("policy", policy, Policy, "a tarry.Policy(...)")
         if not (downstream is None or isinstance(downstream, Downstream) or callable(downstream)):
             rule = (
                 'must be a tarry.Downstream("name"), a function that returns one for an origin, or '
@@ -102,7 +102,7 @@ class OriginRegistry:
         # Weak, because the configurations hold the downstreams: as long as one configuration of an
         # origin exists, new ones share its downstream.
         self._downstreams: WeakValueDictionary[str, Downstream] = WeakValueDictionary()
-        self._configs: LRUCache[tuple[str, str, bool], Spec] = LRUCache()
+        self._configs: LRUCache[tuple[str, str, bool], RetryConfig] = LRUCache()
 
     def downstream(self, origin: str) -> Downstream:
         """Return the downstream of an origin."""
@@ -120,20 +120,20 @@ class OriginRegistry:
 
     def retry_config(
         self, method: str, origin: str, *, repeatable: bool, numbered: bool = False
-    ) -> Spec:
+    ) -> RetryConfig:
         """Return the retry configuration for an operation."""
         config = self._configs.lookup((method, origin, repeatable))
         if config is None:
             classify_error, policy = self._classify_error, self.policy
-            config = Spec(
+            config = RetryConfig(
                 on=lambda error: classify_error(error, repeatable),
-                judge=partial(self._classify_response, policy, repeatable),
+                classify_result=partial(self._classify_response, policy, repeatable),
                 release=self._release,
                 policy=policy,
                 downstream=self.downstream(origin),
                 name=f"{method} {origin}",
                 safe=repeatable,
-                numbered=numbered,
+                passes_number=numbered,
             )
             config = self._configs.add((method, origin, repeatable), config)
         return config

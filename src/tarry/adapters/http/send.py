@@ -15,9 +15,9 @@ from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
 from tarry.runtime import async_driver, hedge, sync_driver
-from tarry.runtime.config import instance
+from tarry.runtime.config import check_instance
 from tarry.runtime.downstream import Downstream
-from tarry.runtime.hedge import HedgedRun
+from tarry.runtime.hedge import RunningHedgedCall
 from tarry.wire import http
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tarry.adapters.http.headers import IdempotencyKey
     from tarry.adapters.http.origins import Downstreams
     from tarry.core.outcome import Outcome
-    from tarry.runtime.config import Spec
+    from tarry.runtime.config import RetryConfig
 
 RequestKey: TypeAlias = "tuple[str, str, str, int | None, bool]"
 """Method, scheme, host, port, and whether the request is repeatable."""
@@ -62,8 +62,8 @@ class RequestSender:
         classify_response: Callable[[Policy, bool, Any], Outcome],
         release: Callable[[Any], Any],
     ) -> None:
-        instance("policy", policy, Policy, "a tarry.Policy(...)")
-        instance("hedging", hedging, Hedging, 'a tarry.Hedging(after="p95")')
+        check_instance("policy", policy, Policy, "a tarry.Policy(...)")
+        check_instance("hedging", hedging, Hedging, 'a tarry.Hedging(after="p95")')
         if policy is not None and hedging is not None:
             raise ConfigurationError(_POLICY_AND_HEDGING)
         self.idempotency_key: IdempotencyKey = check_idempotency_key(idempotency_key)
@@ -111,7 +111,7 @@ def _success_test(policy: Policy) -> Callable[[Any], bool]:
 
 # The inner functions below must be called `call`: `runtime.error_record` recognises by the name of
 # a frame that an error has passed through tarry.
-def _hedged(send: Callable[..., Any], config: Spec, hedging: Hedging) -> Callable[..., Any]:
+def _hedged(send: Callable[..., Any], config: RetryConfig, hedging: Hedging) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         hedged_run = _new_hedged_run(config, hedging)
         return hedge.drive(hedged_run, lambda number: send(*args, number=number), config.release)
@@ -120,17 +120,19 @@ def _hedged(send: Callable[..., Any], config: Spec, hedging: Hedging) -> Callabl
 
 
 def _async_hedged(
-    send: Callable[..., Awaitable[Any]], config: Spec, hedging: Hedging
+    send: Callable[..., Awaitable[Any]], config: RetryConfig, hedging: Hedging
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     async def call(*args: Any) -> Any:
         hedged_run = _new_hedged_run(config, hedging)
-        return await hedge.adrive(
+        return await hedge.drive_async(
             hedged_run, lambda number: send(*args, number=number), config.release
         )
 
     return call
 
 
-def _new_hedged_run(config: Spec, hedging: Hedging) -> HedgedRun:
+def _new_hedged_run(config: RetryConfig, hedging: Hedging) -> RunningHedgedCall:
     downstream = config.downstream or Downstream(config.operation)
-    return HedgedRun(config.operation, hedging, config.outcome_of, downstream, config.judge)
+    return RunningHedgedCall(
+        config.operation, hedging, config.classify_error, downstream, config.classify_result
+    )
