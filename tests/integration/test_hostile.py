@@ -9,7 +9,15 @@ from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import BEHAVIOURS, BOMB, METADATA, Hostile, hostile_targets
-from tests.service.delivery.harness import HERE, LOOPS, request, run, send, send_all, use
+from tests.service.delivery.harness import (
+    LOOPBACK_GUARD,
+    LOOPS,
+    request,
+    run,
+    send,
+    send_all,
+    use_loop,
+)
 
 EXPECTED: dict[str, int | Fault] = {
     "never": Fault.TIMEOUT,
@@ -71,19 +79,19 @@ def hostile() -> Iterator[Hostile]:
 @pytest.fixture(params=LOOPS, autouse=True)
 def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test runs twice."""
-    use(request.param, monkeypatch)
+    use_loop(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize("name", BEHAVIOURS)
 def test_what_a_hostile_target_comes_to(hostile: Hostile, name: str) -> None:
     """A value, whatever it does: its status, or a fault in words; and it was asked but once."""
     expected, before = EXPECTED[name], len(hostile.seen)
-    delivered = send(hostile.url + name, timeout=0.3 if expected is Fault.TIMEOUT else 20.0)
+    result = send(hostile.url + name, timeout=0.3 if expected is Fault.TIMEOUT else 20.0)
     if isinstance(expected, Fault):
-        assert (expected, None) == (delivered.fault, delivered.status)
-        assert delivered.error
+        assert (expected, None) == (result.fault, result.status)
+        assert result.error
     else:
-        assert (expected, None) == (delivered.status, delivered.fault)
+        assert (expected, None) == (result.status, result.fault)
     assert 1 == len(hostile.seen) - before
 
 
@@ -96,9 +104,9 @@ def test_a_target_that_hangs_up_at_once(hostile: Hostile) -> None:
 def test_a_certificate_that_is_not_in_order(hostile: Hostile, kind: str) -> None:
     """Nothing is sent to whom cannot prove who he is."""
     before = len(hostile.seen)
-    delivered = send(hostile.tls[kind] + "ok", ca=hostile.ca)
-    assert Fault.TLS is delivered.fault
-    assert delivered.error
+    result = send(hostile.tls[kind] + "ok", ca=hostile.ca)
+    assert Fault.TLS is result.fault
+    assert result.error
     assert before == len(hostile.seen)
 
 
@@ -110,8 +118,8 @@ def test_a_handshake_that_nobody_answers(hostile: Hostile) -> None:
 
 def test_a_bomb_is_not_unpacked(hostile: Hostile) -> None:
     """The excerpt is of the bytes that were sent."""
-    delivered = send(hostile.url + "bomb")
-    assert BOMB[:2048] == delivered.excerpt
+    result = send(hostile.url + "bomb")
+    assert BOMB[:2048] == result.excerpt
 
 
 def test_a_new_connection_that_ends_is_not_tried_again(hostile: Hostile) -> None:
@@ -123,9 +131,9 @@ def test_a_new_connection_that_ends_is_not_tried_again(hostile: Hostile) -> None
 
 def test_a_redirect_is_shown_and_not_followed(hostile: Hostile) -> None:
     """Wherever it points."""
-    delivered = send(hostile.url + "redirect")
-    assert METADATA == dict(delivered.headers)["location"]
-    assert "127.0.0.1" == delivered.remote
+    result = send(hostile.url + "redirect")
+    assert METADATA == dict(result.headers)["location"]
+    assert "127.0.0.1" == result.remote
 
 
 def test_reading_ends_at_the_bound(hostile: Hostile) -> None:
@@ -133,7 +141,7 @@ def test_reading_ends_at_the_bound(hostile: Hostile) -> None:
 
     async def main() -> list[DeliveryResult]:
         return await send_all(
-            HttpDelivery(HERE, max_body=100_000),
+            HttpDelivery(LOOPBACK_GUARD, max_body=100_000),
             request(hostile.url + "endless", max_excerpt=MAX_RESPONSE_BYTES),
             request(hostile.url + "ok"),
         )
@@ -157,7 +165,7 @@ def test_what_ends_on_a_kept_connection_is_sent_once_more_and_no_oftener(hostile
 
     async def main() -> list[DeliveryResult]:
         return await send_all(
-            HttpDelivery(HERE),
+            HttpDelivery(LOOPBACK_GUARD),
             request(hostile.url + "ok"),
             request(hostile.url + "close-before-answer"),
             request(hostile.url + "ok"),
@@ -165,8 +173,8 @@ def test_what_ends_on_a_kept_connection_is_sent_once_more_and_no_oftener(hostile
         )
 
     before = len(hostile.seen)
-    delivered = run(main())
-    assert [None, Fault.RESET, None, Fault.RESET] == [each.fault for each in delivered]
+    result = run(main())
+    assert [None, Fault.RESET, None, Fault.RESET] == [each.fault for each in result]
     assert 4 + 2 == len(hostile.seen) - before
 
 

@@ -1,4 +1,4 @@
-"""Real targets, started once, and both kinds of event loop."""
+"""Fixtures: hostile targets, asyncio and uvloop, and a fake DNS."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tests.service.delivery import harness
 
 @pytest.fixture(scope="session")
 def hostile() -> Iterator[Hostile]:
-    """Targets of all kinds."""
+    """Run targets that misbehave in every way."""
     with hostile_targets() as targets:
         yield targets
 
 
 @pytest.fixture(params=harness.LOOPS)
 def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test runs twice."""
-    harness.use(request.param, monkeypatch)
+    """Run the test once per event loop."""
+    harness.use_loop(request.param, monkeypatch)
 
 
 @pytest.fixture
 def dns(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """What DNS says of names."""
-    said: dict[str, list[str]] = {}
+    """Return the addresses of names, which the test fills in."""
+    addresses: dict[str, list[str]] = {}
 
     def resolve(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
-        return [(0, 0, 0, "", (address, 0)) for address in said[host]]
+        return [(0, 0, 0, "", (address, 0)) for address in addresses[host]]
 
     monkeypatch.setattr("socket.getaddrinfo", resolve)
-    return said
+    return addresses

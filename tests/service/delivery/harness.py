@@ -1,4 +1,4 @@
-"""Short ways to send a request in a test, on one kind of event loop or the other."""
+"""Functions that send requests in a test, on asyncio or on uvloop."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tarry.service.delivery.messages import Delivery, DeliveryRequest, DeliveryR
 
 T = TypeVar("T")
 
-HERE = Guard(dev=True)
-"""Lets attempts go to this machine."""
+LOOPBACK_GUARD = Guard(dev=True)
+"""Allows attempts to loopback addresses."""
 LOOPS = ["asyncio", "uvloop"]
-"""The service runs on the second where there is one."""
-_on = "asyncio"
+"""The service uses uvloop where it is available."""
+_loop_name = "asyncio"
 
 
-def use(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have `run` run on one of LOOPS in this test."""
-    monkeypatch.setattr(f"{__name__}._on", loop)
+def use_loop(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `run` use one of LOOPS in this test."""
+    monkeypatch.setattr(f"{__name__}._loop_name", loop)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run on a loop of its own."""
+    """Run a coroutine on a new event loop."""
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    if _on == "uvloop":
+    if _loop_name == "uvloop":
         import uvloop
 
         factory = uvloop.new_event_loop
@@ -37,45 +37,47 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-def request(url: str, **others: Any) -> DeliveryRequest:
-    """A request with the usual rest."""
+def request(url: str, **fields: Any) -> DeliveryRequest:
+    """Return a request with default values for the other fields."""
     values: dict[str, Any] = {"method": "POST", "headers": [], "body": b"{}", "timeout": 20.0}
-    return DeliveryRequest(url=url, **(values | others))
+    return DeliveryRequest(url=url, **(values | fields))
 
 
 async def send_all(delivery: Delivery, *requests: DeliveryRequest) -> list[DeliveryResult]:
-    """Send one after the other, then close."""
+    """Send requests one after the other, then close the delivery."""
     try:
         return [await delivery.send(each) for each in requests]
     finally:
         await delivery.close()
 
 
-def send(url: str, guard: Guard = HERE, ca: str | None = None, **others: Any) -> DeliveryResult:
-    """Send one request over HTTP, on a connection of its own."""
+def send(
+    url: str, guard: Guard = LOOPBACK_GUARD, ca: str | None = None, **fields: Any
+) -> DeliveryResult:
+    """Send one request over HTTP with a new delivery."""
 
     async def main() -> list[DeliveryResult]:
-        return await send_all(HttpDelivery(guard, ca=ca), request(url, **others))
+        return await send_all(HttpDelivery(guard, ca=ca), request(url, **fields))
 
     return run(main())[0]
 
 
-async def until(holds: Callable[[], object]) -> None:
-    """Wait for something that other tasks or threads bring about."""
-    while not holds():  # noqa: ASYNC110 - there is nothing to be woken by
+async def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until a condition is true that other tasks or threads make true."""
+    while not condition():  # noqa: ASYNC110 - threads change it, without an event
         await asyncio.sleep(0.002)
 
 
-async def emptied(delivery: HttpDelivery) -> int:
-    """Wait until nothing is left in a delivery; return how much room there is then."""
+async def wait_until_empty(delivery: HttpDelivery) -> int:
+    """Wait until all pools are empty; return the number of free connections."""
     pools = list(delivery._pools.values())
-    await until(lambda: all(pool.is_empty for pool in pools))
+    await wait_for(lambda: all(pool.is_empty for pool in pools))
     return delivery._limit._free
 
 
-async def closed(delivery: HttpDelivery) -> int:
-    """Close a delivery; return how much room there is when nothing is left in it."""
+async def close_and_wait(delivery: HttpDelivery) -> int:
+    """Close a delivery; return the number of free connections once all pools are empty."""
     pools = list(delivery._pools.values())
     await delivery.close()
-    await until(lambda: all(pool.is_empty for pool in pools))
+    await wait_for(lambda: all(pool.is_empty for pool in pools))
     return delivery._limit._free

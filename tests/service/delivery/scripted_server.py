@@ -1,4 +1,4 @@
-"""Servers in the loop of the test, which does with each request that arrives as it likes."""
+"""Servers and proxies in the event loop of a test, whose responses the test controls."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager, suppress
 
 from tests.integration.hostile import OK
 
-OPEN = b"HTTP/1.1 200 Open\r\nX-Proxy: 1\r\n\r\n"
-"""What a proxy says when a tunnel stands."""
+TUNNEL_OPEN = b"HTTP/1.1 200 Open\r\nX-Proxy: 1\r\n\r\n"
+"""The response of a proxy that has opened a tunnel."""
 
 
-class Arrived:
-    """A request that has arrived; it is answered when the test says so."""
+class ReceivedRequest:
+    """A request that the server has received; the test calls `respond`."""
 
     def __init__(self, head: str, body: bytes, connection: int, writer: asyncio.StreamWriter):
         self.head = head
@@ -23,40 +23,42 @@ class Arrived:
         self.connection = connection
         self._writer = writer
 
-    def answer(self, *said: bytes) -> None:
-        """Answer, by default with OK."""
-        self._writer.write(b"".join(said) or OK)
+    def respond(self, *parts: bytes) -> None:
+        """Send a response, by default OK."""
+        self._writer.write(b"".join(parts) or OK)
 
-    def hang_up(self) -> None:
-        """End the connection."""
+    def close_connection(self) -> None:
+        """Close the connection."""
         self._writer.close()
 
 
-class Served:
-    """A server. Requests wait in `arrived`; or `behave` has each connection to itself."""
+class ScriptedServer:
+    """A server that queues requests in `received`, or passes connections to `handler`."""
 
-    def __init__(self, behave: Behave | None) -> None:
-        self.behave = behave
-        self.arrived: asyncio.Queue[Arrived] = asyncio.Queue()
+    def __init__(self, handler: Handler | None) -> None:
+        self.handler = handler
+        self.received: asyncio.Queue[ReceivedRequest] = asyncio.Queue()
         self.connections = 0
+        """The number of connections so far."""
         self.open = 0
+        """The number of open connections."""
         self.url = ""
         self.port = 0
         self._tasks: set[asyncio.Task[None] | None] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection, until it ends or the server does."""
+        """Serve one connection until it is closed or the server stops."""
         self._tasks.add(asyncio.current_task())
         self.connections += 1
         self.open += 1
         try:
-            if self.behave is not None:
-                await self.behave(reader, writer)
+            if self.handler is not None:
+                await self.handler(reader, writer)
                 return
             number = self.connections
             while True:
                 head, body = await read_request(reader)
-                self.arrived.put_nowait(Arrived(head, body, number, writer))
+                self.received.put_nowait(ReceivedRequest(head, body, number, writer))
         except asyncio.CancelledError:
             writer.transport.abort()
         except (OSError, EOFError):
@@ -66,44 +68,44 @@ class Served:
             writer.close()
 
     async def stop(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for task in self._tasks:
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
-        await asyncio.sleep(0)  # transports close in the next round
+        await asyncio.sleep(0)  # transports close in the next iteration of the loop
 
 
-Behave = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
-    """Return the head of a request, and its body."""
+    """Return the head and the body of a request."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     length = [line[15:] for line in head.lower().splitlines() if line.startswith("content-length")]
     return head, await reader.readexactly(int(length[0])) if length else b""
 
 
 @asynccontextmanager
-async def serving(
-    behave: Behave | None = None, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[Served]:
+async def run_server(
+    handler: Handler | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[ScriptedServer]:
     """Run a server."""
-    served = Served(behave)
-    server = await asyncio.start_server(served.serve, "127.0.0.1", 0, ssl=tls, limit=2**16)
-    served.port = server.sockets[0].getsockname()[1]
-    served.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{served.port}/"
+    scripted = ScriptedServer(handler)
+    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0, ssl=tls, limit=2**16)
+    scripted.port = server.sockets[0].getsockname()[1]
+    scripted.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{scripted.port}/"
     try:
-        yield served
+        yield scripted
     finally:
         server.close()
-        await served.stop()
+        await scripted.stop()
 
 
-def saying(*parts: bytes, then_close: bool = True) -> Behave:
-    """Read a request, say something, then close or wait for the end."""
+def respond_with(*parts: bytes, then_close: bool = True) -> Handler:
+    """Return a handler that reads a request, writes `parts`, and closes or keeps the connection."""
 
-    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         for part in parts:
             writer.write(part)
@@ -112,16 +114,16 @@ def saying(*parts: bytes, then_close: bool = True) -> Behave:
         if not then_close:
             await reader.read()
 
-    return behave
+    return handler
 
 
-async def silent(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
-    """Read nothing, and say nothing."""
+async def never_respond(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
+    """Read and write nothing."""
     await asyncio.Event().wait()
 
 
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Carry bytes until there are no more."""
+async def copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy bytes until the end of the stream."""
     with suppress(OSError):
         while data := await reader.read(65536):
             writer.write(data)
@@ -129,28 +131,30 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 @asynccontextmanager
-async def proxying(
-    says: bytes | None = None, tls: ssl.SSLContext | None = None, port: int | None = None
-) -> AsyncIterator[tuple[Served, list[str]]]:
-    """Run an egress proxy; yield it, and the heads of what it was asked.
+async def run_proxy(
+    response: bytes | None = None, tls: ssl.SSLContext | None = None, port: int | None = None
+) -> AsyncIterator[tuple[ScriptedServer, list[str]]]:
+    """Run an egress proxy; yield it with the list of the heads of its requests.
 
-    It opens the way it is asked for on this machine, or to a certain port, or just says something.
+    It opens tunnels to `port`, or to the requested port of this machine, or sends `response`.
     """
-    asked: list[str] = []
+    heads: list[str] = []
 
-    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head, _ = await read_request(reader)
-        asked.append(head)
-        if says is not None:
-            writer.write(says)
+        heads.append(head)
+        if response is not None:
+            writer.write(response)
             return
-        there = port or int(head.split(" ", 2)[1].rpartition(":")[2])
-        far, back = await asyncio.open_connection("127.0.0.1", there)
-        writer.write(OPEN)
+        target_port = port or int(head.split(" ", 2)[1].rpartition(":")[2])
+        target_reader, target_writer = await asyncio.open_connection("127.0.0.1", target_port)
+        writer.write(TUNNEL_OPEN)
         try:
-            await asyncio.gather(pump(reader, back), pump(far, writer))
+            await asyncio.gather(
+                copy_stream(reader, target_writer), copy_stream(target_reader, writer)
+            )
         finally:
-            back.transport.abort()
+            target_writer.transport.abort()
 
-    async with serving(behave, tls) as served:
-        yield served, asked
+    async with run_server(handler, tls) as server:
+        yield server, heads

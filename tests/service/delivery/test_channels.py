@@ -7,9 +7,9 @@ from tarry.service.delivery.grpc import GrpcDelivery
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import Hostile
-from tests.service.delivery.harness import HERE, request, send_all
-from tests.service.delivery.scripted_server import proxying
-from tests.service.delivery.test_grpc import Server, served
+from tests.service.delivery.harness import LOOPBACK_GUARD, request, send_all
+from tests.service.delivery.scripted_server import run_proxy
+from tests.service.delivery.test_grpc import Server, server
 
 
 def test_the_guard_judges_every_address(hostile: Hostile) -> None:
@@ -20,16 +20,18 @@ def test_the_guard_judges_every_address(hostile: Hostile) -> None:
             GrpcDelivery(Guard()), request(f"grpc://127.0.0.1:{server.port}/S/M")
         )
         guarded = GrpcDelivery(Guard())
-        guarded._guard = HERE  # so that only the look-up is judged by the strict one
+        guarded._guard = LOOPBACK_GUARD  # so that only the look-up is judged by the strict one
         by_name = await send_all(guarded, request(f"grpc://localhost:{server.port}/S/M"))
         assert [] == server.seen
-        unknown = await send_all(GrpcDelivery(HERE), request("grpc://nowhere.invalid:1/S/M"))
-        nobody = await send_all(GrpcDelivery(HERE), request("grpc://127.0.0.1:1/S/M"))
+        unknown = await send_all(
+            GrpcDelivery(LOOPBACK_GUARD), request("grpc://nowhere.invalid:1/S/M")
+        )
+        nobody = await send_all(GrpcDelivery(LOOPBACK_GUARD), request("grpc://127.0.0.1:1/S/M"))
         return [*by_url, *by_name, *unknown, *nobody]
 
-    by_url, by_name, unknown, nobody = served(hostile, test)
+    by_url, by_name, unknown, nobody = server(hostile, test)
     assert [Fault.BLOCKED, Fault.BLOCKED, Fault.DNS] == [
-        delivered.fault for delivered in (by_url, by_name, unknown)
+        result.fault for result in (by_url, by_name, unknown)
     ]
     assert "UNAVAILABLE" == nobody.status
 
@@ -39,28 +41,28 @@ def test_channels_are_kept_up_to_a_bound(hostile: Hostile, monkeypatch: pytest.M
     monkeypatch.setattr(grpc_delivery, "MAX_CHANNELS", 1)
 
     async def test(server: Server) -> list[DeliveryResult]:
-        delivery = GrpcDelivery(HERE)
+        delivery = GrpcDelivery(LOOPBACK_GUARD)
         urls = [f"grpc://{host}:{server.port}/S/M" for host in ("127.0.0.1", "localhost")]
-        delivered = [await delivery.send(request(url)) for url in [*urls, *urls, urls[1]]]
+        result = [await delivery.send(request(url)) for url in [*urls, *urls, urls[1]]]
         assert [f"grpc:localhost:{server.port}"] == list(delivery._channels._open_channels)
-        delivered.append(await delivery.send(request("grpc://127.0.0.1:1/S/M")))
+        result.append(await delivery.send(request("grpc://127.0.0.1:1/S/M")))
         assert [] == [*delivery._channels._open_channels, *delivery._channels._draining]
         await delivery.close()
-        return delivered
+        return result
 
-    assert ["OK"] * 5 + ["UNAVAILABLE"] == [each.status for each in served(hostile, test)]
+    assert ["OK"] * 5 + ["UNAVAILABLE"] == [each.status for each in server(hostile, test)]
 
 
 def test_an_egress_proxy_is_not_gone_around(hostile: Hostile) -> None:
     """It looks the name up: here nobody knows it."""
 
     async def test(server: Server) -> list[DeliveryResult]:
-        async with proxying(port=server.port) as (proxy, asked):
+        async with run_proxy(port=server.port) as (proxy, asked):
             delivery = GrpcDelivery(Guard(), proxy=proxy.url)
-            delivered = await send_all(delivery, request("grpc://only-there.invalid:7/S/M"))
+            result = await send_all(delivery, request("grpc://only-there.invalid:7/S/M"))
             assert ["CONNECT only-there.invalid:7 HTTP/1.1"] == [
                 each.splitlines()[0] for each in asked
             ]
-            return delivered
+            return result
 
-    assert "OK" == served(hostile, test)[0].status
+    assert "OK" == server(hostile, test)[0].status

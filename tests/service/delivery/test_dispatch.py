@@ -56,9 +56,9 @@ def test_a_missing_extra_charges_nobody() -> None:
     async def run() -> list[DeliveryResult]:
         deliveries = DeliveryDispatcher(Named("http"), grpc)
         urls = ["grpc://h:1/S/M", "http://h/"]
-        delivered = [await deliveries.send(request(url)) for url in urls]
+        result = [await deliveries.send(request(url)) for url in urls]
         await deliveries.close()
-        return delivered
+        return result
 
     first, second = asyncio.run(run())
     assert Fault.INTERNAL is first.fault

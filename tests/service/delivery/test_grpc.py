@@ -13,7 +13,7 @@ from tarry.errors import ConfigurationError, MissingExtra
 from tarry.service.delivery.grpc import MAX_RESPONSE_BYTES, GrpcDelivery, is_installed
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import Hostile
-from tests.service.delivery.harness import HERE, request, send_all
+from tests.service.delivery.harness import LOOPBACK_GUARD, request, send_all
 
 grpc: Any = import_module("grpc")
 import_module("grpc.aio")
@@ -31,7 +31,7 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(self, details: Any) -> Any:
         """Take any method."""
 
-        async def behave(message: bytes, context: Any) -> bytes:
+        async def handler(message: bytes, context: Any) -> bytes:
             self.seen.append((details.method, message, dict(context.invocation_metadata())))
             self.started.set()
             context.set_trailing_metadata((("grpc-retry-pushback-ms", "5"), ("x-bin", b"\1\2")))
@@ -47,7 +47,7 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
             return b"got " + message
 
-        return grpc.unary_unary_rpc_method_handler(behave)
+        return grpc.unary_unary_rpc_method_handler(handler)
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ async def serving(hostile: Hostile) -> AsyncIterator[Server]:
         await server.stop(0)
 
 
-def served(
+def server(
     hostile: Hostile, test: Callable[[Server], Coroutine[Any, Any, list[DeliveryResult]]]
 ) -> list[DeliveryResult]:
     """Run a test with a server."""
@@ -85,8 +85,8 @@ def test_a_call_goes_out_as_it_is(hostile: Hostile) -> None:
 
     async def test(server: Server) -> list[DeliveryResult]:
         url = f"grpc://localhost:{server.port}/pkg.Service/Call"
-        delivered = await send_all(
-            GrpcDelivery(HERE),
+        result = await send_all(
+            GrpcDelivery(LOOPBACK_GUARD),
             request(url, body=b"\x00\xff", headers=headers),
             request(url, body=b"busy"),
             request(url, body=b"again", max_excerpt=5),
@@ -96,9 +96,9 @@ def test_a_call_goes_out_as_it_is(hostile: Hostile) -> None:
         assert ('"k"', b"\x01\x02") == (metadata["idempotency-key"], metadata["x-bin"])
         assert "content-type" not in metadata
         assert 3 == len(server.seen)
-        return delivered
+        return result
 
-    first, second, third = served(hostile, test)
+    first, second, third = server(hostile, test)
     assert ("OK", b"got \x00\xff", None) == (first.status, first.excerpt, first.fault)
     assert [("grpc-retry-pushback-ms", "5"), ("x-bin", "AQI=")] == first.headers == second.headers
     assert ("UNAVAILABLE", "not now", None) == (second.status, second.error, second.fault)
@@ -119,9 +119,11 @@ def test_an_answer_that_is_too_long_is_not_asked_for_again(hostile: Hostile) -> 
             b"0%d" % (most + 1),
             b"say Received message larger than max (2 vs. 1)",
         )
-        return await send_all(GrpcDelivery(HERE), *(request(url, body=each) for each in messages))
+        return await send_all(
+            GrpcDelivery(LOOPBACK_GUARD), *(request(url, body=each) for each in messages)
+        )
 
-    fits, too_long, zipped, busy = served(hostile, test)
+    fits, too_long, zipped, busy = server(hostile, test)
     assert ("OK", True, None) == (fits.status, fits.truncated, fits.fault)
     for each in (too_long, zipped):
         assert (None, Fault.INVALID) == (each.status, each.fault)
@@ -135,9 +137,11 @@ def test_the_words_of_a_target_are_few_and_printable(hostile: Hostile) -> None:
     async def test(server: Server) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"
         said = "\x1b[2J\nü" + "x" * 3000
-        return await send_all(GrpcDelivery(HERE), request(url, body=f"say {said}".encode()))
+        return await send_all(
+            GrpcDelivery(LOOPBACK_GUARD), request(url, body=f"say {said}".encode())
+        )
 
-    assert " [2J ü" + "x" * 506 == served(hostile, test)[0].error
+    assert " [2J ü" + "x" * 506 == server(hostile, test)[0].error
 
 
 def test_tls_is_with_the_name(hostile: Hostile) -> None:
@@ -146,7 +150,7 @@ def test_tls_is_with_the_name(hostile: Hostile) -> None:
     async def test(server: Server) -> list[DeliveryResult]:
         good = f"grpcs://localhost:{server.secure}/S/M"
         elsewhere = f"grpcs://elsewhere.example:{server.secure}/S/M"
-        trusting = GrpcDelivery(HERE, ca=hostile.ca)
+        trusting = GrpcDelivery(LOOPBACK_GUARD, ca=hostile.ca)
         real = trusting._channels._resolve_address
 
         async def address_of(target: Any) -> str:
@@ -157,11 +161,11 @@ def test_tls_is_with_the_name(hostile: Hostile) -> None:
         trusting._channels._resolve_address = address_of  # type: ignore[method-assign]
         return [
             *await send_all(trusting, request(good), request(elsewhere)),
-            *await send_all(GrpcDelivery(HERE), request(good)),
+            *await send_all(GrpcDelivery(LOOPBACK_GUARD), request(good)),
         ]
 
     assert ["OK", "UNAVAILABLE", "UNAVAILABLE"] == [
-        delivered.status for delivered in served(hostile, test)
+        result.status for result in server(hostile, test)
     ]
 
 
@@ -170,16 +174,18 @@ def test_the_deadline_ends_a_call(hostile: Hostile) -> None:
 
     async def test(server: Server) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"
-        return await send_all(GrpcDelivery(HERE), request(url, body=b"never", timeout=0.3))
+        return await send_all(
+            GrpcDelivery(LOOPBACK_GUARD), request(url, body=b"never", timeout=0.3)
+        )
 
-    assert Fault.TIMEOUT is served(hostile, test)[0].fault
+    assert Fault.TIMEOUT is server(hostile, test)[0].fault
 
 
 def test_cancelling_and_closing_end_a_call(hostile: Hostile) -> None:
     """The one raises, the other is a fault of ours."""
 
     async def test(server: Server) -> list[DeliveryResult]:
-        delivery = GrpcDelivery(HERE)
+        delivery = GrpcDelivery(LOOPBACK_GUARD)
         never = request(f"grpc://127.0.0.1:{server.port}/S/M", body=b"never")
         cancelled = asyncio.create_task(delivery.send(never))
         await server.started.wait()
@@ -193,7 +199,7 @@ def test_cancelling_and_closing_end_a_call(hostile: Hostile) -> None:
         await delivery.close()
         return [await closed]
 
-    assert Fault.INTERNAL is served(hostile, test)[0].fault
+    assert Fault.INTERNAL is server(hostile, test)[0].fault
 
 
 @pytest.mark.parametrize(
@@ -205,7 +211,7 @@ def test_what_is_no_metadata_is_not_sent(headers: list[tuple[str, str]]) -> None
 
     async def run() -> list[DeliveryResult]:
         return await send_all(
-            GrpcDelivery(HERE), request("grpc://127.0.0.1:1/S/M", headers=headers)
+            GrpcDelivery(LOOPBACK_GUARD), request("grpc://127.0.0.1:1/S/M", headers=headers)
         )
 
     assert Fault.INVALID is asyncio.run(run())[0].fault
@@ -215,7 +221,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its install line; a proxy that gRPC cannot use is refused too."""
     assert is_installed()
     with pytest.raises(ConfigurationError, match="proxy must be http://"):
-        GrpcDelivery(HERE, proxy="socks5h://127.0.0.1:1")
+        GrpcDelivery(LOOPBACK_GUARD, proxy="socks5h://127.0.0.1:1")
     monkeypatch.setitem(__import__("sys").modules, "grpc", None)
     with pytest.raises(MissingExtra, match=r"pip install 'tarry\[grpc\]'"):
-        GrpcDelivery(HERE)
+        GrpcDelivery(LOOPBACK_GUARD)

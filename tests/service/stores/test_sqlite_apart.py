@@ -25,7 +25,7 @@ from tarry.service.stores.sqlite.writer_process import (
     encode_calls,
     run_calls,
 )
-from tests.service.delivery.harness import LOOPS, use
+from tests.service.delivery.harness import LOOPS, use_loop
 from tests.service.delivery.harness import run as run_on_loop
 from tests.service.stores.bench import LEASE, numbers, succeed, task
 from tests.service.stores.conformance import CASES, Bench, Case, name_of
@@ -67,7 +67,7 @@ def on(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
 @pytest.fixture(params=LOOPS)
 def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test runs twice: loops differ in what they say of a process that has ended."""
-    use(request.param, monkeypatch)
+    use_loop(request.param, monkeypatch)
 
 
 def writer_of(store: SqliteStore) -> int:

@@ -16,21 +16,29 @@ from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tarry.service.delivery.targets import parse_target
 from tests.integration.hostile import Hostile
-from tests.service.delivery.harness import HERE, emptied, request, run, send, send_all, until
+from tests.service.delivery.harness import (
+    LOOPBACK_GUARD,
+    request,
+    run,
+    send,
+    send_all,
+    wait_for,
+    wait_until_empty,
+)
 
 pytestmark = pytest.mark.usefixtures("either_loop")
 
 
 def test_an_answer_comes_back_whole(hostile: Hostile) -> None:
     """Status, headers, body, where from and how long it took."""
-    delivered = send(hostile.url + "ok")
-    assert (200, b"ok", "127.0.0.1") == (delivered.status, delivered.excerpt, delivered.remote)
-    assert [("content-length", "2")] == delivered.headers
-    assert delivered.fault is None
-    assert delivered.connect_ms is not None
-    assert delivered.first_byte_ms is not None
-    assert delivered.tls_ms is None
-    assert 0 < delivered.connect_ms <= delivered.duration_ms
+    result = send(hostile.url + "ok")
+    assert (200, b"ok", "127.0.0.1") == (result.status, result.excerpt, result.remote)
+    assert [("content-length", "2")] == result.headers
+    assert result.fault is None
+    assert result.connect_ms is not None
+    assert result.first_byte_ms is not None
+    assert result.tls_ms is None
+    assert 0 < result.connect_ms <= result.duration_ms
 
 
 def test_a_request_goes_out_as_it_is(hostile: Hostile) -> None:
@@ -70,9 +78,9 @@ def test_a_path_is_not_tidied_up(hostile: Hostile) -> None:
 )
 def test_any_method_with_or_without_a_body(hostile: Hostile, method: str, body: bytes) -> None:
     """Also one after the other on one handle; only HEAD has no body."""
-    delivered = run(
+    result = run(
         send_all(
-            HttpDelivery(HERE),
+            HttpDelivery(LOOPBACK_GUARD),
             request(hostile.url + "ok"),
             request(hostile.url + "ok", method=method, body=body),
             request(hostile.url + "ok", method="GET", body=b""),
@@ -80,11 +88,11 @@ def test_any_method_with_or_without_a_body(hostile: Hostile, method: str, body: 
     )
     if method == "HEAD" and body:
         assert (Fault.INVALID, "body must be empty") == (
-            delivered[1].fault,
-            (delivered[1].error or "")[:18],
+            result[1].fault,
+            (result[1].error or "")[:18],
         )
         return
-    assert [200, 200, 200] == [each.status for each in delivered]
+    assert [200, 200, 200] == [each.status for each in result]
     before, seen, after = hostile.seen[-3:]
     assert ("POST", b"{}") == (before.method, before.body)
     assert (method, body) == (seen.method, seen.body)
@@ -95,7 +103,9 @@ def test_connections_are_kept(hostile: Hostile) -> None:
     """The second request needs no look-up and no connection."""
     before = hostile.connections
     first, second = run(
-        send_all(HttpDelivery(HERE), request(hostile.url + "ok"), request(hostile.url + "ok"))
+        send_all(
+            HttpDelivery(LOOPBACK_GUARD), request(hostile.url + "ok"), request(hostile.url + "ok")
+        )
     )
     assert 1 == hostile.connections - before
     assert first.connect_ms is not None
@@ -113,8 +123,8 @@ def test_a_large_body_is_sent_without_asking_first(hostile: Hostile) -> None:
 def test_the_excerpt_is_bounded(hostile: Hostile) -> None:
     """It may be less than the answer, or nothing."""
     for most, excerpt, truncated in ((0, b"", True), (1, b"o", True), (2, b"ok", False)):
-        delivered = send(hostile.url + "ok", max_excerpt=most)
-        assert (excerpt, truncated) == (delivered.excerpt, delivered.truncated)
+        result = send(hostile.url + "ok", max_excerpt=most)
+        assert (excerpt, truncated) == (result.excerpt, result.truncated)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +149,8 @@ def test_headers_that_would_break_out_are_not_sent(
 ) -> None:
     """Line breaks, names that are no tokens, and headers that frame the request."""
     before = len(hostile.seen)
-    delivered = send(hostile.url + "ok", headers=headers)
-    assert (None, Fault.INVALID) == (delivered.status, delivered.fault)
+    result = send(hostile.url + "ok", headers=headers)
+    assert (None, Fault.INVALID) == (result.status, result.fault)
     assert before == len(hostile.seen)
 
 
@@ -172,9 +182,9 @@ def test_a_url_that_is_not_canonical_is_not_sent(url: str) -> None:
 def test_the_guard_judges_when_a_connection_is_made(hostile: Hostile, host: str) -> None:
     """Nothing reaches an address that is refused."""
     before = hostile.connections
-    delivered = send(hostile.url.replace("127.0.0.1", host) + "ok", Guard())
-    assert Fault.BLOCKED is delivered.fault
-    assert "address" in (delivered.error or "")
+    result = send(hostile.url.replace("127.0.0.1", host) + "ok", Guard())
+    assert Fault.BLOCKED is result.fault
+    assert "address" in (result.error or "")
     assert before == hostile.connections
 
 
@@ -185,9 +195,9 @@ def test_a_name_that_points_inside_is_refused(hostile: Hostile, dns: dict[str, l
     assert Fault.BLOCKED is send(url, Guard()).fault
     assert 200 == send(url, Guard(["*.example"])).status
     dns["rebound.example"] = ["169.254.169.254", "127.0.0.1"]
-    delivered = send(url)
-    assert (200, "127.0.0.1") == (delivered.status, delivered.remote)
-    assert delivered.dns_ms is not None
+    result = send(url)
+    assert (200, "127.0.0.1") == (result.status, result.remote)
+    assert result.dns_ms is not None
 
 
 def test_nobody_there() -> None:
@@ -203,7 +213,7 @@ def test_a_url_without_a_path_is_not_sent_to_a_server_that_is_known(hostile: Hos
 
     async def main() -> list[DeliveryResult]:
         urls = hostile.url + "ok", hostile.url.strip("/") + "1", hostile.url.strip("/")
-        return await send_all(HttpDelivery(HERE), *map(request, urls))
+        return await send_all(HttpDelivery(LOOPBACK_GUARD), *map(request, urls))
 
     before = len(hostile.seen)
     assert [None, Fault.INVALID, Fault.INVALID] == [each.fault for each in run(main())]
@@ -221,7 +231,7 @@ def test_out_of_sockets_is_our_fault(hostile: Hostile) -> None:
     """Nobody is charged for it."""
 
     async def main() -> DeliveryResult:
-        delivery = HttpDelivery(HERE)
+        delivery = HttpDelivery(LOOPBACK_GUARD)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         lowest = os.dup(0)
         os.close(lowest)
@@ -239,7 +249,7 @@ def test_a_connection_that_never_comes_free_is_our_fault(hostile: Hostile) -> No
     """Our limit held the request back, not the target."""
 
     async def main() -> list[DeliveryResult]:
-        delivery = HttpDelivery(HERE, max_host_connections=1)
+        delivery = HttpDelivery(LOOPBACK_GUARD, max_host_connections=1)
         try:
             first = delivery.send(request(hostile.url + "never", timeout=0.3))
             second = delivery.send(request(hostile.url + "ok", timeout=0.1))
@@ -255,28 +265,28 @@ def test_a_cancelled_attempt_leaves_nothing(hostile: Hostile) -> None:
     """The next one works, and what was cancelled is no connection any more."""
 
     async def main() -> tuple[int, DeliveryResult]:
-        delivery = HttpDelivery(HERE, max_connections=3)
+        delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=3)
         before = len(hostile.seen)
         task = delivery.send(request(hostile.url + "never"))
-        await until(lambda: len(hostile.seen) > before)
+        await wait_for(lambda: len(hostile.seen) > before)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        left = await emptied(delivery)
+        left = await wait_until_empty(delivery)
         return left, (await send_all(delivery, request(hostile.url + "ok")))[0]
 
-    left, delivered = run(main())
-    assert (3, 200) == (left, delivered.status)
+    left, result = run(main())
+    assert (3, 200) == (left, result.status)
 
 
 def test_close_ends_what_runs(hostile: Hostile) -> None:
     """As a fault of ours, and so does every attempt after it."""
 
     async def main() -> list[DeliveryResult]:
-        delivery = HttpDelivery(HERE)
+        delivery = HttpDelivery(LOOPBACK_GUARD)
         before = len(hostile.seen)
         task = delivery.send(request(hostile.url + "never"))
-        await until(lambda: len(hostile.seen) > before)
+        await wait_for(lambda: len(hostile.seen) > before)
         await delivery.close()
         await delivery.close()
         return [await task, await delivery.send(request(hostile.url + "ok"))]
@@ -288,7 +298,7 @@ def test_many_at_once(hostile: Hostile) -> None:
     """Each gets its own answer."""
 
     async def main() -> list[DeliveryResult]:
-        delivery = HttpDelivery(HERE)
+        delivery = HttpDelivery(LOOPBACK_GUARD)
         names = ["ok", "redirect", "http10", "status-999"] * 25
         try:
             sent = [delivery.send(request(hostile.url + name)) for name in names]
@@ -302,9 +312,9 @@ def test_many_at_once(hostile: Hostile) -> None:
 def test_a_target_with_a_good_certificate(hostile: Hostile) -> None:
     """Trusted through `ca`, and not without it."""
     url = hostile.tls["good"] + "ok"
-    delivered = send(url, ca=hostile.ca)
-    assert 200 == delivered.status
-    assert delivered.tls_ms is not None
+    result = send(url, ca=hostile.ca)
+    assert 200 == result.status
+    assert result.tls_ms is not None
     assert Fault.TLS is send(url).fault
 
 
@@ -323,7 +333,7 @@ def test_a_target_with_a_good_certificate(hostile: Hostile) -> None:
 def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
     """The message names the option, and no secret."""
     with pytest.raises(ConfigurationError, match=words) as refused:
-        HttpDelivery(HERE, **options)
+        HttpDelivery(LOOPBACK_GUARD, **options)
     assert "hunter2" not in str(refused.value)
 
 

@@ -13,8 +13,21 @@ from tarry.service.delivery.http1.connection import Connection
 from tarry.service.delivery.http1.pending_request import PendingRequest
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import OK, Hostile
-from tests.service.delivery.harness import HERE, closed, emptied, request, run, send_all, until
-from tests.service.delivery.scripted_server import Served, read_request, saying, serving
+from tests.service.delivery.harness import (
+    LOOPBACK_GUARD,
+    close_and_wait,
+    request,
+    run,
+    send_all,
+    wait_for,
+    wait_until_empty,
+)
+from tests.service.delivery.scripted_server import (
+    ScriptedServer,
+    read_request,
+    respond_with,
+    run_server,
+)
 
 pytestmark = pytest.mark.usefixtures("either_loop")
 
@@ -25,7 +38,7 @@ CHUNKED = KEPT + b"Transfer-Encoding: chunked\r\n\r\n"
 def asked(*parts: bytes, method: str = "POST", times: int = 1) -> tuple[list[DeliveryResult], int]:
     """Send to a server that says this each time, in these pieces; return its connections too."""
 
-    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             await read_request(reader)
             for part in parts:
@@ -34,9 +47,9 @@ def asked(*parts: bytes, method: str = "POST", times: int = 1) -> tuple[list[Del
                 await asyncio.sleep(0.001)  # so that they come in pieces
 
     async def main() -> tuple[list[DeliveryResult], int]:
-        async with serving(behave) as served:
-            sent = [request(served.url, method=method, body=b"")] * times
-            return await send_all(HttpDelivery(HERE), *sent), served.connections
+        async with run_server(handler) as server:
+            sent = [request(server.url, method=method, body=b"")] * times
+            return await send_all(HttpDelivery(LOOPBACK_GUARD), *sent), server.connections
 
     return run(main())
 
@@ -56,11 +69,11 @@ def asked(*parts: bytes, method: str = "POST", times: int = 1) -> tuple[list[Del
 )
 def test_a_connection_is_used_again_after_an_answer_with_an_end(said: bytes) -> None:
     """Whatever says where it ends; each answer has its own headers alone."""
-    delivered, connections = asked(said, times=3)
+    result, connections = asked(said, times=3)
     assert 1 == connections
-    assert [delivered[0].headers] * 3 == [each.headers for each in delivered]
-    assert "x-trailer" not in dict(delivered[0].headers)
-    assert [delivered[0].excerpt] * 3 == [each.excerpt for each in delivered]
+    assert [result[0].headers] * 3 == [each.headers for each in result]
+    assert "x-trailer" not in dict(result[0].headers)
+    assert [result[0].excerpt] * 3 == [each.excerpt for each in result]
 
 
 @pytest.mark.parametrize(
@@ -81,9 +94,9 @@ def test_a_connection_is_not_used_again_when_its_state_is_in_doubt(
     said: bytes, method: str
 ) -> None:
     """More came than was asked for, it says so, or the end is not to be seen."""
-    delivered, connections = asked(said, method=method, times=2)
+    result, connections = asked(said, method=method, times=2)
     assert 2 == connections
-    for each in delivered:
+    for each in result:
         assert (200, None) == (each.status, each.fault)
         assert each.excerpt in {b"ok", b""}
 
@@ -92,18 +105,18 @@ def test_what_comes_when_nobody_has_asked_ends_the_connection() -> None:
     """It is not taken for the answer to the next request."""
 
     async def main() -> tuple[list[int | str | None], int]:
-        async with serving() as served:
-            delivery = HttpDelivery(HERE)
+        async with run_server() as server:
+            delivery = HttpDelivery(LOOPBACK_GUARD)
             statuses = []
             for _ in range(2):
-                sent = delivery.send(request(served.url))
-                arrived = await served.arrived.get()
-                arrived.answer()
+                sent = delivery.send(request(server.url))
+                received = await server.received.get()
+                received.respond()
                 statuses.append((await sent).status)
-                arrived.answer(b"HTTP/1.1 500 Planted\r\nContent-Length: 0\r\n\r\n")
-                await emptied(delivery)
+                received.respond(b"HTTP/1.1 500 Planted\r\nContent-Length: 0\r\n\r\n")
+                await wait_until_empty(delivery)
             await delivery.close()
-            return statuses, served.connections
+            return statuses, server.connections
 
     assert ([200, 200], 2) == run(main())
 
@@ -117,14 +130,14 @@ def test_a_server_that_speaks_first_is_no_http_server() -> None:
         await reader.read()
 
     async def main() -> tuple[DeliveryResult, int]:
-        async with serving(greet) as served:
-            delivery = HttpDelivery(HERE, max_connections=3)
-            delivered = await delivery.send(request(served.url, timeout=5.0))
-            return delivered, await closed(delivery)
+        async with run_server(greet) as server:
+            delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=3)
+            result = await delivery.send(request(server.url, timeout=5.0))
+            return result, await close_and_wait(delivery)
 
-    delivered, left = run(main())
+    result, left = run(main())
     assert 3 == left
-    assert delivered.fault in {Fault.RESET, None}  # None: it came together with the request
+    assert result.fault in {Fault.RESET, None}  # None: it came together with the request
 
 
 def test_an_answer_may_come_byte_by_byte() -> None:
@@ -133,10 +146,10 @@ def test_an_answer_may_come_byte_by_byte() -> None:
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nX-Empty:\r\nX-Long: a b c \r\n"
         b"Transfer-Encoding: chunked\r\n\r\n2;x=y\r\nok\r\n0\r\nX-Trailer: 1\r\n\r\n"
     )
-    (delivered,), _ = asked(*[said[at : at + 1] for at in range(len(said))])
-    assert (200, b"ok") == (delivered.status, delivered.excerpt)
+    (result,), _ = asked(*[said[at : at + 1] for at in range(len(said))])
+    assert (200, b"ok") == (result.status, result.excerpt)
     assert [("x-empty", ""), ("x-long", "a b c"), ("transfer-encoding", "chunked")] == (
-        delivered.headers
+        result.headers
     )
 
 
@@ -166,9 +179,9 @@ def test_headers_lose_only_the_spaces_around_them() -> None:
 )
 def test_the_words_say_what_is_wrong_with_an_answer(said: bytes, words: str) -> None:
     """So that whoever runs the target finds it."""
-    (delivered,), _ = asked(said)
-    assert Fault.PROTOCOL is delivered.fault
-    assert words in (delivered.error or "")
+    (result,), _ = asked(said)
+    assert Fault.PROTOCOL is result.fault
+    assert words in (result.error or "")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +203,7 @@ def test_the_words_say_what_is_wrong_with_an_answer(said: bytes, words: str) -> 
 def test_nothing_is_read_without_end(first: bytes, again: bytes, expected: int | Fault) -> None:
     """There is a bound in every state of an answer, and the server is hung up on."""
 
-    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         writer.write(first)
         while not writer.is_closing():
@@ -198,14 +211,14 @@ def test_nothing_is_read_without_end(first: bytes, again: bytes, expected: int |
             await writer.drain()
 
     async def main() -> tuple[DeliveryResult, int]:
-        async with serving(behave) as served:
-            delivery = HttpDelivery(HERE, max_body=50_000, max_connections=3)
-            delivered = await delivery.send(request(served.url))
-            await until(lambda: not served.open)
-            return delivered, await closed(delivery)
+        async with run_server(handler) as server:
+            delivery = HttpDelivery(LOOPBACK_GUARD, max_body=50_000, max_connections=3)
+            result = await delivery.send(request(server.url))
+            await wait_for(lambda: not server.open)
+            return result, await close_and_wait(delivery)
 
-    delivered, left = run(main())
-    assert (expected, 3) == (delivered.fault or delivered.status, left)
+    result, left = run(main())
+    assert (expected, 3) == (result.fault or result.status, left)
 
 
 async def _answer_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -225,14 +238,14 @@ def test_an_answer_that_comes_while_a_body_goes_out_counts(
     tls = hostile.contexts["good"] if kind == "tls" else None
 
     async def main() -> tuple[DeliveryResult, int]:
-        async with serving(_answer_early, tls) as served:
-            delivery = HttpDelivery(HERE, ca=hostile.ca, max_connections=3)
+        async with run_server(_answer_early, tls) as server:
+            delivery = HttpDelivery(LOOPBACK_GUARD, ca=hostile.ca, max_connections=3)
             body = bytes(32 * 1024 * 1024)
-            delivered = await delivery.send(request(served.url, body=body))
-            return delivered, await emptied(delivery)
+            result = await delivery.send(request(server.url, body=body))
+            return result, await wait_until_empty(delivery)
 
-    delivered, left = run(main())
-    assert (200, b"ok", 3) == (delivered.status, delivered.excerpt, left)
+    result, left = run(main())
+    assert (200, b"ok", 3) == (result.status, result.excerpt, left)
 
 
 def test_a_target_that_does_not_end_tls_is_hung_up_on(
@@ -241,7 +254,7 @@ def test_a_target_that_does_not_end_tls_is_hung_up_on(
     """It has a second to say goodbye; then its connection is no longer counted."""
     monkeypatch.setattr(connection, "_TLS_SHUTDOWN_TIMEOUT_S", 0.01)
 
-    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         writer.write(OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
         await writer.drain()
@@ -249,20 +262,20 @@ def test_a_target_that_does_not_end_tls_is_hung_up_on(
         await asyncio.Event().wait()
 
     async def main() -> tuple[DeliveryResult, int]:
-        async with serving(behave, hostile.contexts["good"]) as served:
-            delivery = HttpDelivery(HERE, ca=hostile.ca, max_connections=3)
-            delivered = await delivery.send(request(served.url))
-            return delivered, await emptied(delivery)
+        async with run_server(handler, hostile.contexts["good"]) as server:
+            delivery = HttpDelivery(LOOPBACK_GUARD, ca=hostile.ca, max_connections=3)
+            result = await delivery.send(request(server.url))
+            return result, await wait_until_empty(delivery)
 
-    delivered, left = run(main())
-    assert (200, 3) == (delivered.status, left)
+    result, left = run(main())
+    assert (200, 3) == (result.status, left)
 
 
 def test_tls_is_ended_in_good_order(hostile: Hostile) -> None:
     """A connection that is closed says so first: the server sees no broken one."""
     ends: list[bytes | Exception] = []
 
-    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         writer.write(OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
         try:
@@ -271,13 +284,13 @@ def test_tls_is_ended_in_good_order(hostile: Hostile) -> None:
             ends.append(error)
 
     async def main() -> DeliveryResult:
-        async with serving(behave, hostile.contexts["good"]) as served:
-            delivery = HttpDelivery(HERE, ca=hostile.ca)
-            delivered = await delivery.send(request(served.url))
-            await emptied(delivery)
-            await until(lambda: ends)
+        async with run_server(handler, hostile.contexts["good"]) as server:
+            delivery = HttpDelivery(LOOPBACK_GUARD, ca=hostile.ca)
+            result = await delivery.send(request(server.url))
+            await wait_until_empty(delivery)
+            await wait_for(lambda: ends)
             await delivery.close()
-            return delivered
+            return result
 
     assert 200 == run(main()).status
     assert [b""] == ends
@@ -287,23 +300,23 @@ def test_tls_is_ended_in_good_order(hostile: Hostile) -> None:
 def test_nothing_is_left_for_the_garbage_collector(hostile: Hostile, tls: bool) -> None:
     """Connections, requests and parsers go when they are no longer needed."""
 
-    async def use(served: Served, url: str) -> None:
-        delivery = HttpDelivery(HERE, ca=hostile.ca)
+    async def use(server: ScriptedServer, url: str) -> None:
+        delivery = HttpDelivery(LOOPBACK_GUARD, ca=hostile.ca)
         for path in ("ok", "ok", "http10", "not-http", "close-before-answer", "million-headers"):
             await delivery.send(request(url + path))
         await delivery.send(request("http://does-not-exist.invalid/"))
         await delivery.send(request("http://127.0.0.1:1/"))
-        cancelled = delivery.send(request(served.url))
-        await served.arrived.get()
+        cancelled = delivery.send(request(server.url))
+        await server.received.get()
         cancelled.cancel()
-        await closed(delivery)
+        await close_and_wait(delivery)
 
     async def main() -> list[Any]:
-        async with serving() as served:
+        async with run_server() as server:
             gc.collect()
             gc.disable()
             try:
-                await use(served, hostile.tls["good"] if tls else hostile.url)
+                await use(server, hostile.tls["good"] if tls else hostile.url)
                 await asyncio.sleep(0)
                 found = [each for each in gc.get_objects() if _is_ours(each)]
             finally:
@@ -319,13 +332,13 @@ def _is_ours(each: object) -> bool:
 
 def test_a_trailing_answer_does_not_count_for_the_excerpt() -> None:
     """What is cut off is told by the sizes of this answer alone."""
-    (delivered,), _ = asked(OK + b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nanother!!")
-    assert (b"ok", False) == (delivered.excerpt, delivered.truncated)
+    (result,), _ = asked(OK + b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nanother!!")
+    assert (b"ok", False) == (result.excerpt, result.truncated)
 
 
 def test_old_tls_is_not_spoken(hostile: Hostile) -> None:
     """TLS 1.1 and below are broken."""
-    delivery = HttpDelivery(HERE, ca=hostile.ca)
+    delivery = HttpDelivery(LOOPBACK_GUARD, ca=hostile.ca)
     assert delivery._tls is not None
     assert delivery._tls.minimum_version >= ssl.TLSVersion.TLSv1_2
     assert (True, ssl.CERT_REQUIRED) == (delivery._tls.check_hostname, delivery._tls.verify_mode)
@@ -337,8 +350,8 @@ def test_a_server_without_an_end_to_its_answer(hostile: Hostile) -> None:
     async def main() -> list[DeliveryResult]:
         found = []
         for said in (KEPT + b"\r\nall", KEPT + b"Content-Length: 4\r\n\r\nall"):
-            async with serving(saying(said)) as served:
-                found += await send_all(HttpDelivery(HERE), request(served.url))
+            async with run_server(respond_with(said)) as server:
+                found += await send_all(HttpDelivery(LOOPBACK_GUARD), request(server.url))
         return found
 
     whole, cut = run(main())

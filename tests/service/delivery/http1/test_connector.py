@@ -17,8 +17,16 @@ from tarry.service.delivery.http1.connector import connect_first, resolve_host, 
 from tarry.service.delivery.http1.dns import DnsCache
 from tarry.service.delivery.messages import DeliveryError, DeliveryResult, Fault
 from tests.integration.hostile import OK, Hostile
-from tests.service.delivery.harness import HERE, closed, request, run, send, send_all, until
-from tests.service.delivery.scripted_server import saying, serving, silent
+from tests.service.delivery.harness import (
+    LOOPBACK_GUARD,
+    close_and_wait,
+    request,
+    run,
+    send,
+    send_all,
+    wait_for,
+)
+from tests.service.delivery.scripted_server import never_respond, respond_with, run_server
 
 pytestmark = pytest.mark.usefixtures("either_loop")
 
@@ -55,8 +63,8 @@ def test_every_connection_is_judged(dns: dict[str, list[str]]) -> None:
     dns["target.example"] = ["169.254.169.254", "127.0.0.1"]
 
     async def main() -> list[DeliveryResult]:
-        async with serving(saying(OK)) as served:
-            url = served.url.replace("127.0.0.1", "target.example")
+        async with run_server(respond_with(OK)) as server:
+            url = server.url.replace("127.0.0.1", "target.example")
             return await send_all(HttpDelivery(guard), request(url), request(url))
 
     first, second = run(main())
@@ -69,13 +77,15 @@ def test_every_connection_is_judged(dns: dict[str, list[str]]) -> None:
 
 def test_what_is_refused_is_left_out() -> None:
     """The first refusal is the reason when nothing is left."""
-    allowed = select_allowed(["10.0.0.1", "127.0.0.1", "::ffff:127.0.0.1"], "h.example", HERE)
+    allowed = select_allowed(
+        ["10.0.0.1", "127.0.0.1", "::ffff:127.0.0.1"], "h.example", LOOPBACK_GUARD
+    )
     assert ["127.0.0.1"] == allowed
     with pytest.raises(DeliveryError, match=r"10\.0\.0\.1, a private address") as no:
         select_allowed(["10.0.0.1", "127.0.0.1"], "h.example", Guard())
     assert Fault.BLOCKED is no.value.fault
     with pytest.raises(DeliveryError, match="has no address"):
-        select_allowed([], "h.example", HERE)
+        select_allowed([], "h.example", LOOPBACK_GUARD)
 
 
 def test_an_address_that_refuses_is_followed_by_the_next(dns: dict[str, list[str]]) -> None:
@@ -83,13 +93,13 @@ def test_an_address_that_refuses_is_followed_by_the_next(dns: dict[str, list[str
     dns["two.example"] = ["::1", "127.0.0.1"]
 
     async def main() -> DeliveryResult:
-        async with serving(saying(OK)) as served:
-            url = served.url.replace("127.0.0.1", "two.example")
-            return (await send_all(HttpDelivery(HERE), request(url)))[0]
+        async with run_server(respond_with(OK)) as server:
+            url = server.url.replace("127.0.0.1", "two.example")
+            return (await send_all(HttpDelivery(LOOPBACK_GUARD), request(url)))[0]
 
-    delivered = run(main())
-    assert (200, "127.0.0.1") == (delivered.status, delivered.remote)
-    assert delivered.dns_ms is not None
+    result = run(main())
+    assert (200, "127.0.0.1") == (result.status, result.remote)
+    assert result.dns_ms is not None
 
 
 @pytest.mark.parametrize(
@@ -110,9 +120,9 @@ def test_whose_fault_no_connection_is(
         raise OSError(number, "words")
 
     monkeypatch.setattr(connector, "connect_first", fail)
-    delivered = send("http://127.0.0.1:1/")
-    assert fault is delivered.fault
-    assert "words" in (delivered.error or "")
+    result = send("http://127.0.0.1:1/")
+    assert fault is result.fault
+    assert "words" in (result.error or "")
 
 
 def test_a_name_in_a_certificate_and_an_address_in_one(hostile: Hostile) -> None:
@@ -120,36 +130,36 @@ def test_a_name_in_a_certificate_and_an_address_in_one(hostile: Hostile) -> None
     url = hostile.tls["good"] + "ok"
     assert 200 == send(url, ca=hostile.ca).status
     assert 200 == send(url.replace("127.0.0.1", "localhost"), ca=hostile.ca).status
-    delivered = send(url.replace("127.0.0.1", "[::ffff:127.0.0.1]"), ca=hostile.ca)
-    assert Fault.BLOCKED is delivered.fault
+    result = send(url.replace("127.0.0.1", "[::ffff:127.0.0.1]"), ca=hostile.ca)
+    assert Fault.BLOCKED is result.fault
 
 
 def test_a_name_that_is_not_in_the_certificate(hostile: Hostile, dns: dict[str, list[str]]) -> None:
     """The words say what is wrong with it."""
     dns["other.example"] = ["127.0.0.1"]
     url = hostile.tls["good"].replace("127.0.0.1", "other.example") + "ok"
-    delivered = send(url, ca=hostile.ca)
-    assert Fault.TLS is delivered.fault
-    assert "The certificate is not valid: Hostname mismatch" in (delivered.error or "")
+    result = send(url, ca=hostile.ca)
+    assert Fault.TLS is result.fault
+    assert "The certificate is not valid: Hostname mismatch" in (result.error or "")
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x01\x00"])
 def test_a_handshake_that_fails_leaves_nothing(hostile: Hostile, said: bytes) -> None:
     """The server hangs up, speaks something else, or stops in the middle."""
 
-    async def behave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(said)
 
     async def main() -> tuple[DeliveryResult, int]:
-        async with serving(behave) as served:
-            delivery = HttpDelivery(HERE, ca=hostile.ca, max_connections=3)
-            delivered = await delivery.send(request(served.url.replace("http:", "https:")))
-            return delivered, await closed(delivery)
+        async with run_server(handler) as server:
+            delivery = HttpDelivery(LOOPBACK_GUARD, ca=hostile.ca, max_connections=3)
+            result = await delivery.send(request(server.url.replace("http:", "https:")))
+            return result, await close_and_wait(delivery)
 
-    delivered, left = run(main())
-    assert (Fault.TLS, 3) == (delivered.fault, left)
-    assert "TLS" in (delivered.error or "")
+    result, left = run(main())
+    assert (Fault.TLS, 3) == (result.fault, left)
+    assert "TLS" in (result.error or "")
 
 
 def test_a_server_that_speaks_before_tls(hostile: Hostile) -> None:
@@ -157,12 +167,12 @@ def test_a_server_that_speaks_before_tls(hostile: Hostile) -> None:
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK)
-        await silent(reader, writer)
+        await never_respond(reader, writer)
 
     async def main() -> DeliveryResult:
-        async with serving(greet) as served:
-            url = served.url.replace("http:", "https:")
-            return (await send_all(HttpDelivery(HERE, ca=hostile.ca), request(url)))[0]
+        async with run_server(greet) as server:
+            url = server.url.replace("http:", "https:")
+            return (await send_all(HttpDelivery(LOOPBACK_GUARD, ca=hostile.ca), request(url)))[0]
 
     assert Fault.TLS is run(main()).fault
 
@@ -271,10 +281,10 @@ def test_a_cancelled_one_leaves_no_socket(
 
     async def main() -> int:
         task = asyncio.create_task(connect_first(addresses, port))
-        await until(lambda: len(made) == len(addresses))
+        await wait_for(lambda: len(made) == len(addresses))
         task.cancel()
         await asyncio.wait([task])
-        await until(lambda: len(asyncio.all_tasks()) == 1)
+        await wait_for(lambda: len(asyncio.all_tasks()) == 1)
         return sum(each.fileno() >= 0 for each in made)
 
     assert 0 == run(main())

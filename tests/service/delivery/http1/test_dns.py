@@ -10,7 +10,7 @@ import pytest
 from tarry.service.delivery.http1 import dns
 from tarry.service.delivery.http1.dns import Addresses, DnsCache
 from tarry.service.delivery.messages import DeliveryError, Fault
-from tests.service.delivery.harness import run, until
+from tests.service.delivery.harness import run, wait_for
 
 pytestmark = pytest.mark.usefixtures("either_loop")
 
@@ -61,7 +61,7 @@ def test_who_asks_at_the_same_time_shares_the_answer(resolver: Resolver) -> None
         resolver.may_answer.clear()
         known = DnsCache()
         first, *others = [asyncio.create_task(known.resolve("one.example")) for _ in range(5)]
-        await until(lambda: resolver.asked)
+        await wait_for(lambda: resolver.asked)
         first.cancel()
         resolver.may_answer.set()
         return await asyncio.gather(*others)
@@ -141,14 +141,14 @@ def test_so_many_threads_and_no_more(resolver: Resolver, monkeypatch: pytest.Mon
         for host in hosts:
             resolver.says[host] = ["192.0.2.1"]
         tasks = [asyncio.create_task(known.resolve(host)) for host in hosts]
-        await until(lambda: len(resolver.asked) == 2)
+        await wait_for(lambda: len(resolver.asked) == 2)
         at_once = sorted(resolver.asked)
         for task in tasks[:5]:
             task.cancel()
         await asyncio.wait(tasks[:5])
         resolver.may_answer.set()
         await tasks[5]
-        await until(lambda: not known._lookups)
+        await wait_for(lambda: not known._lookups)
         return at_once, resolver.asked[2:], known._free_lookups._value
 
     assert (["0.example", "1.example"], ["5.example"], 2) == run(main())
@@ -180,12 +180,12 @@ def test_close_waits_for_nobody(resolver: Resolver) -> None:
         resolver.may_answer.clear()
         known = DnsCache()
         task = asyncio.create_task(known.resolve("one.example"))
-        await until(lambda: resolver.asked)
+        await wait_for(lambda: resolver.asked)
         await known.close()
         with pytest.raises(DeliveryError, match="closed") as no:
             await task
         resolver.may_answer.set()
-        await until(lambda: not known._lookups)
+        await wait_for(lambda: not known._lookups)
         return no.value.fault
 
     assert Fault.INTERNAL is run(main())
@@ -197,7 +197,7 @@ def test_an_answer_after_the_end_of_the_loop_is_lost_in_silence(resolver: Resolv
 
     async def main() -> None:
         task = asyncio.create_task(DnsCache().resolve("one.example"))
-        await until(lambda: resolver.asked)
+        await wait_for(lambda: resolver.asked)
         task.cancel()
 
     before = threading.active_count()

@@ -16,89 +16,102 @@ from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.pending_request import CALLBACK, DeadlineTimer, PendingRequest
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import Hostile
-from tests.service.delivery.harness import HERE, closed, emptied, request, run, until
-from tests.service.delivery.scripted_server import proxying, serving, silent
+from tests.service.delivery.harness import (
+    LOOPBACK_GUARD,
+    close_and_wait,
+    request,
+    run,
+    wait_for,
+    wait_until_empty,
+)
+from tests.service.delivery.scripted_server import never_respond, run_proxy, run_server
 
 pytestmark = pytest.mark.usefixtures("either_loop")
 
 PHASES = {
     "waiting": Fault.INTERNAL,
-    "looking up": Fault.TIMEOUT,
+    "resolving": Fault.TIMEOUT,
     "connecting": Fault.TIMEOUT,
     "handshake": Fault.TIMEOUT,
-    "reaching the proxy": Fault.INTERNAL,
-    "asking the proxy": Fault.INTERNAL,
+    "connecting to the proxy": Fault.INTERNAL,
+    "waiting for the proxy": Fault.INTERNAL,
     "handshake in the tunnel": Fault.TIMEOUT,
     "sending": Fault.TIMEOUT,
     "sending over TLS": Fault.TIMEOUT,
     "reading": Fault.TIMEOUT,
     "reading over TLS": Fault.TIMEOUT,
 }
-"""Where an attempt can be when it ends, and whose fault it is when its time is over there."""
+"""The phases of an attempt, and the fault of an attempt that times out in each."""
 
 
 class Stage:
-    """A request that has come to a certain phase, and stays there."""
+    """A request that stays in a certain phase."""
 
     def __init__(self, delivery: HttpDelivery, sent: asyncio.Future[DeliveryResult]) -> None:
         self.delivery = delivery
-        self.sending = cast("PendingRequest", sent)
+        self.pending = cast("PendingRequest", sent)
 
     def is_at(self, phase: str) -> bool:
-        """Whether it has a connection, or is getting one."""
+        """Return whether the request has reached the phase."""
         if phase == "waiting" or "sending" in phase or "reading" in phase:
-            return self.sending.connection is not None
-        return self.sending.connecting is not None
+            return self.pending.connection is not None
+        return self.pending.connecting is not None
 
 
 @asynccontextmanager
 async def at(phase: str, hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
-    """Bring a request to a phase."""
+    """Send a request that stays in a phase."""
     answered = threading.Event()
     tls = hostile.contexts["good"] if "over TLS" in phase else None
-    behave: Any = silent if "reading" not in phase else None
-    async with serving(behave, tls) as served, proxying() as (proxy, _), full() as port:
-        there: Callable[[], int]
-        url, there, guard = served.url, lambda: served.connections, HERE
+    handler: Any = never_respond if "reading" not in phase else None
+    async with (
+        run_server(handler, tls) as server,
+        run_proxy() as (proxy, _),
+        unresponsive_port() as port,
+    ):
+        is_reached: Callable[[], int]
+        url, is_reached, guard = server.url, lambda: server.connections, LOOPBACK_GUARD
         options: dict[str, Any] = {"ca": hostile.ca, "max_connections": 3}
         body = b"{}"
         if phase == "waiting":
             options["max_host_connections"] = 1
-        elif phase == "looking up":
+        elif phase == "resolving":
             asked = threading.Event()
-            monkeypatch.setattr("socket.getaddrinfo", held(asked, answered))
-            url, there = "http://slow.example/", asked.is_set
+            monkeypatch.setattr("socket.getaddrinfo", blocking_resolver(asked, answered))
+            url, is_reached = "http://slow.example/", asked.is_set
         elif phase == "connecting":
-            url, there = f"http://127.0.0.1:{port}/", lambda: 1
-        elif phase == "reaching the proxy":
-            options["proxy"], there, guard = f"http://127.0.0.1:{port}", lambda: 1, Guard()
+            url, is_reached = f"http://127.0.0.1:{port}/", lambda: 1
+        elif phase == "connecting to the proxy":
+            options["proxy"], is_reached, guard = f"http://127.0.0.1:{port}", lambda: 1, Guard()
             url = "https://target.invalid/"
-        elif phase == "asking the proxy":
-            options["proxy"], guard = served.url, Guard()
+        elif phase == "waiting for the proxy":
+            options["proxy"], guard = server.url, Guard()
             url = "https://target.invalid/"
         elif phase == "handshake in the tunnel":
             options["proxy"] = proxy.url
-            url = served.url.replace("http:", "https:")
+            url = server.url.replace("http:", "https:")
         elif phase == "handshake":
-            url = served.url.replace("http:", "https:")
+            url = server.url.replace("http:", "https:")
         elif "sending" in phase:
             body = bytes(16 * 1024 * 1024)
         else:
-            there = served.arrived.qsize
+            is_reached = server.received.qsize
         delivery = HttpDelivery(guard, **options)
         first = stage = Stage(delivery, delivery.send(request(url, body=body)))
-        await until(lambda: there() and stage.is_at(phase))
+        await wait_for(lambda: is_reached() and stage.is_at(phase))
         if phase == "waiting":
             stage = Stage(delivery, delivery.send(request(url)))
         try:
             yield stage
         finally:
-            first.sending.cancel()
+            first.pending.cancel()
             answered.set()
 
 
-def held(asked: threading.Event, answered: threading.Event) -> Callable[..., list[Any]]:
-    """A resolver that takes its time."""
+def blocking_resolver(
+    asked: threading.Event, answered: threading.Event
+) -> Callable[..., list[Any]]:
+    """Return a resolver that blocks until `answered` is set."""
 
     def resolve(*_: object, **__: object) -> list[Any]:
         asked.set()
@@ -109,8 +122,8 @@ def held(asked: threading.Event, answered: threading.Event) -> Callable[..., lis
 
 
 @asynccontextmanager
-async def full() -> AsyncIterator[int]:
-    """A port that answers no more connections: its queue is full, and nobody accepts."""
+async def unresponsive_port() -> AsyncIterator[int]:
+    """Yield a port whose backlog is full, so that connection attempts get no answer."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
@@ -127,71 +140,71 @@ async def full() -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_time_that_is_over_leaves_nothing(
+def test_timeout_frees_everything(
     phase: str, hostile: Hostile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In whatever phase; what held the attempt up says whose fault it is."""
+    """A timeout in any phase frees the connection, and the phase determines the fault."""
 
     async def main() -> tuple[DeliveryResult, int]:
         async with at(phase, hostile, monkeypatch) as stage:
-            owner: Any = stage.sending._owner
-            owner.time_out(stage.sending)
-            delivered = await stage.sending
+            owner: Any = stage.pending._owner
+            owner.time_out(stage.pending)
+            result = await stage.pending
             if phase == "waiting":
                 assert not owner._queue
-                return delivered, await closed(stage.delivery)
-            left = await emptied(stage.delivery)
+                return result, await close_and_wait(stage.delivery)
+            left = await wait_until_empty(stage.delivery)
             await stage.delivery.close()
-            return delivered, left
+            return result, left
 
-    delivered, left = run(main())
-    assert (PHASES[phase], 3) == (delivered.fault, left)
-    assert "within 20 s" in (delivered.error or "")
+    result, left = run(main())
+    assert (PHASES[phase], 3) == (result.fault, left)
+    assert "within 20 s" in (result.error or "")
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_cancelled_request_leaves_nothing(
+def test_cancelled_request_frees_everything(
     phase: str, hostile: Hostile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In whatever phase: no connection, no timer, no room that is taken."""
+    """A request cancelled in any phase leaves no connection, no timer and no used limit."""
 
     async def main() -> tuple[int, bool]:
         async with at(phase, hostile, monkeypatch) as stage:
-            assert stage.sending.cancel()
-            assert not stage.sending.cancel()
+            assert stage.pending.cancel()
+            assert not stage.pending.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await stage.sending
-            assert stage.sending.deadline is not None
-            is_quiet = stage.sending.deadline[CALLBACK] is None
+                await stage.pending
+            assert stage.pending.deadline is not None
+            is_cancelled = stage.pending.deadline[CALLBACK] is None
             if phase == "waiting":
-                return await closed(stage.delivery), is_quiet
-            left = await emptied(stage.delivery)
+                return await close_and_wait(stage.delivery), is_cancelled
+            left = await wait_until_empty(stage.delivery)
             await stage.delivery.close()
-            return left, is_quiet
+            return left, is_cancelled
 
     assert (3, True) == run(main())
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_close_ends_a_request(
+def test_close_fails_a_running_request(
     phase: str, hostile: Hostile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In whatever phase, and as a fault of ours."""
+    """Closing the delivery fails a request in any phase with an internal fault."""
 
     async def main() -> tuple[DeliveryResult, int]:
         async with at(phase, hostile, monkeypatch) as stage:
-            left = await closed(stage.delivery)
-            return await stage.sending, left
+            left = await close_and_wait(stage.delivery)
+            return await stage.pending, left
 
-    delivered, left = run(main())
-    assert (Fault.INTERNAL, "the delivery is closed", 3) == (delivered.fault, delivered.error, left)
+    result, left = run(main())
+    assert (Fault.INTERNAL, "the delivery is closed", 3) == (result.fault, result.error, left)
 
 
-def test_time_runs_by_itself(hostile: Hostile) -> None:
-    """The timer of a request ends it, and an answer ends the timer."""
+def test_deadline_fires_and_is_cancelled(hostile: Hostile) -> None:
+    """The deadline fails a request, and a response cancels the deadline."""
 
     async def main() -> tuple[Fault | None, bool]:
-        delivery = HttpDelivery(HERE)
+        delivery = HttpDelivery(LOOPBACK_GUARD)
         late = await delivery.send(request(hostile.url + "never", timeout=0.05))
         answered = cast("PendingRequest", delivery.send(request(hostile.url + "ok")))
         await answered
@@ -202,87 +215,92 @@ def test_time_runs_by_itself(hostile: Hostile) -> None:
     assert (Fault.TIMEOUT, True) == run(main())
 
 
-class Who:
-    """Waits for its time."""
+class Recorder:
+    """Records that its deadline has passed."""
 
-    def __init__(self, name: str, told: list[str]) -> None:
+    def __init__(self, name: str, fired: list[str]) -> None:
         self._name = name
-        self._told = told
+        self._fired = fired
 
     def on_deadline(self) -> None:
-        """Note it, or fail."""
-        self._told.append(self._name)
+        """Record the call; raise an error if the name is "odd"."""
+        self._fired.append(self._name)
         if self._name == "odd":
             raise ValueError(self._name)
 
 
-def test_each_is_told_when_its_time_has_come() -> None:
-    """In the order of their times, whenever they were set; not who ended before, and once."""
+def test_callbacks_run_in_the_order_of_their_times() -> None:
+    """Each callback runs once, in the order of the times; cancelled ones do not run."""
 
     async def main() -> list[str]:
-        told: list[str] = []
+        fired: list[str] = []
         deadlines, now = DeadlineTimer(system.now), system.now()
-        for name, after in (("third", 0.03), ("ended", 0.001), ("second", 0.02), ("first", 0.01)):
-            deadline = deadlines.add(now + after, Who(name, told).on_deadline)
-            if name == "ended":
+        for name, after in (
+            ("third", 0.03),
+            ("cancelled", 0.001),
+            ("second", 0.02),
+            ("first", 0.01),
+        ):
+            deadline = deadlines.add(now + after, Recorder(name, fired).on_deadline)
+            if name == "cancelled":
                 deadline[CALLBACK] = None
-        await until(lambda: len(told) == 3)
+        await wait_for(lambda: len(fired) == 3)
         assert 0 == len(deadlines)
-        deadlines.add(system.now() - 1, Who("late already", told).on_deadline)
-        await until(lambda: len(told) == 4)
-        return told
+        deadlines.add(system.now() - 1, Recorder("overdue", fired).on_deadline)
+        await wait_for(lambda: len(fired) == 4)
+        return fired
 
-    assert ["first", "second", "third", "late already"] == run(main())
+    assert ["first", "second", "third", "overdue"] == run(main())
 
 
-def test_an_error_of_one_keeps_no_other_from_its_end() -> None:
-    """Nor does it stop the timer."""
+def test_error_in_one_callback_does_not_affect_others() -> None:
+    """Later callbacks still run after an error."""
 
     async def main() -> list[str]:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        told: list[str] = []
+        fired: list[str] = []
         deadlines, now = DeadlineTimer(system.now), system.now()
         for name, after in (("odd", 0.0), ("even", 0.0), ("later", 0.01)):
-            deadlines.add(now + after, Who(name, told).on_deadline)
-        await until(lambda: len(told) == 3)
-        return told
+            deadlines.add(now + after, Recorder(name, fired).on_deadline)
+        await wait_for(lambda: len(fired) == 3)
+        return fired
 
     assert ["odd", "even", "later"] == run(main())
 
 
-def test_a_timer_that_fires_early_is_set_anew() -> None:
-    """The clock says when a time has come."""
+def test_early_timer_is_set_again() -> None:
+    """A timer that fires before the clock reaches the deadline is set again."""
 
     async def main() -> tuple[list[str], list[str]]:
-        told: list[str] = []
+        fired: list[str] = []
         now = 100.0
         deadlines = DeadlineTimer(lambda: now)
-        deadlines.add(now + 0.001, Who("first", told).on_deadline)
+        deadlines.add(now + 0.001, Recorder("first", fired).on_deadline)
         await asyncio.sleep(0.02)
-        before = list(told)
+        before = list(fired)
         now += 0.001
-        await until(lambda: told)
-        return before, told
+        await wait_for(lambda: fired)
+        return before, fired
 
     assert ([], ["first"]) == run(main())
 
 
-def test_those_that_have_ended_are_not_kept() -> None:
-    """However many requests there were, only those count that run."""
+def test_cancelled_deadlines_are_removed() -> None:
+    """The heap stays in proportion to the running requests."""
 
     async def main() -> int:
-        told: list[str] = []
+        fired: list[str] = []
         now = 100.0
         deadlines = DeadlineTimer(lambda: now)
         for _ in range(600):
-            deadlines.add(now + 60, Who("running", told).on_deadline)
+            deadlines.add(now + 60, Recorder("running", fired).on_deadline)
         for _ in range(20_000):
-            deadlines.add(now + 60, Who("ended", told).on_deadline)[CALLBACK] = None
-        most = len(deadlines)
+            deadlines.add(now + 60, Recorder("cancelled", fired).on_deadline)[CALLBACK] = None
+        size = len(deadlines)
         now += 61
-        deadlines.add(now - 2, Who("late already", told).on_deadline)
-        await until(lambda: len(told) == 601)
-        assert {"running": 600, "late already": 1} == Counter(told)
-        return most
+        deadlines.add(now - 2, Recorder("overdue", fired).on_deadline)
+        await wait_for(lambda: len(fired) == 601)
+        assert {"running": 600, "overdue": 1} == Counter(fired)
+        return size
 
     assert 600 <= run(main()) <= 1_200

@@ -12,8 +12,8 @@ from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.proxy import parse_proxy
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import OK, Hostile
-from tests.service.delivery.harness import HERE, closed, request, run, send_all
-from tests.service.delivery.scripted_server import OPEN, proxying, serving, silent
+from tests.service.delivery.harness import LOOPBACK_GUARD, close_and_wait, request, run, send_all
+from tests.service.delivery.scripted_server import TUNNEL_OPEN, never_respond, run_proxy, run_server
 
 pytestmark = pytest.mark.usefixtures("either_loop")
 
@@ -30,7 +30,7 @@ def through(
     """Send a request through a proxy; return what came of it and what the proxy was asked."""
 
     async def main() -> tuple[DeliveryResult, list[str]]:
-        async with proxying(says, tls) as (proxy, asked):
+        async with run_proxy(says, tls) as (proxy, asked):
             delivery = HttpDelivery(
                 guard or Guard(), proxy=proxy.url.replace("://", f"://{user}"), ca=ca
             )
@@ -41,8 +41,8 @@ def through(
 
 def test_plain_http_goes_to_the_proxy() -> None:
     """Which looks the name up: here nobody knows it."""
-    delivered, (head,) = through("http://only-there.invalid/x", OK)
-    assert 200 == delivered.status
+    result, (head,) = through("http://only-there.invalid/x", OK)
+    assert 200 == result.status
     assert "POST http://only-there.invalid/x HTTP/1.1" == head.partition("\r\n")[0]
     assert "\r\nHost: only-there.invalid\r\n" in head
 
@@ -50,20 +50,20 @@ def test_plain_http_goes_to_the_proxy() -> None:
 def test_https_goes_through_a_tunnel(hostile: Hostile) -> None:
     """TLS is with the target, and the proxy's headers are not the answer's."""
     url = hostile.tls["good"] + "ok"
-    delivered, (head,) = through(url, ca=hostile.ca, guard=HERE)
+    result, (head,) = through(url, ca=hostile.ca, guard=LOOPBACK_GUARD)
     authority = url.split("/")[2]
     assert f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n" == head
-    assert (200, [("content-length", "2")]) == (delivered.status, delivered.headers)
-    assert delivered.tls_ms is not None
+    assert (200, [("content-length", "2")]) == (result.status, result.headers)
+    assert result.tls_ms is not None
 
 
 def test_the_target_behind_a_tunnel_has_to_prove_who_it_is(hostile: Hostile) -> None:
     """The proxy could have led anywhere."""
     before = len(hostile.seen)
     for kind in ("wronghost", "expired", "selfsigned"):
-        delivered, asked = through(hostile.tls[kind] + "ok", ca=hostile.ca, guard=HERE)
-        assert (Fault.TLS, 1) == (delivered.fault, len(asked))
-        assert "certificate" in (delivered.error or "")
+        result, asked = through(hostile.tls[kind] + "ok", ca=hostile.ca, guard=LOOPBACK_GUARD)
+        assert (Fault.TLS, 1) == (result.fault, len(asked))
+        assert "certificate" in (result.error or "")
     assert before == len(hostile.seen)
 
 
@@ -72,49 +72,53 @@ def test_a_proxy_may_speak_tls(hostile: Hostile, scheme: str) -> None:
     """Then TLS with the target is inside of TLS with the proxy."""
     good = hostile.contexts["good"]
     if scheme == "http":
-        delivered, asked = through("http://only-there.invalid/", OK, hostile.ca, tls=good)
+        result, asked = through("http://only-there.invalid/", OK, hostile.ca, tls=good)
     else:
         url = hostile.tls["good"] + "ok"
-        delivered, asked = through(url, ca=hostile.ca, tls=good, guard=HERE)
-    assert (200, b"ok", 1) == (delivered.status, delivered.excerpt, len(asked))
+        result, asked = through(url, ca=hostile.ca, tls=good, guard=LOOPBACK_GUARD)
+    assert (200, b"ok", 1) == (result.status, result.excerpt, len(asked))
 
 
 def test_tunnels_are_kept(hostile: Hostile) -> None:
     """Also through a proxy that speaks TLS; nothing of them is left at the end."""
 
     async def main(tls: ssl.SSLContext | None) -> tuple[list[DeliveryResult], int, int]:
-        async with proxying(tls=tls) as (proxy, asked):
-            delivery = HttpDelivery(HERE, proxy=proxy.url, ca=hostile.ca, max_connections=3)
+        async with run_proxy(tls=tls) as (proxy, asked):
+            delivery = HttpDelivery(
+                LOOPBACK_GUARD, proxy=proxy.url, ca=hostile.ca, max_connections=3
+            )
             url = hostile.tls["good"] + "ok"
-            delivered = [await delivery.send(request(url, body=bytes(300_000))) for _ in range(3)]
-            return delivered, len(asked), await closed(delivery)
+            result = [await delivery.send(request(url, body=bytes(300_000))) for _ in range(3)]
+            return result, len(asked), await close_and_wait(delivery)
 
     for tls in (None, hostile.contexts["good"]):
-        delivered, tunnels, left = run(main(tls))
-        assert ([200] * 3, 1, 3) == ([each.status for each in delivered], tunnels, left)
+        result, tunnels, left = run(main(tls))
+        assert ([200] * 3, 1, 3) == ([each.status for each in result], tunnels, left)
 
 
 def test_a_proxy_has_to_prove_who_it_is(hostile: Hostile) -> None:
     """Nothing is asked of one that cannot, and it is a fault of ours."""
     tls = hostile.contexts["wronghost"]
-    delivered, asked = through("https://target.invalid/", OPEN, hostile.ca, tls=tls, user="u:p@")
-    assert (Fault.INTERNAL, []) == (delivered.fault, asked)
-    assert "No connection to the egress proxy" in (delivered.error or "")
+    result, asked = through(
+        "https://target.invalid/", TUNNEL_OPEN, hostile.ca, tls=tls, user="u:p@"
+    )
+    assert (Fault.INTERNAL, []) == (result.fault, asked)
+    assert "No connection to the egress proxy" in (result.error or "")
 
 
 def test_a_handshake_inside_tls_that_fails(hostile: Hostile) -> None:
     """It is the target's fault, and nothing is left."""
     url = hostile.tls["expired"] + "ok"
-    delivered, _ = through(url, ca=hostile.ca, tls=hostile.contexts["good"], guard=HERE)
-    assert Fault.TLS is delivered.fault
+    result, _ = through(url, ca=hostile.ca, tls=hostile.contexts["good"], guard=LOOPBACK_GUARD)
+    assert Fault.TLS is result.fault
 
 
 def test_credentials_are_for_the_proxy_alone(hostile: Hostile) -> None:
     """In the request for a tunnel, or in the request itself where the proxy passes it on."""
     line = f"Proxy-Authorization: Basic {b64encode(b'us@er:pa:ss').decode()}\r\n"
     url = hostile.tls["good"] + "ok"
-    delivered, (head,) = through(url, ca=hostile.ca, guard=HERE, user="us%40er:pa:ss@")
-    assert 200 == delivered.status
+    result, (head,) = through(url, ca=hostile.ca, guard=LOOPBACK_GUARD, user="us%40er:pa:ss@")
+    assert 200 == result.status
     assert line in head
     assert "proxy-authorization" not in hostile.seen[-1].head.lower()
     _, (head,) = through("http://only-there.invalid/", OK, user="us%40er:pa:ss@")
@@ -136,9 +140,9 @@ def test_credentials_are_for_the_proxy_alone(hostile: Hostile) -> None:
 def test_a_proxy_that_does_not_open_the_way(status: int, fault: Fault) -> None:
     """It refuses the target, or fails itself, or finds nobody there."""
     says = f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode()
-    delivered, _ = through("https://target.invalid/", says)
-    assert fault is delivered.fault
-    assert str(status) in (delivered.error or "")
+    result, _ = through("https://target.invalid/", says)
+    assert fault is result.fault
+    assert str(status) in (result.error or "")
 
 
 @pytest.mark.parametrize(
@@ -155,16 +159,16 @@ def test_a_proxy_that_does_not_open_the_way(status: int, fault: Fault) -> None:
 )
 def test_a_proxy_that_talks_nonsense_is_our_fault(says: bytes) -> None:
     """It hangs up, it speaks something else, it has no end."""
-    delivered, _ = through("https://target.invalid/", says)
-    assert Fault.INTERNAL is delivered.fault
-    assert "egress proxy" in (delivered.error or "")
+    result, _ = through("https://target.invalid/", says)
+    assert Fault.INTERNAL is result.fault
+    assert "egress proxy" in (result.error or "")
 
 
 def test_a_tunnel_that_ends_at_once_is_the_targets_fault(hostile: Hostile) -> None:
     """It stood; what comes through it is the target's."""
-    for says in (OPEN, OPEN + b"no TLS at all, but something else, and rather long"):
-        delivered, _ = through("https://target.invalid/", says, hostile.ca)
-        assert Fault.TLS is delivered.fault
+    for says in (TUNNEL_OPEN, TUNNEL_OPEN + b"no TLS at all, but something else, and rather long"):
+        result, _ = through("https://target.invalid/", says, hostile.ca)
+        assert Fault.TLS is result.fault
 
 
 def test_a_proxy_that_is_not_there_is_our_fault() -> None:
@@ -182,18 +186,18 @@ def test_what_is_said_before_tls_is_not_heard(hostile: Hostile) -> None:
     """Whoever sits between could say that the tunnel stands."""
 
     async def forge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(OPEN)
-        await silent(reader, writer)
+        writer.write(TUNNEL_OPEN)
+        await never_respond(reader, writer)
 
     async def main() -> DeliveryResult:
-        async with serving(forge) as served:
-            proxy = served.url.replace("http:", "https:")
+        async with run_server(forge) as server:
+            proxy = server.url.replace("http:", "https:")
             delivery = HttpDelivery(Guard(), proxy=proxy, ca=hostile.ca)
             return (await send_all(delivery, request("https://target.invalid/")))[0]
 
-    delivered = run(main())
-    assert Fault.INTERNAL is delivered.fault
-    assert "TLS" in (delivered.error or "")
+    result = run(main())
+    assert Fault.INTERNAL is result.fault
+    assert "TLS" in (result.error or "")
 
 
 @pytest.mark.parametrize(
@@ -207,8 +211,8 @@ def test_what_is_said_before_tls_is_not_heard(hostile: Hostile) -> None:
 )
 def test_what_the_url_shows_is_judged_before(url: str, fault: Fault) -> None:
     """The proxy is not even asked."""
-    delivered, asked = through(url, OK)
-    assert fault is delivered.fault
+    result, asked = through(url, OK)
+    assert fault is result.fault
     assert [] == asked
 
 
