@@ -26,7 +26,7 @@ from tests.service.stores.bench import (
     wait,
 )
 
-TABLES = ("task", "state", "attempt", "tenant", "lane", "used", "worker", "series")
+TABLES = ("task", "state", "attempt", "tenant", "lane", "policy_use", "worker", "series")
 SIZES = (1, 2, 3, 63, 64, 65, 127, 200)
 
 
@@ -191,8 +191,8 @@ def test_ends_find_their_tasks_in_whatever_order_the_rows_come(
     """SQLite promises no order of the rows that it gathers into one."""
     held = [added.task for added in file.add([NewTask(task(n), direct=True) for n in range(70)])]
     late = replace(held[0], version=held[0].version + 1)
-    decode = finish._decode
-    monkeypatch.setattr(finish, "_decode", lambda text: decode(text)[::-1])
+    decode = finish._decode_states
+    monkeypatch.setattr(finish, "_decode_states", lambda text: decode(text)[::-1])
 
     ends = [stop(one) if n % 2 else succeed(one) for n, one in enumerate([late, *held[1:]])]
     answers = file.finish(ends)

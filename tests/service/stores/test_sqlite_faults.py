@@ -116,7 +116,7 @@ def test_a_file_that_is_read_only(folder: Path) -> None:
         assert 1 == len((await store.list_tasks("acme", TaskFilter())).items)
         with kept_open(path):
             path.chmod(0o444)
-            for database in (store.database, store._view):
+            for database in (store.database, store._read_database):
                 database.close()  # as after an error: what is open could still be written
 
             for _ in range(2):
@@ -141,7 +141,7 @@ def test_a_file_that_was_moved_away(tmp_path: Path) -> None:
         await store.add([NewTask(task(1))])
         path.rename(away)
         for _ in range(2):
-            with pytest.raises(StoreUnavailable, match="moved or deleted since it was opened"):
+            with pytest.raises(StoreUnavailable, match="moved or deleted while it was open"):
                 await store.add([NewTask(task(2))])
             store.database.close()
         assert not path.exists()
@@ -220,7 +220,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
 
     said = open_error(path)
 
-    assert f"{path} has version {newer} of the schema" in said
+    assert f"{path} has schema version {newer}" in said
     assert "use the newer tarry" in said
 
 

@@ -12,7 +12,8 @@ from tests.service.stores.bench import HOUR, LEASE, NOON, OTHER, Clock, stop, su
 from tests.service.stores.test_sqlite import on
 
 SMALL = re.compile(
-    r"SCAN (CONSTANT ROW|\d+ CONSTANT ROWS|asked|json_each|\(subquery-\d+\)|(worker|orphan|meta)\b)"
+    r"SCAN (CONSTANT ROW|\d+ CONSTANT ROWS|wanted|json_each|\(subquery-\d+\)"
+    r"|(worker|orphan|meta)\b)"
 )
 """What may be read whole: no table, or one that is small by its nature."""
 LEASED = re.compile(r"SCAN state USING INDEX state_leased\b")
@@ -28,7 +29,7 @@ def test_no_statement_reads_a_table(tmp_path: Path) -> None:
     async def main(store: SqliteStore) -> None:
         clock = store.database._clock
         assert isinstance(clock, Clock)
-        for database in (store.database, store._view):
+        for database in (store.database, store._read_database):
             connection, _ = database.open()
             connection.set_trace_callback(statements.add)
         await store.add(
@@ -70,7 +71,7 @@ def test_no_statement_reads_a_table(tmp_path: Path) -> None:
         await store.counters("acme")
         await store.find_key(b"digest")
         await store.sweep(Retention(1, 1), 10)
-        for database in (store.database, store._view):
+        for database in (store.database, store._read_database):
             database.open()[0].set_trace_callback(None)
 
         connection, _ = store.database.open()

@@ -1,7 +1,8 @@
-"""The store in a SQLite file: one machine, nothing to start.
+"""The store in a SQLite file: for one machine, without a server to start.
 
-What belongs to one transaction is plain synchronous code (`Database` and the modules it runs); the
-driver adds two threads. All that waits while a commit runs goes into the next one.
+The code of a transaction is synchronous (`Database`, and the modules of operations that it runs).
+`SqliteStore` runs it in two threads, or in a writer process. All operations that arrive while a
+commit runs are committed together in the next transaction.
 """
 
 from tarry.service.stores.sqlite.database import IN_MEMORY, Database

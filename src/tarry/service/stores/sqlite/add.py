@@ -1,6 +1,6 @@
-"""Tasks are added: many at once, and each as if it came alone."""
+"""Adding tasks: batches are inserted with a few statements, but each task counts on its own."""
 
-# ruff: noqa: S608 - statements are put together from constants
+# ruff: noqa: S608 - statements are built from constants
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from tarry.service.store import Lease, NewTask
     from tarry.service.stores.sqlite.transaction import LaneRow, Transaction
 
-_BY_KEY = SELECT_TASK + "WHERE s.seq = (SELECT seq FROM task WHERE tenant = ? AND key = ?)"
-_ADD_TASKS = MultiRowStatement(
+_FIND_BY_KEY = SELECT_TASK + "WHERE s.seq = (SELECT seq FROM task WHERE tenant = ? AND key = ?)"
+_INSERT_TASKS = MultiRowStatement(
     """
 INSERT INTO task (id, tenant, key, created_at, policy_version, fingerprint, body_ref, content)
 VALUES {rows}
@@ -42,7 +42,7 @@ ON CONFLICT DO NOTHING
 """,
     f"(?, ?, ?, ?, {NULLABLE_NUMBER}, ?, {NULLABLE_TEXT}, ?)",
 )
-_ADD_STATES = MultiRowStatement(
+_INSERT_STATES = MultiRowStatement(
     """
 INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at, started_at, worker)
 VALUES {rows}
@@ -51,89 +51,95 @@ VALUES {rows}
 )
 
 
-Begun: TypeAlias = tuple[int, int, int, bool]
-"""What a caller does not know of a task that was added: when that was, when its first attempt is
-due, when it wants attention, and whether it is leased to him."""
+InitialState: TypeAlias = tuple[int, int, int, bool]
+"""`created_at`, `next_attempt_at`, `wake_at` of an added task, and whether it is leased.
+
+This is all that the caller does not know of the task, so the writer process answers with it instead
+of sending the whole task back: an answer of 7 KB instead of 400 KB for 270 calls."""
 
 
-class _Place(Struct, gc=False):
-    """Where tasks of one lane and policy go, and how many went there."""
+class _Target(Struct, gc=False):
+    """The lane and policy of some of the tasks, and how many of them were added."""
 
     tenant: int
     lane: LaneRow
     policy: int
     is_open: bool
-    waiting: int = 0
+    pending: int = 0
     leased: int = 0
 
 
 def to_add_results(
-    tasks: Sequence[NewTask], lease: Lease | None, answers: Sequence[Begun | AddResult]
+    tasks: Sequence[NewTask],
+    lease: Lease | None,
+    results: Sequence[InitialState | AddResult],
 ) -> list[AddResult]:
-    """Return the answers of `add` as the port has them."""
+    """Return the results of `add` in the form of the port, with complete tasks."""
     return [
-        one
-        if isinstance(one, AddResult)
-        else AddResult(AddStatus.ADDED, _stored(new.task, lease, one), one[3])
-        for new, one in zip(tasks, answers, strict=True)
+        result
+        if isinstance(result, AddResult)
+        else AddResult(AddStatus.ADDED, _stored_task(new.task, lease, result), result[3])
+        for new, result in zip(tasks, results, strict=True)
     ]
 
 
-def _stored(task: Task, lease: Lease | None, begun: Begun) -> Task:
-    created_at, due, wake_at, leased = begun
-    worker = lease.worker if leased and lease is not None else None
+def _stored_task(task: Task, lease: Lease | None, state: InitialState) -> Task:
+    created_at, due, wake_at, is_leased = state
+    worker = lease.worker if is_leased and lease is not None else None
     return task.begun(created_at, due, wake_at=wake_at, worker=worker)
 
 
 def add(
     tx: Transaction, tasks: Sequence[NewTask], lease: Lease | None, quota: int | None
-) -> list[Begun | AddResult]:
-    """Add tasks, each in its own right: one by one where a quota may not do for all."""
-    if quota is None or _fits(tx, tasks, quota):
+) -> list[InitialState | AddResult]:
+    """Add tasks: all at once, or one by one if the quota may not suffice for all."""
+    if quota is None or _is_quota_sufficient(tx, tasks, quota):
         return add_without_quota(tx, tasks, lease)
-    return [_add_within(tx, new, lease, quota) for new in tasks]
+    return [_add_within_quota(tx, new, lease, quota) for new in tasks]
 
 
-def _fits(tx: Transaction, tasks: Sequence[NewTask], quota: int) -> bool:
-    """Whether each tenant has room for as many tasks, even if all were its own."""
-    room = quota - len(tasks)
+def _is_quota_sufficient(tx: Transaction, tasks: Sequence[NewTask], quota: int) -> bool:
+    """Return whether each tenant's quota would suffice if all the tasks were its own."""
+    max_live = quota - len(tasks)
     tenants = dict.fromkeys(new.task.tenant for new in tasks)
-    return all(tx.live_tasks(tx.names.tenant_id(tenant)) <= room for tenant in tenants)
+    return all(tx.live_tasks(tx.names.tenant_id(tenant)) <= max_live for tenant in tenants)
 
 
-def _add_within(
+def _add_within_quota(
     tx: Transaction, new: NewTask, lease: Lease | None, quota: int
-) -> Begun | AddResult:
+) -> InitialState | AddResult:
     tenant = tx.names.tenant_id(new.task.tenant)
     if tx.live_tasks(tenant) >= quota:
-        return _existing(tx, tenant, new.task) or AddResult(AddStatus.FULL, new.task)
+        return _find_existing(tx, tenant, new.task) or AddResult(AddStatus.FULL, new.task)
     [added] = add_without_quota(tx, [new], lease)
     return added
 
 
 def add_without_quota(
     tx: Transaction, tasks: Sequence[NewTask], lease: Lease | None
-) -> list[Begun | AddResult]:
-    """Add tasks whose number no quota bounds."""
+) -> list[InitialState | AddResult]:
+    """Add tasks, however many live tasks their tenants have."""
     tenants = [tx.names.tenant_id(new.task.tenant) for new in tasks]
-    seqs = _insert(tx, tasks, tenants)
-    added = _begin(tx, tasks, tenants, seqs, lease)
+    seqs = _insert_tasks(tx, tasks, tenants)
+    states = _insert_states(tx, tasks, tenants, seqs, lease)
     return [
-        answer or _same(tx, tenant, new.task)
-        for answer, tenant, new in zip(added, tenants, tasks, strict=True)
+        state or _get_existing(tx, tenant, new.task)
+        for state, tenant, new in zip(states, tenants, tasks, strict=True)
     ]
 
 
-def _insert(tx: Transaction, tasks: Sequence[NewTask], tenants: Sequence[int]) -> list[int | None]:
-    """Insert tasks; return the number of each, None where its key or its id was there."""
+def _insert_tasks(
+    tx: Transaction, tasks: Sequence[NewTask], tenants: Sequence[int]
+) -> list[int | None]:
+    """Insert rows into `task`; return the row id of each, None where key or id exist already."""
     now = tx.now
-    keys = pack_valid_ids([new.task.id for new in tasks])
-    values: list[Any] = []
-    for new, key, tenant in zip(tasks, keys, tenants, strict=True):
+    ids = pack_valid_ids([new.task.id for new in tasks])
+    parameters: list[Any] = []
+    for new, packed_id, tenant in zip(tasks, ids, tenants, strict=True):
         task = new.task
         version, ref = task.policy_version, task.body_ref
-        values += (
-            key,
+        parameters += (
+            packed_id,
             tenant,
             task.key,
             now,
@@ -143,90 +149,99 @@ def _insert(tx: Transaction, tasks: Sequence[NewTask], tenants: Sequence[int]) -
             bytearray(task.content),
         )
     seqs: list[int | None] = []
-    for size, cursor in _ADD_TASKS.parts(tx.execute, values):
-        seqs += _numbers(tx, tasks[len(seqs) : len(seqs) + size], cursor)
+    for size, cursor in _INSERT_TASKS.execute_chunks(tx.execute, parameters):
+        seqs += _inserted_seqs(tx, tasks[len(seqs) : len(seqs) + size], cursor)
     return seqs
 
 
-def _numbers(
-    tx: Transaction, part: Sequence[NewTask], cursor: sqlite3.Cursor
+def _inserted_seqs(
+    tx: Transaction, chunk: Sequence[NewTask], cursor: sqlite3.Cursor
 ) -> Sequence[int | None]:
-    """Return the numbers of those that were inserted: SQLite counts on from the highest."""
+    """Return the row ids of a chunk of tasks, None for those that were not inserted.
+
+    SQLite assigns row ids one after the other, so the last one and the number of inserted rows
+    tell all of them, unless some rows were left out. RETURNING would fetch a row for each task.
+    """
     if not cursor.rowcount:
-        return [None] * len(part)
+        return [None] * len(chunk)
     end = (cursor.lastrowid or 0) + 1
     begin = end - cursor.rowcount
-    if end - begin == len(part):
+    if end - begin == len(chunk):
         return range(begin, end)
     rows = tx.execute("SELECT id, seq FROM task WHERE seq >= ?", (begin,)).fetchall()
-    inserted = {unpack_id(key): seq for key, seq in rows}
-    return [inserted.pop(new.task.id, None) for new in part]  # twice the same: the first it was
+    inserted = {unpack_id(packed_id): seq for packed_id, seq in rows}
+    # pop: of two tasks with the same id, the first one was inserted.
+    return [inserted.pop(new.task.id, None) for new in chunk]
 
 
-def _begin(
+def _insert_states(
     tx: Transaction,
     tasks: Sequence[NewTask],
     tenants: Sequence[int],
     seqs: Sequence[int | None],
     lease: Lease | None,
-) -> list[Begun | None]:
-    """Give tasks that were inserted their first state; the others are None."""
+) -> list[InitialState | None]:
+    """Insert the rows of `state` for tasks that were inserted; return None for the others."""
     now = tx.now
-    places: dict[tuple[str, str, str], _Place] = {}
+    targets: dict[tuple[str, str, str], _Target] = {}
     lanes = dict.fromkeys([new.task.lane for new, seq in zip(tasks, seqs, strict=True) if seq])
     tx.load_lanes([tx.names.lane_id(lane) for lane in lanes])
-    values: list[Any] = []
-    added: list[Begun | None] = []
+    parameters: list[Any] = []
+    states: list[InitialState | None] = []
     for new, tenant, seq in zip(tasks, tenants, seqs, strict=True):
         if seq is None:
-            added.append(None)
+            states.append(None)
             continue
         task = new.task
         key = (task.tenant, task.lane, task.policy_id)
-        place = places.get(key)
-        if place is None:
-            place = places[key] = _place(tx, tenant, task)
-        lane = place.lane
+        target = targets.get(key)
+        if target is None:
+            target = targets[key] = _find_target(tx, tenant, task)
+        lane = target.lane
         due = max(now, task.next_attempt_at if new.delay is None else now + new.delay)
-        held = lease if new.direct and place.is_open else None
+        direct_lease = lease if new.direct and target.is_open else None
         worker: int | str
-        if held is not None and due <= now + held.horizon:
-            status, wake_at, worker = IN_FLIGHT, due + held.length, tx.names.worker_id(held.worker)
-            lane.leased(wake_at)
-            place.leased += 1
+        if direct_lease is not None and due <= now + direct_lease.horizon:
+            status, wake_at = IN_FLIGHT, due + direct_lease.length
+            worker = tx.names.worker_id(direct_lease.worker)
+            lane.note_lease(wake_at)
+            target.leased += 1
         else:
-            held, status, wake_at, worker = None, PENDING, due, NULL_NUMBER
-            lane.due(wake_at)
-            place.waiting += 1
-        values += (seq, tenant, lane.id, place.policy, status, wake_at, due, due, worker)
-        added.append((now, due, wake_at, held is not None))
-    _ADD_STATES.run(tx.execute, values)
-    for place in places.values():
-        tx.count_transition(place.tenant, place.lane, place.policy, None, PENDING, place.waiting)
-        tx.count_transition(place.tenant, place.lane, place.policy, None, IN_FLIGHT, place.leased)
-    return added
+            status, wake_at, worker = PENDING, due, NULL_NUMBER
+            lane.note_due(wake_at)
+            target.pending += 1
+        parameters += (seq, tenant, lane.id, target.policy, status, wake_at, due, due, worker)
+        states.append((now, due, wake_at, status == IN_FLIGHT))
+    _INSERT_STATES.execute(tx.execute, parameters)
+    for target in targets.values():
+        lane, policy = target.lane, target.policy
+        tx.count_transition(target.tenant, lane, policy, None, PENDING, target.pending)
+        tx.count_transition(target.tenant, lane, policy, None, IN_FLIGHT, target.leased)
+    return states
 
 
-def _place(tx: Transaction, tenant: int, task: Task) -> _Place:
-    names = tx.names
-    lane = tx.lane(names.lane_id(task.lane))
-    policy = names.policy_id(task.tenant, task.policy_id)
-    return _Place(tenant, lane, policy, lane.parked_until is None and not lane.paused)
+def _find_target(tx: Transaction, tenant: int, task: Task) -> _Target:
+    lane = tx.lane(tx.names.lane_id(task.lane))
+    policy = tx.names.policy_id(task.tenant, task.policy_id)
+    return _Target(tenant, lane, policy, lane.parked_until is None and not lane.paused)
 
 
-def _same(tx: Transaction, tenant: int, task: Task) -> AddResult:
-    """Return the task that stood in the way of a new one."""
-    existing = _existing(tx, tenant, task)
+def _get_existing(tx: Transaction, tenant: int, task: Task) -> AddResult:
+    """Return the result for a task that was not inserted because its key exists.
+
+    Raises `ConfigurationError` if only its id exists, with another key.
+    """
+    existing = _find_existing(tx, tenant, task)
     if existing is None:
         rule = f"must be a new one: {task.id} is the id of a task with another key"
         raise ConfigurationError("id", rule)
     return existing
 
 
-def _existing(tx: Transaction, tenant: int, task: Task) -> AddResult | None:
-    row = tx.execute(_BY_KEY, (tenant, task.key)).fetchone()
+def _find_existing(tx: Transaction, tenant: int, task: Task) -> AddResult | None:
+    row = tx.execute(_FIND_BY_KEY, (tenant, task.key)).fetchone()
     if row is None:
         return None
     stored = decode_task(row)
-    same = stored.fingerprint == task.fingerprint
-    return AddResult(AddStatus.EXISTING if same else AddStatus.CONFLICT, stored)
+    is_same = stored.fingerprint == task.fingerprint
+    return AddResult(AddStatus.EXISTING if is_same else AddStatus.CONFLICT, stored)

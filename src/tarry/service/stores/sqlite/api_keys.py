@@ -1,4 +1,4 @@
-"""API keys."""
+"""API keys. Only digests are stored, never the keys themselves."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from tarry.service.model import ApiKey
 if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
-_MOST_KEYS = 1000
-_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at FROM api_key"
+_MAX_LISTED_KEYS = 1000
+_SELECT_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at FROM api_key"
 
 
-def put_key(tx: Transaction, given: ApiKey) -> None:
-    """Keep an API key."""
-    row = (given.id, given.tenant, given.digest, given.name, tx.now)
+def put_key(tx: Transaction, key: ApiKey) -> None:
+    """Store an API key, unless its id exists."""
+    row = (key.id, key.tenant, key.digest, key.name, tx.now)
     tx.execute("INSERT INTO api_key VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT (id) DO NOTHING", row)
 
 
 def find_key(tx: ReadTransaction, digest: bytes) -> ApiKey | None:
     """Return the key with a digest, revoked or not."""
-    row = tx.execute(f"{_KEY} WHERE digest = ?", (digest,)).fetchone()
-    return None if row is None else _key_of(row)
+    row = tx.execute(f"{_SELECT_KEY} WHERE digest = ?", (digest,)).fetchone()
+    return None if row is None else _decode_key(row)
 
 
 def list_keys(tx: ReadTransaction, tenant: str | None) -> list[ApiKey]:
-    """Return the keys."""
+    """List the keys of a tenant, or of all tenants."""
     if tenant is None:
-        rows = tx.execute(f"{_KEY} ORDER BY id LIMIT ?", (_MOST_KEYS,))
+        rows = tx.execute(f"{_SELECT_KEY} ORDER BY id LIMIT ?", (_MAX_LISTED_KEYS,))
     else:
-        rows = tx.execute(f"{_KEY} WHERE tenant = ? ORDER BY id LIMIT ?", (tenant, _MOST_KEYS))
-    return [_key_of(row) for row in rows]
+        statement = f"{_SELECT_KEY} WHERE tenant = ? ORDER BY id LIMIT ?"
+        rows = tx.execute(statement, (tenant, _MAX_LISTED_KEYS))
+    return [_decode_key(row) for row in rows]
 
 
 def revoke_key(tx: Transaction, key_id: str) -> bool:
-    """End a key; one that has ended keeps its time."""
+    """Revoke a key; return False if there is none. A revoked key keeps its time of revocation."""
     statement = "UPDATE api_key SET revoked_at = ifnull(revoked_at, ?) WHERE id = ?"
     return tx.execute(statement, (tx.now, key_id)).rowcount > 0
 
 
-def _key_of(row: tuple[Any, ...]) -> ApiKey:
+def _decode_key(row: tuple[Any, ...]) -> ApiKey:
     key_id, tenant, digest, name, created_at, revoked_at = row
     return ApiKey(
         id=key_id,

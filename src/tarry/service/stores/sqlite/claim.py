@@ -1,4 +1,4 @@
-"""A claim: what lanes give when it is their turn, and what became of those who held it before."""
+"""Claims: lease due tasks and tasks with an expired lease, in a fair order of lanes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tarry.service.stores.sqlite.task_rows import (
     decode_task,
     encode,
 )
+from tarry.service.stores.sqlite.transaction import IN_FLIGHT
 from tarry.service.stores.sqlite.transitions import log_attempts, mark_cancelled
 
 if TYPE_CHECKING:
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
     Row = tuple[Any, ...]
 
-_DUE = (
+_DUE_TASKS = (
     SELECT_TASK + "WHERE s.lane = ? AND s.status = 0 AND s.wake_at <= ? ORDER BY s.wake_at LIMIT ?"
 )
-_ABANDONED = (
+_EXPIRED_LEASES = (
     SELECT_TASK + "WHERE s.lane = ? AND s.status = 1 AND s.wake_at <= ? ORDER BY s.wake_at LIMIT ?"
 )
-_LEASE = MultiRowStatement(
+_LEASE_TASKS = MultiRowStatement(
     """
 INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, version,
     attempts, lost, worker)
@@ -52,78 +53,84 @@ ON CONFLICT (seq) DO UPDATE SET status = 1, wake_at = excluded.wake_at,
 def claim(
     tx: Transaction, lease: Lease, limit: int, per_lane: int, skip: Collection[str]
 ) -> ClaimResult:
-    """Lease tasks that are due within the horizon, or abandoned, from lanes that are open."""
-    tx.flush()
-    lost = tx.lost
-    ring = FairOrder(tx, lease.horizon, limit, skip)
-    gave: set[int] = set()
-    taken: list[tuple[int, int, Task]] = []
+    """Lease up to `limit` tasks; see `Store.claim`."""
+    tx.flush()  # the order of lanes is read with SQL
+    lost_before = tx.lost_attempts
+    order = FairOrder(tx, lease.horizon, limit, skip)
+    served_lanes: set[int] = set()
+    leased: list[tuple[int, int, Task]] = []
     probing: dict[str, int] = {}
-    turns, room = ring.turns(), limit
-    while room > 0 and (lane := next(turns, None)):
-        rows = _offered(tx, ring, lane, lease, min(room, per_lane))
+    lanes, slots = order.lanes(), limit
+    while slots > 0 and (lane := next(lanes, None)):
+        rows = _find_claimable(tx, order, lane, lease, min(slots, per_lane))
         if not rows:
             continue
-        room -= len(rows)
-        gave.add(lane.id)
-        given = _lease(tx, lane, lease, rows)
-        taken += given
-        if given and lane.parked_until is not None:
+        slots -= len(rows)
+        served_lanes.add(lane.id)
+        leased_of_lane = _lease_rows(tx, lane, lease, rows)
+        leased += leased_of_lane
+        if leased_of_lane and lane.parked_until is not None:
             probing[lane.name] = lane.opened
-    ring.seat(gave)
-    tasks = [task for _, _, task in sorted(taken, key=_order)]
-    next_at = ring.next_at(full=room <= 0)
-    return ClaimResult(tx.now, tasks, probing, next_at, tx.lost - lost)
+    order.record_served(served_lanes)
+    leased.sort(key=lambda entry: entry[:2])
+    return ClaimResult(
+        tx.now,
+        [task for _, _, task in leased],
+        probing,
+        order.next_claim_at(is_full=slots <= 0),
+        tx.lost_attempts - lost_before,
+    )
 
 
-def _order(taken: tuple[int, int, Task]) -> tuple[int, int]:
-    return taken[:2]
-
-
-def _offered(tx: Transaction, ring: FairOrder, lane: LaneRow, lease: Lease, most: int) -> list[Row]:
-    """Return what a lane may give, earliest first."""
+def _find_claimable(
+    tx: Transaction, order: FairOrder, lane: LaneRow, lease: Lease, limit: int
+) -> list[Row]:
+    """Return the rows of up to `limit` tasks that a lane may give, earliest first."""
     now = tx.now
     if lane.parked_until is not None:
         if lane.parked_until > now:
             return []
-        most = min(most, lane.probes - ring.held(lane)[0])
-    if most <= 0:
+        limit = min(limit, lane.probes - order.running_leases(lane)[0])
+    if limit <= 0:
         return []
-    rows = tx.execute(_DUE, (lane.id, now + lease.horizon, most)).fetchall()
-    if lane.lapse_at is not None and lane.lapse_at <= now:
-        rows += tx.execute(_ABANDONED, (lane.id, now, most)).fetchall()
+    rows = tx.execute(_DUE_TASKS, (lane.id, now + lease.horizon, limit)).fetchall()
+    if lane.lease_end_at is not None and lane.lease_end_at <= now:
+        rows += tx.execute(_EXPIRED_LEASES, (lane.id, now, limit)).fetchall()
         rows.sort(key=lambda row: (row[WAKE_AT], row[SEQ]))
-    return rows[:most]
+    return rows[:limit]
 
 
-def _lease(
+def _lease_rows(
     tx: Transaction, lane: LaneRow, lease: Lease, rows: list[Row]
 ) -> list[tuple[int, int, Task]]:
-    """Lease tasks; return each with its time and number."""
+    """Lease the tasks of rows; return each with its due time and row id, to sort by."""
     worker = tx.names.worker_id(lease.worker)
-    taken: list[tuple[int, int, Task]] = []
-    leases: list[Any] = []
+    leased: list[tuple[int, int, Task]] = []
+    parameters: list[Any] = []
     for row in rows:
         task = decode_task(row)
-        if task.status is Status.IN_FLIGHT and _lose(tx, task, row):
+        if task.status is Status.IN_FLIGHT and _log_lost_attempt(tx, task, row):
             continue
         task.status = Status.IN_FLIGHT
         task.version += 1
         task.worker = lease.worker
         task.wake_at = max(tx.now, task.next_attempt_at) + lease.length
         state = (task.wake_at, task.next_attempt_at, task.version, task.attempts, task.lost)
-        leases += (row[SEQ], *state, worker)
-        taken.append((task.next_attempt_at, row[SEQ], task))
-        tx.count_transition(row[TENANT], lane, row[POLICY], row[STATUS], Status.IN_FLIGHT)
-    _LEASE.run(tx.execute, leases)
-    return taken
+        parameters += (row[SEQ], *state, worker)
+        leased.append((task.next_attempt_at, row[SEQ], task))
+        tx.count_transition(row[TENANT], lane, row[POLICY], row[STATUS], IN_FLIGHT)
+    _LEASE_TASKS.execute(tx.execute, parameters)
+    return leased
 
 
-def _lose(tx: Transaction, task: Task, row: Row) -> bool:
-    """Log an abandoned attempt; True: the task was cancelled, and ends with it."""
+def _log_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
+    """Log the attempt of an expired lease as lost.
+
+    Returns True when the task was being cancelled, and is CANCELLED instead of leased again.
+    """
     task.attempts += 1
     task.lost += 1
-    tx.lost += 1
+    tx.lost_attempts += 1
     attempt = AttemptRecord(
         number=task.attempts,
         scheduled_at=task.next_attempt_at,
@@ -134,8 +141,7 @@ def _lose(tx: Transaction, task: Task, row: Row) -> bool:
     seq, tenant = row[SEQ], row[TENANT]
     log_attempts(tx, [(tenant, seq, task.attempts, LOST, bytearray(encode(attempt)))])
     if task.cancelling:
-        old = int(Status.IN_FLIGHT)
-        mark_cancelled(tx, seq, tenant, row[LANE], row[POLICY], old, task.attempts)
+        mark_cancelled(tx, seq, tenant, row[LANE], row[POLICY], IN_FLIGHT, task.attempts)
         return True
     task.next_attempt_at = task.wake_at
     return False

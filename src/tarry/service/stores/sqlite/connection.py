@@ -1,8 +1,9 @@
-"""How the file is opened, and its write-ahead log kept short.
+"""Opening the database file, and keeping its write-ahead log (WAL) short.
 
-SQLite begins its log anew when a writer finds that nobody reads from it. Under steady reading that
-never happens, so above a size the writer copies all of it into the file and empties it. It waits
-for reads that have begun, in this process or another; those that begin meanwhile do not hold it up.
+SQLite overwrites the WAL from its beginning only when a writer finds that no connection reads from
+it. Under steady reading that never happens, and the file would grow without limit. So once the WAL
+is larger than `MAX_WAL_BYTES`, the writer copies all of it into the database file and truncates it.
+That waits for reads that have begun, in this process or another; later reads do not delay it.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from tarry.service.stores.sqlite import schema
 if TYPE_CHECKING:
     from os import PathLike
 
-_OLDEST = (3, 38, 0)  # the first that always has JSON
+_MIN_SQLITE_VERSION = (3, 38, 0)  # the first in which the JSON functions are always built in
 _BUSY_TIMEOUT_MS = 5_000
 MAX_WAL_BYTES = 64 << 20
-"""Bytes: above it the log is emptied, and SQLite leaves no more of it on the disk."""
+"""Size above which the writer truncates the WAL; SQLite leaves a file of at most this size."""
 _MAX_CHECKPOINT_TRIES, _CHECKPOINT_TIMEOUT_MS = 10, 50
-"""SQLite waits for a place in its table of reads, not for the read: where one follows another, it
-waits in vain. A new try finds that the later read is of the newest state, and no obstacle.
-"""
+"""A checkpoint waits for a slot in SQLite's table of readers, not for one read. Where one read
+follows another in the same slot, it waits in vain; a new try finds that the later read uses the
+newest state and does not block the checkpoint."""
 
 
 def connect(path: str | PathLike[str]) -> sqlite3.Connection:
-    """Open the file, make it when it is missing, and bring its tables up to date."""
-    if sqlite3.sqlite_version_info < _OLDEST:
+    """Open the file, creating it if it is missing, and upgrade its schema."""
+    if sqlite3.sqlite_version_info < _MIN_SQLITE_VERSION:
         msg = (
-            f"the SQLite store needs SQLite {'.'.join(map(str, _OLDEST))} or newer, "
+            f"the SQLite store needs SQLite {'.'.join(map(str, _MIN_SQLITE_VERSION))} or newer, "
             f"and this Python has {sqlite3.sqlite_version}"
         )
         raise ConfigurationError(msg)
@@ -40,7 +41,8 @@ def connect(path: str | PathLike[str]) -> sqlite3.Connection:
 
 
 def _is_busy(error: BaseException) -> bool:
-    """Two processes that open a new file at once: one cannot switch it to WAL, timeout or not."""
+    # When two processes open a new file at once, one of them cannot switch it to WAL mode: SQLite
+    # does not apply the busy timeout to that.
     return getattr(error, "sqlite_errorcode", None) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
@@ -48,9 +50,9 @@ def _connect(path: str | PathLike[str]) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path,
         timeout=_BUSY_TIMEOUT_MS / 1000,
-        isolation_level=None,  # transactions are begun by hand
+        isolation_level=None,  # `Database` begins and ends transactions itself
         check_same_thread=False,  # opened and closed by one thread, used by another
-        cached_statements=1024,
+        cached_statements=1024,  # all sizes of all multi-row statements
     )
     try:
         _prepare(connection, path)
@@ -68,21 +70,24 @@ def _connect(path: str | PathLike[str]) -> sqlite3.Connection:
 
 def _prepare(connection: sqlite3.Connection, path: str | PathLike[str]) -> None:
     for pragma in (
-        "synchronous = FULL",  # a commit is on the disk
-        "fullfsync = ON",  # else macOS leaves it in the drive's cache
-        "cache_size = -16384",
+        "synchronous = FULL",  # a commit returns when it is on the disk
+        "fullfsync = ON",  # macOS would otherwise leave it in the drive's cache
+        "cache_size = -16384",  # 16 MiB
         f"journal_size_limit = {MAX_WAL_BYTES}",
         "secure_delete = FAST",
         "temp_store = MEMORY",
     ):
         connection.execute(f"PRAGMA {pragma}")
     version = schema.read_version(connection, path)
-    _log_ahead(connection, path)
+    _use_write_ahead_log(connection, path)
     schema.upgrade(connection, path, version)
 
 
-def _log_ahead(connection: sqlite3.Connection, path: str | PathLike[str]) -> None:
-    """Let readers and the writer not wait for each other; a copy of the file may have lost it."""
+def _use_write_ahead_log(connection: sqlite3.Connection, path: str | PathLike[str]) -> None:
+    """Switch the file to WAL mode, in which readers and the writer do not block each other.
+
+    The mode is stored in the file, but is set on every opening: a restored copy may lack it.
+    """
     [(mode,)] = connection.execute("PRAGMA journal_mode = WAL").fetchall()
     if mode not in {"wal", "memory"}:
         msg = (
@@ -93,25 +98,25 @@ def _log_ahead(connection: sqlite3.Connection, path: str | PathLike[str]) -> Non
 
 
 class WriteAheadLog:
-    """The log of the file at `path`, as the one connection that writes sees it."""
+    """The WAL of the database at `path`, seen from the only connection that writes."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._path = f"{os.path.realpath(path)}-wal"
-        self._try_above = MAX_WAL_BYTES
+        self._truncate_above = MAX_WAL_BYTES
 
-    def shorten(self, connection: sqlite3.Connection) -> None:
-        """Empty the log if it is long; not within a transaction.
+    def truncate_if_long(self, connection: sqlite3.Connection) -> None:
+        """Truncate the WAL if it is larger than `MAX_WAL_BYTES`; not within a transaction.
 
-        A long read, such as a backup, keeps it: the next try is made when it has grown as much
-        again.
+        A long read, such as a backup, can prevent that. The next try is made when the WAL has grown
+        by as much again.
         """
         size = self._size()
         if size <= MAX_WAL_BYTES:
-            self._try_above = MAX_WAL_BYTES
-        if size <= self._try_above:
+            self._truncate_above = MAX_WAL_BYTES
+        if size <= self._truncate_above:
             return
-        self._try_above = size + MAX_WAL_BYTES
-        [(patience,)] = connection.execute("PRAGMA busy_timeout").fetchall()
+        self._truncate_above = size + MAX_WAL_BYTES
+        [(timeout,)] = connection.execute("PRAGMA busy_timeout").fetchall()
         connection.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_TIMEOUT_MS}")
         try:
             for _ in range(_MAX_CHECKPOINT_TRIES):
@@ -119,10 +124,11 @@ class WriteAheadLog:
                 if not busy:
                     break
         finally:
-            connection.execute(f"PRAGMA busy_timeout = {patience}")
+            connection.execute(f"PRAGMA busy_timeout = {timeout}")
 
     def _size(self) -> int:
         try:
-            return os.stat(self._path).st_size  # noqa: PTH116 - in every transaction
+            # os.stat instead of Path.stat: this runs before every transaction.
+            return os.stat(self._path).st_size  # noqa: PTH116
         except OSError:
             return 0

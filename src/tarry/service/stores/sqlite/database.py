@@ -1,6 +1,7 @@
-"""The file: operations in, answers out, and one transaction for all that came together.
+"""One database connection: runs write operations in group transactions, and reads.
 
-Without threads and without asyncio, so that a simulation can run it as it stands.
+Synchronous: no threads and no asyncio, so that tests can run it in a deterministic simulation. The
+second half of the module translates errors of SQLite into `StoreUnavailable`.
 """
 
 from __future__ import annotations
@@ -22,29 +23,30 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.worker_locks import WorkerLock
 
     Operation = Callable[[Transaction], Any]
-    Question = Callable[[ReadTransaction], Any]
+    Query = Callable[[ReadTransaction], Any]
     Answer = tuple[Any, Exception | None]
 
 IN_MEMORY = ":memory:"
-"""The path of a database in memory: it belongs to one connection, and is gone when that closes."""
-_READS = 8
-"""Questions that are answered in one transaction: while it lasts, the log cannot be emptied."""
-_WORDS = {
+"""Path of a database in memory: it belongs to one connection, and is gone when that is closed."""
+_READS_PER_TRANSACTION = 8
+"""Bounds how long one read transaction lasts: the WAL cannot be truncated meanwhile."""
+
+_CAUSES = {
     sqlite3.SQLITE_BUSY: "another process holds its write lock",
     sqlite3.SQLITE_LOCKED: "another connection holds a lock on it",
     sqlite3.SQLITE_FULL: "the disk is full",
     sqlite3.SQLITE_READONLY: "it is read-only",
     sqlite3.SQLITE_IOERR: "the disk fails",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
-    sqlite3.SQLITE_PERM: "it may not be opened",
-    sqlite3.SQLITE_AUTH: "it may not be opened",
+    sqlite3.SQLITE_PERM: "permission to open it was denied",
+    sqlite3.SQLITE_AUTH: "permission to open it was denied",
     sqlite3.SQLITE_CORRUPT: "it is damaged",
-    sqlite3.SQLITE_NOTADB: "it is not a SQLite file any more",
-    sqlite3.SQLITE_PROTOCOL: "its locks are in disorder",
+    sqlite3.SQLITE_NOTADB: "it is no longer a SQLite file",
+    sqlite3.SQLITE_PROTOCOL: "its file locks do not work",
     sqlite3.SQLITE_NOMEM: "there is no memory left",
     sqlite3.SQLITE_INTERRUPT: "it was interrupted",
 }
-_WRONG_CALL = frozenset(
+_INVALID_OPERATION_CODES = frozenset(
     {
         sqlite3.SQLITE_TOOBIG,
         sqlite3.SQLITE_CONSTRAINT,
@@ -53,15 +55,18 @@ _WRONG_CALL = frozenset(
         sqlite3.SQLITE_RANGE,
     }
 )
-_STAYS = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})
-_ALONE = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR})
+"""Errors of the operation, not of the database."""
+_CONNECTION_USABLE_CODES = frozenset(
+    {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL}
+)
+_ONE_OPERATION_CODES = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR})
 
 
 class Database:
-    """One connection to the file at `path`; `clock` gives epoch milliseconds.
+    """One connection to the file at `path`; `clock` returns epoch milliseconds.
 
-    It is opened when it is needed, and opened anew after an error that may have to do with it: so
-    the store works again as soon as its cause is gone.
+    The connection is opened on first use, and again after an error that may have to do with it. So
+    the store works again as soon as the cause of the error is gone.
     """
 
     def __init__(
@@ -72,43 +77,44 @@ class Database:
     ) -> None:
         self.path = path
         self.worker_lock = worker_lock
-        self._is_on_disk = path != IN_MEMORY
         self.commits: int = 0
-        """How many transactions were written."""
+        """Number of transactions that changed something."""
         self._clock = clock
+        # The reads and writes of a database in memory come from two threads and share a connection.
         self._lock = threading.RLock()
-        """Held during a transaction: the reads and writes of a database in memory come from two
-        threads and share a connection."""
+        self._is_on_disk = path != IN_MEMORY
         self._wal = WriteAheadLog(path)
         self._opened: tuple[sqlite3.Connection, InternedNames] | None = None
-        self._place: tuple[int, int] | None = None
+        self._file_id: tuple[int, int] | None = None
 
     def apply(self, operations: Sequence[Operation]) -> list[Answer]:
-        """Run operations in one transaction; each has its own answer: a value, or an error.
+        """Run operations in one transaction; return the value or the error of each.
 
-        One that fails takes nothing with it: what failed together is run one by one.
+        If one of them fails, the transaction is rolled back and each operation runs in one of its
+        own, so that a failing operation does not affect the others.
         """
         with self._lock:
             try:
-                return [(value, None) for value in self._together(operations)]
-            except Exception as error:  # noqa: BLE001 - it is the caller's, in his answer
-                self._clean_up(error)
-                if len(operations) == 1 or not spares_others(error):
-                    return [(None, self._told(error)) for _ in operations]
+                return [(value, None) for value in self._run_transaction(operations)]
+            except Exception as error:  # noqa: BLE001 - returned to the caller of each operation
+                self._roll_back(error)
+                if len(operations) == 1 or not _may_succeed_alone(error):
+                    return [(None, self._translate(error)) for _ in operations]
             return [answer for operation in operations for answer in self.apply([operation])]
 
-    def read(self, questions: Sequence[Question]) -> list[Answer]:
-        """Answer questions, a few at a time from one state of the file."""
-        parts = [questions[begin : begin + _READS] for begin in range(0, len(questions), _READS)]
+    def read(self, queries: Sequence[Query]) -> list[Answer]:
+        """Run queries, a few in each read transaction; return the value or the error of each."""
+        size = _READS_PER_TRANSACTION
+        chunks = [queries[begin : begin + size] for begin in range(0, len(queries), size)]
         with self._lock:
-            return [answer for part in parts for answer in self._read(part)]
+            return [answer for chunk in chunks for answer in self._read_chunk(chunk)]
 
     def open(self) -> tuple[sqlite3.Connection, InternedNames]:
         """Open the file unless it is open."""
-        self._look()
+        self._check_file()
         if self._opened is None:
             connection = connect(self.path)
-            self._place = _place_of(self.path) if self._is_on_disk else None
+            self._file_id = _file_id(self.path) if self._is_on_disk else None
             token = None
             if self.worker_lock is not None:
                 self.worker_lock.acquire()
@@ -117,11 +123,11 @@ class Database:
         return self._opened
 
     def prepare(self) -> None:
-        """Make the file and take the lock, for another process that is to write."""
+        """Create the file and acquire the worker lock; the writer process then does the writing."""
         try:
             self.open()
-        except Exception as error:  # noqa: BLE001 - told in the port's words
-            raise self._told(error) from None
+        except Exception as error:  # noqa: BLE001 - raised as an error of the port
+            raise self._translate(error) from None
         finally:
             self.close()
 
@@ -132,57 +138,60 @@ class Database:
             self._opened = None
             connection.close()
 
-    def _look(self) -> None:
-        """Refuse to write into a file that is gone: SQLite would not notice."""
-        if self._place is not None and self._place != _place_of(self.path):
+    def _check_file(self) -> None:
+        """Raise `StoreUnavailable` if the file was moved or deleted since it was opened.
+
+        SQLite would not notice, and would write to a file that no other process can see.
+        """
+        if self._file_id is not None and self._file_id != _file_id(self.path):
             msg = (
-                f"the store {self.path} is away: its file was moved or deleted since it was "
-                "opened; put it back, or restart to begin with what is there"
+                f"the store {self.path} is unavailable: its file was moved or deleted while it was "
+                "open; put it back, or restart to use the file that is there now"
             )
             raise StoreUnavailable(msg)
 
-    def _together(self, operations: Sequence[Operation]) -> list[Any]:
+    def _run_transaction(self, operations: Sequence[Operation]) -> list[Any]:
         connection, names = self.open()
         if self._is_on_disk:
-            self._wal.shorten(connection)
+            self._wal.truncate_if_long(connection)
         connection.execute("BEGIN IMMEDIATE")
-        before = connection.total_changes
-        # The time is read under the write lock: it grows with the order of the transactions.
+        changes_before = connection.total_changes
+        # The clock is read under the write lock, so that later transactions have later times.
         tx = Transaction(connection, names, self._clock(), self.worker_lock)
         values = [operation(tx) for operation in operations]
         tx.flush()
         connection.execute("COMMIT")
-        self.commits += connection.total_changes != before
+        self.commits += connection.total_changes != changes_before
         return values
 
-    def _read(self, questions: Sequence[Question]) -> list[Answer]:
+    def _read_chunk(self, queries: Sequence[Query]) -> list[Answer]:
         answers: list[Answer] = []
         try:
             connection, _ = self.open()
             connection.execute("BEGIN")
             tx = ReadTransaction(connection, self._clock())
-            answers.extend(self._answer(question, tx) for question in questions)
+            answers.extend(self._run_query(query, tx) for query in queries)
             connection.execute("COMMIT")
-        except Exception as error:  # noqa: BLE001 - as above
-            self._clean_up(error)
-            return [(None, self._told(error)) for _ in questions]
+        except Exception as error:  # noqa: BLE001 - returned to the caller of each query
+            self._roll_back(error)
+            return [(None, self._translate(error)) for _ in queries]
         return answers
 
-    def _answer(self, question: Question, tx: ReadTransaction) -> Answer:
+    def _run_query(self, query: Query, tx: ReadTransaction) -> Answer:
         try:
-            return question(tx), None
+            return query(tx), None
         except Exception as error:
-            if is_fault(error):
+            if _is_database_error(error):
                 raise
             return None, error
 
-    def _clean_up(self, error: Exception) -> None:
-        """Take back what was begun."""
+    def _roll_back(self, error: Exception) -> None:
+        """Roll back the transaction that failed; close the connection if it is no longer usable."""
         if self._opened is None:
             return
         connection, names = self._opened
-        names.forget()
-        is_usable = not breaks_connection(error)
+        names.clear()
+        is_usable = _is_connection_usable(error)
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -192,44 +201,51 @@ class Database:
         if self._is_on_disk and not is_usable:
             self.close()
 
-    def _told(self, error: Exception) -> Exception:
-        if not is_fault(error):
+    def _translate(self, error: Exception) -> Exception:
+        """Return `StoreUnavailable` for an error of the database, and any other error as it is."""
+        if not _is_database_error(error):
             return error
-        told = unavailable(error, self.path)
-        told.__cause__ = error
-        return told
+        cause = _CAUSES.get(_primary_code(error) or 0, "it fails")
+        unavailable = StoreUnavailable(f"the store {self.path} is unavailable: {cause} ({error})")
+        unavailable.__cause__ = error
+        return unavailable
 
 
-def _place_of(path: str | PathLike[str]) -> tuple[int, int] | None:
+def _file_id(path: str | PathLike[str]) -> tuple[int, int] | None:
+    """Return the device and inode of a file, or None if it does not exist."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - in every transaction
+        found = os.stat(path)  # noqa: PTH116 - faster than Path.stat, and once per transaction
     except OSError:
         return None
     return found.st_dev, found.st_ino
 
 
-def _code(error: BaseException) -> int | None:
+# --- errors of SQLite -----------------------------------------------------------------------------
+
+
+def _primary_code(error: BaseException) -> int | None:
     code = getattr(error, "sqlite_errorcode", None)
-    return None if code is None else code & 0xFF  # the rest says where it happened
+    return None if code is None else code & 0xFF  # the higher bits are the extended code
 
 
-def is_fault(error: BaseException) -> bool:
-    """Whether the file is to blame, and not what was to be done with it."""
-    code = _code(error)
-    return isinstance(error, sqlite3.Error) and code is not None and code not in _WRONG_CALL
+def _is_database_error(error: BaseException) -> bool:
+    """Return whether the database is the cause of an error, and not the operation."""
+    code = _primary_code(error)
+    return (
+        isinstance(error, sqlite3.Error)
+        and code is not None
+        and code not in _INVALID_OPERATION_CODES
+    )
 
 
-def breaks_connection(error: BaseException) -> bool:
-    """Whether to open the file anew: what was wrong with it may be fixed without our knowing."""
-    return is_fault(error) and _code(error) not in _STAYS
+def _is_connection_usable(error: BaseException) -> bool:
+    """Return False if the file should be opened again, in case its problem has been fixed."""
+    return not _is_database_error(error) or _primary_code(error) in _CONNECTION_USABLE_CODES
 
 
-def spares_others(error: BaseException) -> bool:
-    """Whether other operations may do better: a full disk has room for a smaller one."""
-    return not is_fault(error) or _code(error) in _ALONE
+def _may_succeed_alone(error: BaseException) -> bool:
+    """Return whether some operations of a failed group may succeed on their own.
 
-
-def unavailable(error: BaseException, path: str | PathLike[str]) -> StoreUnavailable:
-    """Return the error for callers, to be raised from the one that SQLite gave."""
-    words = _WORDS.get(_code(error) or 0, "it fails")
-    return StoreUnavailable(f"the store {path} is away: {words} ({error})")
+    A full disk, for example, may have space for a smaller transaction.
+    """
+    return not _is_database_error(error) or _primary_code(error) in _ONE_OPERATION_CODES

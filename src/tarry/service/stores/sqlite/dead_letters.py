@@ -1,6 +1,6 @@
-"""Dead letters: counted, brought back, purged. Each call looks at a bounded number of rows."""
+"""Dead letters: count, replay, purge. Each call reads a bounded number of rows."""
 
-# ruff: noqa: S608 - statements are put together from constants
+# ruff: noqa: S608 - statements are built from constants
 
 from __future__ import annotations
 
@@ -13,57 +13,58 @@ from tarry.service.store import next_step
 from tarry.service.stores.sqlite.queries import MAX_SCANNED_ROWS, parse_cursor, resolve_names
 from tarry.service.stores.sqlite.retention import delete_task
 from tarry.service.stores.sqlite.task_rows import encode
+from tarry.service.stores.sqlite.transaction import EXHAUSTED
 from tarry.service.stores.sqlite.transitions import revive_dead_letter
 
 if TYPE_CHECKING:
     from tarry.service.store import TaskFilter
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
-_MOST = 100
-_DEAD = int(Status.EXHAUSTED)
-_LETTERS = """
+_MAX_LISTED_REPLAYS = 100
+_DEAD_LETTERS = """
 SELECT seq, lane, policy, reason, finished_at FROM state
 WHERE tenant = ? AND status = 3 AND finished_at IS NOT NULL AND seq > ? ORDER BY seq LIMIT ?
 """
-_INSERT = """
+_INSERT_REPLAY = """
 INSERT INTO replay (id, tenant, created_at, next_at, running, job) VALUES (?, ?, ?, ?, 1, ?)
 ON CONFLICT DO NOTHING
 """
-_UPDATE = "UPDATE replay SET running = ?, next_at = ?, job = ? WHERE id = ?"
-_LATEST = "ORDER BY created_at DESC, id DESC LIMIT ?"
-_JOBS = f"SELECT job FROM replay {_LATEST}"
-_JOBS_OF = f"SELECT job FROM replay WHERE tenant = ? {_LATEST}"
+_UPDATE_REPLAY = "UPDATE replay SET running = ?, next_at = ?, job = ? WHERE id = ?"
+_NEWEST_FIRST = "ORDER BY created_at DESC, id DESC LIMIT ?"
+_REPLAYS = f"SELECT job FROM replay {_NEWEST_FIRST}"
+_REPLAYS_OF_TENANT = f"SELECT job FROM replay WHERE tenant = ? {_NEWEST_FIRST}"
 _RUNNING = "SELECT job FROM replay INDEXED BY replay_running WHERE running = 1"
 _DUE_FIRST = "ORDER BY next_at, id LIMIT ?"
-_RUNNING_JOBS = f"{_RUNNING} {_DUE_FIRST}"
-_RUNNING_OF = f"{_RUNNING} AND tenant = ? {_DUE_FIRST}"
+_RUNNING_REPLAYS = f"{_RUNNING} {_DUE_FIRST}"
+_RUNNING_REPLAYS_OF_TENANT = f"{_RUNNING} AND tenant = ? {_DUE_FIRST}"
 
-_job_of = msgspec.msgpack.Decoder(ReplayRecord).decode
+_decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
 
 
 class DeadLetterPage(msgspec.Struct):
-    """Letters that match, among those that were looked at; `cursor` goes on from there."""
+    """Dead letters that match a filter, among the rows that were read."""
 
     rows: list[tuple[int, int, int, int]]
-    """Of each the numbers of its row, tenant, lane and policy."""
+    """Row id, tenant, lane and policy of each."""
     cursor: int | None
+    """Row id after which to go on; None at the end."""
 
 
 def find_dead_letters(
     tx: ReadTransaction, filter_: ReplayRecord, after: int, limit: int
 ) -> DeadLetterPage:
-    """Return up to `limit` letters that a job would bring back, oldest first."""
-    wanted = resolve_names(tx, filter_.tenant, filter_.lane, filter_.policy_id)
-    if wanted is None:
+    """Return up to `limit` dead letters that a replay would revive, oldest task first."""
+    ids = resolve_names(tx, filter_.tenant, filter_.lane, filter_.policy_id)
+    if ids is None:
         return DeadLetterPage([], None)
-    tenant, lane, policy = wanted
+    tenant, lane, policy = ids
     matched: list[tuple[int, int, int, int]] = []
-    looked_at, last = 0, after
-    rows = tx.execute(_LETTERS, (tenant, after, MAX_SCANNED_ROWS))
+    scanned, last = 0, after
+    rows = tx.execute(_DEAD_LETTERS, (tenant, after, MAX_SCANNED_ROWS))
     for seq, lane_id, policy_id, reason, finished_at in rows:
         if len(matched) == limit:
             return DeadLetterPage(matched, last)
-        looked_at, last = looked_at + 1, seq
+        scanned, last = scanned + 1, seq
         if (
             (lane is None or lane == lane_id)
             and (policy is None or policy == policy_id)
@@ -71,13 +72,13 @@ def find_dead_letters(
             and (not filter_.before or finished_at <= filter_.before)
         ):
             matched.append((seq, tenant, lane_id, policy_id))
-    return DeadLetterPage(matched, last if looked_at == MAX_SCANNED_ROWS else None)
+    return DeadLetterPage(matched, last if scanned == MAX_SCANNED_ROWS else None)
 
 
 def count_dead_letters(
     tx: ReadTransaction, filter_: ReplayRecord, after: int
 ) -> tuple[int, int | None]:
-    """Count the letters among some thousand; where to go on, None at the end."""
+    """Count matching dead letters among the next rows; return the count and the cursor."""
     page = find_dead_letters(tx, filter_, after, MAX_SCANNED_ROWS)
     return len(page.rows), page.cursor
 
@@ -85,21 +86,21 @@ def count_dead_letters(
 def purge(
     tx: Transaction, tenant: str, query: TaskFilter, after: int, limit: int
 ) -> tuple[int, int | None]:
-    """Remove up to `limit` letters among some thousand; where to go on, None at the end."""
+    """Delete matching dead letters among the next rows; return their number and the cursor."""
     if query.status not in {None, Status.EXHAUSTED}:
         return 0, None
     filter_ = ReplayRecord(
         id="", tenant=tenant, lane=query.lane, policy_id=query.policy_id, reason=query.reason
     )
     page = find_dead_letters(tx, filter_, after, limit)
-    for seq, whose, lane, policy in page.rows:
-        delete_task(tx, seq, whose, lane, policy, _DEAD)
+    for seq, tenant_id, lane, policy in page.rows:
+        delete_task(tx, seq, tenant_id, lane, policy, EXHAUSTED)
     return len(page.rows), page.cursor
 
 
 def start_replay(tx: Transaction, replay: ReplayRecord) -> ReplayRecord:
-    """Keep a job; the same id again is the same job."""
-    made = msgspec.structs.replace(
+    """Store a replay; one that has the same id already is returned unchanged."""
+    new = msgspec.structs.replace(
         replay,
         created_at=tx.now,
         next_at=tx.now,
@@ -108,62 +109,65 @@ def start_replay(tx: Transaction, replay: ReplayRecord) -> ReplayRecord:
         status="running",
         finished_at=None,
     )
-    tx.execute(_INSERT, (replay.id, replay.tenant, made.created_at, made.next_at, encode(made)))
-    return find_replay(tx, replay.id) or made
+    parameters = (replay.id, replay.tenant, new.created_at, new.next_at, encode(new))
+    tx.execute(_INSERT_REPLAY, parameters)
+    return find_replay(tx, replay.id) or new
 
 
 def get_replay(tx: ReadTransaction, tenant: str, replay_id: str) -> ReplayRecord | None:
-    """Return a job of a tenant."""
-    found = find_replay(tx, replay_id)
-    return found if found is not None and found.tenant == tenant else None
+    """Return a replay of a tenant."""
+    replay = find_replay(tx, replay_id)
+    return replay if replay is not None and replay.tenant == tenant else None
 
 
 def find_replay(tx: ReadTransaction, replay_id: str) -> ReplayRecord | None:
-    """Return a job, whosever it is."""
+    """Return a replay of any tenant."""
     row = tx.execute("SELECT job FROM replay WHERE id = ?", (replay_id,)).fetchone()
-    return None if row is None else _job_of(row[0])
+    return None if row is None else _decode_replay(row[0])
 
 
 def list_replays(tx: ReadTransaction, *, running: bool, tenant: str | None) -> list[ReplayRecord]:
-    """Return jobs: the latest, or of those that run the ones that are due first."""
+    """List replays, newest first; or only running ones, those that are due first."""
     if tenant is None:
-        rows = tx.execute(_RUNNING_JOBS if running else _JOBS, (_MOST,))
+        statement = _RUNNING_REPLAYS if running else _REPLAYS
+        rows = tx.execute(statement, (_MAX_LISTED_REPLAYS,))
     else:
-        rows = tx.execute(_RUNNING_OF if running else _JOBS_OF, (tenant, _MOST))
-    return [_job_of(row[0]) for row in rows]
+        statement = _RUNNING_REPLAYS_OF_TENANT if running else _REPLAYS_OF_TENANT
+        rows = tx.execute(statement, (tenant, _MAX_LISTED_REPLAYS))
+    return [_decode_replay(row[0]) for row in rows]
 
 
 def replay_step(tx: Transaction, replay_id: str, limit: int) -> ReplayRecord | None:
-    """Bring back up to `limit` letters if the job is due, and set when it is due again."""
-    found = find_replay(tx, replay_id)
-    if found is None or found.status != "running" or found.next_at > tx.now:
-        return found
-    page = find_dead_letters(
-        tx, found, 0 if found.cursor is None else parse_cursor(found.cursor), limit
-    )
-    for letter in page.rows:
-        revive_dead_letter(tx, *letter)
-    found.replayed += len(page.rows)
-    found.next_at = next_step(found, len(page.rows), tx.now)
+    """Revive up to `limit` dead letters if the replay is due, and set when it is due again."""
+    replay = find_replay(tx, replay_id)
+    if replay is None or replay.status != "running" or replay.next_at > tx.now:
+        return replay
+    after = 0 if replay.cursor is None else parse_cursor(replay.cursor)
+    page = find_dead_letters(tx, replay, after, limit)
+    for row in page.rows:
+        revive_dead_letter(tx, *row)
+    replay.replayed += len(page.rows)
+    replay.next_at = next_step(replay, len(page.rows), tx.now)
     if page.cursor is not None:
-        found.cursor = str(page.cursor)
+        replay.cursor = str(page.cursor)
     elif len(page.rows) < limit:
-        found.status, found.finished_at = "done", tx.now
+        replay.status, replay.finished_at = "done", tx.now
     else:
-        found.cursor = str(page.rows[-1][0])
-    _keep(tx, found)
-    return found
+        replay.cursor = str(page.rows[-1][0])
+    _update_replay(tx, replay)
+    return replay
 
 
 def cancel_replay(tx: Transaction, tenant: str, replay_id: str) -> ReplayRecord | None:
-    """End a job; what it brought back stays."""
-    found = get_replay(tx, tenant, replay_id)
-    if found is not None and found.status == "running":
-        found.status, found.finished_at = "cancelled", tx.now
-        _keep(tx, found)
-    return found
+    """Stop a replay; dead letters that it has revived stay revived."""
+    replay = get_replay(tx, tenant, replay_id)
+    if replay is not None and replay.status == "running":
+        replay.status, replay.finished_at = "cancelled", tx.now
+        _update_replay(tx, replay)
+    return replay
 
 
-def _keep(tx: Transaction, replay: ReplayRecord) -> None:
-    at = replay.finished_at or replay.next_at  # a sweep looks when it has ended
-    tx.execute(_UPDATE, (replay.status == "running", at, encode(replay), replay.id))
+def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
+    # `next_at` of a replay that has ended is its end: retention compares it.
+    at = replay.finished_at or replay.next_at
+    tx.execute(_UPDATE_REPLAY, (replay.status == "running", at, encode(replay), replay.id))

@@ -1,9 +1,10 @@
-"""Whose turn it is: tenants in turn, and of each its least recently served lane.
+"""The fair order of a claim: tenants in turn, and of each tenant the least recently served lane.
 
-Tenants and lanes rest until a time that is known to be early enough, and are then made *ready*: a
-claim looks at those only. One that was served goes to the back; one with nothing left to give
-rests again. So the cost of a claim grows with what it gives, not with what waits, rests or is
-parked.
+Lanes and tenants are either *ready*, that is in the rotation that a claim walks through, or asleep
+until one of their check times (see `transaction`). A claim first makes those ready whose check time
+has come. A lane that gave tasks moves to the end of the rotation; a lane that has no more tasks for
+now goes to sleep. So the cost of a claim grows with the tasks it returns, not with the number of
+lanes that sleep, are parked, or have tasks for later.
 """
 
 from __future__ import annotations
@@ -16,194 +17,221 @@ if TYPE_CHECKING:
 
     from tarry.service.stores.sqlite.transaction import LaneRow, Transaction
 
-_TENANTS_AT_ONCE = 1000
-_PAGE = 16
+_MAX_TENANTS_WOKEN = 1000
+_PAGE_SIZE = 16
+_DUE_CHECK, _EXPIRY_CHECK = 0, 1
+"""Positions in the pairs below, of which one is for each check time."""
 
 _WAKE_TENANTS = (
     """
     UPDATE tenant SET ready = 1 WHERE id IN (
-        SELECT id FROM tenant WHERE ready = 0 AND ahead_at <= ? ORDER BY ahead_at LIMIT ?)
+        SELECT id FROM tenant WHERE ready = 0 AND due_check_at <= ?
+        ORDER BY due_check_at LIMIT ?)
     """,
     """
     UPDATE tenant SET ready = 1 WHERE id IN (
-        SELECT id FROM tenant WHERE ready = 0 AND look_at <= ? ORDER BY look_at LIMIT ?)
+        SELECT id FROM tenant WHERE ready = 0 AND expiry_check_at <= ?
+        ORDER BY expiry_check_at LIMIT ?)
     """,
 )
 _WAKE_LANES = (
     """
     UPDATE lane SET ready = 1 WHERE id IN (
-        SELECT id FROM lane WHERE tenant = ? AND ready = 0 AND ahead_at <= ?
-        ORDER BY ahead_at LIMIT ?)
+        SELECT id FROM lane WHERE tenant = ? AND ready = 0 AND due_check_at <= ?
+        ORDER BY due_check_at LIMIT ?)
     """,
     """
     UPDATE lane SET ready = 1 WHERE id IN (
-        SELECT id FROM lane WHERE tenant = ? AND ready = 0 AND look_at <= ?
-        ORDER BY look_at LIMIT ?)
+        SELECT id FROM lane WHERE tenant = ? AND ready = 0 AND expiry_check_at <= ?
+        ORDER BY expiry_check_at LIMIT ?)
     """,
 )
-_TENANTS = """
-SELECT served, id FROM tenant WHERE ready = 1 AND (served, id) > (?, ?) ORDER BY served, id LIMIT ?
+_READY_TENANTS = """
+SELECT last_turn, id FROM tenant WHERE ready = 1 AND (last_turn, id) > (?, ?)
+ORDER BY last_turn, id LIMIT ?
 """
-_LANES = """
-SELECT served, id, name FROM lane WHERE tenant = ? AND ready = 1 AND (served, id) > (?, ?)
-ORDER BY served, id LIMIT ?
+_READY_LANES = """
+SELECT last_turn, id, name FROM lane WHERE tenant = ? AND ready = 1 AND (last_turn, id) > (?, ?)
+ORDER BY last_turn, id LIMIT ?
 """
-_BOUNDS = """
+_HAS_READY_LANE = "SELECT 1 FROM lane WHERE tenant = ? AND ready = 1 LIMIT 1"
+_EARLIEST_OF_LANE = """
 SELECT (SELECT min(wake_at) FROM state WHERE lane = ?1 AND status = 0),
        (SELECT min(wake_at) FROM state WHERE lane = ?1 AND status = 1)
 """
-_HELD = """
+_RUNNING_LEASES = """
 SELECT count(*), min(wake_at) FROM (
     SELECT wake_at FROM state WHERE lane = ? AND status = 1 AND wake_at > ?
     ORDER BY wake_at LIMIT ?)
 """
-_READY = "SELECT 1 FROM lane WHERE tenant = ? AND ready = 1 LIMIT 1"
-_REST = """
-SELECT (SELECT min(ahead_at) FROM lane WHERE tenant = ?1 AND ready = 0 AND ahead_at IS NOT NULL),
-       (SELECT min(look_at) FROM lane WHERE tenant = ?1 AND ready = 0 AND look_at IS NOT NULL)
+_EARLIEST_OF_TENANT = """
+SELECT (SELECT min(due_check_at) FROM lane
+        WHERE tenant = ?1 AND ready = 0 AND due_check_at IS NOT NULL),
+       (SELECT min(expiry_check_at) FROM lane
+        WHERE tenant = ?1 AND ready = 0 AND expiry_check_at IS NOT NULL)
 """
-_SOONEST = (
+_EARLIEST_TENANT = (
     """
-    SELECT ahead_at, id FROM tenant WHERE ready = 0 AND ahead_at IS NOT NULL
-    ORDER BY ahead_at LIMIT 1
+    SELECT due_check_at, id FROM tenant WHERE ready = 0 AND due_check_at IS NOT NULL
+    ORDER BY due_check_at LIMIT 1
     """,
     """
-    SELECT look_at, id FROM tenant WHERE ready = 0 AND look_at IS NOT NULL
-    ORDER BY look_at LIMIT 1
+    SELECT expiry_check_at, id FROM tenant WHERE ready = 0 AND expiry_check_at IS NOT NULL
+    ORDER BY expiry_check_at LIMIT 1
     """,
 )
-_BOUND = "UPDATE tenant SET ahead_at = ?, look_at = ?, ready = 0 WHERE id = ?"
+_SCHEDULE_TENANT = "UPDATE tenant SET due_check_at = ?, expiry_check_at = ?, ready = 0 WHERE id = ?"
 
 
 class FairOrder:
-    """One walk around the ring. Seats are changed after it, by `seat`, not during it."""
+    """The walk of one claim through the rotation.
+
+    Iterate over `lanes`, then call `record_served`, then `next_claim_at`. The rotation itself is
+    changed only by `record_served`, not during the walk.
+    """
 
     def __init__(self, tx: Transaction, horizon: int, limit: int, skip: Collection[str]) -> None:
         self._tx = tx
         self._horizon = horizon
-        self._times = (tx.now + horizon, tx.now)
-        self._wakes = 2 * limit + 64  # lanes of a tenant that become ready in one claim
-        self._skip = frozenset(skip)
+        self._check_until = (tx.now + horizon, tx.now)
+        self._max_lanes_woken = 2 * limit + 64  # of each tenant
+        self._skipped_names = frozenset(skip)
         self._tenants: list[int] = []
-        self._ended: set[int] = set()
-        self._lanes: list[LaneRow] = []
+        self._finished_tenants: set[int] = set()
+        """Tenants whose ready lanes have all been visited."""
+        self._visited: list[LaneRow] = []
 
-    def turns(self) -> Iterator[LaneRow]:
-        """One lane of each tenant, then another of each that has more, and so on."""
-        for statement, until in zip(_WAKE_TENANTS, self._times, strict=True):
-            self._tx.execute(statement, (until, _TENANTS_AT_ONCE))
+    def lanes(self) -> Iterator[LaneRow]:
+        """Yield one ready lane of each tenant, then another of each tenant, and so on."""
+        for statement, until in zip(_WAKE_TENANTS, self._check_until, strict=True):
+            self._tx.execute(statement, (until, _MAX_TENANTS_WOKEN))
         walks: deque[tuple[int, Iterator[LaneRow]]] = deque()
         for tenant in self._ready_tenants():
             self._tenants.append(tenant)
             walk = self._ready_lanes(tenant)
-            if lane := self._next(tenant, walk):
+            if lane := self._next_lane(tenant, walk):
                 yield lane
                 walks.append((tenant, walk))
         while walks:
             tenant, walk = walks.popleft()
-            if lane := self._next(tenant, walk):
+            if lane := self._next_lane(tenant, walk):
                 yield lane
                 walks.append((tenant, walk))
 
-    def _next(self, tenant: int, walk: Iterator[LaneRow]) -> LaneRow | None:
+    def _next_lane(self, tenant: int, walk: Iterator[LaneRow]) -> LaneRow | None:
         lane = next(walk, None)
         if lane is None:
-            self._ended.add(tenant)
+            self._finished_tenants.add(tenant)
         else:
-            self._lanes.append(lane)
+            self._visited.append(lane)
         return lane
 
     def _ready_tenants(self) -> Iterator[int]:
-        served, tenant = -1, -1
-        while page := self._tx.execute(_TENANTS, (served, tenant, _PAGE)).fetchall():
+        last_turn, tenant = -1, -1
+        while page := self._tx.execute(_READY_TENANTS, (last_turn, tenant, _PAGE_SIZE)).fetchall():
             yield from (tenant for _, tenant in page)
-            served, tenant = page[-1]
+            last_turn, tenant = page[-1]
 
     def _ready_lanes(self, tenant: int) -> Iterator[LaneRow]:
         execute = self._tx.execute
-        for statement, until in zip(_WAKE_LANES, self._times, strict=True):
-            execute(statement, (tenant, until, self._wakes))
-        served, lane = -1, -1
-        while page := execute(_LANES, (tenant, served, lane, _PAGE)).fetchall():
+        for statement, until in zip(_WAKE_LANES, self._check_until, strict=True):
+            execute(statement, (tenant, until, self._max_lanes_woken))
+        last_turn, lane = -1, -1
+        while page := execute(_READY_LANES, (tenant, last_turn, lane, _PAGE_SIZE)).fetchall():
             for _, lane, name in page:
-                if name not in self._skip:
+                if name not in self._skipped_names:
                     yield self._tx.lane(lane)
-            served, lane, _ = page[-1]
+            last_turn, lane, _ = page[-1]
 
-    def held(self, lane: LaneRow) -> tuple[int, int | None]:
-        """How many leases of a half-open lane run, up to its probes, and when the first ends."""
-        count, until = self._tx.execute(_HELD, (lane.id, self._tx.now, lane.probes)).fetchone()
-        return count, until
+    def running_leases(self, lane: LaneRow) -> tuple[int, int | None]:
+        """Return how many leases of a half-open lane run, and when the first of them ends.
 
-    def seat(self, gave: Collection[int]) -> None:
-        """Put lanes that gave something at the back, and let rest those that have no more."""
+        The count stops at the lane's number of probes: it is only compared with that.
+        """
+        count, end = self._tx.execute(
+            _RUNNING_LEASES, (lane.id, self._tx.now, lane.probes)
+        ).fetchone()
+        return count, end
+
+    def record_served(self, served_lanes: Collection[int]) -> None:
+        """Move served lanes to the end of the rotation; let lanes without more tasks sleep."""
         tx = self._tx
         turn = first = tx.execute("SELECT value FROM meta WHERE name = 'turn'").fetchone()[0]
-        served: dict[int, int] = {}
-        for lane in self._lanes:
+        turn_of_tenant: dict[int, int] = {}
+        for lane in self._visited:
             lane.schedule_changed = True
-            if lane.id in gave:
+            if lane.id in served_lanes:
                 turn += 1
-                lane.served_at, lane.served = tx.now, turn
-                served[lane.tenant] = turn
-            self._settle(lane)
+                lane.served_at, lane.last_turn = tx.now, turn
+                turn_of_tenant[lane.tenant] = turn
+            self._update_schedule(lane)
         tx.flush()
         if turn != first:
             tx.execute("UPDATE meta SET value = ? WHERE name = 'turn'", (turn,))
-            rows = [(turn, tenant) for tenant, turn in served.items()]
-            tx.executemany("UPDATE tenant SET served = ? WHERE id = ?", rows)
+            rows = [(turn, tenant) for tenant, turn in turn_of_tenant.items()]
+            tx.executemany("UPDATE tenant SET last_turn = ? WHERE id = ?", rows)
 
-    def _settle(self, lane: LaneRow) -> None:
-        ahead, now = self._times
-        lane.due_at, lane.lapse_at = self._tx.execute(_BOUNDS, (lane.id,)).fetchone()
+    def _update_schedule(self, lane: LaneRow) -> None:
+        """Let a lane sleep unless it still has tasks for a claim at this time."""
+        horizon_end, now = self._check_until
+        lane.due_at, lane.lease_end_at = self._tx.execute(_EARLIEST_OF_LANE, (lane.id,)).fetchone()
         if lane.parked_until is not None:
             if lane.parked_until > now:
-                lane.place(None, lane.parked_until)
+                lane.schedule(None, lane.parked_until)
                 return
-            held, until = self.held(lane)
-            if held >= lane.probes:
-                lane.place(None, until)
+            running, first_end = self.running_leases(lane)
+            if running >= lane.probes:
+                lane.schedule(None, first_end)
                 return
-        is_due = lane.due_at is not None and lane.due_at <= ahead
-        is_abandoned = lane.lapse_at is not None and lane.lapse_at <= now
-        if not (is_due or is_abandoned):
+        has_due_task = lane.due_at is not None and lane.due_at <= horizon_end
+        has_expired_lease = lane.lease_end_at is not None and lane.lease_end_at <= now
+        if not (has_due_task or has_expired_lease):
             lane.leave_rotation()
 
-    def next_at(self, *, full: bool) -> int | None:
-        """A lower bound for the next claim, after `seat`; tenants without a ready lane rest now.
+    def next_claim_at(self, *, is_full: bool) -> int | None:
+        """Return a lower bound for when the next claim may find a task; None if there is no task.
 
-        `full`: the claim ended by its limit, so who was not asked may have something.
+        Also lets tenants without a ready lane sleep. `is_full` says that the claim stopped at its
+        limit, so that tenants which were not visited may have tasks now.
         """
         tx, now = self._tx, self._tx.now
         times: list[int] = []
         for tenant in self._tenants:
-            ahead, look = tx.execute(_REST, (tenant,)).fetchone()
-            if not tx.execute(_READY, (tenant,)).fetchall():
-                tx.execute(_BOUND, (ahead, look, tenant))
-            elif tenant in self._ended:  # its ready lanes were skipped
-                times += self._soonest(ahead, look)
-        if any(lane.ready for lane in self._lanes):
+            due_check, expiry_check = tx.execute(_EARLIEST_OF_TENANT, (tenant,)).fetchone()
+            if not tx.execute(_HAS_READY_LANE, (tenant,)).fetchall():
+                tx.execute(_SCHEDULE_TENANT, (due_check, expiry_check, tenant))
+            elif tenant in self._finished_tenants:
+                # All its ready lanes are in `skip`. It stays ready, so `_earliest_check` below does
+                # not see the lanes that sleep.
+                times += self._claim_times(due_check, expiry_check)
+        if any(lane.ready for lane in self._visited):
             return now
-        if full and tx.execute(_TENANTS, (-1, -1, 1)).fetchall():
+        if is_full and tx.execute(_READY_TENANTS, (-1, -1, 1)).fetchall():
             return now
-        times += self._soonest(self._bound(0), self._bound(1))
+        times += self._claim_times(
+            self._earliest_check(_DUE_CHECK), self._earliest_check(_EXPIRY_CHECK)
+        )
         return max(now, min(times)) if times else None
 
-    def _bound(self, which: int) -> int | None:
-        """The earliest `ahead_at` or `look_at` of tenants at rest; what is too early is mended."""
+    def _earliest_check(self, which: int) -> int | None:
+        """Return the earliest check time of tenants that sleep.
+
+        The times of tenants are lower bounds: they are not raised when a lane's time is. One that
+        turns out too early is corrected here, for a bounded number of tenants in each claim.
+        """
         execute = self._tx.execute
-        bound: int | None = None
-        for _ in range(_PAGE):
-            row = execute(_SOONEST[which]).fetchone()
+        earliest: int | None = None
+        for _ in range(_PAGE_SIZE):
+            row = execute(_EARLIEST_TENANT[which]).fetchone()
             if row is None:
                 return None
-            bound, tenant = row
-            exact = execute(_REST, (tenant,)).fetchone()
-            if exact[which] == bound:
+            earliest, tenant = row
+            exact = execute(_EARLIEST_OF_TENANT, (tenant,)).fetchone()
+            if exact[which] == earliest:
                 break
-            execute(_BOUND, (*exact, tenant))
-        return bound
+            execute(_SCHEDULE_TENANT, (*exact, tenant))
+        return earliest
 
-    def _soonest(self, ahead: int | None, look: int | None) -> list[int]:
-        times = (None if ahead is None else ahead - self._horizon, look)
+    def _claim_times(self, due_check: int | None, expiry_check: int | None) -> list[int]:
+        times = (None if due_check is None else due_check - self._horizon, expiry_check)
         return [at for at in times if at is not None]

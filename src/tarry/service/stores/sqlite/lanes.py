@@ -1,6 +1,6 @@
-"""Lanes: parked, paused, opened and listed."""
+"""Lanes: park, pause, resume, list."""
 
-# ruff: noqa: S608 - statements are put together from constants
+# ruff: noqa: S608 - statements are built from constants
 
 from __future__ import annotations
 
@@ -12,77 +12,77 @@ from tarry.service.store import Page
 if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import LaneRow, ReadTransaction, Transaction
 
-_LANE = """
+_SELECT_LANE = """
 SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending, l.in_flight, l.dead,
        l.served_at
 FROM lane AS l CROSS JOIN tenant AS n ON n.id = l.tenant
 """
-_BY_NAME = _LANE + "WHERE l.name = ?"
-_ALL = _LANE + "WHERE l.name > ? ORDER BY l.name LIMIT ?"
-_OF_TENANT = (
-    f"{_LANE} WHERE l.tenant = (SELECT id FROM tenant WHERE name = ?) AND l.name > ?"
+_BY_NAME = _SELECT_LANE + "WHERE l.name = ?"
+_PAGE_OF_ALL = _SELECT_LANE + "WHERE l.name > ? ORDER BY l.name LIMIT ?"
+_PAGE_OF_TENANT = (
+    f"{_SELECT_LANE} WHERE l.tenant = (SELECT id FROM tenant WHERE name = ?) AND l.name > ?"
     " ORDER BY l.name LIMIT ?"
 )
 
 
 def park(tx: Transaction, name: str, until: int, probes: int, opened: int) -> None:
-    """Give no task of the lane until then, and afterwards `probes` at a time."""
-    get_lane = tx.lane(tx.names.lane_id(name))
-    get_lane.parked_until, get_lane.probes, get_lane.opened = until, probes, opened
-    get_lane.leave_rotation()
+    """Let claims take no task of the lane until then, and afterwards `probes` at a time."""
+    lane = tx.lane(tx.names.lane_id(name))
+    lane.parked_until, lane.probes, lane.opened = until, probes, opened
+    lane.leave_rotation()
 
 
 def pause(tx: Transaction, name: str) -> None:
-    """Give no task of the lane until somebody resumes it."""
-    get_lane = tx.lane(tx.names.lane_id(name))
-    get_lane.paused = 1
-    get_lane.leave_rotation()
+    """Let claims take no task of the lane until it is resumed."""
+    lane = tx.lane(tx.names.lane_id(name))
+    lane.paused = 1
+    lane.leave_rotation()
 
 
 def unpark(tx: Transaction, name: str) -> None:
-    """Open a lane whose downstream has recovered; one that an operator paused stays paused."""
-    found = _opened(tx, name)
-    if found is not None:
-        found.leave_rotation()
+    """Open a lane whose downstream has recovered; a paused lane stays paused."""
+    lane = _clear_parking(tx, name)
+    if lane is not None:
+        lane.leave_rotation()
 
 
 def resume(tx: Transaction, name: str) -> None:
-    """Open a lane: forget that it was parked or paused."""
-    found = _opened(tx, name)
-    if found is not None:
-        found.paused = 0
-        found.leave_rotation()
+    """Open a lane that is parked or paused."""
+    lane = _clear_parking(tx, name)
+    if lane is not None:
+        lane.paused = 0
+        lane.leave_rotation()
 
 
-def _opened(tx: Transaction, name: str) -> LaneRow | None:
+def _clear_parking(tx: Transaction, name: str) -> LaneRow | None:
     found = tx.execute("SELECT id FROM lane WHERE name = ?", (name,)).fetchone()
     if found is None:
         return None
-    get_lane = tx.lane(found[0])
-    get_lane.parked_until, get_lane.probes, get_lane.opened = None, 0, 0
-    return get_lane
+    lane = tx.lane(found[0])
+    lane.parked_until, lane.probes, lane.opened = None, 0, 0
+    return lane
 
 
 def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
-    """Return one lane."""
+    """Return a lane."""
     row = tx.execute(_BY_NAME, (name,)).fetchone()
-    return None if row is None else _lane_of(row)
+    return None if row is None else _decode_lane(row)
 
 
 def list_lanes(
     tx: ReadTransaction, tenant: str | None, cursor: str | None, limit: int
 ) -> Page[LaneRecord]:
-    """List lanes by name; the cursor is the last name."""
+    """List lanes by name; the cursor is the last name of the page before."""
     after = cursor or ""
     if tenant is None:
-        rows = tx.execute(_ALL, (after, limit + 1)).fetchall()
+        rows = tx.execute(_PAGE_OF_ALL, (after, limit + 1)).fetchall()
     else:
-        rows = tx.execute(_OF_TENANT, (tenant, after, limit + 1)).fetchall()
-    found = [_lane_of(row) for row in rows[:limit]]
-    return Page(found, found[-1].name if len(rows) > limit and found else None)
+        rows = tx.execute(_PAGE_OF_TENANT, (tenant, after, limit + 1)).fetchall()
+    lanes = [_decode_lane(row) for row in rows[:limit]]
+    return Page(lanes, lanes[-1].name if len(rows) > limit and lanes else None)
 
 
-def _lane_of(row: tuple[Any, ...]) -> LaneRecord:
+def _decode_lane(row: tuple[Any, ...]) -> LaneRecord:
     name, tenant, parked_until, probes, opened, paused, pending, in_flight, dead, served_at = row
     return LaneRecord(
         name=name,

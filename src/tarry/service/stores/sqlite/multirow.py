@@ -1,12 +1,16 @@
-"""Statements for many rows: the fewer they are, the less they cost, and the less they wait.
+"""SQL statements that take many rows at once.
 
-Each one that is run has its price, whatever it does, and lets go of the interpreter, which the
-event loop may then keep for a while. Rows that are there are changed by an INSERT that conflicts
-with them: an UPDATE takes many rows only FROM a table, and SQLite would make two for it each time.
+Three costs decide how the store writes, because the event loop shares the interpreter with it:
 
-Values have their price, too. Of each that is not an int, a float, a str or a bytearray, Python asks
-how it wants to be written, and it takes longer to ask than to write: so bytes go as bytearrays, and
-what is mostly None goes as a value that its column never has (`NUMBER`, `TEXT`).
+* Each executed statement, and each row that is fetched, releases the GIL, and the event loop may
+  then keep it for a while. One statement for many rows made batches 18 % and single tasks 7 %
+  faster.
+* Existing rows are changed with INSERT ... ON CONFLICT DO UPDATE. An UPDATE can take many rows only
+  FROM a table of values, for which SQLite would build two temporary tables each time.
+* `sqlite3` looks for an adapter for every parameter that is not an int, float, str or bytearray,
+  which costs about ten times as much as binding it. So bytes are passed as bytearray, and
+  parameters that are mostly None are passed as a sentinel that SQL turns into NULL
+  (`NULLABLE_NUMBER`, `NULLABLE_TEXT`).
 """
 
 from __future__ import annotations
@@ -19,37 +23,43 @@ if TYPE_CHECKING:
 
     Execute = Callable[[str, list[Any]], sqlite3.Cursor]
 
-_SIZES = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
-"""Rows in one. Each number of rows is another statement, and to prepare it takes longer than to run
-it twice: so there are few, which are kept (`cached_statements`), and most numbers are two of them.
+_CHUNK_SIZES = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
+"""Numbers of rows for which a statement exists. Preparing a statement takes longer than running it
+twice, so there are only twelve, which stay in the statement cache; most batches need two of them.
 """
 
 NULLABLE_NUMBER, NULL_NUMBER = "nullif(?, '')", ""
-"""How a number that may be missing is written in a row, and what stands for it then."""
+"""Placeholder for a number that may be NULL, and the parameter that stands for NULL."""
 NULLABLE_TEXT, NULL_TEXT = "nullif(?, 0)", 0
-"""Likewise for a text: a number is no text, whatever it says."""
+"""Placeholder for a text that may be NULL, and the parameter that stands for NULL: a number, which
+differs from every text, even from '0'."""
 
 
 class MultiRowStatement:
-    """A statement in whose text `{rows}` stands for rows, each of which is written as `row`."""
+    """A statement for any number of rows.
+
+    `{rows}` in `text` is replaced by the rows, each of them written as `row`: "(?, ?)".
+    """
 
     def __init__(self, text: str, row: str) -> None:
-        self._texts = {size: text.format(rows=", ".join([row] * size)) for size in _SIZES}
-        self._width = row.count("?")
+        self._texts = {size: text.format(rows=", ".join([row] * size)) for size in _CHUNK_SIZES}
+        self._parameters_per_row = row.count("?")
 
-    def parts(self, execute: Execute, values: list[Any]) -> Iterator[tuple[int, sqlite3.Cursor]]:
-        """Run it part by part, in order; each comes with its number of rows and what it gave.
+    def execute_chunks(
+        self, execute: Execute, parameters: list[Any]
+    ) -> Iterator[tuple[int, sqlite3.Cursor]]:
+        """Execute the statement chunk by chunk; yield the number of rows and the cursor of each.
 
-        `values` are those of all rows, one after the other.
+        `parameters` are those of all rows, one row after the other.
         """
-        begin, left = 0, len(values) // self._width
-        for size in _SIZES:
-            while left >= size:
-                end = begin + size * self._width
-                yield size, execute(self._texts[size], values[begin:end])
-                begin, left = end, left - size
+        begin, rows_left = 0, len(parameters) // self._parameters_per_row
+        for size in _CHUNK_SIZES:
+            while rows_left >= size:
+                end = begin + size * self._parameters_per_row
+                yield size, execute(self._texts[size], parameters[begin:end])
+                begin, rows_left = end, rows_left - size
 
-    def run(self, execute: Execute, values: list[Any]) -> None:
-        """Run it for all rows."""
-        for _ in self.parts(execute, values):
+    def execute(self, execute: Execute, parameters: list[Any]) -> None:
+        """Execute the statement for all rows."""
+        for _ in self.execute_chunks(execute, parameters):
             pass

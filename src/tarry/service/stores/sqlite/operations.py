@@ -1,6 +1,6 @@
-"""The operations that change the file, by name: what each takes and gives.
+"""The write operations by name, with the types of their arguments and results.
 
-So named, one can be carried out by another process than the one that asks for it.
+The name and the types are what the writer process needs to run an operation for another process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tarry.service.stores.sqlite import (
     retention,
     transitions,
 )
-from tarry.service.stores.sqlite.add import Begun
+from tarry.service.stores.sqlite.add import InitialState
 from tarry.service.stores.sqlite.finish import PackedResult
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Operation:
-    """A function of a ledger and of what it takes; its arguments and its value can be sent."""
+    """A function that runs in a transaction, and the decoders of its arguments and its result."""
 
     def __init__(self, run: Callable[..., Any], takes: Any, gives: Any) -> None:
         self.run: Callable[..., Any] = run
@@ -57,10 +57,21 @@ class Operation:
         self.given: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(gives)
 
 
+def ping(tx: Transaction) -> int:
+    """Write and read a value, to see whether the store works; return the store's time."""
+    tx.execute("UPDATE meta SET value = ? WHERE name = 'pinged'", (tx.now,))
+    return tx.now
+
+
 OPERATIONS: dict[str, Operation] = {
     name: Operation(run, takes, gives)
     for name, run, takes, gives in (
-        ("add", add.add, tuple[list[NewTask], Lease | None, int | None], list[Begun | AddResult]),
+        (
+            "add",
+            add.add,
+            tuple[list[NewTask], Lease | None, int | None],
+            list[InitialState | AddResult],
+        ),
         ("claim", claim.claim, tuple[Lease, int, int, list[str]], ClaimResult),
         ("finish", finish.finish, tuple[list[PackedResult]], list[FinishStatus]),
         ("release", transitions.release, tuple[list[Release]], list[FinishStatus]),
@@ -85,8 +96,8 @@ OPERATIONS: dict[str, Operation] = {
         ("revoke_key", api_keys.revoke_key, tuple[str], bool),
         ("sweep", retention.sweep, tuple[Retention, int], SweepResult),
         ("forget_orphans", retention.forget_orphans, tuple[list[str]], None),
-        ("ping", retention.ping, tuple[()], int),
-        ("recover", transitions.recover_leases, tuple[int], bool),
+        ("ping", ping, tuple[()], int),
+        ("recover_leases", transitions.recover_leases, tuple[int], bool),
     )
 }
 
@@ -95,17 +106,17 @@ NAMES = {operation.run: name for name, operation in OPERATIONS.items()}
 
 
 class Call(Generic[T]):
-    """An operation that is asked for, with its arguments."""
+    """A write operation with its arguments."""
 
     __slots__ = ("arguments", "run")
 
     def __init__(
         self, run: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **named: P.kwargs
     ) -> None:
-        del named  # none of them has any: what is sent has its place
+        del named  # only in the signature for type checkers: arguments are sent by position
         self.run: Callable[..., T] = run
         self.arguments: tuple[Any, ...] = arguments
 
     def __call__(self, tx: Transaction) -> T:
-        """Carry it out."""
+        """Run the operation."""
         return self.run(tx, *self.arguments)

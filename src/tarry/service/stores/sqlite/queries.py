@@ -1,6 +1,6 @@
-"""What people ask for: tasks, their logs, and numbers."""
+"""Queries: tasks, attempt logs, counters and the time series of outcomes."""
 
-# ruff: noqa: S608 - statements are put together from constants
+# ruff: noqa: S608 - statements are built from constants
 
 from __future__ import annotations
 
@@ -25,89 +25,108 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import ReadTransaction
 
 MAX_SCANNED_ROWS = 2000
-"""Rows that one page of a filtered list looks at."""
+"""Rows that one page of a filtered list reads at most; a page may therefore be short."""
 DAY_MS = 86_400_000
-_NEWEST = 1 << 62
+_AFTER_ALL_ROWS = 1 << 62
 _CURSOR = re.compile(r"[0-9]{1,18}", re.ASCII)
 
-_TENANT = "SELECT id FROM tenant WHERE name = ?"
-_GET = SELECT_TASK + f"WHERE s.seq = (SELECT seq FROM task WHERE id = ?) AND s.tenant = ({_TENANT})"
-_BY_SEQ = SELECT_TASK + "WHERE s.seq = ?"
+_TENANT_ID = "SELECT id FROM tenant WHERE name = ?"
+_GET_TASK = (
+    SELECT_TASK + f"WHERE s.seq = (SELECT seq FROM task WHERE id = ?) AND s.tenant = ({_TENANT_ID})"
+)
+_TASK_BY_SEQ = SELECT_TASK + "WHERE s.seq = ?"
 _ATTEMPTS = "SELECT log FROM attempt WHERE id > ? AND id < ? ORDER BY id LIMIT ?"
-_LIVE = """
+_LIVE_TASKS = """
 SELECT seq, status, lane, policy, reason FROM state
 WHERE tenant = ?1 AND finished_at IS NULL AND seq < ?2 ORDER BY seq DESC LIMIT ?3
 """
-_ENDED = """
+_TERMINAL_TASKS = """
 SELECT seq, status, lane, policy, reason FROM state
 WHERE tenant = ?1 AND status = {} AND finished_at IS NOT NULL AND seq < ?2
 ORDER BY seq DESC LIMIT ?3
 """
-_ENDINGS = [_ENDED.format(int(status)) for status in Status if status.is_terminal]
-_ALL = (
-    " UNION ALL ".join(f"SELECT * FROM ({part})" for part in (_LIVE, *_ENDINGS))
+# Live tasks and each terminal status have a range of an index of their own, newest first; a list of
+# all tasks merges these ranges.
+_ALL_TASKS = (
+    " UNION ALL ".join(
+        f"SELECT * FROM ({part})"
+        for part in (
+            _LIVE_TASKS,
+            *(_TERMINAL_TASKS.format(int(status)) for status in Status if status.is_terminal),
+        )
+    )
     + " ORDER BY 1 DESC LIMIT ?3"
 )
-_COUNTS = "pending, in_flight, succeeded, exhausted, cancelled, superseded"
-_SUMS = ", ".join(f"ifnull(sum({name}), 0)" for name in _COUNTS.split(", "))
+_COUNTERS = ", ".join(
+    f"ifnull(sum({column}), 0)"
+    for column in ("pending", "in_flight", "succeeded", "exhausted", "cancelled", "superseded")
+)
 _SERIES = """
 SELECT minute, outcome, count FROM series WHERE tenant = ? AND minute >= ? ORDER BY minute
 """
 
 
 def get_task(tx: ReadTransaction, tenant: str, task_id: str) -> Task | None:
-    """Return a task."""
-    row = tx.execute(_GET, (pack_id(task_id), tenant)).fetchone()
+    """Return a task of a tenant."""
+    row = tx.execute(_GET_TASK, (pack_id(task_id), tenant)).fetchone()
     return None if row is None else decode_task(row)
 
 
 def list_attempts(
     tx: ReadTransaction, tenant: str, task_id: str, after: int, limit: int
 ) -> list[AttemptRecord]:
-    """Return a task's attempt log, from the attempt that follows number `after`."""
+    """Return a task's attempt log, starting after attempt number `after`."""
     row = tx.execute(
-        f"SELECT seq FROM task WHERE id = ? AND tenant = ({_TENANT})", (pack_id(task_id), tenant)
+        f"SELECT seq FROM task WHERE id = ? AND tenant = ({_TENANT_ID})",
+        (pack_id(task_id), tenant),
     ).fetchone()
     if row is None:
         return []
-    span = (attempt_row_id(row[0], after), attempt_row_id(row[0] + 1, 0))
-    return [decode_attempt(log) for (log,) in tx.execute(_ATTEMPTS, (*span, limit))]
+    row_ids = (attempt_row_id(row[0], after), attempt_row_id(row[0] + 1, 0))
+    return [decode_attempt(log) for (log,) in tx.execute(_ATTEMPTS, (*row_ids, limit))]
 
 
 def list_tasks(
     tx: ReadTransaction, tenant: str, query: TaskFilter, cursor: str | None, limit: int
 ) -> Page[Task]:
-    """List tasks, newest first; the cursor is the row that the last page ended with."""
-    before = _NEWEST if cursor is None else parse_cursor(cursor)
-    wanted = resolve_names(tx, tenant, query.lane, query.policy_id)
-    if wanted is None:
+    """List tasks, newest first; the cursor is the last row id that the page before has read."""
+    before = _AFTER_ALL_ROWS if cursor is None else parse_cursor(cursor)
+    ids = resolve_names(tx, tenant, query.lane, query.policy_id)
+    if ids is None:
         return Page([], None)
-    whose, lane, policy = wanted
+    tenant_id, lane, policy = ids
     if query.status is None:
-        statement = _ALL
+        statement = _ALL_TASKS
+    elif query.status.is_terminal:
+        statement = _TERMINAL_TASKS.format(int(query.status))
     else:
-        statement = _ENDED.format(int(query.status)) if query.status.is_terminal else _LIVE
-    live_tasks = query.status is not None and not query.status.is_terminal
-    rarely = live_tasks or lane is not None or policy is not None or query.reason is not None
-    most = max(MAX_SCANNED_ROWS, limit + 1) if rarely else limit + 1
+        statement = _LIVE_TASKS
+    # With these filters, not every row that the statement finds belongs to the page.
+    is_live_status = query.status is not None and not query.status.is_terminal
+    is_filtered = (
+        is_live_status or lane is not None or policy is not None or query.reason is not None
+    )
+    max_rows = max(MAX_SCANNED_ROWS, limit + 1) if is_filtered else limit + 1
     items: list[Task] = []
-    looked_at, last = 0, before
-    for seq, status, lane_id, policy_id, reason in tx.execute(statement, (whose, before, most)):
+    scanned, last = 0, before
+    for seq, status, lane_id, policy_id, reason in tx.execute(
+        statement, (tenant_id, before, max_rows)
+    ):
         if len(items) == limit:
             return Page(items, str(last))
-        looked_at, last = looked_at + 1, seq
+        scanned, last = scanned + 1, seq
         if (
             (query.status is None or query.status == status)
             and (lane is None or lane == lane_id)
             and (policy is None or policy == policy_id)
             and (query.reason is None or query.reason == reason)
         ):
-            items.append(decode_task(tx.execute(_BY_SEQ, (seq,)).fetchone()))
-    return Page(items, str(last) if looked_at == most else None)
+            items.append(decode_task(tx.execute(_TASK_BY_SEQ, (seq,)).fetchone()))
+    return Page(items, str(last) if scanned == max_rows else None)
 
 
 def parse_cursor(cursor: str) -> int:
-    """Return the row that a cursor names."""
+    """Return the row id in a cursor."""
     if not _CURSOR.fullmatch(cursor):
         raise ConfigurationError("cursor", "must be one that a page has given", cursor)
     return int(cursor)
@@ -116,14 +135,17 @@ def parse_cursor(cursor: str) -> int:
 def resolve_names(
     tx: ReadTransaction, tenant: str, lane: str | None, policy: str | None
 ) -> tuple[int, int | None, int | None] | None:
-    """Return the numbers of names that are asked for; None: nothing can have one of them."""
+    """Return the numbers of a tenant, lane and policy; None if one is unknown, so nothing matches.
+
+    A lane or policy of None stays None: it is not part of the filter.
+    """
     numbers: list[Any] = []
     for name, statement in (
-        ((tenant,), _TENANT),
+        ((tenant,), _TENANT_ID),
         (None if lane is None else (lane,), "SELECT id FROM lane WHERE name = ?"),
         (
             None if policy is None else (tenant, policy),
-            f"SELECT id FROM used WHERE tenant = ({_TENANT}) AND policy = ?",
+            f"SELECT id FROM policy_use WHERE tenant = ({_TENANT_ID}) AND policy = ?",
         ),
     ):
         row = (None,) if name is None else tx.execute(statement, name).fetchone()
@@ -134,25 +156,25 @@ def resolve_names(
 
 
 def counters(tx: ReadTransaction, tenant: str | None) -> Counters:
-    """Return the counts of a tenant's tasks, or of all."""
+    """Return the numbers of a tenant's tasks by status, or of all tenants."""
     if tenant is None:
-        row = tx.execute(f"SELECT {_SUMS} FROM tenant").fetchone()
+        row = tx.execute(f"SELECT {_COUNTERS} FROM tenant").fetchone()
     else:
-        row = tx.execute(f"SELECT {_SUMS} FROM tenant WHERE name = ?", (tenant,)).fetchone()
-    return Counters({status: row[status] for status in Status}, row[5])
+        row = tx.execute(f"SELECT {_COUNTERS} FROM tenant WHERE name = ?", (tenant,)).fetchone()
+    return Counters({status: row[status] for status in Status}, row[len(Status)])
 
 
 def series(tx: ReadTransaction, tenant: str | None, since: int) -> list[SeriesPoint]:
-    """Return what happened in each minute from then on."""
-    whose = 0
+    """Return the outcomes of attempts by minute, from the minute of `since` on, at most a day."""
+    tenant_id = 0
     if tenant is not None:
-        row = tx.execute(_TENANT, (tenant,)).fetchone()
+        row = tx.execute(_TENANT_ID, (tenant,)).fetchone()
         if row is None:
             return []
-        whose = row[0]
+        tenant_id = row[0]
     since = max(since - since % MINUTE_MS, tx.now - DAY_MS)
     points: list[SeriesPoint] = []
-    for minute, outcome, count in tx.execute(_SERIES, (whose, since)):
+    for minute, outcome, count in tx.execute(_SERIES, (tenant_id, since)):
         if not points or points[-1].minute != minute:
             points.append(SeriesPoint(minute, {}))
         points[-1].outcomes[outcome] = count

@@ -1,4 +1,4 @@
-"""What is swept away, in steps, and what is left of it: bodies to delete."""
+"""Retention: delete terminal tasks, replays and time series whose time is up, in small steps."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from tarry.service.store import Retention
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
-_OUT_OF_TIME = """
+_EXPIRED_TASKS = """
 SELECT seq, tenant, lane, policy, status FROM state
 WHERE status = ? AND finished_at IS NOT NULL AND finished_at <= ?
     AND tenant NOT IN (SELECT value FROM json_each(?)) ORDER BY finished_at LIMIT ?
 """
-_REPLAYING = """
+_TENANTS_WITH_REPLAYS = """
 SELECT tenant FROM replay INDEXED BY replay_running WHERE running = 1 ORDER BY next_at, id LIMIT ?
 """
-_MOST_REPLAYING = 1_000
-_OLD_MINUTES = """
+_MAX_TENANTS_WITH_REPLAYS = 1_000
+_DELETE_OLD_SERIES = """
 DELETE FROM series WHERE (tenant, minute, outcome) IN (
     SELECT tenant, minute, outcome FROM series WHERE minute < ? LIMIT ?)
 """
-_OLD_REPLAYS = """
+_DELETE_OLD_REPLAYS = """
 DELETE FROM replay WHERE id IN (
     SELECT id FROM replay WHERE created_at <= ?1 AND running = 0 AND next_at <= ?1
     ORDER BY created_at, id LIMIT ?2)
@@ -38,37 +38,39 @@ DELETE FROM replay WHERE id IN (
 
 
 def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
-    """Remove up to `limit` terminal tasks whose time is up; leases of the dead end, too."""
-    more = recover_leases(tx, limit)
-    ends = {
+    """Delete up to `limit` expired tasks, and as many replays and points of the time series.
+
+    Also ends up to `limit` leases of dead worker processes.
+    """
+    has_more_leases = recover_leases(tx, limit)
+    retention_ms = {
         Status.SUCCEEDED: retention.succeeded,
         Status.CANCELLED: retention.succeeded,
         Status.EXHAUSTED: retention.dead,
     }
-    gone: list[tuple[int, int, int, int, int]] = []
-    replaying = {name for (name,) in tx.execute(_REPLAYING, (_MOST_REPLAYING,))}
-    kept = json.dumps([tx.names.tenant_id(name) for name in replaying])
-    for status, length in ends.items():
-        spared = kept if status is Status.EXHAUSTED else "[]"
-        asked = (status, tx.now - length, spared, limit + 1 - len(gone))
-        gone += tx.execute(_OUT_OF_TIME, asked).fetchall()
-    for row in gone[:limit]:
+    # Dead letters of a tenant with a running replay stay: the replay has counted them already.
+    tenants = {name for (name,) in tx.execute(_TENANTS_WITH_REPLAYS, (_MAX_TENANTS_WITH_REPLAYS,))}
+    replaying = json.dumps([tx.names.tenant_id(name) for name in tenants])
+    expired: list[tuple[int, int, int, int, int]] = []
+    for status, age in retention_ms.items():
+        spared_tenants = replaying if status is Status.EXHAUSTED else "[]"
+        parameters = (status, tx.now - age, spared_tenants, limit + 1 - len(expired))
+        expired += tx.execute(_EXPIRED_TASKS, parameters).fetchall()
+    for row in expired[:limit]:
         delete_task(tx, *row)
-    minutes = tx.execute(_OLD_MINUTES, (tx.now - DAY_MS, limit)).rowcount
-    replays = tx.execute(_OLD_REPLAYS, (tx.now - retention.dead, limit)).rowcount
-    more = more or len(gone) > limit or max(minutes, replays) == limit > 0
-    return SweepResult(min(len(gone), limit), more)
+    points = tx.execute(_DELETE_OLD_SERIES, (tx.now - DAY_MS, limit)).rowcount
+    replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.dead, limit)).rowcount
+    has_more = has_more_leases or len(expired) > limit or max(points, replays) == limit > 0
+    return SweepResult(min(len(expired), limit), has_more)
 
 
 def delete_task(
     tx: Transaction, seq: int, tenant: int, lane: int, policy: int, status: int
 ) -> None:
-    """Remove a terminal task and its log; a body that it owned is an orphan."""
+    """Delete a terminal task and its attempt log; a body in object storage becomes an orphan."""
     execute = tx.execute
-    execute(
-        "DELETE FROM attempt WHERE id > ? AND id < ?",
-        (attempt_row_id(seq, 0), attempt_row_id(seq + 1, 0)),
-    )
+    attempts = (attempt_row_id(seq, 0), attempt_row_id(seq + 1, 0))
+    execute("DELETE FROM attempt WHERE id > ? AND id < ?", attempts)
     execute("DELETE FROM state WHERE seq = ?", (seq,))
     [(ref,)] = execute("SELECT body_ref FROM task WHERE seq = ?", (seq,))
     execute("DELETE FROM task WHERE seq = ?", (seq,))
@@ -78,16 +80,10 @@ def delete_task(
 
 
 def orphans(tx: ReadTransaction, limit: int) -> list[str]:
-    """Return the bodies of tasks that are gone."""
+    """Return references to bodies whose task was deleted."""
     return [ref for (ref,) in tx.execute("SELECT ref FROM orphan LIMIT ?", (limit,))]
 
 
 def forget_orphans(tx: Transaction, refs: Sequence[str]) -> None:
-    """Forget orphans that were deleted."""
+    """Forget bodies that have been deleted."""
     tx.executemany("DELETE FROM orphan WHERE ref = ?", [(ref,) for ref in refs])
-
-
-def ping(tx: Transaction) -> int:
-    """Write and read something."""
-    tx.execute("UPDATE meta SET value = ? WHERE name = 'pinged'", (tx.now,))
-    return tx.now

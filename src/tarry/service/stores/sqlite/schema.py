@@ -1,18 +1,24 @@
-"""The tables of the file, and how each version of them is made out of the one before.
+"""Tables, indexes and migrations of the SQLite store.
 
-    task      what a caller asked for: written once, read when an attempt is due
-    state     where the task stands: small, so that a change rewrites little
-    attempt   the log; a row's number is `seq << 24 | number`, so that one tree holds and finds it
+Three tables hold a task, split by how often they change:
 
-Names of tenants, lanes, policies and workers are written once, and are small integers elsewhere.
-Each index is there for one question, and a task is in as few of them as can be:
+    task      content of the request: written once, read when an attempt is due
+    state     status and times: small rows, because every transition rewrites one
+    attempt   attempt log; the row id is `seq << 24 | attempt number`, so the table needs no index:
+              its own B-tree keeps the rows of a task next to each other
 
-    state_due, state_leased   what a lane has to give: due, or abandoned
-    state_live, state_ended   the list of a tenant; a claim and a finish that waits leave it alone
-    state_swept               whose time is up
-    lane_ahead, lane_look     which lanes of a tenant have something to give, a horizon ahead of a
-                              time, or at it; tenant_ahead, tenant_look: which tenants have such
-    lane_ring, tenant_ring    whose turn it is among those
+Names of tenants, lanes, policies and workers are stored once; other tables refer to them by a small
+integer (see `interning`).
+
+Every index serves one query, because each index of `state` makes every transition more expensive:
+
+    state_due, state_leased      claim: due tasks and expired leases of a lane
+    state_live, state_ended      list of a tenant's tasks; claims and retries do not change them
+    state_swept                  retention: terminal tasks by the time they finished
+    lane_due_check, lane_expiry_check, tenant_due_check, tenant_expiry_check
+                                 claim: lanes and tenants that may have tasks by now
+    lane_rotation, tenant_rotation
+                                 claim: ready lanes and tenants, least recently served first
 """
 
 from __future__ import annotations
@@ -25,7 +31,9 @@ if TYPE_CHECKING:
     import sqlite3
     from os import PathLike
 
-_APPLICATION = 0x74617272  # "tarr": whose file it is, in its header
+_APPLICATION_ID = 0x74617272  # "tarr" in the file header: marks the file as a store of tarry
+
+# Statements are split at semicolons, so comments and strings must not contain one.
 MIGRATIONS = (
     """
     CREATE TABLE tenant (
@@ -37,14 +45,16 @@ MIGRATIONS = (
         exhausted INTEGER NOT NULL DEFAULT 0,
         cancelled INTEGER NOT NULL DEFAULT 0,
         superseded INTEGER NOT NULL DEFAULT 0,
-        served INTEGER NOT NULL DEFAULT 0, -- its last turn
-        ahead_at INTEGER, -- no lane of its own has an earlier one
-        look_at INTEGER,  -- likewise
-        ready INTEGER NOT NULL DEFAULT 0
+        last_turn INTEGER NOT NULL DEFAULT 0,
+        due_check_at INTEGER,    -- lower bound of the same column of its lanes
+        expiry_check_at INTEGER, -- likewise
+        ready INTEGER NOT NULL DEFAULT 0 -- 1: in the rotation that claims walk through
     );
-    CREATE INDEX tenant_ahead ON tenant (ahead_at) WHERE ready = 0 AND ahead_at IS NOT NULL;
-    CREATE INDEX tenant_look ON tenant (look_at) WHERE ready = 0 AND look_at IS NOT NULL;
-    CREATE INDEX tenant_ring ON tenant (served) WHERE ready = 1;
+    CREATE INDEX tenant_due_check ON tenant (due_check_at)
+        WHERE ready = 0 AND due_check_at IS NOT NULL;
+    CREATE INDEX tenant_expiry_check ON tenant (expiry_check_at)
+        WHERE ready = 0 AND expiry_check_at IS NOT NULL;
+    CREATE INDEX tenant_rotation ON tenant (last_turn) WHERE ready = 1;
 
     CREATE TABLE lane (
         id INTEGER PRIMARY KEY,
@@ -58,19 +68,21 @@ MIGRATIONS = (
         in_flight INTEGER NOT NULL DEFAULT 0,
         dead INTEGER NOT NULL DEFAULT 0,
         served_at INTEGER,
-        served INTEGER NOT NULL DEFAULT 0,
-        due_at INTEGER,   -- no task is due before, NULL: none waits
-        lapse_at INTEGER, -- no lease ends before, NULL: there is none
-        ahead_at INTEGER, -- look at it a horizon ahead of this time
-        look_at INTEGER,  -- look at it then
-        ready INTEGER NOT NULL DEFAULT 0
+        last_turn INTEGER NOT NULL DEFAULT 0,
+        due_at INTEGER,          -- lower bound of the due times of pending tasks, NULL without any
+        lease_end_at INTEGER,    -- lower bound of the ends of leases, NULL without any
+        due_check_at INTEGER,    -- make the lane ready one lease horizon before this time
+        expiry_check_at INTEGER, -- make the lane ready at this time
+        ready INTEGER NOT NULL DEFAULT 0 -- 1: in the rotation that claims walk through
     );
     CREATE INDEX lane_by_tenant ON lane (tenant, name);
-    CREATE INDEX lane_ahead ON lane (tenant, ahead_at) WHERE ready = 0 AND ahead_at IS NOT NULL;
-    CREATE INDEX lane_look ON lane (tenant, look_at) WHERE ready = 0 AND look_at IS NOT NULL;
-    CREATE INDEX lane_ring ON lane (tenant, served) WHERE ready = 1;
+    CREATE INDEX lane_due_check ON lane (tenant, due_check_at)
+        WHERE ready = 0 AND due_check_at IS NOT NULL;
+    CREATE INDEX lane_expiry_check ON lane (tenant, expiry_check_at)
+        WHERE ready = 0 AND expiry_check_at IS NOT NULL;
+    CREATE INDEX lane_rotation ON lane (tenant, last_turn) WHERE ready = 1;
 
-    CREATE TABLE worker (id INTEGER PRIMARY KEY, name TEXT NOT NULL, lock TEXT);
+    CREATE TABLE worker (id INTEGER PRIMARY KEY, name TEXT NOT NULL, lock TEXT); -- see worker_locks
     CREATE UNIQUE INDEX worker_by_name ON worker (name, ifnull(lock, ''));
 
     CREATE TABLE task (
@@ -86,7 +98,7 @@ MIGRATIONS = (
     );
     CREATE UNIQUE INDEX task_by_key ON task (tenant, key);
 
-    CREATE TABLE state (
+    CREATE TABLE state ( -- columns as the fields of model.Task
         seq INTEGER PRIMARY KEY,
         tenant INTEGER NOT NULL,
         lane INTEGER NOT NULL,
@@ -116,11 +128,12 @@ MIGRATIONS = (
 
     CREATE TABLE attempt (id INTEGER PRIMARY KEY, log BLOB NOT NULL);
 
-    CREATE TABLE used (
+    CREATE TABLE policy_use ( -- a policy that tasks name, whether it is stored or not
         id INTEGER PRIMARY KEY,
         tenant INTEGER NOT NULL,
         policy TEXT NOT NULL,
-        live INTEGER NOT NULL DEFAULT 0,
+        live_tasks INTEGER NOT NULL DEFAULT 0,
+        deleted_version INTEGER NOT NULL DEFAULT 0, -- last version before the policy was deleted
         UNIQUE (tenant, policy)
     );
     CREATE TABLE policy (
@@ -152,7 +165,7 @@ MIGRATIONS = (
     CREATE INDEX replay_running ON replay (next_at, id) WHERE running = 1;
 
     CREATE TABLE series (
-        tenant INTEGER NOT NULL, -- 0: all of them
+        tenant INTEGER NOT NULL, -- 0: sum over all tenants
         minute INTEGER NOT NULL,
         outcome TEXT NOT NULL,
         count INTEGER NOT NULL,
@@ -164,32 +177,32 @@ MIGRATIONS = (
     CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
     INSERT INTO meta VALUES ('turn', 0), ('pinged', 0);
     """,
-    """
-    ALTER TABLE used ADD COLUMN version INTEGER NOT NULL DEFAULT 0; -- the last before a deletion
-    """,
 )
-"""What makes each version of the schema out of the one before."""
+"""`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""
 
 
 def read_version(connection: sqlite3.Connection, path: str | PathLike[str]) -> int:
-    """Return the version of the schema, 0 for an empty file; refuse what is not ours."""
+    """Return the schema version of the file, 0 when it is empty.
+
+    Raises `ConfigurationError` when the file belongs to another program or to a newer tarry.
+    """
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     application = connection.execute("PRAGMA application_id").fetchone()[0]
-    empty = not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
-    if application != _APPLICATION and not (empty and version == application == 0):
+    is_empty = not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+    if application != _APPLICATION_ID and not (is_empty and version == application == 0):
         msg = f"{path} belongs to another program: name another file for the store"
         raise ConfigurationError(msg)
     if version > len(MIGRATIONS):
         msg = (
-            f"{path} has version {version} of the schema, and this tarry knows "
-            f"{len(MIGRATIONS)}: use the newer tarry that wrote it"
+            f"{path} has schema version {version}, but this tarry supports up to version "
+            f"{len(MIGRATIONS)}: use the newer tarry that wrote the file"
         )
         raise ConfigurationError(msg)
     return version
 
 
 def upgrade(connection: sqlite3.Connection, path: str | PathLike[str], version: int) -> None:
-    """Bring the tables of this version up to date."""
+    """Run the migrations that a file of this schema version lacks, in one transaction."""
     if version < len(MIGRATIONS):
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -201,9 +214,10 @@ def upgrade(connection: sqlite3.Connection, path: str | PathLike[str], version: 
 
 
 def _migrate(connection: sqlite3.Connection, path: str | PathLike[str]) -> None:
-    """Take the steps that are missing; under the write lock, for others may be at it too."""
+    # Another process may have migrated since the version was first read, so it is read again
+    # under the write lock.
     for number in range(read_version(connection, path), len(MIGRATIONS)):
         for statement in MIGRATIONS[number].split(";"):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {number + 1}")
-    connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+    connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")

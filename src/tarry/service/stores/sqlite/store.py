@@ -1,4 +1,8 @@
-"""The store: the file behind two lines, one that writes in groups and one that reads."""
+"""`SqliteStore`: the store port on a SQLite database.
+
+Each method is an operation in a transaction (the modules beside this one). Operations that arrive
+while a commit runs share the next one; reads run on a second connection and do not wait for it.
+"""
 
 # ruff: noqa: D102 - the methods are documented in the port, `tarry.service.store.Store`
 
@@ -6,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec.structs import replace as changed
+from msgspec.structs import replace as copy_with
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.clocks import system
@@ -23,8 +27,8 @@ from tarry.service.stores.sqlite import (
 )
 from tarry.service.stores.sqlite.database import IN_MEMORY, Database
 from tarry.service.stores.sqlite.executor import ThreadExecutor
-from tarry.service.stores.sqlite.operations import Call
-from tarry.service.stores.sqlite.retention import forget_orphans, orphans, ping, sweep
+from tarry.service.stores.sqlite.operations import Call, ping
+from tarry.service.stores.sqlite.retention import forget_orphans, orphans, sweep
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
 from tarry.service.stores.sqlite.writer_process import WriterProcessExecutor
 
@@ -50,11 +54,11 @@ _LEASES_PER_RECOVERY = 1000
 
 
 class SqliteStore:
-    """Keeps everything in the SQLite file at `path`, which it makes when it is missing.
+    """A store in the SQLite file at `path`, which is created if it is missing.
 
-    `clock` gives epoch milliseconds. Several processes of one machine may use one file. `apart`
-    has a process of its own write, by the machine's clock. The path `IN_MEMORY` keeps everything in
-    the memory of this process until the store is closed; nothing is written to the disk.
+    `clock` returns epoch milliseconds. Several processes of one machine may use one file. With
+    `writer_process`, another process does the writing, on the clock of the machine. The path
+    `IN_MEMORY` keeps everything in the memory of this process until the store is closed.
     """
 
     def __init__(
@@ -71,47 +75,51 @@ class SqliteStore:
                 raise ConfigurationError(msg)
             # Only one connection sees a database in memory, so both threads share it.
             self.database: Database = Database(path, clock)
-            self._view = self.database
+            self._read_database = self.database
         else:
             self.database = Database(path, clock, WorkerLock(path))
-            self._view = Database(path, clock)
-        self._apart = writer_process
+            self._read_database = Database(path, clock)
+        self._has_writer_process = writer_process
         self._writer: Executor | None = None
         self._reader: Executor | None = None
 
     async def open(self) -> None:
-        """Connect, bring the schema up to date, and end the leases of workers that have died."""
+        """Open the database, upgrade its schema, and end the leases of dead worker processes."""
         if self._writer is None:
             self._writer = (
                 WriterProcessExecutor(self.database)
-                if self._apart
+                if self._has_writer_process
                 else ThreadExecutor("tarry-sqlite-writer", self.database.apply)
             )
-            self._reader = ThreadExecutor("tarry-sqlite-reader", self._view.read)
+            self._reader = ThreadExecutor("tarry-sqlite-reader", self._read_database.read)
         while await self._write(Call(transitions.recover_leases, _LEASES_PER_RECOVERY)):
             pass
 
     async def close(self) -> None:
-        """End the lines when they have done what waits, and close the file."""
+        """Finish pending operations, and close the database."""
         lines, self._writer, self._reader = (self._writer, self._reader), None, None
         for line in lines:
             if line is not None:
                 await line.close()
-        self._view.close()
+        self._read_database.close()
         self.database.close()
         if self.database.worker_lock is not None:
             self.database.worker_lock.release()
 
     async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
+        """Run an operation in a transaction that is durable before this returns.
+
+        `weight` is about the number of tasks; the executor bounds groups and its queue by it.
+        """
         return await _put(self._writer, operation, weight)
 
-    async def _read(self, question: Callable[[ReadTransaction], T]) -> T:
-        return await _put(self._reader, question, 1)
+    async def _read(self, query: Callable[[ReadTransaction], T]) -> T:
+        return await _put(self._reader, query, 1)
 
     async def ping(self) -> int:
         return await self._write(Call(ping))
 
-    # --- the life of a task -----------------------------------------------------------------------
+    # --- tasks and attempts -----------------------------------------------------------------------
 
     async def add(
         self,
@@ -120,8 +128,8 @@ class SqliteStore:
         *,
         quota: int | None = None,
     ) -> list[port.AddResult]:
-        answers = await self._write(Call(add.add, tasks, lease, quota), len(tasks))
-        return add.to_add_results(tasks, lease, answers)
+        results = await self._write(Call(add.add, tasks, lease, quota), len(tasks))
+        return add.to_add_results(tasks, lease, results)
 
     async def claim(
         self, lease: port.Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
@@ -129,8 +137,8 @@ class SqliteStore:
         return await self._write(Call(claim.claim, lease, limit, per_lane, skip), limit)
 
     async def finish(self, results: Sequence[port.TaskResult]) -> list[port.FinishStatus]:
-        ends = [finish.pack_result(result) for result in results]
-        return await self._write(Call(finish.finish, ends), len(ends))
+        packed = [finish.pack_result(result) for result in results]
+        return await self._write(Call(finish.finish, packed), len(packed))
 
     async def release(self, leases: Sequence[port.Release]) -> list[port.FinishStatus]:
         return await self._write(Call(transitions.release, leases), len(leases))
@@ -157,7 +165,7 @@ class SqliteStore:
     async def get_lane(self, name: str) -> LaneRecord | None:
         return await self._read(lambda tx: lanes.get_lane(tx, name))
 
-    # --- what people ask for, by tenant -----------------------------------------------------------
+    # --- tasks of a tenant ------------------------------------------------------------------------
 
     async def get_task(self, tenant: str, task_id: str) -> Task | None:
         return await self._read(lambda tx: queries.get_task(tx, tenant, task_id))
@@ -181,20 +189,22 @@ class SqliteStore:
     # --- dead letters -----------------------------------------------------------------------------
 
     async def count_dead(self, replay: ReplayRecord) -> int:
-        """Count in steps, so that other questions have their turn between them."""
+        """Count in steps, so that other queries can run in between."""
         total, after = 0, 0
         while True:
-            count, cursor = await self._read(_counting(replay, after))
+            count, cursor = await self._read(_counting_query(replay, after))
             total += count
             if cursor is None:
                 return total
             after = cursor
 
     async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
-        found, now = await self._read(lambda tx: (dead_letters.find_replay(tx, replay.id), tx.now))
-        if found is not None:
-            return found
-        job = changed(replay, before=min(replay.before or now, now))
+        existing, now = await self._read(
+            lambda tx: (dead_letters.find_replay(tx, replay.id), tx.now)
+        )
+        if existing is not None:
+            return existing
+        job = copy_with(replay, before=min(replay.before or now, now))
         job.matched = await self.count_dead(job)
         return await self._write(Call(dead_letters.start_replay, job))
 
@@ -213,7 +223,7 @@ class SqliteStore:
         return await self._write(Call(dead_letters.cancel_replay, tenant, replay_id))
 
     async def purge(self, tenant: str, query: port.TaskFilter, limit: int) -> int:
-        """Remove in steps, so that other operations have their turn between them."""
+        """Delete in steps, so that other operations can run in between."""
         total, after = 0, 0
         while total < limit:
             step = Call(dead_letters.purge, tenant, query, after, limit - total)
@@ -224,7 +234,7 @@ class SqliteStore:
             after = cursor
         return total
 
-    # --- policies and keys ------------------------------------------------------------------------
+    # --- policies and API keys --------------------------------------------------------------------
 
     async def put_policy(
         self, policy: PolicyVersion, *, replace: bool
@@ -256,7 +266,7 @@ class SqliteStore:
     async def revoke_key(self, key_id: str) -> bool:
         return await self._write(Call(api_keys.revoke_key, key_id))
 
-    # --- numbers and upkeep -----------------------------------------------------------------------
+    # --- numbers and retention --------------------------------------------------------------------
 
     async def counters(self, tenant: str | None = None) -> port.Counters:
         return await self._read(lambda tx: queries.counters(tx, tenant))
@@ -278,15 +288,15 @@ async def _put(executor: Executor | None, work: Callable[[Any], T], weight: int)
     if executor is None:
         msg = "the store is not open: call open() first"
         raise StoreUnavailable(msg)
-    answer: T = await executor.submit(work, weight)
-    return answer
+    result: T = await executor.submit(work, weight)
+    return result
 
 
 def _now() -> int:
     return int(system.unix_time() * 1000)
 
 
-def _counting(
+def _counting_query(
     replay: ReplayRecord, after: int
 ) -> Callable[[ReadTransaction], tuple[int, int | None]]:
     return lambda tx: dead_letters.count_dead_letters(tx, replay, after)

@@ -1,4 +1,4 @@
-"""Rows as the values of the model, and the columns that make them."""
+"""Conversion between rows and `Task`, `AttemptRecord`, and between task ids and their 16 bytes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ FROM state AS s
 CROSS JOIN task AS t ON t.seq = s.seq
 CROSS JOIN tenant AS n ON n.id = s.tenant
 CROSS JOIN lane AS l ON l.id = s.lane
-CROSS JOIN used AS u ON u.id = s.policy
+CROSS JOIN policy_use AS u ON u.id = s.policy
 LEFT JOIN worker AS w ON w.id = s.worker
 """
-"""To be followed by what chooses among `s`. CROSS: `s` comes first, whatever SQLite thinks."""
+"""Append a WHERE clause on `s`. In SQLite, CROSS JOIN fixes the join order: `s` is read first, and
+the other tables are looked up for each of its rows."""
 
 SEQ, STATUS, WAKE_AT, TENANT, LANE, POLICY = 0, 13, 22, 26, 27, 28
+"""Positions of columns of `SELECT_TASK`."""
 
-STATUSES: tuple[Status, ...] = tuple(Status)
-_LOG_BITS = 24
+_STATUSES: tuple[Status, ...] = tuple(Status)  # indexing is faster than calling Status(number)
+_ATTEMPT_NUMBER_BITS = 24
 _ID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _is_id = re.compile(_ID).fullmatch
 _are_ids = re.compile(f"(?:{_ID}\n)*+").fullmatch
@@ -41,7 +43,7 @@ decode_attempt: Callable[[bytes], AttemptRecord] = msgspec.msgpack.Decoder(Attem
 
 
 def decode_task(row: Sequence[Any]) -> Task:
-    """Return the task in a row of `TASK`."""
+    """Return the task in a row of `SELECT_TASK`."""
     return Task(
         id=unpack_id(row[1]),
         tenant=row[2],
@@ -55,7 +57,7 @@ def decode_task(row: Sequence[Any]) -> Task:
         created_at=row[10],
         next_attempt_at=row[11],
         started_at=row[12],
-        status=STATUSES[int(row[STATUS])],
+        status=_STATUSES[int(row[STATUS])],
         reason=row[14],
         attempts=row[15],
         forgiven=row[16],
@@ -73,35 +75,38 @@ def decode_task(row: Sequence[Any]) -> Task:
 
 
 def attempt_row_id(seq: int, number: int) -> int:
-    """Return the number of the row that logs an attempt: those of a task lie together."""
-    return seq << _LOG_BITS | number
+    """Return the row id of an attempt; the attempts of a task are next to each other, in order."""
+    return seq << _ATTEMPT_NUMBER_BITS | number
 
 
 def pack_valid_ids(task_ids: Sequence[str]) -> list[bytearray]:
-    """Return ids of tasks as 16 bytes each; what is no UUID is refused."""
-    keys: list[bytearray] = []
-    for task_id, key in zip(task_ids, pack_ids(task_ids), strict=True):
-        if key is None:
+    """Return task ids as 16 bytes each; raise `ConfigurationError` for one that is no UUID."""
+    valid: list[bytearray] = []
+    for task_id, packed in zip(task_ids, pack_ids(task_ids), strict=True):
+        if packed is None:
             raise ConfigurationError("id", "must be a UUID in its usual form", task_id)
-        keys.append(key)
-    return keys
+        valid.append(packed)
+    return valid
 
 
 def pack_ids(task_ids: Sequence[str]) -> list[bytearray | None]:
-    """Return for each id what `found` does; all at once costs half as much."""
+    """Return `pack_id` of each id.
+
+    Checking and converting all ids as one string takes half the time of one call for each.
+    """
     lines = "\n".join([*task_ids, ""])
     if len(lines) != 37 * len(task_ids) or not _are_ids(lines):
         return [pack_id(task_id) for task_id in task_ids]
-    keys = bytearray.fromhex(lines.replace("-", ""))
-    return [keys[begin : begin + 16] for begin in range(0, len(keys), 16)]
+    packed = bytearray.fromhex(lines.replace("-", ""))
+    return [packed[begin : begin + 16] for begin in range(0, len(packed), 16)]
 
 
 def pack_id(task_id: str) -> bytearray | None:
-    """Return an id as 16 bytes; None: no task can have it."""
+    """Return a task id as 16 bytes, or None when it is malformed, so that no task can have it."""
     return bytearray.fromhex(task_id.replace("-", "")) if _is_id(task_id) else None
 
 
-def unpack_id(key: bytes) -> str:
-    """Return the text of a task's id."""
-    text = key.hex()
+def unpack_id(packed: bytes) -> str:
+    """Return the text form of a task id that is stored as 16 bytes."""
+    text = packed.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

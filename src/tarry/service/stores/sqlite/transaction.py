@@ -1,6 +1,11 @@
-"""One transaction's view of lanes, tenants and counts: each is read once, and written once.
+"""The context of one transaction: its time, and the lanes and counters that it changes.
 
-A thousand tasks of one lane change its counts a thousand times in memory, and once in the file.
+Each lane row and counter is read at most once, changed in memory, and written once by `flush`: a
+thousand tasks of one lane cost one UPDATE of that lane.
+
+Two columns of a lane say when a claim has to look at it again. `due_check_at` is the due time of
+its earliest pending task; claims look at it one lease horizon earlier. `expiry_check_at` is the end
+of its earliest lease, or of its parking; claims look at it at that time. See `fair_order`.
 """
 
 from __future__ import annotations
@@ -21,55 +26,59 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.worker_locks import WorkerLock
 
 MINUTE_MS = 60_000
+# Plain ints: comparing them is faster than comparing enum members.
 PENDING, IN_FLIGHT, SUCCEEDED, EXHAUSTED, CANCELLED = (int(status) for status in Status)
+_SUPERSEDED = len(Status)
+"""Index of the superseded results in a tenant's counters, after those of the statuses."""
 
-_COUNT_TENANT = """
+_ADD_TO_TENANT_COUNTERS = """
 UPDATE tenant SET pending = pending + ?, in_flight = in_flight + ?, succeeded = succeeded + ?,
     exhausted = exhausted + ?, cancelled = cancelled + ?, superseded = superseded + ?
 WHERE id = ?
 """
-_AHEAD = """
-UPDATE tenant SET ahead_at = ?1
-WHERE id = ?2 AND ready = 0 AND (ahead_at IS NULL OR ahead_at > ?1)
+_LOWER_TENANT_DUE_CHECK = """
+UPDATE tenant SET due_check_at = ?1
+WHERE id = ?2 AND ready = 0 AND (due_check_at IS NULL OR due_check_at > ?1)
 """
-_LOOK = """
-UPDATE tenant SET look_at = ?1
-WHERE id = ?2 AND ready = 0 AND (look_at IS NULL OR look_at > ?1)
+_LOWER_TENANT_EXPIRY_CHECK = """
+UPDATE tenant SET expiry_check_at = ?1
+WHERE id = ?2 AND ready = 0 AND (expiry_check_at IS NULL OR expiry_check_at > ?1)
 """
-_USE = "UPDATE used SET live = live + ? WHERE id = ?"
-_SEEN = MultiRowStatement(
+_ADD_TO_POLICY_USE = "UPDATE policy_use SET live_tasks = live_tasks + ? WHERE id = ?"
+_ADD_TO_SERIES = MultiRowStatement(
     """
 INSERT INTO series (tenant, minute, outcome, count) VALUES {rows}
 ON CONFLICT DO UPDATE SET count = count + excluded.count
 """,
     "(?, ?, ?, ?)",
 )
+# All lanes come as one JSON row, because each fetched row releases the GIL (see `multirow`).
 _READ_LANES = MultiRowStatement(
     """
-WITH asked (id) AS (VALUES {rows})
+WITH wanted (id) AS (VALUES {rows})
 SELECT json_group_array(json_array(l.id, l.tenant, l.name, l.parked_until, l.probes, l.opened,
-    l.paused, l.pending, l.in_flight, l.dead, l.served_at, l.served, l.due_at, l.lapse_at,
-    l.ahead_at, l.look_at, l.ready))
-FROM asked CROSS JOIN lane AS l ON l.id = asked.id
+    l.paused, l.pending, l.in_flight, l.dead, l.served_at, l.last_turn, l.due_at, l.lease_end_at,
+    l.due_check_at, l.expiry_check_at, l.ready))
+FROM wanted CROSS JOIN lane AS l ON l.id = wanted.id
 """,
     "(?)",
 )
 _WRITE_LANE_COUNTS = MultiRowStatement(
     """
-INSERT INTO lane (id, tenant, name, pending, in_flight, dead, due_at, lapse_at) VALUES {rows}
+INSERT INTO lane (id, tenant, name, pending, in_flight, dead, due_at, lease_end_at) VALUES {rows}
 ON CONFLICT (id) DO UPDATE SET pending = excluded.pending, in_flight = excluded.in_flight,
-    dead = excluded.dead, due_at = excluded.due_at, lapse_at = excluded.lapse_at
+    dead = excluded.dead, due_at = excluded.due_at, lease_end_at = excluded.lease_end_at
 """,
     f"(?, 0, '', ?, ?, ?, {NULLABLE_NUMBER}, {NULLABLE_NUMBER})",
 )
-_WRITE_LANE_SCHEDULE = MultiRowStatement(
+_WRITE_LANE_SCHEDULES = MultiRowStatement(
     """
-INSERT INTO lane (id, tenant, name, parked_until, probes, opened, paused, served_at, served,
-    ahead_at, look_at, ready) VALUES {rows}
+INSERT INTO lane (id, tenant, name, parked_until, probes, opened, paused, served_at, last_turn,
+    due_check_at, expiry_check_at, ready) VALUES {rows}
 ON CONFLICT (id) DO UPDATE SET parked_until = excluded.parked_until, probes = excluded.probes,
     opened = excluded.opened, paused = excluded.paused, served_at = excluded.served_at,
-    served = excluded.served, ahead_at = excluded.ahead_at, look_at = excluded.look_at,
-    ready = excluded.ready
+    last_turn = excluded.last_turn, due_check_at = excluded.due_check_at,
+    expiry_check_at = excluded.expiry_check_at, ready = excluded.ready
 """,
     f"(?, 0, '', {NULLABLE_NUMBER}, ?, ?, ?, {NULLABLE_NUMBER}, ?, {NULLABLE_NUMBER}, "
     f"{NULLABLE_NUMBER}, ?)",
@@ -77,7 +86,7 @@ ON CONFLICT (id) DO UPDATE SET parked_until = excluded.parked_until, probes = ex
 
 
 class LaneRow(msgspec.Struct, gc=False, array_like=True):
-    """A lane as its row has it, and whether its place among the lanes has changed."""
+    """A row of the table `lane`; the columns are explained in `schema`."""
 
     id: int
     tenant: int
@@ -90,82 +99,85 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
     in_flight: int
     dead: int
     served_at: int | None
-    served: int
+    last_turn: int
     due_at: int | None
-    lapse_at: int | None
-    ahead_at: int | None
-    look_at: int | None
+    lease_end_at: int | None
+    due_check_at: int | None
+    expiry_check_at: int | None
     ready: int
     schedule_changed: bool = False
+    """Whether more than the counts has to be written: the last five columns are indexed, and stay
+    the same for most transitions."""
 
-    def due(self, at: int) -> None:
-        """A task waits for this time."""
+    def note_due(self, at: int) -> None:
+        """Record that a pending task is due at this time."""
         if self.due_at is None or at < self.due_at:
             self.due_at = at
             self.reschedule()
 
-    def leased(self, until: int) -> None:
-        """A task is leased until then."""
-        if self.lapse_at is None or until < self.lapse_at:
-            self.lapse_at = until
+    def note_lease(self, end: int) -> None:
+        """Record a lease that ends at this time."""
+        if self.lease_end_at is None or end < self.lease_end_at:
+            self.lease_end_at = end
             self.reschedule()
 
     def reschedule(self) -> None:
-        """Set when to look at the lane again; one that is ready keeps its place."""
+        """Set when a claim has to look at the lane again; a ready lane stays in the rotation."""
         if self.ready:
             return
-        ahead, look = self.due_at, self.lapse_at
+        due_check, expiry_check = self.due_at, self.lease_end_at
         if self.paused:
-            ahead = look = None
+            due_check = expiry_check = None
         elif self.parked_until is not None:
-            # Nothing is taken ahead while it is parked, so what is due then counts from its end.
-            if ahead is not None and ahead <= self.parked_until:
-                ahead, look = None, self.parked_until
-            elif look is not None:
-                look = max(look, self.parked_until)
-        self.place(ahead, look)
+            # A parked lane gives no tasks ahead of time, so a task that is due before the parking
+            # ends is looked at exactly then.
+            if due_check is not None and due_check <= self.parked_until:
+                due_check, expiry_check = None, self.parked_until
+            elif expiry_check is not None:
+                expiry_check = max(expiry_check, self.parked_until)
+        self.schedule(due_check, expiry_check)
 
     def leave_rotation(self) -> None:
-        """Take the lane out of the ring, until its time comes again."""
+        """Take the lane out of the rotation until one of its check times has come."""
         self.ready, self.schedule_changed = 0, True
         self.reschedule()
 
-    def place(self, ahead: int | None, look: int | None) -> None:
-        """Take the lane out of the ring, to be looked at then."""
-        if self.ready or ahead != self.ahead_at or look != self.look_at:
-            self.ready, self.ahead_at, self.look_at, self.schedule_changed = 0, ahead, look, True
+    def schedule(self, due_check: int | None, expiry_check: int | None) -> None:
+        """Take the lane out of the rotation, and set its check times."""
+        if self.ready or due_check != self.due_check_at or expiry_check != self.expiry_check_at:
+            self.due_check_at, self.expiry_check_at = due_check, expiry_check
+            self.ready, self.schedule_changed = 0, True
 
 
-_decode = msgspec.json.Decoder(list[LaneRow]).decode
+_decode_lanes = msgspec.json.Decoder(list[LaneRow]).decode
 
 
-def read_lanes(execute: Execute, lane_ids: list[int]) -> Iterator[LaneRow]:
-    """Read lanes, in any order."""
-    for _, cursor in _READ_LANES.parts(execute, lane_ids):
-        yield from _decode(cursor.fetchone()[0])
+def _read_lanes(execute: Execute, lane_ids: list[int]) -> Iterator[LaneRow]:
+    for _, cursor in _READ_LANES.execute_chunks(execute, lane_ids):
+        yield from _decode_lanes(cursor.fetchone()[0])
 
 
-def write_lanes(execute: Execute, lanes: Iterable[LaneRow]) -> None:
-    """Write what is counted of lanes, and the rest of those that have moved."""
+def _write_lanes(execute: Execute, lanes: Iterable[LaneRow]) -> None:
     counts: list[Any] = []
-    moves: list[Any] = []
+    schedules: list[Any] = []
     for lane in lanes:
         counts += (lane.id, lane.pending, lane.in_flight, lane.dead)
-        counts += (_number(lane.due_at), _number(lane.lapse_at))
+        counts += (_nullable(lane.due_at), _nullable(lane.lease_end_at))
         if lane.schedule_changed:
-            moves += (lane.id, _number(lane.parked_until), lane.probes, lane.opened, lane.paused)
-            moves += (_number(lane.served_at), lane.served)
-            moves += (_number(lane.ahead_at), _number(lane.look_at), lane.ready)
-    _WRITE_LANE_COUNTS.run(execute, counts)
-    _WRITE_LANE_SCHEDULE.run(execute, moves)
+            schedules += (lane.id, _nullable(lane.parked_until))
+            schedules += (lane.probes, lane.opened, lane.paused)
+            schedules += (_nullable(lane.served_at), lane.last_turn)
+            schedules += (_nullable(lane.due_check_at), _nullable(lane.expiry_check_at), lane.ready)
+    _WRITE_LANE_COUNTS.execute(execute, counts)
+    _WRITE_LANE_SCHEDULES.execute(execute, schedules)
 
 
-def _number(value: int | None) -> int | str:
-    return NULL_NUMBER if value is None else value
+def _nullable(number: int | None) -> int | str:
+    return NULL_NUMBER if number is None else number
 
 
 class ReadTransaction:
-    """What those who read share: the file as it stands, and the time."""
+    """The context of queries: one state of the file, and the time in epoch milliseconds."""
 
     def __init__(self, connection: sqlite3.Connection, now: int) -> None:
         self.execute: Callable[..., sqlite3.Cursor] = connection.execute
@@ -173,7 +185,11 @@ class ReadTransaction:
 
 
 class Transaction(ReadTransaction):
-    """What the operations of one transaction share. `flush` writes what they changed."""
+    """The context of the operations of one write transaction.
+
+    Lanes and counters are changed in memory. Before code runs SQL that reads them, and at the end
+    of the transaction, `flush` writes the changes.
+    """
 
     def __init__(
         self,
@@ -183,19 +199,20 @@ class Transaction(ReadTransaction):
         worker_lock: WorkerLock | None,
     ) -> None:
         super().__init__(connection, now)
-        self.worker_lock = worker_lock
         self.executemany: Callable[..., sqlite3.Cursor] = connection.executemany
         self.names = names
-        self.lost: int = 0
-        """Attempts that this transaction has found abandoned."""
+        self.worker_lock = worker_lock
+        self.lost_attempts: int = 0
+        """Attempts that claims of this transaction have found abandoned."""
         self._lanes: dict[int, LaneRow] = {}
-        self._tenants: dict[int, list[int]] = {}
-        self._live: dict[int, int] = {}
-        self._uses: dict[int, int] = {}
-        self._seen: dict[tuple[int, str], int] = {}
+        self._tenant_counters: dict[int, list[int]] = {}
+        """Changes of each tenant's number of tasks by status, and of superseded results."""
+        self._stored_live_tasks: dict[int, int] = {}
+        self._policy_use: dict[int, int] = {}
+        self._outcomes: dict[tuple[int, str], int] = {}
 
     def lane(self, lane_id: int) -> LaneRow:
-        """Return a lane; what is changed in it is written by `flush`."""
+        """Return a lane, which may be changed."""
         lane = self._lanes.get(lane_id)
         if lane is None:
             self.load_lanes([lane_id])
@@ -203,9 +220,9 @@ class Transaction(ReadTransaction):
         return lane
 
     def load_lanes(self, lane_ids: Iterable[int]) -> None:
-        """Read lanes that will be asked for, with one statement instead of one for each."""
+        """Read lanes that `lane` will be called for, all with one statement."""
         missing = [lane_id for lane_id in lane_ids if lane_id not in self._lanes]
-        for lane in read_lanes(self.execute, missing):
+        for lane in _read_lanes(self.execute, missing):
             self._lanes[lane.id] = lane
 
     def count_transition(
@@ -217,87 +234,110 @@ class Transaction(ReadTransaction):
         new: int | None,
         tasks: int = 1,
     ) -> None:
-        """Count tasks that go from one status to another; None: they come, or go away."""
-        counts = self._tenants.get(tenant)
-        if counts is None:
-            counts = self._tenants[tenant] = [0] * 6
-        live_tasks = 0
+        """Count tasks that change from status `old` to `new`.
+
+        `old` is None for tasks that are added, `new` is None for tasks that are deleted.
+        """
+        counters = self._tenant_counters.get(tenant)
+        if counters is None:
+            counters = self._tenant_counters[tenant] = [0] * (_SUPERSEDED + 1)
+        live = 0
         if old is not None:
-            counts[old] -= tasks
+            counters[old] -= tasks
             if old == PENDING:
                 lane.pending -= tasks
-                live_tasks -= tasks
+                live -= tasks
                 if not lane.pending:
                     lane.due_at = None
                     lane.reschedule()
             elif old == IN_FLIGHT:
                 lane.in_flight -= tasks
-                live_tasks -= tasks
+                live -= tasks
                 if not lane.in_flight:
-                    lane.lapse_at = None
+                    lane.lease_end_at = None
                 if not lane.in_flight or lane.parked_until is not None:
-                    lane.reschedule()  # a probe that ended makes room for another
+                    lane.reschedule()  # when a probe of a half-open lane ends, another may start
             elif old == EXHAUSTED:
                 lane.dead -= tasks
         if new is not None:
-            counts[new] += tasks
+            counters[new] += tasks
             if new == PENDING:
                 lane.pending += tasks
-                live_tasks += tasks
+                live += tasks
             elif new == IN_FLIGHT:
                 lane.in_flight += tasks
-                live_tasks += tasks
+                live += tasks
             elif new == EXHAUSTED:
                 lane.dead += tasks
-        if live_tasks:
-            self._uses[policy] = self._uses.get(policy, 0) + live_tasks
+        if live:
+            self._policy_use[policy] = self._policy_use.get(policy, 0) + live
 
     def count_superseded(self, tenant: int) -> None:
-        """Count a finish that came too late."""
-        self._tenants.setdefault(tenant, [0] * 6)[5] += 1
+        """Count a result that arrived after its lease was lost."""
+        self._tenant_counters.setdefault(tenant, [0] * (_SUPERSEDED + 1))[_SUPERSEDED] += 1
 
     def count_attempt(self, tenant: int, outcome: str) -> None:
-        """Count an attempt in the series."""
-        self._seen[tenant, outcome] = self._seen.get((tenant, outcome), 0) + 1
+        """Count an attempt in the time series of outcomes."""
+        self._outcomes[tenant, outcome] = self._outcomes.get((tenant, outcome), 0) + 1
 
     def live_tasks(self, tenant: int) -> int:
-        """Return how many live tasks a tenant has, those of this transaction included."""
-        if tenant not in self._live:
+        """Return how many live tasks a tenant has, including changes of this transaction."""
+        if tenant not in self._stored_live_tasks:
             row = self.execute("SELECT pending + in_flight FROM tenant WHERE id = ?", (tenant,))
-            self._live[tenant] = row.fetchone()[0]
-        counts = self._tenants.get(tenant, (0, 0))
-        return self._live[tenant] + counts[0] + counts[1]
+            self._stored_live_tasks[tenant] = row.fetchone()[0]
+        changes = self._tenant_counters.get(tenant, (0, 0))
+        return self._stored_live_tasks[tenant] + changes[PENDING] + changes[IN_FLIGHT]
 
     def flush(self) -> None:
-        """Write what has changed, and forget what was read."""
-        write_lanes(self.execute, self._lanes.values())
-        ahead: dict[int, int] = {}
-        look: dict[int, int] = {}
+        """Write the changed lanes and counters, and forget them."""
+        _write_lanes(self.execute, self._lanes.values())
+        due_checks: dict[int, int] = {}
+        expiry_checks: dict[int, int] = {}
         for lane in self._lanes.values():
-            if lane.schedule_changed and lane.ahead_at is not None:
-                ahead[lane.tenant] = min(ahead.get(lane.tenant, lane.ahead_at), lane.ahead_at)
-            if lane.schedule_changed and lane.look_at is not None:
-                look[lane.tenant] = min(look.get(lane.tenant, lane.look_at), lane.look_at)
-        self._write(_AHEAD, [(at, tenant) for tenant, at in ahead.items()])
-        self._write(_LOOK, [(at, tenant) for tenant, at in look.items()])
-        self._write(_COUNT_TENANT, [(*counts, who) for who, counts in self._tenants.items()])
-        self._write(_USE, [(uses, policy) for policy, uses in self._uses.items() if uses])
+            if lane.schedule_changed:
+                _lower(due_checks, lane.tenant, lane.due_check_at)
+                _lower(expiry_checks, lane.tenant, lane.expiry_check_at)
+        self._execute_many(
+            _LOWER_TENANT_DUE_CHECK, [(at, tenant) for tenant, at in due_checks.items()]
+        )
+        self._execute_many(
+            _LOWER_TENANT_EXPIRY_CHECK, [(at, tenant) for tenant, at in expiry_checks.items()]
+        )
+        self._execute_many(
+            _ADD_TO_TENANT_COUNTERS,
+            [(*counters, tenant) for tenant, counters in self._tenant_counters.items()],
+        )
+        self._execute_many(
+            _ADD_TO_POLICY_USE,
+            [(change, policy) for policy, change in self._policy_use.items() if change],
+        )
         self._write_series()
-        for changes in (self._lanes, self._tenants, self._live, self._uses, self._seen):
+        for changes in (
+            self._lanes,
+            self._tenant_counters,
+            self._stored_live_tasks,
+            self._policy_use,
+            self._outcomes,
+        ):
             changes.clear()
 
     def _write_series(self) -> None:
-        """Write what was seen of each tenant, and of all."""
+        """Add the attempts to this minute of each tenant, and of tenant 0, the sum of all."""
         minute = self.now - self.now % MINUTE_MS
-        total: dict[str, int] = {}
+        totals: dict[str, int] = {}
         points: list[Any] = []
-        for (tenant, outcome), count in self._seen.items():
+        for (tenant, outcome), count in self._outcomes.items():
             points += (tenant, minute, outcome, count)
-            total[outcome] = total.get(outcome, 0) + count
-        for outcome, count in total.items():
+            totals[outcome] = totals.get(outcome, 0) + count
+        for outcome, count in totals.items():
             points += (0, minute, outcome, count)
-        _SEEN.run(self.execute, points)
+        _ADD_TO_SERIES.execute(self.execute, points)
 
-    def _write(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
+    def _execute_many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
         if rows:
             self.executemany(statement, rows)
+
+
+def _lower(times: dict[int, int], tenant: int, at: int | None) -> None:
+    if at is not None:
+        times[tenant] = min(times.get(tenant, at), at)

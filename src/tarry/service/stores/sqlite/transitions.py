@@ -1,4 +1,4 @@
-"""The life of a task, between its attempts: released, cancelled, retried."""
+"""State transitions between attempts: release, cancel, retry now, revive, recover leases."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from tarry.service.store import Release
     from tarry.service.stores.sqlite.transaction import Transaction
 
-_STATE = """
+_READ_STATE = """
 SELECT seq, tenant, lane, policy, version, status, cancelling, attempts, next_attempt_at
 FROM state WHERE seq = (SELECT seq FROM task WHERE id = ?)
 """
-_RELEASE = """
+_SET_PENDING = """
 UPDATE state SET status = 0, wake_at = ?1, next_attempt_at = ?1, version = version + 1,
     worker = NULL
 WHERE seq = ?2
 """
-_CANCEL = """
+_SET_CANCELLED = """
 UPDATE state SET status = 4, finished_at = ?, attempts = ?, version = version + 1, worker = NULL,
     wake_at = 0
 WHERE seq = ?
@@ -36,74 +36,74 @@ UPDATE state SET status = 0, wake_at = ?1, next_attempt_at = ?1, started_at = ?1
     previous_delay = NULL, restarted = 0, last_kind = NULL
 WHERE seq = ?2
 """
-_LOCKS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
-_HELD = """
+_WORKER_LOCKS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
+_LEASES_OF_LOCK = """
 SELECT seq, tenant, lane, policy, next_attempt_at, cancelling, attempts
 FROM state INDEXED BY state_leased
 WHERE status = 1 AND wake_at > ? AND worker IN (SELECT id FROM worker WHERE lock = ?) LIMIT ?
 """
-_FORGET = """
+_DELETE_WORKERS = """
 DELETE FROM worker WHERE lock = ? AND id NOT IN (
     SELECT worker FROM state INDEXED BY state_leased WHERE status = 1 AND worker IS NOT NULL)
 """
 AttemptRow: TypeAlias = tuple[int, int, int, str, bytearray]
-"""A line of the attempt log: its tenant, task, and number, its outcome, and the attempt, packed."""
-_LOG = MultiRowStatement("INSERT INTO attempt (id, log) VALUES {rows}", "(?, ?)")
+"""Tenant, row id of the task, attempt number, outcome, and the encoded `AttemptRecord`."""
+_INSERT_ATTEMPTS = MultiRowStatement("INSERT INTO attempt (id, log) VALUES {rows}", "(?, ?)")
 
 
 def release(tx: Transaction, leases: Sequence[Release]) -> list[FinishStatus]:
-    """Hand unstarted leases back, where they are still held."""
-    return [_release(tx, one) for one in leases]
+    """Return leased tasks whose attempt has not started to the queue."""
+    return [_release(tx, lease) for lease in leases]
 
 
-def _release(tx: Transaction, one: Release) -> FinishStatus:
-    row = tx.execute(_STATE, (pack_id(one.task.id),)).fetchone()
-    if row is None or row[4] != one.task.version or row[5] != IN_FLIGHT:
+def _release(tx: Transaction, lease: Release) -> FinishStatus:
+    row = tx.execute(_READ_STATE, (pack_id(lease.task.id),)).fetchone()
+    if row is None or row[4] != lease.task.version or row[5] != IN_FLIGHT:
         return FinishStatus.SUPERSEDED
     seq, tenant, lane_id, policy, _, _, cancelling, attempts, due = row
     if cancelling:
         mark_cancelled(tx, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
         return FinishStatus.CANCELLED
-    due = due if one.next_attempt_at is None else max(due, one.next_attempt_at)
-    return_to_queue(tx, seq, tenant, lane_id, policy, due)
+    due = due if lease.next_attempt_at is None else max(due, lease.next_attempt_at)
+    _return_to_queue(tx, seq, tenant, lane_id, policy, due)
     return FinishStatus.DONE
 
 
-def return_to_queue(
+def _return_to_queue(
     tx: Transaction, seq: int, tenant: int, lane_id: int, policy: int, due: int
 ) -> None:
     """End a lease under which no attempt was made."""
     lane = tx.lane(lane_id)
-    tx.execute(_RELEASE, (due, seq))
+    tx.execute(_SET_PENDING, (due, seq))
     tx.count_transition(tenant, lane, policy, IN_FLIGHT, PENDING)
-    lane.due(due)
+    lane.note_due(due)
 
 
 def mark_cancelled(
     tx: Transaction, seq: int, tenant: int, lane_id: int, policy: int, old: int, attempts: int
 ) -> None:
-    """End a task that somebody cancelled."""
-    tx.execute(_CANCEL, (tx.now, attempts, seq))
+    """Change a task from status `old` to CANCELLED."""
+    tx.execute(_SET_CANCELLED, (tx.now, attempts, seq))
     tx.count_transition(tenant, tx.lane(lane_id), policy, old, CANCELLED)
 
 
-def log_attempts(tx: Transaction, lines: Sequence[AttemptRow]) -> None:
-    """Write lines of the attempt log, and count them."""
-    values: list[Any] = []
-    for tenant, seq, number, outcome, attempt in lines:
-        values += (attempt_row_id(seq, number), attempt)
+def log_attempts(tx: Transaction, rows: Sequence[AttemptRow]) -> None:
+    """Write attempts to the log and count their outcomes."""
+    parameters: list[Any] = []
+    for tenant, seq, number, outcome, attempt in rows:
+        parameters += (attempt_row_id(seq, number), attempt)
         tx.count_attempt(tenant, outcome)
-    _LOG.run(tx.execute, values)
+    _INSERT_ATTEMPTS.execute(tx.execute, parameters)
 
 
 def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
-    """Cancel a task."""
-    row = tx.execute(_STATE, (pack_id(task_id),)).fetchone()
+    """Cancel a task; one that is IN_FLIGHT is cancelled when its attempt ends."""
+    row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
     if row is None or row[1] != tx.names.tenant_id(tenant):
         return None
-    seq, whose, lane_id, policy, _, status, cancelling, attempts, _ = row
+    seq, owner, lane_id, policy, _, status, cancelling, attempts, _ = row
     if status == PENDING:
-        mark_cancelled(tx, seq, whose, lane_id, policy, status, attempts)
+        mark_cancelled(tx, seq, owner, lane_id, policy, status, attempts)
         return CancelStatus.CANCELLED
     if status != IN_FLIGHT:
         return CancelStatus.TERMINAL
@@ -113,56 +113,57 @@ def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
 
 
 def retry_now(tx: Transaction, tenant: str, task_id: str) -> RetryNowStatus | None:
-    """Make a task due that waits or is dead."""
-    row = tx.execute(_STATE, (pack_id(task_id),)).fetchone()
+    """Make a pending task or a dead letter due now."""
+    row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
     if row is None or row[1] != tx.names.tenant_id(tenant):
         return None
-    seq, whose, lane_id, policy, _, status, _, _, due = row
+    seq, owner, lane_id, policy, _, status, _, _, due = row
     if status == IN_FLIGHT:
         return RetryNowStatus.RUNNING
     if status == EXHAUSTED:
-        revive_dead_letter(tx, seq, whose, lane_id, policy)
+        revive_dead_letter(tx, seq, owner, lane_id, policy)
         return RetryNowStatus.DUE
     if status != PENDING:
         return RetryNowStatus.FINISHED
     due = min(due, tx.now)
-    tx.execute(_RELEASE, (due, seq))
-    tx.lane(lane_id).due(due)
+    tx.execute(_SET_PENDING, (due, seq))
+    tx.lane(lane_id).note_due(due)
     return RetryNowStatus.DUE
 
 
 def revive_dead_letter(tx: Transaction, seq: int, tenant: int, lane_id: int, policy: int) -> None:
-    """Bring a dead letter back: it begins anew, and its log goes on."""
+    """Make a dead letter due now; its attempts no longer count, but stay in the log."""
     lane = tx.lane(lane_id)
     tx.execute(_REVIVE, (tx.now, seq))
     tx.count_transition(tenant, lane, policy, EXHAUSTED, PENDING)
-    lane.due(tx.now)
+    lane.note_due(tx.now)
 
 
 def recover_leases(tx: Transaction, limit: int) -> bool:
-    """End up to `limit` leases of workers that are dead; True: there may be more.
+    """End up to `limit` leases of dead worker processes; return True if there may be more.
 
-    An attempt that may have begun is abandoned now, and the next claim logs it as lost. A lease
-    taken ahead of its time is handed back. A worker is forgotten with its last lease.
+    An attempt that may have started is abandoned: its lease ends now, and the next claim logs the
+    attempt as lost. A lease that was taken ahead of the due time returns to the queue. A worker is
+    deleted together with its last lease.
     """
-    worker_lock, room = tx.worker_lock, limit
+    worker_lock, left = tx.worker_lock, limit
     if worker_lock is None:
         return False
-    for lock in worker_lock.remove_dead({lock for (lock,) in tx.execute(_LOCKS).fetchall()}):
-        held = tx.execute(_HELD, (tx.now, lock, room)).fetchall()
-        for seq, tenant, lane_id, policy, due, cancelling, attempts in held:
+    for lock in worker_lock.remove_dead({lock for (lock,) in tx.execute(_WORKER_LOCKS).fetchall()}):
+        rows = tx.execute(_LEASES_OF_LOCK, (tx.now, lock, left)).fetchall()
+        for seq, tenant, lane_id, policy, due, cancelling, attempts in rows:
             if due <= tx.now:
                 tx.execute("UPDATE state SET wake_at = ? WHERE seq = ?", (tx.now, seq))
                 lane = tx.lane(lane_id)
-                lane.leased(tx.now)
-                lane.reschedule()  # a probe that died makes room for another
+                lane.note_lease(tx.now)
+                lane.reschedule()  # when a probe of a half-open lane ends, another may start
             elif cancelling:
                 mark_cancelled(tx, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
             else:
-                return_to_queue(tx, seq, tenant, lane_id, policy, due)
-        room -= len(held)
-        if room <= 0:
+                _return_to_queue(tx, seq, tenant, lane_id, policy, due)
+        left -= len(rows)
+        if left <= 0:
             return True
-        tx.execute(_FORGET, (lock,))
+        tx.execute(_DELETE_WORKERS, (lock,))
     worker_lock.remove_leftover_files()
     return False

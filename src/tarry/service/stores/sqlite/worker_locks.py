@@ -1,7 +1,9 @@
-"""Who lives: each open store holds a lock on a file of its own, which ends with its process.
+"""File locks that show which worker processes are alive.
 
-The file lies beside the database, as `<database>.worker-<token>`. The kernel lets go of the lock
-when the process dies, however it dies; one that is only stopped still holds it.
+Every open store holds a lock on a file of its own, `<database>.worker-<token>` beside the database.
+The kernel releases the lock when the process ends, however it ends; a process that is only stopped
+(SIGSTOP) keeps it. So leases of a dead process can be ended at once, without waiting for them to
+expire.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from uuid import uuid4
 
 try:
     import fcntl
-except ImportError:  # pragma: no cover - Windows: leases end by their time alone
+except ImportError:  # pragma: no cover - Windows has no flock: leases end when they expire
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
@@ -21,49 +23,54 @@ if TYPE_CHECKING:
 
 
 class WorkerLock:
-    """The lock of one open store, and a look at those of the others.
+    """The lock of one open store; also finds the locks of processes that have ended.
 
-    `token` names the lock of the process that has started us, which holds it for both.
+    The writer process is given the `token` of the process that started it, and which holds the lock
+    for both.
     """
 
     def __init__(self, database: str | os.PathLike[str], token: str | None = None) -> None:
-        # By its real path: who names the file otherwise has to find the same locks.
+        # The real path, so that processes which open the file by another path see the same locks.
         self._base = Path(f"{os.path.realpath(database)}.worker-")
         self._file: int | None = None
         self.token: str | None = token
-        """The name of our lock; None: there are no locks here, and nobody is known to be dead."""
+        """Names the lock file; None while no lock is held, or where files cannot be locked."""
 
     def acquire(self) -> None:
-        """Take a lock of our own; where that cannot be, leases end by their time alone."""
+        """Create a file and lock it; where that is impossible, do without a lock.
+
+        Without a lock, the leases of this process end only when they expire.
+        """
         while self.token is None:
             token = uuid4().hex
             try:
                 file = os.open(self._path(token), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
             except OSError:
                 return
-            is_ours = _lock(file)
-            if is_ours and os.fstat(file).st_nlink > 0:
+            is_locked = _try_lock(file)
+            if is_locked and os.fstat(file).st_nlink > 0:
                 self._file, self.token = file, token
                 return
             os.close(file)
-            if is_ours is None:
+            if is_locked is None:
                 self._path(token).unlink(missing_ok=True)
                 return
-            # Somebody who tidies up was faster than our lock: take another file.
+            # Another process found the file before it was locked, took it for a leftover, and
+            # locked or deleted it: try again with a new file.
 
     def release(self) -> None:
-        """Give the lock back: leases that are still held are abandoned."""
+        """Release the lock and delete its file; leases that are still held count as abandoned."""
         if self._file is not None:
             self._path(str(self.token)).unlink(missing_ok=True)
             os.close(self._file)
             self._file = self.token = None
 
     def remove_dead(self, tokens: Iterable[str]) -> list[str]:
-        """Return those whose process has ended, and remove their files."""
-        return [token for token in tokens if token != self.token and self._is_free(token)]
+        """Return the tokens whose process has ended, and delete their lock files."""
+        return [token for token in tokens if token != self.token and self._remove_if_dead(token)]
 
     def remove_leftover_files(self) -> None:
-        """Remove the files of stores that ended before they had a worker."""
+        """Delete the lock files of processes that ended before they registered a worker."""
         prefix = self._base.name
         names = [path.name for path in self._base.parent.iterdir()]
         self.remove_dead([name.removeprefix(prefix) for name in names if name.startswith(prefix)])
@@ -71,7 +78,7 @@ class WorkerLock:
     def _path(self, token: str) -> Path:
         return self._base.with_name(self._base.name + token)
 
-    def _is_free(self, token: str) -> bool:
+    def _remove_if_dead(self, token: str) -> bool:
         try:
             file = os.open(self._path(token), os.O_RDWR)
         except FileNotFoundError:
@@ -79,7 +86,7 @@ class WorkerLock:
         except OSError:
             return False
         try:
-            if not _lock(file):
+            if not _try_lock(file):
                 return False
             self._path(token).unlink(missing_ok=True)
             return True
@@ -87,8 +94,8 @@ class WorkerLock:
             os.close(file)
 
 
-def _lock(file: int) -> bool | None:
-    """Take a lock, unless another has it; None: there are no locks here."""
+def _try_lock(file: int) -> bool | None:
+    """Lock a file; return False if another process holds the lock, None if locks do not work."""
     if fcntl is None:
         return None
     try:
