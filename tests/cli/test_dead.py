@@ -36,7 +36,7 @@ def test_dry_run_counts_and_changes_nothing(ask: Ask, lane: str, letters: list[s
     """Look before you leap."""
     done = ask("dead", "replay", "--lane", lane, "--dry-run")
 
-    assert (0, "2 dead letters would come back\n", "") == done
+    assert (0, "2 dead letters would be replayed\n", "") == done
     assert 2 == len(ask("dead", "list", "--lane", lane, "--json").json)
 
 
@@ -47,7 +47,7 @@ def test_replay_brings_back_those_of_a_downstream(
     done = ask("dead", "replay", "--lane", lane, "--rate", "1000")
 
     assert 0 == done.code, done.err
-    assert done.out.endswith(": 2 dead letters to bring back, 1000 a second\n")
+    assert done.out.endswith(": 2 dead letters to replay, 1000 per second\n")
     for job in client.replays():
         job.wait(30)
     assert ["SUCCEEDED"] * 2 == [client.wait(letter, 30).status for letter in letters]
@@ -78,9 +78,9 @@ def test_replay_of_nothing_stores_no_job(
         (
             "--lane",
             "127.0.0.1:9009",
-            "http:host:port or https:host:port, and `tarry downstreams` lists them",
+            "http:host:port or https:host:port; `tarry downstreams` lists all",
         ),
-        ("--policy", "nope", "`tarry policy list` has their names"),
+        ("--policy", "nope", "`tarry policy list` lists all"),
     ],
 )
 def test_downstream_or_policy_that_is_not_there(
@@ -118,7 +118,7 @@ def test_one_and_several_cannot_be_meant(ask: Ask) -> None:
     done = ask("dead", "replay", "some-id", "--lane", "x")
 
     assert 2 == done.code
-    assert "TASK goes without options that choose several" in done.err
+    assert "TASK cannot be combined with --policy" in done.err
 
 
 def test_wrong_rate_is_named_as_it_was_given(ask: Ask) -> None:
@@ -135,9 +135,9 @@ def test_purge_asks_first(ask: Ask, lane: str, letters: list[str]) -> None:
     yes = ask("dead", "purge", "--lane", lane, typed=b"y\n", is_person=True)
 
     assert 1 == no.code
-    assert "Remove 2 dead letters for good? [y/N] nothing was removed\n" == no.err
+    assert "Delete 2 dead letters permanently? [y/N] nothing was deleted\n" == no.err
     assert 2 == len(kept)
-    assert (0, "2 dead letters removed\n") == (yes.code, yes.out)
+    assert (0, "2 dead letters deleted\n") == (yes.code, yes.out)
 
 
 def test_purge_of_nothing_asks_nothing(ask: Ask, lane: str, letters: list[str]) -> None:
@@ -153,5 +153,5 @@ def test_purge_in_a_script_needs_a_yes(ask: Ask, lane: str, letters: list[str]) 
     given = ask("dead", "purge", "--lane", lane, "--yes", "--json")
 
     assert 2 == without.code
-    assert "--yes must be given" in without.err
+    assert "--yes is required" in without.err
     assert {"purged": 2} == given.json

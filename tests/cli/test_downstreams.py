@@ -53,5 +53,5 @@ def test_mistakes_are_named(ask: Ask) -> None:
     assert 2 == unknown.code
     assert "must be one of pause, reset, resume, got 'stop'" in unknown.err
     assert 2 == without.code
-    assert "LANE must say which downstream to pause" in without.err
+    assert "LANE is required: the downstream to pause" in without.err
     assert (3, "", "error: There is no such downstream.\n") == missing

@@ -117,8 +117,8 @@ def test_one_key_is_one_task(ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-H", "no colon"], "--header is written 'Name: value', got 'no colon'"),
-        (["-H", "A: 1", "-H", "a: 2"], "--header: a is given twice"),
+        (["-H", "no colon"], "--header must have the format 'Name: value', got 'no colon'"),
+        (["-H", "A: 1", "-H", "a: 2"], "--header sets a twice"),
         (["-d", "@none.json"], "--data: cannot read none.json: No such file or directory"),
         (["--delay", "soon"], "--delay must be a time such as 500ms, 2s, 10m or 24h, got 'soon'"),
         (["--wait", "0"], "--wait must be greater than 0"),

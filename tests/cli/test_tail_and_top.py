@@ -14,8 +14,8 @@ from typing import IO, Any
 
 import pytest
 
-from tarry.cli.tail import said
-from tarry.cli.top import Look, numbers_of, summary
+from tarry.cli.tail import event_details
+from tarry.cli.top import Snapshot, parse_metrics, summarize
 from tarry.client import Client
 from tarry.wire.tasks import EventNews
 from tests.cli.operating import Done, tarry
@@ -103,7 +103,7 @@ def test_top_for_programs_is_json_lines(address: str, lane: str) -> None:
     """Each look has counts, rates and downstreams."""
     with running("top", "--server", address, "--json") as process:
         looks = map(json.loads, _of(process.stdout))
-        found: Any = next(one for one in looks if one["endsPerSecond"].get("succeeded"))
+        found: Any = next(one for one in looks if one["finishedPerSecond"].get("succeeded"))
 
         assert (130, "") == interrupted(process)
     assert found["tasks"]["SUCCEEDED"] > 0
@@ -114,7 +114,7 @@ def test_top_into_a_pipe_is_one_table(
     ask: Ask, client: Client, target: Flaky, lane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A picture of the moment, and an end."""
-    monkeypatch.setattr("tarry.cli.top.EVERY", 0.01)
+    monkeypatch.setattr("tarry.cli.top.REFRESH_INTERVAL_S", 0.01)
     client.enqueue(target.url, wait=30)
 
     done = ask("top")
@@ -131,7 +131,10 @@ def test_top_of_a_tenant_has_no_rates(tmp_path: Path) -> None:
         given = ("top", "--server", f"http://127.0.0.1:{callers.running.port}")
         done = tarry(*given, "--key", callers.secrets["ann"])
 
-    assert (0, "a second: only an operator's key is told") == (done.code, done.out.splitlines()[1])
+    assert (0, "per second: visible only with an operator's key") == (
+        done.code,
+        done.out.splitlines()[1],
+    )
 
 
 @pytest.mark.parametrize("command", ["tail", "top"])
@@ -158,19 +161,19 @@ def test_numbers_are_read_from_metrics() -> None:
         "retry_tasks": {"PENDING": 3.0},
         "retry_attempts_total": {"success": 7.0},
         "retry_task_outcomes_total": {},
-    } == numbers_of(page)
+    } == parse_metrics(page)
 
 
 def test_rates_are_differences_over_time() -> None:
     """A service that was started again has no negative ones."""
 
-    def look(at: float, attempts: int) -> Look:
-        numbers = numbers_of("")
+    def look(at: float, attempts: int) -> Snapshot:
+        numbers = parse_metrics("")
         numbers["retry_attempts_total"] = {"success": attempts}
-        return Look(at, numbers, [])
+        return Snapshot(at, numbers, [])
 
     rates = [
-        summary(look(10.0, 100), look(12.0, now))["attemptsPerSecond"]["success"]
+        summarize(look(10.0, 100), look(12.0, now))["attemptsPerSecond"]["success"]
         for now in (150, 20)
     ]
 
@@ -180,7 +183,7 @@ def test_rates_are_differences_over_time() -> None:
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        (EventNews(kind="missed", missed=3), "3 events, for this reader was too slow"),
+        (EventNews(kind="missed", missed=3), "3 events were dropped: this reader is too slow"),
         (EventNews(kind="exhausted", reason="permanent"), "permanent"),
         (EventNews(kind="resumed", lane="http:x"), ""),
     ],
@@ -188,4 +191,4 @@ def test_rates_are_differences_over_time() -> None:
 )
 def test_events_are_words(event: EventNews, words: str) -> None:
     """What is special about each."""
-    assert words == said(event)
+    assert words == event_details(event)

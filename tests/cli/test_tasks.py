@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tarry.cli.output import format_cell, pluralize, time_of_day, time_since, time_until
-from tarry.cli.tasks import story
+from tarry.cli.tasks import explanation_lines
 from tarry.client import Client
 from tarry.runtime.clocks import system
 from tests.cli.operating import Done
@@ -63,7 +63,7 @@ def test_a_list_that_is_cut_says_so(ask: Ask, lane: str, waiting: str, failed: s
     every = ask("tasks", "list", "--lane", lane, "--limit", "2", "--json")
 
     assert [failed] == [task["taskId"] for task in one.json]
-    assert "the first 1 of more: --limit lists more of them\n" == one.err
+    assert "only the first 1 are listed; use --limit to list more\n" == one.err
     assert ([failed, waiting], "") == ([task["taskId"] for task in every.json], every.err)
 
 
@@ -86,10 +86,10 @@ def test_show_has_the_task_and_its_attempts(ask: Ask, failed: str) -> None:
 
     facts, attempts = shown.out.split("\n\n")
     assert [failed, "EXHAUSTED"] == [line.split()[-1] for line in facts.splitlines()[:2]]
-    assert 'with             {"initialDelayMs": 1}' in facts
+    assert 'overrides        {"initialDelayMs": 1}' in facts
     heading, first, second = attempts.splitlines()
-    assert ["attempt", "started", "took", "got", "then"] == heading.split()
-    assert " 503  next after " in first
+    assert ["attempt", "started", "took", "result", "then"] == heading.split()
+    assert " 503     next after " in first
     assert " 404  stopped: permanent" in second
     assert [failed, [503, 404]] == [
         told["taskId"],
@@ -124,7 +124,7 @@ def test_story_loses_no_word() -> None:
         "2 attempts before",
         "attempt 3 got 503; waited 1 s; stopped: cancelled",
         "Nothing follows.",
-    ] == story(text, "Nothing follows.")
+    ] == explanation_lines(text, "Nothing follows.")
 
 
 def test_cancel(ask: Ask, waiting: str) -> None:
@@ -149,7 +149,7 @@ def test_cancel_goes_by_the_status(
     monkeypatch.setattr(Client, "cancel", lambda *_: ended)
     done = ask("tasks", "cancel", waiting)
 
-    assert f"{running.task_id} IN_FLIGHT: cancelled; the attempt that runs may finish\n" == slow.out
+    assert f"{running.task_id} IN_FLIGHT: cancelled; the running attempt may finish\n" == slow.out
     assert f"{waiting} CANCELLED: cancelled\n" == done.out
 
 
@@ -193,7 +193,7 @@ def test_retry_of_a_running_task_promises_nothing(ask: Ask, client: Client, targ
     done = ask("tasks", "retry", running.task_id)
     target.go_on.set()
 
-    words = "an attempt is running; if it fails, the next waits as its policy says"
+    words = "an attempt is running; if it fails, the policy decides when the next starts"
     assert (0, f"{running.task_id} IN_FLIGHT: {words}\n", "") == done
 
 

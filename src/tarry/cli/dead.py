@@ -1,4 +1,4 @@
-"""`tarry dead`: tasks that ended without success and wait for a person."""
+"""`tarry dead`: list, replay and purge dead letters."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from tarry.client import Client
     from tarry.client.options import DeadLetterFilter
 
-_NONE = "no dead letters match"
+_NO_MATCH = "no dead letters match"
 
 app: typer.Typer = typer.Typer(
     name="dead",
-    help="Look at dead letters, bring them back, or remove them.",
+    help="List, replay or purge dead letters: tasks that failed for good.",
     no_args_is_help=True,
 )
 
@@ -51,40 +51,39 @@ def list_(
     from tarry.cli.tasks import show_tasks
 
     with connect(server, key) as client:
-        found = client.dead_letters(policy=policy, lane=lane, reason=reason)
-        show_tasks(list(islice(found, limit + 1)), limit, as_json=as_json, dead=True)
+        dead_letters = client.dead_letters(policy=policy, lane=lane, reason=reason)
+        show_tasks(list(islice(dead_letters, limit + 1)), limit, as_json=as_json, dead=True)
 
 
 @app.command(epilog=example_epilog("tarry dead replay --lane https:example.com:443 --rate 10"))
 def replay(
     task: Annotated[
-        str | None, typer.Argument(metavar="TASK", help="Only this one, by its id.")
+        str | None, typer.Argument(metavar="TASK", help="Id of a single task to replay.")
     ] = None,
     policy: PolicyFilter = None,
     lane: LaneFilter = None,
     reason: ReasonFilter = None,
     rate: Annotated[
-        float | None, typer.Option(help="So many a second.", show_default="at once")
+        float | None, typer.Option(help="Tasks to replay per second.", show_default="all at once")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count them, and change nothing.")
+        bool, typer.Option("--dry-run", help="Only count the matching dead letters.")
     ] = False,
     server: ServerOption = DEFAULT_SERVER,
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring dead letters back, all of them unless you say which.
+    """Replay dead letters: all of them, or those that match the options.
 
-    The service does it by itself from here on; task ids and idempotency keys stay. Where none
-    match, no replay is made.
+    The service does the replay in the background. Tasks keep their ids and idempotency keys.
+    Nothing is started when no dead letter matches.
     """
     from tarry.cli.output import pluralize, print_json, print_text
     from tarry.core.checks import check_positive
 
     if task is not None:
-        given = (policy, lane, reason, rate, dry_run or None)
-        if any(one is not None for one in given):
-            msg = "TASK goes without options that choose several: leave one of them out"
+        if dry_run or any(value is not None for value in (policy, lane, reason, rate)):
+            msg = "TASK cannot be combined with --policy, --lane, --reason, --rate or --dry-run"
             raise ConfigurationError(msg)
         from tarry.cli.tasks import retry
 
@@ -92,20 +91,20 @@ def replay(
         return
     if rate is not None:
         check_positive("--rate", rate)
-    which: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
+    filters: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
     with connect(server, key) as client:
-        is_dry = not _matched(client, which) or dry_run
-        job = client.replay(**which, rate=rate, dry_run=is_dry).job
+        is_dry_run = not _count_matches(client, filters) or dry_run
+        job = client.replay(**filters, rate=rate, dry_run=is_dry_run).job
     if as_json:
         print_json(job)
     elif not job.matched:
-        print_text(_NONE)
-    elif is_dry:
-        print_text(f"{pluralize(job.matched, 'dead letter')} would come back")
+        print_text(_NO_MATCH)
+    elif is_dry_run:
+        print_text(f"{pluralize(job.matched, 'dead letter')} would be replayed")
     else:
-        pace = "" if rate is None else f", {rate:g} a second"
+        pace = "" if rate is None else f", {rate:g} per second"
         print_text(
-            f"replay {job.replay_id}: {pluralize(job.matched, 'dead letter')} to bring back{pace}"
+            f"replay {job.replay_id}: {pluralize(job.matched, 'dead letter')} to replay{pace}"
         )
 
 
@@ -114,54 +113,57 @@ def purge(
     policy: PolicyFilter = None,
     lane: LaneFilter = None,
     reason: ReasonFilter = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     server: ServerOption = DEFAULT_SERVER,
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove dead letters for good, all of them unless you say which."""
+    """Delete dead letters permanently: all of them, or those that match the options."""
     import sys
 
     from tarry.cli.output import pluralize, print_json, print_text
 
     if not yes and not sys.stdin.isatty():
-        rule = "must be given where nobody can be asked: what is removed is gone"
+        rule = "is required when standard input is not a terminal: purging cannot be undone"
         raise ConfigurationError("--yes", rule)
-    which: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
+    filters: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
     with connect(server, key) as client:
-        matched = _matched(client, which)
+        matched = _count_matches(client, filters)
         if matched and not yes:
-            asked = f"Remove {pluralize(matched, 'dead letter')} for good? [y/N] "
-            typer.echo(asked, nl=False, err=True)
+            question = f"Delete {pluralize(matched, 'dead letter')} permanently? [y/N] "
+            typer.echo(question, nl=False, err=True)
             if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-                typer.echo("nothing was removed", err=True)
+                typer.echo("nothing was deleted", err=True)
                 raise typer.Exit(1)
-        purged = client.purge(**which) if matched else 0
+        purged = client.purge(**filters) if matched else 0
     if as_json:
         print_json({"purged": purged})
     else:
-        print_text(f"{pluralize(purged, 'dead letter')} removed" if purged else _NONE)
+        print_text(f"{pluralize(purged, 'dead letter')} deleted" if purged else _NO_MATCH)
 
 
-def _matched(client: Client, which: DeadLetterFilter) -> int:
-    """Count such dead letters; where there are none, the downstream and policy must exist."""
-    matched = client.replay(**which, dry_run=True).matched
-    if not matched:
-        _check_named(client, which.get("lane"), which.get("policy"))
-    return matched
+def _count_matches(client: Client, filters: DeadLetterFilter) -> int:
+    """Return the number of matching dead letters.
+
+    When there are none, raise `NotFound` for a downstream or a policy that does not exist: its
+    name is probably misspelt.
+    """
+    count = client.replay(**filters, dry_run=True).matched
+    if not count:
+        _check_exists(client, filters.get("lane"), filters.get("policy"))
+    return count
 
 
-def _check_named(client: Client, lane: str | None, policy: str | None) -> None:
-    """Refuse a downstream or a policy that is not there."""
-    if lane is not None and all(one.lane != lane for one in client.downstreams()):
+def _check_exists(client: Client, lane: str | None, policy: str | None) -> None:
+    if lane is not None and all(known.lane != lane for known in client.downstreams()):
         msg = (
-            f"--lane: there is no downstream {lane!r}: one is written http:host:port or "
-            "https:host:port, and `tarry downstreams` lists them"
+            f"--lane: there is no downstream {lane!r}. The format is http:host:port or "
+            "https:host:port; `tarry downstreams` lists all"
         )
         raise NotFound(msg)
     if policy is not None:
         try:
             client.policy(policy)
         except NotFound as error:
-            msg = f"--policy: there is no policy {policy!r}: `tarry policy list` has their names"
+            msg = f"--policy: there is no policy {policy!r}; `tarry policy list` lists all"
             raise NotFound(msg) from error

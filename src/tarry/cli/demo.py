@@ -157,14 +157,14 @@ def _send(client: Client, target: Flaky) -> None:
 def _explain(client: Client, task: RetryTask) -> None:
     from tarry.cli.demo_target import DOOMED
     from tarry.cli.output import print_text
-    from tarry.cli.tasks import story
+    from tarry.cli.tasks import explanation_lines
 
     print_text("")
     print_text(
         f"{name_of(DOOMED).capitalize()} is a dead letter now. `tarry tasks explain` says why:"
     )
     explained = client.explain(task)
-    for line in story(explained.text, explained.next.words):
+    for line in explanation_lines(explained.text, explained.next.words):
         print_text(line)
 
 

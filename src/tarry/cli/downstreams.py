@@ -1,4 +1,4 @@
-"""`tarry downstreams`: the targets' hosts, and an operator's hand on them."""
+"""`tarry downstreams`: list the targets' hosts; pause, resume or reset one."""
 
 from __future__ import annotations
 
@@ -24,74 +24,86 @@ if TYPE_CHECKING:
 
     from tarry.wire.tasks import Downstream
 
-ACTS = ("pause", "resume", "reset")
+ACTIONS = ("pause", "resume", "reset")
 _HEADINGS = ("downstream", "state", "pending", "running", "dead", "p50", "p95")
 
 
 def downstreams(
-    act: Annotated[
+    action: Annotated[
         str | None,
         typer.Argument(
-            metavar="|".join(ACTS),
-            help="pause: send nothing to it. resume: go on, slowly. reset: forget what was learnt.",
+            metavar="|".join(ACTIONS),
+            help=(
+                "pause: send nothing to it. resume: send again, slowly at first. "
+                "reset: discard its statistics."
+            ),
         ),
     ] = None,
     lane: Annotated[
-        str | None, typer.Argument(metavar="LANE", help="Which, as the list names it.")
+        str | None, typer.Argument(metavar="LANE", help="Name of the downstream, as listed.")
     ] = None,
     limit: LimitOption = DEFAULT_LIMIT,
     server: ServerOption = DEFAULT_SERVER,
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the targets' hosts: state, backlog, latency; or pause, resume or reset one."""
+    """List the targets' hosts with state, backlog and latency; or pause, resume or reset one."""
     from itertools import islice
 
     from tarry.cli.output import console, print_json, print_text
 
-    if act is not None:
-        _move(act, lane, server, key, as_json=as_json)
+    if action is not None:
+        _change_state(action, lane, server, key, as_json=as_json)
         return
     with connect(server, key) as client:
-        found = list(islice(client.downstreams(), limit))
+        listed = list(islice(client.downstreams(), limit))
     if as_json:
-        print_json(found)
-    elif not found:
-        print_text("none yet: each host that a task goes to is one")
+        print_json(listed)
+    elif not listed:
+        print_text("none yet: a downstream is created with the first task for its host")
     else:
-        console().print(downstream_table(found))
+        console().print(downstream_table(listed))
 
 
-def downstream_table(found: Iterable[Downstream]) -> Table:
-    """Return downstreams as rows."""
+def downstream_table(rows: Iterable[Downstream]) -> Table:
+    """Return a table with one row per downstream."""
     from tarry.cli.output import table
 
-    return table(_HEADINGS, map(_row, found))
+    return table(_HEADINGS, map(_row, rows))
 
 
-def _move(act: str, lane: str | None, server: str, key: str | None, *, as_json: bool) -> None:
+def _change_state(
+    action: str, lane: str | None, server: str, key: str | None, *, as_json: bool
+) -> None:
     from tarry.cli.output import print_json, print_text
     from tarry.core.checks import check_one_of
 
-    check_one_of("the first argument", act, ACTS)
+    check_one_of("the first argument", action, ACTIONS)
     if lane is None:
-        rule = f"must say which downstream to {act}; `tarry downstreams` lists them"
+        rule = f"is required: the downstream to {action}. `tarry downstreams` lists all"
         raise ConfigurationError("LANE", rule)
     with connect(server, key) as client:
-        move = {"pause": client.pause, "resume": client.resume, "reset": client.reset}[act]
-        moved = move(lane)
+        change = {"pause": client.pause, "resume": client.resume, "reset": client.reset}[action]
+        changed = change(lane)
     if as_json:
-        print_json(moved)
+        print_json(changed)
     else:
-        print_text(f"{moved.lane} {moved.state}")
+        print_text(f"{changed.lane} {changed.state}")
 
 
-def _row(one: Downstream) -> tuple[object, ...]:
+def _row(downstream: Downstream) -> tuple[object, ...]:
     from tarry.core.explain import format_duration
 
-    def shown(ms: float | None) -> str:
+    def format_ms(ms: float | None) -> str:
         return "" if ms is None else format_duration(ms / 1000)
 
-    here = one.here
-    latency = ("", "") if here is None else (shown(here.p50_ms), shown(here.p95_ms))
-    return (one.lane, one.state, one.pending, one.in_flight, one.dead, *latency)
+    local = downstream.here
+    return (
+        downstream.lane,
+        downstream.state,
+        downstream.pending,
+        downstream.in_flight,
+        downstream.dead,
+        "" if local is None else format_ms(local.p50_ms),
+        "" if local is None else format_ms(local.p95_ms),
+    )

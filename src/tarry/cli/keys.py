@@ -1,4 +1,7 @@
-"""`tarry keys`: API keys, in the store itself: the first key cannot be made with a key."""
+"""`tarry keys`: create, list and revoke API keys.
+
+The commands open the store directly, because the first key cannot be created with a key.
+"""
 
 from __future__ import annotations
 
@@ -18,63 +21,67 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-StoreUrl = Annotated[
+StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
         metavar="URL",
-        help="Where the service keeps its tasks.",
+        help="Store of the service.",
         show_default="as for `tarry serve`: TARRY_STORE, the file, sqlite:tarry-data/tarry.db",
     ),
 ]
-Config = Annotated[Path | None, typer.Option(metavar="FILE", help="The TOML file of the service.")]
+ConfigOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Configuration file of the service, in TOML.")
+]
 
 app: typer.Typer = typer.Typer(
     name="keys",
-    help="Make, list and revoke API keys, on the machine where the store is.",
+    help="Create, list and revoke API keys. Run this on the machine of the store.",
     no_args_is_help=True,
 )
 
 
 @app.command(epilog=example_epilog("export TARRY_KEY=$(tarry keys create --tenant shop)"))
 def create(
-    tenant: Annotated[str, typer.Option(help="Whose key it is: each tenant sees its own tasks.")],
-    name: Annotated[str, typer.Option(help="What it is for, to tell keys apart.")] = "",
-    store: StoreUrl = None,
-    config: Config = None,
+    tenant: Annotated[
+        str, typer.Option(help="Tenant of the key. Tenants see only their own tasks.")
+    ],
+    name: Annotated[str, typer.Option(help="Description of the key, for `tarry keys list`.")] = "",
+    store: StoreOption = None,
+    config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key and print it, once: the store keeps only a digest."""
+    """Create a key and print it. It is shown only once: the store keeps only a hash."""
     need_service()
     from uuid_utils import uuid7
 
     from tarry.cli.output import print_json
     from tarry.service.api.auth import make_key
 
-    secret, made = make_key(tenant, str(uuid7()), name)
-    _with_store(store, config, lambda opened: opened.put_key(made), is_new=True)
+    secret, api_key = make_key(tenant, str(uuid7()), name)
+    _with_store(store, config, lambda opened: opened.put_key(api_key), can_create=True)
     if as_json:
-        print_json({"id": made.id, "tenant": tenant, "name": name, "key": secret})
+        print_json({"id": api_key.id, "tenant": tenant, "name": name, "key": secret})
         return
     typer.echo(secret)
-    typer.echo(f"key {made.id} of {tenant}; it is not shown again", err=True)
+    typer.echo(f"key {api_key.id} of tenant {tenant}; it is not shown again", err=True)
 
 
 @app.command("list", epilog=example_epilog("tarry keys list --tenant shop"))
 def list_(
-    tenant: Annotated[str | None, typer.Option(help="Only those of this tenant.")] = None,
-    store: StoreUrl = None,
-    config: Config = None,
+    tenant: Annotated[str | None, typer.Option(help="Only keys of this tenant.")] = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List keys, revoked ones too; the keys themselves are nowhere."""
+    """List keys with their ids, revoked keys included. The secrets cannot be shown."""
     from tarry.cli.output import console, print_json, print_text, table, time_since
     from tarry.runtime.clocks import system
 
-    found = _with_store(store, config, lambda opened: opened.list_keys(tenant))
+    listed = _with_store(store, config, lambda opened: opened.list_keys(tenant))
     if as_json:
-        print_json([_told(key) for key in found])
-    elif not found:
+        print_json([_to_json(key) for key in listed])
+    elif not listed:
         print_text("none")
     else:
         now = system.unix_time()
@@ -86,29 +93,29 @@ def list_(
                 time_since(key.created_at, now),
                 None if key.revoked_at is None else time_since(key.revoked_at, now),
             )
-            for key in found
+            for key in listed
         ]
-        console().print(table(("key", "tenant", "name", "made", "revoked"), rows))
+        console().print(table(("key", "tenant", "name", "created", "revoked"), rows))
 
 
 @app.command(epilog=example_epilog("tarry keys revoke 0199c0de-0000-7000-8000-000000000000"))
 def revoke(
-    key: Annotated[str, typer.Argument(metavar="ID", help="The id of a key: `tarry keys list`.")],
-    store: StoreUrl = None,
-    config: Config = None,
+    key: Annotated[str, typer.Argument(metavar="ID", help="Id of the key; see `tarry keys list`.")],
+    store: StoreOption = None,
+    config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """End a key; a running service believes it for a few seconds more."""
+    """Revoke a key. A running service may accept it for a few more seconds."""
     from tarry.cli.output import print_json, print_text
     from tarry.client.errors import NotFound
 
     if not _with_store(store, config, lambda opened: opened.revoke_key(key)):
-        msg = f"there is no key {key!r}; `tarry keys list` has their ids"
+        msg = f"there is no key {key!r}; `tarry keys list` lists all ids"
         raise NotFound(msg)
     if as_json:
         print_json({"id": key, "revoked": True})
     else:
-        print_text(f"{key} is revoked")
+        print_text(f"{key} revoked")
 
 
 def _with_store(
@@ -116,9 +123,9 @@ def _with_store(
     config: Path | None,
     work: Callable[[Store], Awaitable[T]],
     *,
-    is_new: bool = False,
+    can_create: bool = False,
 ) -> T:
-    """Open the store, do the work, close it; only a first key may make a store."""
+    """Open the store, run `work` and close the store; `can_create` allows a new store."""
     import asyncio
 
     from tarry.errors import ConfigurationError
@@ -128,10 +135,10 @@ def _with_store(
 
     url = load_settings({"store": url}, file=config).settings.store
     if url == "memory:":
-        rule = "must be one that lasts, sqlite:PATH: what is in memory: is the service's own"
+        rule = "must be sqlite:PATH: a memory: store exists only inside its service"
         raise ConfigurationError("--store", rule)
-    if url.startswith("sqlite:") and not is_new and not sqlite_path(url).exists():
-        msg = f"--store: there is no {sqlite_path(url)}; is it the store of your service?"
+    if url.startswith("sqlite:") and not can_create and not sqlite_path(url).exists():
+        msg = f"--store: {sqlite_path(url)} does not exist. Is this the store of your service?"
         raise ConfigurationError(msg)
     store = make_store(url)
 
@@ -145,7 +152,7 @@ def _with_store(
     return asyncio.run(run())
 
 
-def _told(key: ApiKey) -> dict[str, Any]:
+def _to_json(key: ApiKey) -> dict[str, Any]:
     return {
         "id": key.id,
         "tenant": key.tenant,

@@ -1,4 +1,4 @@
-"""`tarry send`: give the service a call to make."""
+"""`tarry send`: add a task."""
 
 from __future__ import annotations
 
@@ -17,51 +17,53 @@ if TYPE_CHECKING:
     from tarry.client.options import EnqueueOptions
     from tarry.wire.tasks import RetryTask
 
-_MOST = 64 << 20
-"""Bytes of a body: more than services take, and no more than a process can hold."""
+_MAX_BODY_BYTES = 64 << 20
+"""More than the service accepts; bounds the memory of this process."""
 
 
 def send(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Where the call goes.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Target of the call.")],
     data: Annotated[
         str | None,
-        typer.Option("--data", "-d", help="The body: a text, or @FILE, or @- for standard input."),
+        typer.Option("--data", "-d", help="Body: text, @FILE, or @- for standard input."),
     ] = None,
-    method: Annotated[str, typer.Option("--method", "-X", help="The method.")] = "POST",
+    method: Annotated[str, typer.Option("--method", "-X", help="HTTP method.")] = "POST",
     header: Annotated[
         list[str] | None,
-        typer.Option("--header", "-H", help="A header. Repeatable.", metavar="NAME:VALUE"),
+        typer.Option("--header", "-H", help="Header. Can be repeated.", metavar="NAME:VALUE"),
     ] = None,
-    policy: Annotated[
-        str, typer.Option(help="How it is retried: `tarry policy list`.")
-    ] = "default",
+    policy: Annotated[str, typer.Option(help="Retry policy; see `tarry policy list`.")] = "default",
     idempotency_key: Annotated[
         str | None,
-        typer.Option(help="Sent twice with one key is one task.", show_default="a new one"),
+        typer.Option(
+            help="Sending twice with the same key adds one task.", show_default="generated"
+        ),
     ] = None,
     delay: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Begin later: 90s, 10m, 2h.")
+        str | None, typer.Option(metavar="TIME", help="Delay of the first attempt: 90s, 10m, 2h.")
     ] = None,
     wait: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Wait for the outcome; exit with 1 if it is no success."),
+        typer.Option(
+            metavar="TIME", help="Wait for the result; exit with 1 unless it is a success."
+        ),
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give the service a call to make; it makes it until it succeeds, or its policy ends it.
+    """Add a task: an HTTP call that the service retries until it succeeds or its policy stops it.
 
-    When this returns, the task is kept. A body that is a JSON object or list goes as
-    application/json, unless a header says otherwise.
+    When the command returns, the task is durable. A body that is a JSON object or array is sent
+    as application/json, unless --header sets another content type.
     """
     from tarry.cli.output import print_json
     from tarry.tuning.formatting import parse_duration
 
-    patience = None if wait is None else parse_duration("--wait", wait)
-    later = None if delay is None else parse_duration("--delay", delay)
-    headers = _headers(header or [])
-    body = None if data is None else _body(data)
+    wait_s = None if wait is None else parse_duration("--wait", wait)
+    delay_s = None if delay is None else parse_duration("--delay", delay)
+    headers = _parse_headers(header or [])
+    body = None if data is None else _read_body(data)
     if isinstance(body, str) and _is_json(body) and "content-type" not in map(str.lower, headers):
         headers["content-type"] = "application/json"
     options: EnqueueOptions = {
@@ -69,37 +71,37 @@ def send(
         "headers": headers or None,
         "policy": policy,
         "key": idempotency_key,
-        "delay": later,
+        "delay": delay_s,
     }
     with connect(server, key) as client:
-        task = _sent(client, url, body, patience, options)
+        task = _enqueue(client, url, body, wait_s, options)
     if as_json:
         print_json(task)
     else:
         _show(task)
-    if patience is not None and task.status != "SUCCEEDED":
+    if wait_s is not None and task.status != "SUCCEEDED":
         raise typer.Exit(1)
 
 
-def _sent(
+def _enqueue(
     client: Client,
     url: str,
     body: str | bytes | None,
-    patience: float | None,
+    wait_s: float | None,
     options: EnqueueOptions,
 ) -> RetryTask:
-    """Add the task, and wait on when the service waits less than it was asked to."""
+    """Add the task and wait for its result, also longer than the service itself waits."""
     from tarry.client.errors import NotFinished
     from tarry.client.operations import FINAL_STATUSES
     from tarry.runtime.clocks import system
 
-    began = system.now()
-    task = client.enqueue(url, body, wait=patience, **options)
-    left = 0.0 if patience is None else began + patience - system.now()
-    if task.status in FINAL_STATUSES or left <= 0:
+    started = system.now()
+    task = client.enqueue(url, body, wait=wait_s, **options)
+    remaining = 0.0 if wait_s is None else started + wait_s - system.now()
+    if task.status in FINAL_STATUSES or remaining <= 0:
         return task
     try:
-        return client.wait(task, left)
+        return client.wait(task, remaining)
     except NotFinished:
         return client.get(task)
 
@@ -107,61 +109,59 @@ def _sent(
 def _show(task: RetryTask) -> None:
     from tarry.cli.output import pluralize, print_text
 
-    ended = "" if task.reason is None else f": {task.reason}"
+    reason = "" if task.reason is None else f": {task.reason}"
     print_text(
-        f"{task.task_id} {task.status} after {pluralize(task.attempt_number, 'attempt')}{ended}"
+        f"{task.task_id} {task.status} after {pluralize(task.attempt_number, 'attempt')}{reason}"
     )
     if task.response is not None:
         print_text(f"the target answered {task.response.status}")
         for line in (task.response.body or "").splitlines():
             print_text(line)
         if task.response.truncated:
-            print_text("... (only its beginning is kept)")
+            print_text("... (only the beginning of the response is kept)")
     if task.status == "EXHAUSTED":
-        print_text(f"tarry tasks explain {task.task_id} says why")
+        print_text(f"to see why: tarry tasks explain {task.task_id}")
 
 
-def _headers(texts: list[str]) -> dict[str, str]:
+def _parse_headers(texts: list[str]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for text in texts:
         name, colon, value = (part.strip() for part in text.partition(":"))
         if not colon or not name:
-            msg = f"--header is written 'Name: value', got {text!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("--header", "must have the format 'Name: value'", text)
         if name.lower() in map(str.lower, headers):
-            msg = f"--header: {name} is given twice"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("--header", f"sets {name} twice")
         headers[name] = value
     return headers
 
 
-def _body(data: str) -> str | bytes:
-    """Return what is to be sent: text where it is text, as the service keeps it readable then."""
-    raw = _read(data[1:]) if data.startswith("@") else data.encode(errors="surrogateescape")
+def _read_body(data: str) -> str | bytes:
+    """Return the body: text if it is valid UTF-8, because the service stores text readably."""
+    raw = _read_file(data[1:]) if data.startswith("@") else data.encode(errors="surrogateescape")
     try:
         return raw.decode()
     except UnicodeDecodeError:
         return raw
 
 
-def _read(name: str) -> bytes:
+def _read_file(name: str) -> bytes:
     try:
         if name == "-":
-            raw = sys.stdin.buffer.read(_MOST + 1)
+            raw = sys.stdin.buffer.read(_MAX_BODY_BYTES + 1)
         else:
             with Path(name).open("rb") as file:
-                raw = file.read(_MOST + 1)
+                raw = file.read(_MAX_BODY_BYTES + 1)
     except OSError as error:
         msg = f"--data: cannot read {name}: {error.strerror}"
         raise ConfigurationError(msg) from error
-    if len(raw) > _MOST:
-        msg = f"--data: {name} has more than {_MOST} bytes"
+    if len(raw) > _MAX_BODY_BYTES:
+        msg = f"--data: {name} has more than {_MAX_BODY_BYTES} bytes"
         raise ConfigurationError(msg)
     return raw
 
 
 def _is_json(text: str) -> bool:
-    """Say whether a text is a JSON object or list; a bare word or number may be anything."""
+    """Return whether text is a JSON object or array; a bare word or number may be plain text."""
     import json
 
     if not text.lstrip().startswith(("{", "[")):

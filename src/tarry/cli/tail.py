@@ -1,4 +1,4 @@
-"""`tarry tail`: what happens, as it happens."""
+"""`tarry tail`: print live events."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _STYLES = {"succeeded": "green", "exhausted": "red", "parked": "red", "missed": 
 def tail(
     server: ServerOption = DEFAULT_SERVER, key: KeyOption = None, as_json: JsonOption = False
 ) -> None:
-    """Print events as they happen: attempts, tasks that end, downstreams that fail or return.
+    """Print live events: attempts, finished tasks, downstreams that fail or recover.
 
-    It begins now and ends with Ctrl-C. With --json, each line is an event.
+    Prints events from now on, until Ctrl-C. With --json, each line is one event.
     """
     from tarry.cli.output import print_json_line, to_builtins
 
     with connect(server, key) as client:
         for event in client.events():
             if as_json:
-                given = to_builtins(event)
-                print_json_line({name: given[name] for name in given if given[name] is not None})
+                fields = to_builtins(event)
+                print_json_line({k: value for k, value in fields.items() if value is not None})
             else:
                 _show(event)
 
@@ -39,25 +39,25 @@ def _show(event: EventNews) -> None:
     at = "" if event.at is None else time_of_day(event.at)
     line = Text(f"{at:12}  ", style="dim")
     line.append(f"{printable(event.kind):10}  ", style=_STYLES.get(event.kind, "not dim"))
-    parts = [event.task_id or "", event.lane or "", said(event)]
+    parts = [event.task_id or "", event.lane or "", event_details(event)]
     line.append("  ".join(printable(part) for part in parts if part), style="not dim")
     console().print(line, soft_wrap=True)
 
 
-def said(event: EventNews) -> str:
-    """Say what is special about an event."""
+def event_details(event: EventNews) -> str:
+    """Return what an event reports besides its kind, task and lane."""
     from tarry.cli.output import attempt_result, decision_text
     from tarry.core.explain import format_duration
 
     if event.missed is not None:
-        return f"{event.missed} events, for this reader was too slow"
+        return f"{event.missed} events were dropped: this reader is too slow"
     if event.attempt is None:
         return event.reason or ""
     attempt = event.attempt
     took = (
         "" if attempt.duration_ms is None else f" in {format_duration(attempt.duration_ms / 1000)}"
     )
-    then = decision_text(attempt)
+    decision = decision_text(attempt)
     return f"attempt {attempt.attempt_number} got {attempt_result(attempt)}{took}" + (
-        f"; {then}" if then else ""
+        f"; {decision}" if decision else ""
     )

@@ -1,4 +1,4 @@
-"""`tarry tasks`: look at tasks, and move them by hand."""
+"""`tarry tasks`: list, show, explain, cancel and retry tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tarry.wire.tasks import AttemptLog, RetryTask
 
 app: typer.Typer = typer.Typer(
-    name="tasks", help="Look at tasks, and move them by hand.", no_args_is_help=True
+    name="tasks", help="List, show, explain, cancel or retry tasks.", no_args_is_help=True
 )
 
 
@@ -37,7 +37,7 @@ app: typer.Typer = typer.Typer(
     "list", epilog=example_epilog("tarry tasks list --status PENDING --lane https:example.com:443")
 )
 def list_(
-    status: Annotated[str | None, typer.Option(help="Only those in this status.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only tasks with this status.")] = None,
     policy: PolicyFilter = None,
     lane: LaneFilter = None,
     reason: ReasonFilter = None,
@@ -57,10 +57,10 @@ def list_(
         if status is not None:
             status = status.upper().replace("-", "_")
             check_one_of("--status", status, get_args(StatusName))
-        found = client.tasks(
+        tasks = client.tasks(
             status=cast("Status | None", status), policy=policy, lane=lane, reason=reason
         )
-        show_tasks(list(islice(found, limit + 1)), limit, as_json=as_json)
+        show_tasks(list(islice(tasks, limit + 1)), limit, as_json=as_json)
 
 
 @app.command(epilog=example_epilog("tarry tasks show 0199c0de-0000-7000-8000-000000000000"))
@@ -74,12 +74,12 @@ def show(
     from tarry.cli.output import print_json, to_builtins
 
     with connect(server, key) as client:
-        found = client.get(task)
-        attempts = list(client.attempts(found))
+        details = client.get(task)
+        attempts = list(client.attempts(details))
     if as_json:
-        print_json({**to_builtins(found), "attempts": to_builtins(attempts)})
+        print_json({**to_builtins(details), "attempts": to_builtins(attempts)})
     else:
-        _show(found, attempts)
+        _show(details, attempts)
 
 
 @app.command(epilog=example_epilog("tarry tasks explain 0199c0de-0000-7000-8000-000000000000"))
@@ -89,15 +89,15 @@ def explain(
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say why a task was retried or not, and what comes next."""
+    """Explain why a task was retried or not, and what happens next."""
     from tarry.cli.output import print_json, print_text
 
     with connect(server, key) as client:
-        found = client.explain(task)
+        explanation = client.explain(task)
     if as_json:
-        print_json(found)
+        print_json(explanation)
         return
-    for line in story(found.text, found.next.words):
+    for line in explanation_lines(explanation.text, explanation.next.words):
         print_text(line)
 
 
@@ -108,12 +108,12 @@ def cancel(
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel a task; an attempt that runs may finish, and none follows."""
+    """Cancel a task. A running attempt may finish; no other attempt follows."""
     with connect(server, key) as client:
-        found = client.cancel(task)
-    running = "cancelled; the attempt that runs may finish"
-    words = running if found.status == "IN_FLIGHT" else "cancelled"
-    _tell(found, found.status, words, as_json=as_json)
+        cancelled = client.cancel(task)
+    is_running = cancelled.status == "IN_FLIGHT"
+    message = "cancelled; the running attempt may finish" if is_running else "cancelled"
+    _print_state(cancelled, cancelled.status, message, as_json=as_json)
 
 
 @app.command(epilog=example_epilog("tarry tasks retry 0199c0de-0000-7000-8000-000000000000"))
@@ -123,25 +123,26 @@ def retry(
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the next attempt now; a dead letter begins anew."""
+    """Make the next attempt now; a dead letter starts again with attempt 1."""
     with connect(server, key) as client:
-        found = client.retry(task)
-        if found.status == "IN_FLIGHT":
-            words = "an attempt is running; if it fails, the next waits as its policy says"
-            _tell(found, found.status, words, as_json=as_json)
+        retried = client.retry(task)
+        if retried.status == "IN_FLIGHT":
+            message = "an attempt is running; if it fails, the policy decides when the next starts"
+            _print_state(retried, retried.status, message, as_json=as_json)
             return
-        after = client.explain(found)  # its downstream may be paused, or its breaker open
-    _tell(found, after.status, after.next.words, as_json=as_json)
+        # The task may still have to wait: its downstream is paused, or its breaker is open.
+        explanation = client.explain(retried)
+    _print_state(retried, explanation.status, explanation.next.words, as_json=as_json)
 
 
 def show_tasks(tasks: list[RetryTask], limit: int, *, as_json: bool, dead: bool = False) -> None:
-    """Print up to `limit` tasks, or dead letters: those have no next attempt, and a reason."""
+    """Print up to `limit` tasks. Dead letters have other columns: the reason, no next attempt."""
     from tarry.cli import output
     from tarry.runtime.clocks import system
 
     if len(tasks) > limit:
         tasks = tasks[:limit]
-        typer.echo(f"the first {limit} of more: --limit lists more of them", err=True)
+        typer.echo(f"only the first {limit} are listed; use --limit to list more", err=True)
     if as_json:
         output.print_json(tasks)
     elif not tasks:
@@ -154,57 +155,57 @@ def show_tasks(tasks: list[RetryTask], limit: int, *, as_json: bool, dead: bool 
         output.console().print(output.table(headings, rows, truncate=headings[-1]))
 
 
-def story(text: str, following: str) -> list[str]:
-    """Return an explanation in lines: one for each attempt, and what comes next."""
-    before = text.removesuffix(following).rstrip(" .")
-    first, *rest = before.split("; attempt ")
-    return [first, *(f"attempt {one}" for one in rest), following]
+def explanation_lines(text: str, next_step: str) -> list[str]:
+    """Split an explanation into one line per attempt, and a last line for the next step."""
+    history = text.removesuffix(next_step).rstrip(" .")
+    first, *rest = history.split("; attempt ")
+    return [first, *(f"attempt {attempt}" for attempt in rest), next_step]
 
 
-def _tell(task: RetryTask, status: str, words: str, *, as_json: bool) -> None:
+def _print_state(task: RetryTask, status: str, message: str, *, as_json: bool) -> None:
     from tarry.cli.output import print_json, print_text
 
     if as_json:
         print_json(task)
     else:
-        print_text(f"{task.task_id} {status}: {words}")
+        print_text(f"{task.task_id} {status}: {message}")
 
 
 def _show(task: RetryTask, attempts: list[AttemptLog]) -> None:
     from tarry.cli.output import console, table
 
     terminal = console()
-    terminal.print(table(("task", task.task_id), _facts(task)))
+    terminal.print(table(("task", task.task_id), _properties(task)))
     if attempts:
         terminal.print()
-        headings = ("attempt", "started", "took", "got", "then")
+        headings = ("attempt", "started", "took", "result", "then")
         terminal.print(table(headings, map(_attempt_row, attempts)))
 
 
-def _facts(task: RetryTask) -> Iterable[tuple[str, object]]:
+def _properties(task: RetryTask) -> Iterable[tuple[str, object]]:
     from tarry.cli.output import time_since, time_until
     from tarry.runtime.clocks import system
 
     now = system.unix_time()
     pinned = "" if task.policy_version is None else f", version {task.policy_version}"
-    due = None if task.next_attempt_at is None else time_until(task.next_attempt_at, now)
-    ended = None if task.finished_at is None else time_since(task.finished_at, now)
-    facts: dict[str, object] = {
+    next_attempt = None if task.next_attempt_at is None else time_until(task.next_attempt_at, now)
+    finished = None if task.finished_at is None else time_since(task.finished_at, now)
+    properties: dict[str, object] = {
         "status": task.status,
         "reason": task.reason,
         "target": f"{task.method} {task.target_url}",
         "lane": task.lane,
         "policy": f"{task.policy_id}{pinned}",
-        "with": json.dumps(task.policy) if task.policy else None,
+        "overrides": json.dumps(task.policy) if task.policy else None,
         "idempotency key": task.idempotency_key,
         "body": f"{task.body_size:,} bytes",
         "attempts": task.attempt_number,
         "replays": task.replays or None,
         "created": time_since(task.created_at, now),
-        "next attempt": due,
-        "ended": ended,
+        "next attempt": next_attempt,
+        "finished": finished,
     }
-    return ((name, value) for name, value in facts.items() if value is not None)
+    return ((name, value) for name, value in properties.items() if value is not None)
 
 
 def _attempt_row(attempt: AttemptLog) -> tuple[object, ...]:
