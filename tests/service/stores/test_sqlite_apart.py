@@ -17,7 +17,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus, NewTask
 from tarry.service.stores.sqlite import SqliteStore
-from tarry.service.stores.sqlite.operations import Call
+from tarry.service.stores.sqlite.operations import OperationCall
 from tarry.service.stores.sqlite.transaction import Transaction
 from tarry.service.stores.sqlite.writer_process import (
     WriterProcessExecutor,
@@ -38,7 +38,7 @@ class Sent(Direct):
     """A store whose calls and answers take the form in which they cross."""
 
     async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
-        assert isinstance(operation, Call)
+        assert isinstance(operation, OperationCall)
         frame = run_calls(self.database, encode_calls([operation]))
         value: T = self._answer(decode_answers([operation], frame))
         return value
@@ -287,11 +287,10 @@ def test_an_error_keeps_its_kind(tmp_path: Path) -> None:
     from tarry.service.stores.sqlite import operations
 
     operations.OPERATIONS["broken"] = operations.Operation(broken, tuple[str], None)
-    operations.NAMES[broken] = "broken"
     try:
         store = Sent(tmp_path / "tasks.db", lambda: 1)
         with pytest.raises(RuntimeError, match="KeyError: 'x'"):
-            asyncio.run(store._write(Call(broken, "x")))
+            asyncio.run(store._write(OperationCall(broken, "x")))
         asyncio.run(store.close())
     finally:
-        del operations.OPERATIONS["broken"], operations.NAMES[broken]
+        del operations.OPERATIONS["broken"]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Operation = Callable[[Transaction], Any]
     Query = Callable[[ReadTransaction], Any]
     Answer = tuple[Any, Exception | None]
+    """The value of an operation or query, or the error that it raised."""
 
 IN_MEMORY = ":memory:"
 """Path of a database in memory: it belongs to one connection, and is gone when that is closed."""

@@ -1,6 +1,6 @@
 """The write operations by name, with the types of their arguments and results.
 
-The name and the types are what the writer process needs to run an operation for another process.
+The service sends the name and the arguments of an operation to the writer process.
 """
 
 from __future__ import annotations
@@ -51,10 +51,14 @@ T = TypeVar("T")
 class Operation:
     """A function that runs in a transaction, and the decoders of its arguments and its result."""
 
-    def __init__(self, run: Callable[..., Any], takes: Any, gives: Any) -> None:
+    def __init__(self, run: Callable[..., Any], argument_types: Any, result_type: Any) -> None:
         self.run: Callable[..., Any] = run
-        self.taken: msgspec.msgpack.Decoder[tuple[Any, ...]] = msgspec.msgpack.Decoder(takes)
-        self.given: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(gives)
+        self.decode_arguments: Callable[[msgspec.Raw], tuple[Any, ...]] = msgspec.msgpack.Decoder(
+            argument_types
+        ).decode
+        self.decode_result: Callable[[msgspec.Raw], Any] = msgspec.msgpack.Decoder(
+            result_type
+        ).decode
 
 
 def ping(tx: Transaction) -> int:
@@ -64,48 +68,40 @@ def ping(tx: Transaction) -> int:
 
 
 OPERATIONS: dict[str, Operation] = {
-    name: Operation(run, takes, gives)
-    for name, run, takes, gives in (
+    run.__name__: Operation(run, argument_types, result_type)
+    for run, argument_types, result_type in (
+        (add.add, tuple[list[NewTask], Lease | None, int | None], list[InitialState | AddResult]),
+        (claim.claim, tuple[Lease, int, int, list[str]], ClaimResult),
+        (finish.finish, tuple[list[PackedResult]], list[FinishStatus]),
+        (transitions.release, tuple[list[Release]], list[FinishStatus]),
+        (transitions.cancel, tuple[str, str], CancelStatus | None),
+        (transitions.retry_now, tuple[str, str], RetryNowStatus | None),
+        (transitions.recover_leases, tuple[int], bool),
+        (lanes.park, tuple[str, int, int, int], None),
+        (lanes.unpark, tuple[str], None),
+        (lanes.resume, tuple[str], None),
+        (lanes.pause, tuple[str], None),
+        (dead_letters.start_replay, tuple[ReplayRecord], ReplayRecord),
+        (dead_letters.replay_step, tuple[str, int], ReplayRecord | None),
+        (dead_letters.cancel_replay, tuple[str, str], ReplayRecord | None),
+        (dead_letters.purge, tuple[str, TaskFilter, int, int], tuple[int, int | None]),
         (
-            "add",
-            add.add,
-            tuple[list[NewTask], Lease | None, int | None],
-            list[InitialState | AddResult],
-        ),
-        ("claim", claim.claim, tuple[Lease, int, int, list[str]], ClaimResult),
-        ("finish", finish.finish, tuple[list[PackedResult]], list[FinishStatus]),
-        ("release", transitions.release, tuple[list[Release]], list[FinishStatus]),
-        ("cancel", transitions.cancel, tuple[str, str], CancelStatus | None),
-        ("retry_now", transitions.retry_now, tuple[str, str], RetryNowStatus | None),
-        ("park", lanes.park, tuple[str, int, int, int], None),
-        ("unpark", lanes.unpark, tuple[str], None),
-        ("resume", lanes.resume, tuple[str], None),
-        ("pause", lanes.pause, tuple[str], None),
-        ("start_replay", dead_letters.start_replay, tuple[ReplayRecord], ReplayRecord),
-        ("replay_step", dead_letters.replay_step, tuple[str, int], ReplayRecord | None),
-        ("cancel_replay", dead_letters.cancel_replay, tuple[str, str], ReplayRecord | None),
-        ("purge", dead_letters.purge, tuple[str, TaskFilter, int, int], tuple[int, int | None]),
-        (
-            "put_policy",
             policies.put_policy,
             tuple[PolicyVersion, bool],
             tuple[PolicyWriteStatus, PolicyVersion],
         ),
-        ("delete_policy", policies.delete_policy, tuple[str, str], PolicyWriteStatus),
-        ("put_key", api_keys.put_key, tuple[ApiKey], None),
-        ("revoke_key", api_keys.revoke_key, tuple[str], bool),
-        ("sweep", retention.sweep, tuple[Retention, int], SweepResult),
-        ("forget_orphans", retention.forget_orphans, tuple[list[str]], None),
-        ("ping", ping, tuple[()], int),
-        ("recover_leases", transitions.recover_leases, tuple[int], bool),
+        (policies.delete_policy, tuple[str, str], PolicyWriteStatus),
+        (api_keys.put_key, tuple[ApiKey], None),
+        (api_keys.revoke_key, tuple[str], bool),
+        (retention.sweep, tuple[Retention, int], SweepResult),
+        (retention.forget_orphans, tuple[list[str]], None),
+        (ping, tuple[()], int),
     )
 }
+"""All write operations, by the name of their function."""
 
 
-NAMES = {operation.run: name for name, operation in OPERATIONS.items()}
-
-
-class Call(Generic[T]):
+class OperationCall(Generic[T]):
     """A write operation with its arguments."""
 
     __slots__ = ("arguments", "run")

@@ -27,7 +27,7 @@ from tarry.service.stores.sqlite import (
 )
 from tarry.service.stores.sqlite.database import IN_MEMORY, Database
 from tarry.service.stores.sqlite.executor import ThreadExecutor
-from tarry.service.stores.sqlite.operations import Call, ping
+from tarry.service.stores.sqlite.operations import OperationCall, ping
 from tarry.service.stores.sqlite.retention import forget_orphans, orphans, sweep
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
 from tarry.service.stores.sqlite.writer_process import WriterProcessExecutor
@@ -92,7 +92,7 @@ class SqliteStore:
                 else ThreadExecutor("tarry-sqlite-writer", self.database.apply)
             )
             self._reader = ThreadExecutor("tarry-sqlite-reader", self._read_database.read)
-        while await self._write(Call(transitions.recover_leases, _LEASES_PER_RECOVERY)):
+        while await self._write(OperationCall(transitions.recover_leases, _LEASES_PER_RECOVERY)):
             pass
 
     async def close(self) -> None:
@@ -117,7 +117,7 @@ class SqliteStore:
         return await _put(self._reader, query, 1)
 
     async def ping(self) -> int:
-        return await self._write(Call(ping))
+        return await self._write(OperationCall(ping))
 
     # --- tasks and attempts -----------------------------------------------------------------------
 
@@ -128,34 +128,34 @@ class SqliteStore:
         *,
         quota: int | None = None,
     ) -> list[port.AddResult]:
-        results = await self._write(Call(add.add, tasks, lease, quota), len(tasks))
+        results = await self._write(OperationCall(add.add, tasks, lease, quota), len(tasks))
         return add.to_add_results(tasks, lease, results)
 
     async def claim(
         self, lease: port.Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
     ) -> port.ClaimResult:
-        return await self._write(Call(claim.claim, lease, limit, per_lane, skip), limit)
+        return await self._write(OperationCall(claim.claim, lease, limit, per_lane, skip), limit)
 
     async def finish(self, results: Sequence[port.TaskResult]) -> list[port.FinishStatus]:
         packed = [finish.pack_result(result) for result in results]
-        return await self._write(Call(finish.finish, packed), len(packed))
+        return await self._write(OperationCall(finish.finish, packed), len(packed))
 
     async def release(self, leases: Sequence[port.Release]) -> list[port.FinishStatus]:
-        return await self._write(Call(transitions.release, leases), len(leases))
+        return await self._write(OperationCall(transitions.release, leases), len(leases))
 
     # --- lanes ------------------------------------------------------------------------------------
 
     async def park(self, lane: str, until: int, *, probes: int, opened: int) -> None:
-        await self._write(Call(lanes.park, lane, until, probes, opened))
+        await self._write(OperationCall(lanes.park, lane, until, probes, opened))
 
     async def unpark(self, lane: str) -> None:
-        await self._write(Call(lanes.unpark, lane))
+        await self._write(OperationCall(lanes.unpark, lane))
 
     async def resume(self, lane: str) -> None:
-        await self._write(Call(lanes.resume, lane))
+        await self._write(OperationCall(lanes.resume, lane))
 
     async def pause(self, lane: str) -> None:
-        await self._write(Call(lanes.pause, lane))
+        await self._write(OperationCall(lanes.pause, lane))
 
     async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
@@ -181,10 +181,10 @@ class SqliteStore:
         return await self._read(lambda tx: queries.list_attempts(tx, tenant, task_id, after, limit))
 
     async def cancel(self, tenant: str, task_id: str) -> port.CancelStatus | None:
-        return await self._write(Call(transitions.cancel, tenant, task_id))
+        return await self._write(OperationCall(transitions.cancel, tenant, task_id))
 
     async def retry_now(self, tenant: str, task_id: str) -> port.RetryNowStatus | None:
-        return await self._write(Call(transitions.retry_now, tenant, task_id))
+        return await self._write(OperationCall(transitions.retry_now, tenant, task_id))
 
     # --- dead letters -----------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class SqliteStore:
             return existing
         job = copy_with(replay, before=min(replay.before or now, now))
         job.matched = await self.count_dead(job)
-        return await self._write(Call(dead_letters.start_replay, job))
+        return await self._write(OperationCall(dead_letters.start_replay, job))
 
     async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         return await self._read(lambda tx: dead_letters.get_replay(tx, tenant, replay_id))
@@ -217,16 +217,16 @@ class SqliteStore:
         )
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
-        return await self._write(Call(dead_letters.replay_step, replay_id, limit), limit)
+        return await self._write(OperationCall(dead_letters.replay_step, replay_id, limit), limit)
 
     async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
-        return await self._write(Call(dead_letters.cancel_replay, tenant, replay_id))
+        return await self._write(OperationCall(dead_letters.cancel_replay, tenant, replay_id))
 
     async def purge(self, tenant: str, query: port.TaskFilter, limit: int) -> int:
         """Delete in steps, so that other operations can run in between."""
         total, after = 0, 0
         while total < limit:
-            step = Call(dead_letters.purge, tenant, query, after, limit - total)
+            step = OperationCall(dead_letters.purge, tenant, query, after, limit - total)
             count, cursor = await self._write(step, limit - total)
             total += count
             if cursor is None:
@@ -239,7 +239,7 @@ class SqliteStore:
     async def put_policy(
         self, policy: PolicyVersion, *, replace: bool
     ) -> tuple[port.PolicyWriteStatus, PolicyVersion]:
-        return await self._write(Call(policies.put_policy, policy, replace))
+        return await self._write(OperationCall(policies.put_policy, policy, replace))
 
     async def get_policy(
         self, tenant: str, policy_id: str, version: int | None = None
@@ -252,10 +252,10 @@ class SqliteStore:
         return await self._read(lambda tx: policies.list_policies(tx, tenant, cursor, limit))
 
     async def delete_policy(self, tenant: str, policy_id: str) -> port.PolicyWriteStatus:
-        return await self._write(Call(policies.delete_policy, tenant, policy_id))
+        return await self._write(OperationCall(policies.delete_policy, tenant, policy_id))
 
     async def put_key(self, key: ApiKey) -> None:
-        await self._write(Call(api_keys.put_key, key))
+        await self._write(OperationCall(api_keys.put_key, key))
 
     async def find_key(self, digest: bytes) -> ApiKey | None:
         return await self._read(lambda tx: api_keys.find_key(tx, digest))
@@ -264,7 +264,7 @@ class SqliteStore:
         return await self._read(lambda tx: api_keys.list_keys(tx, tenant))
 
     async def revoke_key(self, key_id: str) -> bool:
-        return await self._write(Call(api_keys.revoke_key, key_id))
+        return await self._write(OperationCall(api_keys.revoke_key, key_id))
 
     # --- numbers and retention --------------------------------------------------------------------
 
@@ -275,13 +275,13 @@ class SqliteStore:
         return await self._read(lambda tx: queries.series(tx, tenant, since))
 
     async def sweep(self, retention: port.Retention, limit: int) -> port.SweepResult:
-        return await self._write(Call(sweep, retention, limit), limit)
+        return await self._write(OperationCall(sweep, retention, limit), limit)
 
     async def orphans(self, limit: int) -> list[str]:
         return await self._read(lambda tx: orphans(tx, limit))
 
     async def forget_orphans(self, refs: Sequence[str]) -> None:
-        await self._write(Call(forget_orphans, refs), len(refs))
+        await self._write(OperationCall(forget_orphans, refs), len(refs))
 
 
 async def _put(executor: Executor | None, work: Callable[[Any], T], weight: int) -> T:

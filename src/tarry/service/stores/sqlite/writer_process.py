@@ -24,7 +24,7 @@ import msgspec
 from tarry import errors
 from tarry.errors import StoreUnavailable
 from tarry.service.stores.sqlite.executor import Executor
-from tarry.service.stores.sqlite.operations import NAMES, OPERATIONS, Call
+from tarry.service.stores.sqlite.operations import OPERATIONS, OperationCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -188,9 +188,9 @@ _call_list = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
 _answer_list = msgspec.msgpack.Decoder(list[tuple[msgspec.Raw, tuple[str, str] | None]])
 
 
-def encode_calls(calls: Sequence[Call[Any]]) -> bytes:
+def encode_calls(calls: Sequence[OperationCall[Any]]) -> bytes:
     """Return the frame for calls: the name and the arguments of each."""
-    return _encode([(NAMES[call.run], call.arguments) for call in calls])
+    return _encode([(call.run.__name__, call.arguments) for call in calls])
 
 
 def run_calls(database: Database, frame: bytes) -> bytes:
@@ -199,19 +199,19 @@ def run_calls(database: Database, frame: bytes) -> bytes:
     return _encode([_encode_answer(*answer) for answer in database.apply(calls)])
 
 
-def decode_answers(calls: Sequence[Call[Any]], frame: bytes) -> list[Answer]:
+def decode_answers(calls: Sequence[OperationCall[Any]], frame: bytes) -> list[Answer]:
     """Return the answers in a frame; `calls` are the calls that they answer."""
     return [
-        (OPERATIONS[NAMES[call.run]].given.decode(value), None)
+        (OPERATIONS[call.run.__name__].decode_result(value), None)
         if error is None
         else (None, _decode_error(*error))
         for call, (value, error) in zip(calls, _answer_list.decode(frame), strict=True)
     ]
 
 
-def _decode_call(name: str, arguments: msgspec.Raw) -> Call[Any]:
+def _decode_call(name: str, arguments: msgspec.Raw) -> OperationCall[Any]:
     operation = OPERATIONS[name]
-    return Call(operation.run, *operation.taken.decode(arguments))
+    return OperationCall(operation.run, *operation.decode_arguments(arguments))
 
 
 def _encode_answer(value: Any, error: Exception | None) -> tuple[Any, tuple[str, str] | None]:
