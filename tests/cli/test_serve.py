@@ -174,7 +174,7 @@ def test_config_tells_where_values_come_from(
         (["--config", "none.toml"], "cannot read none.toml"),
         (["--allow-target", "10.0.0.0/99"], "--allow-target: allow_target must hold CIDRs"),
         (["--set", "ca_file=/nope.pem"], "--set ca_file: ca_file must be a file of PEM"),
-        (["--store", "sqlite:/usr"], "--store: store must be a file, and /usr is a folder"),
+        (["--store", "sqlite:/usr"], "--store: store must be a file, but /usr is a folder"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )

@@ -195,7 +195,7 @@ def test_settings_on_the_page_are_those_of_the_code() -> None:
         return str(kind.__metadata__[-1].description)
 
     actual = [
-        [f"`{field.name}`", loaded.shown(field.name), meaning(field.type)]
+        [f"`{field.name}`", loaded.format(field.name), meaning(field.type)]
         for field in msgspec.structs.fields(Settings)
     ]
     assert actual == documented

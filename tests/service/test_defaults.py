@@ -34,4 +34,8 @@ def test_the_http_client_has_the_default_of_the_settings() -> None:
 def test_the_default_lease_outlasts_the_longest_attempt_by_twice_the_grace() -> None:
     """The worker ends an attempt one grace period before its lease, and the result is stored."""
     settings = Settings()
-    assert settings.lease == settings.max_attempt_timeout_ms + 2 * defaults.LEASE_GRACE_MS == 70_000
+    assert (
+        settings.lease_duration_ms
+        == settings.max_attempt_timeout_ms + 2 * defaults.LEASE_GRACE_MS
+        == 70_000
+    )

@@ -23,7 +23,7 @@ def test_defaults_are_safe() -> None:
         loaded.settings.store,
         loaded.settings.allow_target,
     )
-    assert {"default"} == set(loaded.origins.values())
+    assert {"default"} == set(loaded.sources.values())
 
 
 def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) -> None:
@@ -38,9 +38,9 @@ def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) ->
         loaded.settings.log,
     )
     assert ("--port", "TARRY_HOST", f"log in {file}") == (
-        loaded.origins["port"],
-        loaded.origins["host"],
-        loaded.origins["log"],
+        loaded.sources["port"],
+        loaded.sources["host"],
+        loaded.sources["log"],
     )
 
 
@@ -49,8 +49,8 @@ def test_what_set_says_is_named_as_it_was_said() -> None:
     changes = {"port": "4", "drain_ms": "5"}
     loaded = load_settings({"port": 3}, {"TARRY_DRAIN_MS": "2"}, changes=changes)
 
-    assert (3, "--port") == (loaded.settings.port, loaded.origins["port"])
-    assert (5, "--set drain_ms") == (loaded.settings.drain_ms, loaded.origins["drain_ms"])
+    assert (3, "--port") == (loaded.settings.port, loaded.sources["port"])
+    assert (5, "--set drain_ms") == (loaded.settings.drain_ms, loaded.sources["drain_ms"])
     with pytest.raises(ConfigurationError, match=r"^--set colour: there is no such setting"):
         load_settings({}, {}, changes={"colour": "red"})
 
@@ -75,12 +75,12 @@ def test_secrets_are_not_shown() -> None:
     proxy = "http://me:hush@proxy:3128"
     loaded = load_settings({"encryption_keys": [_KEY], "dev": True, "egress_proxy": proxy}, {})
 
-    assert ("[redacted]",) == loaded.harmless("encryption_keys")
-    assert "http://[redacted]@proxy:3128" == loaded.harmless("egress_proxy")
-    assert "1 kept secret" == loaded.shown("encryption_keys")
-    assert "none" == loaded.shown("signing_secrets")
-    assert "true" == loaded.shown("dev")
-    assert "none" == loaded.shown("allow_target")
+    assert ("[redacted]",) == loaded.redacted("encryption_keys")
+    assert "http://[redacted]@proxy:3128" == loaded.redacted("egress_proxy")
+    assert "1 kept secret" == loaded.format("encryption_keys")
+    assert "none" == loaded.format("signing_secrets")
+    assert "true" == loaded.format("dev")
+    assert "none" == loaded.format("allow_target")
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_a_mistake_names_its_place_and_the_rule(
     [
         ("store", "postgres://x", "store must be sqlite:PATH or memory:, got 'postgres://x'"),
         ("store", "sqlite:", "store must name a file: sqlite:PATH"),
-        ("store", "sqlite:/usr", "store must be a file, and /usr is a folder: write sqlite:/usr/"),
-        ("store", f"sqlite:{_FILE}/x", f"store must lie in a folder, and {_FILE} is none"),
-        ("bodies", "ftp://x", "bodies must be a folder, or a bucket as s3://bucket/path: "),
-        ("bodies", _FILE, f"bodies must lie in a folder, and {_FILE} is none"),
-        ("bodies_endpoint", "minio:9000", "bodies_endpoint must be a URL as http://host:port"),
+        ("store", "sqlite:/usr", "store must be a file, but /usr is a folder: write sqlite:/usr/"),
+        ("store", f"sqlite:{_FILE}/x", f"store must be in a folder, but {_FILE} is not one"),
+        ("bodies", "ftp://x", "bodies must be a folder, or a bucket like s3://bucket/path: "),
+        ("bodies", _FILE, f"bodies must be in a folder, but {_FILE} is not one"),
+        ("bodies_endpoint", "minio:9000", "bodies_endpoint must be a URL like http://host:port"),
         ("host", "http://x", "host must name a host of letters"),
         ("host", "", "host must name a host"),
-        ("allow_host", "http://x", "allow_host must hold host names, got 'http://x'"),
+        ("allow_host", "http://x", "allow_host must contain host names, got 'http://x'"),
         ("allow_target", "10.0.0.0/99", "allow_target must hold CIDRs"),
         ("allow_target", "http://x", "allow_target must hold CIDRs"),
         ("operator", "a/b", "operator must have 1 to 63 letters"),
@@ -147,7 +147,7 @@ def test_folder_that_cannot_be_written_to_is_told(monkeypatch: pytest.MonkeyPatc
     """Before the service tries to make its file there, whoever runs this."""
     monkeypatch.setattr("os.access", lambda *_: False)
 
-    with pytest.raises(ConfigurationError, match=r"^--store: store must lie in a folder that can"):
+    with pytest.raises(ConfigurationError, match=r"^--store: store must be in a writable folder"):
         load_settings({"store": "sqlite:x/tarry.db"}, {})
 
 
@@ -165,7 +165,7 @@ def test_default_that_cannot_be_is_told_by_its_name(
     (tmp_path / "tarry-data" / "tarry.db").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(ConfigurationError, match=r"^store: store must be a file, and tarry-data"):
+    with pytest.raises(ConfigurationError, match=r"^store: store must be a file, but tarry-data"):
         load_settings({}, {})
 
 
@@ -196,7 +196,7 @@ def test_variables_of_callers_are_passed_over() -> None:
     """Who calls the service from the same shell has some too."""
     given = {"TARRY_SERVER": "http://x", "TARRY_KEY": "k", "OTHER": "x"}
 
-    assert {"default"} == set(load_settings({}, given).origins.values())
+    assert {"default"} == set(load_settings({}, given).sources.values())
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,8 @@ def test_lease_is_longer_than_the_longest_attempt() -> None:
     """The default lease leaves time to write a result down."""
     settings = Settings(max_attempt_timeout_ms=1000)
 
-    assert settings.lease > 1000 + 5000
-    assert 9000 == Settings(max_attempt_timeout_ms=1000, lease_ms=9000).lease
+    assert settings.lease_duration_ms > 1000 + 5000
+    assert 9000 == Settings(max_attempt_timeout_ms=1000, lease_ms=9000).lease_duration_ms
 
 
 def test_variables_that_kubernetes_sets_are_not_ours() -> None:

@@ -104,13 +104,13 @@ def config(
     if as_json:
         print_json(
             {
-                name: {"value": loaded.harmless(name), "from": loaded.origins[name]}
+                name: {"value": loaded.redacted(name), "from": loaded.sources[name]}
                 for name in Settings.__struct_fields__
             }
         )
         return
     rows = [
-        (field.name, loaded.shown(field.name), loaded.origins[field.name], _meaning(field.type))
+        (field.name, loaded.format(field.name), loaded.sources[field.name], _meaning(field.type))
         for field in msgspec.structs.fields(Settings)
     ]
     console().print(table(("setting", "value", "from", "what it is"), rows))
@@ -216,7 +216,7 @@ def _greet(address: str, loaded: LoadedSettings) -> None:
     if settings.dev:
         lines.append("--dev: tasks may go to this machine; never set it where others can post")
     if requires_keys(settings):
-        store = "" if loaded.origins["store"] == DEFAULT else f" --store {settings.store}"
+        store = "" if loaded.sources["store"] == DEFAULT else f" --store {settings.store}"
         lines.append(f"every request needs a key: tarry keys create --tenant NAME{store}")
         key = " -H 'Authorization: Bearer KEY'"
     else:

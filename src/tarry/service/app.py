@@ -98,7 +98,7 @@ class Service:
                 health=Health(),
                 lease=Lease(
                     f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}",
-                    settings.lease,
+                    settings.lease_duration_ms,
                     settings.horizon_ms,
                 ),
                 limits=limits,

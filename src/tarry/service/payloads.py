@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from tarry.errors import ConfigurationError, MissingExtra, StoreUnavailable, TarryError, short_repr
-from tarry.service.files import make_folder, write_new
+from tarry.service.durable_files import create_file, create_folder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -87,7 +87,7 @@ class PayloadStore:
                 self._store: Any = from_url(url, **options)
             else:
                 folder = Path(url).absolute()
-                make_folder(folder, 0o700)
+                create_folder(folder, 0o700)
                 self._store = LocalStore(folder)
             is_folder = isinstance(self._store, LocalStore)
             self._folder = Path(self._store.prefix) if is_folder else None
@@ -198,7 +198,7 @@ class PayloadStore:
         if self._folder is None:
             await self._obstore.put_async(self._store, ref, data)
         else:
-            await asyncio.to_thread(write_new, self._folder, ref, data)
+            await asyncio.to_thread(create_file, self._folder, ref, data)
 
     async def _check_location(self, ref: str) -> None:
         """Raise StoreUnavailable if the marker that was stored with a body is missing, too."""

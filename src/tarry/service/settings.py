@@ -1,4 +1,12 @@
-"""What the service can be told, and what it goes by unless it is."""
+"""The settings of the service, and how they are loaded.
+
+Sources, the strongest first: flags, `--set`, `TARRY_*` environment variables, a TOML file, the
+defaults. This module is the only reader of the environment and of the file. An error names the
+source of the wrong value.
+
+Client commands import this module too, to find misspelt environment variables. It therefore loads
+the components of the service only when settings are loaded.
+"""
 
 from __future__ import annotations
 
@@ -21,84 +29,91 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEFAULT = "default"
+"""The source of a setting that no other source sets."""
 SECRETS = frozenset({"encryption_keys", "signing_secrets"})
-_REDACTED = "[redacted]"
 
+_REDACTED = "[redacted]"
 _Positive = Annotated[int, Meta(ge=1)]
 _NotNegative = Annotated[int, Meta(ge=0)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every value that the service goes by."""
+    """All settings of the service, with their defaults and their help."""
 
-    store: Annotated[str, Meta(description="Where tasks are kept: sqlite:PATH or memory:")] = (
+    store: Annotated[str, Meta(description="Where tasks are stored: sqlite:PATH or memory:")] = (
         "sqlite:tarry-data/tarry.db"
     )
     bodies: Annotated[
-        str, Meta(description="Where large bodies are kept: a folder, or s3://, gs://, az://")
+        str, Meta(description="Where large bodies are stored: a folder, or s3://, gs://, az://")
     ] = ""
     bodies_endpoint: Annotated[
-        str, Meta(description="The server of an S3 that is not Amazon's: http://minio:9000")
+        str, Meta(description="The URL of an S3-compatible server: http://minio:9000")
     ] = ""
     host: Annotated[str, Meta(description="The address to listen on")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="The port; 0 takes a free one")] = 8080
-    dev: Annotated[bool, Meta(description="Allow loopback targets, for trying things out")] = False
+    port: Annotated[
+        int, Meta(ge=0, le=65535, description="The port to listen on; 0 chooses a free one")
+    ] = 8080
+    dev: Annotated[bool, Meta(description="Allow loopback targets, for development")] = False
     allow_target: Annotated[
         tuple[str, ...],
-        Meta(description="Targets allowed beside public addresses: networks and host names"),
+        Meta(description="Allowed targets besides public addresses: networks and host names"),
     ] = ()
-    require_keys: Annotated[bool, Meta(description="Demand API keys also on loopback")] = False
+    require_keys: Annotated[bool, Meta(description="Require API keys on loopback, too")] = False
     operator: Annotated[
-        str, Meta(description="The tenant whose keys see the metrics of all tenants")
+        str, Meta(description="The tenant whose keys can read the metrics of all tenants")
     ] = ""
     allow_host: Annotated[
         tuple[str, ...],
-        Meta(description="Host names that requests may be sent to on loopback, beside its own"),
+        Meta(description="Accepted Host headers on loopback, besides loopback names"),
     ] = ()
-    horizon_ms: Annotated[_Positive, Meta(description="How far ahead tasks are claimed")] = 1_000
+    horizon_ms: Annotated[
+        _Positive, Meta(description="How long before they are due tasks are claimed")
+    ] = 1_000
     max_attempt_timeout_ms: Annotated[
-        _Positive, Meta(description="The longest attemptTimeoutMs that a policy may ask for")
+        _Positive, Meta(description="The largest attemptTimeoutMs that a policy may have")
     ] = defaults.MAX_ATTEMPT_TIMEOUT_MS
     lease_ms: Annotated[
         int,
-        Meta(ge=0, description="How long a claimed task is a worker's; 0 works it out"),
+        Meta(ge=0, description="The duration of a lease; 0: max_attempt_timeout_ms plus 10 s"),
     ] = 0
-    in_flight: Annotated[_Positive, Meta(description="Attempts at a time")] = defaults.MAX_IN_FLIGHT
-    lane_in_flight: Annotated[_Positive, Meta(description="Attempts at a time, of a lane")] = (
-        defaults.MAX_LANE_IN_FLIGHT
+    in_flight: Annotated[_Positive, Meta(description="Concurrent attempts of one process")] = (
+        defaults.MAX_IN_FLIGHT
     )
+    lane_in_flight: Annotated[
+        _Positive, Meta(description="Concurrent attempts of one process per lane")
+    ] = defaults.MAX_LANE_IN_FLIGHT
     max_body_bytes: Annotated[
         _Positive, Meta(description="The largest body of a request to the API")
     ] = defaults.MAX_REQUEST_BYTES
     head_timeout_ms: Annotated[
-        _Positive, Meta(description="How long the head of a request may take to arrive")
+        _Positive, Meta(description="How long the headers of a request may take to arrive")
     ] = 10_000
     body_timeout_ms: Annotated[
         _Positive, Meta(description="How long the body of a request may take to arrive")
     ] = 60_000
     inline_body_bytes: Annotated[
-        _NotNegative, Meta(description="Larger bodies go to where large bodies are kept")
+        _NotNegative, Meta(description="Task bodies above this size are stored in `bodies`")
     ] = defaults.INLINE_BODY_BYTES
     max_response_bytes: Annotated[
-        _Positive, Meta(description="How much of a target's answer is read")
+        _Positive, Meta(description="How much of a target's response is read")
     ] = defaults.MAX_RESPONSE_BYTES
     tenant_pending: Annotated[
-        _NotNegative, Meta(description="Live tasks that a tenant may have; 0 is no limit")
+        _NotNegative, Meta(description="Unfinished tasks that a tenant may have; 0: no limit")
     ] = 0
     tenant_rate: Annotated[
-        float, Meta(ge=0, description="Tasks a second that a tenant may add; 0 is no limit")
+        float, Meta(ge=0, description="Tasks per second that a tenant may add; 0: no limit")
     ] = 0.0
     keep_succeeded_ms: Annotated[
-        _Positive, Meta(description="How long succeeded and cancelled tasks are kept")
+        _Positive, Meta(description="Retention of succeeded and cancelled tasks")
     ] = 604_800_000
-    keep_dead_ms: Annotated[_Positive, Meta(description="How long dead letters are kept")] = (
+    keep_dead_ms: Annotated[_Positive, Meta(description="Retention of dead letters")] = (
         2_592_000_000
     )
     egress_proxy: Annotated[str, Meta(description="A proxy for all attempts: http://host:port")] = (
         ""
     )
     ca_file: Annotated[
-        str, Meta(description="Certificates to trust instead of the system's: a PEM file")
+        str, Meta(description="A PEM file of trusted certificates, instead of the system's")
     ] = ""
     signing_secrets: Annotated[
         tuple[str, ...],
@@ -106,30 +121,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ()
     encryption_keys: Annotated[
         tuple[str, ...],
-        Meta(description="Keys that encrypt what is kept, the newest first"),
+        Meta(description="Keys that encrypt stored tasks and bodies, the newest first"),
     ] = ()
     drain_ms: Annotated[
-        _NotNegative, Meta(description="How long running attempts are waited for at the end")
+        _NotNegative, Meta(description="How long running attempts may take at shutdown")
     ] = 30_000
-    log: Annotated[Literal["text", "json"], Meta(description="text or json")] = "text"
+    log: Annotated[
+        Literal["text", "json"], Meta(description="The format of log lines: text or json")
+    ] = "text"
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="The least level to log")
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="The lowest level that is logged"),
     ] = "info"
 
     @property
-    def lease(self) -> int:
-        """The length of a lease in ms."""
+    def lease_duration_ms(self) -> int:
+        """The duration of a lease: `lease_ms`, or computed from the longest attempt."""
         return self.lease_ms or self.max_attempt_timeout_ms + 2 * LEASE_GRACE_MS
 
 
 class LoadedSettings(msgspec.Struct, frozen=True):
-    """The settings in force, and where each of them came from."""
+    """Settings, and the source of each of them."""
 
     settings: Settings
-    origins: dict[str, str]
+    sources: dict[str, str]
 
-    def harmless(self, name: str) -> Any:
-        """Return a value as it may be seen: without its secrets."""
+    def redacted(self, name: str) -> Any:
+        """Return the value of a setting without its secrets."""
         value = getattr(self.settings, name)
         if name in SECRETS:
             return (_REDACTED,) * len(value)
@@ -138,9 +156,9 @@ class LoadedSettings(msgspec.Struct, frozen=True):
             return f"{scheme}://{_REDACTED}@{rest.rpartition('@')[2]}"
         return value
 
-    def shown(self, name: str) -> str:
-        """Return a value as people see it."""
-        value = self.harmless(name)
+    def format(self, name: str) -> str:
+        """Return the value of a setting as text, without its secrets."""
+        value = self.redacted(name)
         if name in SECRETS:
             return f"{len(value)} kept secret" if value else "none"
         if isinstance(value, tuple):
@@ -149,13 +167,15 @@ class LoadedSettings(msgspec.Struct, frozen=True):
 
 
 _PREFIX = "TARRY_"
-_LINK = re.compile(r"TARRY_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)")
+_KUBERNETES_LINK = re.compile(
+    r"TARRY_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)"
+)
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
-_WITH_VARIABLES = (*_TYPES, "key", "server")
-"""The settings, and what those who call a service are told by variables."""
+_VARIABLE_NAMES = (*_TYPES, "key", "server")
+"""The settings, and the variables of clients: TARRY_KEY and TARRY_SERVER."""
 _BOUND = re.compile(r" [<>]=? \S+$")
-"""The end of an error of msgspec's about a number that is too large or too small."""
-_KINDS = {
+"""The end of msgspec's message about a number that is too large or too small."""
+_TYPE_TEXTS = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -164,14 +184,14 @@ _KINDS = {
 }
 
 
-class _Said(NamedTuple):
-    """A value as one place says it."""
+class _SourcedValue(NamedTuple):
+    """A value with its source."""
 
-    origin: str
+    source: str
     name: str
     value: Any
     is_typed: bool = False
-    """Whether the place has types of its own: there, a number in quotes is a text."""
+    """Whether the source has types, as TOML does: there, a number in quotes is a text."""
 
 
 def load_settings(
@@ -181,46 +201,51 @@ def load_settings(
     *,
     changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> LoadedSettings:
-    """Lay flags over `changes` (of --set) over variables over the file over the defaults."""
-    from tarry.service.settings_checks import (
-        check_setting,  # loads parts of the service: callers do without
-    )
+    """Load the settings; `changes` are those of `--set`. A flag that is None is not given."""
+    # Imports components of the service, which client commands do not need.
+    from tarry.service.settings_checks import check_setting
 
     values: dict[str, Any] = {}
-    origins = dict.fromkeys(Settings.__struct_fields__, DEFAULT)
-    sources = [
-        *(_from_file(file) if file is not None else ()),
-        *_from_environ(environ),
-        *(_Said(f"--set {name}", name, value) for name, value in changes.items()),
-        *(_Said(f"--{name.replace('_', '-')}", name, value) for name, value in flags.items()),
+    sources = dict.fromkeys(Settings.__struct_fields__, DEFAULT)
+    candidates = [
+        *(_read_file(file) if file is not None else ()),
+        *_read_environment(environ),
+        *(_SourcedValue(f"--set {name}", name, value) for name, value in changes.items()),
+        *(
+            _SourcedValue(f"--{name.replace('_', '-')}", name, value)
+            for name, value in flags.items()
+        ),
     ]
-    for said in sources:
-        if said.value is None:
+    for candidate in candidates:  # the weakest source first
+        if candidate.value is None:
             continue
-        values[said.name] = _checked(said)
-        origins[said.name] = said.origin
-    loaded = LoadedSettings(Settings(**values), origins)
-    for name, origin in origins.items():
+        values[candidate.name] = _convert(candidate)
+        sources[candidate.name] = candidate.source
+    loaded = LoadedSettings(Settings(**values), sources)
+    for name, source in sources.items():
         try:
             check_setting(name, getattr(loaded.settings, name))
         except ConfigurationError as error:
-            msg = f"{name if origin == DEFAULT else origin}: {error}"
+            msg = f"{name if source == DEFAULT else source}: {error}"
             raise ConfigurationError(msg) from None
     _check_lease(loaded)
     return loaded
 
 
 def check_environment(environ: Mapping[str, str] | None = None) -> None:
-    """Refuse a `TARRY_*` variable that nobody reads: misspelt, it leaves a default in force."""
-    known = {_variable(name) for name in _WITH_VARIABLES}
+    """Raise ConfigurationError for an unknown `TARRY_*` variable.
+
+    A misspelt variable would otherwise leave a default in place without notice.
+    """
+    known = {_variable(name) for name in _VARIABLE_NAMES}
     for variable, text in (os.environ if environ is None else environ).items():
-        is_ours = variable.startswith(_PREFIX) and not _is_link(variable, text)
+        is_ours = variable.startswith(_PREFIX) and not _is_kubernetes_link(variable, text)
         if is_ours and variable not in known:
             name = variable.removeprefix(_PREFIX).lower()
-            raise _unknown(variable, name, _WITH_VARIABLES, _variable)
+            raise _unknown_setting(variable, name, _VARIABLE_NAMES, _variable)
 
 
-def _from_file(file: Path) -> list[_Said]:
+def _read_file(file: Path) -> list[_SourcedValue]:
     try:
         table = tomllib.loads(file.read_text())
     except OSError as error:
@@ -229,24 +254,27 @@ def _from_file(file: Path) -> list[_Said]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         msg = f"{file} is not TOML: {error}"
         raise ConfigurationError(msg) from error
-    return [_Said(f"{name} in {file}", name, value, is_typed=True) for name, value in table.items()]
-
-
-def _from_environ(environ: Mapping[str, str] | None) -> list[_Said]:
-    environ = os.environ if environ is None else environ
-    check_environment(environ)
-    given = {name: environ.get(_variable(name)) for name in _TYPES}
     return [
-        _Said(_variable(name), name, text)
-        for name, text in given.items()
-        if text is not None and not _is_link(_variable(name), text)
+        _SourcedValue(f"{name} in {file}", name, value, is_typed=True)
+        for name, value in table.items()
     ]
 
 
-def _is_link(variable: str, text: str) -> bool:
-    """Say whether Kubernetes has set a variable, for a Service called tarry or tarry-something."""
-    return _LINK.fullmatch(variable) is not None or (
-        variable.endswith("_PORT") and "://" in text  # all have this one, with their address
+def _read_environment(environ: Mapping[str, str] | None) -> list[_SourcedValue]:
+    environ = os.environ if environ is None else environ
+    check_environment(environ)
+    texts = {name: environ.get(_variable(name)) for name in _TYPES}
+    return [
+        _SourcedValue(_variable(name), name, text)
+        for name, text in texts.items()
+        if text is not None and not _is_kubernetes_link(_variable(name), text)
+    ]
+
+
+def _is_kubernetes_link(variable: str, text: str) -> bool:
+    """Return whether Kubernetes has set a variable, for a Service named tarry or tarry-*."""
+    return _KUBERNETES_LINK.fullmatch(variable) is not None or (
+        variable.endswith("_PORT") and "://" in text  # NAME_PORT=tcp://ADDRESS:PORT
     )
 
 
@@ -254,54 +282,57 @@ def _variable(name: str) -> str:
     return _PREFIX + name.upper()
 
 
-def _unknown(
-    origin: str, name: str, known: Iterable[str], written: Callable[[str], str]
+def _unknown_setting(
+    source: str, name: str, known_names: Iterable[str], spell: Callable[[str], str]
 ) -> ConfigurationError:
-    """Return what to say of a name that is none; there, names are `written` so."""
-    names = sorted(known)
-    close = suggest(name, names)
-    every = ", ".join(map(written, names))
-    said = f"did you mean {written(close)}?" if close else f"there are {every}"
-    return ConfigurationError(f"{origin}: there is no such setting; {said}")
+    """Return the error for an unknown setting; `spell` returns a name as the source writes it."""
+    names = sorted(known_names)
+    similar = suggest(name, names)
+    hint = (
+        f"did you mean {spell(similar)}?"
+        if similar
+        else f"there are {', '.join(map(spell, names))}"
+    )
+    return ConfigurationError(f"{source}: there is no such setting; {hint}")
 
 
-def _checked(said: _Said) -> Any:
-    origin, name, value, is_typed = said
+def _convert(candidate: _SourcedValue) -> Any:
+    """Return the value with the type of its setting."""
+    source, name, value, is_typed = candidate
     if name not in _TYPES:
-        raise _unknown(origin, name, _TYPES, str)
-    if _kind(name) is tuple and isinstance(value, str) and not is_typed:
+        raise _unknown_setting(source, name, _TYPES, str)
+    if _base_type(name) is tuple and isinstance(value, str) and not is_typed:
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:
         return msgspec.convert(value, _TYPES[name], strict=is_typed)
     except msgspec.ValidationError as error:
         bound = _BOUND.search(str(error))
-        seen = str(value).lower() if isinstance(value, bool) else short_repr(value)
-        given = "" if name in SECRETS else f", got {seen}"
-        msg = f"{origin}: must be {_wanted(name)}{bound[0] if bound else ''}{given}"
+        shown = str(value).lower() if isinstance(value, bool) else short_repr(value)
+        got = "" if name in SECRETS else f", got {shown}"
+        msg = f"{source}: must be {_describe_type(name)}{bound[0] if bound else ''}{got}"
         raise ConfigurationError(msg) from error
 
 
-def _wanted(name: str) -> str:
-    """Say what the value of a setting is."""
-    kind = _kind(name)
-    if kind is Literal:
-        *words, last = get_args(get_args(_TYPES[name])[0])
-        return f"{', '.join(words)} or {last}"
-    return _KINDS[kind]
+def _describe_type(name: str) -> str:
+    base_type = _base_type(name)
+    if base_type is Literal:
+        *choices, last = get_args(get_args(_TYPES[name])[0])
+        return f"{', '.join(choices)} or {last}"
+    return _TYPE_TEXTS[base_type]
 
 
-def _kind(name: str) -> Any:
-    kind = get_args(_TYPES[name])[0]  # without what is noted on it
-    return get_origin(kind) or kind
+def _base_type(name: str) -> Any:
+    """Return the type of a setting without `Annotated` and type arguments."""
+    annotated = get_args(_TYPES[name])[0]
+    return get_origin(annotated) or annotated
 
 
 def _check_lease(loaded: LoadedSettings) -> None:
     settings = loaded.settings
-    least = settings.max_attempt_timeout_ms + LEASE_GRACE_MS
-    if settings.lease < least:
+    min_ms = settings.max_attempt_timeout_ms + LEASE_GRACE_MS
+    if settings.lease_duration_ms < min_ms:
         msg = (
-            f"{loaded.origins['lease_ms']}: lease_ms must be at least max_attempt_timeout_ms plus "
-            f"{LEASE_GRACE_MS} ms to store the result ({least}); otherwise a live worker would "
-            f"lose its lease. Got {settings.lease}"
+            f"{loaded.sources['lease_ms']}: lease_ms must be at least max_attempt_timeout_ms plus "
+            f"{LEASE_GRACE_MS} ms to store the result ({min_ms}), got {settings.lease_duration_ms}"
         )
         raise ConfigurationError(msg)

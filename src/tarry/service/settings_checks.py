@@ -1,6 +1,6 @@
-"""What the value of a setting must be beyond its type: the rules of the part that will go by it.
+"""Rules for the values of settings beyond their types: those of the component that uses them.
 
-A check makes and changes nothing on the disk.
+A check creates and changes nothing on the disk.
 """
 
 from __future__ import annotations
@@ -26,24 +26,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 MEMORY, SQLITE = "memory:", "sqlite:"
-_WEB = frozenset({"http", "https"})
-_NEEDED = frozenset({"host", "store"})
-"""What may not be empty."""
+_HTTP_SCHEMES = frozenset({"http", "https"})
+_REQUIRED = frozenset({"host", "store"})
 
 
 def check_setting(name: str, value: Any) -> None:
     """Raise ConfigurationError when a value breaks the rule of its setting."""
-    if name not in _RULES or (not value and name not in _NEEDED):
+    if name not in _RULES or (not value and name not in _REQUIRED):
         return
     try:
         _RULES[name](value)
     except ConfigurationError as error:
-        # The error names a parameter of the class that was tried; the user knows the setting.
+        # The error names a parameter of the component; the user knows the setting.
         raise error.with_field(name) from None
 
 
 def sqlite_path(url: str) -> Path:
-    """Return the file of a sqlite: URL; `sqlite:///srv/t.db` and `sqlite:/srv/t.db` are one."""
+    """Return the file of a sqlite: URL; `sqlite:///srv/t.db` means `sqlite:/srv/t.db`."""
     rest = url.removeprefix(SQLITE)
     path = "/" + rest.lstrip("/") if rest.startswith("/") else rest
     if not path.strip("/"):
@@ -51,82 +50,82 @@ def sqlite_path(url: str) -> Path:
     return Path(path)
 
 
-def _store(url: str) -> None:
+def _check_store(url: str) -> None:
     if url == MEMORY:
         return
     if not url.startswith(SQLITE):
         raise ConfigurationError("store", "must be sqlite:PATH or memory:", url)
     path = sqlite_path(url)
     if path.is_dir():
-        rule = f"must be a file, and {path} is a folder: write sqlite:{path}/tarry.db"
+        rule = f"must be a file, but {path} is a folder: write sqlite:{path}/tarry.db"
         raise ConfigurationError("store", rule)
-    _folder("store", path.parent)
+    _check_folder("store", path.parent)
 
 
-def _bodies(url: str) -> None:
+def _check_bodies(url: str) -> None:
     if "://" in url:
         try:
             PayloadStore(url, max_bytes=1)
         except ConfigurationError as error:
-            rule = f"must be a folder, or a bucket as s3://bucket/path: {error}"
+            rule = f"must be a folder, or a bucket like s3://bucket/path: {error}"
             raise ConfigurationError("bodies", rule) from None
     else:
-        _folder("bodies", Path(url))
+        _check_folder("bodies", Path(url))
 
 
-def _folder(name: str, path: Path) -> None:
-    """Refuse what is no folder that files can be put into, and can be made none."""
-    there = next(one for one in (path, *path.absolute().parents) if one.exists())
-    if not there.is_dir():
-        raise ConfigurationError(name, f"must lie in a folder, and {there} is none")
-    if not os.access(there, os.W_OK | os.X_OK):
-        rule = f"must lie in a folder that can be written to, and {there} cannot"
+def _check_folder(name: str, path: Path) -> None:
+    """Raise ConfigurationError unless the folder is writable or can be created."""
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not existing.is_dir():
+        raise ConfigurationError(name, f"must be in a folder, but {existing} is not one")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        rule = f"must be in a writable folder, but {existing} is not writable"
         raise ConfigurationError(name, rule)
 
 
-def _endpoint(url: str) -> None:
+def _check_endpoint(url: str) -> None:
     try:
         parts = urlsplit(url)
-        is_right = parts.scheme in _WEB and bool(parts.hostname) and parts.port != 0
+        is_valid = parts.scheme in _HTTP_SCHEMES and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        is_right = False
-    if not is_right:
+        is_valid = False
+    if not is_valid:
         without_password = url.rpartition("@")[2]
-        rule = "must be a URL as http://host:port"
+        rule = "must be a URL like http://host:port"
         raise ConfigurationError("bodies_endpoint", rule, without_password)
 
 
-def _certificates(file: str) -> None:
+def _check_certificates(file: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
     except (OSError, ValueError):  # an SSLError is an OSError
         raise ConfigurationError("ca_file", "must be a file of PEM certificates", file) from None
 
 
-def _host(host: str) -> None:
+def _check_host(host: str) -> None:
     try:
         ip_address(host)
     except ValueError:
         parse_host(host)
 
 
-def _hosts(hosts: Sequence[str]) -> None:
+def _check_hosts(hosts: Sequence[str]) -> None:
     for host in hosts:
         if "/" in host or not urlsplit(f"//{host}").hostname:
-            raise ConfigurationError("allow_host", "must hold host names", host)
+            raise ConfigurationError("allow_host", "must contain host names", host)
 
 
 _RULES: dict[str, Callable[[Any], object]] = {
-    "store": _store,
-    "bodies": _bodies,
-    "bodies_endpoint": _endpoint,
-    "host": _host,
-    "allow_host": _hosts,
+    "store": _check_store,
+    "bodies": _check_bodies,
+    "bodies_endpoint": _check_endpoint,
+    "host": _check_host,
+    "allow_host": _check_hosts,
     "allow_target": Guard,
     "operator": check_tenant,
     "tenant_rate": lambda rate: check_number("tenant_rate", rate),
     "egress_proxy": parse_proxy,
-    "ca_file": _certificates,
+    "ca_file": _check_certificates,
     "signing_secrets": Signer,
     "encryption_keys": EncryptedCodec,
 }

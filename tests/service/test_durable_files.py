@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tarry.service.files import make_folder, write_new
+from tarry.service.durable_files import create_file, create_folder
 from tests.service.payload_cases import Synced
 
 
@@ -15,7 +15,7 @@ def test_new_file_and_every_folder_on_its_way_are_synced(
     """The contents go first, then the names that lead to them, also in a folder made anew."""
     folder = tmp_path / "new"
     synced = Synced(monkeypatch)
-    write_new(folder, "a/b", b"x")
+    create_file(folder, "a/b", b"x")
 
     assert b"x" == (folder / "a/b").read_bytes()
     assert 0o600 == (folder / "a/b").stat().st_mode & 0o777
@@ -29,7 +29,7 @@ def test_folders_that_were_there_are_synced_too(
     folder = tmp_path / "folder"
     (folder / "a").mkdir(parents=True)
     synced = Synced(monkeypatch)
-    write_new(folder, "a/b", b"x")
+    create_file(folder, "a/b", b"x")
 
     assert synced.are([folder / "a/b", folder / "a", folder])
 
@@ -42,7 +42,7 @@ def test_file_that_cannot_be_synced_is_not_kept(
     (tmp_path / "a").mkdir()
     Synced(monkeypatch, good=good)
     with pytest.raises(OSError, match="no sync"):
-        write_new(tmp_path, "a/b", b"x")
+        create_file(tmp_path, "a/b", b"x")
 
     assert [] == [*(tmp_path / "a").iterdir()]
 
@@ -51,7 +51,7 @@ def test_file_that_is_there_stays(tmp_path: Path) -> None:
     """It is somebody else's."""
     (tmp_path / "a").write_bytes(b"first")
     with pytest.raises(FileExistsError):
-        write_new(tmp_path, "a", b"second")
+        create_file(tmp_path, "a", b"second")
 
     assert b"first" == (tmp_path / "a").read_bytes()
 
@@ -60,7 +60,7 @@ def test_mode_is_of_the_folder_alone(tmp_path: Path) -> None:
     """Those above it may have been meant for more."""
     mask = os.umask(0o022)
     try:
-        make_folder(tmp_path / "above/folder", 0o700)
+        create_folder(tmp_path / "above/folder", 0o700)
     finally:
         os.umask(mask)
     modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("above", "above/folder")]
