@@ -251,7 +251,7 @@ def test_problems_on_the_page_are_those_of_the_code() -> None:
         [f"`{kind.name}`", ", ".join(map(str, kind.statuses)), kind.title, kind.help]
         for kind in PROBLEM_TYPES
     ]
-    assert actual == table_of(DOCS / "service-api.md", "kind")
+    assert actual == table_of(DOCS / "service-api.md", "problem type")
 
 
 def test_calls_on_the_page_are_those_of_the_api(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_calls_on_the_page_are_those_of_the_api(tmp_path: Path) -> None:
 
     documented = {
         row[0]: (set(re.findall(r"\d+", row[1])), set(re.findall(r"\d+", row[2])))
-        for row in table_of(DOCS / "service-api.md", "call")
+        for row in table_of(DOCS / "service-api.md", "operation")
     }
     assert actual == documented
 
