@@ -26,7 +26,7 @@ import uvicorn
 import tarry
 from tarry.testing import no_wait
 from tarry.wire.asgi import App, Message
-from tests.idempotency.asking import scope_of
+from tests.idempotency.asgi_client import make_scope
 
 KEY = {"Idempotency-Key": '"4f2a"'}
 PATIENCE = 30.0
@@ -127,7 +127,7 @@ async def ask_and_leave(app: App, path: str, shop: Shop, key: bytes | None = b'"
     async def send(message: Message) -> None:
         """Into the void, as servers do."""
 
-    await app(scope_of(path=path, headers=headers), receive, send)
+    await app(make_scope(path=path, headers=headers), receive, send)
 
 
 @asynccontextmanager

@@ -1,81 +1,81 @@
-"""What every store of idempotency records must do: one list of cases, run on each engine.
+"""The behaviour that every idempotency store must have, as a list of cases.
 
-A test file makes a `Bench` around an empty store and runs each case of `CASES` on it:
+A test file creates a `StoreHarness` around an empty store and runs each case of `CASES` on it:
 
-    @pytest.mark.parametrize("case", CASES, ids=name_of)
+    @pytest.mark.parametrize("case", CASES, ids=case_name)
     def test_conformance(case: Case) -> None: ...
 """
 
 from __future__ import annotations
 
 from tarry.idempotency.store import StoredResponse
-from tests.idempotency import conformance_owners  # noqa: F401 - adds its cases
-from tests.idempotency.bench import (
+from tests.idempotency import conformance_owners  # noqa: F401 - registers its cases
+from tests.idempotency.conformance_harness import (
     CASES,
-    CROWD,
+    CONCURRENT_CLAIMS,
     OK,
-    Bench,
     Case,
-    conforms,
-    crowd,
-    name_of,
+    StoreHarness,
+    case_name,
+    claim_concurrently,
+    conformance_case,
+    existing_record,
     record_of,
-    taken,
 )
 
-__all__ = ["CASES", "Bench", "Case", "name_of"]
+__all__ = ["CASES", "Case", "StoreHarness", "case_name"]
 
 
-@conforms
-async def a_free_key_is_claimed_once(bench: Bench) -> None:
-    """The first claim gets the key; the next is told what for it is taken, and until when."""
-    assert await bench.store.claim("k", "print", "first", bench.lease) is None
+@conformance_case
+async def a_free_key_is_claimed_once(harness: StoreHarness) -> None:
+    """The first claim gets the key; the second gets the record with its fingerprint and expiry."""
+    assert await harness.store.claim("k", "print", "first", harness.lease) is None
 
-    second = await bench.twin.claim("k", "other", "second", bench.lease)
+    second = await harness.twin.claim("k", "other", "second", harness.lease)
 
     assert second is not None
     assert ("print", None) == (second.record.fingerprint, second.record.response)
-    assert 0 < second.record.free_at - second.now <= bench.lease
+    assert 0 < second.record.free_at - second.now <= harness.lease
 
 
-@conforms
-async def keys_are_apart(bench: Bench) -> None:
-    """A key says nothing about another, however much alike they look."""
+@conformance_case
+async def similar_keys_are_different(harness: StoreHarness) -> None:
+    """Keys that look alike have separate records."""
     keys = ["k", "K", "k ", "k:", "k%", "k_", "k'", 'k"', "k{1}", "k\\", "kä", "k" * 1000]
 
     assert [None] * len(keys) == [
-        await bench.store.claim(key, "print", "first", bench.lease) for key in keys
+        await harness.store.claim(key, "print", "first", harness.lease) for key in keys
     ]
 
 
-@conforms
-async def a_finished_key_keeps_its_response(bench: Bench) -> None:
-    """After finish a claim is told the response, until the time to keep it is up."""
-    await bench.store.claim("k", "print", "first", bench.lease)
+@conformance_case
+async def a_finished_key_returns_its_response(harness: StoreHarness) -> None:
+    """After finish, a claim returns the response until the retention ends."""
+    await harness.store.claim("k", "print", "first", harness.lease)
 
-    assert await bench.store.finish("k", "print", "first", OK, 20 * bench.tick)
+    assert await harness.store.finish("k", "print", "first", OK, 20 * harness.tick)
 
-    found = await taken(bench.twin, "k")
-    assert ("print", OK) == (found.record.fingerprint, found.record.response)
-    assert bench.lease < found.record.free_at - found.now <= 20 * bench.tick
+    existing = await existing_record(harness.twin, "k")
+    assert ("print", OK) == (existing.record.fingerprint, existing.record.response)
+    assert harness.lease < existing.record.free_at - existing.now <= 20 * harness.tick
 
 
-@conforms
-async def a_finished_key_is_free_when_its_time_is_up(bench: Bench) -> None:
-    """What has expired is gone: the next claim begins anew, without the old response."""
-    await bench.store.claim("k", "print", "first", bench.lease)
-    await bench.store.finish("k", "print", "first", OK, 3 * bench.tick)
-    await bench.advance(3 * bench.tick)
+@conformance_case
+async def a_finished_key_is_free_after_its_retention(harness: StoreHarness) -> None:
+    """After the retention a claim succeeds, and the old response is gone."""
+    await harness.store.claim("k", "print", "first", harness.lease)
+    await harness.store.finish("k", "print", "first", OK, 3 * harness.tick)
+    await harness.advance(3 * harness.tick)
 
-    assert await bench.twin.claim("k", "new", "second", bench.lease) is None
+    assert await harness.twin.claim("k", "new", "second", harness.lease) is None
 
-    record = await record_of(bench.store, "k")
+    record = await record_of(harness.store, "k")
     assert ("new", None) == (record.fingerprint, record.response)
 
 
-@conforms
-async def responses_are_kept_to_the_byte(bench: Bench) -> None:
-    """Status, headers in order with repeats and any byte, and a large binary body come back."""
+@conformance_case
+async def responses_are_stored_unchanged(harness: StoreHarness) -> None:
+    """Status, repeated headers in order with any bytes, and a large binary body are restored."""
     headers = (
         (b"Set-Cookie", b"a=1"),
         (b"x-bytes", bytes(range(1, 256))),
@@ -83,105 +83,105 @@ async def responses_are_kept_to_the_byte(bench: Bench) -> None:
         (b"x-empty", b""),
     )
     response = StoredResponse(201, headers, bytes(range(256)) * 4096)
-    await bench.store.claim("k", "print", "first", bench.lease)
-    await bench.store.finish("k", "print", "first", response, 20 * bench.tick)
+    await harness.store.claim("k", "print", "first", harness.lease)
+    await harness.store.finish("k", "print", "first", response, 20 * harness.tick)
 
-    assert response == (await record_of(bench.twin, "k")).response
+    assert response == (await record_of(harness.twin, "k")).response
 
 
-@conforms
-async def no_body_is_not_an_empty_body(bench: Bench) -> None:
-    """A body that was too large to keep is told from one of no bytes."""
+@conformance_case
+async def no_body_is_not_an_empty_body(harness: StoreHarness) -> None:
+    """A body that was too large to store differs from an empty body."""
     for key, body in (("none", None), ("empty", b"")):
         response = StoredResponse(204, (), body)
-        await bench.store.claim(key, "print", "first", bench.lease)
-        await bench.store.finish(key, "print", "first", response, 20 * bench.tick)
+        await harness.store.claim(key, "print", "first", harness.lease)
+        await harness.store.finish(key, "print", "first", response, 20 * harness.tick)
 
-        assert response == (await record_of(bench.twin, key)).response
-
-
-@conforms
-async def extending_moves_the_end_of_the_lease(bench: Bench) -> None:
-    """A lease that is extended counts from then on."""
-    await bench.store.claim("k", "print", "first", bench.lease)
-    await bench.advance(6 * bench.tick)
-
-    assert await bench.store.extend("k", "print", "first", bench.lease)
-
-    await bench.advance(6 * bench.tick)
-    found = await taken(bench.twin, "k")
-    assert 0 < found.record.free_at - found.now <= 4 * bench.tick
+        assert response == (await record_of(harness.twin, key)).response
 
 
-@conforms
-async def a_released_key_is_free_at_once(bench: Bench) -> None:
-    """After release the next request gets the key."""
-    await bench.store.claim("k", "print", "first", bench.lease)
+@conformance_case
+async def extending_moves_the_end_of_the_lease(harness: StoreHarness) -> None:
+    """An extended lease counts from the time of the extension."""
+    await harness.store.claim("k", "print", "first", harness.lease)
+    await harness.advance(6 * harness.tick)
 
-    await bench.store.release("k", "first")
+    assert await harness.store.extend("k", "print", "first", harness.lease)
 
-    assert await bench.twin.claim("k", "other", "second", bench.lease) is None
+    await harness.advance(6 * harness.tick)
+    existing = await existing_record(harness.twin, "k")
+    assert 0 < existing.record.free_at - existing.now <= 4 * harness.tick
 
 
-@conforms
-async def what_is_finished_stays(bench: Bench) -> None:
-    """After finish, its own owner can neither extend, release nor finish it again."""
-    await bench.store.claim("k", "print", "first", bench.lease)
-    await bench.store.finish("k", "print", "first", OK, 20 * bench.tick)
+@conformance_case
+async def a_released_key_is_free(harness: StoreHarness) -> None:
+    """After release, the next request can claim the key."""
+    await harness.store.claim("k", "print", "first", harness.lease)
 
-    assert not await bench.store.extend("k", "print", "first", 100 * bench.tick)
-    assert not await bench.store.finish(
-        "k", "print", "first", OK._replace(status=500), 100 * bench.tick
+    await harness.store.release("k", "first")
+
+    assert await harness.twin.claim("k", "other", "second", harness.lease) is None
+
+
+@conformance_case
+async def a_finished_record_does_not_change(harness: StoreHarness) -> None:
+    """After finish, its owner can neither extend nor release the key nor store another response."""
+    await harness.store.claim("k", "print", "first", harness.lease)
+    await harness.store.finish("k", "print", "first", OK, 20 * harness.tick)
+
+    assert not await harness.store.extend("k", "print", "first", 100 * harness.tick)
+    assert not await harness.store.finish(
+        "k", "print", "first", OK._replace(status=500), 100 * harness.tick
     )
-    await bench.store.release("k", "first")
+    await harness.store.release("k", "first")
 
-    found = await taken(bench.twin, "k")
-    assert OK == found.record.response
-    assert found.record.free_at - found.now <= 20 * bench.tick
-
-
-@conforms
-async def a_store_that_was_closed_opens_again(bench: Bench) -> None:
-    """An application whose lifespan runs twice closes its store between."""
-    await bench.store.claim("k", "print", "first", bench.lease)
-    await bench.store.close()
-
-    assert await bench.store.claim("k", "print", "second", bench.lease) is not None
+    existing = await existing_record(harness.twin, "k")
+    assert OK == existing.record.response
+    assert existing.record.free_at - existing.now <= 20 * harness.tick
 
 
-@conforms
-async def one_of_a_crowd_wins(bench: Bench) -> None:
-    """Of many claims at the same moment one gets the key, and all others see its record."""
-    answers = await crowd(bench)
+@conformance_case
+async def a_closed_store_opens_again(harness: StoreHarness) -> None:
+    """An application whose lifespan runs twice closes its store in between."""
+    await harness.store.claim("k", "print", "first", harness.lease)
+    await harness.store.close()
 
-    winner = answers.index(None)
-    assert [f"print {winner}"] * (CROWD - 1) == [
-        found.record.fingerprint for found in answers if found is not None
+    assert await harness.store.claim("k", "print", "second", harness.lease) is not None
+
+
+@conformance_case
+async def one_of_many_concurrent_claims_succeeds(harness: StoreHarness) -> None:
+    """One of many concurrent claims gets the key, and all others see its record."""
+    results = await claim_concurrently(harness)
+
+    winner = results.index(None)
+    assert [f"print {winner}"] * (CONCURRENT_CLAIMS - 1) == [
+        existing.record.fingerprint for existing in results if existing is not None
     ]
 
 
-@conforms
-async def a_sweep_forgets_what_has_expired(bench: Bench) -> None:
-    """A sweep removes up to its limit of what is over, running or finished, and nothing else."""
+@conformance_case
+async def a_sweep_deletes_expired_records(harness: StoreHarness) -> None:
+    """A sweep deletes up to its limit of expired records, running or finished, and no others."""
     for number in range(4):
-        await bench.store.claim(f"over {number}", "print", "first", bench.tick)
-    await bench.store.finish("over 0", "print", "first", OK, bench.tick)
-    await bench.store.claim("runs", "print", "first", bench.lease)
-    await bench.store.claim("done", "print", "first", bench.tick)
-    await bench.store.finish("done", "print", "first", OK, bench.lease)
-    await bench.advance(2 * bench.tick)
+        await harness.store.claim(f"over {number}", "print", "first", harness.tick)
+    await harness.store.finish("over 0", "print", "first", OK, harness.tick)
+    await harness.store.claim("runs", "print", "first", harness.lease)
+    await harness.store.claim("done", "print", "first", harness.tick)
+    await harness.store.finish("done", "print", "first", OK, harness.lease)
+    await harness.advance(2 * harness.tick)
 
-    counts = [await bench.store.sweep(3) for _ in range(3)]
+    counts = [await harness.store.sweep(3) for _ in range(3)]
 
-    assert ([0, 0, 0] if bench.forgets else [3, 1, 0]) == counts
-    assert (await record_of(bench.store, "runs")).response is None
-    assert OK == (await record_of(bench.store, "done")).response
+    assert ([0, 0, 0] if harness.expires_records else [3, 1, 0]) == counts
+    assert (await record_of(harness.store, "runs")).response is None
+    assert OK == (await record_of(harness.store, "done")).response
 
 
-@conforms
-async def closing_twice_is_harmless(bench: Bench) -> None:
-    """A store may be closed by more than one hand."""
-    await bench.store.claim("k", "print", "first", bench.lease)
+@conformance_case
+async def closing_twice_is_harmless(harness: StoreHarness) -> None:
+    """A store may be closed twice."""
+    await harness.store.claim("k", "print", "first", harness.lease)
 
-    await bench.store.close()
-    await bench.store.close()
+    await harness.store.close()
+    await harness.store.close()

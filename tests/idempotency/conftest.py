@@ -1,4 +1,4 @@
-"""Both loops, for tests of what has to hold on each."""
+"""Run a test on asyncio and on trio."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Run: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
 @pytest.fixture(params=["asyncio", "trio"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run on one loop and on the other, in virtual time."""
+    """Run a coroutine function in virtual time, on asyncio and on trio."""
 
     def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with VirtualClock() as clock:

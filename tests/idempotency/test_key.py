@@ -1,4 +1,4 @@
-"""The `Idempotency-Key` field: structured strings, bare keys, and everything that is neither."""
+"""Parsing of the `Idempotency-Key` header: quoted, unquoted and malformed keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
 
 
 def quoted(key: str) -> bytes:
-    """A key as RFC 9651 writes it."""
+    """Return a key as RFC 9651 writes it."""
     escaped = key.replace("\\", r"\\").replace('"', r"\"")
     return f'"{escaped}"'.encode()
 
@@ -41,13 +41,13 @@ def quoted(key: str) -> bytes:
         (b'"' + b"a" * MAX_KEY_LENGTH + b'"', "a" * MAX_KEY_LENGTH),
     ],
 )
-def test_keys_are_read(line: bytes, key: str) -> None:
-    """A structured string with any parameters, or a bare key, gives its characters."""
+def test_valid_key(line: bytes, key: str) -> None:
+    """A quoted key with any parameters, or an unquoted key, returns its characters."""
     assert key == parse_key([line])
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         (b"", "1 to 255 characters, not 0"),
         (b"  ", "1 to 255 characters, not 0"),
@@ -98,36 +98,36 @@ def test_keys_are_read(line: bytes, key: str) -> None:
         (b'"a";x="', "must end after the key"),
     ],
 )
-def test_malformed_keys_are_refused(line: bytes, words: str) -> None:
-    """What RFC 9651 refuses, and what no client should call a key, is refused with a sentence."""
-    with pytest.raises(MalformedKey, match=words) as caught:
+def test_malformed_key_raises(line: bytes, message: str) -> None:
+    """A malformed key raises an error whose message is a sentence."""
+    with pytest.raises(MalformedKey, match=message) as caught:
         parse_key([line])
 
     assert str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize("lines", [[b'"a"', b'"b"'], [b'"a"', b'"a"'], [b"a"] * 3])
-def test_several_lines_are_refused(lines: list[bytes]) -> None:
-    """Two lines are a list to RFC 9651, and not one key, even if they say the same."""
+def test_several_headers_raise(lines: list[bytes]) -> None:
+    """Two headers are a list by RFC 9651, even if they are equal."""
     with pytest.raises(MalformedKey, match=f"not {len(lines)} times"):
         parse_key(lines)
 
 
 @given(PRINTABLE)
 def test_every_printable_key_can_be_quoted(key: str) -> None:
-    """Quoting by RFC 9651 and reading give the same characters."""
+    """Quoting and parsing return the same characters."""
     assert key == parse_key([quoted(key)])
 
 
 @given(st.text(string.ascii_letters + string.digits, min_size=1, max_size=255))
-def test_bare_and_quoted_are_the_same_key(key: str) -> None:
-    """A client may change from the bare form to the quoted one without losing its key."""
+def test_unquoted_and_quoted_are_the_same_key(key: str) -> None:
+    """A client may change from the unquoted to the quoted form."""
     assert parse_key([key.encode()]) == parse_key([quoted(key)])
 
 
 @given(st.binary(max_size=300) | st.text('a1"\\; =,%@:?.-*', max_size=40).map(str.encode))
-def test_whatever_is_sent_gives_a_key_or_a_sentence(line: bytes) -> None:
-    """No bytes make the parser fail in another way, and every key is printable ASCII."""
+def test_any_bytes_return_a_key_or_raise_malformed_key(line: bytes) -> None:
+    """The parser raises no other error, and every key is printable ASCII."""
     try:
         key = parse_key([line])
     except MalformedKey:
@@ -137,7 +137,7 @@ def test_whatever_is_sent_gives_a_key_or_a_sentence(line: bytes) -> None:
     assert key.isprintable()
 
 
-def test_long_nonsense_is_refused_at_once() -> None:
-    """Reading takes a time in proportion to the length: a megabyte of escapes is no attack."""
+def test_parsing_takes_linear_time() -> None:
+    """A megabyte of escapes does not block the parser."""
     with pytest.raises(MalformedKey):
         parse_key([b'"' + rb"\\" * 500_000])

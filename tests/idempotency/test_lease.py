@@ -1,4 +1,4 @@
-"""Leases: who owns one."""
+"""The owner of a lease."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import pytest
 
 from tarry.idempotency import MemoryStore
 from tarry.idempotency.lease import KeyLease, LeaseContext
-from tests.idempotency.asking import scope_of
+from tests.idempotency.asgi_client import make_scope
 
 
-def owner() -> str:
-    """The owner of a new lease."""
-    terms = LeaseContext(
+def new_owner() -> str:
+    """Return the owner of a new lease."""
+    context = LeaseContext(
         MemoryStore(), lease=30.0, retention=60.0, max_response_bytes=0, store_errors=False
     )
-    return KeyLease(terms, "k", "print", scope_of())._owner
+    return KeyLease(context, "k", "print", make_scope())._owner
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_no_two_requests_have_one_owner() -> None:
-    """Neither in a process, nor in one that was forked from it."""
+def test_owners_are_unique() -> None:
+    """No two requests have the same owner, in one process or in a forked one."""
     reading, writing = os.pipe()
     if not (child := os.fork()):
-        os.write(writing, f"{owner()}\n{owner()}".encode())
+        os.write(writing, f"{new_owner()}\n{new_owner()}".encode())
         os._exit(0)
     os.waitpid(child, 0)
 
-    owners = [*os.read(reading, 1000).decode().split("\n"), owner(), owner()]
+    owners = [*os.read(reading, 1000).decode().split("\n"), new_owner(), new_owner()]
 
     assert 4 == len(set(owners))

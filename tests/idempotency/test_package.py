@@ -11,8 +11,8 @@ import pytest
 import tarry.idempotency
 
 
-def test_import_loads_no_third_party() -> None:
-    """The middleware and its built-in stores need nothing but the standard library."""
+def test_import_loads_no_third_party_package() -> None:
+    """The middleware and its built-in stores need only the standard library."""
     program = """
 import json, sys
 import tarry.idempotency
@@ -30,8 +30,8 @@ print(json.dumps([few, [name.partition(".")[0] for name in sys.modules]]))
         assert package not in loaded
 
 
-def test_names_resolve() -> None:
-    """Each public name is there, and another is an attribute error."""
+def test_public_names_resolve() -> None:
+    """Each public name exists, and another name raises AttributeError."""
     names = tarry.idempotency.__all__
 
     assert sorted(set(names)) == names

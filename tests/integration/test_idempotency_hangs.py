@@ -9,7 +9,7 @@ import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, PostgresStore, lease
 from tarry.wire.asgi import Receive, Scope, Send
-from tests.idempotency.asking import Payments, ask
+from tests.idempotency.asgi_client import PaymentsApp, send_request
 from tests.integration.claimants import store_of
 from tests.integration.postgres import asyncpg
 from tests.integration.servers import Server, postgres_server, redis_server
@@ -31,7 +31,7 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_hangs(stoppable: tuple[str, Server], table: str) -> None:
     """New requests are refused, an answer is sent; it is kept when the server goes on."""
     engine, server = stoppable
-    payments = Payments()
+    payments = PaymentsApp()
     running, go_on = asyncio.Event(), asyncio.Event()
 
     async def pay(scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,16 +42,16 @@ def test_a_server_that_hangs(stoppable: tuple[str, Server], table: str) -> None:
     async def main() -> None:
         store = store_of(engine, server.address, table)
         app = IdempotencyMiddleware(pay, store)
-        first = asyncio.create_task(ask(app))
+        first = asyncio.create_task(send_request(app))
         await running.wait()
         with server.standing_still():
-            assert 503 == (await ask(app, key=b"another")).status
+            assert 503 == (await send_request(app, key=b"another")).status
             go_on.set()
             assert b"run 1" == (await first).body
-        again = await ask(app)
+        again = await send_request(app)
         while again.status in {409, 503}:  # until it has been written
             await asyncio.sleep(0.05)
-            again = await ask(app)
+            again = await send_request(app)
         assert (b"run 1", True) == (again.body, again.replayed)
         await store.close()
 
@@ -62,7 +62,7 @@ def test_a_server_that_hangs(stoppable: tuple[str, Server], table: str) -> None:
 @pytest.mark.parametrize("status", [201, 500])
 def test_a_pool_that_handlers_use_up(postgres_dsn: str, table: str, status: int) -> None:
     """A handler that answers while it holds the last connection is answered, and not for ever."""
-    payments = Payments(status)
+    payments = PaymentsApp(status)
 
     async def main() -> None:
         async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1) as pool:
@@ -72,11 +72,11 @@ def test_a_pool_that_handlers_use_up(postgres_dsn: str, table: str, status: int)
                     await payments(scope, receive, send)
 
             app = IdempotencyMiddleware(pay, PostgresStore(pool, table=table), lease=60.0)
-            assert status == (await ask(app)).status
-            again = await ask(app)
+            assert status == (await send_request(app)).status
+            again = await send_request(app)
             while again.status == 409:
                 await asyncio.sleep(0.05)
-                again = await ask(app)
+                again = await send_request(app)
             assert (status == 201) == again.replayed
 
     asyncio.run(main())
@@ -84,7 +84,7 @@ def test_a_pool_that_handlers_use_up(postgres_dsn: str, table: str, status: int)
 
 def test_a_pool_that_is_used_up_refuses(postgres_dsn: str, table: str) -> None:
     """A claim that gets no connection is a 503, and takes nothing when there is one again."""
-    payments = Payments()
+    payments = PaymentsApp()
 
     async def main() -> None:
         async with asyncpg.create_pool(postgres_dsn, min_size=1, max_size=1) as pool:
@@ -92,8 +92,8 @@ def test_a_pool_that_is_used_up_refuses(postgres_dsn: str, table: str) -> None:
             await store.sweep(1)
             app = IdempotencyMiddleware(payments, store)
             async with pool.acquire():
-                assert 503 == (await ask(app)).status
-            assert 201 == (await ask(app)).status
+                assert 503 == (await send_request(app)).status
+            assert 201 == (await send_request(app)).status
 
     asyncio.run(main())
     assert 1 == payments.runs

@@ -9,7 +9,7 @@ import pytest
 
 from tarry.idempotency.store import ExistingRecord, StoredResponse
 from tarry.idempotency.stores.postgres import PostgresStore
-from tests.idempotency.conformance import CASES, Bench, Case, name_of
+from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
 from tests.integration.claimants import SHARES, winners
 from tests.integration.postgres import connected, with_store
 from tests.integration.servers import Server, postgres_server
@@ -24,7 +24,7 @@ def stoppable() -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case, postgres_dsn: str, table: str) -> None:
     """PostgresStore does what every store must."""
 
@@ -38,7 +38,7 @@ def test_conformance(case: Case, postgres_dsn: str, table: str) -> None:
                 await connection.execute(past, seconds)
 
             try:
-                await case(Bench(store, twin, advance))
+                await case(StoreHarness(store, twin, advance))
             finally:
                 await store.close()
                 await twin.close()

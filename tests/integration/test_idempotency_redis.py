@@ -13,7 +13,7 @@ import pytest
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.idempotency.store import ExistingRecord, StoredResponse
 from tarry.idempotency.stores.redis import RedisStore
-from tests.idempotency.conformance import CASES, Bench, Case, name_of
+from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
 from tests.integration.claimants import SHARES, winners
 from tests.integration.redis_cluster import redis_cluster
 from tests.integration.servers import Server, redis_server
@@ -60,7 +60,7 @@ async def age(client: Any, prefix: str, seconds: float) -> None:
         await client.pexpire(key, await client.pttl(key) - round(seconds * 1e3))
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case, redis_url: str, prefix: str) -> None:
     """RedisStore does what every store must."""
 
@@ -68,7 +68,9 @@ def test_conformance(case: Case, redis_url: str, prefix: str) -> None:
         client = aio.Redis.from_url(redis_url)
         store, twin = (RedisStore(redis_url, prefix=prefix) for _ in range(2))
         try:
-            await case(Bench(store, twin, lambda s: age(client, prefix, s), forgets=True))
+            await case(
+                StoreHarness(store, twin, lambda s: age(client, prefix, s), expires_records=True)
+            )
         finally:
             await store.close()
             await twin.close()
@@ -77,14 +79,16 @@ def test_conformance(case: Case, redis_url: str, prefix: str) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance_on_a_cluster(case: Case, cluster_url: str, prefix: str) -> None:
     """RedisStore does what every store must on a Cluster too."""
 
     async def main() -> None:
         async with aio.RedisCluster.from_url(cluster_url) as client:
             store, twin = (RedisStore(client, prefix=prefix) for _ in range(2))
-            await case(Bench(store, twin, lambda s: age(client, prefix, s), forgets=True))
+            await case(
+                StoreHarness(store, twin, lambda s: age(client, prefix, s), expires_records=True)
+            )
 
     asyncio.run(main())
 

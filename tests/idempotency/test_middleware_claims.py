@@ -1,4 +1,4 @@
-"""The middleware and claims that hang, fail or come too late: they hold nothing."""
+"""Claims that hang, fail or succeed too late do not keep their key."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tarry.idempotency import IdempotencyMiddleware, lease
 from tarry.runtime import event_loops
 from tarry.runtime.clocks import system
 from tarry.testing import VirtualClock
-from tests.idempotency.asking import Payments, ask
+from tests.idempotency.asgi_client import PaymentsApp, send_request
 from tests.idempotency.conftest import Run
-from tests.idempotency.wayward import FOR_EVER, Wayward
+from tests.idempotency.faulty_store import FOREVER_S, FaultyStore
 
 
-def test_a_store_that_hangs_refuses_in_time(run: Run) -> None:
-    """A claim gets five seconds; then the request is refused, and has not run."""
-    payments = Payments()
+def test_hanging_claim_rejects_the_request(run: Run) -> None:
+    """A claim that takes more than five seconds rejects the request, which does not run."""
+    payments = PaymentsApp()
 
     async def main() -> None:
-        app = IdempotencyMiddleware(payments, Wayward(before={"claim": FOR_EVER}))
-        begun = system.now()
-        assert 503 == (await ask(app)).status
-        assert lease.STORE_TIMEOUT_S == pytest.approx(system.now() - begun)
+        app = IdempotencyMiddleware(payments, FaultyStore(before={"claim": FOREVER_S}))
+        started = system.now()
+        assert 503 == (await send_request(app)).status
+        assert lease.STORE_TIMEOUT_S == pytest.approx(system.now() - started)
 
     run(main)
     assert 0 == payments.runs
@@ -32,39 +32,37 @@ def test_a_store_that_hangs_refuses_in_time(run: Run) -> None:
 
 @pytest.mark.parametrize("wait", [{"before": {"claim": 8}}, {"after": {"claim": 8}}])
 @pytest.mark.parametrize("patience", [1, 60])
-def test_a_claim_that_came_too_late_is_given_back(
-    run: Run, wait: dict[str, Any], patience: float
-) -> None:
-    """Cancelled or out of time: a claim that the store made after all holds nothing."""
-    payments = Payments()
+def test_late_claim_is_released(run: Run, wait: dict[str, Any], patience: float) -> None:
+    """A claim that the store makes after a cancellation or timeout is released."""
+    payments = PaymentsApp()
 
     async def main() -> None:
-        store = Wayward(**wait)
+        store = FaultyStore(**wait)
         app = IdempotencyMiddleware(payments, store)
-        begun = system.now()
+        started = system.now()
         with event_loops.timeout(patience) as expiry:
-            assert 503 == (await ask(app)).status
+            assert 503 == (await send_request(app)).status
         assert expiry.expired == (patience == 1)
-        assert min(patience, lease.STORE_TIMEOUT_S) == pytest.approx(system.now() - begun)
+        assert min(patience, lease.STORE_TIMEOUT_S) == pytest.approx(system.now() - started)
         await event_loops.sleep(10)
         store.before, store.after = {}, {}
-        assert 201 == (await ask(app)).status
+        assert 201 == (await send_request(app)).status
 
     run(main)
     assert 1 == payments.runs
 
 
-def test_a_claim_that_failed_after_it_was_made_is_given_back(run: Run) -> None:
-    """An error says nothing about whether the store did it: the next request does not wait."""
+def test_claim_with_lost_answer_is_released(run: Run) -> None:
+    """A claim that raises may have been made, so it is released."""
 
-    class Lossy(Wayward):
+    class Lossy(FaultyStore):
         async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> None:
             await super().claim(key, fingerprint, owner, lease)
             raise ConnectionError("reset by peer")
 
     async def main() -> None:
         store = Lossy()
-        assert 503 == (await ask(IdempotencyMiddleware(Payments(), store))).status
+        assert 503 == (await send_request(IdempotencyMiddleware(PaymentsApp(), store))).status
         await event_loops.sleep(1)
         assert ["claim", "release"] == store.calls
         assert {} == store._entries
@@ -72,10 +70,10 @@ def test_a_claim_that_failed_after_it_was_made_is_given_back(run: Run) -> None:
     run(main)
 
 
-def test_a_claim_that_is_made_after_all_is_given_back() -> None:
-    """A database may do what it was asked after the request was cut off, and after a release."""
+def test_claim_made_after_the_release_is_released_again() -> None:
+    """A database may make the claim after the request was cancelled and after a release."""
 
-    class Stubborn(Wayward):
+    class Stubborn(FaultyStore):
         async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> None:
             try:
                 await asyncio.sleep(10)
@@ -86,7 +84,7 @@ def test_a_claim_that_is_made_after_all_is_given_back() -> None:
 
     async def main() -> None:
         store = Stubborn()
-        assert 503 == (await ask(IdempotencyMiddleware(Payments(), store))).status
+        assert 503 == (await send_request(IdempotencyMiddleware(PaymentsApp(), store))).status
         await asyncio.sleep(2)
         assert ["release", "claim", "release"] == store.calls
         assert {} == store._entries

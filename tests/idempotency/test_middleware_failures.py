@@ -1,4 +1,4 @@
-"""The middleware when things go wrong: handlers, clients, cancellation."""
+"""Handlers that fail, clients that disconnect early, and cancelled requests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tarry.idempotency import IdempotencyMiddleware, MemoryStore
 from tarry.runtime import event_loops
 from tarry.testing import VirtualClock
 from tarry.wire.asgi import Message, Receive, Scope, Send
-from tests.idempotency.asking import KEY, Payments, ask, scope_of
-from tests.idempotency.wayward import Wayward
+from tests.idempotency.asgi_client import KEY, PaymentsApp, make_scope, send_request
+from tests.idempotency.faulty_store import FaultyStore
 
 
-def test_a_raising_handler_gives_the_key_back() -> None:
-    """The error is the server's to see, nothing was sent, and a retry runs."""
-    payments = Payments()
+def test_raising_handler_releases_the_key() -> None:
+    """The server sees the error, nothing is sent, and a retry runs the handler."""
+    payments = PaymentsApp()
     sent: list[Message] = []
 
     async def fails_once(scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,53 +32,53 @@ def test_a_raising_handler_gives_the_key_back() -> None:
     async def main() -> None:
         app = IdempotencyMiddleware(fails_once)
         with pytest.raises(RuntimeError, match="half way"):
-            await ask(app, before_send=sent.append)
+            await send_request(app, before_send=sent.append)
         assert [] == sent
-        assert b"run 2" == (await ask(app)).body
-        assert (await ask(app)).replayed
+        assert b"run 2" == (await send_request(app)).body
+        assert (await send_request(app)).replayed
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 407, 408, 425, 429, 500, 503])
-def test_a_response_that_says_that_nothing_was_done_is_not_kept(status: int) -> None:
-    """Who comes back after it, with what was missing or as told, gets another try."""
-    payments = Payments(status)
+def test_response_without_effect_is_not_stored(status: int) -> None:
+    """A client that corrects its request, or waits, gets another try."""
+    payments = PaymentsApp(status)
     app = IdempotencyMiddleware(payments)
 
     async def main() -> None:
-        assert status == (await ask(app)).status
-        assert (status, False) == ((second := await ask(app)).status, second.replayed)
+        assert status == (await send_request(app)).status
+        assert (status, False) == ((second := await send_request(app)).status, second.replayed)
 
     asyncio.run(main())
     assert 2 == payments.runs
 
 
 @pytest.mark.parametrize("status", [400, 402, 409, 422])
-def test_other_errors_are_kept(status: int) -> None:
-    """A refusal is a result as any other."""
-    app = IdempotencyMiddleware(Payments(status))
+def test_other_client_errors_are_stored(status: int) -> None:
+    """Other 4xx responses are stored like any other response."""
+    app = IdempotencyMiddleware(PaymentsApp(status))
 
     async def main() -> None:
-        await ask(app)
-        assert (status, True) == ((second := await ask(app)).status, second.replayed)
+        await send_request(app)
+        assert (status, True) == ((second := await send_request(app)).status, second.replayed)
 
     asyncio.run(main())
 
 
-def test_server_errors_are_kept_when_asked_for() -> None:
-    """With store_errors a 500 is replayed."""
-    app = IdempotencyMiddleware(Payments(500), store_errors=True)
+def test_server_errors_are_stored_with_store_errors() -> None:
+    """With store_errors a 500 is stored."""
+    app = IdempotencyMiddleware(PaymentsApp(500), store_errors=True)
 
     async def main() -> None:
-        await ask(app)
-        assert (await ask(app)).replayed
+        await send_request(app)
+        assert (await send_request(app)).replayed
 
     asyncio.run(main())
 
 
-def test_a_handler_that_answers_nothing_gives_the_key_back() -> None:
-    """What the server makes of it stays the server's; the half response reaches it."""
+def test_incomplete_response_releases_the_key() -> None:
+    """The server gets the incomplete response and handles it."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -86,15 +86,15 @@ def test_a_handler_that_answers_nothing_gives_the_key_back() -> None:
     async def main() -> None:
         guarded = IdempotencyMiddleware(app)
         for _ in range(2):
-            answer = await ask(guarded)
-            assert ["http.response.start"] == [message["type"] for message in answer.messages]
+            response = await send_request(guarded)
+            assert ["http.response.start"] == [message["type"] for message in response.messages]
 
     asyncio.run(main())
 
 
-def test_work_after_the_response_does_not_undo_it() -> None:
-    """A background task that fails is the server's to see; the response was sent and is kept."""
-    payments = Payments()
+def test_error_after_the_response_does_not_undo_it() -> None:
+    """The server sees the error of a background task; the response was sent and is stored."""
+    payments = PaymentsApp()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await payments(scope, receive, send)
@@ -103,15 +103,15 @@ def test_work_after_the_response_does_not_undo_it() -> None:
     async def main() -> None:
         guarded = IdempotencyMiddleware(app)
         with pytest.raises(RuntimeError, match="afterwards"):
-            await ask(guarded)
-        assert (await ask(guarded)).replayed
+            await send_request(guarded)
+        assert (await send_request(guarded)).replayed
 
     asyncio.run(main())
 
 
-def test_a_client_that_leaves_before_its_body_is_there_runs_nothing() -> None:
-    """Half a request is no request."""
-    payments = Payments()
+def test_incomplete_request_does_not_run() -> None:
+    """A client that disconnects before its body is complete runs nothing."""
+    payments = PaymentsApp()
     messages: list[Message] = [
         {"type": "http.request", "body": b"{", "more_body": True},
         {"type": "http.disconnect"},
@@ -125,19 +125,19 @@ def test_a_client_that_leaves_before_its_body_is_there_runs_nothing() -> None:
 
     async def main() -> None:
         app = IdempotencyMiddleware(payments)
-        await app(scope_of(headers=[(b"idempotency-key", KEY)]), receive, send)
-        assert b"run 1" == (await ask(app)).body
+        await app(make_scope(headers=[(b"idempotency-key", KEY)]), receive, send)
+        assert b"run 1" == (await send_request(app)).body
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("store", [MemoryStore, Wayward])
+@pytest.mark.parametrize("store", [MemoryStore, FaultyStore])
 @pytest.mark.parametrize("run", ["asyncio", "trio"])
-def test_a_cancelled_request_leaves_its_lease_to_run_out(
+def test_cancelled_request_lets_its_lease_expire(
     run: str, store: Callable[[], MemoryStore]
 ) -> None:
-    """Cancellation goes through; a thread of the handler may go on, so its key is held."""
-    payments = Payments()
+    """A thread of the handler may still run, so its key stays claimed until the lease ends."""
+    payments = PaymentsApp()
 
     async def sleepy(scope: Scope, receive: Receive, send: Send) -> None:
         if not payments.runs:
@@ -148,25 +148,25 @@ def test_a_cancelled_request_leaves_its_lease_to_run_out(
     async def main() -> None:
         app = IdempotencyMiddleware(sleepy, store(), lease=30.0)
         with event_loops.timeout(100) as expiry:
-            await ask(app)
+            await send_request(app)
         assert expiry.expired
-        assert 409 == (await ask(app)).status
+        assert 409 == (await send_request(app)).status
         await event_loops.sleep(30)
-        assert b"run 2" == (await ask(app)).body
+        assert b"run 2" == (await send_request(app)).body
 
     with VirtualClock() as clock:
         (clock.run if run == "asyncio" else clock.run_trio)(main)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("plain"), KeyboardInterrupt("plain")])
-def test_errors_of_handlers_are_their_own_on_trio(error: BaseException) -> None:
-    """What a handler raises is not wrapped in a group."""
+def test_handler_errors_are_not_wrapped_on_trio(error: BaseException) -> None:
+    """The error of a handler is not wrapped in an exception group."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise error
 
     async def main() -> None:
         with pytest.raises(type(error), match=r"^plain$"):
-            await ask(IdempotencyMiddleware(app, Wayward()))
+            await send_request(IdempotencyMiddleware(app, FaultyStore()))
 
     trio.run(main)

@@ -1,4 +1,4 @@
-"""The options of the middleware: mistakes are told where they are made."""
+"""Invalid options of the middleware raise when it is created."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
 from tarry.wire.asgi import Scope
-from tests.idempotency.asking import Payments, ask, in_order
+from tests.idempotency.asgi_client import PaymentsApp, run_sequentially, send_request
 
 
 async def an_async_function(_scope: Scope) -> str:
-    """What is given by mistake where a plain function is needed."""
+    """Return a text; used where a plain function is required."""
     return "who"
 
 
-def nobody(_scope: Scope) -> None:
-    """Forget to return."""
+def return_none(_scope: Scope) -> None:
+    """Return None by mistake."""
 
 
-def somebody_later(scope: Scope) -> Any:
-    """Return a coroutine."""
+def return_coroutine(scope: Scope) -> Any:
+    """Return a coroutine by mistake."""
     return an_async_function(scope)
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"lease": 0}, "lease must be greater than 0"),
         ({"retention": -1.0}, "retention must be greater than 0"),
@@ -60,20 +60,20 @@ def somebody_later(scope: Scope) -> Any:
         ({"app": "app"}, "app must be an ASGI application, got 'app'"),
     ],
 )
-def test_mistakes_are_told_when_the_middleware_is_made(options: dict[str, Any], words: str) -> None:
-    """A value that breaks a rule is refused with the name of the option."""
-    with pytest.raises(ConfigurationError, match=words):
-        IdempotencyMiddleware(**{"app": Payments(), **options})
+def test_invalid_option_raises(options: dict[str, Any], message: str) -> None:
+    """An invalid value raises an error that names the option."""
+    with pytest.raises(ConfigurationError, match=message):
+        IdempotencyMiddleware(**{"app": PaymentsApp(), **options})
 
 
-@pytest.mark.parametrize("identity", [nobody, somebody_later])
-def test_identity_must_be_a_text(identity: Any) -> None:
-    """What it returns is checked, with words; nothing runs."""
-    payments = Payments()
+@pytest.mark.parametrize("identity", [return_none, return_coroutine])
+def test_identity_must_return_a_text(identity: Any) -> None:
+    """The result of the identity function is checked, and the request does not run."""
+    payments = PaymentsApp()
 
     with pytest.raises(
         ConfigurationError, match="identity must return a text that identifies the caller"
     ):
-        in_order(ask(IdempotencyMiddleware(payments, identity=identity)))
+        run_sequentially(send_request(IdempotencyMiddleware(payments, identity=identity)))
 
     assert 0 == payments.runs

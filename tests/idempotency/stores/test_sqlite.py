@@ -1,4 +1,4 @@
-"""The store in a SQLite file: the conformance cases on both loops, and the file itself."""
+"""The SQLite store: the conformance cases, its clock and its thread."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from threading import Event
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, SqliteStore, StoredResponse, lease
-from tests.idempotency.asking import Payments, ask
-from tests.idempotency.conformance import CASES, Bench, Case, name_of
-from tests.idempotency.test_memory import Clock, Run, on_asyncio, on_trio
+from tests.idempotency.asgi_client import PaymentsApp, send_request
+from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
+from tests.idempotency.stores.test_memory import ManualClock, Run, on_asyncio, on_trio
 
 OK = StoredResponse(200, ((b"a", b"b"),), b"done")
 
 
 @pytest.mark.parametrize("run", [on_asyncio, on_trio])
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case, run: Run, tmp_path: Path) -> None:
-    """The store does what every store must do."""
+    """The store passes the conformance cases."""
 
     async def main() -> None:
-        clock = Clock()
+        clock = ManualClock()
         store, twin = (SqliteStore(tmp_path / "keys.db", clock=lambda: clock.now) for _ in "12")
         try:
-            await case(Bench(store, twin, clock.advance))
+            await case(StoreHarness(store, twin, clock.advance))
         finally:
             await store.close()
             await twin.close()
@@ -36,8 +36,8 @@ def test_conformance(case: Case, run: Run, tmp_path: Path) -> None:
     run(main)
 
 
-def test_records_outlive_the_process(tmp_path: Path) -> None:
-    """What was kept is there when the file is opened again."""
+def test_records_are_persistent(tmp_path: Path) -> None:
+    """A stored response is there after the file is opened again."""
 
     async def main() -> None:
         first = SqliteStore(tmp_path / "keys.db")
@@ -46,34 +46,36 @@ def test_records_outlive_the_process(tmp_path: Path) -> None:
         await first.close()
 
         second = SqliteStore(str(tmp_path / "keys.db"))
-        found = await second.claim("k", "print", "other", 30.0)
+        existing = await second.claim("k", "print", "other", 30.0)
         await second.close()
 
-        assert found is not None
-        assert OK == found.record.response
+        assert existing is not None
+        assert OK == existing.record.response
 
     asyncio.run(main())
 
 
-def test_time_is_the_wall_clock_of_the_machine(tmp_path: Path) -> None:
-    """Without a clock the file has seconds since 1970, which mean the same to every process."""
+def test_default_clock_is_unix_time(tmp_path: Path) -> None:
+    """Without a clock the file has seconds since 1970, which are the same for every process."""
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db")
         before = time.time()
         await store.claim("k", "print", "owner", 30.0)
-        found = await store.claim("k", "print", "other", 30.0)
+        existing = await store.claim("k", "print", "other", 30.0)
         await store.close()
 
-        assert found is not None
+        assert existing is not None
         # SQLite's clock ticks in milliseconds.
-        assert before - 0.001 <= found.record.free_at - 30.0 <= found.now <= time.time() + 0.001
+        assert (
+            before - 0.001 <= existing.record.free_at - 30.0 <= existing.now <= time.time() + 0.001
+        )
 
     asyncio.run(main())
 
 
 def test_time_is_read_under_the_lock(tmp_path: Path) -> None:
-    """While another process writes, the clock is not read: it would be late when its turn comes."""
+    """The clock is not read while another process writes: the time would be outdated."""
     reads: list[float] = []
 
     def clock() -> float:
@@ -94,8 +96,8 @@ def test_time_is_read_under_the_lock(tmp_path: Path) -> None:
     assert [] == reads
 
 
-def test_a_writer_that_does_not_end_is_an_error(tmp_path: Path) -> None:
-    """A call does not wait for ever for another process, and works again once that is done."""
+def test_busy_timeout(tmp_path: Path) -> None:
+    """A call does not wait forever for another process, and works after that has finished."""
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db", busy_timeout=0.01)
@@ -111,24 +113,24 @@ def test_a_writer_that_does_not_end_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run", [on_asyncio, on_trio])
-def test_a_thread_that_is_stuck_keeps_nobody_waiting(
+def test_hanging_disk_rejects_requests(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that does not answer is a 503, on both loops; when it is back all goes on."""
+    """A disk that does not answer causes a 503. When it works again, requests succeed."""
     monkeypatch.setattr(lease, "STORE_TIMEOUT_S", 0.05)
     stuck = Event()
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db")
-        app = IdempotencyMiddleware(Payments(), store)
+        app = IdempotencyMiddleware(PaymentsApp(), store)
         await store.sweep(1)
         assert store._executor is not None
         store._executor.submit(stuck.wait)
-        assert 503 == (await ask(app)).status
+        assert 503 == (await send_request(app)).status
         stuck.set()
         await store.sweep(1)
         monkeypatch.undo()
-        assert 201 == (await ask(app)).status
+        assert 201 == (await send_request(app)).status
         await store.close()
 
     run(main)

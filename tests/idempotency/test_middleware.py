@@ -11,30 +11,36 @@ from tarry.idempotency import IdempotencyMiddleware, MemoryStore
 from tarry.runtime.clocks import system
 from tarry.testing import VirtualClock
 from tarry.wire.asgi import Receive, Scope, Send
-from tests.idempotency.asking import Answer, Payments, ask, in_order, scope_of
+from tests.idempotency.asgi_client import (
+    PaymentsApp,
+    Response,
+    make_scope,
+    run_sequentially,
+    send_request,
+)
 
 ALICE = [(b"authorization", b"Bearer alice")]
 JSON = [(b"content-type", b"application/json")]
 
 
-def test_first_request_runs_and_its_response_passes() -> None:
-    """The handler sees the whole body, and the client the messages as they were sent."""
-    payments = Payments()
+def test_first_request_runs() -> None:
+    """The handler gets the whole body, and the client the messages as they were sent."""
+    payments = PaymentsApp()
     app = IdempotencyMiddleware(payments)
 
-    (answer,) = in_order(ask(app, body=[b"amount", b"=", b"100"]))
+    (response,) = run_sequentially(send_request(app, body=[b"amount", b"=", b"100"]))
 
     assert [b"amount=100"] == payments.bodies
-    assert (201, b"run 1", False) == (answer.status, answer.body, answer.replayed)
-    assert [True, False] == [message.get("more_body", False) for message in answer.messages[1:]]
+    assert (201, b"run 1", False) == (response.status, response.body, response.replayed)
+    assert [True, False] == [message.get("more_body", False) for message in response.messages[1:]]
 
 
-def test_same_request_is_replayed_to_the_byte() -> None:
-    """The handler runs once; status, headers in order and body are those of the first answer."""
-    payments = Payments()
+def test_repeated_request_gets_the_stored_response() -> None:
+    """The handler runs once. Status, headers in order and body are those of the first response."""
+    payments = PaymentsApp()
     app = IdempotencyMiddleware(payments)
 
-    first, second, third = in_order(*(ask(app) for _ in range(3)))
+    first, second, third = run_sequentially(*(send_request(app) for _ in range(3)))
 
     assert 1 == payments.runs
     assert (first.status, first.body) == (second.status, second.body)
@@ -42,12 +48,12 @@ def test_same_request_is_replayed_to_the_byte() -> None:
     assert second == third
 
 
-def test_bare_and_quoted_key_are_one() -> None:
-    """A client that sends the key bare is served as one that quotes it."""
-    payments = Payments()
+def test_unquoted_and_quoted_key_are_the_same() -> None:
+    """A key without quotes is the same as the key in quotes."""
+    payments = PaymentsApp()
     app = IdempotencyMiddleware(payments)
 
-    _, second = in_order(ask(app, key=b'"a-1"'), ask(app, key=b"a-1"))
+    _, second = run_sequentially(send_request(app, key=b'"a-1"'), send_request(app, key=b"a-1"))
 
     assert second.replayed
 
@@ -61,12 +67,14 @@ def test_bare_and_quoted_key_are_one() -> None:
     ],
 )
 def test_same_key_with_another_payload_is_422(other: dict[str, Any]) -> None:
-    """Another body, query or content type under a key that is known is refused and not run."""
-    payments = Payments()
+    """A known key with another body, query or content type is rejected and not run."""
+    payments = PaymentsApp()
     app = IdempotencyMiddleware(payments)
 
     first: dict[str, Any] = {"body": b"{}", "query_string": b"", "headers": JSON}
-    _, refused = in_order(ask(app, **first), ask(app, **{**first, **other}))
+    _, refused = run_sequentially(
+        send_request(app, **first), send_request(app, **{**first, **other})
+    )
 
     assert (422, "Idempotency-Key is already used") == (refused.status, refused.problem["title"])
     assert b"false" == refused.header(b"x-should-retry")
@@ -74,9 +82,9 @@ def test_same_key_with_another_payload_is_422(other: dict[str, Any]) -> None:
 
 
 def test_same_key_while_the_first_runs_is_409() -> None:
-    """A second request does not wait for the first; it is told when to ask again."""
+    """A second request does not wait for the first; it gets a Retry-After."""
     running, go_on = asyncio.Event(), asyncio.Event()
-    payments = Payments()
+    payments = PaymentsApp()
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
         running.set()
@@ -85,31 +93,31 @@ def test_same_key_while_the_first_runs_is_409() -> None:
 
     async def main() -> None:
         app = IdempotencyMiddleware(slow)
-        first = asyncio.create_task(ask(app))
+        first = asyncio.create_task(send_request(app))
         await running.wait()
-        second = await ask(app)
+        second = await send_request(app)
         go_on.set()
 
         assert 409 == second.status
         assert "A request is outstanding for this Idempotency-Key" == second.problem["title"]
         assert (b"1", b"true") == (second.header(b"retry-after"), second.header(b"x-should-retry"))
         assert b"run 1" == (await first).body
-        assert (await ask(app)).replayed
+        assert (await send_request(app)).replayed
 
     asyncio.run(main())
     assert 1 == payments.runs
 
 
 def test_responses_expire() -> None:
-    """After `keep` seconds the key is free and the request runs again."""
+    """After the retention the key is free and the request runs again."""
 
     async def main() -> list[bool]:
-        app = IdempotencyMiddleware(Payments(), retention=60.0)
-        answers: list[Answer] = []
+        app = IdempotencyMiddleware(PaymentsApp(), retention=60.0)
+        responses: list[Response] = []
         for _ in range(3):
-            answers.append(await ask(app))
+            responses.append(await send_request(app))
             await asyncio.sleep(40)
-        return [answer.replayed for answer in answers]
+        return [response.replayed for response in responses]
 
     with VirtualClock() as clock:
         assert [False, True, False] == clock.run(main)
@@ -118,34 +126,34 @@ def test_responses_expire() -> None:
 @pytest.mark.parametrize("key", [b"", b'""', b'"open', b"a b", b'"a", "b"', b"a" * 256])
 @pytest.mark.parametrize("required", [(), ["/payments"]])
 def test_malformed_key_is_400(key: bytes, required: list[str]) -> None:
-    """Also where a key is optional: who sends one counts on it."""
-    payments = Payments()
+    """A malformed key is rejected, also where a key is optional."""
+    payments = PaymentsApp()
     app = IdempotencyMiddleware(payments, require_key=required)
 
-    (answer,) = in_order(ask(app, key=key))
+    (response,) = run_sequentially(send_request(app, key=key))
 
-    assert (400, "Idempotency-Key is malformed") == (answer.status, answer.problem["title"])
+    assert (400, "Idempotency-Key is malformed") == (response.status, response.problem["title"])
     assert 0 == payments.runs
 
 
 def test_two_keys_are_malformed() -> None:
-    """A request with two lines of the field is refused."""
-    payments = Payments()
+    """A request with two Idempotency-Key headers is rejected."""
+    payments = PaymentsApp()
 
-    (answer,) = in_order(
-        ask(IdempotencyMiddleware(payments), headers=[(b"idempotency-key", b'"a"')])
+    (response,) = run_sequentially(
+        send_request(IdempotencyMiddleware(payments), headers=[(b"idempotency-key", b'"a"')])
     )
 
-    assert (400, 0) == (answer.status, payments.runs)
+    assert (400, 0) == (response.status, payments.runs)
 
 
-def test_problems_lead_to_the_documentation() -> None:
-    """Every problem has an absolute type of its own, and a link: to the API's page or the draft."""
+def test_problems_link_to_the_documentation() -> None:
+    """Every problem has its own absolute type and a link to the API's page or the draft."""
     url = "https://example.com/docs/retries"
 
-    with_docs, with_anchor, without = in_order(
+    with_docs, with_anchor, without = run_sequentially(
         *(
-            ask(IdempotencyMiddleware(Payments(), docs_url=docs_url), key=b"")
+            send_request(IdempotencyMiddleware(PaymentsApp(), docs_url=docs_url), key=b"")
             for docs_url in (url, f"{url}#keys", None)
         )
     )
@@ -159,17 +167,17 @@ def test_problems_lead_to_the_documentation() -> None:
     assert b"%d" % len(without.body) == without.header(b"content-length")
 
 
-def test_expired_records_are_swept_along_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody needs to run a sweeper: one request in a hundred takes what is over with it."""
+def test_some_requests_sweep_expired_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request in a hundred deletes expired records, so that no sweeper is needed."""
     draws = iter([0.99, 0.01, 0.0099])
     monkeypatch.setattr(system, "draw", lambda: next(draws))
 
     async def main() -> list[int]:
         store = MemoryStore()
-        app = IdempotencyMiddleware(Payments(), store, retention=60.0)
+        app = IdempotencyMiddleware(PaymentsApp(), store, retention=60.0)
         left: list[int] = []
         for number in range(3):
-            await ask(app, key=b"%d" % number)
+            await send_request(app, key=b"%d" % number)
             left.append(len(store._entries))
             await asyncio.sleep(60)
         return left
@@ -178,28 +186,30 @@ def test_expired_records_are_swept_along_the_way(monkeypatch: pytest.MonkeyPatch
         assert [1, 2, 1] == clock.run(main)
 
 
-def test_scope_of_the_handler_is_the_servers() -> None:
-    """The application gets the very scope that the server made, which is as it was afterwards."""
+def test_handler_gets_the_scope_of_the_server() -> None:
+    """The application gets the scope object of the server, which is unchanged afterwards."""
     scopes: list[Scope] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scopes.append(scope)
-        await Payments()(scope, receive, send)
+        await PaymentsApp()(scope, receive, send)
 
-    (answer,) = in_order(ask(IdempotencyMiddleware(app), headers=ALICE))
+    (response,) = run_sequentially(send_request(IdempotencyMiddleware(app), headers=ALICE))
 
-    assert 201 == answer.status
-    assert [scope_of(headers=scopes[0]["headers"])] == scopes
+    assert 201 == response.status
+    assert [make_scope(headers=scopes[0]["headers"])] == scopes
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_one_guard_is_enough(shared: bool) -> None:
-    """A guard inside of a guard lets the request pass, that would else be its own rival."""
-    payments, store = Payments(), MemoryStore()
+def test_nested_middleware_passes_the_request(shared: bool) -> None:
+    """An inner middleware passes the request: it would otherwise conflict with the outer one."""
+    payments, store = PaymentsApp(), MemoryStore()
     inner = IdempotencyMiddleware(payments, store, require_key=["/payments"])
     app = IdempotencyMiddleware(inner, store if shared else MemoryStore())
 
-    first, second, without = in_order(ask(app), ask(app), ask(app, key=None))
+    first, second, without = run_sequentially(
+        send_request(app), send_request(app), send_request(app, key=None)
+    )
 
     assert [201, 201, 400] == [first.status, second.status, without.status]
     assert (False, True, 1) == (first.replayed, second.replayed, payments.runs)

@@ -1,4 +1,4 @@
-"""The store in memory: the conformance cases on both loops, its bound, and its clock."""
+"""The memory store: the conformance cases, its limits, and its clock."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ import trio
 from tarry.errors import ConfigurationError, LimitReached
 from tarry.idempotency import MemoryStore, StoredResponse
 from tarry.testing import VirtualClock
-from tests.idempotency.conformance import CASES, Bench, Case, name_of
+from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
 
 OK = StoredResponse(200, (), b"done")
 
 Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
 
-class Clock:
-    """A clock that is set by hand."""
+class ManualClock:
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.now = 1000.0
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.now += seconds
 
 
 def on_asyncio(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run on asyncio."""
+    """Run a coroutine function on asyncio."""
     asyncio.run(main())
 
 
 def on_trio(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run on trio."""
+    """Run a coroutine function on trio."""
     trio.run(main)
 
 
 @pytest.mark.parametrize("run", [on_asyncio, on_trio])
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case, run: Run) -> None:
-    """The store does what every store must do."""
+    """The store passes the conformance cases."""
 
     async def main() -> None:
-        clock = Clock()
+        clock = ManualClock()
         store = MemoryStore(clock=lambda: clock.now)
-        await case(Bench(store, store, clock.advance))
+        await case(StoreHarness(store, store, clock.advance))
 
     run(main)
 
 
-def test_a_full_store_refuses() -> None:
-    """When every record is live the next key is refused, and the error says what to change."""
+def test_full_store_rejects_claims() -> None:
+    """If no record has expired, a claim raises an error that suggests what to change."""
 
     async def main() -> None:
         store = MemoryStore(2, clock=lambda: 0.0)
@@ -70,11 +70,11 @@ def test_a_full_store_refuses() -> None:
     asyncio.run(main())
 
 
-def test_what_has_expired_makes_room() -> None:
-    """A full store forgets a record whose time is up, and only such a one."""
+def test_full_store_deletes_an_expired_record() -> None:
+    """A full store deletes a record that has expired, and only such a record."""
 
     async def main() -> None:
-        clock = Clock()
+        clock = ManualClock()
         store = MemoryStore(2, clock=lambda: clock.now)
         await store.claim("a", "print", "owner", 10.0)
         await store.extend("a", "print", "owner", 30.0)
@@ -91,11 +91,11 @@ def test_what_has_expired_makes_room() -> None:
     asyncio.run(main())
 
 
-def test_a_lapsed_record_can_be_claimed_in_a_full_store() -> None:
-    """To take over a key needs no room."""
+def test_expired_record_can_be_claimed_in_a_full_store() -> None:
+    """Claiming an expired key needs no additional capacity."""
 
     async def main() -> None:
-        clock = Clock()
+        clock = ManualClock()
         store = MemoryStore(1, clock=lambda: clock.now)
         await store.claim("a", "print", "owner", 10.0)
         await clock.advance(10.0)
@@ -105,8 +105,8 @@ def test_a_lapsed_record_can_be_claimed_in_a_full_store() -> None:
     asyncio.run(main())
 
 
-def test_notes_of_old_moments_do_not_pile_up() -> None:
-    """A key that is claimed and released for ever costs no more memory than one that is held."""
+def test_outdated_heap_items_do_not_accumulate() -> None:
+    """A key that is claimed and released many times does not use more memory."""
 
     async def main() -> None:
         store = MemoryStore(clock=lambda: 0.0)
@@ -119,8 +119,8 @@ def test_notes_of_old_moments_do_not_pile_up() -> None:
     asyncio.run(main())
 
 
-def test_time_is_that_of_the_library() -> None:
-    """Without a clock of its own the store follows virtual time."""
+def test_default_clock_is_that_of_the_library() -> None:
+    """Without its own clock the store follows virtual time."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -133,28 +133,28 @@ def test_time_is_that_of_the_library() -> None:
         clock.run(main)
 
 
-def test_a_capacity_below_one_is_refused() -> None:
-    """A store without room is a mistake."""
+def test_capacity_below_one_raises() -> None:
+    """A capacity of 0 is a mistake."""
     with pytest.raises(ConfigurationError, match="capacity must be at least 1"):
         MemoryStore(0)
 
 
-def test_bodies_are_bounded_in_bytes() -> None:
-    """What does not fit is done and not kept; what has expired makes room; what goes gives back."""
+def test_max_bytes() -> None:
+    """A response that does not fit is not stored; expired and deleted records free their bytes."""
 
     async def main() -> None:
-        clock = Clock()
+        clock = ManualClock()
         store = MemoryStore(max_bytes=10, clock=lambda: clock.now)
 
         async def finish(key: str, body: bytes, keep: float) -> bytes | None:
             await store.claim(key, "print", "owner", 10.0)
             response = StoredResponse(200, ((b"a", b"b"),), body)
             assert await store.finish(key, "print", "owner", response, keep)
-            found = await store.claim(key, "print", "other", 10.0)
-            assert found is not None
-            assert found.record.response is not None
-            assert 200 == found.record.response.status
-            return found.record.response.body
+            existing = await store.claim(key, "print", "other", 10.0)
+            assert existing is not None
+            assert existing.record.response is not None
+            assert 200 == existing.record.response.status
+            return existing.record.response.body
 
         assert b"123456" == await finish("a", b"123456", 20.0)
         assert b"" == await finish("b", b"", 60.0)
@@ -170,11 +170,11 @@ def test_bodies_are_bounded_in_bytes() -> None:
     asyncio.run(main())
 
 
-def test_a_response_that_is_written_late_makes_room_for_itself_elsewhere() -> None:
-    """To write what was late into a full store does not push out that very record."""
+def test_late_response_does_not_delete_its_own_record() -> None:
+    """Storing a late response in a full store does not delete its own expired record."""
 
     async def main() -> None:
-        clock = Clock()
+        clock = ManualClock()
         store = MemoryStore(max_bytes=4, clock=lambda: clock.now)
         for key in ("a", "b"):
             await store.claim(key, "print", "owner", 10.0)
@@ -183,18 +183,18 @@ def test_a_response_that_is_written_late_makes_room_for_itself_elsewhere() -> No
 
         assert await store.finish("b", "print", "owner", OK, 60.0)
 
-        found = await store.claim("b", "print", "other", 10.0)
-        assert found is not None
-        assert OK == found.record.response
+        existing = await store.claim("b", "print", "other", 10.0)
+        assert existing is not None
+        assert OK == existing.record.response
 
     asyncio.run(main())
 
 
-def test_a_full_store_takes_the_answer_of_who_holds_a_key() -> None:
-    """Only claims need room: an answer whose record was forgotten is kept."""
+def test_full_store_accepts_responses() -> None:
+    """Only claims need capacity: a response whose record was deleted is stored."""
 
     async def main() -> None:
-        clock = Clock()
+        clock = ManualClock()
         store = MemoryStore(1, clock=lambda: clock.now)
         await store.claim("a", "print", "owner", 10.0)
         await clock.advance(10.0)
@@ -206,11 +206,11 @@ def test_a_full_store_takes_the_answer_of_who_holds_a_key() -> None:
     asyncio.run(main())
 
 
-def test_a_record_may_end_before_its_lease_would_have() -> None:
-    """A response that is kept for a shorter time than a lease is forgotten in its own time."""
+def test_retention_may_be_shorter_than_the_lease() -> None:
+    """A response with a short retention expires before its lease would have."""
 
     async def main() -> None:
-        clock = Clock()
+        clock = ManualClock()
         store = MemoryStore(1, clock=lambda: clock.now)
         await store.claim("a", "print", "owner", 100.0)
         await store.finish("a", "print", "owner", OK, 10.0)
@@ -221,11 +221,11 @@ def test_a_record_may_end_before_its_lease_would_have() -> None:
     asyncio.run(main())
 
 
-def test_a_key_that_is_held_is_never_forgotten() -> None:
-    """Neither time nor a full store frees a key that is held; from then on, its lease does."""
+def test_claim_without_expiry_does_not_expire() -> None:
+    """Neither time nor a full store frees such a key, until `expire_later` is called."""
 
     async def main() -> None:
-        clock = Clock()
+        clock = ManualClock()
         store = MemoryStore(1, clock=lambda: clock.now)
         assert store.claim_without_expiry("a", "print", "owner", 10.0) is None
         await clock.advance(1e6)
@@ -233,9 +233,9 @@ def test_a_key_that_is_held_is_never_forgotten() -> None:
         assert 0 == await store.sweep(10)
         with pytest.raises(LimitReached):
             store.claim_without_expiry("b", "print", "owner", 10.0)
-        taken = store.claim_without_expiry("a", "print", "other", 10.0)
-        assert taken is not None
-        assert 10.0 == taken.record.free_at - taken.now
+        existing = store.claim_without_expiry("a", "print", "other", 10.0)
+        assert existing is not None
+        assert 10.0 == existing.record.free_at - existing.now
 
         store.expire_later("a", "owner", 10.0)
         await clock.advance(10.0)
@@ -244,11 +244,11 @@ def test_a_key_that_is_held_is_never_forgotten() -> None:
     asyncio.run(main())
 
 
-def test_a_key_that_is_held_can_be_extended() -> None:
-    """A lease may take the place of a hold."""
+def test_claim_without_expiry_can_be_extended() -> None:
+    """Extending gives such a claim a lease."""
 
     async def main() -> None:
-        clock = Clock()
+        clock = ManualClock()
         store = MemoryStore(clock=lambda: clock.now)
         store.claim_without_expiry("a", "print", "owner", 10.0)
 
@@ -259,9 +259,9 @@ def test_a_key_that_is_held_can_be_extended() -> None:
     asyncio.run(main())
 
 
-def test_a_finalizer_may_let_a_key_run_out_while_the_lock_is_held() -> None:
-    """The collector closes lost requests wherever it runs, also within a call of the store."""
-    clock = Clock()
+def test_expire_later_does_not_wait_for_the_lock() -> None:
+    """The garbage collector may close a request while its thread holds the lock."""
+    clock = ManualClock()
     store = MemoryStore(1, clock=lambda: clock.now)
     store.claim_without_expiry("a", "print", "owner", 10.0)
 
@@ -272,8 +272,8 @@ def test_a_finalizer_may_let_a_key_run_out_while_the_lock_is_held() -> None:
     assert store.claim_without_expiry("b", "print", "owner", 10.0) is None
 
 
-def test_a_store_full_of_held_keys_does_not_know_when_there_is_room() -> None:
-    """It refuses without a time, also after its heap was made anew."""
+def test_full_store_without_expiry_gives_no_retry_after() -> None:
+    """The error has no time, also after the heap was rebuilt."""
     store = MemoryStore(1)
     for number in range(1100):
         store.claim_without_expiry(str(number), "print", "owner", 10.0)

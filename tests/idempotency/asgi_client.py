@@ -1,4 +1,4 @@
-"""A client without a server: one ASGI request, and what came back."""
+"""A minimal ASGI client: sends one request to an application and returns the response."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, cast
 from tarry.wire.asgi import App, Message, Receive, Scope, Send
 
 KEY = b'"8e03978e-40d5-43dd-bc93-6894a57f9324"'
-Pairs = Sequence[tuple[bytes, bytes]]
+HeaderPairs = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass
-class Answer:
+class Response:
     """The messages of one response."""
 
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -27,7 +27,7 @@ class Answer:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The header fields, in order."""
+        """The headers, in order."""
         return cast("list[tuple[bytes, bytes]]", self.messages[0]["headers"])
 
     @property
@@ -37,70 +37,70 @@ class Answer:
 
     @property
     def replayed(self) -> bool:
-        """Whether the response says that it is a replay."""
+        """Whether the response is marked as a stored one."""
         return (b"idempotent-replayed", b"true") in self.headers
 
     @property
     def problem(self) -> dict[str, Any]:
-        """The problem that the body tells."""
+        """The problem in the body."""
         assert b"application/problem+json" == self.header(b"content-type")
         problem = cast("dict[str, Any]", json.loads(self.body))
         assert self.status == problem["status"]
         return problem
 
     def header(self, name: bytes) -> bytes | None:
-        """The value of a field that occurs once."""
+        """Return the value of a header that occurs once."""
         return dict(self.headers).get(name)
 
 
-def scope_of(
-    method: str = "POST", path: str = "/payments", headers: Pairs = (), **more: Any
+def make_scope(
+    method: str = "POST", path: str = "/payments", headers: HeaderPairs = (), **more: Any
 ) -> dict[str, Any]:
-    """The scope of a request."""
+    """Return the scope of a request."""
     base = {"type": "http", "method": method, "path": path, "query_string": b"", "root_path": ""}
     return {**base, "headers": list(headers), **more}
 
 
-async def ask(
+async def send_request(
     app: App,
     *,
     key: bytes | None = KEY,
     body: bytes | Sequence[bytes] = b"{}",
-    headers: Pairs = (),
+    headers: HeaderPairs = (),
     before_send: Callable[[Message], None] = lambda _message: None,
     **scope: Any,
-) -> Answer:
-    """Send one request and return its answer; the body may come in several messages."""
+) -> Response:
+    """Send one request and return the response. The body may be sent in several messages."""
     chunks = [body] if isinstance(body, bytes) else list(body)
     lines = [*headers, *([] if key is None else [(b"idempotency-key", key)])]
     unread: list[Message] = [
         {"type": "http.request", "body": chunk, "more_body": number < len(chunks)}
         for number, chunk in enumerate(chunks, 1)
     ]
-    answer = Answer()
+    response = Response()
 
     async def receive() -> Message:
         return unread.pop(0) if unread else {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
         before_send(message)
-        answer.messages.append(dict(message))
+        response.messages.append(dict(message))
 
-    await app(scope_of(headers=lines, **scope), receive, send)
-    return answer
+    await app(make_scope(headers=lines, **scope), receive, send)
+    return response
 
 
-def in_order(*asked: Awaitable[Answer]) -> list[Answer]:
-    """Send requests one after the other."""
+def run_sequentially(*requests: Awaitable[Response]) -> list[Response]:
+    """Run requests one after the other."""
 
-    async def main() -> list[Answer]:
-        return [await answer for answer in asked]
+    async def main() -> list[Response]:
+        return [await request for request in requests]
 
     return asyncio.run(main())
 
 
-class Payments:
-    """An application that counts its runs, remembers bodies, and answers with a new number."""
+class PaymentsApp:
+    """An application that counts its runs, records the bodies, and answers with the run number."""
 
     def __init__(self, status: int = 201) -> None:
         self.status = status
@@ -108,7 +108,7 @@ class Payments:
 
     @property
     def runs(self) -> int:
-        """How often the handler ran."""
+        """How often the application ran."""
         return len(self.bodies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,8 +123,8 @@ class Payments:
         await send({"type": "http.response.body", "body": b"%d" % self.runs})
 
 
-def slow(payments: Payments, seconds: float) -> App:
-    """The application after a wait."""
+def delayed(payments: PaymentsApp, seconds: float) -> App:
+    """Return an application that waits before its first run."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if not payments.runs:

@@ -1,4 +1,4 @@
-"""The middleware and large things: bodies, streams, files, and the order of record and response."""
+"""Large requests and responses, streams, files, and the order of storing and sending."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
 from tarry.testing import VirtualClock
 from tarry.wire.asgi import App, Message, Receive, Scope, Send
-from tests.idempotency.asking import Answer, Payments, ask
-from tests.idempotency.wayward import Wayward
+from tests.idempotency.asgi_client import PaymentsApp, Response, send_request
+from tests.idempotency.faulty_store import FaultyStore
 
 
 def answering(
     *chunks: bytes, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = (), **start: Any
 ) -> App:
-    """An application that answers with these chunks."""
+    """Return an application that responses with these chunks."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         begin = {"type": "http.response.start", "status": status, "headers": iter(headers)}
@@ -30,12 +30,12 @@ def answering(
     return app
 
 
-def twice(app: App, **options: Any) -> tuple[Answer, Answer]:
-    """Send one request two times."""
+def send_twice(app: App, **options: Any) -> tuple[Response, Response]:
+    """Send the same request two times."""
 
-    async def main() -> tuple[Answer, Answer]:
+    async def main() -> tuple[Response, Response]:
         guarded = IdempotencyMiddleware(app, **options)
-        return await ask(guarded), await ask(guarded)
+        return await send_request(guarded), await send_request(guarded)
 
     return asyncio.run(main())
 
@@ -51,34 +51,41 @@ def twice(app: App, **options: Any) -> tuple[Answer, Answer]:
         ([b"1234", b"56789"], [], 413),
     ],
 )
-def test_a_large_request_is_413(
+def test_large_request_is_413(
     body: bytes | list[bytes], headers: list[tuple[bytes, bytes]], status: int
 ) -> None:
-    """A body beyond max_request is refused, also by its announced length; the option is named."""
-    payments = Payments()
+    """A body above max_request_bytes is rejected, also by its Content-Length.
 
-    answer = asyncio.run(
-        ask(IdempotencyMiddleware(payments, max_request_bytes=8), body=body, headers=headers)
+    The problem names the option.
+    """
+    payments = PaymentsApp()
+
+    response = asyncio.run(
+        send_request(
+            IdempotencyMiddleware(payments, max_request_bytes=8), body=body, headers=headers
+        )
     )
 
-    assert (status, status == 201) == (answer.status, payments.runs == 1)
+    assert (status, status == 201) == (response.status, payments.runs == 1)
     if status == 413:
-        assert "max_request" in answer.problem["detail"]
+        assert "max_request" in response.problem["detail"]
 
 
-def test_a_large_request_without_a_key_passes() -> None:
-    """The bound is for requests that must be compared."""
-    answer = asyncio.run(ask(IdempotencyMiddleware(Payments(), max_request_bytes=1), key=None))
+def test_large_request_without_a_key_passes() -> None:
+    """The limit applies only to requests with a key."""
+    response = asyncio.run(
+        send_request(IdempotencyMiddleware(PaymentsApp(), max_request_bytes=1), key=None)
+    )
 
-    assert 201 == answer.status
+    assert 201 == response.status
 
 
 @pytest.mark.parametrize(
     "chunks", [[b"12345678"], [b"1234", b"5678"], [b"", b""], [b"12345678", b""]]
 )
-def test_a_response_of_up_to_the_limit_is_kept(chunks: list[bytes]) -> None:
-    """However it is cut into messages, it is replayed as one body."""
-    first, second = twice(answering(*chunks), max_response_bytes=8)
+def test_response_within_the_limit_is_stored(chunks: list[bytes]) -> None:
+    """A response in any number of messages is sent again as one body."""
+    first, second = send_twice(answering(*chunks), max_response_bytes=8)
 
     assert second.replayed
     assert (first.body, b"".join(chunks)) == (second.body, first.body)
@@ -100,11 +107,9 @@ def test_a_response_of_up_to_the_limit_is_kept(chunks: list[bytes]) -> None:
         (answering(b"123456789", status=502), {"store_errors": True}),
     ],
 )
-def test_a_response_that_cannot_be_kept_is_said_to_be_done(
-    app: App, options: dict[str, Any]
-) -> None:
-    """It passes unchanged; a retry is told its status and that nothing was run again."""
-    first, second = twice(app, max_response_bytes=8, **options)
+def test_response_that_is_not_stored_is_409(app: App, options: dict[str, Any]) -> None:
+    """The response passes unchanged; a retry gets its status, and nothing runs again."""
+    first, second = send_twice(app, max_response_bytes=8, **options)
 
     assert 409 == second.status
     assert "The response for this Idempotency-Key was not kept" == second.problem["title"]
@@ -113,27 +118,27 @@ def test_a_response_that_cannot_be_kept_is_said_to_be_done(
     assert (None, b"false") == (second.header(b"retry-after"), second.header(b"x-should-retry"))
 
 
-def test_a_large_response_passes_unchanged() -> None:
+def test_large_response_passes_unchanged() -> None:
     """Each message arrives as it was sent, in order."""
     chunks = [b"1234", b"5678", b"9", b"0" * 100]
 
-    first, _ = twice(answering(*chunks, headers=[(b"a", b"b")]), max_response_bytes=8)
+    first, _ = send_twice(answering(*chunks, headers=[(b"a", b"b")]), max_response_bytes=8)
 
     assert [(b"a", b"b")] == first.headers
     assert chunks == [message["body"] for message in first.messages[1:]]
 
 
-def test_a_large_server_error_is_run_again() -> None:
-    """What is not to be kept does not become "done" by its size."""
+def test_large_server_error_runs_again() -> None:
+    """A response that must not be stored does not count as done because of its size."""
     app = answering(b"123456789", status=500)
 
-    first, second = twice(app, max_response_bytes=8)
+    first, second = send_twice(app, max_response_bytes=8)
 
     assert (500, 500, first.body) == (first.status, second.status, second.body)
 
 
-def test_a_stream_flows_once_it_has_outgrown_the_limit() -> None:
-    """From then on each piece is sent when it comes; before, nothing is."""
+def test_stream_is_sent_once_it_exceeds_the_limit() -> None:
+    """Before the limit nothing is sent; after it, each part is sent at once."""
     sent: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,18 +149,18 @@ def test_a_stream_flows_once_it_has_outgrown_the_limit() -> None:
         await send({"type": "http.response.body"})
 
     asyncio.run(
-        ask(
+        send_request(
             IdempotencyMiddleware(app, max_response_bytes=8),
             before_send=lambda message: sent.append(message["type"].rpartition(".")[2]),
         )
     )
 
-    held = ["made", "made", "made", "start", "body", "body", "body"]
-    assert [*held, "made", "body", "body"] == sent
+    buffered = ["made", "made", "made", "start", "body", "body", "body"]
+    assert [*buffered, "made", "body", "body"] == sent
 
 
-def test_the_record_is_written_before_the_response_is_sent() -> None:
-    """Whoever has the answer can rely on the record, even if the process dies right then."""
+def test_response_is_stored_before_it_is_sent() -> None:
+    """A client that has the response can rely on the record, even if the process dies then."""
     order: list[str] = []
 
     class Watched(MemoryStore):
@@ -166,20 +171,22 @@ def test_the_record_is_written_before_the_response_is_sent() -> None:
     def note(message: Message) -> None:
         order.append(message["type"])
 
-    asyncio.run(ask(IdempotencyMiddleware(answering(b"done"), Watched()), before_send=note))
+    asyncio.run(
+        send_request(IdempotencyMiddleware(answering(b"done"), Watched()), before_send=note)
+    )
 
     assert ["record", "http.response.start", "http.response.body"] == order
 
 
-def test_other_messages_pass() -> None:
-    """Hints before the response go out at once; a file in place of a body is passed, not kept."""
+def test_other_messages_pass_through() -> None:
+    """Hints before the response are sent at once; a file instead of a body is sent, not stored."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.early_hint", "links": []})
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.pathsend", "path": "/file"})
 
-    first, second = twice(app)
+    first, second = send_twice(app)
 
     assert ["early_hint", "start", "pathsend"] == [
         message["type"].rpartition(".")[2] for message in first.messages
@@ -187,27 +194,27 @@ def test_other_messages_pass() -> None:
     assert 409 == second.status
 
 
-async def half_a_stream(scope: Scope, receive: Receive, send: Send) -> None:
-    """Outgrow the limit, and fail."""
+async def failing_stream(scope: Scope, receive: Receive, send: Send) -> None:
+    """Exceed the limit, then fail."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"123456789", "more_body": True})
     raise RuntimeError("half way")
 
 
-def test_a_stream_that_fails_gives_the_key_back() -> None:
-    """A handler that raises has not done its work, however much of its response has flowed."""
+def test_failing_stream_releases_the_key() -> None:
+    """A handler that raises has failed, however much of its response was sent."""
 
     async def main() -> None:
-        app = IdempotencyMiddleware(half_a_stream, Wayward(), max_response_bytes=8)
+        app = IdempotencyMiddleware(failing_stream, FaultyStore(), max_response_bytes=8)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="half way"):
-                await ask(app)
+                await send_request(app)
 
     asyncio.run(main())
 
 
-def test_a_stream_holds_its_key_while_it_flows() -> None:
-    """Until its last piece it is outstanding, for many leases; if its process dies it is free."""
+def test_stream_keeps_its_lease_until_its_end() -> None:
+    """The request is outstanding until the last part, for several lease times."""
     at_end: list[list[str]] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -218,18 +225,18 @@ def test_a_stream_holds_its_key_while_it_flows() -> None:
         await send({"type": "http.response.body"})
 
     async def main() -> None:
-        store = Wayward()
+        store = FaultyStore()
         guarded = IdempotencyMiddleware(app, store, lease=30.0, max_response_bytes=8)
 
         def note(message: Message) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 at_end.append(list(store.calls))
 
-        first = asyncio.create_task(ask(guarded, before_send=note))
+        first = asyncio.create_task(send_request(guarded, before_send=note))
         await asyncio.sleep(95)
-        assert "A request is outstanding" in (await ask(guarded)).problem["title"]
+        assert "A request is outstanding" in (await send_request(guarded)).problem["title"]
         await first
-        assert "was not kept" in (await ask(guarded)).problem["title"]
+        assert "was not kept" in (await send_request(guarded)).problem["title"]
 
     with VirtualClock() as clock:
         clock.run(main)

@@ -1,4 +1,4 @@
-"""The middleware and clients that go away: the work they asked for is done, and its answer kept."""
+"""Clients that disconnect: their request still runs, and its response is stored."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tarry.idempotency import IdempotencyMiddleware
 from tarry.runtime import event_loops
 from tarry.testing import VirtualClock
 from tarry.wire.asgi import App, Message, Receive, Scope, Send
-from tests.idempotency.asking import KEY, Payments, ask, scope_of
-from tests.idempotency.wayward import Wayward
+from tests.idempotency.asgi_client import KEY, PaymentsApp, make_scope, send_request
+from tests.idempotency.faulty_store import FaultyStore
 
 
-async def ask_and_leave(app: App, sent: list[Message] | None = None) -> None:
-    """Send a request, and be gone: what is sent goes into the void, as with servers."""
+async def send_and_disconnect(app: App, sent: list[Message] | None = None) -> None:
+    """Send a request and disconnect. As with real servers, what is sent then is dropped."""
     unread: list[Message] = [{"type": "http.request", "body": b"{}"}]
 
     async def receive() -> Message:
@@ -27,18 +27,18 @@ async def ask_and_leave(app: App, sent: list[Message] | None = None) -> None:
         if sent is not None:
             sent.append(message)
 
-    await app(scope_of(headers=[(b"idempotency-key", KEY)]), receive, send)
+    await app(make_scope(headers=[(b"idempotency-key", KEY)]), receive, send)
 
 
-class Attentive:
-    """An application that works for a second, and stops when its client leaves, as Django does."""
+class StopsOnDisconnect:
+    """An application that works for a second and stops on a disconnect, as Django does."""
 
     def __init__(self) -> None:
-        self.payments = Payments()
+        self.payments = PaymentsApp()
         self.heard: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Work, and listen meanwhile."""
+        """Work, and wait for the disconnect at the same time."""
         body = await receive()
 
         async def again() -> Message:
@@ -69,48 +69,48 @@ class Attentive:
 
 
 @pytest.mark.parametrize("run", ["asyncio", "trio"])
-def test_the_work_of_a_client_that_left_is_done(run: str) -> None:
-    """The handler does not hear of it before its answer is recorded, which waits for the retry."""
-    app = Attentive()
+def test_request_of_a_disconnected_client_completes(run: str) -> None:
+    """The handler sees the disconnect only after its response is stored for a retry."""
+    app = StopsOnDisconnect()
 
     async def main() -> None:
-        guarded = IdempotencyMiddleware(app, Wayward())
-        await ask_and_leave(guarded)
-        answer = await ask(guarded)
-        assert (b"run 1", True) == (answer.body, answer.replayed)
+        guarded = IdempotencyMiddleware(app, FaultyStore())
+        await send_and_disconnect(guarded)
+        response = await send_request(guarded)
+        assert (b"run 1", True) == (response.body, response.replayed)
 
     with VirtualClock() as clock:
         (clock.run if run == "asyncio" else clock.run_trio)(main)
     assert 1 == app.payments.runs
 
 
-def test_without_a_key_a_client_that_left_is_heard_of() -> None:
-    """A request that nobody can ask for again is the application's to stop."""
-    app = Attentive()
+def test_without_a_key_the_handler_sees_the_disconnect() -> None:
+    """A request without a key cannot be repeated, so the application may stop it."""
+    app = StopsOnDisconnect()
 
     async def main() -> None:
-        await ask(IdempotencyMiddleware(app), key=None)
+        await send_request(IdempotencyMiddleware(app), key=None)
 
     with VirtualClock() as clock:
         clock.run(main)
     assert (["http.disconnect"], 0) == (app.heard, app.payments.runs)
 
 
-def test_after_its_answer_the_handler_hears_that_its_client_left() -> None:
-    """Some handlers wait for that before they end."""
+def test_handler_sees_the_disconnect_after_its_response() -> None:
+    """Some handlers wait for the disconnect before they end."""
     heard: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await Payments()(scope, receive, send)
+        await PaymentsApp()(scope, receive, send)
         heard.append((await receive())["type"])
 
-    asyncio.run(ask_and_leave(IdempotencyMiddleware(app)))
+    asyncio.run(send_and_disconnect(IdempotencyMiddleware(app)))
 
     assert ["http.disconnect"] == heard
 
 
-def test_who_waits_for_a_client_is_let_go_when_the_handler_fails() -> None:
-    """A task that listens does not wait for an answer that never comes."""
+def test_waiting_task_ends_when_the_handler_fails() -> None:
+    """A task that waits for the disconnect does not wait for a response that never comes."""
     heard: list[str] = []
     tasks: list[asyncio.Task[None]] = []
 
@@ -126,7 +126,7 @@ def test_who_waits_for_a_client_is_let_go_when_the_handler_fails() -> None:
 
     async def main() -> None:
         with pytest.raises(RuntimeError, match="a bug"):
-            await ask_and_leave(IdempotencyMiddleware(app))
+            await send_and_disconnect(IdempotencyMiddleware(app))
         await tasks[0]
 
     asyncio.run(main())
@@ -134,7 +134,7 @@ def test_who_waits_for_a_client_is_let_go_when_the_handler_fails() -> None:
 
 
 def streaming(heard: list[str]) -> App:
-    """An application that streams until its client has gone."""
+    """Return an application that streams until its client disconnects."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
@@ -146,21 +146,24 @@ def streaming(heard: list[str]) -> App:
     return app
 
 
-def test_a_stream_hears_that_its_client_left() -> None:
-    """What flows may end early; its request counts as done, for its handler has not failed."""
+def test_stream_sees_the_disconnect() -> None:
+    """A stream may end early. Its request counts as done, because its handler has not failed."""
     heard: list[str] = []
 
     async def main() -> None:
         app = IdempotencyMiddleware(streaming(heard))
-        await ask_and_leave(app)
-        assert 200 == (await ask(app)).problem["originalStatus"]
+        await send_and_disconnect(app)
+        assert 200 == (await send_request(app)).problem["originalStatus"]
 
     asyncio.run(main())
     assert ["http.disconnect"] == heard
 
 
-def test_a_stream_that_cannot_be_sent_any_more_is_done() -> None:
-    """Servers that raise when the client has gone make the handler raise: that is not its fault."""
+def test_stream_to_a_disconnected_client_is_done() -> None:
+    """Servers that raise on a disconnect make the handler raise.
+
+    That is not a failure of the handler.
+    """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -173,7 +176,7 @@ def test_a_stream_that_cannot_be_sent_any_more_is_done() -> None:
     async def main() -> None:
         guarded = IdempotencyMiddleware(app, max_response_bytes=8)
         with pytest.raises(OSError, match="the client has gone"):
-            await ask(guarded, before_send=gone)
-        assert 200 == (await ask(guarded)).problem["originalStatus"]
+            await send_request(guarded, before_send=gone)
+        assert 200 == (await send_request(guarded)).problem["originalStatus"]
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""The file of the store in SQLite: who may read it, whose it is, and how it is opened."""
+"""The file of the SQLite store: its permissions, its format, and how it is opened."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.idempotency import SqliteStore
 from tarry.runtime.clocks import system
-from tests.idempotency.bench import together
+from tests.idempotency.conformance_harness import run_concurrently
 
 
-def test_new_file_is_opened_by_many_at_once(tmp_path: Path) -> None:
-    """Several stores that make one file at the same moment do not get into each other's way."""
+def test_several_stores_create_the_file_concurrently(tmp_path: Path) -> None:
+    """Several stores that create one file at the same time do not fail."""
 
     async def main() -> None:
         stores = [SqliteStore(tmp_path / "keys.db") for _ in range(8)]
-        answers = await together(
+        results = await run_concurrently(
             [
                 partial(store.claim, "k", "print", str(number), 30.0)
                 for number, store in enumerate(stores)
@@ -32,18 +32,18 @@ def test_new_file_is_opened_by_many_at_once(tmp_path: Path) -> None:
         for store in stores:
             await store.close()
 
-        assert 1 == answers.count(None)
+        assert 1 == results.count(None)
 
     asyncio.run(main())
 
 
-def modes_of(folder: Path) -> list[int]:
-    """The rights to each file of a folder."""
+def file_modes(folder: Path) -> list[int]:
+    """Return the permissions of each file in a folder."""
     return [path.stat().st_mode & 0o777 for path in folder.iterdir()]
 
 
 def test_file_is_durable_shared_and_private(tmp_path: Path) -> None:
-    """WAL mode, marked as ours, each commit waits for the disk; only its owner may read it."""
+    """The file is in WAL mode with full sync and an application id. Only its owner may read it."""
     before = os.umask(0)
 
     async def main() -> None:
@@ -54,7 +54,7 @@ def test_file_is_durable_shared_and_private(tmp_path: Path) -> None:
             lambda: store._connection.execute("PRAGMA synchronous").fetchone()  # type: ignore[union-attr]
         )
         assert (2,) == level.result()
-        assert [0o600] * 3 == modes_of(tmp_path)
+        assert [0o600] * 3 == file_modes(tmp_path)
         await store.close()
 
     try:
@@ -68,7 +68,7 @@ def test_file_is_durable_shared_and_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("statement", "words"),
+    ("statement", "message"),
     [
         ("PRAGMA user_version = 1", "is not a file of idempotency records"),
         ("PRAGMA application_id = 7", "is not a file of idempotency records"),
@@ -76,15 +76,15 @@ def test_file_is_durable_shared_and_private(tmp_path: Path) -> None:
         ("PRAGMA application_id = 1952541028; PRAGMA user_version = 7", "has schema version 7"),
     ],
 )
-def test_file_of_somebody_else_is_refused(tmp_path: Path, statement: str, words: str) -> None:
-    """A database of the application's, or of a newer tarry, is left as it is."""
+def test_other_database_raises(tmp_path: Path, statement: str, message: str) -> None:
+    """The database of another application, or of a newer tarry, is not changed."""
     with closing(sqlite3.connect(tmp_path / "keys.db")) as connection:
         connection.executescript(statement)
     content = (tmp_path / "keys.db").read_bytes()
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db")
-        with pytest.raises(ConfigurationError, match=words):
+        with pytest.raises(ConfigurationError, match=message):
             await store.sweep(1)
         await store.close()
 
@@ -93,21 +93,21 @@ def test_file_of_somebody_else_is_refused(tmp_path: Path, statement: str, words:
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("path", "message"),
     [
         (5, "path must name a file, got 5"),
         (None, "path must name a file, got None"),
         ("/no/such/folder/keys.db", "create /no/such/folder first"),
     ],
 )
-def test_mistakes_are_told_when_the_store_is_made(path: Any, words: str) -> None:
-    """Not by every request later."""
-    with pytest.raises(ConfigurationError, match=words):
+def test_invalid_path_raises(path: Any, message: str) -> None:
+    """An invalid path raises when the store is created, not in every request."""
+    with pytest.raises(ConfigurationError, match=message):
         SqliteStore(path)
 
 
-def test_a_file_that_cannot_be_opened_is_an_error_each_time(tmp_path: Path) -> None:
-    """What is in the way is told by each call, and the first call after it is gone succeeds."""
+def test_file_that_cannot_be_opened_raises_each_time(tmp_path: Path) -> None:
+    """Each call raises until the cause is gone; the next call succeeds."""
     (tmp_path / "keys.db").mkdir()
 
     async def main() -> None:
@@ -122,8 +122,10 @@ def test_a_file_that_cannot_be_opened_is_an_error_each_time(tmp_path: Path) -> N
     asyncio.run(main())
 
 
-def test_records_in_memory_make_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite's own name for a database in memory is understood."""
+def test_in_memory_database_creates_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's name for a database in memory is supported."""
     monkeypatch.chdir(tmp_path)
 
     async def main() -> None:
@@ -135,10 +137,8 @@ def test_records_in_memory_make_no_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert [] == list(tmp_path.iterdir())
 
 
-def test_a_busy_file_is_opened_a_little_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A new file that another process holds is tried again: its timeout does not help then."""
+def test_locked_new_file_is_opened_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new file that another process has locked is opened after a retry."""
     other = sqlite3.connect(tmp_path / "keys.db", check_same_thread=False)
     other.execute("BEGIN EXCLUSIVE")
     waits: list[float] = []
@@ -158,8 +158,8 @@ def test_a_busy_file_is_opened_a_little_later(
     assert 1 == len(waits)
 
 
-def test_a_store_that_was_never_used_can_be_closed(tmp_path: Path) -> None:
-    """The file is made at the first call and not before."""
+def test_unused_store_can_be_closed(tmp_path: Path) -> None:
+    """The file is created by the first call, not before."""
     asyncio.run(SqliteStore(tmp_path / "keys.db").close())
 
     assert [] == list(tmp_path.iterdir())

@@ -1,0 +1,68 @@
+"""A memory store with the faults of a store across a network: it yields, hangs and fails."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+from tarry.idempotency import ExistingRecord, MemoryStore, StoredResponse
+from tarry.runtime import event_loops
+
+T = TypeVar("T")
+
+FOREVER_S = 1e9
+
+
+class FaultyStore(MemoryStore):
+    """Yields in every call. Given calls fail, or take time before or after their effect."""
+
+    def __init__(
+        self,
+        *fails: str,
+        before: dict[str, float] | None = None,
+        after: dict[str, float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.fails: tuple[str, ...] = fails
+        self.before: dict[str, float] = before or {}
+        self.after: dict[str, float] = after or {}
+        self.calls: list[str] = []
+
+    async def _with_faults(self, call: str, work: Callable[[], Awaitable[T]]) -> T:
+        self.calls.append(call)
+        await event_loops.sleep(self.before.get(call, 0))
+        if call in self.fails:
+            raise ConnectionError("the store is away")
+        result = await work()
+        await event_loops.sleep(self.after.get(call, 0))
+        return result
+
+    async def claim(
+        self, key: str, fingerprint: str, owner: str, lease: float
+    ) -> ExistingRecord | None:
+        """Claim a key, with the faults of this call."""
+        return await self._with_faults(
+            "claim", partial(super().claim, key, fingerprint, owner, lease)
+        )
+
+    async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
+        """Extend a lease, with the faults of this call."""
+        return await self._with_faults(
+            "extend", partial(super().extend, key, fingerprint, owner, lease)
+        )
+
+    async def finish(
+        self, key: str, fingerprint: str, owner: str, response: StoredResponse, retention: float
+    ) -> bool:
+        """Store a response, with the faults of this call."""
+        work = partial(super().finish, key, fingerprint, owner, response, retention)
+        return await self._with_faults("finish", work)
+
+    async def release(self, key: str, owner: str) -> None:
+        """Free a key, with the faults of this call."""
+        await self._with_faults("release", partial(super().release, key, owner))
+
+    async def sweep(self, limit: int) -> int:
+        """Delete expired records, with the faults of this call."""
+        return await self._with_faults("sweep", partial(super().sweep, limit))

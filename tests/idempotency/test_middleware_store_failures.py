@@ -1,0 +1,180 @@
+"""Store calls that hang, fail or are cancelled after the handler has run lose no response."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from tarry.idempotency import IdempotencyMiddleware, lease
+from tarry.runtime import event_loops
+from tarry.runtime.clocks import system
+from tarry.wire.asgi import Receive, Scope, Send
+from tests.idempotency.asgi_client import PaymentsApp, send_request
+from tests.idempotency.conftest import Run
+from tests.idempotency.faulty_store import FOREVER_S, FaultyStore
+
+
+@pytest.mark.parametrize(("status", "call"), [(201, "finish"), (500, "release")])
+def test_response_does_not_wait_for_a_hanging_store(run: Run, status: int, call: str) -> None:
+    """The client gets its response after five seconds at most."""
+
+    async def main() -> None:
+        app = IdempotencyMiddleware(PaymentsApp(status), FaultyStore(before={call: FOREVER_S}))
+        started = system.now()
+        assert status == (await send_request(app)).status
+        assert lease.STORE_TIMEOUT_S == pytest.approx(system.now() - started)
+
+    run(main)
+
+
+@pytest.mark.parametrize("trouble", [{"fails": ["finish"]}, {"before": {"finish": FOREVER_S}}])
+def test_response_is_stored_later(
+    run: Run, trouble: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client gets its response at once, and the store gets it when it works again."""
+    payments = PaymentsApp()
+
+    async def main() -> None:
+        store = FaultyStore(*trouble.get("fails", ()), before=trouble.get("before"))
+        app = IdempotencyMiddleware(payments, store)
+        assert b"run 1" == (await send_request(app)).body
+        assert 409 == (await send_request(app)).status
+        store.fails, store.before = (), {}
+        await event_loops.sleep(20)
+        assert (await send_request(app)).replayed
+
+    run(main)
+    assert 1 == payments.runs
+    assert "store failed, will retry" in caplog.text
+
+
+def test_storing_is_given_up_eventually(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """A store that keeps failing is not called forever, and the loss is logged."""
+
+    async def main() -> None:
+        store = FaultyStore("finish")
+        await send_request(IdempotencyMiddleware(PaymentsApp(), store))
+        await event_loops.sleep(1000)
+        assert 5 < len(store.calls) < 30
+
+    run(main)
+    assert "store failed, its response is not stored" in caplog.text
+
+
+def test_pending_responses_are_limited(
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above a limit, responses are not kept in memory for later; that is logged."""
+    monkeypatch.setattr(lease, "_MAX_PENDING_SETTLEMENTS", 1)
+
+    async def main() -> None:
+        store = FaultyStore("finish")
+        app = IdempotencyMiddleware(PaymentsApp(), store)
+        for key in (b"a", b"b"):
+            assert 201 == (await send_request(app, key=key)).status
+            await event_loops.sleep(0)
+        store.fails = ()
+        await event_loops.sleep(20)
+        assert (await send_request(app, key=b"a")).replayed
+        assert 409 == (await send_request(app, key=b"b")).status
+        store.fails = ("finish",)
+        await send_request(app, key=b"c")
+        store.fails = ()
+        await event_loops.sleep(20)
+        assert (await send_request(app, key=b"c")).replayed
+
+    run(main)
+    assert 1 == caplog.text.count("store failed, its response is not stored")
+
+
+def test_cancellation_does_not_lose_the_response(run: Run) -> None:
+    """A request that is cancelled while its response is stored is done."""
+    payments = PaymentsApp()
+
+    async def main() -> None:
+        store = FaultyStore(before={"finish": 2})
+        app = IdempotencyMiddleware(payments, store, lease=30.0)
+        with event_loops.timeout(1) as expiry:
+            await send_request(app)
+        assert expiry.expired
+        await event_loops.sleep(60)
+        assert (await send_request(app)).replayed
+
+    run(main)
+    assert 1 == payments.runs
+
+
+def test_cancellation_and_store_failure_do_not_lose_the_response(run: Run) -> None:
+    """A request is cancelled during a store call that fails: the response is stored later."""
+    payments = PaymentsApp()
+
+    async def main() -> None:
+        store = FaultyStore("finish", before={"finish": 2})
+        app = IdempotencyMiddleware(payments, store, lease=30.0)
+        with event_loops.timeout(1):
+            await send_request(app)
+        await event_loops.sleep(3)
+        store.fails = ()
+        await event_loops.sleep(60)
+        assert (await send_request(app)).replayed
+
+    run(main)
+    assert 1 == payments.runs
+
+
+def test_cancellation_does_not_stop_the_release(run: Run) -> None:
+    """A request that is cancelled while its key is released does release it."""
+    payments = PaymentsApp(500)
+
+    async def main() -> None:
+        app = IdempotencyMiddleware(payments, FaultyStore(before={"release": 2}))
+        with event_loops.timeout(1):
+            await send_request(app)
+        await event_loops.sleep(2)
+        assert 500 == (await send_request(app)).status
+
+    run(main)
+    assert 2 == payments.runs
+
+
+def test_release_waits_for_a_running_renewal(run: Run) -> None:
+    """A running renewal would claim the released key again, so the release waits for it."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await event_loops.sleep(12)
+        await PaymentsApp(500)(scope, receive, send)
+
+    async def main() -> None:
+        store = FaultyStore(before={"extend": 4})
+        await send_request(IdempotencyMiddleware(app, store, lease=30.0))
+        await event_loops.sleep(10)
+        assert ["claim", "extend", "release"] == store.calls
+        assert {} == store._entries
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [("release", "store failed, will retry"), ("sweep", "failed to delete")],
+)
+def test_store_failures_after_the_response_are_logged(
+    call: str,
+    message: str,
+    run: Run,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They do not reach the client."""
+    monkeypatch.setattr(system, "draw", lambda: 0.0)
+    status = 500 if call == "release" else 201
+
+    async def main() -> None:
+        app = IdempotencyMiddleware(PaymentsApp(status), FaultyStore(call))
+        assert status == (await send_request(app)).status
+
+    with caplog.at_level(logging.WARNING, "tarry"):
+        run(main)
+    assert message in caplog.text
