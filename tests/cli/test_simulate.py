@@ -13,7 +13,7 @@ from tarry.simulator.files import read_study
 from tarry.simulator.scenarios import STUDIES
 from tests.cli.running import simulate as run
 from tests.cli.running import tarry
-from tests.simulator.files.written import CHECKOUT, SMALL, written
+from tests.simulator.files.file_builders import CHECKOUT, SMALL, written
 from tests.test_docs import DOCS, blocks_of
 
 SHORT = ("--set", "duration=20", "--jobs", "1")

@@ -23,7 +23,7 @@ from tarry.simulator.files import read_defence
 from tarry.tuning.comparison import compare_policies
 from tarry.tuning.evidence import analyze_log
 from tarry.tuning.proposal import propose, to_json
-from tests.tuning.logs import Truth, write_csv, write_jsonl
+from tests.tuning.builders import Truth, write_csv, write_jsonl
 
 if TYPE_CHECKING:
     from typer.testing import Result

@@ -18,7 +18,7 @@ from tarry.tuning.attempt_log import (
     LoggedAttempt,
     read_attempt_log,
 )
-from tests.tuning.logs import EPOCH, HEADER, Truth, write_csv, write_jsonl
+from tests.tuning.builders import EPOCH, HEADER, Truth, write_csv, write_jsonl
 
 if TYPE_CHECKING:
     from pathlib import Path

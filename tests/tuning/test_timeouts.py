@@ -12,8 +12,7 @@ from tarry.tuning.estimates import round_two_digits
 from tarry.tuning.evidence import analyze_log
 from tarry.tuning.proposal import propose
 from tarry.tuning.timeouts import find_timeout
-from tests.tuning.logs import Truth
-from tests.tuning.proposals import P995, TRUTH, line_of
+from tests.tuning.builders import P995, TRUTH, Truth, line_of
 
 LATENCY = [number / 1000 for number in range(1, 1001)]
 """Of successes: one of each millisecond up to a second."""

@@ -10,8 +10,8 @@ from tarry.core.policy import PRESETS
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.simulator.files import read_defence
-from tarry.simulator.files.disk import check_place, write_atomically
-from tarry.simulator.files.documents import import_yaml, read_parsed
+from tarry.simulator.files.documents import import_yaml, parse_file
+from tarry.simulator.files.file_io import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -23,7 +23,7 @@ def check_out(path: Path, formats: Sequence[str] = (), option: str = "--out") ->
         msg = f"{option}: the name must end in {' or '.join(formats)}, got {str(path)!r}"
         raise ConfigurationError(msg)
     with _named(option):
-        check_place(path)
+        check_writable(path)
 
 
 def write_text(path: Path, text: str, option: str = "--out") -> None:
@@ -34,7 +34,7 @@ def write_text(path: Path, text: str, option: str = "--out") -> None:
 
 def read_documents(path: Path) -> list[Any]:
     """Return what a file of another system holds, one value for each document in it."""
-    documents = [one.data for one in read_parsed(path) if one.data is not None]
+    documents = [one.data for one in parse_file(path) if one.data is not None]
     if not documents:
         msg = f"{path}: there is no document in it"
         raise ConfigurationError(msg)

@@ -12,7 +12,7 @@ from tarry.cli.files import defence_of
 from tarry.core.suggest import did_you_mean, suggest
 from tarry.errors import ConfigurationError
 from tarry.simulator.files import compare_files, is_scenario, read_study
-from tarry.simulator.files.studies import names_of
+from tarry.simulator.files.studies import short_names
 from tarry.simulator.scenarios import STUDIES
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def study_of(what: Sequence[str], *, compare: bool) -> Study:
         msg = f"{first} compares something else than policies; it takes no --compare"
         raise ConfigurationError(msg)
     paths = [Path(name) for name in others]
-    return study.with_defences(dict(zip(names_of(paths), map(defence_of, others), strict=True)))
+    return study.with_defences(dict(zip(short_names(paths), map(defence_of, others), strict=True)))
 
 
 def _is_scenario(name: str) -> bool:

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from tarry.cli.output import printable
 from tarry.policyfile.defence import Defence
-from tarry.simulator.files.idle import FITS
-from tarry.simulator.files.settings import settings_of
+from tarry.simulator.files.parameters import list_parameters
+from tarry.simulator.files.studies import ARRIVALS_BY_KEY
 from tarry.simulator.metrics import METRICS
 from tarry.simulator.report.formatting import format_value
 from tarry.simulator.scenarios import STUDIES
@@ -240,8 +240,8 @@ def _listed(console: Console, rows: Iterable[tuple[str, str, str]]) -> None:
 def _facts(scenario: Scenario) -> Iterable[tuple[str, object]]:
     """Name what makes the world of a study; its defence is what the variants are about."""
     arrivals = scenario.clients.arrivals
-    idle = tuple(f"clients.{key}" for key, fits in FITS.items() if arrivals not in fits)
-    for name, value in settings_of(scenario).items():
+    idle = tuple(f"clients.{key}" for key, fits in ARRIVALS_BY_KEY.items() if arrivals not in fits)
+    for name, value in list_parameters(scenario).items():
         if value is not None and not name.startswith(("clients.defence.", *idle)):
             yield name, value
     for name, server in scenario.servers.items():

@@ -13,7 +13,7 @@ from tarry.simulator.files.documents import json_lines, toml_lines
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tarry.simulator.files.documents import Place
+    from tarry.simulator.files.documents import KeyPath
 
 TOML = '''\
 a = 1
@@ -63,7 +63,7 @@ JSON = """
 """
 
 
-def leaves(value: object, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+def leaves(value: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """The numbers of parsed data, each with the way to it."""
     if isinstance(value, dict):
         for key, one in value.items():

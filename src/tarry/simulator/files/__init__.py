@@ -1,7 +1,7 @@
-"""Scenarios and policies that users write into files; docs/scenario-files.md shows one.
+"""Scenario files and policy files that users write; docs/scenario-files.md shows one.
 
-disk reads and writes whole files, documents gives each value its line, schema makes scenarios and
-policies from plain data, settings changes values by their names, and studies puts it together.
+`documents` reads files and records line numbers, `schema` builds scenarios and defences from their
+data, `parameters` lists and changes values by name, and `studies` turns files into studies.
 """
 
 from tarry.simulator.files.studies import compare_files, is_scenario, read_defence, read_study

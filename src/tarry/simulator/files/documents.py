@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from tarry.errors import ConfigurationError, MissingExtra, short_repr
-from tarry.simulator.files.disk import read_text
+from tarry.simulator.files.file_io import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from yaml.nodes import Node
 
-Place: TypeAlias = "tuple[str | int, ...]"
+KeyPath: TypeAlias = "tuple[str | int, ...]"
 """The keys and list indices (from 0) that lead to a value."""
 
 MAX_DOCUMENT_BYTES = 1_000_000
@@ -47,7 +47,7 @@ _JSON_TOKEN = re.compile(
 _QUOTES = ('"', "'")
 
 
-class Spot(NamedTuple):
+class SourceLocation(NamedTuple):
     """Where a value was written: a line of a file, or another source such as an option."""
 
     source: str
@@ -63,21 +63,21 @@ class Document:
 
     path: Path
     data: dict[str, Any]
-    spots: dict[Place, Spot]
+    locations: dict[KeyPath, SourceLocation]
 
-    def refusal(self, place: Place, message: str) -> ConfigurationError:
+    def error_at(self, key_path: KeyPath, message: str) -> ConfigurationError:
         """Return an error located at a value, or at the nearest enclosing table that is known."""
-        while place and place not in self.spots:
-            place = place[:-1]
-        spot = self.spots.get(place, Spot(str(self.path)))
-        return ConfigurationError(f"{spot}: {message}")
+        while key_path and key_path not in self.locations:
+            key_path = key_path[:-1]
+        location = self.locations.get(key_path, SourceLocation(str(self.path)))
+        return ConfigurationError(f"{location}: {message}")
 
 
 class ParsedDocument(NamedTuple):
     """One document of a file, the line of each value, and the line on which it begins."""
 
     data: Any
-    lines: dict[Place, int]
+    lines: dict[KeyPath, int]
     first_line: int = 1
 
 
@@ -94,7 +94,7 @@ def read_document(path: Path) -> Document:
     if path.suffix.lower() not in PARSERS:
         msg = f"{path}: the name must end in {', '.join(PARSERS)}"
         raise ConfigurationError(msg)
-    documents = read_parsed(path)
+    documents = parse_file(path)
     if len(documents) > 1:
         msg = f"{path}:{documents[1].first_line}: must hold one document, but a second one begins"
         raise ConfigurationError(msg)
@@ -102,18 +102,20 @@ def read_document(path: Path) -> Document:
     if not isinstance(data, dict):
         msg = f"{path}:1: must be a table of keys and values, got {short_repr(data)}"
         raise ConfigurationError(msg)
-    spots = {place: Spot(str(path), line) for place, line in lines.items()}
-    return Document(path, cast("dict[str, Any]", data), {(): Spot(str(path), 1), **spots})
+    locations = {key_path: SourceLocation(str(path), line) for key_path, line in lines.items()}
+    return Document(
+        path, cast("dict[str, Any]", data), {(): SourceLocation(str(path), 1), **locations}
+    )
 
 
-def read_parsed(path: Path) -> list[ParsedDocument]:
+def parse_file(path: Path) -> list[ParsedDocument]:
     """Read every document of a file; a file with an unknown suffix is read as YAML."""
     parse = PARSERS.get(path.suffix.lower(), PARSERS[".yaml"])
     text = read_text(path, MAX_DOCUMENT_BYTES)
     try:
         return parse(text)
     except DocumentSyntaxError as error:
-        msg = f"{Spot(str(path), error.line)}: {error}"
+        msg = f"{SourceLocation(str(path), error.line)}: {error}"
         raise ConfigurationError(msg) from None
     except RecursionError:
         msg = f"{path}: nested too deeply"
@@ -164,7 +166,7 @@ def _parse_yaml(text: str) -> list[ParsedDocument]:
         while loader.check_node():
             first_line = loader.peek_event().start_mark.line + 1
             node = loader.get_node()
-            lines: dict[Place, int] = {}
+            lines: dict[KeyPath, int] = {}
             _record_yaml_lines(node, (), lines, set())
             documents.append(ParsedDocument(loader.construct_document(node), lines, first_line))
     except yaml.MarkedYAMLError as error:
@@ -177,25 +179,25 @@ def _parse_yaml(text: str) -> list[ParsedDocument]:
 
 
 def _record_yaml_lines(
-    node: Node, place: Place, lines: dict[Place, int], visited: set[int]
+    node: Node, key_path: KeyPath, lines: dict[KeyPath, int], visited: set[int]
 ) -> None:
     """Record the line of each value below a YAML node; reject aliases and ambiguous keys."""
     import yaml
 
     if id(node) in visited:  # nested aliases can expand to more values than memory holds
-        raise DocumentSyntaxError("write the value out instead of an alias", lines.get(place, 1))
+        raise DocumentSyntaxError("write the value out instead of an alias", lines.get(key_path, 1))
     visited.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            lines[*place, index] = item.start_mark.line + 1
-            _record_yaml_lines(item, (*place, index), lines, visited)
+            lines[*key_path, index] = item.start_mark.line + 1
+            _record_yaml_lines(item, (*key_path, index), lines, visited)
     elif isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             line = key.start_mark.line + 1
             if key.tag != "tag:yaml.org,2002:str":
                 message = "a key must be a plain name or a quoted string"
                 raise DocumentSyntaxError(message, line)
-            inner = (*place, key.value)
+            inner = (*key_path, key.value)
             if inner in lines:
                 message = f"the key {key.value!r} appears twice, first on line {lines[inner]}"
                 raise DocumentSyntaxError(message, line)
@@ -221,7 +223,7 @@ class _LineFinder:
     """Walks over the tokens of a valid text once and records the line of each key and item."""
 
     def __init__(self, text: str, pattern: re.Pattern[str], unquote: Callable[[str], str]) -> None:
-        self.lines: dict[Place, int] = {}
+        self.lines: dict[KeyPath, int] = {}
         self.duplicate: _Token | None = None
         """A key that appears twice in its table, and the line of its second appearance."""
         self._unquote = unquote
@@ -258,42 +260,42 @@ class _LineFinder:
                 parts.extend(part for part in text.split(".") if part)
         return parts
 
-    def take_pair(self, place: Place, separator: str) -> None:
-        """Take a key and its value inside the table at `place`."""
+    def take_pair(self, key_path: KeyPath, separator: str) -> None:
+        """Take a key and its value inside the table at `key_path`."""
         line = self.peek().line
         for part in self.take_key(separator):
-            place = (*place, part)
+            key_path = (*key_path, part)
             # In TOML this can also be the first part that two dotted keys share. Only JSON
             # reads `duplicate`: the TOML parser itself rejects real duplicates.
-            if self.lines.setdefault(place, line) != line:
+            if self.lines.setdefault(key_path, line) != line:
                 self.duplicate = _Token(part, line)
         self.skip("\n")
-        self.take_value(place, separator)
+        self.take_value(key_path, separator)
 
-    def take_value(self, place: Place, separator: str) -> None:
+    def take_value(self, key_path: KeyPath, separator: str) -> None:
         """Take a scalar, or a list or table with all its content."""
         opening = self.take().text
         if opening == "[":
             index = 0
             while self.skip("\n", ",").text not in {"]", ""}:
-                self.lines[*place, index] = self.peek().line
-                self.take_value((*place, index), separator)
+                self.lines[*key_path, index] = self.peek().line
+                self.take_value((*key_path, index), separator)
                 index += 1
             self.take()
         elif opening == "{":
             while self.skip("\n", ",").text not in {"}", ""}:
-                self.take_pair(place, separator)
+                self.take_pair(key_path, separator)
             self.take()
         else:  # a scalar; a TOML date and its time can be separated by a space
             while self.peek().text not in {",", "]", "}", "\n", ""}:
                 self.take()
 
 
-def toml_lines(text: str) -> dict[Place, int]:
+def toml_lines(text: str) -> dict[KeyPath, int]:
     """Return the line of each table, key and list item of a valid TOML text."""
     finder = _LineFinder(text, _TOML_TOKEN, _unquote_toml)
-    last_index: dict[Place, int] = {}  # of each array of tables: the index of its last table
-    table: Place = ()
+    last_index: dict[KeyPath, int] = {}  # of each array of tables: the index of its last table
+    table: KeyPath = ()
     while (token := finder.skip("\n")).text:
         if token.text != "[":
             finder.take_pair(table, "=")
@@ -315,7 +317,7 @@ def toml_lines(text: str) -> dict[Place, int]:
     return finder.lines
 
 
-def json_lines(text: str) -> tuple[dict[Place, int], tuple[str, int] | None]:
+def json_lines(text: str) -> tuple[dict[KeyPath, int], tuple[str, int] | None]:
     """Return the line of each key and list item of a valid JSON text, and a duplicate key."""
     finder = _LineFinder(text, _JSON_TOKEN, _unquote_json)
     finder.skip("\n")

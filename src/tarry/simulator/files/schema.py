@@ -1,202 +1,248 @@
-"""Make scenarios and defences from the plain data of a file; each refusal names its line."""
+"""Build scenarios and defences from the data of a document; errors name the line of a value.
+
+The fields of the dataclasses in `tarry.simulator.scenario` are the keys of a scenario file, and
+their annotations say how a value is built.
+"""
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from inspect import Parameter, signature
+from io import StringIO
+from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tarry.core.breaker import Breaker
-from tarry.core.checks import check_at_least, check_number
+from tarry.core.checks import check_at_least, check_number, check_positive
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.core.suggest import did_you_mean
 from tarry.errors import ConfigurationError, short_repr
 from tarry.policyfile.defence import BUDGETS, LIMITERS, Defence
 from tarry.simulator.distributions import DISTRIBUTIONS, Fixed
+from tarry.simulator.files.file_io import read_text
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 
 if TYPE_CHECKING:
+    from _csv import Reader
     from collections.abc import Iterable
+    from pathlib import Path
 
     from tarry.simulator.distributions import Distribution
-    from tarry.simulator.files.documents import Document, Place
+    from tarry.simulator.files.documents import Document, KeyPath
 
 T = TypeVar("T")
 
-_WORD = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*")
-_KINDS: dict[str, Mapping[str, Callable[..., Any]]] = {"budget": BUDGETS, "limiter": LIMITERS}
-_MAKERS: dict[str, Callable[..., Any]] = {"breaker": Breaker, "hedging": Hedging}
-DEFENCE_KEYS = ("preset", *signature(Policy).parameters, *_MAKERS, *_KINDS)
+MAX_DURATIONS_BYTES = 50_000_000
+MAX_DURATIONS = 1_000_000
+_DOTTED_NAME = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*")
+_PART_KINDS: dict[str, Mapping[str, Callable[..., Any]]] = {"budget": BUDGETS, "limiter": LIMITERS}
+"""The parts of a defence whose class depends on `kind`."""
+_PART_CLASSES: dict[str, Callable[..., Any]] = {"breaker": Breaker, "hedging": Hedging}
+DEFENCE_KEYS = ("preset", *signature(Policy).parameters, *_PART_CLASSES, *_PART_KINDS)
 
 
-def scenario_of(document: Document) -> Scenario:
-    """Make a scenario from a whole document."""
-    return _made(Scenario, document, (), document.data)
+def build_scenario(document: Document) -> Scenario:
+    """Build a scenario from a whole document."""
+    return _build(Scenario, document, (), document.data)
 
 
-def defence_of(document: Document, place: Place, data: object) -> Defence:
-    """Make a defence from its table."""
-    table = _table(document, place, data)
-    check_keys(document, place, table, DEFENCE_KEYS)
-    for name in (*_MAKERS, *_KINDS):
-        if name in table:  # each by itself first, so that a refusal is about its own keys
-            _check_part(document, (*place, name), name, table[name])
-    return _guarded(document, place, table, lambda: Defence.from_dict(table))
+def build_defence(document: Document, key_path: KeyPath, data: object) -> Defence:
+    """Build a defence from its table."""
+    table = _as_table(document, key_path, data)
+    check_keys(document, key_path, table, DEFENCE_KEYS)
+    for name in (*_PART_CLASSES, *_PART_KINDS):
+        if name in table:  # each part separately first, so that an error names the key of the part
+            _check_part(document, (*key_path, name), name, table[name])
+    return _with_location(document, key_path, table, lambda: Defence.from_dict(table))
 
 
-def distribution_of(document: Document, place: Place, data: object) -> Distribution:
-    """Make a distribution from a number, which is always drawn, or from a table with its kind."""
+def build_distribution(document: Document, key_path: KeyPath, data: object) -> Distribution:
+    """Build a distribution from a number, which is a fixed value, or from a table with a kind."""
     if isinstance(data, (int, float)) and not isinstance(data, bool):
-        return Fixed(_checked(document, place, lambda name: check_at_least(name, data, 0)))
+        return Fixed(_check(document, key_path, lambda name: check_at_least(name, data, 0)))
     if not isinstance(data, Mapping):
-        msg = f"{_name(place)} must be seconds or a table with a kind, got {short_repr(data)}"
-        msg += _hint(data)
-        raise document.refusal(place, msg)
+        name = _format_key_path(key_path)
+        msg = f"{name} must be seconds or a table with a kind, got {short_repr(data)}"
+        raise document.error_at(key_path, msg + _number_hint(data))
     table = cast("Mapping[str, Any]", data)
-    kind = _kind(document, place, table, DISTRIBUTIONS)
-    rest = {key: value for key, value in table.items() if key != "kind"}
-    return _made(DISTRIBUTIONS[kind], document, place, rest)
+    kind = _get_kind(document, key_path, table, DISTRIBUTIONS)
+    arguments = {key: value for key, value in table.items() if key != "kind"}
+    return _build(DISTRIBUTIONS[kind], document, key_path, arguments)
 
 
-def parts_of(defence: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
-    """Return the class of each part that the plain form of a defence has."""
-    makers = {name: make for name, make in _MAKERS.items() if name in defence}
-    kinds = {name: of[defence[name]["kind"]] for name, of in _KINDS.items() if name in defence}
-    return makers | kinds
+def part_classes(defence: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+    """Return the class of each part (breaker, budget, ...) in the plain data of a defence."""
+    classes = {name: make for name, make in _PART_CLASSES.items() if name in defence}
+    by_kind = {
+        name: kinds[defence[name]["kind"]] for name, kinds in _PART_KINDS.items() if name in defence
+    }
+    return classes | by_kind
 
 
-def _check_part(document: Document, place: Place, name: str, data: object) -> None:
-    table = _table(document, place, data)
-    if name in _KINDS:
-        _kind(document, place, table, _KINDS[name])
-    make = parts_of({name: table})[name]
-    kind = ["kind"] if name in _KINDS else []
-    known = signature(make).parameters
-    check_keys(document, place, table, [*kind, *known])
-    for key, one in known.items():
-        if one.default is Parameter.empty and key not in table:
-            raise document.refusal(place, f"{_name(place)} needs the key {key!r}")
-    _guarded(document, place, table, lambda: Defence.from_dict({name: table}))
+def check_keys(
+    document: Document, key_path: KeyPath, table: Mapping[str, Any], known: Iterable[str]
+) -> None:
+    """Raise if a table has an unknown key; the error suggests a known one."""
+    names = list(known)
+    for key in table:
+        if key not in names:
+            msg = f"{_format_key_path(key_path)} has no key {key!r}; {did_you_mean(key, names)}"
+            raise document.error_at((*key_path, key), msg)
 
 
-def _made(make: type[T], document: Document, place: Place, data: object) -> T:
-    """Call a dataclass with the values of a table, each made from its plain form."""
-    table = _table(document, place, data)
+def read_durations(
+    document: Document, key_path: KeyPath, table: Mapping[str, Any]
+) -> tuple[float, ...]:
+    """Read the file of `{ kind = "empirical", file = ..., column = ..., scale = ... }`.
+
+    It has one number on each line, or is a CSV file if a column is named.
+    """
+    check_keys(document, key_path, table, ("kind", "file", "column", "scale"))
+    name, column = table["file"], table.get("column")
+    for key, value in (("file", name), ("column", column)):
+        if value is not None and not isinstance(value, str):
+            msg = f"{key} must be a string, got {short_repr(value)}"
+            raise document.error_at((*key_path, key), msg)
+    try:
+        scale = check_positive("scale", table.get("scale", 1.0))
+    except ConfigurationError as error:
+        raise document.error_at((*key_path, "scale"), str(error)) from None
+    try:
+        return _read_csv_durations(document.path.parent / name, column, scale)
+    except ConfigurationError as error:
+        raise document.error_at((*key_path, "file"), f"file: {error}") from None
+
+
+def _check_part(document: Document, key_path: KeyPath, name: str, data: object) -> None:
+    table = _as_table(document, key_path, data)
+    if name in _PART_KINDS:
+        _get_kind(document, key_path, table, _PART_KINDS[name])
+    parameters = signature(part_classes({name: table})[name]).parameters
+    kind = ["kind"] if name in _PART_KINDS else []
+    check_keys(document, key_path, table, [*kind, *parameters])
+    for key, parameter in parameters.items():
+        if parameter.default is Parameter.empty and key not in table:
+            raise document.error_at(key_path, f"{_format_key_path(key_path)} needs the key {key!r}")
+    _with_location(document, key_path, table, lambda: Defence.from_dict({name: table}))
+
+
+def _build(make: type[T], document: Document, key_path: KeyPath, data: object) -> T:
+    """Build a dataclass from a table."""
+    table = _as_table(document, key_path, data)
     known = {field.name: field for field in fields(cast("Any", make))}
-    check_keys(document, place, table, known)
+    check_keys(document, key_path, table, known)
     for name, field in known.items():
-        missing = field.default is MISSING and field.default_factory is MISSING
-        if missing and name not in table:
-            raise document.refusal(place, f"{_name(place)} needs the key {name!r}")
+        is_required = field.default is MISSING and field.default_factory is MISSING
+        if is_required and name not in table:
+            msg = f"{_format_key_path(key_path)} needs the key {name!r}"
+            raise document.error_at(key_path, msg)
     values = {
-        name: _value(str(known[name].type), document, (*place, name), value)
+        name: _build_value(str(known[name].type), document, (*key_path, name), value)
         for name, value in table.items()
     }
-    return _guarded(document, place, table, lambda: make(**values))
+    return _with_location(document, key_path, table, lambda: make(**values))
 
 
-def _value(kind: str, document: Document, place: Place, data: object) -> Any:
-    """Make the value of a field, told by the annotation of the field."""
-    kind, _, none = kind.partition(" | ")
-    if none and data is None:
+def _build_value(annotation: str, document: Document, key_path: KeyPath, data: object) -> Any:
+    """Build the value of a field with this annotation."""
+    annotation, _, optional = annotation.partition(" | ")
+    if optional and data is None:
         return None
-    match kind:
+    match annotation:
         case "Distribution":
-            return distribution_of(document, place, data)
+            return build_distribution(document, key_path, data)
         case "Defence":
-            return defence_of(document, place, data)
+            return build_defence(document, key_path, data)
         case "Clients":
-            return _made(Clients, document, place, data)
+            return _build(Clients, document, key_path, data)
         case "dict[str, Server]":
-            table = _table(document, place, data)
+            table = _as_table(document, key_path, data)
             return {
-                name: _made(Server, document, (*place, name), one) for name, one in table.items()
+                name: _build(Server, document, (*key_path, name), server)
+                for name, server in table.items()
             }
         case "tuple[Failure, ...]":
-            return _list(Failure, document, place, data)
+            return _build_list(Failure, document, key_path, data)
         case "tuple[Surge, ...]":
-            return _list(Surge, document, place, data)
+            return _build_list(Surge, document, key_path, data)
         case "tuple[float, ...]":
             if not isinstance(data, (list, tuple)):
-                raise document.refusal(
-                    place, f"{_name(place)} must be a list, got {short_repr(data)}"
-                )
+                raise _type_error(document, key_path, "a list", data)
             return tuple(cast("list[float]", data))
         case "float":
-            return _checked(document, place, lambda name: check_number(name, data), _hint(data))
+            hint = _number_hint(data)
+            return _check(document, key_path, lambda name: check_number(name, data), hint)
         case "str" if not isinstance(data, str):
-            raise document.refusal(place, f"{_name(place)} must be a text, got {short_repr(data)}")
+            raise _type_error(document, key_path, "a string", data)
         case _:
             return data
 
 
-def _list(make: type[T], document: Document, place: Place, data: object) -> tuple[T, ...]:
+def _build_list(
+    make: type[T], document: Document, key_path: KeyPath, data: object
+) -> tuple[T, ...]:
     if not isinstance(data, list):
-        raise document.refusal(
-            place, f"{_name(place)} must be a list of tables, got {short_repr(data)}"
-        )
+        raise _type_error(document, key_path, "a list of tables", data)
     items = enumerate(cast("list[object]", data))
-    return tuple(_made(make, document, (*place, index), item) for index, item in items)
+    return tuple(_build(make, document, (*key_path, index), item) for index, item in items)
 
 
-def _table(document: Document, place: Place, data: object) -> Mapping[str, Any]:
+def _as_table(document: Document, key_path: KeyPath, data: object) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
-        raise document.refusal(place, f"{_name(place)} must be a table, got {short_repr(data)}")
+        raise _type_error(document, key_path, "a table", data)
     return cast("Mapping[str, Any]", data)
 
 
-def _kind(
-    document: Document, place: Place, table: Mapping[str, Any], kinds: Mapping[str, object]
+def _type_error(
+    document: Document, key_path: KeyPath, expected: str, data: object
+) -> ConfigurationError:
+    msg = f"{_format_key_path(key_path)} must be {expected}, got {short_repr(data)}"
+    return document.error_at(key_path, msg)
+
+
+def _get_kind(
+    document: Document, key_path: KeyPath, table: Mapping[str, Any], kinds: Mapping[str, object]
 ) -> str:
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
         got = f", got {short_repr(kind)}" if "kind" in table else ""
-        msg = f"{_name(place)} needs a kind, one of {', '.join(sorted(kinds))}{got}"
-        raise document.refusal((*place, "kind"), msg)
+        name = _format_key_path(key_path)
+        msg = f"{name} needs a kind, one of {', '.join(sorted(kinds))}{got}"
+        raise document.error_at((*key_path, "kind"), msg)
     return kind
 
 
-def check_keys(
-    document: Document, place: Place, table: Mapping[str, Any], known: Iterable[str]
-) -> None:
-    """Refuse a key that is not known, and suggest one that is."""
-    names = list(known)
-    for key in table:
-        if key not in names:
-            msg = f"{_name(place)} has no key {key!r}; {did_you_mean(key, names)}"
-            raise document.refusal((*place, key), msg)
-
-
-def _guarded(
+def _with_location(
     document: Document,
-    place: Place,
+    key_path: KeyPath,
     table: Mapping[str, Any],
     make: Callable[[], T],
 ) -> T:
-    """Make a value; an error gets the line of its field, or of the first key its rule mentions."""
+    """Call `make`; locate an error at its field, or at the first key that its rule mentions."""
     try:
         return make()
     except ConfigurationError as error:
-        mentioned = [error.field or "", *_WORD.findall(error.rule)]
-        words = (tuple(word.split(".")) for word in mentioned)
-        at = next((word for word in words if word[0] in table), ())
-        about = f"{_name(place)}: " if place else ""
-        raise document.refusal((*place, *at), f"{about}{error}") from None
+        mentioned = [error.field or "", *_DOTTED_NAME.findall(error.rule)]
+        key_paths = (tuple(name.split(".")) for name in mentioned)
+        inner = next((names for names in key_paths if names[0] in table), ())
+        prefix = f"{_format_key_path(key_path)}: " if key_path else ""
+        raise document.error_at((*key_path, *inner), f"{prefix}{error}") from None
 
 
-def _checked(document: Document, place: Place, check: Callable[[str], T], hint: str = "") -> T:
-    """Check one value under its full name."""
+def _check(document: Document, key_path: KeyPath, check: Callable[[str], T], hint: str = "") -> T:
+    """Call `check` with the full name of a value, and locate its error."""
     try:
-        return check(_name(place))
+        return check(_format_key_path(key_path))
     except ConfigurationError as error:
-        raise document.refusal(place, f"{error}{hint}") from None
+        raise document.error_at(key_path, f"{error}{hint}") from None
 
 
-def _hint(data: object) -> str:
-    """Say how a number is written that YAML, or a pair of quotes, made a text of."""
+def _number_hint(data: object) -> str:
+    """Return how to write a number that quotes, or YAML, turned into a string."""
     if not isinstance(data, str):
         return ""
     try:
@@ -206,7 +252,53 @@ def _hint(data: object) -> str:
     return "; write it without quotes, and in YAML as 1.0e+1, not 1e1"
 
 
-def _name(place: Place) -> str:
-    """The way to a value as people write it: servers.payments.failures[0]."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+def _format_key_path(key_path: KeyPath) -> str:
+    """Return a key path as text: servers.payments.failures[0]."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key_path)
     return text.removeprefix(".") or "the file"
+
+
+def _read_csv_durations(path: Path, column: str | None, scale: float) -> tuple[float, ...]:
+    rows = csv.reader(StringIO(read_text(path, MAX_DURATIONS_BYTES)))
+    try:
+        return _parse_durations(path, rows, column, scale)
+    except csv.Error as error:
+        msg = f"{path}:{rows.line_num}: not CSV: {error}"
+        raise ConfigurationError(msg) from None
+
+
+def _parse_durations(
+    path: Path, rows: Reader, column: str | None, scale: float
+) -> tuple[float, ...]:
+    index = 0
+    if column is not None:
+        header = next(rows, list[str]())
+        if column not in header:
+            msg = f"{path}:1: there is no column {column!r}; there are {', '.join(header)}"
+            raise ConfigurationError(msg)
+        index = header.index(column)
+    durations: list[float] = []
+    for row in rows:
+        if not row:
+            continue
+        text = row[index] if index < len(row) else ""
+        duration = _parse_duration(text)
+        if duration is None:
+            msg = f"{path}:{rows.line_num}: must be a number of at least 0, got {short_repr(text)}"
+            raise ConfigurationError(msg)
+        if len(durations) == MAX_DURATIONS:
+            msg = f"{path}:{rows.line_num}: at most {MAX_DURATIONS:,} values are read"
+            raise ConfigurationError(msg)
+        durations.append(duration * scale)
+    if not durations:
+        msg = f"{path}: the file has no values"
+        raise ConfigurationError(msg)
+    return tuple(durations)
+
+
+def _parse_duration(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if isfinite(value) and value >= 0 else None

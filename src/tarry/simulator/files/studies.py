@@ -1,8 +1,11 @@
-"""Make studies of scenario files, and defences of policy files.
+"""Read scenario files as studies, and policy files as defences.
 
-What `tarry simulate` can set or sweep is named by its way through the file, such as
-`clients.defence.max_attempts`. Each run makes its scenario anew from the plain data, so that a
-swept value passes the same checks as a written one.
+`tarry simulate` sets and sweeps values by their path in the file, such as
+`clients.defence.max_attempts`. Each run builds its scenario from the plain data again, so that a
+swept value passes the same checks as a value in the file.
+
+A value that is in the file but has no effect is rejected, because its author expected an effect.
+Values that are set or swept are not checked for that: they may well disable a part.
 """
 
 from __future__ import annotations
@@ -13,12 +16,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tarry.core.checks import check_count
+from tarry.core.suggest import suggest
 from tarry.errors import ConfigurationError, short_repr
 from tarry.simulator.files.documents import Document, read_document
-from tarry.simulator.files.idle import check_arrivals, check_calls, check_windows
-from tarry.simulator.files.measured import measured
-from tarry.simulator.files.schema import check_keys, defence_of, scenario_of
-from tarry.simulator.files.settings import changed, merged, settings_of
+from tarry.simulator.files.parameters import list_parameters, merge_tables, with_value
+from tarry.simulator.files.schema import (
+    build_defence,
+    build_scenario,
+    check_keys,
+    read_durations,
+)
 from tarry.simulator.scenario import Scenario
 from tarry.simulator.simulate import run_trials
 from tarry.simulator.study import Column, Plot, Study
@@ -28,13 +35,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tarry.policyfile.defence import Defence
-    from tarry.simulator.files.documents import Place
+    from tarry.simulator.files.documents import KeyPath
     from tarry.simulator.metrics import Summary
 
-ABOUT = ("question", "lesson", "trials", "variants")
+STUDY_KEYS = ("question", "lesson", "trials", "variants")
 """The keys of a file that are not part of its scenario."""
 DIFFERS = "(differs)"
-"""Stands for the value of a parameter that is not the same in all variants."""
+"""The value of a parameter that is not the same in all variants."""
+ARRIVALS_BY_KEY = {
+    "rate": ("poisson",),
+    "count": ("at-once", "closed", "backlog"),
+    "think": ("closed",),
+}
+"""The kinds of arrivals for which a key of the clients has an effect."""
 COLUMNS = (
     Column("success_rate", "succeeded", "%"),
     Column("attempts_per_call", "attempts per call"),
@@ -45,180 +58,243 @@ COLUMNS = (
 )
 PLOTS = (
     Plot("series", "requests", "Requests at the last server", y_title="requests"),
-    Plot("series", "succeeded", "Calls that ended well", y_title="calls"),
-    Plot("bars", "amplification", "Requests for each call"),
+    Plot("series", "succeeded", "Successful calls", y_title="calls"),
+    Plot("bars", "amplification", "Requests per call"),
 )
 
 
 def read_defence(path: Path) -> Defence:
-    """Read a policy file: the form of `Defence.from_dict` in TOML, YAML or JSON."""
+    """Read a policy file: the data of `Defence.from_dict` in TOML, YAML or JSON."""
     document = read_document(path)
-    return defence_of(document, (), document.data)
+    return build_defence(document, (), document.data)
 
 
 def read_study(path: Path) -> Study:
-    """Read a scenario file and make a study of it, with the variants that it names."""
-    written = _read(path)
-    return _study(path.stem, written.worlds, written.question, written.lesson, written.trials)
+    """Read a scenario file as a study of its variants."""
+    file = _read_scenario_file(path)
+    return _make_study(path.stem, file.documents, file.question, file.lesson, file.trials)
 
 
 def compare_files(paths: Sequence[Path]) -> Study:
-    """Read several scenario files and make one study of them; each file is a variant of it."""
-    worlds: dict[str, Document] = {}
-    for path, name in zip(paths, names_of(paths), strict=True):
-        own = _read(path).worlds
-        for variant, document in own.items():
-            worlds[name if len(own) == 1 else f"{name}/{variant}"] = document
+    """Read several scenario files as one study, in which each file is a variant."""
+    documents: dict[str, Document] = {}
+    for path, name in zip(paths, short_names(paths), strict=True):
+        variants = _read_scenario_file(path).documents
+        for variant, document in variants.items():
+            documents[name if len(variants) == 1 else f"{name}/{variant}"] = document
     stems = [path.stem for path in paths]
-    return _study(" and ".join(stems), worlds, f"How do {', '.join(stems)} compare?")
+    return _make_study(" and ".join(stems), documents, f"How do {', '.join(stems)} compare?")
 
 
-def names_of(paths: Sequence[Path]) -> list[str]:
-    """Return the short name of each file, or its path where another file has the same name."""
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Return the stem of each path, or the whole path where stems are equal."""
     stems = [path.stem for path in paths]
     return [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
 
 
 def is_scenario(path: Path) -> bool:
-    """Tell a scenario file, which has servers, from a policy file."""
+    """Return whether a file is a scenario file, which has servers, and not a policy file."""
     return "servers" in read_document(path).data
 
 
-def run_worlds(
-    worlds: Mapping[str, Document], *, variant: str, trials: int, seed: int, **parameters: Any
+def run_variant(
+    documents: Mapping[str, Document], *, variant: str, trials: int, seed: int, **parameters: Any
 ) -> list[Summary]:
-    """Run one variant; a parameter that it does not have leaves it as it is."""
-    document = worlds[variant]
-    known = settings_of(scenario_of(document))
+    """Run one variant; parameters that it does not have are ignored."""
+    document = documents[variant]
+    known = list_parameters(build_scenario(document))
     for name, value in parameters.items():
         if name in known:
-            document = changed(document, name, value)
-    return run_trials(scenario_of(document), trials, seed)
+            document = with_value(document, name, value)
+    return run_trials(build_scenario(document), trials, seed)
 
 
-class _Written(NamedTuple):
-    """What a scenario file says: the scenario of each variant, and about them all."""
+class _ScenarioFile(NamedTuple):
+    """The content of a scenario file; `documents` has the complete scenario of each variant."""
 
-    worlds: dict[str, Document]
+    documents: dict[str, Document]
     question: str
     lesson: str
     trials: int
 
 
-def _read(path: Path) -> _Written:
-    document = _resolved(read_document(path))
-    check_keys(document, (), document.data, (*ABOUT, *(field.name for field in fields(Scenario))))
-    question, lesson = (_text(document, key) for key in ("question", "lesson"))
+def _read_scenario_file(path: Path) -> _ScenarioFile:
+    document = _inline_files(read_document(path))
+    scenario_keys = (field.name for field in fields(Scenario))
+    check_keys(document, (), document.data, (*STUDY_KEYS, *scenario_keys))
+    question, lesson = (_read_string(document, key) for key in ("question", "lesson"))
     trials = document.data.get("trials", 1)
     try:
         check_count("trials", trials)
     except ConfigurationError as error:
-        raise document.refusal(("trials",), str(error)) from None
-    return _Written(_variants(document), question, lesson, trials)
+        raise document.error_at(("trials",), str(error)) from None
+    return _ScenarioFile(_build_variants(document), question, lesson, trials)
 
 
-def _study(
+def _make_study(
     name: str,
-    worlds: Mapping[str, Document],
+    documents: Mapping[str, Document],
     question: str = "",
     lesson: str = "",
     trials: int = 1,
 ) -> Study:
     parameters: dict[str, Any] = {}
-    scenarios = [scenario_of(document) for document in worlds.values()]
+    scenarios = [build_scenario(document) for document in documents.values()]
     for scenario in scenarios:
-        for setting, value in settings_of(scenario).items():
-            same = parameters.setdefault(setting, value) == value
-            parameters[setting] = value if same else DIFFERS
+        for parameter, value in list_parameters(scenario).items():
+            is_equal = parameters.setdefault(parameter, value) == value
+            parameters[parameter] = value if is_equal else DIFFERS
     servers = [server for scenario in scenarios for server in scenario.servers.values()]
-    mortal = any(server.crash_above is not None for server in servers)
+    can_crash = any(server.crash_above is not None for server in servers)
     return Study(
         name=name,
         question=question,
         lesson=lesson,
-        run=partial(run_worlds, worlds),
+        run=partial(run_variant, documents),
         variant_parameter="variant",
-        variants=tuple(worlds),
-        columns=tuple(one for one in COLUMNS if one.metric != "crashes" or mortal),
+        variants=tuple(documents),
+        columns=tuple(column for column in COLUMNS if column.metric != "crashes" or can_crash),
         plots=PLOTS,
         parameters=parameters,
-        with_defences=partial(_with_defence, name, worlds, question, trials),
+        with_defences=partial(_with_defences, name, documents, question, trials),
         trials=trials,
     )
 
 
-def _with_defence(
+def _with_defences(
     name: str,
-    worlds: Mapping[str, Document],
+    documents: Mapping[str, Document],
     question: str,
     trials: int,
     defences: Mapping[str, Defence],
 ) -> Study:
-    """Make the study in which the first variant's clients have these defences instead."""
-    world = next(iter(worlds.values()))
-    others: dict[str, Document] = {}
+    """Return a study of the first variant, with each of the defences for its clients."""
+    document = next(iter(documents.values()))
+    variants: dict[str, Document] = {}
     for variant, defence in defences.items():
-        clients = {**world.data.get("clients", {}), "defence": defence.to_dict()}
-        others[variant] = replace(world, data={**world.data, "clients": clients})
-    return _study(name, others, question, trials=trials)
+        clients = {**document.data.get("clients", {}), "defence": defence.to_dict()}
+        variants[variant] = replace(document, data={**document.data, "clients": clients})
+    return _make_study(name, variants, question, trials=trials)
 
 
-def _variants(document: Document) -> dict[str, Document]:
-    """Return the scenario of each variant as a document of its own, checked."""
-    base = {key: value for key, value in document.data.items() if key not in ABOUT}
-    given: object = document.data.get("variants", {document.path.stem: {}})
-    if not isinstance(given, dict) or not given:
-        raise document.refusal(("variants",), "variants must be a table with a table for each")
-    variants = cast("dict[str, Any]", given)
-    worlds: dict[str, Document] = {}
+def _build_variants(document: Document) -> dict[str, Document]:
+    """Return the checked scenario of each variant as a separate document."""
+    base = {key: value for key, value in document.data.items() if key not in STUDY_KEYS}
+    variants: object = document.data.get("variants", {document.path.stem: {}})
+    if not isinstance(variants, dict) or not variants:
+        msg = "variants must be a table with a table for each variant"
+        raise document.error_at(("variants",), msg)
+    changes_by_name = cast("dict[str, Any]", variants)
+    documents: dict[str, Document] = {}
     scenarios: dict[str, Scenario] = {}
-    for name, changes in variants.items():
-        here: Place = ("variants", name)
+    for name, changes in changes_by_name.items():
+        root: KeyPath = ("variants", name)
         if not isinstance(changes, Mapping):
             msg = f"variants.{name} must be a table, got {short_repr(changes)}"
-            raise document.refusal(here, msg)
-        own = {place[2:]: spot for place, spot in document.spots.items() if place[:2] == here}
-        own.pop((), None)
-        data = merged(base, cast("Mapping[str, Any]", changes))
-        worlds[name] = replace(document, data=data, spots=document.spots | own)
-        scenarios[name] = scenario_of(worlds[name])
-        check_windows(worlds[name], scenarios[name])
-    check_arrivals(document, variants, scenarios)
-    check_calls(worlds, scenarios)
-    return worlds
+            raise document.error_at(root, msg)
+        # A value that the variant changes is located where the variant has it.
+        changed = {
+            key_path[2:]: location
+            for key_path, location in document.locations.items()
+            if key_path[:2] == root and key_path != root
+        }
+        data = merge_tables(base, cast("Mapping[str, Any]", changes))
+        documents[name] = replace(document, data=data, locations=document.locations | changed)
+        scenarios[name] = build_scenario(documents[name])
+        _check_periods(documents[name], scenarios[name])
+    _check_arrivals(document, changes_by_name, scenarios)
+    _check_calls(documents, scenarios)
+    return documents
 
 
-def _resolved(document: Document) -> Document:
-    """Put in what the file names other files for: policies and measured durations."""
-    spots = dict(document.spots)
+def _inline_files(document: Document) -> Document:
+    """Return the document with the content of the policy files and durations that it names."""
+    locations = dict(document.locations)
 
-    def resolved(place: Place, value: object) -> Any:
+    def inline(key_path: KeyPath, value: object) -> Any:
         if isinstance(value, dict):
             table = cast("dict[str, Any]", value)
             if table.get("kind") == "empirical" and "file" in table:
-                return {"kind": "empirical", "values": measured(document, place, table)}
-            return {key: resolved((*place, key), one) for key, one in table.items()}
+                return {"kind": "empirical", "values": read_durations(document, key_path, table)}
+            return {key: inline((*key_path, key), inner) for key, inner in table.items()}
         if isinstance(value, list):
             items = enumerate(cast("list[object]", value))
-            return [resolved((*place, index), one) for index, one in items]
-        if isinstance(value, str) and place[-1] == "defence":
-            return policy(place, value)
+            return [inline((*key_path, index), item) for index, item in items]
+        if isinstance(value, str) and key_path[-1] == "defence":
+            return read_policy(key_path, value)
         return value
 
-    def policy(place: Place, name: str) -> dict[str, Any]:
+    def read_policy(key_path: KeyPath, name: str) -> dict[str, Any]:
         try:
-            other = read_document(document.path.parent / name)
+            policy = read_document(document.path.parent / name)
         except ConfigurationError as error:
-            raise document.refusal(place, f"defence: {error}") from None
-        defence_of(other, (), other.data)
-        spots.update({(*place, *way): spot for way, spot in other.spots.items() if way})
-        return other.data
+            raise document.error_at(key_path, f"defence: {error}") from None
+        build_defence(policy, (), policy.data)
+        locations.update(
+            {(*key_path, *inner): location for inner, location in policy.locations.items() if inner}
+        )
+        return policy.data
 
-    return replace(document, data=resolved((), document.data), spots=spots)
+    return replace(document, data=inline((), document.data), locations=locations)
 
 
-def _text(document: Document, key: str) -> str:
+def _read_string(document: Document, key: str) -> str:
     value = document.data.get(key, "")
     if not isinstance(value, str):
-        raise document.refusal((key,), f"{key} must be a text, got {short_repr(value)}")
+        raise document.error_at((key,), f"{key} must be a string, got {short_repr(value)}")
     return value
+
+
+def _check_periods(document: Document, scenario: Scenario) -> None:
+    """Raise if a failure or surge starts after the end of the run."""
+    starts: dict[KeyPath, float] = {
+        ("clients", "surges", index): surge.start
+        for index, surge in enumerate(scenario.clients.surges)
+    }
+    for name, server in scenario.servers.items():
+        for index, failure in enumerate(server.failures):
+            starts["servers", name, "failures", index] = failure.start
+    for key_path, start in starts.items():
+        if start >= scenario.duration:
+            msg = f"start must be before the end of the run (duration {scenario.duration:g})"
+            raise document.error_at((*key_path, "start"), f"{msg}, got {start:g}")
+
+
+def _check_arrivals(
+    document: Document, variants: Mapping[str, Any], scenarios: Mapping[str, Scenario]
+) -> None:
+    """Raise if a key of the clients has no effect in any variant that it applies to."""
+    arrivals = {name: scenario.clients.arrivals for name, scenario in scenarios.items()}
+    _check_client_keys(document, (), document.data, list(arrivals.values()))
+    for name, changes in variants.items():
+        _check_client_keys(document, ("variants", name), changes, [arrivals[name]])
+
+
+def _check_client_keys(
+    document: Document, key_path: KeyPath, table: Mapping[str, Any], arrivals: list[str]
+) -> None:
+    clients: object = table.get("clients")
+    if not isinstance(clients, Mapping):
+        return
+    for key in cast("Mapping[str, Any]", clients):
+        allowed = ARRIVALS_BY_KEY.get(key)
+        if allowed is not None and not set(allowed) & set(arrivals):
+            *others, last = map(repr, allowed)
+            choices = f"{', '.join(others)} or {last}" if others else last
+            msg = f"{key} is for arrivals = {choices}, but arrivals is {arrivals[0]!r}"
+            raise document.error_at((*key_path, "clients", key), msg)
+
+
+def _check_calls(documents: Mapping[str, Document], scenarios: Mapping[str, Scenario]) -> None:
+    """Raise if a server is called in no variant: its name is probably misspelt somewhere."""
+    called = {name for scenario in scenarios.values() for name in scenario.path()}
+    for variant, scenario in scenarios.items():
+        for name in scenario.servers:
+            if name not in called:
+                close = suggest(name, called)
+                hint = f"; did you mean {close!r}?" if close else ""
+                msg = (
+                    f"server {name!r} is never called: clients.calls or another server's calls "
+                    f"must name it{hint}"
+                )
+                raise documents[variant].error_at(("servers", name), msg)

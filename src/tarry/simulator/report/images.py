@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import MissingExtra
-from tarry.simulator.files.disk import check_place, write_atomically
+from tarry.simulator.files.file_io import check_writable, write_atomically
 from tarry.simulator.report.charts import build_charts
 from tarry.simulator.report.theme import LIGHT, vega_config
 from tarry.simulator.report.vega import PICKED
@@ -29,14 +29,14 @@ _TITLE_SIZE, _QUESTION_SIZE, _LABEL_SIZE = 17, 21, 13
 
 def write_png(results: StudyResults, path: Path) -> None:
     """Write the charts as a PNG file."""
-    check_place(path)
+    check_writable(path)
     png: bytes = import_vl_convert().vegalite_to_png(image_spec(results), scale=_PNG_SCALE)
     write_atomically(path, png)
 
 
 def write_svg(results: StudyResults, path: Path) -> None:
     """Write the charts as an SVG file."""
-    check_place(path)
+    check_writable(path)
     svg: str = import_vl_convert().vegalite_to_svg(image_spec(results))
     write_atomically(path, svg.encode())
 

@@ -16,7 +16,7 @@ from math import nan
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from tarry.simulator.files.disk import check_place, write_atomically
+from tarry.simulator.files.file_io import check_writable, write_atomically
 from tarry.simulator.report.charts import build_charts
 from tarry.simulator.report.formatting import (
     describe_average,
@@ -49,7 +49,7 @@ _SHAPE_PATHS = {
 
 def write_html(results: StudyResults, path: Path, *, command: str = "") -> None:
     """Write the report; it shows `command` as the command line that created it."""
-    check_place(path)
+    check_writable(path)
     write_atomically(path, render_page(results, command=command).encode())
 
 

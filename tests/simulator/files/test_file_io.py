@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.simulator.files.disk import read_text, write_atomically
+from tarry.simulator.files.file_io import read_text, write_atomically
 
 
 def test_new_file_is_for_all_who_may(tmp_path: Path) -> None:

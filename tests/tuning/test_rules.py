@@ -10,8 +10,7 @@ from tarry.policyfile.defence import Defence
 from tarry.tuning.attempt_log import AttemptLog, LoggedAttempt
 from tarry.tuning.evidence import analyze_log
 from tarry.tuning.proposal import propose
-from tests.tuning.logs import Truth
-from tests.tuning.proposals import TRUTH, evidence_of, line_of
+from tests.tuning.builders import TRUTH, Truth, evidence_of, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

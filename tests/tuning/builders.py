@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from math import exp
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tarry.core.outcome import Kind
 from tarry.tuning.attempt_log import AttemptLog, LoggedAttempt
+from tarry.tuning.evidence import analyze_log
+from tarry.tuning.proposal import propose
+
+if TYPE_CHECKING:
+    from tarry.tuning.evidence import Evidence
+    from tarry.tuning.rules import Suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,3 +94,25 @@ def write_jsonl(path: Path, attempts: Iterator[LoggedAttempt]) -> Path:
     ]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return path
+
+
+TRUTH = Truth(
+    calls=20_000,
+    median=0.05,
+    odds=(0.97, 0.9, 0.5, 0.001),
+    outages=((50, 90), (150, 190), (300, 340)),
+)
+P995 = 2.5758
+"""Of the normal distribution."""
+
+
+@cache
+def evidence_of(truth: Truth) -> Evidence:
+    """Gather once what many tests look at."""
+    return analyze_log(truth.log())
+
+
+def line_of(truth: Truth, field: str, *arguments: Any) -> Suggestion:
+    """Return one line of the proposal for a log."""
+    lines = propose(evidence_of(truth), *arguments).suggestions
+    return next(line for line in lines if line.field == field)

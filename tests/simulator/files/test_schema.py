@@ -11,7 +11,7 @@ from tarry.errors import ConfigurationError, MissingExtra
 from tarry.simulator.files import read_defence, read_study
 from tarry.simulator.files.documents import MAX_DOCUMENT_BYTES
 from tarry.simulator.study import run_study
-from tests.simulator.files.written import CHECKOUT, SMALL, YAML, written
+from tests.simulator.files.file_builders import CHECKOUT, SMALL, YAML, written
 
 SCENARIO_MISTAKES = [
     ("b.yaml", "buckt: 5", "b.yaml:7: the file has no key 'buckt'; did you mean 'bucket'?"),
@@ -20,7 +20,7 @@ SCENARIO_MISTAKES = [
     ("a.toml", "concurrency = 0", "a.toml:7: servers.api: concurrency must be at least 1, got 0"),
     ("a.toml", "slowdown = 'x'", "a.toml:7: servers.api.slowdown must be a number, got 'x'"),
     ("a.toml", "failure_rate = ''", "a.toml:7: servers.api.failure_rate must be a number, got ''"),
-    ("a.toml", "calls = 7", "a.toml:7: servers.api.calls must be a text, got 7"),
+    ("a.toml", "calls = 7", "a.toml:7: servers.api.calls must be a string, got 7"),
     ("a.toml", "calls = 'db'", "a.toml:7: servers.api.calls must be one of api, got 'db'"),
     ("a.toml", "calls = 'api'", "a.toml:5: servers must not call in a circle: api -> api"),
     ("a.toml", "failures = 3", "a.toml:7: servers.api.failures must be a list of tables, got 3"),
@@ -62,7 +62,7 @@ SCENARIO_MISTAKES = [
     (
         "a.toml",
         "[servers.x.latency]\nkind = 'empirical'\nfile = 3",
-        "a.toml:9: file must be a text, got 3",
+        "a.toml:9: file must be a string, got 3",
     ),
     (
         "a.toml",
@@ -103,7 +103,7 @@ SCENARIO_MISTAKES = [
     ),
     ("b.yaml", "bucket: 0", "b.yaml:7: bucket must be greater than 0, got 0"),
     ("b.yaml", "trials: 0", "b.yaml:7: trials must be at least 1, got 0"),
-    ("b.yaml", "question: 7", "b.yaml:7: question must be a text, got 7"),
+    ("b.yaml", "question: 7", "b.yaml:7: question must be a string, got 7"),
     ("b.yaml", "duration: 9", "b.yaml:7: the key 'duration' appears twice, first on line 1"),
     ("b.yaml", "bucket: &b 2\nnetwork: *b", "b.yaml:8: write the value out instead of an alias"),
     (
@@ -253,3 +253,31 @@ def test_windows_line_ends_and_byte_order_mark_are_read(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match=r":2: max_attempts must be at least 1"):
         read_defence(path)
+
+
+MISTAKES = [
+    ("0.1\nx\n", "", "t.csv:2: must be a number of at least 0, got 'x'"),
+    ("0.1\n-1\n", "", "t.csv:2: must be a number of at least 0, got '-1'"),
+    ("0.1\nnan\n", "", "t.csv:2: must be a number of at least 0, got 'nan'"),
+    ("\n\n", "", "t.csv: the file has no values"),
+    ("a,b\n1,2\n", "column = 'c'", "t.csv:1: there is no column 'c'; there are a, b"),
+    ("a,b\n1\n", "column = 'b'", "t.csv:2: must be a number of at least 0, got ''"),
+    ("1\n" * 1_000_001, "", "t.csv:1000001: at most 1,000,000 values are read"),
+    ('"' + "1" * 200_000, "", "t.csv:1: not CSV: field larger than field limit"),
+]
+
+
+@pytest.mark.parametrize(("text", "more", "expected"), MISTAKES, ids=[case[2] for case in MISTAKES])
+def test_mistake_names_both_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, more: str, expected: str
+) -> None:
+    """The line that names the file, and the line in it."""
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text(text, encoding="utf-8")
+    latency = f"[servers.x.latency]\nkind = 'empirical'\nfile = 't.csv'\n{more}\n"
+    Path("s.toml").write_text(SMALL + latency, encoding="utf-8")
+
+    with pytest.raises(ConfigurationError) as caught:
+        read_study(Path("s.toml"))
+
+    assert f"s.toml:9: file: {expected}" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Whole files: read within a bound, and written so that nobody ever reads half of one."""
+"""Read text files up to a size limit, and write files atomically."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def read_text(path: Path, largest: int) -> str:
-    """Read a file of UTF-8 and at most so many bytes."""
+def read_text(path: Path, max_bytes: int) -> str:
+    """Return the content of a UTF-8 file of at most `max_bytes` bytes."""
     try:
         with path.open("rb") as file:
-            raw = file.read(largest + 1)
+            raw = file.read(max_bytes + 1)
     except FileNotFoundError:
         msg = f"{path}: there is no such file"
         raise ConfigurationError(msg) from None
     except OSError as error:
         msg = f"{path}: cannot be read: {error.strerror}"
         raise ConfigurationError(msg) from None
-    if len(raw) > largest:
-        msg = f"{path}: too large; at most {largest:,} bytes are read"
+    if len(raw) > max_bytes:
+        msg = f"{path}: too large; at most {max_bytes:,} bytes are read"
         raise ConfigurationError(msg)
     try:
         return raw.decode("utf-8-sig").replace("\r\n", "\n")
@@ -37,9 +37,9 @@ def read_text(path: Path, largest: int) -> str:
         raise ConfigurationError(msg) from None
 
 
-def check_place(path: Path) -> None:
-    """Refuse a path where no file can be, before anything is made for it."""
-    with _refused(path):
+def check_writable(path: Path) -> None:
+    """Raise if the path is a folder or its folder does not exist, before expensive work starts."""
+    with _write_errors(path):
         if path.is_dir():
             raise OSError(EISDIR, "Is a folder")
         if not path.parent.is_dir():
@@ -47,30 +47,30 @@ def check_place(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the path, then put it in place in one step."""
-    check_place(path)
-    with _refused(path):
-        if path.exists() and not path.is_file():  # a pipe or a device is not to be replaced
+    """Write a temporary file and rename it, so that readers never see a partial file."""
+    check_writable(path)
+    with _write_errors(path):
+        if path.exists() and not path.is_file():  # a pipe or a device must not be replaced
             path.write_bytes(content)
         else:
-            _replace(path.resolve(), content)  # a link stays one
+            _replace(path.resolve(), content)  # resolved, so that a symbolic link stays a link
 
 
 def _replace(path: Path, content: bytes) -> None:
-    # Not a temporary file of the standard library: those are for their owner's eyes alone.
-    beside = path.with_name(f".{path.name}.{token_hex(4)}")
+    # Not `tempfile`, whose files only their owner can read.
+    temporary = path.with_name(f".{path.name}.{token_hex(4)}")
     try:
-        beside.write_bytes(content)
+        temporary.write_bytes(content)
         if path.exists():
-            copymode(path, beside)
-        beside.replace(path)
+            copymode(path, temporary)
+        temporary.replace(path)
     finally:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def _refused(path: Path) -> Generator[None]:
+def _write_errors(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
