@@ -1,4 +1,4 @@
-"""Every exception that tarry raises itself. The error a call ends with is otherwise the user's own.
+"""The exceptions that tarry raises. A call that fails otherwise raises the user's own exception.
 
 TarryError
 ├── ConfigurationError (ValueError)
@@ -29,7 +29,7 @@ _NOT_SHOWN = object()
 
 
 class TarryError(Exception):
-    """The base of everything in this file."""
+    """The base class of all exceptions of tarry."""
 
 
 class ConfigurationError(TarryError, ValueError):
@@ -80,7 +80,7 @@ def short_repr(value: object, limit: int = 60) -> str:
 
 
 class Rejected(TarryError):
-    """The call was not let through to its dependency; nothing was sent."""
+    """The call was rejected before it reached the dependency; nothing was sent."""
 
     def __init__(
         self, message: str, *, downstream: str | None = None, retry_after: float | None = None
@@ -89,7 +89,7 @@ class Rejected(TarryError):
         self.downstream = downstream
         """The name of the dependency that was not called."""
         self.retry_after = retry_after
-        """Seconds after which another try makes sense, when that is known."""
+        """Seconds after which a new call can succeed, when that is known."""
 
 
 class BreakerOpen(Rejected):
@@ -97,19 +97,19 @@ class BreakerOpen(Rejected):
 
 
 class LimitReached(Rejected):
-    """The rate, concurrency or in-flight limit of the dependency is used up."""
+    """The rate limit, concurrency limit or in-flight limit of the dependency is reached."""
 
 
 class DeadlineExceeded(Rejected, TimeoutError):
-    """The deadline of the call had passed, or passed while an attempt ran."""
+    """The deadline of the call passed before or during an attempt."""
 
 
 class AttemptTimeout(TarryError, TimeoutError):
-    """One attempt took longer than its timeout and was abandoned."""
+    """An attempt took longer than its timeout and was stopped."""
 
 
 class ResultNotAccepted(TarryError):
-    """No attempt gave a result that `until` accepts; `result` holds the last one."""
+    """No attempt returned a result that `until` accepts; `result` is the last one."""
 
     def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message)
@@ -117,32 +117,32 @@ class ResultNotAccepted(TarryError):
 
 
 class HandedOff(TarryError):
-    """The retry service goes on with the call, as `task`; `__cause__` is how it ended here."""
+    """The call was handed to the retry service as `task`; `__cause__` is the local error."""
 
     def __init__(self, message: str, task: Any = None) -> None:
         super().__init__(message)
         self.task = task
-        """The task, as `enqueue` of the service's client returned it."""
+        """The task that `Client.enqueue` returned."""
 
 
 class Cancelled(TarryError):
-    """A cancel token ended the call while it waited; `__cause__` is the last error."""
+    """A cancel token ended the call during a wait; `__cause__` is the last error."""
 
 
 class BlockingWait(TarryError, RuntimeError):
-    """A plain function would have blocked a running event loop while it waits."""
+    """A synchronous call would block the running event loop during its wait."""
 
 
 class MissingExtra(TarryError, ImportError):
-    """An optional dependency is not installed; the message has the install line."""
+    """An optional dependency is not installed; the message has the pip command."""
 
 
 class StoreUnavailable(TarryError):
-    """A store could not do its work (it is away, full, locked); the call may be repeated."""
+    """A store is unreachable, full or locked; the operation can be repeated."""
 
 
 class Overloaded(TarryError):
-    """The service has as much to do as it can hold; `retry_after` seconds later it may not."""
+    """The service is at capacity; try again after `retry_after` seconds."""
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)

@@ -209,7 +209,7 @@ class Calls(RuleBasedStateMachine):
         """What is in flight is counted, and the budget stays within its bounds."""
         assert len(self.running) == self.there.running <= 3
         assert 0 <= self.there.balance <= CAPACITY
-        assert len(self.there.breaker._probes) <= 2
+        assert len(self.there.breaker._running_probes) <= 2
         assert all(call.attempts <= call.policy.max_attempts for call in self.running)
 
     def teardown(self) -> None:

@@ -490,9 +490,9 @@ def test_refused_arguments(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"initial": 201}, "^initial must lie from min_limit to max_limit, got 201$"),
-        ({"initial": 4, "min_limit": 5}, "^initial must lie from min_limit to max_limit, got 4$"),
-        ({"min_limit": 20, "max_limit": 5}, "^initial must lie from min_limit to max_limit"),
+        ({"initial": 201}, "^initial must be from min_limit to max_limit, got 201$"),
+        ({"initial": 4, "min_limit": 5}, "^initial must be from min_limit to max_limit, got 4$"),
+        ({"min_limit": 20, "max_limit": 5}, "^initial must be from min_limit to max_limit"),
         ({"backoff": 1}, "^backoff must be less than 1, got 1$"),
         ({"backoff": 1.5}, "^backoff must be less than 1, got 1.5$"),
     ],

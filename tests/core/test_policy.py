@@ -442,7 +442,9 @@ def test_callables_have_no_dict_form(field: str) -> None:
     """A policy with a callable says why it has no dict form."""
     callables: dict[str, Any] = {field: lambda *_: 1.0}
     policy = Policy(**callables)
-    with pytest.raises(ConfigurationError, match=f"^{field} is a callable, which has no dict form"):
+    with pytest.raises(
+        ConfigurationError, match=f"^{field} is a callable, which cannot be written to a dict"
+    ):
         policy.to_dict()
 
 

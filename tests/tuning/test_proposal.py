@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tarry.core.backoff import Schedule
-from tarry.core.explain import format_duration
+from tarry.core.durations import format_duration
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError

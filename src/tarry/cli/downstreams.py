@@ -92,7 +92,7 @@ def _change_state(
 
 
 def _row(downstream: Downstream) -> tuple[object, ...]:
-    from tarry.core.explain import format_duration
+    from tarry.core.durations import format_duration
 
     def format_ms(ms: float | None) -> str:
         return "" if ms is None else format_duration(ms / 1000)

@@ -124,7 +124,7 @@ def _place(file: Path, field: str) -> str:
 
 
 def _row(policy: RetryPolicy) -> tuple[object, ...]:
-    from tarry.core.explain import format_duration
+    from tarry.core.durations import format_duration
 
     def shown(ms: float | None) -> str:
         return "" if ms is None else format_duration(ms / 1000)

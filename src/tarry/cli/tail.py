@@ -47,7 +47,7 @@ def _show(event: EventNews) -> None:
 def event_details(event: EventNews) -> str:
     """Return what an event reports besides its kind, task and lane."""
     from tarry.cli.output import attempt_result, decision_text
-    from tarry.core.explain import format_duration
+    from tarry.core.durations import format_duration
 
     if event.missed is not None:
         return f"{event.missed} events were dropped: this reader is too slow"

@@ -1,4 +1,4 @@
-"""The ceiling of the delay before retry k (k = 1, 2, ...). Randomness is jitter's business.
+"""Backoff: the ceiling of the delay before retry k (k = 1, 2, ...), before jitter.
 
 A backoff is a name from `BACKOFFS` or any callable that takes k and returns seconds.
 """
@@ -17,17 +17,17 @@ Backoff = Callable[[int], float]
 
 
 def fixed(_k: int, initial: float, _multiplier: float, _maximum: float) -> float:
-    """Return the same ceiling every time."""
+    """Return `initial` for every retry."""
     return initial
 
 
 def linear(k: int, initial: float, _multiplier: float, maximum: float) -> float:
-    """Grow by `initial` with each retry."""
+    """Return a ceiling that grows by `initial` with each retry."""
     return min(maximum, initial * k)
 
 
 def exponential(k: int, initial: float, multiplier: float, maximum: float) -> float:
-    """Grow by the factor `multiplier` with each retry."""
+    """Return a ceiling that grows by the factor `multiplier` with each retry."""
     try:
         return min(maximum, initial * multiplier ** (k - 1))
     except OverflowError:  # a float power above 1e308: far beyond any maximum
@@ -42,7 +42,7 @@ BACKOFFS: dict[str, Callable[[int, float, float, float], float]] = {
 
 
 class Schedule(Value):
-    """A backoff that is a list: `Schedule((5, 300, 1800))`. The last one repeats."""
+    """A backoff given as a list of delays: `Schedule((5, 300, 1800))`. The last delay repeats."""
 
     __slots__ = _fields = ("delays",)
 
@@ -57,5 +57,5 @@ class Schedule(Value):
         self._set(delays=checked)
 
     def __call__(self, k: int) -> float:
-        """Return the ceiling before retry k."""
+        """Return the ceiling of the delay before retry k."""
         return self.delays[min(k, len(self.delays)) - 1]

@@ -1,12 +1,12 @@
-"""The circuit breaker: closed, open, half-open, and the states that an operator sets by hand.
+"""The circuit breaker: closed, open, half-open, and the states that an operator sets.
 
     CLOSED ──too many failures──▶ OPEN ──time is up──▶ HALF_OPEN ──probes succeed──▶ CLOSED
                                    ▲                       │
                                    └────a probe fails──────┘   (open for longer each time)
 
-A call that is let through gets a permit: the breaker's generation at that moment, and each probe
-a number of its own above it. The result of a call from an earlier generation says nothing about
-the present state and is not counted.
+Each admitted call gets a permit, which is a number: the breaker's generation while it is closed, a
+number of its own for each probe. Every change of state starts a new generation. The result of a
+call from an earlier generation is not counted, because it is no evidence about the current state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tarry.errors import ConfigurationError
 
 
 class BreakerState(StrEnum):
-    """Where a breaker stands."""
+    """The state of a breaker."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -38,37 +38,38 @@ _MANUAL = {
     "metrics-only": BreakerState.METRICS_ONLY,
 }
 _CALLS, _FAILURES, _SLOW = range(3)
-_NEXT_GENERATION = 1 << 40
-"""So far apart that the numbers of a generation's probes never reach the next."""
+_GENERATION_STEP = 1 << 40
+"""Large enough that the probe numbers of one generation never reach the next."""
 
 
 class Breaker:
-    """When to stop calling a dependency that fails, and how to come back.
+    """A circuit breaker: stops calls to a dependency that fails and tests when it has recovered.
 
-    It opens when, of at least `min_calls` calls in the last `window` seconds, the share
-    `failure_rate` failed, or the share `slow_rate` took longer than `slow_after` seconds, or
-    when `consecutive` calls in a row failed. It stays open for `open_for` seconds, times
-    `growth` for each time that it re-opens (`max_open` at most), plus up to the share `spread`
-    of that, drawn. Then it lets `probes` calls through at a time, and closes once that many
-    have succeeded.
+    It opens when, of at least `min_calls` calls in the last `window` seconds, the fraction
+    `failure_rate` failed, or the fraction `slow_rate` took longer than `slow_after` seconds. It
+    also opens when `consecutive` calls in a row failed.
+
+    It stays open for `open_for` seconds. Each time it re-opens, this period grows by the factor
+    `growth`, up to `max_open`. A random part of up to `spread` times the period is added. Then it
+    admits `probes` calls at a time, and closes once that many have succeeded.
     """
 
     __slots__ = (
         "_consecutive",
+        "_failure_rate",
         "_failures_in_a_row",
         "_growth",
+        "_has_other_rules",
         "_last_probe",
-        "_looks_further",
         "_max_open",
         "_min_calls",
         "_open_for",
-        "_probes",
-        "_rate",
+        "_open_until",
+        "_probe_successes",
+        "_running_probes",
         "_slow_after",
         "_slow_rate",
         "_spread",
-        "_succeeded",
-        "_until",
         "_window",
         "consecutive_opens",
         "generation",
@@ -92,7 +93,7 @@ class Breaker:
         spread: float = 0.1,
         probes: int = 3,
     ) -> None:
-        self._rate = check_share("failure_rate", failure_rate)
+        self._failure_rate = check_share("failure_rate", failure_rate)
         self._min_calls = check_count("min_calls", min_calls)
         self._window = SlidingWindow(check_positive("window", window), 3)
         self._consecutive = None if consecutive is None else check_count("consecutive", consecutive)
@@ -106,47 +107,48 @@ class Breaker:
             raise ConfigurationError("max_open", rule)
         self._spread = check_at_least("spread", spread, 0)
         self.probes: int = check_count("probes", probes)
-        """Calls that it lets through at a time while it is half-open."""
+        """Number of calls admitted at a time while half-open."""
 
         self.state: BreakerState = _CLOSED
         self.generation: int = 0
         self.is_fault_free: bool = self._slow_after is None
-        """Whether a success changes nothing but a count."""
-        self._looks_further = consecutive is not None or slow_after is not None
+        """Whether a success only changes a counter: no failure in the window, no slow-call rule."""
+        self._has_other_rules = consecutive is not None or slow_after is not None
         self._failures_in_a_row = 0
         self.consecutive_opens: int = 0
-        """How often in a row it has opened."""
-        self._until = 0.0
-        self._probes: dict[int, float] = {}
+        """Number of times it has opened since it was last closed."""
+        self._open_until = 0.0
+        self._running_probes: dict[int, float] = {}
         self._last_probe = 0
-        self._succeeded = 0
+        self._probe_successes = 0
 
     def admit(self, now: float) -> int | None:
-        """Let a call through with a permit, or answer None."""
+        """Return a permit for a call, or None when it is rejected."""
         state = self.state
         if state is _CLOSED:
             return self.generation
-        if state is _OPEN and now >= self._until:
-            state = self._move(_HALF_OPEN)
+        if state is _OPEN and now >= self._open_until:
+            state = self._set_state(_HALF_OPEN)
         if state is _HALF_OPEN:
-            return self._probe(now)
+            return self._admit_probe(now)
         if state is _OPEN or state is _FORCED_OPEN:
             return None
         return self.generation
 
     def would_admit(self, now: float) -> bool:
-        """Say what `admit` would answer, and change nothing."""
+        """Return whether `admit` would return a permit; changes nothing."""
         state = self.state
         if state is _CLOSED:
             return True
         if state is _HALF_OPEN:
-            return self._out(now) < self.probes
-        return not (state is _FORCED_OPEN or (state is _OPEN and now < self._until))
+            return self._count_running_probes(now) < self.probes
+        return not (state is _FORCED_OPEN or (state is _OPEN and now < self._open_until))
 
     def try_count_success(self, permit: int, now: float) -> bool:
-        """Count a success where that can change nothing, or answer False: `record` it.
+        """Count a success if that changes nothing but a counter; otherwise return False.
 
-        This is what nearly every call of a healthy dependency comes to.
+        The caller then uses `record`. Nearly every call of a healthy dependency ends here, so it
+        does as little as possible.
         """
         if not self.is_fault_free or permit != self.generation:
             return False
@@ -164,11 +166,11 @@ class Breaker:
         now: float,
         u: float,
     ) -> None:
-        """Count the result of a call that was let through."""
+        """Record the result of an admitted call."""
         slow = self._slow_after is not None and duration > self._slow_after
         if self.state is _HALF_OPEN:
-            if self._probes.pop(permit, None) is not None:
-                self._record_probe(ok=not failed and not slow, now=now, u=u)
+            if self._running_probes.pop(permit, None) is not None:
+                self._record_probe(is_success=not failed and not slow, now=now, u=u)
             return
         if permit != self.generation or self.state is _DISABLED:
             return
@@ -184,86 +186,87 @@ class Breaker:
         self.is_fault_free = self._slow_after is None and not failures
         if not self.is_fault_free and self.state is _CLOSED:
             calls = window.past[_CALLS] + current[_CALLS]
-            if (failures >= self._rate * calls and calls >= self._min_calls) or (
-                self._looks_further and self._is_broken(calls)
+            if (failures >= self._failure_rate * calls and calls >= self._min_calls) or (
+                self._has_other_rules and self._is_other_rule_met(calls)
             ):
                 self._open(now, u)
 
     def release(self, permit: int) -> None:
-        """Take back a permit whose call came to no result; nothing is counted."""
-        self._probes.pop(permit, None)
+        """Release the permit of a call that ended without a result; nothing is counted."""
+        self._running_probes.pop(permit, None)
 
     def force(self, state: str) -> None:
-        """Set a state by hand: open, closed (automatic from there), disabled or metrics-only."""
+        """Set the state manually: open, closed (then automatic), disabled or metrics-only."""
         check_one_of("state", state, _MANUAL)
         self.consecutive_opens = 0
-        self._move(_MANUAL[state])
+        self._set_state(_MANUAL[state])
 
-    def half_open(self, opened: int) -> None:
-        """Begin to probe, where another process has seen the dependency fail `opened` times."""
-        self.consecutive_opens = opened
-        self._move(_HALF_OPEN)
+    def half_open(self, consecutive_opens: int) -> None:
+        """Start to probe a dependency whose breaker another process has opened so many times."""
+        self.consecutive_opens = consecutive_opens
+        self._set_state(_HALF_OPEN)
 
     def retry_after(self, now: float) -> float | None:
-        """Return the seconds until the next probe may go, or None where nobody can know."""
-        return max(0.0, self._until - now) if self.state is _OPEN else None
+        """Return the seconds until the next probe is admitted, or None when that is not known."""
+        return max(0.0, self._open_until - now) if self.state is _OPEN else None
 
     def counts(self, now: float) -> tuple[int, int, int]:
-        """Return the calls, failures and slow calls of the window."""
+        """Return the numbers of calls, failures and slow calls in the window."""
         if now >= self._window.bucket_end:
             self._window.advance(now)
         total = self._window.total
         return total(_CALLS), total(_FAILURES), total(_SLOW)
 
-    def _is_broken(self, calls: int) -> bool:
+    def _is_other_rule_met(self, calls: int) -> bool:
         if self._consecutive is not None and self._failures_in_a_row >= self._consecutive:
             return True
         if self._slow_after is None or calls < self._min_calls:
             return False
         return self._window.total(_SLOW) >= self._slow_rate * calls
 
-    def _out(self, now: float) -> int:
-        """Return how many probes are out.
+    def _count_running_probes(self, now: float) -> int:
+        """Return the number of probes without a result.
 
-        One that has not come back for as long as an open period is taken for lost, so that a
-        hung call cannot keep the breaker half-open for ever.
+        A probe without a result for as long as an open period is ignored, so that a hung call
+        cannot keep the breaker half-open for ever.
         """
-        return sum(begun > now - self._open_for for begun in self._probes.values())
+        return sum(started > now - self._open_for for started in self._running_probes.values())
 
-    def _probe(self, now: float) -> int | None:
-        if self._out(now) >= self.probes:
+    def _admit_probe(self, now: float) -> int | None:
+        if self._count_running_probes(now) >= self.probes:
             return None
-        lost = [permit for permit, begun in self._probes.items() if begun <= now - self._open_for]
+        oldest = now - self._open_for
+        lost = [permit for permit, started in self._running_probes.items() if started <= oldest]
         for permit in lost:
-            del self._probes[permit]
+            del self._running_probes[permit]
         self._last_probe += 1
-        self._probes[self._last_probe] = now
+        self._running_probes[self._last_probe] = now
         return self._last_probe
 
-    def _record_probe(self, *, ok: bool, now: float, u: float) -> None:
-        if not ok:
+    def _record_probe(self, *, is_success: bool, now: float, u: float) -> None:
+        if not is_success:
             self._open(now, u)
             return
-        self._succeeded += 1
-        if self._succeeded >= self.probes:
+        self._probe_successes += 1
+        if self._probe_successes >= self.probes:
             self.consecutive_opens = 0
-            self._move(_CLOSED)
+            self._set_state(_CLOSED)
 
     def _open(self, now: float, u: float) -> None:
         try:
-            length = min(self._max_open, self._open_for * self._growth**self.consecutive_opens)
+            period = min(self._max_open, self._open_for * self._growth**self.consecutive_opens)
         except OverflowError:
-            length = self._max_open
+            period = self._max_open
         self.consecutive_opens += 1
-        self._until = now + length * (1 + self._spread * u)
-        self._move(_OPEN)
+        self._open_until = now + period * (1 + self._spread * u)
+        self._set_state(_OPEN)
 
-    def _move(self, state: BreakerState) -> BreakerState:
+    def _set_state(self, state: BreakerState) -> BreakerState:
         self.state = state
-        self.generation = self._last_probe = self.generation + _NEXT_GENERATION
+        self.generation = self._last_probe = self.generation + _GENERATION_STEP
         self._failures_in_a_row = 0
-        self._probes.clear()
-        self._succeeded = 0
+        self._running_probes.clear()
+        self._probe_successes = 0
         self._window.clear()
         self.is_fault_free = state is _CLOSED and self._slow_after is None
         return state

@@ -1,7 +1,8 @@
-"""Retry budgets: what bounds the load that retries add while a dependency fails.
+"""Retry budgets: limits on the load that retries add while a dependency fails.
 
-A budget is anything with the five methods of `Budget`. Amounts are the budget's own unit. It
-belongs to one downstream, whose lock is held while it works: it must not call back.
+A budget is any object with the five methods of `Budget`. Each budget has its own unit for amounts.
+It belongs to one downstream, whose lock is held during every method: a method must not call the
+downstream.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ _CALLS, _RETRIES = range(2)
 
 
 class Budget(Protocol):
-    """What a downstream needs of its retry budget."""
+    """The interface of a retry budget."""
 
     def cost(self, outcome: Outcome) -> float:
         """Return the price of a retry after this outcome."""
         ...
 
     def balance(self, now: float) -> float:
-        """Return what could be withdrawn now."""
+        """Return the amount that can be withdrawn now."""
         ...
 
     def withdraw(self, cost: float, now: float) -> bool:
-        """Take `cost` if the balance covers it, and say whether it did."""
+        """Withdraw `cost` if the balance covers it; return whether it did."""
         ...
 
     def deposit(self, amount: float, now: float) -> None:
-        """Give back a withdrawal whose retry never started."""
+        """Refund a withdrawal whose retry never started."""
         ...
 
     def record(self, outcome: Outcome, paid: float, now: float) -> None:
-        """Learn that an attempt ended; `paid` is what it had cost, 0 for a first attempt."""
+        """Record that an attempt ended; `paid` is its price, 0 for a first attempt."""
         ...
 
 
@@ -50,7 +51,7 @@ class _Prices(NamedTuple):
     timeout: float
     clean_success: float
     refund: float | None
-    """What a success after retries gives: None stands for the cost of its last retry."""
+    """Tokens for a success after retries; None means the price of its last retry."""
 
 
 _PRICES = {
@@ -61,11 +62,11 @@ _PRICES = {
 
 
 class TokenBudget:
-    """A bucket of tokens, after the AWS SDKs: retries take, successes give.
+    """A token bucket like that of the AWS SDKs: retries cost tokens, successes earn tokens.
 
-    `classic`: a retry costs 5, a success gives 5. `aws-2020`: a retry costs 5, after a timeout
-    10; a clean success gives 1, a success after retries gives the last cost back. `aws-2026`:
-    the same with 14 for a retry and 5 after throttling.
+    `classic`: a retry costs 5, a success earns 5. `aws-2020`: a retry costs 5, after a timeout
+    10; a success of the first attempt earns 1, a success after retries refunds the last price.
+    `aws-2026`: like `aws-2020`, but a retry costs 14, and 5 after throttling.
     """
 
     __slots__ = ("_capacity", "_prices", "_tokens")
@@ -86,18 +87,18 @@ class TokenBudget:
         return self._tokens
 
     def withdraw(self, cost: float, now: float) -> bool:  # noqa: ARG002
-        """Take `cost` tokens if they are there."""
+        """Take `cost` tokens if the bucket has them."""
         if self._tokens < cost:
             return False
         self._tokens -= cost
         return True
 
     def deposit(self, amount: float, now: float) -> None:  # noqa: ARG002
-        """Put tokens back, up to the capacity."""
+        """Add tokens, up to the capacity."""
         self._tokens = min(self._capacity, self._tokens + amount)
 
     def record(self, outcome: Outcome, paid: float, now: float) -> None:
-        """Refill on success."""
+        """Add tokens after a success."""
         if outcome.kind is not _SUCCESS or self._tokens >= self._capacity:
             return
         if not paid:
@@ -107,10 +108,10 @@ class TokenBudget:
 
 
 class RatioBudget:
-    """Retries at most a share of the calls of the last seconds, after Finagle.
+    """A limit on retries relative to recent calls, like that of Finagle.
 
-    `ratio` of the calls in `window` seconds may be retried, plus `min_per_second`, so that a
-    quiet client can retry at all.
+    Retries are at most the fraction `ratio` of the calls in the last `window` seconds, plus
+    `min_per_second`, so that a client with few calls can retry too.
     """
 
     __slots__ = ("_floor", "_ratio", "_window")
@@ -123,24 +124,24 @@ class RatioBudget:
         self._floor = check_at_least("min_per_second", min_per_second, 0) * window
 
     def cost(self, outcome: Outcome) -> float:  # noqa: ARG002 - part of the protocol
-        """Return 1: a retry is a retry."""
+        """Return 1: every retry has the same price."""
         return 1.0
 
     def balance(self, now: float) -> float:
-        """Return the retries that may still start in this window."""
+        """Return the number of retries that can still start in this window."""
         window = self._window_at(now)
         earned = self._floor + self._ratio * window.total(_CALLS)
         return max(0.0, earned - window.total(_RETRIES))
 
     def withdraw(self, cost: float, now: float) -> bool:
-        """Take one retry from the window."""
+        """Count one retry in the window."""
         if self.balance(now) < cost:
             return False
         self._window.current[_RETRIES] += 1
         return True
 
     def deposit(self, amount: float, now: float) -> None:  # noqa: ARG002
-        """Take back one retry, unless its window has passed."""
+        """Take back one retry, unless it has left the window."""
         self._window_at(now).undo(_RETRIES)
 
     def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002
@@ -159,44 +160,44 @@ class RatioBudget:
 
 
 class ThrottleBudget:
-    """The retry throttle of gRPC (gRFC A6): a retry only while more than half the tokens are left.
+    """The retry throttle of gRPC (gRFC A6): retries only while more than half the tokens are left.
 
-    Each failure takes one token, each success gives `token_ratio`; both are kept as whole
+    Each failure takes one token, each success adds `token_ratio`. Amounts are kept in whole
     thousandths, as the specification counts them.
     """
 
-    __slots__ = ("_capacity", "_milli", "_ratio")
+    __slots__ = ("_capacity", "_millitokens", "_ratio")
 
-    _MOST_TOKENS = 1000
+    _MAX_TOKENS = 1000
 
     def __init__(self, max_tokens: int = 10, token_ratio: float = 0.1) -> None:
-        self._capacity = self._milli = check_count("max_tokens", max_tokens) * 1000
-        if max_tokens > self._MOST_TOKENS:
-            rule = f"must be at most {self._MOST_TOKENS}, got {max_tokens}"
+        self._capacity = self._millitokens = check_count("max_tokens", max_tokens) * 1000
+        if max_tokens > self._MAX_TOKENS:
+            rule = f"must be at most {self._MAX_TOKENS}, got {max_tokens}"
             raise ConfigurationError("max_tokens", rule)
-        ratio = min(check_positive("token_ratio", token_ratio), self._MOST_TOKENS)
-        self._ratio = int(ratio * 1000 + 1e-9)  # 1.001 * 1000 is a hair below 1001
+        ratio = min(check_positive("token_ratio", token_ratio), self._MAX_TOKENS)
+        self._ratio = int(ratio * 1000 + 1e-9)  # 1.001 * 1000 is slightly below 1001
         if not self._ratio:
             raise ConfigurationError("token_ratio", "must be at least 0.001", token_ratio)
 
     def cost(self, outcome: Outcome) -> float:  # noqa: ARG002 - part of the protocol
-        """Return the least amount there is: more than half must be left, and nothing is taken."""
+        """Return the smallest amount: a retry takes no token, but needs more than half of them."""
         return 0.001
 
     def balance(self, now: float) -> float:  # noqa: ARG002
-        """Return the tokens above half."""
-        return max(0, self._milli - self._capacity // 2) / 1000
+        """Return the tokens above half of the capacity."""
+        return max(0, self._millitokens - self._capacity // 2) / 1000
 
     def withdraw(self, cost: float, now: float) -> bool:
-        """Say whether a retry may go; it is the failures that cost."""
+        """Return whether a retry can start. Nothing is taken: failures cost, retries do not."""
         return self.balance(now) >= cost
 
     def deposit(self, amount: float, now: float) -> None:
-        """Do nothing: a withdrawal took nothing."""
+        """Do nothing, because a withdrawal takes nothing."""
 
     def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002
-        """Pay for a failure that was retryable or pushed back, earn from a success."""
+        """Take a token after a retryable or pushed-back failure, add some after a success."""
         if outcome.kind is _SUCCESS:
-            self._milli = min(self._capacity, self._milli + self._ratio)
+            self._millitokens = min(self._capacity, self._millitokens + self._ratio)
         elif outcome.kind is not Kind.PERMANENT:
-            self._milli = max(0, self._milli - 1000)
+            self._millitokens = max(0, self._millitokens - 1000)

@@ -1,7 +1,8 @@
-"""One call through its policy and its downstream, in the order of the design.
+"""One call: its attempts, waits and end, decided by its policy and its downstream.
 
-A driver asks `start` for the first attempt and for the next one after each wait, runs it, and
-reports how it ended. It obeys what it gets; it decides nothing.
+A driver calls `start` for the first attempt and again after each wait, runs the attempt, and
+reports its result with `record_success`, `record_failure` or `cancel_attempt`. The driver carries
+out the commands that it gets back (`Attempt`, `Wait`, `Stop`) and decides nothing itself.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy
 
-_MOST_STEPS = 256
-"""A call of a million attempts does not keep a million steps: after so many it begins anew."""
+_MAX_STEPS = 256
+"""The decision record is cleared after this many steps, so that a long call uses little memory."""
 
 DownstreamStatus: TypeAlias = tuple[str | None, float | None]
-"""The breaker's state and the budget's balance."""
+"""The state of the breaker and the balance of the retry budget."""
 
 NO_STATUS: DownstreamStatus = (None, None)
 _Log: TypeAlias = "tuple[_Log | None, int, Outcome, str, Wait | Stop, DownstreamStatus]"
+"""A linked list of steps, newest first: appending is one tuple, and most calls never read it."""
 
 
 class Call:
-    """The state of one call. `deadline` lies on the same base as every `now`."""
+    """The state of one call. `deadline` and every `now` are on the same time base."""
 
     __slots__ = (
-        "_begun",
-        "_forgotten",
+        "_attempt_started",
+        "_dropped_waits",
         "_log",
         "_paid",
         "_permit",
@@ -57,66 +59,65 @@ class Call:
         self.started: float = started
         self.deadline: float | None = deadline
         self.attempts: int = 0
-        """Attempts begun."""
+        """Number of attempts started."""
         self.previous_delay: float | None = None
         self.backoff_offset: int = 0
         self._log: _Log | None = None
-        self._forgotten = 0.0
-        if downstream is not None:
+        self._dropped_waits = 0.0
+        if downstream is not None:  # without one these are never read
             self._permit: int | None = None
-            self._begun = started
+            self._attempt_started = started
             self._paid = 0.0
 
     @property
     def progress(self) -> Progress:
-        """How far the call has come, as plain data to store."""
+        """The attempts, start and backoff state, as plain data to store."""
         return Progress(self.attempts, self.started, self.previous_delay, self.backoff_offset)
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The decision record: one step for each attempt that failed, up to the last 256."""
+        """The decision record: one step for each failed attempt, at most the last 256."""
         steps: list[Step] = []
         log = self._log
         while log is not None:
-            log, attempt, outcome, detail, verdict, standing = log
-            said = outcome.detail or detail
-            steps.append(Step(attempt, outcome.kind, said, verdict, *standing))
+            log, attempt, outcome, detail, verdict, status = log
+            steps.append(Step(attempt, outcome.kind, outcome.detail or detail, verdict, *status))
         return tuple(reversed(steps))
 
     @property
     def waited(self) -> float:
-        """Seconds of waiting that were ordered so far."""
+        """The sum of all delays so far, in seconds."""
         waits = (step.verdict.delay for step in self.steps if isinstance(step.verdict, Wait))
-        return sum(waits, self._forgotten)
+        return sum(waits, self._dropped_waits)
 
     def resume(self, progress: Progress) -> None:
-        """Go on from where another process left off."""
+        """Continue a call that was stored as `progress`, perhaps by another process."""
         self.attempts, self.started, self.previous_delay, self.backoff_offset = progress
 
     def start(self, now: float) -> Attempt | Stop:
-        """Begin the next attempt, or end the call because its dependency or its time says no."""
+        """Start the next attempt, or end the call: no time is left or the downstream rejects it."""
         deadline, budget = self.deadline, self.policy.total_budget
         if deadline is not None and now >= deadline:
-            return self._refused(Stop(Reason.DEADLINE), now)
+            return self._stop(Stop(Reason.DEADLINE), now)
         if budget is not None and now >= self.started + budget:
-            return self._refused(Stop(Reason.TOTAL_BUDGET), now)
+            return self._stop(Stop(Reason.TOTAL_BUDGET), now)
         delay = 0.0
         downstream = self.downstream
         if downstream is not None:
-            answer = downstream.admit(now)
-            if isinstance(answer, Stop):
-                return self._refused(answer, now)
-            if isinstance(answer, DelayedPermit):
-                self._permit, delay = answer
+            admitted = downstream.admit(now)
+            if isinstance(admitted, Stop):
+                return self._stop(admitted, now)
+            if isinstance(admitted, DelayedPermit):
+                self._permit, delay = admitted
                 if (deadline is not None and now + delay >= deadline) or (
                     budget is not None and now + delay >= self.started + budget
                 ):
-                    downstream.release(answer.permit, 0.0, now)
+                    downstream.release(admitted.permit, 0.0, now)
                     self._permit = None
-                    return self._refused(Stop(Reason.LIMIT, delay), now)
+                    return self._stop(Stop(Reason.LIMIT, delay), now)
             else:
-                self._permit = answer
-            self._begun = now + delay
+                self._permit = admitted
+            self._attempt_started = now + delay
         self.attempts = number = self.attempts + 1
         policy = self.policy
         if deadline is None and not delay and number < len(policy.attempt_commands):
@@ -128,77 +129,67 @@ class Call:
         return Attempt(number, timeout, delay)
 
     def adopt_first_attempt(self, permit: int) -> None:
-        """Take over the first attempt, which a driver began with a permit of its own."""
+        """Continue after a first attempt that the driver started itself, with this permit.
+
+        Drivers create a `Call` only when the first attempt fails, because most succeed.
+        """
         self.attempts = 1
         self._permit = permit
+
+    def adopt_first_failure(self, outcome: Outcome, detail: str, verdict: Wait) -> None:
+        """Continue after a first failure that the driver decided itself; attempt 2 is running."""
+        self.attempts = 1
+        self._log_step(outcome, detail, verdict, NO_STATUS)
+        self.attempts = 2
 
     def record_failure(
         self, outcome: Outcome, now: float, u: float, detail: str = ""
     ) -> Wait | Stop:
-        """Learn that the attempt failed; answer what to do.
+        """Record that the attempt failed, and return whether and when the next one starts.
 
-        `detail` is what the record says of it, where the outcome says nothing.
+        `detail` is used in the decision record when the outcome has no detail of its own.
         """
         downstream = self.downstream
         if downstream is not None:
             self._record(downstream, outcome, now, u)
         verdict = decide(self.policy, self, outcome, now, u, downstream, self.deadline)
-        standing = NO_STATUS
+        status = NO_STATUS
         if downstream is not None:
-            standing = downstream.status(now)
+            status = downstream.status(now)
             if isinstance(verdict, Wait):
                 paid = downstream.withdraw(outcome, now)
-                if paid is None:
+                if paid is None:  # another call took the last tokens since decide() looked
                     verdict = Stop(Reason.BUDGET_EMPTY)
                 else:
                     self._paid = paid
-        self._note(outcome, detail, verdict, standing)
+        self._log_step(outcome, detail, verdict, status)
         return verdict
 
-    def adopt_first_failure(self, outcome: Outcome, detail: str, verdict: Wait) -> None:
-        """Go on where a driver has judged the first failure and begun the second attempt."""
-        self.attempts = 1
-        self._note(outcome, detail, verdict, NO_STATUS)
-        self.attempts = 2
-
-    def _note(
-        self, outcome: Outcome, detail: str, verdict: Wait | Stop, standing: DownstreamStatus
-    ) -> None:
-        if not self.attempts % _MOST_STEPS:
-            self._forgotten, self._log = self.waited, None
-        self._log = (self._log, self.attempts, outcome, detail, verdict, standing)
-        if isinstance(verdict, Wait):
-            hint = outcome.hint
-            if hint is None or not hint.exact:
-                self.previous_delay = verdict.delay
-            else:
-                self.previous_delay, self.backoff_offset = None, self.attempts
-
     def record_success(self, now: float, u: float) -> None:
-        """Learn that the attempt succeeded: the call is over."""
+        """Record that the attempt succeeded, which ends the call."""
         if self.downstream is not None:
             self._record(self.downstream, SUCCESS, now, u)
 
     def cancel_attempt(self, now: float) -> None:
-        """Learn that the attempt came to no result: nothing is counted.
+        """Release the permit of an attempt that ended without a result; nothing is counted.
 
-        May be said more than once, and of a call that has no attempt running.
+        Has no effect when no attempt is running, so it can be called more than once.
         """
         permit = self.take_permit()
         if self.downstream is not None and permit is not None:
-            self.downstream.release(permit, now - self._begun, now)
-            if now < self._begun:  # it was still waiting for its turn
+            self.downstream.release(permit, now - self._attempt_started, now)
+            if now < self._attempt_started:  # it was still waiting for the rate limiter
                 self.refund_retry(now)
 
     def take_permit(self) -> int | None:
-        """Hand the permit of the running attempt over to somebody who will give it back."""
+        """Return the permit of the running attempt; the caller must release it."""
         permit = None if self.downstream is None else self._permit
         if permit is not None:
             self._permit = None
         return permit
 
     def refund_retry(self, now: float) -> None:
-        """Learn that the call ended while it waited: what the next attempt had cost comes back."""
+        """Return the price of the next attempt to the retry budget: it will not start."""
         if self.downstream is not None:
             self.downstream.deposit(self._paid, now)
             self._paid = 0.0
@@ -207,8 +198,21 @@ class Call:
         permit, paid = self._permit, self._paid
         if permit is not None:
             self._permit, self._paid = None, 0.0
-            downstream.record(permit, outcome, now - self._begun, now, u, paid)
+            downstream.record(permit, outcome, now - self._attempt_started, now, u, paid)
 
-    def _refused(self, stop: Stop, now: float) -> Stop:
+    def _log_step(
+        self, outcome: Outcome, detail: str, verdict: Wait | Stop, status: DownstreamStatus
+    ) -> None:
+        if not self.attempts % _MAX_STEPS:
+            self._dropped_waits, self._log = self.waited, None
+        self._log = (self._log, self.attempts, outcome, detail, verdict, status)
+        if isinstance(verdict, Wait):
+            hint = outcome.hint
+            if hint is None or not hint.exact:
+                self.previous_delay = verdict.delay
+            else:  # after an exact delay from the server, backoff starts over
+                self.previous_delay, self.backoff_offset = None, self.attempts
+
+    def _stop(self, stop: Stop, now: float) -> Stop:
         self.refund_retry(now)
         return stop

@@ -1,4 +1,4 @@
-"""Rules for arguments. Each refusal names the field, the rule and the value that broke it."""
+"""Checks for arguments. Each raises ConfigurationError with the field, the rule and the value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_number(field: str, value: object) -> float:
-    """Any finite number, as a float."""
+    """Return a finite number as a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigurationTypeError(field, "must be a number", value)
     try:
@@ -25,45 +25,45 @@ def check_number(field: str, value: object) -> float:
 
 
 def check_positive(field: str, value: object) -> float:
-    """A finite number above zero."""
+    """Return a finite number greater than 0."""
     result = check_number(field, value)
     if result <= 0:
         raise ConfigurationError(field, "must be greater than 0", value)
     return result
 
 
-def check_at_least(field: str, value: object, floor: float) -> float:
-    """A finite number that is not below `floor`."""
+def check_at_least(field: str, value: object, minimum: float) -> float:
+    """Return a finite number that is at least `minimum`."""
     result = check_number(field, value)
-    if result < floor:
-        raise ConfigurationError(field, f"must be at least {floor:g}", value)
+    if result < minimum:
+        raise ConfigurationError(field, f"must be at least {minimum:g}", value)
     return result
 
 
 def check_share(field: str, value: object) -> float:
-    """A part of a whole: above 0, at most 1."""
+    """Return a fraction: greater than 0, at most 1."""
     result = check_number(field, value)
     if not 0 < result <= 1:
         raise ConfigurationError(field, "must be greater than 0 and at most 1", value)
     return result
 
 
-def check_count(field: str, value: object, floor: int = 1) -> int:
-    """A whole number that is not below `floor`."""
+def check_count(field: str, value: object, minimum: int = 1) -> int:
+    """Return a whole number that is at least `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigurationTypeError(field, "must be a whole number", value)
-    if value < floor:
-        raise ConfigurationError(field, f"must be at least {floor}", value)
+    if value < minimum:
+        raise ConfigurationError(field, f"must be at least {minimum}", value)
     return value
 
 
 def check_one_of(field: str, value: object, known: Iterable[str]) -> None:
-    """A name from a known list."""
+    """Raise ConfigurationError unless the value is one of the known names."""
     names = sorted(known)
     if value not in names:
         raise ConfigurationError(field, f"must be one of {', '.join(names)}", value)
 
 
-def duration_or_none(said: object) -> float | None:
-    """Return what a server asked for; what is no length of time is ignored, never an error."""
-    return said if isinstance(said, (int, float)) and 0 <= said < inf else None
+def duration_or_none(value: object) -> float | None:
+    """Return seconds that a server sent, or None when the value is not a valid duration."""
+    return value if isinstance(value, (int, float)) and 0 <= value < inf else None

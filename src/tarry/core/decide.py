@@ -1,7 +1,8 @@
-"""The one place where "should this be retried, and when?" is answered.
+"""`decide`: the only place that decides whether a failed attempt is retried, and when.
 
-The questions come in the order of the design; each "no" is a `Stop` with its own reason, and
-nothing is charged here: a caller that gets a `Wait` pays for it.
+The checks run in a fixed order: retryable, safe to repeat, already retried by a layer below,
+attempts left, breaker and retry budget, delay, time left. Each failed check is a `Stop` with its
+own reason. Nothing is charged here: a caller that gets a `Wait` pays for the retry.
 """
 
 from __future__ import annotations
@@ -20,69 +21,69 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
 
 HINT_SPREAD = 0.1
-"""The least window, as a part of the hint, over which clients told the same time return."""
+"""Clients that got the same hint spread over at least this fraction of it on top."""
 
 _TRANSIENT, _THROTTLED = Kind.TRANSIENT, Kind.THROTTLED
-# Half the price of Wait(...), and this is the hot end of every failure.
+# tuple.__new__ takes half the time of Wait(...), and every retry creates one.
 _wait: Callable[[type[Wait], tuple[float, float, Hint | None]], Wait]
 _wait = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
-class HowFar(Protocol):
-    """A `Progress`, or a live `Call`, which knows the same."""
+class CallProgress(Protocol):
+    """The attributes that a stored `Progress` and a running `Call` have in common."""
 
     @property
     def attempts(self) -> int:
-        """Attempts begun."""
+        """Number of attempts started."""
         ...
 
     @property
     def started(self) -> float:
-        """When the call began."""
+        """The time at which the call started."""
         ...
 
     @property
     def previous_delay(self) -> float | None:
-        """The last delay, None before the first."""
+        """The last delay; None before the first."""
         ...
 
     @property
     def backoff_offset(self) -> int:
-        """The attempt from which backoff counts anew."""
+        """Number of attempts that backoff no longer counts."""
         ...
 
 
-class Dependency(Protocol):
-    """What is asked of a `Downstream` here."""
+class RetryGate(Protocol):
+    """The part of a `Downstream` that `decide` uses."""
 
     def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
-        """Say why a retry after `outcome` may not go, and change nothing."""
+        """Return why a retry after `outcome` is rejected, or None; changes nothing."""
         ...
 
     def expected_duration(self) -> float:
-        """Return how long an attempt takes as a rule."""
+        """Return the usual duration of an attempt."""
         ...
 
 
 def decide(
     policy: Policy,
-    progress: HowFar,
+    progress: CallProgress,
     outcome: Outcome,
     now: float,
     u: float,
-    downstream: Dependency | None = None,
+    downstream: RetryGate | None = None,
     deadline: float | None = None,
 ) -> Wait | Stop:
-    """Say whether and when the next attempt comes after `outcome`.
+    """Return whether and when the next attempt starts after `outcome`.
 
-    `deadline` is a moment on the same base as `now`; `u` is one number drawn from [0, 1).
+    `deadline` is on the same time base as `now`; `u` is a random number from [0, 1).
     """
     kind = outcome.kind
     if kind is not _TRANSIENT and kind is not _THROTTLED:
         if kind is not Kind.OVERLOADED:
             return Stop(Reason.PERMANENT)
-        said = outcome.hint
-        return Stop(Reason.OVERLOADED, None if said is None else duration_or_none(said.delay), said)
+        hint = outcome.hint
+        return Stop(Reason.OVERLOADED, None if hint is None else duration_or_none(hint.delay), hint)
     if not outcome.safe:
         return Stop(Reason.UNSAFE)
     if outcome.retried and not policy.retry_marked:
@@ -91,16 +92,16 @@ def decide(
     if attempts >= policy.max_attempts:
         return Stop(Reason.ATTEMPTS)
     if downstream is not None:
-        refusal = downstream.check_retry(outcome, now)
-        if refusal is not None:
-            return refusal
+        rejection = downstream.check_retry(outcome, now)
+        if rejection is not None:
+            return rejection
 
     throttled = kind is _THROTTLED
     k = attempts - progress.backoff_offset
     table = policy.delay_table
     if 0 < k < len(table) and not throttled:
-        ceiling, least, spread = table[k]
-        delay = least + u * spread
+        ceiling, shortest, width = table[k]
+        delay = shortest + u * width
     else:
         ceiling = policy.ceiling(k, throttled)
         delay = policy.delay(ceiling, progress.previous_delay, u, throttled)
@@ -109,7 +110,7 @@ def decide(
     if hint is not None and (floor := duration_or_none(hint.delay)) is not None:
         if floor > policy.max_hint:
             return Stop(Reason.HINT_TOO_LONG, floor, hint)
-        delay = _at_least(floor, delay, policy, hint, u)
+        delay = _apply_hint(floor, delay, policy, hint, u)
 
     if policy.total_budget is not None or deadline is not None:
         end = now + delay + (0.0 if downstream is None else downstream.expected_duration())
@@ -120,11 +121,11 @@ def decide(
     return _wait(Wait, (delay, ceiling, hint))
 
 
-def _at_least(floor: float, delay: float, policy: Policy, hint: Hint, u: float) -> float:
-    """Return the delay that a server's hint makes of ours."""
+def _apply_hint(floor: float, delay: float, policy: Policy, hint: Hint, u: float) -> float:
+    """Return the delay with the server's hint as its minimum."""
     if hint.exact:
         return floor
     if policy.jitter == "none":
         return max(delay, floor)
-    # On top of the floor, never below it: clients told "120" must not return together.
+    # The jitter is added to the floor: clients that all got "120" must not retry together.
     return floor + max(delay, u * floor * HINT_SPREAD)

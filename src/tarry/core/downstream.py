@@ -1,6 +1,6 @@
 """The state of one dependency: its breaker, retry budget, limits and latency.
 
-Not locked: whoever shares one between threads guards every method (see `runtime/`).
+Not thread-safe: `tarry.runtime.downstream` adds a lock around every method.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
 
 _SUCCESS, _PERMANENT = Kind.SUCCESS, Kind.PERMANENT
-_MOST_MOVES = 100
-_MOST_CREDIT = 10.0
+_MAX_TRANSITIONS = 100
+_MAX_HEDGE_CREDIT = 10.0
 
 
 class BreakerTransition(NamedTuple):
-    """A breaker went from one state to another."""
+    """A change of the breaker's state."""
 
     before: BreakerState
     after: BreakerState
 
 
 class Downstream:
-    """Everything known about one dependency."""
+    """Breaker, retry budget, limiters and latency of one dependency."""
 
     __slots__ = (
-        "_credit",
+        "_hedge_credit",
         "_limiters",
         "breaker",
         "budget",
@@ -59,40 +59,46 @@ class Downstream:
         self.breaker: Breaker | None = breaker
         self.budget: Budget | None = budget
         self.latency: Latency = Latency()
-        self.transitions: deque[BreakerTransition] = deque(maxlen=_MOST_MOVES)
-        """What the breaker did since somebody last looked; bounded, the oldest go first."""
-        caps: tuple[Limiter, ...] = ()
+        self.transitions: deque[BreakerTransition] = deque(maxlen=_MAX_TRANSITIONS)
+        """Changes of the breaker's state that no listener has read yet; the oldest are dropped."""
+        in_flight: tuple[Limiter, ...] = ()
         if max_in_flight is not None:
-            caps = (InFlight(check_count("max_in_flight", max_in_flight)),)
-        self._limiters: tuple[Limiter, ...] = caps if limiter is None else (*caps, limiter)
+            in_flight = (InFlight(check_count("max_in_flight", max_in_flight)),)
+        self._limiters: tuple[Limiter, ...] = (
+            in_flight if limiter is None else (*in_flight, limiter)
+        )
         self.has_limiters: bool = bool(self._limiters)
-        """Whether anything but the breaker can hold an attempt back."""
-        self._credit = 0.0
+        """Whether an attempt can be rejected or delayed by a limiter."""
+        self._hedge_credit = 0.0
 
     def admit(self, now: float) -> int | DelayedPermit | Stop:
-        """Let an attempt through with a permit, perhaps later, or say why not."""
+        """Return a permit for an attempt, perhaps a delayed one, or why it is rejected."""
         permit = 0
         breaker = self.breaker
         if breaker is not None:
             before = breaker.state
-            answer = breaker.admit(now)
+            admitted = breaker.admit(now)
             if breaker.state is not before:
-                self._moved(before, now)
-            if answer is None:
+                self._on_breaker_change(before, now)
+            if admitted is None:
                 return Stop(Reason.BREAKER_OPEN, breaker.retry_after(now))
-            permit = answer
-        return self._limited(permit, now) if self._limiters else permit
+            permit = admitted
+        return self._acquire_limiters(permit, now) if self._limiters else permit
 
     def try_record_success(self, permit: int, duration: float, now: float) -> bool:
-        """Count a first attempt's success where that can change nothing, else say False."""
+        """Record the success of a first attempt if that only changes counters.
+
+        Otherwise return False; the caller then uses `record`. Nearly every call of a healthy
+        dependency ends here, so it does as little as possible.
+        """
         if self._limiters or (
             self.breaker is not None and not self.breaker.try_count_success(permit, now)
         ):
             return False
         if self.budget is not None:
             self.budget.record(SUCCESS, 0.0, now)
-        remember = self.latency.add
-        remember(duration)
+        add_latency = self.latency.add
+        add_latency(duration)
         return True
 
     def record(
@@ -104,37 +110,37 @@ class Downstream:
         u: float,
         paid: float = 0.0,
     ) -> None:
-        """Learn from an attempt that ended; `paid` is what the retry budget took for it."""
-        if outcome.local:  # nobody was asked
+        """Record the outcome of an attempt; `paid` is what the retry budget charged for it."""
+        if outcome.local:  # it failed before the dependency was called
             Downstream.release(self, permit, duration, now)
             return
-        for limiter in self._limiters:  # first: whatever happens next, the place is free
+        for limiter in self._limiters:  # first, so that an error below leaves no slot taken
             limiter.release(outcome, duration, now)
         kind, breaker = outcome.kind, self.breaker
         if breaker is not None and not (
             kind is _SUCCESS and breaker.is_fault_free and breaker.try_count_success(permit, now)
         ):
             before = breaker.state
-            if kind is _PERMANENT:  # says nothing about the dependency, good or bad
+            if kind is _PERMANENT:  # the caller's mistake: no evidence about the dependency
                 breaker.release(permit)
             else:
                 breaker.record(permit, kind is not _SUCCESS, duration, now, u)
             if breaker.state is not before:
-                self._moved(before, now)
+                self._on_breaker_change(before, now)
         if self.budget is not None:
             self.budget.record(outcome, paid, now)
         if kind is _SUCCESS:
             self.latency.add(duration)
 
     def release(self, permit: int, duration: float, now: float) -> None:
-        """Take back a permit whose attempt came to no result; nothing is counted."""
+        """Release the permit of an attempt that ended without a result; nothing is counted."""
         if self.breaker is not None:
             self.breaker.release(permit)
         for limiter in self._limiters:
             limiter.release(None, duration, now)
 
     def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
-        """Say why a retry after `outcome` may not go, and change nothing."""
+        """Return why a retry after `outcome` is rejected, or None; changes nothing."""
         breaker, budget = self.breaker, self.budget
         if breaker is not None and not breaker.would_admit(now):
             return Stop(Reason.BREAKER_OPEN, breaker.retry_after(now))
@@ -143,14 +149,14 @@ class Downstream:
         return None
 
     def withdraw(self, outcome: Outcome, now: float) -> float | None:
-        """Pay for a retry; return what it cost, or None: somebody else took what was left."""
+        """Charge the retry budget; return the price, or None when the balance is too low."""
         if self.budget is None:
             return 0.0
         cost = self.budget.cost(outcome)
         return cost if self.budget.withdraw(cost, now) else None
 
     def deposit(self, paid: float, now: float) -> None:
-        """Give back what was paid for a retry that never started."""
+        """Refund the price of a retry that never started."""
         if self.budget is not None and paid:
             self.budget.deposit(paid, now)
 
@@ -161,26 +167,26 @@ class Downstream:
         return breaker, balance
 
     def expected_duration(self) -> float:
-        """Return the median of the last calls, 0 while there is none."""
+        """Return the median duration of recent calls in seconds; 0 without any."""
         return self.latency.quantile(0.5) or 0.0
 
     def add_hedge_credit(self, share: float) -> None:
-        """Add one call's part to the credit that hedges are paid from."""
-        self._credit = min(_MOST_CREDIT, self._credit + share)
+        """Add the share of one call to the credit that pays for hedges."""
+        self._hedge_credit = min(_MAX_HEDGE_CREDIT, self._hedge_credit + share)
 
     def take_hedge_credit(self, amount: float = 1.0) -> bool:
-        """Take one hedge from the credit, if it is there; -1 gives it back."""
-        if self._credit < amount:
+        """Take one hedge from the credit if there is enough; an amount of -1 refunds it."""
+        if self._hedge_credit < amount:
             return False
-        self._credit -= amount
+        self._hedge_credit -= amount
         return True
 
     def hedge_delay(self, quantile: float, min_samples: int) -> float | None:
-        """Return a live quantile of the latency, or None while too few calls were seen."""
+        """Return a quantile of the latency, or None while there are too few samples."""
         return None if len(self.latency) < min_samples else self.latency.quantile(quantile)
 
     def force(self, state: str) -> None:
-        """Set the breaker's state by hand."""
+        """Set the breaker's state manually."""
         if self.breaker is not None:
             before = self.breaker.state
             self.breaker.force(state)
@@ -188,36 +194,39 @@ class Downstream:
                 self.transitions.append(BreakerTransition(before, self.breaker.state))
 
     def on_recovery(self, now: float) -> None:
-        """Open up, slowly, where somebody else has seen the dependency recover."""
+        """Close the breaker and ramp up the limits, because the dependency has recovered.
+
+        Used when another process has detected the recovery.
+        """
         if self.breaker is not None:
             self.breaker.force("closed")
         for limiter in self._limiters:
             limiter.on_recovery(now)
 
-    def _limited(self, permit: int, now: float) -> int | DelayedPermit | Stop:
+    def _acquire_limiters(self, permit: int, now: float) -> int | DelayedPermit | Stop:
         delay = 0.0
         acquired = 0
         try:
             for limiter in self._limiters:
-                answer = limiter.acquire(now)
-                if answer is None:
-                    self._undo(permit, acquired, now)
+                wait = limiter.acquire(now)
+                if wait is None:
+                    self._release_acquired(permit, acquired, now)
                     return Stop(Reason.LIMIT)
                 acquired += 1
-                if answer:
-                    delay = max(delay, answer)
-        except BaseException:  # of a limiter of the user's
-            self._undo(permit, acquired, now)
+                if wait:
+                    delay = max(delay, wait)
+        except BaseException:  # raised by a limiter of the user
+            self._release_acquired(permit, acquired, now)
             raise
         return DelayedPermit(permit, delay) if delay else permit
 
-    def _undo(self, permit: int, acquired: int, now: float) -> None:
+    def _release_acquired(self, permit: int, acquired: int, now: float) -> None:
         for limiter in self._limiters[:acquired]:
             limiter.release(None, 0.0, now)
         if self.breaker is not None:
             self.breaker.release(permit)
 
-    def _moved(self, before: BreakerState, now: float) -> None:
+    def _on_breaker_change(self, before: BreakerState, now: float) -> None:
         after = self.breaker.state if self.breaker is not None else before
         self.transitions.append(BreakerTransition(before, after))
         if before == "half-open" and after == "closed":

@@ -1,8 +1,8 @@
-"""One call that outlives its process: what a service asks before and after each attempt.
+"""One call that outlives its process, as the retry service runs it.
 
-It differs from `Call` in one thing. Where a dependency says no, a call in a program fails, for
-somebody waits for it; a durable one is *deferred*: it is asked for again later, and nothing is
-charged. So breaker, limits and retry budget are asked before an attempt, and never after one.
+It differs from `Call` in one point. When the downstream rejects an attempt, a `Call` ends, because
+its caller waits for it. A `DurableCall` is *deferred* instead: it is tried again later, and nothing
+is charged. So breaker, limits and retry budget are checked before an attempt, not after a failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Defer(NamedTuple):
-    """Make no attempt now; ask again after `delay` seconds, or when something has changed."""
+    """Start no attempt now; try again after `delay` seconds, or when the downstream changes."""
 
     reason: Reason
     delay: float | None = None
@@ -33,13 +33,15 @@ class DurableCall(Call):
 
     __slots__ = ()
 
-    def start_or_defer(self, now: float, last: Outcome = TRANSIENT) -> Attempt | Defer | Stop:
-        """Begin the next attempt, or put it off, or end the call: attempts or time are used up.
+    def start_or_defer(
+        self, now: float, last_outcome: Outcome = TRANSIENT
+    ) -> Attempt | Defer | Stop:
+        """Start the next attempt, defer it, or end the call: no attempts or no time left.
 
-        `last` is what the attempt before came to; it sets the price of a retry.
+        `last_outcome` is that of the previous attempt; it sets the price of a retry.
         """
         downstream, policy = self.downstream, self.policy
-        if self.attempts >= policy.max_attempts:  # one was lost, or the policy has changed
+        if self.attempts >= policy.max_attempts:  # an attempt was lost, or the policy has changed
             return Stop(Reason.ATTEMPTS)
         if policy.total_budget is not None:
             expected = 0.0 if downstream is None else downstream.expected_duration()
@@ -48,50 +50,52 @@ class DurableCall(Call):
         if downstream is not None:
             permit = downstream.admit(now)
             if not isinstance(permit, int):
-                return _deferred(downstream, permit, now)
+                return _defer(downstream, permit, now)
             if self.attempts:
-                paid = downstream.withdraw(last, now)
+                paid = downstream.withdraw(last_outcome, now)
                 if paid is None:
                     downstream.release(permit, 0.0, now)
                     return Defer(Reason.BUDGET_EMPTY)
                 self._paid = paid
-            self._permit, self._begun = permit, now
+            self._permit, self._attempt_started = permit, now
         number = self.attempts + 1
         self.attempts: int = number
-        known = policy.attempt_commands
-        return known[number] if number < len(known) else Attempt(number, policy.attempt_timeout)
+        prepared = policy.attempt_commands
+        if number < len(prepared):
+            return prepared[number]
+        return Attempt(number, policy.attempt_timeout)
 
     def record_failure(
         self, outcome: Outcome, now: float, u: float, detail: str = ""
     ) -> Wait | Stop:
-        """Learn that the attempt failed; answer what to do."""
+        """Record that the attempt failed, and return whether and when the next one is due."""
         downstream = self.downstream
-        standing = NO_STATUS
+        status = NO_STATUS
+        gate = None
         if downstream is not None:
             self._record(downstream, outcome, now, u)
-            standing = downstream.status(now)
-        verdict = decide(
-            self.policy, self, outcome, now, u, None if downstream is None else _Patient(downstream)
-        )
-        self._note(outcome, detail, verdict, standing)
+            status = downstream.status(now)
+            gate = _LatencyOnly(downstream)
+        verdict = decide(self.policy, self, outcome, now, u, gate)
+        self._log_step(outcome, detail, verdict, status)
         return verdict
 
     @property
     def last_status(self) -> DownstreamStatus:
-        """What the last verdict went by."""
+        """The breaker state and budget balance at the last verdict."""
         return NO_STATUS if self._log is None else self._log[-1]
 
 
-def _deferred(downstream: Downstream, answer: DelayedPermit | Stop, now: float) -> Defer:
-    """Return what is said to an attempt that is not let through now."""
-    if isinstance(answer, Stop):
-        return Defer(answer.reason, answer.retry_after)
-    downstream.release(answer.permit, 0.0, now)
-    return Defer(Reason.LIMIT, answer.delay)
+def _defer(downstream: Downstream, rejected: DelayedPermit | Stop, now: float) -> Defer:
+    """Return the `Defer` for an attempt that is rejected or delayed; release a delayed permit."""
+    if isinstance(rejected, Stop):
+        return Defer(rejected.reason, rejected.retry_after)
+    downstream.release(rejected.permit, 0.0, now)
+    return Defer(Reason.LIMIT, rejected.delay)
 
 
-class _Patient:
-    """A downstream that refuses nothing yet: it is asked again before the attempt."""
+class _LatencyOnly:
+    """A `RetryGate` that rejects no retry: `start_or_defer` checks the downstream later."""
 
     __slots__ = ("expected_duration",)
 
@@ -99,4 +103,4 @@ class _Patient:
         self.expected_duration = downstream.expected_duration
 
     def check_retry(self, outcome: Outcome, now: float) -> None:
-        """Let every retry wait for its turn."""
+        """Reject nothing."""

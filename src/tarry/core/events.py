@@ -1,4 +1,4 @@
-"""What happens to a call, as values for listeners: logs, metrics, traces, tests."""
+"""Events of a call, for listeners: logs, metrics, traces and tests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The base of every event."""
+    """The base class of all events."""
 
     operation: str
-    """The name of what is called: the function's, or the one given by the user."""
+    """The name of the operation: that of the function, or the one that the user set."""
     downstream: str | None
-    """The name of the dependency, where one was given."""
+    """The name of the downstream, or None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,19 @@ class AttemptStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailed(Event):
-    """An attempt failed, or gave a result that `until` does not accept."""
+    """An attempt failed, or returned a result that `until` does not accept."""
 
     attempt: int
     max_attempts: int
     kind: Kind
     error: BaseException | None
     detail: str = field(default="", kw_only=True)
-    """What the record says of the failure: a status, a code, or the error's type."""
+    """A status, a code, or the type of the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitEvent(Event):
-    """The base of the two events around a wait."""
+    """The base class of the events before and after a wait."""
 
     retry: int
     max_retries: int
@@ -55,7 +55,7 @@ class WaitEvent(Event):
     hint: Hint | None
     error: BaseException | None
     detail: str = field(default="", kw_only=True)
-    """What the record says of the failure: a status, a code, or the error's type."""
+    """A status, a code, or the type of the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,29 +68,29 @@ class Waited(WaitEvent):
     """The wait is over."""
 
     slept: float
-    """The seconds that it really took."""
+    """The actual duration of the wait in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Succeeded(Event):
-    """The call is over and gave a result."""
+    """The call ended with a result."""
 
     attempts: int
 
 
 @dataclass(frozen=True, slots=True)
 class GaveUp(Event):
-    """The call is over without a result; `attempts` is 0 when it was not let through at all."""
+    """The call ended without a result; `attempts` is 0 when it was rejected before the first."""
 
     attempts: int
     reason: Reason
     waited: float
-    """The seconds of waiting between the attempts, in all."""
+    """The sum of all waits between attempts, in seconds."""
     retry_after: float | None
     hint: Hint | None
     error: BaseException | None
     detail: str = field(default="", kw_only=True)
-    """What the record says of the failure: a status, a code, or the error's type."""
+    """A status, a code, or the type of the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,6 @@ class HedgeFired(Event):
 
 @dataclass(frozen=True, slots=True)
 class HedgeWon(Event):
-    """A copy other than the first gave the answer."""
+    """The result of a hedged call came from a copy other than the first."""
 
     attempt: int

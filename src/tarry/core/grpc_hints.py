@@ -1,6 +1,6 @@
-"""What the trailing metadata of a gRPC call asks for: pushback (gRFC A6) and google.rpc.RetryInfo.
+"""Server hints in the trailing metadata of a gRPC call: pushback (gRFC A6), google.rpc.RetryInfo.
 
-The rules of `tarry.core.hints` hold here too. Of protobuf, as much is read as these messages need.
+The rules of `tarry.core.hints` apply. The protobuf decoder reads only what these messages need.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ _STATUS_DETAILS = "grpc-status-details-bin"
 _METADATA = frozenset({_PUSHBACK, _RETRY_INFO, _STATUS_DETAILS})
 _RETRY_INFO_TYPE = b"/google.rpc.RetryInfo"
 _MESSAGE_MAX = 65_536
-"""Bytes of binary metadata that are looked at; gRPC itself allows 16 KiB for all of it."""
+"""Larger binary metadata, in bytes, is ignored; gRPC itself allows 16 KiB for all metadata."""
 _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
-"""The wire types of protobuf; those of fixed size with their bytes."""
-_CONTINUES = 0x80
+"""The wire types of protobuf; for types of fixed size, type and number of bytes."""
+_CONTINUATION_BIT = 0x80
 _DURATION_MAX = 315_576_000_000
-"""Seconds in the 10,000 years that google.protobuf.Duration allows."""
+"""The limit of google.protobuf.Duration in seconds: 10,000 years."""
 _NANOS = 1_000_000_000
 
 
 def hint_from_grpc(metadata: Iterable[tuple[str, str | bytes]]) -> Hint | None:
-    """Read what the trailing metadata of a gRPC call asks for, or None when it asks for nothing.
+    """Return the hint in the trailing metadata of a gRPC call, or None when there is none.
 
-    A pushback wins over google.rpc.RetryInfo. Of several RetryInfo the longest delay counts.
+    A pushback wins over google.rpc.RetryInfo. Of several RetryInfo the longest delay is used.
     """
-    picked = select_fields(metadata, _METADATA)
-    pushbacks = [value for field, value in picked if field == _PUSHBACK]
+    entries = select_fields(metadata, _METADATA)
+    pushbacks = [value for field, value in entries if field == _PUSHBACK]
     if pushbacks:
-        return _pushback(pushbacks)
+        return _parse_pushback(pushbacks)
     delays = [
         (delay, field)
-        for field, value in picked
+        for field, value in entries
         if isinstance(value, bytes) and (delay := _retry_delay(field, value)) is not None
     ]
     if not delays:
@@ -48,16 +48,16 @@ def hint_from_grpc(metadata: Iterable[tuple[str, str | bytes]]) -> Hint | None:
     return Hint(delay, source=source)
 
 
-def _pushback(values: list[str | bytes]) -> Hint:
-    """Obey to the letter: a signed 32-bit number of milliseconds, and anything else means never.
+def _parse_pushback(values: list[str | bytes]) -> Hint:
+    """Return the hint of a pushback: a signed 32-bit number of milliseconds.
 
-    Two values mean never as well: the server has not said one thing (grpc-go reads it so too).
+    Anything else means "do not retry", and so do two values, as in grpc-go.
     """
     value = values[0]
     text = (value.decode("latin-1") if isinstance(value, bytes) else value).strip(OWS)
     digits = text.removeprefix("-")
     if len(values) == 1 and is_digits(digits):
-        # float, not int, which refuses more than 4,300 digits; it is exact in this range.
+        # float, because int refuses more than 4,300 digits; it is exact in this range.
         milliseconds = float(text)
         if 0 <= milliseconds <= _PUSHBACK_MAX:
             return Hint(abs(milliseconds) / 1000, exact=True, source=_PUSHBACK)
@@ -65,9 +65,9 @@ def _pushback(values: list[str | bytes]) -> Hint:
 
 
 def _retry_delay(field: str, data: bytes) -> float | None:
-    """Return the longest delay of the RetryInfo in `data`, or None when there is none to be read.
+    """Return the longest delay of the RetryInfo messages in `data`, or None without a valid one.
 
-    google.rpc.Status holds its details as Any in field 3; Any has a type URL and a value.
+    google.rpc.Status has its details in field 3, each an Any with a type URL and a value.
     """
     if len(data) > _MESSAGE_MAX:
         return None
@@ -77,7 +77,7 @@ def _retry_delay(field: str, data: bytes) -> float | None:
         details = [_decode(detail)[1] for detail in _decode(data)[1].get(3, ())]
     except (LookupError, ValueError):
         return None
-    # The host before the slash is free (any.proto); the last of two values wins.
+    # The host before the slash can be anything (any.proto); the last of two values wins.
     return max_or_none(
         _duration(packed.get(2, [b""])[-1])
         for packed in details
@@ -86,14 +86,14 @@ def _retry_delay(field: str, data: bytes) -> float | None:
 
 
 def _duration(data: bytes) -> float | None:
-    """Return the seconds of RetryInfo.retry_delay, or None when it has none within the range."""
+    """Return the seconds of RetryInfo.retry_delay, or None when it is missing or out of range."""
     try:
-        # Parts of one message merge, and joining their bytes is how protobuf defines that.
+        # Repeated parts of one message are merged, which protobuf defines as joining their bytes.
         numbers = _decode(b"".join(_decode(data)[1][1]))[0]
     except (LookupError, ValueError):
         return None
     seconds, nanos = numbers.get(1, 0), numbers.get(2, 0)
-    # Negative numbers have their 64th bit set, so that they are out of range here as well.
+    # Negative numbers have bit 64 set, so they are out of range here as well.
     if seconds > _DURATION_MAX or nanos >= _NANOS:
         return None
     return seconds + nanos / _NANOS
@@ -102,8 +102,8 @@ def _duration(data: bytes) -> float | None:
 def _decode(data: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
     """Return the varints and the length-delimited fields of a protobuf message, by number.
 
-    Fixed-size fields are skipped: none of the messages here has one. Groups, which proto3 does not
-    have, and whatever leaves the bounds of `data` raise ValueError or LookupError.
+    Fixed-size fields are skipped, because none of the messages here has one. Groups, which proto3
+    does not have, and lengths beyond the end of `data` raise ValueError or LookupError.
     """
     numbers: dict[int, int] = {}
     blobs: dict[int, list[bytes]] = {}
@@ -126,11 +126,11 @@ def _decode(data: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at `at`, of 10 bytes at most, and the place after it."""
+    """Return the varint at offset `at`, of at most 10 bytes, and the offset after it."""
     value = 0
     for index in range(10):
         byte = data[at + index]
-        value |= (byte % _CONTINUES) << (7 * index)
-        if byte < _CONTINUES:
+        value |= (byte % _CONTINUATION_BIT) << (7 * index)
+        if byte < _CONTINUATION_BIT:
             return value, at + index + 1
     raise ValueError(at)

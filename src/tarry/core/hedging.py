@@ -1,4 +1,4 @@
-"""Hedging: a second copy of a call that takes too long, and the first answer wins.
+"""Hedging: another copy of a call is sent when the first is slow, and the first result is used.
 
 A call has a retry policy or a hedging policy, never both (gRFC A6).
 """
@@ -24,17 +24,18 @@ _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hedging:
-    """When to send another copy, and how many at most.
+    """When another copy of a call is sent, and how many.
 
-    `after` is a number of seconds or a live percentile such as "p95". `max_extra_load=0.05` sets
-    both: the percentile (p95) and a cap, so that copies never add more than 5 % to the calls.
+    `after` is a number of seconds or a percentile of the measured latency such as "p95".
+    `max_extra_load=0.05` sets the percentile (p95) and also a limit: copies add at most 5 % to the
+    number of calls.
     """
 
     after: float | str | None = None
     max_extra_load: float | None = None
     max_attempts: int = 2
     min_samples: int = 100
-    """A percentile is not used before so many calls have been seen."""
+    """Number of measured calls that a percentile needs; before, no copies are sent."""
     max_hint: float = 120.0
     """The longest wait that a server may ask for; a longer one ends the call."""
 
@@ -55,12 +56,12 @@ class Hedging:
         check_at_least("max_hint", self.max_hint, 0)
         check_count("min_samples", self.min_samples)
         if self.min_samples > MAX_SAMPLES:
-            rule = f"must be at most {MAX_SAMPLES}, got {self.min_samples}"
-            raise ConfigurationError("min_samples", rule)
+            rule = f"must be at most {MAX_SAMPLES}"
+            raise ConfigurationError("min_samples", rule, self.min_samples)
 
     @property
     def quantile(self) -> float | None:
-        """The live quantile to hedge at, or None for a fixed delay."""
+        """The quantile of the latency after which a copy is sent, or None for a fixed delay."""
         if isinstance(self.after, str):
             return float(self.after[1:]) / 100
         if self.after is None and self.max_extra_load is not None:
@@ -68,7 +69,7 @@ class Hedging:
         return None
 
     def delay(self, downstream: Downstream) -> float | None:
-        """Return the seconds to wait before a copy is sent, or None: no copy yet."""
+        """Return the seconds before a copy is sent, or None while there are too few samples."""
         if isinstance(self.after, float):
             return self.after
         return downstream.hedge_delay(self.quantile or 0.0, self.min_samples)
@@ -76,12 +77,12 @@ class Hedging:
 
 class _Copy(NamedTuple):
     permit: int
-    begun: float
+    started: float
     paid: float
 
 
 class HedgedCall:
-    """The state of one hedged call: the copies that run side by side, by their numbers."""
+    """The state of one hedged call: its running copies, by attempt number."""
 
     __slots__ = (
         "_delay",
@@ -99,92 +100,92 @@ class HedgedCall:
         self._running: dict[int, _Copy] = {}
         self.attempts: int = 0
         self.next_hedge_at: float | None = None
-        """The moment to call `hedge`, or None when no further copy is due by time."""
+        """The time at which the driver calls `hedge`, or None when no further copy is due."""
 
     def start(self, now: float) -> Attempt | Stop:
-        """Send the first copy."""
-        attempt = self._launch(now, paid=0.0)
+        """Start the first copy, or return why it is rejected."""
+        attempt = self._start_copy(now, paid=0.0)
         if isinstance(attempt, Attempt):
             if self._hedging.max_extra_load is not None:
                 self._downstream.add_hedge_credit(self._hedging.max_extra_load)
             self._delay = self._hedging.delay(self._downstream)
-            self._plan(now + attempt.delay)
+            self._schedule_hedge(now + attempt.delay)
         return attempt
 
     def hedge(self, now: float) -> Attempt | Stop | None:
-        """Send another copy now, unless the dependency or the hedge budget says no.
+        """Start another copy, unless the downstream or the hedge credit does not allow it.
 
-        None means to go on waiting for those that run, `Stop` that none runs any more.
+        None means that no copy starts and others still run; `Stop` that none runs any more.
         """
         self.next_hedge_at = None
-        refusal = Stop(Reason.ATTEMPTS)
+        rejection = Stop(Reason.ATTEMPTS)
         if self.attempts < self._hedging.max_attempts:
-            answer = self._another(now)
-            if isinstance(answer, Attempt):
-                self._plan(now + answer.delay)
-                return answer
-            refusal = answer
-        return None if self._running else refusal
+            hedge = self._start_hedge(now)
+            if isinstance(hedge, Attempt):
+                self._schedule_hedge(now + hedge.delay)
+                return hedge
+            rejection = hedge
+        return None if self._running else rejection
 
-    def _another(self, now: float) -> Attempt | Stop:
-        downstream, capped = self._downstream, self._hedging.max_extra_load is not None
-        refusal = downstream.check_retry(TRANSIENT, now)
-        if refusal is not None:
-            return refusal
-        if capped and not downstream.take_hedge_credit():
+    def _start_hedge(self, now: float) -> Attempt | Stop:
+        downstream, needs_credit = self._downstream, self._hedging.max_extra_load is not None
+        rejection = downstream.check_retry(TRANSIENT, now)
+        if rejection is not None:
+            return rejection
+        if needs_credit and not downstream.take_hedge_credit():
             return Stop(Reason.BUDGET_EMPTY)
         paid = downstream.withdraw(TRANSIENT, now)
-        answer = Stop(Reason.BUDGET_EMPTY) if paid is None else self._launch(now, paid)
-        if isinstance(answer, Stop):
+        hedge = Stop(Reason.BUDGET_EMPTY) if paid is None else self._start_copy(now, paid)
+        if isinstance(hedge, Stop):
             downstream.deposit(paid or 0.0, now)
-            if capped:
+            if needs_credit:
                 downstream.take_hedge_credit(-1.0)
-        return answer
+        return hedge
 
     def record_success(self, number: int, now: float, u: float) -> None:
-        """Learn that one copy has won; the others are cancelled.
+        """Record that a copy succeeded, and release the others, which the driver cancels.
 
-        How long a loser has run so far is a lower bound of its latency. Where that is longer
-        than the winner took, it is remembered, or the percentile would sink below the delay that
-        cut the losers off.
+        The time that a cancelled copy has run so far is a lower bound of its latency. It is added
+        to the measured latency when it is longer than the winner took. Otherwise slow calls would
+        never be measured, and the percentile would fall with every hedge.
         """
-        winner = self._running[number].begun
-        self._end(number, SUCCESS, now, u)
+        winner = self._running[number].started
+        self._record(number, SUCCESS, now, u)
         for copy in self._running.values():
-            if copy.begun < winner:
-                self._downstream.latency.add(now - copy.begun)
+            if copy.started < winner:
+                self._downstream.latency.add(now - copy.started)
         self.cancel(now)
 
     def record_failure(
         self, number: int, outcome: Outcome, now: float, u: float
     ) -> Attempt | Stop | None:
-        """Learn that one copy failed: send the next at once, go on waiting (None), or stop.
+        """Record that a copy failed; start the next one, wait for the others (None) or stop.
 
-        What may not be repeated is the answer. After anything else, the next copy need not wait
-        for its time, unless the server has named one (gRFC A6).
+        An outcome that must not be retried ends the call. After any other failure the next copy
+        starts at once, unless the server asked for a wait (gRFC A6).
         """
-        self._end(number, outcome, now, u)
+        self._record(number, outcome, now, u)
         hint = outcome.hint
         wait = None if hint is None else duration_or_none(hint.delay)
         if outcome.kind not in (Kind.TRANSIENT, Kind.THROTTLED):
             overloaded = outcome.kind is Kind.OVERLOADED
-            answer = Stop(Reason.OVERLOADED if overloaded else Reason.PERMANENT, wait, hint)
+            stop = Stop(Reason.OVERLOADED if overloaded else Reason.PERMANENT, wait, hint)
         elif not outcome.safe:
-            answer = Stop(Reason.UNSAFE)
+            stop = Stop(Reason.UNSAFE)
         elif outcome.retried:
-            answer = Stop(Reason.RETRIED_BELOW)
+            stop = Stop(Reason.RETRIED_BELOW)
         elif wait and wait > self._hedging.max_hint:
-            answer = Stop(Reason.HINT_TOO_LONG, wait, hint)
+            stop = Stop(Reason.HINT_TOO_LONG, wait, hint)
         elif wait and self.attempts < self._hedging.max_attempts:
             self.next_hedge_at = now + wait
             return None
         else:
             return self.hedge(now)
         self.cancel(now)
-        return answer
+        return stop
 
     def record_unsent(self, number: int, now: float) -> bool:
-        """Learn that a copy could not be started after all; say whether others still run."""
+        """Record that a copy could not be sent; return whether other copies still run."""
         copy = self._running.pop(number)
         self._downstream.release(copy.permit, 0.0, now)
         self._downstream.deposit(copy.paid, now)
@@ -194,32 +195,32 @@ class HedgedCall:
         return bool(self._running)
 
     def cancel(self, now: float) -> None:
-        """Give back the permits of the copies that still run; nothing is counted."""
-        first: BaseException | None = None
+        """Release the permits of all running copies; nothing is counted."""
+        first_error: BaseException | None = None
         while self._running:
             _, copy = self._running.popitem()
             try:
-                self._downstream.release(copy.permit, now - copy.begun, now)
-                if now < copy.begun:  # it was still waiting for its turn
+                self._downstream.release(copy.permit, now - copy.started, now)
+                if now < copy.started:  # it was still waiting for the rate limiter
                     self._downstream.deposit(copy.paid, now)
-            except BaseException as error:  # noqa: BLE001 - of a limiter: the others go on
-                first = first or error
-        if first is not None:
-            raise first
+            except BaseException as error:  # noqa: BLE001 - from a limiter: release the rest too
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
-    def _launch(self, now: float, paid: float) -> Attempt | Stop:
-        answer = self._downstream.admit(now)
-        if isinstance(answer, Stop):
-            return answer
-        permit, delay = answer if isinstance(answer, DelayedPermit) else (answer, 0.0)
+    def _start_copy(self, now: float, paid: float) -> Attempt | Stop:
+        admitted = self._downstream.admit(now)
+        if isinstance(admitted, Stop):
+            return admitted
+        permit, delay = admitted if isinstance(admitted, DelayedPermit) else (admitted, 0.0)
         self.attempts += 1
         self._running[self.attempts] = _Copy(permit, now + delay, paid)
         return Attempt(self.attempts, delay=delay)
 
-    def _plan(self, begun: float) -> None:
+    def _schedule_hedge(self, started: float) -> None:
         if self._delay is not None and self.attempts < self._hedging.max_attempts:
-            self.next_hedge_at = begun + self._delay
+            self.next_hedge_at = started + self._delay
 
-    def _end(self, number: int, outcome: Outcome, now: float, u: float) -> None:
+    def _record(self, number: int, outcome: Outcome, now: float, u: float) -> None:
         copy = self._running.pop(number)
-        self._downstream.record(copy.permit, outcome, now - copy.begun, now, u, copy.paid)
+        self._downstream.record(copy.permit, outcome, now - copy.started, now, u, copy.paid)

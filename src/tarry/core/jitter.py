@@ -1,4 +1,4 @@
-"""How a drawn number u in [0, 1) turns a ceiling into a delay.
+"""Jitter: how a random number u from [0, 1) turns a ceiling into a delay.
 
 A jitter is a name from `JITTERS` or any callable `(ceiling, previous, u) -> seconds`, where
 `previous` is the delay before the last retry (the initial delay at first).
@@ -16,17 +16,17 @@ Jitter = Callable[[float, float, float], float]
 
 
 def none(ceiling: float, _previous: float, _u: float, _initial: float, _maximum: float) -> float:
-    """Wait exactly the ceiling: every client that failed together returns together."""
+    """Return the ceiling itself: clients that fail together retry together."""
     return ceiling
 
 
 def full(ceiling: float, _previous: float, u: float, _initial: float, _maximum: float) -> float:
-    """Spread over the whole window: the least load on a dependency that recovers."""
+    """Return a delay from 0 to the ceiling: the least load on a dependency that recovers."""
     return u * ceiling
 
 
 def equal(ceiling: float, _previous: float, u: float, _initial: float, _maximum: float) -> float:
-    """Spread over the upper half, so that a least wait is certain."""
+    """Return a delay from half the ceiling to the ceiling, which guarantees a minimum wait."""
     half = ceiling / 2
     return half + u * half
 
@@ -34,10 +34,10 @@ def equal(ceiling: float, _previous: float, u: float, _initial: float, _maximum:
 def decorrelated(
     _ceiling: float, previous: float, u: float, initial: float, maximum: float
 ) -> float:
-    """Grow from the last delay instead of the attempt number.
+    """Return a delay that grows from the previous delay instead of the attempt number.
 
-    The bound is clamped and not the draw (as in the 2015 AWS form), because clamped draws pile
-    up at the maximum and bring the clients back together.
+    The bound is limited to `maximum`, not the random delay (as in the AWS article of 2015):
+    limited delays would pile up at the maximum, and clients would retry together again.
     """
     bound = max(initial, min(maximum, 3 * previous))
     return initial + u * (bound - initial)
@@ -46,7 +46,7 @@ def decorrelated(
 def custom(
     jitter: Jitter, ceiling: float, previous: float, u: float, _initial: float, _maximum: float
 ) -> float:
-    """Ask a jitter of the user's, and check what it says."""
+    """Call a jitter function of the user and check its result."""
     return check_at_least("the result of jitter", jitter(ceiling, previous, u), 0)
 
 

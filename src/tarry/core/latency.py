@@ -1,4 +1,4 @@
-"""How long a dependency takes: quantiles over its last calls, exact and bounded."""
+"""Quantiles of the latency of a dependency, over a bounded number of recent calls."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_SAMPLES = 512
-_FRESH = 32
-"""So many new durations, at most, are not yet in the sorted copy."""
+_MAX_UNSORTED = 32
+"""Once all samples are present, the sorted copy is renewed only after this many new durations."""
 
 
 class Latency:
-    """The durations of the last 512 calls."""
+    """The durations of the last 512 calls.
+
+    Sorting is done when a quantile is read, not when a duration is added, because every call adds
+    one and few read.
+    """
 
     __slots__ = ("_durations", "_new", "_sorted", "add")
 
@@ -23,16 +27,16 @@ class Latency:
         self._new: deque[float] = deque(maxlen=MAX_SAMPLES)
         self._sorted: list[float] = []
         self.add: Callable[[float], None] = self._new.append
-        """Remember one duration. It is on the path of every call, so it is no more than that."""
+        """Add one duration. Every call does it, so it is directly the append of a deque."""
 
     def __len__(self) -> int:
-        """Return how many durations are remembered."""
+        """Return the number of durations."""
         return min(MAX_SAMPLES, len(self._durations) + len(self._new))
 
     def quantile(self, q: float) -> float | None:
-        """Return the duration that the share `q` of the last calls did not exceed."""
+        """Return the quantile `q` (0 to 1) of the durations, or None without any."""
         new = self._new
-        if new and (len(new) >= _FRESH or len(self._sorted) < MAX_SAMPLES):
+        if new and (len(new) >= _MAX_UNSORTED or len(self._sorted) < MAX_SAMPLES):
             self._durations.extend(new)
             new.clear()
             self._sorted = sorted(self._durations)

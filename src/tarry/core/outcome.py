@@ -1,6 +1,6 @@
-"""What an attempt came to, and the tables that classify statuses, codes and exceptions.
+"""Outcomes: the result of an attempt, classified from a status, a gRPC code or an exception.
 
-Classify first, decide later: nothing here knows how many attempts are left.
+Classification does not depend on the attempts left; `tarry.core.decide` does that.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class Kind(StrEnum):
 
 
 class Outcome(Value):
-    """What one attempt came to.
+    """The classified result of one attempt.
 
-    `safe`: the operation may be repeated, because it is idempotent or was certainly not read.
-    `retried`: a layer below has retried it already and given up. `local`: it failed on our side,
-    before the dependency was asked. `detail`: the status or the code, for logs.
+    safe: the operation can be repeated, because it is idempotent or certainly was not received.
+    retried: a layer below has already retried it and gave up.
+    local: it failed in this process, before the dependency was called.
+    detail: the status or the code, for logs.
     """
 
     __slots__ = __match_args__ = _fields = (
@@ -85,7 +86,7 @@ class Outcome(Value):
 
     @property
     def counts_as_failure(self) -> bool:
-        """Whether it speaks against the dependency: a permanent failure is the caller's fault."""
+        """Whether it is evidence against the dependency: permanent failures are the caller's."""
         return not self.local and self.kind is not Kind.SUCCESS and self.kind is not Kind.PERMANENT
 
 
@@ -115,12 +116,12 @@ GRPC_CODES = (
     "DATA_LOSS",
     "UNAUTHENTICATED",
 )
-"""The names of the gRPC status codes, each at its number."""
+"""The names of the gRPC status codes; the index is the number of the code."""
 
 _FIRST_ERROR_STATUS = 400
 _TOO_MANY_REQUESTS = 429
 _TIMEOUTS = frozenset({408, 504})
-_NEVER_MADE = frozenset({ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH})
+_CONNECT_ERRNOS = frozenset({ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH})
 
 
 def outcome_of_status(
@@ -131,19 +132,19 @@ def outcome_of_status(
     retryable: AbstractSet[int] = RETRYABLE_STATUSES,
     safe: bool = True,
 ) -> Outcome:
-    """Classify an HTTP response; `now` is the epoch time that dates in `headers` are held against.
+    """Classify an HTTP response; `now` is the epoch time, for dates in `headers`.
 
-    `safe` says whether the request may be repeated although the server has read it.
+    `safe` is whether the request can be repeated although the server has received it.
     """
     check_count("status", status)
     if status < _FIRST_ERROR_STATUS and status not in retryable:
         return SUCCESS
-    from tarry.core.hints import hint_from_headers  # its grammars load when they are needed
+    from tarry.core.hints import hint_from_headers  # only failures need it
 
     hint = hint_from_headers(headers, now)
     kind = Kind.THROTTLED if status == _TOO_MANY_REQUESTS else Kind.TRANSIENT
     return Outcome(
-        _steered(kind, hint, retryable=status in retryable),
+        _apply_should_retry(kind, hint, retryable=status in retryable),
         hint,
         safe=safe,
         timeout=status in _TIMEOUTS,
@@ -168,7 +169,9 @@ def outcome_of_code(
     kind = Kind.THROTTLED if name == "RESOURCE_EXHAUSTED" else Kind.TRANSIENT
     pushed_back = hint is not None and hint.should_retry is False
     return Outcome(
-        Kind.OVERLOADED if pushed_back else _steered(kind, hint, retryable=name in retryable),
+        Kind.OVERLOADED
+        if pushed_back
+        else _apply_should_retry(kind, hint, retryable=name in retryable),
         hint,
         safe=safe,
         timeout=name == "DEADLINE_EXCEEDED",
@@ -177,12 +180,12 @@ def outcome_of_code(
 
 
 def outcome_of_exception(error: BaseException, *, safe: bool = True) -> Outcome:
-    """Classify an error of the standard library's network calls; anything else is permanent.
+    """Classify a network error of the standard library; any other exception is permanent.
 
-    A connection that was never made is safe to repeat for any operation.
+    Any operation is safe to repeat when no connection was made.
     """
     detail = type(error).__name__
-    if _never_made(error):
+    if _is_connect_error(error):
         return Outcome(Kind.TRANSIENT, detail=detail)
     if isinstance(error, (ConnectionError, TimeoutError)):
         timeout = isinstance(error, TimeoutError)
@@ -190,21 +193,22 @@ def outcome_of_exception(error: BaseException, *, safe: bool = True) -> Outcome:
     return Outcome(Kind.PERMANENT, safe=safe, detail=detail)
 
 
-def _never_made(error: BaseException) -> bool:
+def _is_connect_error(error: BaseException) -> bool:
     if isinstance(error, ConnectionRefusedError):
         return True
-    # By name, because importing `socket` is no business of the core.
+    # By name, because the core does not import `socket`.
     unknown_host = any(base.__name__ == "gaierror" for base in type(error).__mro__)
-    return isinstance(error, OSError) and (unknown_host or error.errno in _NEVER_MADE)
+    return isinstance(error, OSError) and (unknown_host or error.errno in _CONNECT_ERRNOS)
 
 
 def _name_of(code: int) -> str:
     return GRPC_CODES[code] if 0 <= code < len(GRPC_CODES) else str(code)
 
 
-def _steered(kind: Kind, hint: Hint | None, *, retryable: bool) -> Kind:
-    """Let the server's own word override the table."""
+def _apply_should_retry(kind: Kind, hint: Hint | None, *, retryable: bool) -> Kind:
+    """Return the class of a failure, which the server's should-retry header overrides."""
     if hint is not None and hint.should_retry is not None:
-        retryable_or_told = Kind.OVERLOADED if retryable else Kind.PERMANENT
-        return kind if hint.should_retry else retryable_or_told
+        if hint.should_retry:
+            return kind
+        return Kind.OVERLOADED if retryable else Kind.PERMANENT
     return kind if retryable else Kind.PERMANENT

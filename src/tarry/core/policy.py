@@ -1,4 +1,4 @@
-"""A policy: immutable values that say what is retried, how often and after which delays."""
+"""Policies: immutable settings for what is retried, how often and after which delays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tarry.core.backoff import BACKOFFS, Backoff, BackoffName, Schedule
 from tarry.core.checks import check_at_least, check_count, check_one_of
-from tarry.core.explain import explain
+from tarry.core.durations import format_duration
 from tarry.core.jitter import JITTERS, Jitter, JitterName, custom
 from tarry.core.outcome import RETRYABLE_CODES, RETRYABLE_STATUSES
 from tarry.core.policy_fields import POLICY_FIELDS, check_collection, check_max_delay
@@ -21,30 +21,34 @@ if TYPE_CHECKING:
     from typing import Self
 
 _HOUR = 3600.0
-_TABLE = 32
-_MEMORYLESS = ("none", "full", "equal")
-_SETS = ("retryable_statuses", "retryable_codes")
+_MAX_PREPARED_ATTEMPTS = 32
+_JITTERS_WITHOUT_HISTORY = ("none", "full", "equal")
+"""Jitters whose delay does not depend on the previous delay."""
+
+# For explain()
+_MAX_ROWS = 12
+_MAX_EXPLAINED_RETRIES = 10_000
+_HIGHEST_U = 1.0 - 2.0**-53
+"""The largest random number: it gives the longest delay."""
 
 
 class Random(Protocol):
     """A source of numbers in [0, 1), such as `random.Random(7)`."""
 
     def random(self) -> float:
-        """Draw one."""
+        """Return the next random number."""
         ...
 
 
 class Policy(Value):
-    """What is retried, how often, after which delays and within which time. Seconds throughout.
+    """What is retried, how often, after which delays and within which time. Times are in seconds.
 
-    max_attempts: attempts in all, the first included.
-    total_budget: seconds for the call in all: no attempt starts that is not expected to end
-        within them.
-    attempt_timeout: seconds for one attempt.
-    throttled_delay: the slower initial delay after a throttled attempt (429, RESOURCE_EXHAUSTED).
-    max_hint: the longest wait that a server may ask for; a longer one ends the call.
-    retry_marked: retry errors too that an inner tarry loop has given up on (this multiplies
-        attempts).
+    max_attempts: number of attempts, including the first.
+    total_budget: time for the whole call. No attempt starts that is not expected to end within it.
+    attempt_timeout: time for one attempt.
+    throttled_delay: initial delay after a throttled attempt (429, RESOURCE_EXHAUSTED).
+    max_hint: longest wait that a server may ask for; a longer one ends the call.
+    retry_marked: retry also errors on which an inner tarry loop gave up. This multiplies attempts.
     """
 
     _fields = tuple(field.name for field in POLICY_FIELDS)
@@ -64,15 +68,16 @@ class Policy(Value):
     max_hint: float
     retry_marked: bool
     delay_table: tuple[tuple[float, float, float], ...]
-    """The first retries worked out: ceiling, least delay and spread of retry k stand at k.
+    """Ceiling, shortest delay and width of the jitter window of retry k, at index k.
 
-    Empty for what cannot be known before: a callable, or a jitter that looks at the last delay.
+    Computed once, so that `decide` needs no power and no function call for a delay. Empty when a
+    delay cannot be known in advance: with a callable, or a jitter that uses the previous delay.
     """
     attempt_commands: tuple[Attempt, ...]
-    """The commands for the first attempts, each at its number, for a call without a deadline."""
+    """The `Attempt` command of attempt n without a deadline, at index n; saves an allocation."""
     _jitter: Callable[[float, float, float, float, float], float]
     _throttled: float
-    """The initial delay after throttling."""
+    """The initial delay after a throttled attempt: between `initial_delay` and `max_delay`."""
 
     def __init__(
         self,
@@ -113,13 +118,14 @@ class Policy(Value):
             _throttled=max(self.initial_delay, min(self.throttled_delay, self.max_delay)),
             delay_table=(),
         )
-        first = range(min(self.max_attempts + 1, _TABLE))
-        self._set(attempt_commands=tuple(Attempt(number, self.attempt_timeout) for number in first))
-        if isinstance(backoff, str) and jitter in _MEMORYLESS:
-            self._set(delay_table=tuple(map(self._row, range(min(self.max_attempts, _TABLE)))))
+        numbers = range(min(self.max_attempts + 1, _MAX_PREPARED_ATTEMPTS))
+        self._set(attempt_commands=tuple(Attempt(n, self.attempt_timeout) for n in numbers))
+        if isinstance(backoff, str) and jitter in _JITTERS_WITHOUT_HISTORY:
+            retries = range(min(self.max_attempts, _MAX_PREPARED_ATTEMPTS))
+            self._set(delay_table=tuple(map(self._delay_row, retries)))
 
     def ceiling(self, k: int, throttled: bool = False) -> float:  # noqa: FBT001, FBT002
-        """Return the bound of the delay before retry k, before jitter."""
+        """Return the ceiling of the delay before retry k, before jitter."""
         check_count("k", k)
         initial = self._throttled if throttled else self.initial_delay
         backoff = self.backoff
@@ -135,7 +141,7 @@ class Policy(Value):
         u: float,
         throttled: bool = False,  # noqa: FBT001, FBT002
     ) -> float:
-        """Return the delay that jitter makes of a ceiling with the drawn number u."""
+        """Return the delay for a ceiling, the previous delay and the random number u."""
         initial = self._throttled if throttled else self.initial_delay
         if previous is None:
             previous = initial
@@ -143,63 +149,65 @@ class Policy(Value):
         return jitter(ceiling, previous, u, initial, self.max_delay)
 
     def delays(self, random: Random) -> list[float]:
-        """Draw the delays of one call in which every attempt fails: max_attempts - 1 of them."""
+        """Return the random delays of a call in which every attempt fails."""
         previous: float | None = None
-        drawn: list[float] = []
+        delays: list[float] = []
         for k in range(1, self.max_attempts):
             previous = self.delay(self.ceiling(k), previous, random.random())
-            drawn.append(previous)
-        return drawn
+            delays.append(previous)
+        return delays
 
     def explain(self) -> str:
-        """Describe the schedule, the worst case time and the worst case load in words."""
-        return explain(self)
+        """Return the schedule, the worst case time and the worst case load as text."""
+        return _explain(self)
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed."""
-        self._known(changes)
+        self._check_names(changes)
         return type(self)(**(self._asdict() | changes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the policy as plain values that JSON and TOML can hold."""
+        """Return the policy as a dict of JSON and TOML types. Fields that are None are left out."""
         plain: dict[str, Any] = {}
         for name, value in self._asdict().items():
-            if value is None:  # the default, and TOML has no word for it
+            if value is None:  # the default, and TOML has no null
                 continue
-            if name in _SETS:
+            if isinstance(value, frozenset):
                 plain[name] = sorted(value)
             elif isinstance(value, Schedule):
                 plain[name] = {"schedule": list(value.delays)}
             elif callable(value):
-                msg = f"{name} is a callable, which has no dict form; use a name or a Schedule"
-                raise ConfigurationError(msg)
+                rule = "is a callable, which cannot be written to a dict; use a name or a Schedule"
+                raise ConfigurationError(name, rule)
             else:
                 plain[name] = value
         return plain
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """Build a policy from what `to_dict` gave; a field left out has its default."""
-        cls._known(plain)
+        """Return a policy from the result of `to_dict`; missing fields have their defaults."""
+        cls._check_names(plain)
         values = dict(plain)
         backoff = values.get("backoff")
         if isinstance(backoff, Mapping):
             delays = cast("Mapping[str, Any]", backoff)
             if set(delays) != {"schedule"}:
-                msg = f"backoff as a table must be {{'schedule': [...]}}, got {backoff!r}"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(
+                    "backoff as a table", "must be {'schedule': [...]}", backoff
+                )
             values["backoff"] = Schedule(tuple(check_collection("schedule", delays["schedule"])))
         return cls(**values)
 
-    def _row(self, k: int) -> tuple[float, float, float]:
+    def _delay_row(self, k: int) -> tuple[float, float, float]:
+        """Return the entry of retry k in `delay_table`."""
         if not k:
             return 0.0, 0.0, 0.0  # there is no retry 0
         ceiling = self.ceiling(k)
-        least = self.delay(ceiling, None, 0.0)
-        return ceiling, least, self.delay(ceiling, None, 1.0) - least
+        shortest = self.delay(ceiling, None, 0.0)
+        return ceiling, shortest, self.delay(ceiling, None, 1.0) - shortest
 
     @classmethod
-    def _known(cls, names: Iterable[str]) -> None:
+    def _check_names(cls, names: Iterable[str]) -> None:
         for name in names:
             if name not in cls._fields:
                 msg = f"a policy has no field {name!r}; {did_you_mean(name, cls._fields)}"
@@ -212,9 +220,74 @@ class Policy(Value):
         return PRESETS[name]
 
 
+def _explain(policy: Policy) -> str:
+    ceilings, retries, longest_wait = _worst_case(policy)
+    jitter = policy.jitter if isinstance(policy.jitter, str) else "custom"
+    backoff = policy.backoff if isinstance(policy.backoff, str) else "custom"
+    plural = "" if policy.max_attempts == 1 else "s"
+    lines = [
+        f"{policy.max_attempts} attempt{plural}, {backoff} backoff, {jitter} jitter",
+        "",
+        "retry   ceiling   delay from .. to",
+    ]
+    previous_low = previous_high = None
+    for k, ceiling in enumerate(ceilings[:_MAX_ROWS], 1):
+        low = previous_low = policy.delay(ceiling, previous_low, 0.0)
+        high = previous_high = policy.delay(ceiling, previous_high, _HIGHEST_U)
+        lines.append(
+            f"{k:>5}  {format_duration(ceiling):>8}   "
+            f"{format_duration(low):>10} .. {format_duration(high)}"
+        )
+    if retries > _MAX_ROWS:
+        lines.append(f"  ...  {retries - _MAX_ROWS} more, the last {format_duration(ceilings[-1])}")
+    lines.append("")
+    if policy.attempt_timeout is None:
+        lines.append(
+            f"worst case time: {format_duration(longest_wait)} of waiting, plus the attempts "
+            "themselves"
+        )
+    else:
+        longest = longest_wait + policy.attempt_timeout * (retries + 1)
+        if policy.total_budget is not None:
+            longest = min(longest, policy.total_budget + policy.attempt_timeout)
+        lines.append(f"worst case time: {format_duration(longest)}, attempts included")
+    if policy.total_budget is not None:
+        lines.append(
+            f"total budget: {format_duration(policy.total_budget)}; no attempt starts beyond it"
+        )
+    # The policy does not know the retry budget; `tarry.policyfile.explain` adds its effect.
+    unless = ", unless a retry budget bounds it" if retries else ""
+    lines.append(f"worst case load: {retries + 1} x the calls while every attempt fails{unless}")
+    return "\n".join(lines)
+
+
+def _worst_case(policy: Policy) -> tuple[list[float], int, float]:
+    """Return the first ceilings, the number of possible retries and their longest total wait."""
+    ceilings: list[float] = []
+    longest_wait = shortest_wait = 0.0
+    low = high = 0.0
+    previous_low = previous_high = None
+    retries = policy.max_attempts - 1
+    for k in range(1, min(retries, _MAX_EXPLAINED_RETRIES) + 1):
+        ceiling = policy.ceiling(k)
+        low = previous_low = policy.delay(ceiling, previous_low, 0.0)
+        high = previous_high = policy.delay(ceiling, previous_high, _HIGHEST_U)
+        shortest_wait += low
+        if policy.total_budget is not None and shortest_wait >= policy.total_budget:
+            retries = k - 1
+            break
+        longest_wait += high
+        ceilings.append(ceiling)
+    # No ceiling of a built-in backoff grows any more after so many retries.
+    longest_wait += max(0, retries - _MAX_EXPLAINED_RETRIES) * high
+    if policy.total_budget is not None:
+        longest_wait = min(longest_wait, policy.total_budget)
+    return ceilings, retries, longest_wait
+
+
 PRESETS: dict[str, Policy] = {
     "default": Policy(),
-    # A person waits: two seconds in all, so small steps and an early end.
+    # For requests of a person who waits: two seconds in total, so short delays and few attempts.
     "interactive": Policy(max_attempts=3, initial_delay=0.05, max_delay=0.5, total_budget=2.0),
     # The example schedule of Standard Webhooks 1.0.0: ten attempts over three days.
     "webhook": Policy(
@@ -227,7 +300,7 @@ PRESETS: dict[str, Policy] = {
         jitter="equal",
         max_hint=24 * _HOUR,
     ),
-    # A day of patience: about half an hour between attempts once it has lasted.
+    # For background work: up to a day, with about half an hour between the later attempts.
     "patient": Policy(
         max_attempts=100,
         initial_delay=1.0,

@@ -1,42 +1,43 @@
-"""Counts over a sliding span of time, in a ring of buckets: constant cost, constant memory."""
+"""Counts of events over a sliding time window: constant time and memory for each event."""
 
 from __future__ import annotations
 
 from math import inf
 
 _BUCKETS = 10
-_LEAST_WIDTH = 1e-9
+_MIN_BUCKET_WIDTH_S = 1e-9
 
 
 class SlidingWindow:
-    """Some counts over the last `span` seconds, exact to a tenth of the span.
+    """Counts over the last `span` seconds, exact to a tenth of the span.
 
-    To count: `if now >= window.ends: window.roll(now)`, then add to `window.current[column]`.
-    That is spelled out where it is used, because it runs on every call.
+    The span is divided into ten buckets, each with one counter per column. To count an event:
+    `if now >= window.bucket_end: window.advance(now)`, then add to `window.current[column]`.
+    Callers write these two lines inline because they run on every call.
     """
 
     __slots__ = ("_buckets", "_slot", "_width", "bucket_end", "current", "past")
 
     def __init__(self, span: float, columns: int) -> None:
-        self._width = max(span / _BUCKETS, _LEAST_WIDTH)
+        self._width = max(span / _BUCKETS, _MIN_BUCKET_WIDTH_S)
         self._buckets = [[0] * columns for _ in range(_BUCKETS)]
         self.past: list[int] = [0] * columns
-        """The counts of the other tenths."""
+        """The counts of the nine older buckets, one sum per column."""
         self._slot: int | None = None
         self.current: list[int] = self._buckets[0]
-        """The counts of the present tenth."""
+        """The counts of the newest bucket."""
         self.bucket_end: float = -inf
-        """When the present tenth is over."""
+        """The time at which the newest bucket ends."""
 
     def total(self, column: int) -> int:
-        """Return the count over the span."""
+        """Return the count of a column over the whole window."""
         return self.past[column] + self.current[column]
 
     def advance(self, now: float) -> None:
-        """Go on to the tenth that `now` lies in and forget what is older than the span."""
+        """Make the bucket of `now` the newest one and clear the buckets that left the window."""
         slot = int(now // self._width)
         passed = _BUCKETS if self._slot is None else slot - self._slot
-        if passed <= 0:  # a thread that read its clock a little earlier
+        if passed <= 0:  # another thread has read its clock later and has already advanced
             return
         past = self.past
         for column, value in enumerate(self.current):
@@ -51,7 +52,10 @@ class SlidingWindow:
         self.bucket_end = (slot + 1) * self._width
 
     def undo(self, column: int) -> None:
-        """Undo one count, the oldest: no bucket may fall below zero, or it would count later."""
+        """Take back one event from the oldest bucket that has one.
+
+        A bucket must not fall below zero: its negative count would distort later totals.
+        """
         if self._slot is not None:
             for age in range(_BUCKETS - 1, -1, -1):
                 bucket = self._buckets[(self._slot - age) % _BUCKETS]
@@ -61,6 +65,6 @@ class SlidingWindow:
                     return
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Reset all counts to zero."""
         for counts in (self.past, *self._buckets):
             counts[:] = [0] * len(counts)

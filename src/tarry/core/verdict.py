@@ -1,6 +1,7 @@
-"""The words between the core and its drivers: what to do next, and why.
+"""The values that the core returns to its drivers: what to do next, and why.
 
-`decide` answers with `Wait` or `Stop`; a call adds `Attempt`. All are values, told apart by type.
+`decide` returns a verdict, `Wait` or `Stop`. `Call` also returns `Attempt`. `CallRecord` describes
+a call that ended without a result.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.explain import format_duration
+from tarry.core.durations import format_duration
 from tarry.core.value import Value
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Reason(StrEnum):
-    """Why a call ended without success. The value is the metric label, `words` is for people."""
+    """Why a call ended without success. The value is used as a metric label."""
 
     PERMANENT = "permanent"
     OVERLOADED = "overloaded"
@@ -33,11 +34,11 @@ class Reason(StrEnum):
 
     @property
     def description(self) -> str:
-        """The reason as part of a sentence."""
-        return _WORDS[self]
+        """The reason as part of a sentence for people."""
+        return _DESCRIPTIONS[self]
 
 
-_WORDS = {
+_DESCRIPTIONS = {
     Reason.PERMANENT: "the error is not retryable",
     Reason.OVERLOADED: "the server said not to retry",
     Reason.UNSAFE: "the operation is not safe to repeat",
@@ -53,11 +54,11 @@ _WORDS = {
 
 
 class Wait(NamedTuple):
-    """Wait `delay` seconds, then ask for the next attempt."""
+    """Wait `delay` seconds, then start the next attempt."""
 
     delay: float
     ceiling: float = 0.0
-    """The bound that jitter drew below."""
+    """The bound of the delay before jitter."""
     hint: Hint | None = None
 
 
@@ -66,22 +67,22 @@ class Stop(NamedTuple):
 
     reason: Reason
     retry_after: float | None = None
-    """Seconds after which another call makes sense, when that is known."""
+    """Seconds after which a new call can succeed, when that is known."""
     hint: Hint | None = None
 
 
 def is_final(stop: Stop, attempts: int, max_attempts: int) -> bool:
-    """Say whether layers above shall pass the error on that ended a call, and not retry it.
+    """Return whether outer retry loops pass on the error of a call instead of retrying it.
 
-    They shall where it was retried or not let through; where a second attempt would have done harm
-    (it is unsafe, the server asked not to be asked, time or budget are used up); not where it was
-    tried once and no more.
+    True when the call was retried or rejected, or when a retry was not allowed (unsafe operation,
+    the server said not to retry, no time or budget left). False when its policy has one attempt,
+    or the error is permanent: then the outer loop decides by its own rules.
     """
     return not attempts or (max_attempts > 1 and stop.reason is not Reason.PERMANENT)
 
 
 class Attempt(Value):
-    """Run the operation now, or after `delay` seconds when a rate limit asks for that."""
+    """Run the operation now, or after `delay` seconds when a rate limiter delays it."""
 
     __slots__ = __match_args__ = _fields = ("number", "timeout", "delay")
 
@@ -94,20 +95,20 @@ class Attempt(Value):
 
 
 class DelayedPermit(NamedTuple):
-    """A permit whose attempt starts only after `delay` seconds."""
+    """A permit for an attempt that starts after `delay` seconds."""
 
     permit: int
     delay: float
 
 
 class Progress(NamedTuple):
-    """How far a call has come: plain data that another process can go on from."""
+    """The state of a call as plain data, with which another process can continue it."""
 
     attempts: int = 0
     started: float = 0.0
     previous_delay: float | None = None
     backoff_offset: int = 0
-    """The attempt from which backoff counts anew, after a server named an exact delay."""
+    """Number of attempts that backoff ignores: those before the last exact delay of a server."""
 
 
 class Step(NamedTuple):
@@ -119,11 +120,11 @@ class Step(NamedTuple):
     verdict: Wait | Stop
     breaker: str | None
     balance: float | None
-    """What was left in the retry budget when the verdict was reached."""
+    """The balance of the retry budget at the time of the verdict."""
 
 
 class CallRecord(NamedTuple):
-    """How a call went: attempts, waits, balances, reasons."""
+    """The decision record of a call that ended without a result."""
 
     operation: str
     downstream: str | None
@@ -134,7 +135,7 @@ class CallRecord(NamedTuple):
     steps: tuple[Step, ...]
 
     def summary(self) -> str:
-        """Say it in words: how many attempts were made and why they ended."""
+        """Return a sentence with the number of attempts and why the call ended."""
         plural = "" if self.attempts == 1 else "s"
         waits = f" and {format_duration(self.waited)} of waiting" if self.waited else ""
         after = (

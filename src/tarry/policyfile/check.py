@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.core.explain import format_duration
+from tarry.core.durations import format_duration
 from tarry.policyfile.losses import shown
 
 if TYPE_CHECKING:

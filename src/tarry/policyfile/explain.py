@@ -9,7 +9,7 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.budget import RatioBudget
-from tarry.core.explain import format_duration
+from tarry.core.durations import format_duration
 from tarry.policyfile.defence import LIMITERS
 from tarry.policyfile.export.budgets import Allowance, allowance, prices
 from tarry.policyfile.export.common import breaker_of, filled

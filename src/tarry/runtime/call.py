@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.core.call import Call
 from tarry.core.decide import decide
-from tarry.core.explain import format_duration
+from tarry.core.durations import format_duration
 from tarry.core.outcome import TRANSIENT, Kind
 from tarry.core.verdict import CallRecord, Reason, Stop, Wait, is_final
 from tarry.errors import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.core.backoff import Schedule
 from tarry.core.breaker import Breaker
-from tarry.core.explain import format_duration
+from tarry.core.durations import format_duration
 from tarry.core.outcome import RETRYABLE_CODES, RETRYABLE_STATUSES
 from tarry.errors import ConfigurationError
 from tarry.policyfile.durations import milliseconds

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
-from tarry.core.explain import format_duration
+from tarry.core.durations import format_duration
 from tarry.core.suggest import suggest
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.policyfile.durations import parse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.core.explain import format_duration
+from tarry.core.durations import format_duration
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
 from tarry.service.api.redact import find_secrets

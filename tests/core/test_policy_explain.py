@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from math import inf
 from random import Random
 from typing import Any
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from tarry.core.backoff import Schedule
 from tarry.core.call import Call
-from tarry.core.explain import explain, format_duration
 from tarry.core.outcome import TRANSIENT
 from tarry.core.policy import PRESETS, Policy
 from tarry.core.verdict import Wait
@@ -28,52 +26,6 @@ def line(text: str, start: str) -> str:
 def rows(text: str) -> list[str]:
     """Return the rows of the schedule, with single spaces."""
     return [re.sub(r" +", " ", row.strip()) for row in text.split("\n\n")[1].splitlines()[1:]]
-
-
-# --- durations -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        (0, "0 ms"),
-        (0.0001, "0.1 ms"),
-        (0.1, "100 ms"),
-        (0.1234567, "123 ms"),
-        (0.999, "999 ms"),
-        (1, "1 s"),
-        (2.5, "2.5 s"),
-        (90, "90 s"),
-        (119, "119 s"),
-        (120, "2 min"),
-        (180, "3 min"),
-        (7_199, "120 min"),
-        (7_200, "2 h"),
-        (128, "2.13 min"),
-        (512, "8.53 min"),
-        (75.5 * 3600, "75.5 h"),
-        (1234 * 3600, "1234 h"),
-        (inf, "inf h"),
-    ],
-)
-def test_duration(seconds: float, expected: str) -> None:
-    """Seconds are written as a person would, in the unit that fits."""
-    assert expected == format_duration(seconds)
-
-
-@pytest.mark.parametrize("seconds", [0.9996, 0.99999, 1 - 2**-53])
-def test_almost_a_second(seconds: float) -> None:
-    """What rounds to a second is a second, and not 1e+03 ms."""
-    assert "1 s" == format_duration(seconds)
-
-
-@given(st.floats(1e-3, 999 * 3600))
-def test_durations_are_plain_and_right(seconds: float) -> None:
-    """From a millisecond to 999 hours there is no exponent, and the first digits are right."""
-    number, unit = format_duration(seconds).split()
-    assert "e" not in number
-    size = {"ms": 0.001, "s": 1, "min": 60, "h": 3600}[unit]
-    assert pytest.approx(seconds, rel=0.006) == float(number) * size
 
 
 # --- the whole -----------------------------------------------------------------------------------
@@ -91,7 +43,7 @@ retry   ceiling   delay from .. to
 
 worst case time: 700 ms of waiting, plus the attempts themselves
 worst case load: 4 x the calls while every attempt fails, unless a retry budget bounds it"""
-    assert expected == explain(Policy())
+    assert expected == Policy().explain()
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -122,21 +74,21 @@ def test_presets_are_explained_without_exponents(name: str) -> None:
 )
 def test_rows(jitter: Any, expected: list[str]) -> None:
     """Each row shows the ceiling, the least and the most that can be drawn."""
-    assert expected == rows(explain(Policy(initial_delay=2, jitter=jitter)))
+    assert expected == rows(Policy(initial_delay=2, jitter=jitter).explain())
 
 
 def test_long_schedules_are_cut() -> None:
     """Twelve retries are shown, the others are counted, and the last is named."""
-    shown = rows(explain(Policy(max_attempts=20)))
+    shown = rows(Policy(max_attempts=20).explain())
     assert (13, "... 7 more, the last 30 s") == (len(shown), shown[-1])
-    assert 12 == len(rows(explain(Policy(max_attempts=13))))
-    rising = explain(Policy(max_attempts=20, backoff="linear"))
+    assert 12 == len(rows(Policy(max_attempts=13).explain()))
+    rising = Policy(max_attempts=20, backoff="linear").explain()
     assert "... 7 more, the last 1.9 s" == rows(rising)[-1]
 
 
 def test_a_single_attempt() -> None:
     """Without retries there is no row, no waiting and no further load."""
-    text = explain(Policy(max_attempts=1))
+    text = Policy(max_attempts=1).explain()
     assert [] == rows(text)
     assert "0 ms of waiting, plus the attempts themselves" == line(text, "worst case time:")
     assert "1 x the calls while every attempt fails" == line(text, "worst case load:")
@@ -145,12 +97,12 @@ def test_a_single_attempt() -> None:
 def test_callables_are_called_custom() -> None:
     """What has no name is called custom."""
     policy = Policy(backoff=Schedule((1, 2)), jitter=lambda c, _p, _u: c)
-    assert explain(policy).startswith("4 attempts, custom backoff, custom jitter\n")
+    assert policy.explain().startswith("4 attempts, custom backoff, custom jitter\n")
 
 
 def test_ten_thousand_attempts() -> None:
     """A long policy is explained as well as a short one."""
-    text = explain(Policy(max_attempts=10_000, jitter="none"))
+    text = Policy(max_attempts=10_000, jitter="none").explain()
     assert "... 9987 more, the last 30 s" == rows(text)[-1]
     assert line(text, "worst case load:").startswith("10000 x ")
 
@@ -160,19 +112,19 @@ def test_ten_thousand_attempts() -> None:
 
 def test_attempt_timeouts_are_part_of_the_worst_case() -> None:
     """With a timeout per attempt the time for the whole call is known."""
-    text = explain(Policy(initial_delay=1, attempt_timeout=10, jitter="none"))
+    text = Policy(initial_delay=1, attempt_timeout=10, jitter="none").explain()
     assert "47 s, attempts included" == line(text, "worst case time:")
 
 
 def test_a_total_budget_bounds_the_waiting() -> None:
     """No more waiting than the budget, and only the retries that can start within it."""
     policy = Policy(max_attempts=100, initial_delay=1, backoff="fixed", jitter="none")
-    text = explain(policy.replace(total_budget=5.5))
+    text = policy.replace(total_budget=5.5).explain()
     assert 5 == len(rows(text))
     assert "5 s of waiting, plus the attempts themselves" == line(text, "worst case time:")
     assert "5.5 s; no attempt starts beyond it" == line(text, "total budget:")
     assert line(text, "worst case load:").startswith("6 x ")
-    drawn = explain(policy.replace(total_budget=5.5, jitter="full"))
+    drawn = policy.replace(total_budget=5.5, jitter="full").explain()
     assert line(drawn, "worst case time:").startswith("5.5 s of waiting")
     assert line(drawn, "worst case load:").startswith("100 x ")
 
@@ -187,7 +139,7 @@ def test_the_retries_told_are_those_that_are_decided() -> None:
     while isinstance(verdict := call.record_failure(TRANSIENT, now, 0.5), Wait):
         now += verdict.delay
         call.start(now)
-    assert call.attempts - 1 == len(rows(explain(policy)))
+    assert call.attempts - 1 == len(rows(policy.explain()))
 
 
 def test_a_total_budget_bounds_the_attempts_too() -> None:
@@ -200,7 +152,7 @@ def test_a_total_budget_bounds_the_attempts_too() -> None:
         total_budget=10,
         attempt_timeout=5,
     )
-    assert "15 s, attempts included" == line(explain(policy), "worst case time:")
+    assert "15 s, attempts included" == line(policy.explain(), "worst case time:")
 
 
 @given(
@@ -214,7 +166,7 @@ def test_no_call_waits_longer_than_the_worst_case(
 ) -> None:
     """The waits of a call that only fails add up to no more than the text says."""
     policy = Policy(max_attempts=attempts, initial_delay=initial, jitter=jitter)
-    told = line(explain(policy), "worst case time:").partition(" of waiting")[0]
+    told = line(policy.explain(), "worst case time:").partition(" of waiting")[0]
     number, unit = told.split()
     most = float(number) * {"ms": 0.001, "s": 1, "min": 60, "h": 3600}[unit]
     assert sum(policy.delays(Random(seed))) <= most * 1.006
@@ -222,6 +174,6 @@ def test_no_call_waits_longer_than_the_worst_case(
 
 def test_a_policy_for_ever_is_explained_at_once() -> None:
     """A thousand million attempts are told without being listed."""
-    text = explain(Policy(max_attempts=10**9, jitter="none"))
+    text = Policy(max_attempts=10**9, jitter="none").explain()
     assert "999999987 more, the last 30 s" in text
     assert "worst case load: 1000000000 x" in text

@@ -1,0 +1,54 @@
+"""Tests for durations as text."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tarry.core.durations import format_duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0, "0 ms"),
+        (0.0001, "0.1 ms"),
+        (0.1, "100 ms"),
+        (0.1234567, "123 ms"),
+        (0.999, "999 ms"),
+        (1, "1 s"),
+        (2.5, "2.5 s"),
+        (90, "90 s"),
+        (119, "119 s"),
+        (120, "2 min"),
+        (180, "3 min"),
+        (7_199, "120 min"),
+        (7_200, "2 h"),
+        (128, "2.13 min"),
+        (512, "8.53 min"),
+        (75.5 * 3600, "75.5 h"),
+        (1234 * 3600, "1234 h"),
+        (inf, "inf h"),
+    ],
+)
+def test_duration(seconds: float, expected: str) -> None:
+    """Seconds are written as a person would, in the unit that fits."""
+    assert expected == format_duration(seconds)
+
+
+@pytest.mark.parametrize("seconds", [0.9996, 0.99999, 1 - 2**-53])
+def test_almost_a_second(seconds: float) -> None:
+    """What rounds to a second is a second, and not 1e+03 ms."""
+    assert "1 s" == format_duration(seconds)
+
+
+@given(st.floats(1e-3, 999 * 3600))
+def test_durations_are_plain_and_right(seconds: float) -> None:
+    """From a millisecond to 999 hours there is no exponent, and the first digits are right."""
+    number, unit = format_duration(seconds).split()
+    assert "e" not in number
+    size = {"ms": 0.001, "s": 1, "min": 60, "h": 3600}[unit]
+    assert pytest.approx(seconds, rel=0.006) == float(number) * size
