@@ -15,8 +15,8 @@ from tarry.errors import StoreUnavailable
 from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.store import Store
 from tests.chaos.oracle import Oracle, at_once
-from tests.service.stores.direct import Direct
 from tests.service.stores.model_store import ModelStore
+from tests.service.stores.synchronous_store import SynchronousSqliteStore
 
 _process: ContextVar[Process | None] = ContextVar("process", default=None)
 EPOCH = 1_800_000_000.0
@@ -197,7 +197,7 @@ class World:
         self.jumped_at = float("-inf")
         self.store: Store = ModelStore(self._clock)
         if folder is not None:
-            self.store = Direct(folder / "tasks.db", self._clock)
+            self.store = SynchronousSqliteStore(folder / "tasks.db", self._clock)
             at_once(self.store.open())
         self.oracle = Oracle(self.store, self)
         self.hosts = {name: Host(name, self.dice) for name in ("a.example", "b.example")}

@@ -14,41 +14,45 @@ from tarry.runtime.clocks import system
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import AddStatus, FinishStatus, NewTask, TaskFilter
 from tarry.service.stores.sqlite import Database, SqliteStore, add
-from tests.service.stores.bench import (
+from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
+from tests.service.stores.harness import (
     LANE,
     LEASE,
-    NOON,
-    OTHER,
-    Clock,
-    numbers,
-    stop,
-    succeed,
+    OTHER_LEASE,
+    START_MS,
+    ManualClock,
+    dead_result,
+    success_result,
     task,
     task_id,
+    task_numbers,
 )
-from tests.service.stores.conformance import CASES, Bench, Case, name_of
-from tests.service.stores.direct import Direct
+from tests.service.stores.synchronous_store import SynchronousSqliteStore
 
 T = TypeVar("T")
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case, tmp_path: Path) -> None:
     """The store does what every store must do."""
-    asyncio.run(Bench(lambda clock: SqliteStore(tmp_path / "tasks.db", clock=clock)).run(case))
+    asyncio.run(
+        StoreHarness(lambda clock: SqliteStore(tmp_path / "tasks.db", clock=clock)).run(case)
+    )
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance_without_threads(case: Case, tmp_path: Path) -> None:
     """The synchronous database alone does what every store must do."""
-    asyncio.run(Bench(lambda clock: Direct(tmp_path / "tasks.db", clock)).run(case))
+    asyncio.run(
+        StoreHarness(lambda clock: SynchronousSqliteStore(tmp_path / "tasks.db", clock)).run(case)
+    )
 
 
 def on(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
     """Run a test on an open store."""
 
     async def run() -> None:
-        store = SqliteStore(path, clock=Clock())
+        store = SqliteStore(path, clock=ManualClock())
         await store.open()
         try:
             await main(store)
@@ -80,7 +84,7 @@ def test_two_stores_share_a_file(tmp_path: Path) -> None:
     """Each sees what the other wrote, no task is leased twice, and leases hold between them."""
 
     async def main(one: SqliteStore) -> None:
-        two = SqliteStore(tmp_path / "tasks.db", clock=Clock())
+        two = SqliteStore(tmp_path / "tasks.db", clock=ManualClock())
         await two.open()
         try:
             await asyncio.gather(
@@ -93,14 +97,16 @@ def test_two_stores_share_a_file(tmp_path: Path) -> None:
                 *(
                     store.claim(lease, limit=10, per_lane=5)
                     for _ in range(10)
-                    for store, lease in ((one, LEASE), (two, OTHER))
+                    for store, lease in ((one, LEASE), (two, OTHER_LEASE))
                 )
             )
             held = [task for claimed in claims for task in claimed.tasks]
 
-            assert list(range(200)) == sorted(numbers(held))
+            assert list(range(200)) == sorted(task_numbers(held))
             assert {"worker", "other"} == {task.worker for task in held}
-            assert [FinishStatus.DONE] * 200 == await two.finish([succeed(one) for one in held])
+            assert [FinishStatus.DONE] * 200 == await two.finish(
+                [success_result(one) for one in held]
+            )
             assert 200 == (await one.counters()).tasks[Status.SUCCEEDED]
             [again] = await two.add([NewTask(task(7, "h0"))])
             assert (AddStatus.EXISTING, Status.SUCCEEDED) == (again.status, again.task.status)
@@ -122,7 +128,7 @@ def test_a_filter_that_matches_rarely_has_short_pages(tmp_path: Path) -> None:
         while pages[-1].cursor is not None:
             pages.append(await store.list_tasks("acme", query, cursor=pages[-1].cursor, limit=10))
 
-        assert [[], [], [0]] == [numbers(page.items) for page in pages]
+        assert [[], [], [0]] == [task_numbers(page.items) for page in pages]
 
     on(tmp_path / "tasks.db", main)
 
@@ -133,7 +139,9 @@ def test_many_letters_are_looked_at_in_steps(tmp_path: Path) -> None:
     async def main(store: SqliteStore) -> None:
         new = [NewTask(task(number), direct=True) for number in range(4100)]
         held = [added.task for added in await store.add(new, LEASE)]
-        await store.finish([stop(one, "rare" if one is held[4000] else "usual") for one in held])
+        await store.finish(
+            [dead_result(one, "rare" if one is held[4000] else "usual") for one in held]
+        )
 
         assert 4100 == await store.count_dead(ReplayRecord(id="", tenant="acme"))
         assert 1 == await store.count_dead(ReplayRecord(id="", tenant="acme", reason="rare"))
@@ -150,20 +158,20 @@ def test_many_letters_are_looked_at_in_steps(tmp_path: Path) -> None:
 
 def test_a_lane_is_not_claimed_from_ahead_of_its_parking(tmp_path: Path) -> None:
     """A task that is due after the parking, but within the horizon, waits for the parking's end."""
-    clock = Clock()
+    clock = ManualClock()
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "tasks.db", clock=clock)
         await store.open()
         try:
             await store.add([NewTask(task(1), delay=800)])
-            await store.park(LANE, NOON + 500, probes=1, opened=1)
+            await store.park(LANE, START_MS + 500, probes=1, opened=1)
             for _ in range(2):
                 early = await store.claim(LEASE, limit=10, per_lane=10)
-                assert ([], NOON + 500) == (early.tasks, early.next_at)
+                assert ([], START_MS + 500) == (early.tasks, early.next_at)
             clock.advance(500)
             claimed = await store.claim(LEASE, limit=10, per_lane=10)
-            assert ([1], {LANE: 1}) == (numbers(claimed.tasks), claimed.probing)
+            assert ([1], {LANE: 1}) == (task_numbers(claimed.tasks), claimed.probing)
         finally:
             await store.close()
 
@@ -200,7 +208,7 @@ def test_a_new_file_is_made_once(tmp_path: Path) -> None:
     """Several that open a file that is not there yet end with the same one."""
 
     async def main() -> None:
-        stores = [SqliteStore(tmp_path / "tasks.db", clock=Clock()) for _ in range(5)]
+        stores = [SqliteStore(tmp_path / "tasks.db", clock=ManualClock()) for _ in range(5)]
         await asyncio.gather(*(store.open() for store in stores))
         try:
             for number, store in enumerate(stores):
@@ -231,11 +239,11 @@ def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
 
 def test_the_file_can_be_run_without_threads() -> None:
     """The synchronous database alone applies operations and answers questions, also in memory."""
-    database = Database(":memory:", lambda: NOON)
+    database = Database(":memory:", lambda: START_MS)
 
     [(added, error)] = database.apply([lambda tx: add.add(tx, [NewTask(task(1))], None, None)])
 
-    assert ([(NOON, NOON, NOON, False)], None) == (added, error)
+    assert ([(START_MS, START_MS, START_MS, False)], None) == (added, error)
     [(found, error)] = database.read([lambda tx: tx.execute("SELECT key FROM task").fetchall()])
     assert ([("key 1",)], None) == (found, error)
     database.close()

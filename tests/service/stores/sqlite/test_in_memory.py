@@ -12,21 +12,21 @@ from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.app import make_store
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import IN_MEMORY, Database, SqliteStore
-from tests.service.stores.bench import NOON, Clock, task, task_id
-from tests.service.stores.conformance import CASES, Bench, Case, name_of
+from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
+from tests.service.stores.harness import START_MS, ManualClock, task, task_id
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case) -> None:
     """The store does what every store must do; reopening it returns the same store."""
     opened: list[SqliteStore] = []
 
-    def open_once(clock: Clock) -> SqliteStore:
+    def open_once(clock: ManualClock) -> SqliteStore:
         if not opened:
             opened.append(SqliteStore(IN_MEMORY, clock=clock))
         return opened[0]
 
-    asyncio.run(Bench(open_once).run(case))
+    asyncio.run(StoreHarness(open_once).run(case))
 
 
 def test_memory_url_leaves_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_reads_and_writes_at_the_same_time() -> None:
     """Reads that run in the second thread see every task that was added before them."""
 
     async def main() -> None:
-        store = SqliteStore(IN_MEMORY, clock=Clock())
+        store = SqliteStore(IN_MEMORY, clock=ManualClock())
         await store.open()
 
         async def add_and_get(number: int) -> None:
@@ -66,7 +66,7 @@ def test_reads_and_writes_at_the_same_time() -> None:
 
 def test_an_error_of_sqlite_does_not_lose_the_data() -> None:
     """An error that makes a store on disk reconnect keeps the connection of one in memory."""
-    database = Database(IN_MEMORY, lambda: NOON)
+    database = Database(IN_MEMORY, lambda: START_MS)
     database.apply([lambda tx: tx.names.tenant_id("acme")])
 
     def fail(_: object) -> None:

@@ -19,20 +19,28 @@ from tarry.service.model import LOST, Status
 from tarry.service.store import CancelStatus, FinishStatus, Retention
 from tarry.service.stores.sqlite import SqliteStore, store, worker_locks
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
-from tests.service.stores.bench import HOUR, NOON, OTHER, Clock, numbers, succeed, task_id
+from tests.service.stores.harness import (
+    HOUR_MS,
+    OTHER_LEASE,
+    START_MS,
+    ManualClock,
+    success_result,
+    task_id,
+    task_numbers,
+)
 
-KEEP = Retention(HOUR, HOUR)
+KEEP = Retention(HOUR_MS, HOUR_MS)
 
 WORKER = """
 import asyncio, sys
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
-from tests.service.stores.bench import LEASE, NOON, Clock, task
+from tests.service.stores.harness import LEASE, START_MS, ManualClock, task
 
 async def main():
-    store = SqliteStore(sys.argv[1], clock=Clock())
+    store = SqliteStore(sys.argv[1], clock=ManualClock())
     await store.open()
-    times = (NOON, NOON + 500, NOON + 600, NOON + 99_000)
+    times = (START_MS, START_MS + 500, START_MS + 600, START_MS + 99_000)
     await store.add([NewTask(task(n, next_attempt_at=at)) for n, at in enumerate(times)])
     assert 3 == len((await store.claim(LEASE, limit=10, per_lane=10)).tasks)
     print("leased", flush=True)
@@ -69,7 +77,7 @@ def locks(path: Path) -> list[str]:
 
 async def opened(path: Path) -> SqliteStore:
     """A store on the same clock."""
-    store = SqliteStore(path, clock=Clock())
+    store = SqliteStore(path, clock=ManualClock())
     await store.open()
     return store
 
@@ -89,15 +97,15 @@ def test_a_killed_worker_is_known_at_once(tmp_path: Path, monkeypatch: pytest.Mo
                     number: (await store.get_task("acme", task_id(number))).status  # type: ignore[union-attr]
                     for number in range(4)
                 }
-                claimed = await store.claim(OTHER, limit=10, per_lane=10)
+                claimed = await store.claim(OTHER_LEASE, limit=10, per_lane=10)
 
-                assert [0, 1, 2] == sorted(numbers(claimed.tasks))
+                assert [0, 1, 2] == sorted(task_numbers(claimed.tasks))
                 attempts = {held.id: held.attempts for held in claimed.tasks}
                 assert {task_id(0): 1, task_id(1): 0, task_id(2): 0} == attempts
                 [lost] = await store.list_attempts("acme", task_id(0))
-                assert (LOST, "worker", NOON) == (lost.outcome, lost.worker, lost.scheduled_at)
+                assert (LOST, "worker", START_MS) == (lost.outcome, lost.worker, lost.scheduled_at)
                 assert [FinishStatus.DONE] * 3 == await store.finish(
-                    [succeed(held) for held in claimed.tasks]
+                    [success_result(held) for held in claimed.tasks]
                 )
                 lane = await store.get_lane("acme/https:a.example:443")
                 assert lane is not None
@@ -120,7 +128,7 @@ def test_a_sweep_finds_the_dead(tmp_path: Path) -> None:
             with worker(path) as process:
                 assert 2 == len(locks(path))
                 assert not (await store.sweep(KEEP, 100)).more
-                assert [] == (await store.claim(OTHER, limit=10, per_lane=10)).tasks
+                assert [] == (await store.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
                 cancelled = await store.cancel("acme", task_id(2))
                 assert CancelStatus.REQUESTED is cancelled
                 process.kill()
@@ -130,8 +138,8 @@ def test_a_sweep_finds_the_dead(tmp_path: Path) -> None:
                 steps += 1
 
             assert 3 <= steps <= 6
-            claimed = await store.claim(OTHER, limit=10, per_lane=10)
-            assert [0, 1] == sorted(numbers(claimed.tasks))
+            claimed = await store.claim(OTHER_LEASE, limit=10, per_lane=10)
+            assert [0, 1] == sorted(task_numbers(claimed.tasks))
             ended = await store.get_task("acme", task_id(2))
             assert ended is not None
             assert (Status.CANCELLED, 0) == (ended.status, ended.attempts)
@@ -155,7 +163,7 @@ def test_a_stopped_worker_is_not_dead(tmp_path: Path) -> None:
         try:
             process.send_signal(signal.SIGSTOP)
             await store.sweep(KEEP, 100)
-            assert [] == (await store.claim(OTHER, limit=10, per_lane=10)).tasks
+            assert [] == (await store.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
             assert 3 == (await store.counters()).tasks[Status.IN_FLIGHT]
         finally:
             await store.close()
@@ -173,16 +181,16 @@ def test_a_store_that_closes_leaves_its_leases(tmp_path: Path) -> None:
     async def main() -> None:
         with worker(path):
             other = await opened(link)
-            assert [] == (await other.claim(OTHER, limit=10, per_lane=10)).tasks
+            assert [] == (await other.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
             await other.close()
         one, two = await opened(path), await opened(path)
-        held = (await one.claim(OTHER, limit=10, per_lane=10)).tasks
+        held = (await one.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
         assert 3 == len(held)
         await two.sweep(KEEP, 10)
-        assert [] == (await two.claim(OTHER, limit=10, per_lane=10)).tasks
+        assert [] == (await two.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
         await one.close()
         await two.sweep(KEEP, 10)
-        assert 3 == len((await two.claim(OTHER, limit=10, per_lane=10)).tasks)
+        assert 3 == len((await two.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks)
         await two.close()
 
     asyncio.run(main())

@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from tarry.service.model import Status
 from tarry.service.store import Lease
-from tests.service.stores.agreement import TENANTS
-from tests.service.stores.bench import HOUR
+from tests.service.stores.comparison import TENANTS
+from tests.service.stores.harness import HOUR_MS
 
 WORKERS = ("one", "two")
 POLICIES = ("default", "webhook")
 REASONS = ("attempts", "budget")
-HELD = 20
+MAX_REMEMBERED_LEASES = 20
 """Leases that the test remembers, among them some that were lost."""
 
 tenants = st.sampled_from(TENANTS)
 hosts = st.sampled_from("ab")
 lanes = st.builds("{}/https:{}.example:443".format, tenants, hosts)
-delays = st.sampled_from([0, 0, 1, 500, 1000, 1001, 5000, HOUR])
+delays = st.sampled_from([0, 0, 1, 500, 1000, 1001, 5000, HOUR_MS])
 maybe_policy = st.sampled_from([None, *POLICIES])
 maybe_reason = st.sampled_from([None, *REASONS])
 maybe_lane = st.one_of(st.none(), lanes)
@@ -35,7 +35,7 @@ leases = st.builds(
 )
 
 
-class Wish(NamedTuple):
+class TaskDraft(NamedTuple):
     """A task that a caller wants added."""
 
     tenant: str
@@ -49,7 +49,7 @@ class Wish(NamedTuple):
     body: bool
 
 
-class Ending(NamedTuple):
+class ResultDraft(NamedTuple):
     """How an attempt of some lease ends."""
 
     pick: int
@@ -61,8 +61,8 @@ class Ending(NamedTuple):
     reason: str
 
 
-wishes = st.builds(
-    Wish,
+task_drafts = st.builds(
+    TaskDraft,
     tenants,
     hosts,
     st.one_of(st.none(), st.integers(0, 9)),
@@ -72,9 +72,9 @@ wishes = st.builds(
     st.booleans(),
     st.booleans(),
 )
-endings = st.builds(
-    Ending,
-    st.integers(0, HELD - 1),
+result_drafts = st.builds(
+    ResultDraft,
+    st.integers(0, MAX_REMEMBERED_LEASES - 1),
     st.sampled_from([Status.EXHAUSTED, Status.PENDING, Status.PENDING, Status.SUCCEEDED]),
     delays,
     st.booleans(),

@@ -20,8 +20,8 @@ from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.model import PolicyVersion, Status
 from tarry.service.store import NewTask, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore, connection, schema
-from tests.service.stores.bench import LEASE, Clock, succeed, task
-from tests.service.stores.test_sqlite import on
+from tests.service.stores.harness import LEASE, ManualClock, success_result, task
+from tests.service.stores.sqlite.test_store import on
 
 NOBODY = 65_534
 
@@ -57,7 +57,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
         big = [NewTask(task(number, content=bytes(100_000))) for number in (2, 3)]
         answers = await asyncio.gather(
-            store.add(big), store.finish([succeed(held[0])]), return_exceptions=True
+            store.add(big), store.finish([success_result(held[0])]), return_exceptions=True
         )
 
         assert isinstance(answers[0], StoreUnavailable)
@@ -176,7 +176,7 @@ def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     path = tmp_path / "later" / "tasks.db"
 
     async def main() -> None:
-        store = SqliteStore(path, clock=Clock())
+        store = SqliteStore(path, clock=ManualClock())
         try:
             with pytest.raises(StoreUnavailable, match="cannot be opened"):
                 await store.open()

@@ -8,8 +8,18 @@ from pathlib import Path
 from tarry.service.model import PolicyVersion, ReplayRecord, Status
 from tarry.service.store import NewTask, Release, Retention, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore
-from tests.service.stores.bench import HOUR, LEASE, NOON, OTHER, Clock, stop, succeed, task, wait
-from tests.service.stores.test_sqlite import on
+from tests.service.stores.harness import (
+    HOUR_MS,
+    LEASE,
+    OTHER_LEASE,
+    START_MS,
+    ManualClock,
+    dead_result,
+    retry_result,
+    success_result,
+    task,
+)
+from tests.service.stores.sqlite.test_store import on
 
 SMALL = re.compile(
     r"SCAN (CONSTANT ROW|\d+ CONSTANT ROWS|wanted|json_each|\(subquery-\d+\)"
@@ -28,7 +38,7 @@ def test_no_statement_reads_a_table(tmp_path: Path) -> None:
 
     async def main(store: SqliteStore) -> None:
         clock = store.database._clock
-        assert isinstance(clock, Clock)
+        assert isinstance(clock, ManualClock)
         for database in (store.database, store._read_database):
             connection, _ = database.open()
             connection.set_trace_callback(statements.add)
@@ -36,13 +46,17 @@ def test_no_statement_reads_a_table(tmp_path: Path) -> None:
             [NewTask(task(n, f"h{n % 3}"), direct=n > 8) for n in range(12)], LEASE, quota=99
         )
         await store.add([NewTask(task(1, "h1"))])
-        await store.park("acme/https:h1.example:443", NOON, probes=2, opened=1)
+        await store.park("acme/https:h1.example:443", START_MS, probes=2, opened=1)
         held = (await store.claim(LEASE, limit=5, per_lane=2)).tasks
-        results = [succeed(held[0]), stop(held[1]), wait(held[2], NOON + 5, keep=LEASE)]
-        await store.finish([*results, wait(held[3], NOON + HOUR)])
+        results = [
+            success_result(held[0]),
+            dead_result(held[1]),
+            retry_result(held[2], START_MS + 5, keep=LEASE),
+        ]
+        await store.finish([*results, retry_result(held[3], START_MS + HOUR_MS)])
         await store.release([Release(held[4])])
-        clock.advance(HOUR)
-        await store.claim(OTHER, limit=100, per_lane=100, skip=["acme/https:h2.example:443"])
+        clock.advance(HOUR_MS)
+        await store.claim(OTHER_LEASE, limit=100, per_lane=100, skip=["acme/https:h2.example:443"])
         await store.cancel("acme", held[3].id)
         await store.retry_now("acme", held[1].id)
         for query in (

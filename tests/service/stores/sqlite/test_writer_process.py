@@ -27,14 +27,14 @@ from tarry.service.stores.sqlite.writer_process import (
 )
 from tests.service.delivery.harness import LOOPS, use_loop
 from tests.service.delivery.harness import run as run_on_loop
-from tests.service.stores.bench import LEASE, numbers, succeed, task
-from tests.service.stores.conformance import CASES, Bench, Case, name_of
-from tests.service.stores.direct import Direct
+from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
+from tests.service.stores.harness import LEASE, success_result, task, task_numbers
+from tests.service.stores.synchronous_store import SynchronousSqliteStore
 
 T = TypeVar("T")
 
 
-class Sent(Direct):
+class Sent(SynchronousSqliteStore):
     """A store whose calls and answers take the form in which they cross."""
 
     async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
@@ -44,10 +44,10 @@ class Sent(Direct):
         return value
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance_of_what_crosses(case: Case, tmp_path: Path) -> None:
     """Nothing is lost between the two processes."""
-    asyncio.run(Bench(lambda clock: Sent(tmp_path / "tasks.db", clock)).run(case))
+    asyncio.run(StoreHarness(lambda clock: Sent(tmp_path / "tasks.db", clock)).run(case))
 
 
 def on(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
@@ -99,7 +99,7 @@ def test_a_task_lives_in_both_processes(tmp_path: Path) -> None:
         writers.append(writer_of(store))
         added = await store.add([NewTask(task(n), direct=True) for n in range(3)], LEASE)
         assert [True] * 3 == [each.leased for each in added]
-        done = await store.finish([succeed(each.task) for each in added])
+        done = await store.finish([success_result(each.task) for each in added])
         assert [FinishStatus.DONE] * 3 == done
         assert 3 == (await store.counters()).tasks[Status.SUCCEEDED]
         assert is_alive(writers[0])
@@ -125,8 +125,8 @@ def test_a_writer_that_is_killed_is_started_again(tmp_path: Path) -> None:
         await later
         await store.add([NewTask(task(2))])
         claimed = await store.claim(LEASE, limit=10, per_lane=10)
-        assert [2, 3] == sorted(numbers(claimed.tasks))
-        assert [FinishStatus.DONE] == await store.finish([succeed(added.task)])
+        assert [2, 3] == sorted(task_numbers(claimed.tasks))
+        assert [FinishStatus.DONE] == await store.finish([success_result(added.task)])
 
     on(tmp_path / "tasks.db", main)
 

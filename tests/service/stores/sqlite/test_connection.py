@@ -17,8 +17,8 @@ from tarry.service.model import Status
 from tarry.service.store import NewTask, TaskFilter
 from tarry.service.stores.sqlite import Database, SqliteStore, connection
 from tarry.service.stores.sqlite.transaction import ReadTransaction
-from tests.service.stores.bench import NOON, task
-from tests.service.stores.test_sqlite import on
+from tests.service.stores.harness import START_MS, task
+from tests.service.stores.sqlite.test_store import on
 
 MOST = 1 << 20
 
@@ -103,7 +103,7 @@ def _tries(said: list[str]) -> int:
 def test_many_questions_are_no_long_read(tmp_path: Path) -> None:
     """They are answered in order, a few in a transaction: none keeps the log for long."""
     said: list[str] = []
-    database = Database(tmp_path / "tasks.db", lambda: NOON)
+    database = Database(tmp_path / "tasks.db", lambda: START_MS)
     database.open()[0].set_trace_callback(said.append)
 
     answers = database.read([partial(_echo, number) for number in range(20)])
@@ -146,7 +146,7 @@ def test_a_disk_that_cannot_have_it_is_refused(
         return made
 
     monkeypatch.setattr(sqlite3, "connect", without_shared_memory)
-    database = Database(tmp_path / "tasks.db", lambda: NOON)
+    database = Database(tmp_path / "tasks.db", lambda: START_MS)
 
     with pytest.raises(ConfigurationError, match="stays in mode delete: keep the store on a local"):
         database.open()

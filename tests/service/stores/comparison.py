@@ -19,33 +19,36 @@ from msgspec.structs import replace
 from tarry.service.model import AttemptRecord, LaneRecord, ReplayRecord, Status, Task
 from tarry.service.store import ClaimResult, Lease, Store, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore
-from tests.service.stores.bench import Clock
+from tests.service.stores.harness import ManualClock
 from tests.service.stores.model_store import Data, ModelStore
 
 T = TypeVar("T")
-Make = Callable[[Clock], Store]
+OpenStore = Callable[[ManualClock], Store]
 
 TENANTS = ("acme", "beta")
 COUNTED = (Status.PENDING, Status.IN_FLIGHT, Status.EXHAUSTED)
 """What a lane counts."""
 
 
-def memory(folder: Path) -> Make:
+def model_stores(folder: Path) -> OpenStore:
     """Stores over one `Data`."""
     data = Data()
     return lambda clock: ModelStore(clock, data)
 
 
-def sqlite(folder: Path) -> Make:
+def sqlite_stores(folder: Path) -> OpenStore:
     """Stores over one file."""
     return lambda clock: SqliteStore(folder / "tasks.db", clock=clock)
 
 
-ENGINES: dict[str, Callable[[Path], Make]] = {"memory": memory, "sqlite": sqlite}
+ENGINES: dict[str, Callable[[Path], OpenStore]] = {
+    "memory": model_stores,
+    "sqlite_stores": sqlite_stores,
+}
 """Each engine: for an empty folder, a way to open its store, again and again."""
 
 
-class Dump(NamedTuple):
+class StoreSnapshot(NamedTuple):
     """All that can be seen of a store."""
 
     tasks: dict[str, list[Task]]
@@ -59,11 +62,11 @@ class Dump(NamedTuple):
     orphans: list[str]
 
 
-class Fleet:
+class StoreComparison:
     """One store of each engine, on one clock."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = ManualClock()
         self._folder = TemporaryDirectory()
         self._runner = asyncio.Runner()
         self._makes = [make(self._own(name)) for name, make in ENGINES.items()]
@@ -96,9 +99,9 @@ class Fleet:
             assert first == other, f"memory and {name} disagree"
         return first
 
-    def dump(self) -> Dump:
+    def snapshot(self) -> StoreSnapshot:
         """Look that all that can be seen is the same everywhere, and return it."""
-        return self.agree(dump)
+        return self.agree(snapshot)
 
     def _own(self, name: str) -> Path:
         folder = Path(self._folder.name, name)
@@ -112,14 +115,14 @@ class Fleet:
         return self._runner.run(main())
 
 
-def plain(task: Task) -> Task:
+def without_engine_details(task: Task) -> Task:
     """A task without what engines may have otherwise."""
     if task.status.is_terminal:
         task = replace(task, wake_at=0, cancelling=False)
     return replace(task, version=0)
 
 
-async def dump(store: Store) -> Dump:
+async def snapshot(store: Store) -> StoreSnapshot:
     """Ask a store for everything, in small pages, and look that its counts are exact."""
     tasks = {tenant: await every_task(store, tenant) for tenant in TENANTS}
     found = [task for tenant in TENANTS for task in tasks[tenant]]
@@ -136,8 +139,8 @@ async def dump(store: Store) -> Dump:
         exact = Counter(task.status for task in found if task.lane == lane.name)
         shown = (lane.pending, lane.in_flight, lane.dead)
         assert tuple(exact[status] for status in COUNTED) == shown
-    return Dump(
-        {tenant: [plain(task) for task in tasks[tenant]] for tenant in TENANTS},
+    return StoreSnapshot(
+        {tenant: [without_engine_details(task) for task in tasks[tenant]] for tenant in TENANTS},
         attempts,
         lanes,
         counts,
@@ -176,7 +179,11 @@ def is_used(lane: LaneRecord) -> bool:
 
 
 def check_claim(
-    claimed: ClaimResult, before: Dump, after: Dump, lease: Lease, skip: Collection[str]
+    claimed: ClaimResult,
+    before: StoreSnapshot,
+    after: StoreSnapshot,
+    lease: Lease,
+    skip: Collection[str],
 ) -> None:
     """Look at what a claim says of itself: order, lanes, time, and when to come again."""
     times = [task.next_attempt_at for task in claimed.tasks]
@@ -189,7 +196,7 @@ def check_claim(
         assert (lane.parked_until or 0) <= claimed.now
         assert task.next_attempt_at <= claimed.now + lease.horizon
         assert task.wake_at == max(claimed.now, task.next_attempt_at) + lease.length
-    exact = earliest(after, lease, claimed.now, skip)
+    exact = earliest_claim(after, lease, claimed.now, skip)
     if exact is not None:
         assert claimed.next_at is not None
         assert claimed.next_at <= max(exact, claimed.now)
@@ -197,7 +204,9 @@ def check_claim(
         assert claimed.next_at > claimed.now
 
 
-def earliest(seen: Dump, lease: Lease, now: int, skip: Collection[str]) -> int | None:
+def earliest_claim(
+    seen: StoreSnapshot, lease: Lease, now: int, skip: Collection[str]
+) -> int | None:
     """When the next claim may find something, by a look at every task."""
     times = []
     for lane in seen.lanes:

@@ -15,8 +15,8 @@ from tarry.service.model import Status
 from tarry.service.store import AddStatus, FinishStatus, NewTask
 from tarry.service.stores.sqlite import SqliteStore, executor
 from tarry.service.stores.sqlite.transaction import Transaction
-from tests.service.stores.bench import LEASE, succeed, task
-from tests.service.stores.test_sqlite import on
+from tests.service.stores.harness import LEASE, success_result, task
+from tests.service.stores.sqlite.test_store import on
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def test_what_waits_together_is_written_together(tmp_path: Path) -> None:
         assert 1 == store.database.commits - before
         held = (await store.claim(LEASE, limit=1000, per_lane=1000)).tasks
         before = store.database.commits
-        done = await together(store, (store.finish([succeed(one)]) for one in held))
+        done = await together(store, (store.finish([success_result(one)]) for one in held))
 
         assert [[FinishStatus.DONE]] * 1000 == done
         assert 1 == store.database.commits - before

@@ -9,20 +9,20 @@ from typing import Any
 from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
 from tarry.service.store import AddResult, ClaimResult, Lease, NewTask, Store, TaskResult
 
-NOON = 1_800_000_000_000
+START_MS = 1_800_000_000_000
 """When every case begins, in epoch ms: the beginning of a minute."""
-SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
-HORIZON = 1000
-LEASE = Lease("worker", 30 * SECOND, HORIZON)
-OTHER = Lease("other", 30 * SECOND, HORIZON)
+SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1000, 60_000, 3_600_000, 86_400_000
+HORIZON_MS = 1000
+LEASE = Lease("worker", 30 * SECOND_MS, HORIZON_MS)
+OTHER_LEASE = Lease("other", 30 * SECOND_MS, HORIZON_MS)
 LANE = "acme/https:a.example:443"
 
 
-class Clock:
+class ManualClock:
     """A clock in epoch ms that is set by hand."""
 
     def __init__(self) -> None:
-        self.now = NOON
+        self.now = START_MS
 
     def __call__(self) -> int:
         """Tell the time."""
@@ -34,12 +34,12 @@ class Clock:
 
 
 @dataclass
-class Bench:
+class StoreHarness:
     """A store, its clock, and a way to open the same data again."""
 
-    make: Callable[[Clock], Store]
+    make: Callable[[ManualClock], Store]
     """Return a new store over the same durable state, each time it is called."""
-    clock: Clock = field(default_factory=Clock)
+    clock: ManualClock = field(default_factory=ManualClock)
     opened: list[Store] = field(default_factory=list)
 
     @property
@@ -84,7 +84,7 @@ class Bench:
     async def dead(self, number: int, reason: str = "attempts", **fields: Any) -> Task:
         """Return a dead letter, with one attempt."""
         held = await self.leased(number, **fields)
-        await self.store.finish([stop(held, reason)])
+        await self.store.finish([dead_result(held, reason)])
         return await self.get(number, held.tenant)
 
     async def get(self, number: int, tenant: str = "acme") -> Task:
@@ -106,18 +106,18 @@ class Bench:
         return {status: count for status, count in counts.items() if count}
 
 
-Case = Callable[[Bench], Awaitable[None]]
+Case = Callable[[StoreHarness], Awaitable[None]]
 
 CASES: list[Case] = []
 
 
-def conforms(case: Case) -> Case:
+def conformance_case(case: Case) -> Case:
     """Add a case to the list."""
     CASES.append(case)
     return case
 
 
-def name_of(case: Case) -> str:
+def case_name(case: Case) -> str:
     """The name of a case."""
     return getattr(case, "__name__", repr(case))
 
@@ -139,7 +139,7 @@ def task(number: int = 1, host: str = "a", tenant: str = "acme", **fields: Any) 
     return Task(id=task_id(number), tenant=tenant, **fields)
 
 
-def attempt_of(held: Task, outcome: str = "transient", **fields: Any) -> AttemptRecord:
+def next_attempt(held: Task, outcome: str = "transient", **fields: Any) -> AttemptRecord:
     """The next attempt of a task, as a worker logs it."""
     return AttemptRecord(
         number=held.attempts + 1,
@@ -151,11 +151,11 @@ def attempt_of(held: Task, outcome: str = "transient", **fields: Any) -> Attempt
     )
 
 
-def wait(held: Task, until: int, **fields: Any) -> TaskResult:
+def retry_result(held: Task, until: int, **fields: Any) -> TaskResult:
     """An attempt that failed, and another at a time."""
     return TaskResult(
         task=held,
-        attempt=attempt_of(held),
+        attempt=next_attempt(held),
         status=Status.PENDING,
         next_attempt_at=until,
         last_kind="transient",
@@ -163,22 +163,22 @@ def wait(held: Task, until: int, **fields: Any) -> TaskResult:
     )
 
 
-def succeed(held: Task, **fields: Any) -> TaskResult:
+def success_result(held: Task, **fields: Any) -> TaskResult:
     """An attempt that succeeded."""
     return TaskResult(
         task=held,
-        attempt=attempt_of(held, "success"),
+        attempt=next_attempt(held, "success"),
         status=Status.SUCCEEDED,
         last_kind="success",
         **fields,
     )
 
 
-def stop(held: Task, reason: str = "attempts", **fields: Any) -> TaskResult:
+def dead_result(held: Task, reason: str = "attempts", **fields: Any) -> TaskResult:
     """An attempt that failed, and none after it."""
     return TaskResult(
         task=held,
-        attempt=attempt_of(held),
+        attempt=next_attempt(held),
         status=Status.EXHAUSTED,
         reason=reason,
         last_kind="transient",
@@ -186,6 +186,6 @@ def stop(held: Task, reason: str = "attempts", **fields: Any) -> TaskResult:
     )
 
 
-def numbers(tasks: list[Task]) -> list[int]:
+def task_numbers(tasks: list[Task]) -> list[int]:
     """The numbers of tasks, in their order."""
     return [int(found.id[-12:], 16) for found in tasks]

@@ -19,32 +19,37 @@ from tarry.service.store import (
     TaskFilter,
     TaskResult,
 )
-from tests.service.stores.agreement import TENANTS, Fleet, check_claim, plain
-from tests.service.stores.bench import DAY, HOUR, LEASE, MINUTE, SECOND, task, task_id
-from tests.service.stores.wishes import (
-    HELD,
+from tests.service.stores.comparison import (
+    TENANTS,
+    StoreComparison,
+    check_claim,
+    without_engine_details,
+)
+from tests.service.stores.harness import DAY_MS, HOUR_MS, LEASE, MINUTE_MS, SECOND_MS, task, task_id
+from tests.service.stores.strategies import (
+    MAX_REMEMBERED_LEASES,
     POLICIES,
-    Ending,
-    Wish,
+    ResultDraft,
+    TaskDraft,
     delays,
-    endings,
     filters,
     lanes,
     leases,
     maybe_lane,
     maybe_policy,
     maybe_reason,
+    result_drafts,
+    task_drafts,
     tenants,
-    wishes,
 )
 
 
-class Machine(RuleBasedStateMachine):
+class StoreMachine(RuleBasedStateMachine):
     """All that anybody does with a store; after every step the stores are compared in full."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.fleet = Fleet()
+        self.fleet = StoreComparison()
         self.last = 0
         self.jobs = 0
         self.held: list[list[Task]] = []
@@ -57,7 +62,7 @@ class Machine(RuleBasedStateMachine):
     def check_invariants(self, *args: Any, **kwargs: Any) -> None:
         """After every step, look that everything is the same."""
         super().check_invariants(*args, **kwargs)
-        self.fleet.dump()
+        self.fleet.snapshot()
 
     @property
     def now(self) -> int:
@@ -71,31 +76,33 @@ class Machine(RuleBasedStateMachine):
 
     def hold(self, answers: list[list[Task]]) -> None:
         """Remember leases, the same of each store."""
-        self.held = [*self.held, *(list(same) for same in zip(*answers, strict=True))][-HELD:]
+        self.held = [*self.held, *(list(same) for same in zip(*answers, strict=True))][
+            -MAX_REMEMBERED_LEASES:
+        ]
 
     @initialize(
-        wanted=st.lists(wishes, min_size=6, max_size=12),
-        batch=st.lists(endings, max_size=8),
+        wanted=st.lists(task_drafts, min_size=6, max_size=12),
+        batch=st.lists(result_drafts, max_size=8),
     )
-    def begin(self, wanted: list[Wish], batch: list[Ending]) -> None:
+    def begin(self, wanted: list[TaskDraft], batch: list[ResultDraft]) -> None:
         """Begin with tasks in all states."""
         self.add(wanted, LEASE, None)
-        self.fleet.clock.advance(SECOND)
+        self.fleet.clock.advance(SECOND_MS)
         self.work(LEASE, 2, frozenset(), batch)
 
     # --- callers and workers ----------------------------------------------------------------------
 
-    @rule(ms=st.sampled_from([1, 999, 1000, 2000, 30_000, MINUTE, HOUR]))
+    @rule(ms=st.sampled_from([1, 999, 1000, 2000, 30_000, MINUTE_MS, HOUR_MS]))
     def time_passes(self, ms: int) -> None:
         """Let the clock go on."""
         self.fleet.clock.advance(ms)
 
     @rule(
-        wanted=st.lists(wishes, min_size=1, max_size=4),
+        wanted=st.lists(task_drafts, min_size=1, max_size=4),
         lease=st.one_of(st.none(), leases),
         quota=st.sampled_from([None, None, 3, 8]),
     )
-    def add(self, wanted: list[Wish], lease: Lease | None, quota: int | None) -> None:
+    def add(self, wanted: list[TaskDraft], lease: Lease | None, quota: int | None) -> None:
         """Add tasks with new keys and old, some of them directly leased."""
         batch = [self._new(wish) for wish in wanted]
         answers = self.fleet.each(lambda _, store: store.add(batch, lease, quota=quota))
@@ -103,7 +110,7 @@ class Machine(RuleBasedStateMachine):
         assert [views[0]] * len(views) == views
         self.hold([[added.task for added in answer if added.leased] for answer in answers])
 
-    def _new(self, wish: Wish) -> NewTask:
+    def _new(self, wish: TaskDraft) -> NewTask:
         number = self.number()
         key = f"key {number if wish.key is None else wish.key}"
         made = task(
@@ -127,16 +134,16 @@ class Machine(RuleBasedStateMachine):
     def claim(self, lease: Lease, per_lane: int, skip: frozenset[str], late: int = 0) -> None:
         """Claim from all lanes: whose turn it is under a limit is the business of each engine."""
         self.fleet.clock.advance(late)
-        before = self.fleet.dump()
+        before = self.fleet.snapshot()
         answers = self.fleet.each(
             lambda _, store: store.claim(lease, limit=1000, per_lane=per_lane, skip=skip)
         )
-        after = self.fleet.dump()
+        after = self.fleet.snapshot()
         for answer in answers:
             check_claim(answer, before, after, lease, skip)
             answer.tasks.sort(key=lambda held: held.id)
         views = [
-            (answer.now, [plain(held) for held in answer.tasks], answer.probing)
+            (answer.now, [without_engine_details(held) for held in answer.tasks], answer.probing)
             for answer in answers
         ]
         assert [views[0]] * len(views) == views
@@ -146,17 +153,19 @@ class Machine(RuleBasedStateMachine):
         lease=leases,
         per_lane=st.sampled_from([2, 1000]),
         skip=st.just(frozenset()),
-        batch=st.lists(endings, min_size=1, max_size=6),
+        batch=st.lists(result_drafts, min_size=1, max_size=6),
     )
-    def work(self, lease: Lease, per_lane: int, skip: frozenset[str], batch: list[Ending]) -> None:
+    def work(
+        self, lease: Lease, per_lane: int, skip: frozenset[str], batch: list[ResultDraft]
+    ) -> None:
         """Claim, and end some of what is held."""
         self.claim(lease, per_lane, skip)
         if self.held:
             self.finish(batch, lease)
 
     @precondition(lambda self: self.held)
-    @rule(batch=st.lists(endings, min_size=1, max_size=4), lease=leases)
-    def finish(self, batch: list[Ending], lease: Lease) -> None:
+    @rule(batch=st.lists(result_drafts, min_size=1, max_size=4), lease=leases)
+    def finish(self, batch: list[ResultDraft], lease: Lease) -> None:
         """End attempts: of leases that are held, were lost, or have been ended before."""
         callbacks = [self.number() for _ in batch]
 
@@ -173,7 +182,7 @@ class Machine(RuleBasedStateMachine):
     def _pick(self, pick: int) -> list[Task]:
         return self.held[pick % len(self.held)]
 
-    def _result(self, ending: Ending, index: int, lease: Lease, number: int) -> TaskResult:
+    def _result(self, ending: ResultDraft, index: int, lease: Lease, number: int) -> TaskResult:
         held = self._pick(ending.pick)[index]
         attempt = AttemptRecord(
             number=held.attempts + 1,
@@ -208,7 +217,10 @@ class Machine(RuleBasedStateMachine):
             self.hold([[one] for one in kept])
 
     @precondition(lambda self: self.held)
-    @rule(picks=st.lists(st.integers(0, HELD - 1), min_size=1, max_size=3), delay=delays)
+    @rule(
+        picks=st.lists(st.integers(0, MAX_REMEMBERED_LEASES - 1), min_size=1, max_size=3),
+        delay=delays,
+    )
     def release(self, picks: list[int], delay: int) -> None:
         """Hand leases back, held or not."""
         at = self.now + delay if delay else None
@@ -265,7 +277,9 @@ class Machine(RuleBasedStateMachine):
         query = TaskFilter(**fields)
 
         async def found(store: Store) -> list[Task]:
-            return [plain(one) for one in (await store.list_tasks(tenant, query)).items]
+            return [
+                without_engine_details(one) for one in (await store.list_tasks(tenant, query)).items
+            ]
 
         self.fleet.agree(found)
 
@@ -319,7 +333,7 @@ class Machine(RuleBasedStateMachine):
 
     # --- upkeep -----------------------------------------------------------------------------------
 
-    @rule(limit=st.integers(1, 5), kept=st.sampled_from([0, SECOND, HOUR, DAY]))
+    @rule(limit=st.integers(1, 5), kept=st.sampled_from([0, SECOND_MS, HOUR_MS, DAY_MS]))
     def sweep(self, limit: int, kept: int) -> None:
         """Maintenance removes what is out of time, to the end, for the order is free."""
 
@@ -365,4 +379,4 @@ class Machine(RuleBasedStateMachine):
 
 
 def _shown(added: AddResult) -> tuple[Any, ...]:
-    return added.status, plain(added.task), added.leased
+    return added.status, without_engine_details(added.task), added.leased

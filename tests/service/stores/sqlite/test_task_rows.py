@@ -14,8 +14,16 @@ from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import add, finish, queries
 from tarry.service.stores.sqlite.task_rows import pack_id, pack_ids
 from tarry.service.stores.sqlite.transaction import Transaction
-from tests.service.stores.bench import LEASE, NOON, stop, succeed, task, task_id, wait
-from tests.service.stores.test_sqlite_bulk import File
+from tests.service.stores.harness import (
+    LEASE,
+    START_MS,
+    dead_result,
+    retry_result,
+    success_result,
+    task,
+    task_id,
+)
+from tests.service.stores.sqlite.test_multirow import File
 
 
 @pytest.fixture
@@ -42,7 +50,7 @@ def test_what_is_missing_differs_from_what_is_empty(
     held, waiting = (added.task for added in file.add(batch))
     delay = None if number is None else float(number)
 
-    file.finish([replace(stop(held, previous_delay=delay), reason=reason)])
+    file.finish([replace(dead_result(held, previous_delay=delay), reason=reason)])
 
     ended, kept = file.run(
         *(partial(queries.get_task, tenant="acme", task_id=task_id(n)) for n in (1, 2))
@@ -67,7 +75,7 @@ def test_no_value_asks_how_it_wants_to_be_written(file: File) -> None:
         batch = [NewTask(task(n), direct=n > 1) for n in range(4)]
         answers = add.add(tx, batch, LEASE, None)
         held = [added.task for added in add.to_add_results(batch, LEASE, answers) if added.leased]
-        ends = [succeed(held[0]), wait(held[1], NOON + 5, keep=LEASE)]
+        ends = [success_result(held[0]), retry_result(held[1], START_MS + 5, keep=LEASE)]
         finish.finish(tx, [finish.pack_result(end) for end in ends])
         tx.flush()
 

@@ -12,7 +12,7 @@ from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 T = TypeVar("T")
 
 
-class Direct(SqliteStore):
+class SynchronousSqliteStore(SqliteStore):
     """The store without threads, as a simulation runs it."""
 
     def __init__(self, path: Path, clock: Callable[[], int]) -> None:

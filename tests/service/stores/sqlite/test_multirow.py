@@ -14,16 +14,16 @@ from tarry.service.model import Status, Task
 from tarry.service.store import AddResult, AddStatus, FinishStatus, NewTask, TaskResult
 from tarry.service.stores.sqlite import Database, add, finish, transitions
 from tarry.service.stores.sqlite.transaction import Transaction
-from tests.service.stores.bench import (
-    HOUR,
+from tests.service.stores.harness import (
+    HOUR_MS,
     LEASE,
-    NOON,
-    Clock,
-    stop,
-    succeed,
+    START_MS,
+    ManualClock,
+    dead_result,
+    retry_result,
+    success_result,
     task,
     task_id,
-    wait,
 )
 
 TABLES = ("task", "state", "attempt", "tenant", "lane", "policy_use", "worker", "series")
@@ -34,7 +34,7 @@ class File:
     """A file, and operations on it that must succeed."""
 
     def __init__(self, path: Path) -> None:
-        self.database = Database(path, Clock())
+        self.database = Database(path, ManualClock())
 
     def run(self, *operations: Callable[[Transaction], Any]) -> list[Any]:
         """Run operations in one transaction."""
@@ -127,13 +127,13 @@ def test_a_batch_is_added_as_its_tasks_one_by_one(
 def results(held: list[Task]) -> list[TaskResult]:
     """An end of every kind for leased tasks."""
     ends: list[Callable[[Task], TaskResult]] = [
-        succeed,
-        stop,
-        lambda held: wait(held, NOON + HOUR),
-        lambda held: wait(held, NOON + 5, keep=LEASE, previous_delay=0.5, restarted=1),
-        lambda held: succeed(replace(held, version=held.version + 1)),
-        lambda held: succeed(held, callback=task(int(held.id[-12:], 16) + 5000)),
-        lambda held: replace(wait(held, NOON + HOUR), attempt=None),
+        success_result,
+        dead_result,
+        lambda held: retry_result(held, START_MS + HOUR_MS),
+        lambda held: retry_result(held, START_MS + 5, keep=LEASE, previous_delay=0.5, restarted=1),
+        lambda held: success_result(replace(held, version=held.version + 1)),
+        lambda held: success_result(held, callback=task(int(held.id[-12:], 16) + 5000)),
+        lambda held: replace(retry_result(held, START_MS + HOUR_MS), attempt=None),
     ]
     return [ends[n % len(ends)](task) for n, task in enumerate(held)]
 
@@ -166,10 +166,10 @@ def test_one_task_twice_in_a_batch_of_ends(file: File) -> None:
 
     answers = file.finish(
         [
-            succeed(first),
-            wait(second, NOON, keep=LEASE),
-            stop(first),
-            succeed(replace(second, version=second.version + 1)),
+            success_result(first),
+            retry_result(second, START_MS, keep=LEASE),
+            dead_result(first),
+            success_result(replace(second, version=second.version + 1)),
         ]
     )
 
@@ -194,7 +194,10 @@ def test_ends_find_their_tasks_in_whatever_order_the_rows_come(
     decode = finish._decode_states
     monkeypatch.setattr(finish, "_decode_states", lambda text: decode(text)[::-1])
 
-    ends = [stop(one) if n % 2 else succeed(one) for n, one in enumerate([late, *held[1:]])]
+    ends = [
+        dead_result(one) if n % 2 else success_result(one)
+        for n, one in enumerate([late, *held[1:]])
+    ]
     answers = file.finish(ends)
 
     assert [FinishStatus.SUPERSEDED] + [FinishStatus.DONE] * 69 == answers
@@ -213,6 +216,6 @@ def test_many_lanes_take_no_more_statements_than_one(files: list[File]) -> None:
         said.append([])
         file.database.open()[0].set_trace_callback(said[-1].append)
         batch = [NewTask(task(n, f"h{n % lanes}"), direct=True) for n in range(48)]
-        file.finish([wait(added.task, NOON + HOUR) for added in file.add(batch)])
+        file.finish([retry_result(added.task, START_MS + HOUR_MS) for added in file.add(batch)])
 
     assert len(said[0]) == len(said[1])

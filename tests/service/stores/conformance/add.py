@@ -1,0 +1,285 @@
+"""What every store must do: tasks that are added."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from tarry.service.model import Status
+from tarry.service.store import AddStatus, FinishStatus, NewTask, TaskFilter
+from tests.service.stores.harness import (
+    HORIZON_MS,
+    LANE,
+    LEASE,
+    OTHER_LEASE,
+    SECOND_MS,
+    START_MS,
+    StoreHarness,
+    conformance_case,
+    dead_result,
+    task,
+    task_id,
+    task_numbers,
+)
+
+
+@conformance_case
+async def a_task_is_kept_as_it_was_given(harness: StoreHarness) -> None:
+    """What the caller asked for comes back to the byte, times set by the store's clock."""
+    given = task(
+        key="kä ' \" % \\ " + "k" * 200,
+        fingerprint=bytes(range(256)),
+        content=bytes(range(256)) * 64,
+        body_ref="bodies/1",
+        policy_id="webhook",
+        policy_version=3,
+        next_attempt_at=START_MS + 5000,
+    )
+
+    [added] = await harness.add(given)
+
+    expected = replace(
+        given,
+        created_at=START_MS,
+        started_at=START_MS + 5000,
+        wake_at=START_MS + 5000,
+        version=added.task.version,
+    )
+    assert (AddStatus.ADDED, expected, False) == (added.status, added.task, added.leased)
+    assert expected == await harness.get(1)
+    await harness.reopen()
+    assert expected == await harness.get(1)
+
+
+@conformance_case
+async def a_delay_counts_from_the_moment_of_adding(harness: StoreHarness) -> None:
+    """`delay` is added to the store's now, and wins over a time of the task's own."""
+    given = task(next_attempt_at=START_MS + 99)
+
+    [added] = await harness.store.add([NewTask(given, delay=2000)])
+
+    times = (added.task.next_attempt_at, added.task.started_at, added.task.wake_at)
+    assert (START_MS + 2000,) * 3 == times
+
+
+@conformance_case
+async def a_time_that_has_passed_is_now(harness: StoreHarness) -> None:
+    """A task without a time, or with an old one, is due at once."""
+    added = await harness.add(task(1), task(2, next_attempt_at=START_MS - 5))
+
+    assert [START_MS, START_MS] == [answer.task.next_attempt_at for answer in added]
+    assert [START_MS, START_MS] == [answer.task.started_at for answer in added]
+
+
+@conformance_case
+async def a_new_task_begins_afresh(harness: StoreHarness) -> None:
+    """State that a task carries when it is added is not looked at."""
+    stale = task(
+        status=Status.EXHAUSTED,
+        reason="attempts",
+        attempts=4,
+        forgiven=2,
+        previous_delay=1.5,
+        restarted=1,
+        last_kind="transient",
+        worker="ghost",
+        wake_at=START_MS + 99,
+        cancelling=True,
+        replays=3,
+        created_at=5,
+        started_at=5,
+        finished_at=5,
+    )
+
+    [added] = await harness.add(stale)
+
+    fresh = task(
+        created_at=START_MS, next_attempt_at=START_MS, started_at=START_MS, wake_at=START_MS
+    )
+    assert replace(fresh, version=added.task.version) == added.task == await harness.get(1)
+    assert {Status.PENDING: 1} == await harness.counts()
+
+
+@conformance_case
+async def the_same_key_is_the_same_task(harness: StoreHarness) -> None:
+    """A key again, with the same fingerprint, is the first task, in its state of now."""
+    await harness.add(task(1, key="k", fingerprint=b"p"))
+    held = (await harness.claim()).tasks[0]
+
+    [again] = await harness.add(task(2, key="k", fingerprint=b"p", content=b"as good"))
+
+    assert (AddStatus.EXISTING, held, False) == (again.status, again.task, again.leased)
+    assert await harness.store.get_task("acme", task_id(2)) is None
+    assert {Status.IN_FLIGHT: 1} == await harness.counts()
+
+
+@conformance_case
+async def the_same_key_with_another_fingerprint_is_a_conflict(harness: StoreHarness) -> None:
+    """A conflict names the task that is stored, and changes nothing."""
+    [first] = await harness.add(task(1, key="k", fingerprint=b"p"))
+
+    [again] = await harness.add(task(2, key="k", fingerprint=b"q"))
+
+    assert (AddStatus.CONFLICT, first.task) == (again.status, again.task)
+    assert first.task == await harness.get(1)
+    assert {Status.PENDING: 1} == await harness.counts()
+
+
+@conformance_case
+async def keys_are_those_of_a_tenant(harness: StoreHarness) -> None:
+    """One tenant's key says nothing about another's, nor about one that looks alike."""
+    keys = ["k", "K", "k ", "k%", "k_", "k'", "kä", "ka\u0308", ""]
+    added = await harness.add(
+        *(task(number, key=key) for number, key in enumerate(keys)),
+        task(99, tenant="beta", key="k"),
+    )
+
+    assert [AddStatus.ADDED] * 10 == [answer.status for answer in added]
+
+
+@conformance_case
+async def a_batch_is_as_its_tasks_one_by_one(harness: StoreHarness) -> None:
+    """Twice in a batch is as in two: the first is added, the others are told of it, in order."""
+    answers = await harness.add(
+        task(1, key="k", fingerprint=b"p"),
+        task(2, key="other"),
+        task(3, key="k", fingerprint=b"p"),
+        task(4, key="k", fingerprint=b"q"),
+    )
+
+    assert [
+        (AddStatus.ADDED, task_id(1)),
+        (AddStatus.ADDED, task_id(2)),
+        (AddStatus.EXISTING, task_id(1)),
+        (AddStatus.CONFLICT, task_id(1)),
+    ] == [(answer.status, answer.task.id) for answer in answers]
+    assert {Status.PENDING: 2} == await harness.counts()
+    assert 2 == (await harness.lane()).pending
+
+
+@conformance_case
+async def adding_again_changes_nothing(harness: StoreHarness) -> None:
+    """After a lost answer the same batch again comes to the same state, also after a crash."""
+    batch = [NewTask(task(1), direct=True), NewTask(task(2), delay=500)]
+    first = await harness.store.add(batch, LEASE)
+    harness.clock.advance(7)
+    await harness.reopen()
+
+    again = await harness.store.add(batch, LEASE)
+
+    assert [AddStatus.EXISTING] * 2 == [answer.status for answer in again]
+    assert [answer.task for answer in first] == [answer.task for answer in again]
+    assert {Status.PENDING: 1, Status.IN_FLIGHT: 1} == await harness.counts()
+
+
+@conformance_case
+async def a_key_is_taken_while_its_task_is_kept(harness: StoreHarness) -> None:
+    """A terminal task still holds its key; when the task is removed the key is free."""
+    await harness.dead(1, key="k")
+    [kept] = await harness.add(task(2, key="k", fingerprint=b"print 1"))
+    assert (AddStatus.EXISTING, Status.EXHAUSTED) == (kept.status, kept.task.status)
+
+    assert 1 == await harness.store.purge("acme", TaskFilter(), 10)
+
+    [free] = await harness.add(task(2, key="k"))
+    assert AddStatus.ADDED is free.status
+
+
+@conformance_case
+async def a_quota_bounds_the_live_tasks_of_each_tenant(harness: StoreHarness) -> None:
+    """What exceeds the quota is FULL, told in order; another tenant has its own."""
+    answers = await harness.add(task(1), task(2), task(3), task(4, tenant="beta"), task(5), quota=2)
+
+    assert [
+        AddStatus.ADDED,
+        AddStatus.ADDED,
+        AddStatus.FULL,
+        AddStatus.ADDED,
+        AddStatus.FULL,
+    ] == [answer.status for answer in answers]
+    assert task_id(3) == answers[2].task.id
+    assert await harness.store.get_task("acme", task_id(3)) is None
+    assert {Status.PENDING: 2} == await harness.counts("acme")
+
+
+@conformance_case
+async def a_quota_counts_what_is_live(harness: StoreHarness) -> None:
+    """A task in flight counts, a terminal one does not; a key that is there is told first."""
+    held = await harness.leased(1)
+    assert AddStatus.FULL is (await harness.add(task(2), quota=1))[0].status
+    assert AddStatus.EXISTING is (await harness.add(task(1), quota=1))[0].status
+    conflict = task(1, fingerprint=b"other")
+    assert AddStatus.CONFLICT is (await harness.add(conflict, quota=1))[0].status
+
+    assert [FinishStatus.DONE] == await harness.store.finish([dead_result(held)])
+
+    assert AddStatus.ADDED is (await harness.add(task(2), quota=1))[0].status
+    assert AddStatus.FULL is (await harness.add(task(3), quota=0))[0].status
+    assert AddStatus.ADDED is (await harness.add(task(3)))[0].status
+
+
+@conformance_case
+async def a_direct_task_is_leased_to_who_adds_it(harness: StoreHarness) -> None:
+    """Due within the horizon it comes leased, until the lease's end, and no other gets it."""
+    [now, soon] = await harness.store.add(
+        [NewTask(task(1), direct=True), NewTask(task(2), delay=HORIZON_MS, direct=True)], LEASE
+    )
+
+    for answer, due in ((now, START_MS), (soon, START_MS + HORIZON_MS)):
+        assert (AddStatus.ADDED, True) == (answer.status, answer.leased)
+        assert Status.IN_FLIGHT is answer.task.status
+        assert "worker" == answer.task.worker
+        assert (due, due + LEASE.length) == (answer.task.next_attempt_at, answer.task.wake_at)
+    assert now.task == await harness.get(1)
+    assert [] == (await harness.claim(OTHER_LEASE)).tasks
+    assert {Status.IN_FLIGHT: 2} == await harness.counts()
+    assert [FinishStatus.DONE] == await harness.store.finish([dead_result(now.task)])
+
+
+@conformance_case
+async def a_direct_task_beyond_the_horizon_waits(harness: StoreHarness) -> None:
+    """A task that is due later, that was not to be direct, or that has no lease is PENDING."""
+    later, plain = await harness.store.add(
+        [NewTask(task(1), delay=HORIZON_MS + 1, direct=True), NewTask(task(2))], LEASE
+    )
+    [without] = await harness.store.add([NewTask(task(3), direct=True)])
+
+    for answer in (later, plain, without):
+        assert (AddStatus.ADDED, False) == (answer.status, answer.leased)
+        assert (Status.PENDING, None) == (answer.task.status, answer.task.worker)
+    assert [2, 3] == task_numbers((await harness.claim()).tasks)
+
+
+@conformance_case
+async def a_lane_that_is_not_open_gives_no_direct_lease(harness: StoreHarness) -> None:
+    """Paused, parked and half-open lanes keep a direct task waiting; a resumed one does not."""
+
+    async def leased(number: int) -> bool:
+        [answer] = await harness.store.add([NewTask(task(number), direct=True)], LEASE)
+        assert AddStatus.ADDED is answer.status
+        return answer.leased
+
+    await harness.store.park(LANE, START_MS + SECOND_MS, probes=5, opened=1)
+    assert not await leased(1)
+    harness.clock.advance(SECOND_MS)
+    assert not await leased(2)
+    await harness.store.resume(LANE)
+    assert await leased(3)
+    await harness.store.pause(LANE)
+    assert not await leased(4)
+
+
+@conformance_case
+async def an_existing_task_is_not_leased_again(harness: StoreHarness) -> None:
+    """A direct task whose key is there is not leased, though it waits and is due."""
+    await harness.add(task(1))
+
+    [again] = await harness.store.add([NewTask(task(1), direct=True)], LEASE)
+
+    assert (AddStatus.EXISTING, False) == (again.status, again.leased)
+    assert Status.PENDING is again.task.status
+
+
+@conformance_case
+async def nothing_to_add_is_nothing(harness: StoreHarness) -> None:
+    """An empty batch has an empty answer."""
+    assert [] == await harness.store.add([], LEASE, quota=1)

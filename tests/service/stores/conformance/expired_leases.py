@@ -1,0 +1,147 @@
+"""What every store must do: leases that run out, and whose holder is late."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from tarry.service.model import LOST, AttemptRecord, Status
+from tarry.service.store import CancelStatus, FinishStatus, Release, SeriesPoint
+from tests.service.stores.harness import (
+    HOUR_MS,
+    LEASE,
+    OTHER_LEASE,
+    START_MS,
+    StoreHarness,
+    conformance_case,
+    retry_result,
+    success_result,
+)
+
+
+@conformance_case
+async def an_abandoned_task_is_claimed_again(harness: StoreHarness) -> None:
+    """When a lease ends the attempt is logged as lost, counts, and the task has a new holder."""
+    old = await harness.leased(1, next_attempt_at=START_MS + 500)
+    harness.clock.now = old.wake_at
+
+    claimed = await harness.claim(OTHER_LEASE)
+
+    [new] = claimed.tasks
+    assert (1, 0) == (claimed.lost, (await harness.claim()).lost)
+    expected = replace(
+        old,
+        attempts=1,
+        lost=1,
+        worker="other",
+        version=old.version + 1,
+        next_attempt_at=old.wake_at,
+        wake_at=old.wake_at + OTHER_LEASE.length,
+    )
+    assert expected == new == await harness.get(1)
+    lost = AttemptRecord(
+        number=1,
+        scheduled_at=START_MS + 500,
+        started_at=START_MS + 500,
+        outcome=LOST,
+        worker="worker",
+    )
+    assert [lost] == await harness.store.list_attempts("acme", old.id)
+    assert {Status.IN_FLIGHT: 1} == await harness.counts()
+    assert 1 == (await harness.lane()).in_flight
+
+
+@conformance_case
+async def the_horizon_is_not_for_leases(harness: StoreHarness) -> None:
+    """A lease that ends within the horizon is still held."""
+    old = await harness.leased(1)
+    harness.clock.now = old.wake_at - 1
+
+    assert [] == (await harness.claim(OTHER_LEASE)).tasks
+    assert [] == await harness.store.list_attempts("acme", old.id)
+
+
+@conformance_case
+async def who_lost_a_lease_is_superseded(harness: StoreHarness) -> None:
+    """Once another holds the task, the first can neither finish nor release it; the other can."""
+    old = await harness.leased(1)
+    harness.clock.now = old.wake_at
+    [new] = (await harness.claim(OTHER_LEASE)).tasks
+
+    assert [FinishStatus.SUPERSEDED] == await harness.store.finish([success_result(old)])
+    await harness.store.release([Release(old)])
+
+    assert new == await harness.get(1)
+    assert 1 == len(await harness.store.list_attempts("acme", old.id))
+    assert 1 == (await harness.store.counters()).superseded
+    assert [FinishStatus.DONE] == await harness.store.finish([success_result(new)])
+    assert [1, 2] == [row.number for row in await harness.store.list_attempts("acme", old.id)]
+
+
+@conformance_case
+async def a_task_may_be_abandoned_again_and_again(harness: StoreHarness) -> None:
+    """Each lost attempt has its row, numbered on, and a store that crashes loses none."""
+    held = await harness.leased(1)
+    for _ in range(3):
+        harness.clock.advance(LEASE.length)
+        await harness.reopen()
+        [held] = (await harness.claim()).tasks
+
+    assert 3 == held.attempts
+    rows = await harness.store.list_attempts("acme", held.id)
+    assert [(1, LOST), (2, LOST), (3, LOST)] == [(row.number, row.outcome) for row in rows]
+    assert {"lost": 3} == _outcomes(await harness.store.series(None, since=0))
+
+
+def _outcomes(points: list[SeriesPoint]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for point in points:
+        for outcome, count in point.outcomes.items():
+            total[outcome] = total.get(outcome, 0) + count
+    return total
+
+
+@conformance_case
+async def an_abandoned_task_that_was_cancelled_ends(harness: StoreHarness) -> None:
+    """Nobody gets it: the lost attempt is logged, and the task is CANCELLED."""
+    old = await harness.leased(1)
+    assert CancelStatus.REQUESTED is await harness.store.cancel("acme", old.id)
+    harness.clock.now = old.wake_at
+
+    claimed = await harness.claim(OTHER_LEASE)
+
+    assert [] == claimed.tasks
+    ended = await harness.get(1)
+    assert (Status.CANCELLED, 1, old.wake_at) == (ended.status, ended.attempts, ended.finished_at)
+    assert [LOST] == [row.outcome for row in await harness.store.list_attempts("acme", old.id)]
+    assert {Status.CANCELLED: 1} == await harness.counts()
+    assert [FinishStatus.SUPERSEDED] == await harness.store.finish([success_result(old)])
+
+
+@conformance_case
+async def what_the_next_decision_needs_outlives_a_lost_attempt(harness: StoreHarness) -> None:
+    """A lost attempt leaves previous delay and class as the last outcome set them."""
+    held = await harness.leased(1)
+    result = retry_result(held, START_MS + 10, previous_delay=0.1 + 0.2, restarted=2)
+    await harness.store.finish([result])
+    await harness.claim()
+    harness.clock.advance(HOUR_MS)
+
+    [new] = (await harness.claim(OTHER_LEASE)).tasks
+
+    assert (2, 0.1 + 0.2, 2) == (new.attempts, new.previous_delay, new.restarted)
+    assert ("transient", 1) == (new.last_kind, new.lost)
+
+
+@conformance_case
+async def an_abandoned_task_is_late_since_its_lease_ended(harness: StoreHarness) -> None:
+    """However late it is claimed, the next attempt was due when the lease ran out."""
+    old = await harness.leased(1)
+    harness.clock.advance(HOUR_MS)
+
+    [new] = (await harness.claim(OTHER_LEASE)).tasks
+
+    assert (old.wake_at, START_MS + HOUR_MS + OTHER_LEASE.length) == (
+        new.next_attempt_at,
+        new.wake_at,
+    )
+    assert START_MS == new.started_at

@@ -1,0 +1,389 @@
+"""What every store must do: attempts that end, and leases that are handed back."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from tarry.service.model import AttemptRecord, Decision, Status
+from tarry.service.store import AddStatus, CancelStatus, FinishStatus, TaskResult
+from tests.service.stores.harness import (
+    HORIZON_MS,
+    HOUR_MS,
+    LEASE,
+    OTHER_LEASE,
+    SECOND_MS,
+    START_MS,
+    StoreHarness,
+    conformance_case,
+    dead_result,
+    retry_result,
+    success_result,
+    task,
+    task_id,
+    task_numbers,
+)
+
+
+@conformance_case
+async def a_failed_attempt_waits_for_the_next(harness: StoreHarness) -> None:
+    """The task is PENDING until its time, holds no lease, and knows what the core has to know."""
+    held = await harness.leased(1)
+    result = retry_result(held, START_MS + HOUR_MS, previous_delay=0.1 + 0.2, restarted=1)
+
+    assert [FinishStatus.DONE] == await harness.store.finish([result])
+
+    expected = replace(
+        held,
+        status=Status.PENDING,
+        attempts=1,
+        version=held.version + 1,
+        worker=None,
+        next_attempt_at=START_MS + HOUR_MS,
+        wake_at=START_MS + HOUR_MS,
+        previous_delay=0.1 + 0.2,
+        restarted=1,
+        last_kind="transient",
+    )
+    assert expected == await harness.get(1)
+    await harness.reopen()
+    assert expected == await harness.get(1)
+    assert [] == (await harness.claim()).tasks
+    harness.clock.now = START_MS + HOUR_MS - HORIZON_MS
+    assert [1] == task_numbers((await harness.claim()).tasks)
+
+
+@conformance_case
+async def a_success_ends_a_task(harness: StoreHarness) -> None:
+    """SUCCEEDED at the store's now, out of the queue, counted."""
+    held = await harness.leased(1)
+    harness.clock.advance(70)
+
+    assert [FinishStatus.DONE] == await harness.store.finish([success_result(held)])
+
+    ended = await harness.get(1)
+    assert (Status.SUCCEEDED, START_MS + 70, None, 1) == (
+        ended.status,
+        ended.finished_at,
+        ended.worker,
+        ended.attempts,
+    )
+    assert {Status.SUCCEEDED: 1} == await harness.counts()
+    lane = await harness.lane()
+    assert (0, 0, 0) == (lane.pending, lane.in_flight, lane.dead)
+    harness.clock.advance(HOUR_MS)
+    assert [] == (await harness.claim()).tasks
+
+
+@conformance_case
+async def an_exhausted_task_is_a_dead_letter(harness: StoreHarness) -> None:
+    """EXHAUSTED with its reason, out of the queue, counted as dead in its lane."""
+    ended = await harness.dead(1, "budget")
+
+    assert (Status.EXHAUSTED, "budget", START_MS) == (ended.status, ended.reason, ended.finished_at)
+    assert {Status.EXHAUSTED: 1} == await harness.counts()
+    lane = await harness.lane()
+    assert (0, 0, 1) == (lane.pending, lane.in_flight, lane.dead)
+    harness.clock.advance(HOUR_MS)
+    assert [] == (await harness.claim()).tasks
+
+
+@conformance_case
+async def without_an_attempt_none_is_counted(harness: StoreHarness) -> None:
+    """A task is deferred, or ended before an attempt that cannot fit, without a row in the log."""
+    held = await harness.leased(1)
+    deferral = TaskResult(
+        task=held,
+        attempt=None,
+        status=Status.PENDING,
+        next_attempt_at=START_MS + 50,
+        previous_delay=1.5,
+    )
+    assert [FinishStatus.DONE] == await harness.store.finish([deferral])
+    [held] = (await harness.claim()).tasks
+    assert (0, 1.5, START_MS + 50) == (held.attempts, held.previous_delay, held.next_attempt_at)
+
+    end = TaskResult(task=held, attempt=None, status=Status.EXHAUSTED, reason="budget")
+    assert [FinishStatus.DONE] == await harness.store.finish([end])
+
+    ended = await harness.get(1)
+    assert (Status.EXHAUSTED, "budget", 0) == (ended.status, ended.reason, ended.attempts)
+    assert [] == await harness.store.list_attempts("acme", held.id)
+    assert [] == await harness.store.series(None, since=0)
+
+
+@conformance_case
+async def the_log_keeps_every_field(harness: StoreHarness) -> None:
+    """A row of the attempt log comes back as it was written, decision and all."""
+    held = await harness.leased(1)
+    full = AttemptRecord(
+        number=1,
+        scheduled_at=START_MS,
+        started_at=START_MS + 2,
+        duration_ms=12.3456789,
+        dns_ms=0.1,
+        connect_ms=0.2,
+        tls_ms=0.3,
+        first_byte_ms=11.0,
+        remote="192.0.2.1:443",
+        status=503,
+        error="no room: ä\n",
+        error_class="busy",
+        outcome="overloaded",
+        decision=Decision(
+            action="retry_result",
+            reason="hint",
+            delay_ms=1500.5,
+            ceiling_ms=200.0,
+            hint_ms=1500.0,
+            hint_source="retry-after",
+            policy_version=2,
+            budget=495.0,
+            breaker="closed",
+        ),
+        excerpt="{" + "x" * 2000,
+        worker="worker",
+    )
+    bare = AttemptRecord(
+        number=2,
+        scheduled_at=START_MS + 5,
+        started_at=START_MS + 6,
+        status="UNAVAILABLE",
+        outcome="transient",
+    )
+    first = retry_result(held, START_MS + 5)
+    first.attempt = full
+    await harness.store.finish([first])
+    [held] = (await harness.claim()).tasks
+    second = dead_result(held)
+    second.attempt = bare
+    await harness.store.finish([second])
+    await harness.reopen()
+
+    assert [full, bare] == await harness.store.list_attempts("acme", held.id)
+
+
+@conformance_case
+async def a_kept_lease_goes_on(harness: StoreHarness) -> None:
+    """The task stays with its worker for a time within the horizon, its version one higher."""
+    held = await harness.leased(1)
+    harness.clock.advance(10)
+    due = harness.clock.now + 500
+
+    assert [FinishStatus.DONE] == await harness.store.finish([retry_result(held, due, keep=LEASE)])
+
+    kept = replace(
+        held,
+        attempts=1,
+        version=held.version + 1,
+        next_attempt_at=due,
+        wake_at=due + LEASE.length,
+        last_kind="transient",
+    )
+    assert kept == await harness.get(1)
+    assert {Status.IN_FLIGHT: 1} == await harness.counts()
+    assert 1 == (await harness.lane()).in_flight
+    harness.clock.now = due
+    assert [] == (await harness.claim(OTHER_LEASE)).tasks
+    assert [FinishStatus.DONE] == await harness.store.finish([success_result(kept)])
+    assert [1, 2] == [row.number for row in await harness.store.list_attempts("acme", held.id)]
+
+
+@conformance_case
+async def a_kept_lease_ends_too(harness: StoreHarness) -> None:
+    """A worker that dies with a kept lease loses it like any other."""
+    held = await harness.leased(1)
+    await harness.store.finish([retry_result(held, START_MS + 500, keep=LEASE)])
+    harness.clock.now = START_MS + 500 + LEASE.length
+
+    [new] = (await harness.claim(OTHER_LEASE)).tasks
+
+    assert (2, "other") == (new.attempts, new.worker)
+    assert ["transient", "lost"] == [
+        row.outcome for row in await harness.store.list_attempts("acme", held.id)
+    ]
+
+
+@conformance_case
+async def a_lease_is_not_kept_at_the_end(harness: StoreHarness) -> None:
+    """A terminal task holds no lease, whatever was asked."""
+    held = await harness.leased(1)
+
+    await harness.store.finish([success_result(held, keep=LEASE)])
+
+    ended = await harness.get(1)
+    assert (Status.SUCCEEDED, None) == (ended.status, ended.worker)
+
+
+@conformance_case
+async def being_late_alone_does_no_harm(harness: StoreHarness) -> None:
+    """A lease that ran out is its holder's to finish until another claims the task."""
+    held = await harness.leased(1)
+    harness.clock.advance(HOUR_MS)
+
+    assert [FinishStatus.DONE] == await harness.store.finish([success_result(held)])
+    assert Status.SUCCEEDED is (await harness.get(1)).status
+
+
+@conformance_case
+async def a_finish_again_changes_nothing(harness: StoreHarness) -> None:
+    """After a lost answer the same batch again is superseded, also after a crash."""
+    await harness.add(task(1), task(2), task(3), task(4))
+    held = (await harness.claim()).tasks
+    batch = [
+        success_result(held[0]),
+        dead_result(held[1]),
+        retry_result(held[2], START_MS + SECOND_MS, keep=LEASE),
+        retry_result(held[3], START_MS + HOUR_MS, callback=task(9)),
+    ]
+    assert [FinishStatus.DONE] * 4 == await harness.store.finish(batch)
+    before = [await harness.get(number) for number in (1, 2, 3, 4, 9)]
+    harness.clock.advance(5)
+    await harness.reopen()
+
+    assert [FinishStatus.SUPERSEDED] * 4 == await harness.store.finish(batch)
+
+    assert before == [await harness.get(number) for number in (1, 2, 3, 4, 9)]
+    assert [1] * 4 == [len(await harness.store.list_attempts("acme", one.id)) for one in held]
+    assert {
+        Status.PENDING: 2,
+        Status.IN_FLIGHT: 1,
+        Status.SUCCEEDED: 1,
+        Status.EXHAUSTED: 1,
+    } == await harness.counts()
+    [point] = await harness.store.series(None, since=START_MS)
+    assert {"success": 1, "transient": 3} == point.outcomes
+
+
+@conformance_case
+async def a_batch_is_answered_one_by_one(harness: StoreHarness) -> None:
+    """Each result has its own answer, in order; twice the same task is once and superseded."""
+    await harness.add(task(1), task(2))
+    one, two = (await harness.claim()).tasks
+    stranger = replace(one, id=task_id(77))
+
+    answers = await harness.store.finish(
+        [
+            success_result(stranger),
+            success_result(one),
+            dead_result(one),
+            retry_result(two, START_MS + HOUR_MS),
+        ]
+    )
+
+    assert [
+        FinishStatus.SUPERSEDED,
+        FinishStatus.DONE,
+        FinishStatus.SUPERSEDED,
+        FinishStatus.DONE,
+    ] == answers
+    assert Status.SUCCEEDED is (await harness.get(1)).status
+    assert 2 == (await harness.store.counters("acme")).superseded
+    assert (2, 0) == (
+        (await harness.store.counters()).superseded,
+        (await harness.store.counters("beta")).superseded,
+    )
+    assert [] == await harness.store.finish([])
+
+
+@conformance_case
+async def what_waits_cannot_be_finished(harness: StoreHarness) -> None:
+    """A task that nobody holds is finished by nobody."""
+    [added] = await harness.add(task(1))
+
+    assert [FinishStatus.SUPERSEDED] == await harness.store.finish([success_result(added.task)])
+    assert added.task == await harness.get(1)
+
+
+@conformance_case
+async def a_cancelled_attempt_is_the_last(harness: StoreHarness) -> None:
+    """The attempt is logged and counts, no other follows, and a kept lease is not kept."""
+    await harness.add(task(1), task(2), task(3))
+    held = (await harness.claim()).tasks
+    for one in held:
+        assert CancelStatus.REQUESTED is await harness.store.cancel("acme", one.id)
+    harness.clock.advance(5)
+    deferral = TaskResult(
+        task=held[2], attempt=None, status=Status.PENDING, next_attempt_at=START_MS + 50
+    )
+
+    answers = await harness.store.finish(
+        [
+            retry_result(held[0], START_MS + SECOND_MS, keep=LEASE, callback=task(8)),
+            dead_result(held[1], callback=task(9)),
+            deferral,
+        ]
+    )
+
+    assert [FinishStatus.CANCELLED] * 3 == answers
+    for number, attempts in ((1, 1), (2, 1), (3, 0)):
+        ended = await harness.get(number)
+        assert (Status.CANCELLED, None, None, START_MS + 5) == (
+            ended.status,
+            ended.reason,
+            ended.worker,
+            ended.finished_at,
+        )
+        assert attempts == ended.attempts
+        assert attempts == len(await harness.store.list_attempts("acme", ended.id))
+    assert {Status.CANCELLED: 3} == await harness.counts()
+    harness.clock.advance(HOUR_MS)
+    assert [] == (await harness.claim()).tasks
+
+
+@conformance_case
+async def a_success_that_was_to_be_cancelled_is_a_success(harness: StoreHarness) -> None:
+    """What the target accepted cannot be taken back: it SUCCEEDED, and its callback is added."""
+    held = await harness.leased(1)
+    await harness.store.cancel("acme", held.id)
+
+    assert [FinishStatus.DONE] == await harness.store.finish(
+        [success_result(held, callback=task(9))]
+    )
+
+    assert Status.SUCCEEDED is (await harness.get(1)).status
+    assert Status.PENDING is (await harness.get(9)).status
+
+
+@conformance_case
+async def a_callback_is_added_in_the_same_step(harness: StoreHarness) -> None:
+    """It is a task like any other, due at once or at its time, and no quota holds it back."""
+    held = await harness.leased(1)
+    harness.clock.advance(5)
+
+    await harness.store.finish([success_result(held, callback=task(9, "hook", body_ref="b"))])
+
+    callback = await harness.get(9)
+    times = (callback.created_at, callback.next_attempt_at, callback.started_at, callback.wake_at)
+    assert (Status.PENDING, "b", (START_MS + 5,) * 4) == (callback.status, callback.body_ref, times)
+    assert {Status.SUCCEEDED: 1, Status.PENDING: 1} == await harness.counts()
+    assert 1 == (await harness.lane(callback.lane)).pending
+    assert [9] == task_numbers((await harness.claim()).tasks)
+    [again] = await harness.add(task(9))
+    assert AddStatus.EXISTING is again.status
+
+
+@conformance_case
+async def a_callback_whose_key_is_there_is_not_added_twice(harness: StoreHarness) -> None:
+    """The task that has the key stays as it is, and the finish is done."""
+    [first] = await harness.add(task(9, next_attempt_at=START_MS + HOUR_MS))
+    held = await harness.leased(1)
+
+    callback = task(10, key="key 9")
+    assert [FinishStatus.DONE] == await harness.store.finish(
+        [success_result(held, callback=callback)]
+    )
+
+    assert first.task == await harness.get(9)
+    assert await harness.store.get_task("acme", task_id(10)) is None
+
+
+@conformance_case
+async def a_superseded_finish_adds_no_callback(harness: StoreHarness) -> None:
+    """Who lost the lease tells nobody."""
+    held = await harness.leased(1)
+    harness.clock.advance(HOUR_MS)
+    await harness.claim(OTHER_LEASE)
+
+    result = success_result(held, callback=task(9))
+    assert [FinishStatus.SUPERSEDED] == await harness.store.finish([result])
+    assert await harness.store.get_task("acme", task_id(9)) is None

@@ -1,0 +1,111 @@
+"""What every store must do: leases that are handed back."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from tarry.service.model import Status
+from tarry.service.store import FinishStatus, NewTask, Release
+from tests.service.stores.harness import (
+    HOUR_MS,
+    LEASE,
+    OTHER_LEASE,
+    START_MS,
+    StoreHarness,
+    conformance_case,
+    next_attempt,
+    retry_result,
+    success_result,
+    task,
+    task_id,
+    task_numbers,
+)
+
+
+@conformance_case
+async def a_released_task_is_due_when_it_was(harness: StoreHarness) -> None:
+    """No attempt is counted, another may claim it at once, and the old holder has lost it."""
+    held = await harness.leased(1, next_attempt_at=START_MS + 500)
+
+    assert [FinishStatus.DONE] == await harness.store.release([Release(held)])
+
+    freed = await harness.get(1)
+    assert (Status.PENDING, None, 0, START_MS + 500, START_MS + 500) == (
+        freed.status,
+        freed.worker,
+        freed.attempts,
+        freed.next_attempt_at,
+        freed.wake_at,
+    )
+    assert [] == await harness.store.list_attempts("acme", held.id)
+    assert {Status.PENDING: 1} == await harness.counts()
+    assert [1] == task_numbers((await harness.claim(OTHER_LEASE)).tasks)
+    assert [FinishStatus.SUPERSEDED] == await harness.store.finish([success_result(held)])
+
+
+@conformance_case
+async def a_task_is_released_for_later_but_not_for_earlier(harness: StoreHarness) -> None:
+    """A time puts it off; no attempt comes before the time that it had."""
+    await harness.add(
+        task(1, next_attempt_at=START_MS + 500), task(2, next_attempt_at=START_MS + 500)
+    )
+    one, two = (await harness.claim()).tasks
+
+    await harness.store.release([Release(one, START_MS + HOUR_MS), Release(two, START_MS)])
+
+    assert (
+        START_MS + HOUR_MS
+        == (await harness.get(1)).next_attempt_at
+        == (await harness.get(1)).wake_at
+    )
+    assert START_MS + 500 == (await harness.get(2)).next_attempt_at
+    assert [2] == task_numbers((await harness.claim()).tasks)
+
+
+@conformance_case
+async def only_a_lease_that_is_held_is_released(harness: StoreHarness) -> None:
+    """Twice, unknown, finished, or from before a kept lease: nothing happens."""
+    await harness.add(task(1), task(2), task(3))
+    one, two, three = (await harness.claim()).tasks
+    await harness.store.finish([success_result(one), retry_result(two, START_MS + 500, keep=LEASE)])
+    await harness.store.release([Release(three, START_MS + HOUR_MS)])
+    before = [await harness.get(number) for number in (1, 2, 3)]
+
+    stranger = replace(one, id=task_id(77))
+    again = await harness.store.release([Release(one) for one in (one, two, three, stranger)])
+    assert [FinishStatus.SUPERSEDED] * 4 == again
+    assert [] == await harness.store.release([])
+
+    assert before == [await harness.get(number) for number in (1, 2, 3)]
+    assert 0 == (await harness.store.counters()).superseded
+
+
+@conformance_case
+async def a_released_task_that_was_cancelled_ends(harness: StoreHarness) -> None:
+    """No attempt follows a request to cancel, also when none was made."""
+    held = await harness.leased(1)
+    await harness.store.cancel("acme", held.id)
+
+    assert [FinishStatus.CANCELLED] == await harness.store.release([Release(held)])
+
+    ended = await harness.get(1)
+    assert (Status.CANCELLED, 0, START_MS) == (ended.status, ended.attempts, ended.finished_at)
+    assert {Status.CANCELLED: 1} == await harness.counts()
+
+
+@conformance_case
+async def a_direct_lease_is_a_lease(harness: StoreHarness) -> None:
+    """What was leased when it was added is released, kept, lost and finished like any other."""
+    batch = [NewTask(task(number), direct=True) for number in range(1, 5)]
+    one, two, three, four = [answer.task for answer in await harness.store.add(batch, LEASE)]
+    await harness.store.release([Release(one)])
+    await harness.store.finish(
+        [retry_result(two, START_MS + 100, keep=LEASE), success_result(three)]
+    )
+    harness.clock.now = four.wake_at
+
+    tasks = (await harness.claim(OTHER_LEASE)).tasks
+
+    assert [1, 4] == task_numbers(tasks)
+    assert [0, 1] == [held.attempts for held in tasks]
+    assert next_attempt(tasks[1]).number == 2

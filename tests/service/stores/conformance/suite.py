@@ -1,0 +1,44 @@
+"""The conformance suite: one list of cases that every implementation of the store port must pass.
+
+A test module gives `StoreHarness` a function that opens the store, and opens it again over the same
+data:
+
+    @pytest.mark.parametrize("case", CASES, ids=case_name)
+    def test_conformance(case: Case, tmp_path: Path) -> None:
+        harness = StoreHarness(lambda clock: SqliteStore(tmp_path / "tasks.db", clock=clock))
+        asyncio.run(harness.run(case))
+"""
+
+from __future__ import annotations
+
+from tests.service.stores.conformance import (
+    add,
+    claim,
+    dead_letters,
+    expired_leases,
+    fair_order,
+    finish,
+    lanes,
+    policies_and_keys,
+    queries,
+    release,
+    retention,
+)
+from tests.service.stores.harness import CASES, Case, StoreHarness, case_name
+
+__all__ = ["CASES", "PARTS", "Case", "StoreHarness", "case_name"]
+
+PARTS = (
+    add,
+    claim,
+    expired_leases,
+    lanes,
+    fair_order,
+    finish,
+    release,
+    queries,
+    dead_letters,
+    policies_and_keys,
+    retention,
+)
+"""The modules that add their cases to `CASES` when they are imported."""
