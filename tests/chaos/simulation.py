@@ -106,8 +106,8 @@ class Simulation:
             limits=EngineLimits(
                 in_flight=dice.choice([2, 50]),
                 lane_in_flight=dice.choice([1, 20]),
-                held=dice.choice([3, 100]),
-                lane_held=dice.choice([2, 50]),
+                leased=dice.choice([3, 100]),
+                lane_leased=dice.choice([2, 50]),
                 claim=dice.choice([2, 50]),
                 lane_claim=dice.choice([1, 50]),
                 ingest=10,

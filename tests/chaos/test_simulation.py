@@ -37,14 +37,16 @@ def test_same_seed_is_the_same_run() -> None:
 def _forgets_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that says a task has succeeded, whatever came back."""
     monkeypatch.setattr(
-        attempts, "exhausted", lambda task, attempt, _reason: attempts.succeeded(task, attempt)
+        attempts,
+        "exhausted_result",
+        lambda task, attempt, _reason: attempts.success_result(task, attempt),
     )
 
 
 def _starts_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker whose clock is ahead of the store's."""
-    exact = StoreClock.exact
-    monkeypatch.setattr(StoreClock, "exact", lambda self: exact(self) + 500)
+    now_ms = StoreClock.now_ms
+    monkeypatch.setattr(StoreClock, "now_ms", lambda self: now_ms(self) + 500)
 
 
 def _loses_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,16 +65,16 @@ def _loses_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _ignores_a_lost_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that goes on with a task that somebody else has taken over."""
-    write = ResultWriter._write
+    write = ResultWriter._write_results
 
-    async def stubborn(self: Any, ends: Any) -> Any:
-        answers = await write(self, ends)
-        for end, answer in zip(ends, answers, strict=True):
+    async def stubborn(self: Any, items: Any) -> Any:
+        answers = await write(self, items)
+        for (result, _, _), answer in zip(items, answers, strict=True):
             if answer is FinishStatus.DONE:
-                self._hold.take([end.finish.task])
+                self._leased_tasks.add([result.task])
         return answers
 
-    monkeypatch.setattr(ResultWriter, "_write", stubborn)
+    monkeypatch.setattr(ResultWriter, "_write_results", stubborn)
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_limits_on_the_page_are_those_of_the_code() -> None:
 
     documented = [int(found.replace(",", "")) for row in rows for found in _NUMBER.findall(row[1])]
 
-    expected = [engine.in_flight, engine.lane_in_flight, engine.held, engine.lane_held]
+    expected = [engine.in_flight, engine.lane_in_flight, engine.leased, engine.lane_leased]
     expected += [engine.ingest, 503, api.max_waiting_requests, api.max_event_streams, 503]
     assert expected == documented
 

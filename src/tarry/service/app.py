@@ -81,7 +81,7 @@ class Service:
         )
         lanes = Lanes(
             partial(build_downstream, max_in_flight=limits.lane_in_flight),
-            most_held=limits.lane_held,
+            max_leased=limits.lane_leased,
         )
         clock = StoreClock(system.now)
         self.metrics: Metrics = Metrics(lanes)
@@ -146,7 +146,7 @@ class Service:
 
         Called before the server closes its connections.
         """
-        self.engine.halt()
+        self.engine.stop_starting()
         self.api.close()
 
     async def close(self) -> None:

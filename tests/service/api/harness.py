@@ -65,7 +65,7 @@ class FakeEngine:
     def __init__(self, store: ModelStore, time: Time, quota: int | None) -> None:
         self.store = store
         self.clock = StoreClock(time.seconds)
-        self.clock.learn(self.clock.asks(), time.ms)
+        self.clock.synchronize(self.clock.local_ms(), time.ms)
         self.events = Events()
         self.policies = Policies(store, self.clock.now)
         self.health = Health()
@@ -87,7 +87,7 @@ class FakeEngine:
             raise self.error
         return await self.store.add(news, quota=self.quota)
 
-    async def settled(self, task_id: str, seconds: float) -> TaskCompletion | None:
+    async def wait_for_completion(self, task_id: str, seconds: float) -> TaskCompletion | None:
         """Wait for what a test tells the waiters."""
         self.waited_for.put_nowait(task_id)
         return await self.waiters.wait(task_id, seconds)
@@ -112,7 +112,7 @@ class FakeEngine:
         """Open a lane."""
         await self.store.resume(lane)
 
-    def standing(self, lane: str) -> dict[str, Any] | None:
+    def local_stats(self, lane: str) -> dict[str, Any] | None:
         """Say the same of every lane."""
         return {
             "breaker": "closed",

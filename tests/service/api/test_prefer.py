@@ -28,7 +28,7 @@ def test_a_look_can_wait_for_the_end() -> None:
         asking = asyncio.create_task(ask(rig, task_id))
         assert task_id == await rig.engine.waited_for.get()
         delivered = DeliveryResult(status=200, excerpt=b"done")
-        rig.engine.waiters.tell(task_id, TaskCompletion(Status.SUCCEEDED, None, delivered))
+        rig.engine.waiters.notify(task_id, TaskCompletion(Status.SUCCEEDED, None, delivered))
         reply = await asking
         assert (200, "wait=5") == (reply.status, reply.header("preference-applied"))
         assert ("SUCCEEDED", "done") == (reply.json["status"], reply.json["response"]["body"])
@@ -66,7 +66,7 @@ def test_secrets_that_a_target_echoes_are_redacted_in_its_response(
             headers=[("x-echo", "for sesame-one"), ("set-cookie", "a=b"), ("x-plain", "shown")],
             excerpt=b"you sent sesame-two" + tail,
         )
-        rig.engine.waiters.tell(task_id, TaskCompletion(Status.SUCCEEDED, None, echo))
+        rig.engine.waiters.notify(task_id, TaskCompletion(Status.SUCCEEDED, None, echo))
         response = (await asking).json["response"]
         expected = {"x-echo": "for [redacted]", "set-cookie": "[redacted]", "x-plain": "shown"}
         assert expected == response["headers"]
@@ -88,7 +88,7 @@ def test_an_end_in_another_process_is_seen() -> None:
             if len(looks) == 3:
                 await rig.die()
 
-        rig.engine.settled = settled  # type: ignore[method-assign]
+        rig.engine.wait_for_completion = settled  # type: ignore[method-assign]
         reply = await ask(rig, task_id, 60)
         assert ("EXHAUSTED", "attempts") == (reply.json["status"], reply.json["reason"])
         assert 3 == len(looks)
@@ -134,7 +134,7 @@ def test_a_store_that_goes_away_meanwhile_ends_no_wait() -> None:
             msg = "disk full"
             raise StoreUnavailable(msg)
 
-        rig.engine.settled = settled  # type: ignore[method-assign]
+        rig.engine.wait_for_completion = settled  # type: ignore[method-assign]
         reply = await ask(rig, task_id, 2)
         assert (200, "PENDING") == (reply.status, reply.json["status"])
 
@@ -153,7 +153,7 @@ def test_only_so_many_may_wait_for_tasks_new_and_old() -> None:
         new = await rig.ask("POST", "/retry-tasks", document, headers=headers)
         old = await ask(rig, task_id)
         assert [None, None] == [one.header("preference-applied") for one in (new, old)]
-        rig.engine.waiters.tell(task_id, TaskCompletion(Status.CANCELLED, None, None))
+        rig.engine.waiters.notify(task_id, TaskCompletion(Status.CANCELLED, None, None))
         assert "CANCELLED" == (await asking).json["status"]
         assert "wait=0" == (await ask(rig, task_id, 0)).header("preference-applied")
 
@@ -171,7 +171,7 @@ def test_nobody_waits_when_the_service_ends() -> None:
             looks.append(task_id)
             rig.api.close()
 
-        rig.engine.settled = settled  # type: ignore[method-assign]
+        rig.engine.wait_for_completion = settled  # type: ignore[method-assign]
         assert "PENDING" == (await ask(rig, task_id, 60)).json["status"]
         assert 1 == len(looks)
 

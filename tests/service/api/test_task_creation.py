@@ -287,7 +287,7 @@ def test_a_caller_can_wait_for_the_outcome() -> None:
         delivered = DeliveryResult(
             status=200, headers=[("x-a", "1"), ("x-a", "2")], excerpt=b"done"
         )
-        rig.engine.waiters.tell(task_id, TaskCompletion(Status.SUCCEEDED, None, delivered))
+        rig.engine.waiters.notify(task_id, TaskCompletion(Status.SUCCEEDED, None, delivered))
         reply = await asking
         assert (201, "wait=5") == (reply.status, reply.header("preference-applied"))
         assert ("SUCCEEDED", None) == (reply.json["status"], reply.json["nextAttemptAt"])
@@ -305,7 +305,7 @@ def test_a_response_that_is_no_text_comes_in_base64() -> None:
             delivered = DeliveryResult(status=500, excerpt=b"\xff")
             return TaskCompletion(Status.EXHAUSTED, "attempts", delivered)
 
-        rig.engine.settled = settled  # type: ignore[method-assign]
+        rig.engine.wait_for_completion = settled  # type: ignore[method-assign]
         headers = {"Prefer": 'respond-async, wait="3"'}
         reply = await rig.ask("POST", "/retry-tasks", {"targetUrl": TARGET}, headers=headers)
         assert ("EXHAUSTED", "attempts") == (reply.json["status"], reply.json["reason"])
@@ -338,7 +338,7 @@ def test_a_response_that_was_cut_says_so(
         async def settled(task_id: str, seconds: float) -> TaskCompletion:
             return TaskCompletion(Status.SUCCEEDED, None, delivered)
 
-        rig.engine.settled = settled  # type: ignore[method-assign]
+        rig.engine.wait_for_completion = settled  # type: ignore[method-assign]
         reply = await rig.ask(
             "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=1"}
         )
@@ -356,7 +356,7 @@ def test_an_outcome_that_does_not_come_leaves_the_pending_task() -> None:
         async def settled(task_id: str, seconds: float) -> None:
             waits.append(seconds)
 
-        rig.engine.settled = settled  # type: ignore[method-assign]
+        rig.engine.wait_for_completion = settled  # type: ignore[method-assign]
         for prefer, applied in (("wait=0", "wait=0"), ("wait=99999", "wait=60")):
             reply = await rig.ask(
                 "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": prefer}
@@ -616,7 +616,7 @@ def test_a_store_that_fails_after_the_wait_does_not_undo_the_answer() -> None:
             msg = "away"
             raise StoreUnavailable(msg)
 
-        rig.engine.settled = settled  # type: ignore[method-assign]
+        rig.engine.wait_for_completion = settled  # type: ignore[method-assign]
         rig.store.get_task = get  # type: ignore[method-assign]
         reply = await rig.ask(
             "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=1"}

@@ -79,7 +79,7 @@ class Rig:
         clock = StoreClock(monotonic or loop.time)
         self.lanes = Lanes(
             partial(build_downstream, max_in_flight=limits.lane_in_flight, breaker=breaker),
-            most_held=limits.lane_held,
+            max_leased=limits.lane_leased,
         )
         self.events = Events()
         self.metrics = Metrics(self.lanes)
@@ -133,7 +133,7 @@ class Rig:
     async def add(self, *news: NewTask) -> list[Task]:
         """Add tasks and return them as they were stored."""
         clock = self.context.clock
-        clock.learn(clock.asks(), await self.store.ping())
+        clock.synchronize(clock.local_ms(), await self.store.ping())
         added: Sequence[AddResult] = await self.engine.submit(list(news))
         return [one.task for one in added]
 

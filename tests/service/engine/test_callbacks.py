@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 
 from tarry.service.encryption import PlainCodec
-from tarry.service.engine.attempts import exhausted
+from tarry.service.engine.attempts import exhausted_result
 from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.model import AttemptRecord, Task, TaskContent
 
@@ -16,7 +16,7 @@ CONTENT = TaskContent(url="https://a/x?token=hush", callback_url="https://b/done
 def test_a_callback_says_how_the_task_ended() -> None:
     """In the words of the API, without the query, and with the size of what is sent."""
     attempt = AttemptRecord(number=3, scheduled_at=1, started_at=1, status=410, outcome="permanent")
-    finish = exhausted(TASK, attempt, "permanent")
+    finish = exhausted_result(TASK, attempt, "permanent")
 
     made = build_callback_task(TASK, CONTENT, finish, new_id=lambda: "j", pack=PlainCodec().pack)
 

@@ -23,25 +23,25 @@ def test_the_store_is_never_run_ahead_of() -> None:
     """Its answer is as old as the question at most; we take the later bound for granted."""
     machine = Machine()
     clock = StoreClock(machine)
-    asked = clock.asks()
+    asked = clock.local_ms()
     machine.time += 0.5
-    clock.learn(asked, 1_000_000)
+    clock.synchronize(asked, 1_000_000)
 
     assert 1_000_000 == clock.now()
     machine.time += 1
     assert (1_001_000, 1001.0) == (clock.now(), clock.seconds())
     machine.time += 0.000_75
-    assert (1_001_000, 1_001_000.75) == (clock.now(), clock.exact())
+    assert (1_001_000, 1_001_000.75) == (clock.now(), clock.now_ms())
 
 
 def test_a_quick_answer_tells_more_than_a_slow_one() -> None:
     """The highest lower bound stays, whatever slower answers say."""
     machine = Machine()
     clock = StoreClock(machine)
-    clock.learn(clock.asks(), 1_000_000)
-    asked = clock.asks()
+    clock.synchronize(clock.local_ms(), 1_000_000)
+    asked = clock.local_ms()
     machine.time += 2.0
-    clock.learn(asked, 1_000_500)  # said half a second after it was asked
+    clock.synchronize(asked, 1_000_500)  # said half a second after it was asked
 
     assert 1_002_000 == clock.now()
 
@@ -50,8 +50,8 @@ def test_a_clock_that_was_set_back_is_followed() -> None:
     """What the store cannot have said shows that its clock was set."""
     machine = Machine()
     clock = StoreClock(machine)
-    clock.learn(clock.asks(), 1_000_000)
-    clock.learn(clock.asks(), 400_000)
+    clock.synchronize(clock.local_ms(), 1_000_000)
+    clock.synchronize(clock.local_ms(), 400_000)
 
     assert 400_000 == clock.now()
 
@@ -60,7 +60,7 @@ def test_a_clock_that_was_set_forward_is_followed() -> None:
     """A higher time is a better lower bound."""
     machine = Machine()
     clock = StoreClock(machine)
-    clock.learn(clock.asks(), 1_000_000)
-    clock.learn(clock.asks(), 9_000_000)
+    clock.synchronize(clock.local_ms(), 1_000_000)
+    clock.synchronize(clock.local_ms(), 9_000_000)
 
     assert 9_000_000 == clock.now()

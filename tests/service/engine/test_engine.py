@@ -86,7 +86,7 @@ def test_retry_beyond_the_horizon_is_claimed() -> None:
         await asyncio.sleep(1)
         waiting = await rig.task(task)
         assert (Status.PENDING, None) == (waiting.status, waiting.worker)
-        assert not len(rig.engine.worker.hold)
+        assert not len(rig.engine.worker.leased_tasks)
 
         await rig.engine.start()
         await asyncio.sleep(200)
@@ -232,7 +232,7 @@ def test_dead_lane_is_parked_and_costs_nothing() -> None:
         lane = await rig.store.get_lane(tasks[0].lane)
         assert lane is not None
         assert lane.parked_until is not None
-        assert 0 == len(rig.engine.worker.hold)
+        assert 0 == len(rig.engine.worker.leased_tasks)
         sent = len(target.seen)
 
         await asyncio.sleep(20)
@@ -440,8 +440,8 @@ def test_waiter_gets_the_end_and_the_answer() -> None:
     async def main() -> None:
         rig = Rig(Target(BUSY, DeliveryResult(status=201, excerpt=b"made")))
         (task,) = await rig.add(rig.new())
-        assert await rig.engine.settled(task.id, 0.0) is None
-        settled = await rig.engine.settled(task.id, 60)
+        assert await rig.engine.wait_for_completion(task.id, 0.0) is None
+        settled = await rig.engine.wait_for_completion(task.id, 60)
         assert settled is not None
         assert settled.delivered is not None
         assert (Status.SUCCEEDED, b"made") == (settled.status, settled.delivered.excerpt)
@@ -706,7 +706,7 @@ def test_lane_opened_by_a_person_is_open_here_too() -> None:
         tasks = await rig.add(*[rig.new(overrides={"maxAttempts": 50}) for _ in range(5)])
         await asyncio.sleep(10)
         assert 5 == len(target.seen)
-        standing = rig.engine.standing(tasks[0].lane)
+        standing = rig.engine.local_stats(tasks[0].lane)
         assert standing is not None
         assert "open" == standing["breaker"]
 
@@ -714,7 +714,7 @@ def test_lane_opened_by_a_person_is_open_here_too() -> None:
         await asyncio.sleep(20)
         assert {Status.SUCCEEDED} == {(await rig.task(task)).status for task in tasks}
         await rig.engine.reset(tasks[0].lane)
-        assert rig.engine.standing("default/http:nobody.example:80") is None
+        assert rig.engine.local_stats("default/http:nobody.example:80") is None
         await rig.engine.stop(1)
 
     run(main)

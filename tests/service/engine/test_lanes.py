@@ -15,7 +15,7 @@ from tests.service.engine.rig import OK, Rig, Target, run
 
 def lanes(*names: str) -> Lanes:
     """The lanes of a process that has seen these."""
-    made = Lanes(partial(build_downstream, max_in_flight=10), most_held=10)
+    made = Lanes(partial(build_downstream, max_in_flight=10), max_leased=10)
     for name in names:
         assert name == made[name].name
     return made
@@ -32,10 +32,10 @@ def test_full_lane_is_not_asked_again_until_an_attempt_ends() -> None:
     """What its limit let through is remembered."""
     full = lane(2)
     before = full.is_full
-    full.refused(1000)
+    full.on_limit_reached(1000)
     after = full.is_full
     full.running -= 1
-    full.ended(1001)
+    full.on_attempt_ended(1001)
     has_room = not full.is_full
     full.running += 1
     assert (False, True, True, True) == (before, after, has_room, full.is_full)
@@ -44,15 +44,15 @@ def test_full_lane_is_not_asked_again_until_an_attempt_ends() -> None:
 def test_limit_that_ramps_is_asked_again() -> None:
     """An attempt that ends later shows whether more may run by now."""
     ramping = lane(2)
-    ramping.refused(1000)
-    ramping.ended(1050)
+    ramping.on_limit_reached(1000)
+    ramping.on_attempt_ended(1050)
     assert not ramping.is_full
 
 
 def test_idle_lane_is_never_full() -> None:
     """Nothing would end there that could open it."""
     idle = lane(0)
-    idle.refused(1000)
+    idle.on_limit_reached(1000)
     assert not idle.is_full
 
 
@@ -60,13 +60,13 @@ def test_lane_that_is_idle_and_well_is_forgotten() -> None:
     """After two looks without a task in between; a new one takes its place."""
     known = lanes("t/a", "t/b")
     first = known["t/a"]
-    known.forget()
-    known.took(known["t/b"])
-    known.dropped(known["t/b"])
-    known.forget()
+    known.forget_idle()
+    known.count_leased(known["t/b"])
+    known.count_dropped(known["t/b"])
+    known.forget_idle()
     assert known.get("t/a") is None
     assert known.get("t/b") is not None
-    known.forget()
+    known.forget_idle()
     assert known.get("t/b") is None
     assert first is not known["t/a"]
 
@@ -74,28 +74,28 @@ def test_lane_that_is_idle_and_well_is_forgotten() -> None:
 def test_lane_that_matters_is_kept() -> None:
     """One with a task, one with an attempt, one whose breaker moved, one that is parked."""
     known = lanes("t/held", "t/running", "t/open", "t/forced", "t/parked", "t/idle")
-    known.took(known["t/held"])
+    known.count_leased(known["t/held"])
     known["t/running"].running = 1
     known["t/open"].breaker.half_open(1)
     known["t/forced"].breaker.force("disabled")
     known.parked.add("t/parked")
-    assert [0, 1, 0] == [known.forget() for _ in range(3)]
+    assert [0, 1, 0] == [known.forget_idle() for _ in range(3)]
     assert known.get("t/idle") is None
     assert BreakerState.HALF_OPEN is known["t/open"].breaker.state
 
 
 def test_lanes_are_bounded_even_if_all_are_shut(monkeypatch: pytest.MonkeyPatch) -> None:
     """The well go first; what is shut and empty goes when nothing else is left to forget."""
-    monkeypatch.setattr("tarry.service.engine.lanes._MOST", 4)
+    monkeypatch.setattr("tarry.service.engine.lanes._MAX_LANES", 4)
     known = lanes("t/1", "t/2", "t/3", "t/4")
-    known.took(known["t/1"])
+    known.count_leased(known["t/1"])
     for name in ("t/1", "t/2", "t/3"):
         known[name].breaker.half_open(1)
         known.parked.add(name)
     known["t/5"].breaker.half_open(1)
     assert known.get("t/4") is None
     assert "t/6" == known["t/6"].name
-    assert ["t/1", "t/5", "t/6"] == sorted(lane.name for lane in known.first(9))
+    assert ["t/1", "t/5", "t/6"] == sorted(lane.name for lane in known.most_notable(9))
     assert {"t/1"} == known.parked
 
 
@@ -109,7 +109,7 @@ def test_maintenance_forgets_idle_lanes() -> None:
         left: list[int] = []
         for _ in range(4):
             await rig.engine.maintenance.run_once()
-            left.append(len(rig.lanes.first(9)))
+            left.append(len(rig.lanes.most_notable(9)))
             await asyncio.sleep(200)
         assert [5, 5, 0, 0] == left
 
@@ -123,7 +123,7 @@ def held(of: LaneState, *, attempts: int = 0, forgiven: int = 0, lost: int = 0) 
         attempts=attempts, forgiven=forgiven, lost=lost,
     )  # fmt: skip
     made = LeasedTask(task, of, None)
-    of.queue_of(task).append(made)
+    of.due_queue(task).append(made)
     return made
 
 
@@ -134,7 +134,7 @@ def test_every_third_place_is_for_tasks_that_have_begun() -> None:
         held(busy)
         held(busy, attempts=1)
 
-    begun = [bool(one.task.attempts) for one in iter(busy.next_due, None)]
+    begun = [bool(one.task.attempts) for one in iter(busy.pop_due, None)]
 
     assert [False, False, True] * 3 + [True] * 3 == begun
 
@@ -145,16 +145,16 @@ def test_task_that_was_replayed_or_lost_has_not_begun() -> None:
 
     held(busy, attempts=5, forgiven=4, lost=1)
 
-    assert (1, 0) == (len(busy.due), len(busy.again))
+    assert (1, 0) == (len(busy.due_first), len(busy.due_retries))
 
 
 def test_retries_that_the_budget_refuses_come_one_after_the_other() -> None:
     """No sooner than it may let them through, and no later than in a minute."""
     poor = lane(0)
 
-    first, second = poor.put_off(10_000), poor.put_off(10_000)
-    last = max(poor.put_off(10_000) for _ in range(5_000))
-    later = poor.put_off(100_000)
+    first, second = poor.defer_retry(10_000), poor.defer_retry(10_000)
+    last = max(poor.defer_retry(10_000) for _ in range(5_000))
+    later = poor.defer_retry(100_000)
 
     assert (11_000, 11_050, 70_000, 101_000) == (first, second, last, later)
 
@@ -163,11 +163,11 @@ def test_full_lane_is_full_until_there_is_room() -> None:
     """One task that leaves makes no room where there were too many."""
     known = lanes("t/a")
     for _ in range(12):
-        known.took(known["t/a"])
+        known.count_leased(known["t/a"])
 
     full = []
     for _ in range(4):
-        known.dropped(known["t/a"])
+        known.count_dropped(known["t/a"])
         full.append("t/a" in known.full)
 
     assert [True, True, False, False] == full

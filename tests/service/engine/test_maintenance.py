@@ -109,5 +109,5 @@ def test_a_replay_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFix
         await rig.engine.stop(0)
 
     run(main)
-    assert "a step of replay a failed" in caplog.text
+    assert "replay step failed, replay=a" in caplog.text
     assert "maintenance failed" not in caplog.text

@@ -78,7 +78,7 @@ def test_everything_noted_is_counted_by_who_looks() -> None:
                 "p",
             )
             metrics.ended("succeeded", number % 3, 500 if number % 2 else -500)
-            notes = max(notes, len(metrics._tried), len(metrics._ended))
+            notes = max(notes, len(metrics._attempt_samples), len(metrics._task_samples))
             if number not in (1, 2, 499, 500, 501, 1_234):
                 continue
             found = await rendered(rig)

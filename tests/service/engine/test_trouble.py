@@ -206,7 +206,7 @@ def test_pause_holds_for_a_result_on_its_way() -> None:
         await rig.store.resume(task.lane)  # by another process
         await asyncio.sleep(5)
         assert 2 == len(target.seen)
-        assert not rig.lanes[task.lane].paused
+        assert not rig.lanes[task.lane].is_paused
         await rig.engine.stop(1)
 
     run(main)
@@ -219,7 +219,7 @@ def test_a_task_that_is_cancelled_on_its_way_back_is_told() -> None:
         rig = slow_rig(Target(OK))
         await rig.engine.start()
         (task,) = await rig.add(rig.new(delay=900))
-        settled = asyncio.create_task(rig.engine.settled(task.id, 30))
+        settled = asyncio.create_task(rig.engine.wait_for_completion(task.id, 30))
         await rig.engine.pause(task.lane)
         await asyncio.sleep(0.1)
 
@@ -288,7 +288,7 @@ def test_what_was_delivered_while_the_store_was_away_is_not_sent_again(
         assert count == len(target.seen)
         logs = [[one.outcome for one in await rig.attempts(task)] for task in tasks]
         assert [["success"]] * count == logs
-        assert 0 == rig.context.health.behind
+        assert 0 == rig.context.health.delayed_writes
         later = await rig.add(rig.new())
         await asyncio.sleep(5)
         assert Status.SUCCEEDED is (await rig.task(later[0])).status
@@ -360,7 +360,7 @@ def test_changes_that_do_not_fit_a_new_policy_are_left_out(
         await rig.engine.stop(1)
 
     run(main)
-    assert "do not fit any more" in caplog.text
+    assert "policy overrides ignored" in caplog.text
 
 
 def test_task_that_cannot_be_started_stands_in_nobodys_way(
@@ -370,14 +370,14 @@ def test_task_that_cannot_be_started_stands_in_nobodys_way(
 
     async def main() -> None:
         rig = Rig(Target(OK), limits=EngineLimits(in_flight=1))
-        known = rig.context.policies.known
+        get_cached = rig.context.policies.get_cached
 
         def broken(task, overrides):  # type: ignore[no-untyped-def]
             if task.key == "broken":
                 raise ZeroDivisionError
-            return known(task, overrides)
+            return get_cached(task, overrides)
 
-        monkeypatch.setattr(rig.context.policies, "known", broken)
+        monkeypatch.setattr(rig.context.policies, "get_cached", broken)
         await rig.engine.start()
         bad, good = await rig.add(rig.new(key="broken"), rig.new())
         await asyncio.sleep(5)

@@ -112,4 +112,4 @@ class DownstreamResource:
 
     def _view(self, lane: LaneRecord) -> Downstream:
         engine = self._context.engine
-        return downstream_view(lane, engine.standing(lane.name), engine.clock.now())
+        return downstream_view(lane, engine.local_stats(lane.name), engine.clock.now())

@@ -72,7 +72,7 @@ class ResultWaiter:
     async def _poll(self, task: Task, seconds: int) -> tuple[Task | None, TaskCompletion | None]:
         context, stored = self._context, None
         for _ in range(seconds):
-            settled = await context.engine.settled(task.id, _POLL_INTERVAL_S)
+            settled = await context.engine.wait_for_completion(task.id, _POLL_INTERVAL_S)
             try:
                 stored = await context.store.get_task(task.tenant, task.id)
             except StoreUnavailable:

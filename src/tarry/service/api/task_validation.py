@@ -123,7 +123,7 @@ class TaskValidator:
             not request.policy
             and request.body_ref is None
             and len(body) <= context.limits.inline_body_bytes
-            and self._policies.known(task, None) is not None
+            and self._policies.get_cached(task, None) is not None
         ):
             task.fingerprint = _fingerprint(task, content, header_names)
             task.content = context.codec.pack(content)
@@ -168,7 +168,7 @@ class TaskValidator:
 
     async def _check_policy(self, task: Task, overrides: dict[str, Any] | None) -> None:
         policies = self._policies
-        chosen = policies.known(task, None)
+        chosen = policies.get_cached(task, None)
         if chosen is None:
             chosen = await policies.read(task.tenant, task.policy_id, task.policy_version)
         if chosen is None:

@@ -1,6 +1,7 @@
-"""One attempt on paper: the request that goes out, what its answer means, what is written down.
+"""Pure functions for one attempt: its request, the classification of its response, its records.
 
-Pure functions between the service's words (tasks, deliveries, milliseconds) and the core's.
+They convert between the service (tasks, deliveries, milliseconds) and the core (calls, outcomes,
+seconds).
 """
 
 from __future__ import annotations
@@ -34,18 +35,16 @@ if TYPE_CHECKING:
     from tarry.service.model import TaskContent
     from tarry.service.store import Lease
 
-_FIRST_SUCCESS, _FIRST_REDIRECT, _FIRST_ERROR = 200, 300, 400
+_MIN_SUCCESS_STATUS, _MIN_REDIRECT_STATUS, _MIN_ERROR_STATUS = 200, 300, 400
 _THROTTLED = Outcome(Kind.THROTTLED)
-_NO_CHANCE = frozenset({Fault.BLOCKED, Fault.INVALID})
-_EXCERPT = 512
-"""Characters of an answer that the attempt log keeps."""
+_PERMANENT_FAULTS = frozenset({Fault.BLOCKED, Fault.INVALID})
+_MAX_EXCERPT_CHARS = 512
 
 
-def call_of(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:
-    """Return a task as the core knows it, with how far it has come since its last replay.
+def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:
+    """Return the core's call for a task, with its progress since the last replay.
 
-    Nobody knows whether a lost attempt was made, so another takes its place: a worker that dies has
-    many tasks in hand that it never sent.
+    Lost attempts do not count: a worker that dies has leased many tasks that it never sent.
     """
     call = DurableCall(policy, downstream, task.started_at / 1000)
     call.attempts = task.attempts - task.forgiven - task.lost
@@ -54,15 +53,15 @@ def call_of(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:
     return call
 
 
-def last_outcome(task: Task) -> Outcome:
-    """Return what the attempt before came to, as far as it sets the price of a retry."""
+def previous_outcome(task: Task) -> Outcome:
+    """Return the outcome of the previous attempt, as far as the price of a retry depends on it."""
     return _THROTTLED if task.last_kind == _THROTTLED.kind else TRANSIENT
 
 
-def request_for(
-    task: Task, content: TaskContent, body: bytes, timeout: float, more: list[tuple[str, str]]
+def build_request(
+    task: Task, content: TaskContent, body: bytes, timeout: float, signatures: list[tuple[str, str]]
 ) -> DeliveryRequest:
-    """Return what goes out: the caller's headers, and ours."""
+    """Return the request of the next attempt: the headers of the caller, then those of tarry."""
     headers = [
         *content.headers.items(),
         (http.KEY, http.key_text(task.key)),
@@ -70,7 +69,7 @@ def request_for(
     ]
     if content.trace is not None:
         headers.append(("traceparent", content.trace))
-    headers += more
+    headers += signatures
     return DeliveryRequest(
         url=content.url,
         method=content.method,
@@ -80,32 +79,32 @@ def request_for(
     )
 
 
-def outcome_of(delivered: DeliveryResult, policy: Policy, now: float) -> Outcome | None:
-    """Classify what came back; None: our own side failed, and nothing is counted."""
+def classify(delivered: DeliveryResult, policy: Policy, now: float) -> Outcome | None:
+    """Return the outcome of a delivery; None: it failed inside the service, and does not count."""
     status, fault = delivered.status, delivered.fault
     if fault is Fault.INTERNAL:
         return None
     if fault is not None:
-        if fault in _NO_CHANCE:
+        if fault in _PERMANENT_FAULTS:
             return PERMANENT.replace(detail=str(fault))
         return Outcome(Kind.TRANSIENT, timeout=fault is Fault.TIMEOUT, detail=str(fault))
     if isinstance(status, int):
-        if status < _FIRST_ERROR and status not in policy.retryable_statuses:
-            if _FIRST_SUCCESS <= status < _FIRST_REDIRECT:
+        if status < _MIN_ERROR_STATUS and status not in policy.retryable_statuses:
+            if _MIN_SUCCESS_STATUS <= status < _MIN_REDIRECT_STATUS:
                 return SUCCESS
-            return PERMANENT.replace(detail=str(status))  # nobody asked us to go elsewhere
+            return PERMANENT.replace(detail=str(status))  # redirects are not followed
         return outcome_of_status(
             status, delivered.headers, now=now, retryable=policy.retryable_statuses
         )
     return outcome_of_code(status or "UNKNOWN", delivered.headers, retryable=policy.retryable_codes)
 
 
-def attempt_of(
+def build_record(
     task: Task, delivered: DeliveryResult, outcome: Outcome, started_at: int, worker: str
 ) -> AttemptRecord:
-    """Write an attempt down, all but the decision."""
+    """Return the attempt log entry of a delivery, without the decision."""
     fault = delivered.fault
-    attempt = AttemptRecord(
+    record = AttemptRecord(
         number=task.attempts + 1,
         scheduled_at=task.next_attempt_at,
         started_at=started_at,
@@ -122,26 +121,29 @@ def attempt_of(
         worker=worker,
     )
     if outcome is not SUCCESS and delivered.excerpt:
-        attempt.excerpt, attempt.truncated = _text(delivered)
-    return attempt
+        record.excerpt, record.truncated = _excerpt(delivered)
+    return record
 
 
-def decision_of(
+def build_decision(
     verdict: Wait | Stop,
     outcome: Outcome,
-    chosen: EffectivePolicy,
-    standing: tuple[str | None, float | None],
+    effective: EffectivePolicy,
+    downstream_status: tuple[str | None, float | None],
 ) -> Decision:
-    """Write the core's verdict down, with what it went by."""
-    breaker, balance = standing
+    """Return the core's verdict for the attempt log, with what led to it.
+
+    `downstream_status` is the breaker's state and the balance of the retry budget.
+    """
+    breaker, balance = downstream_status
     decision = Decision(
-        action="stop", policy_version=chosen.version, budget=balance, breaker=breaker
+        action="stop", policy_version=effective.version, budget=balance, breaker=breaker
     )
     if isinstance(verdict, Wait):
         decision.action = "wait"
         decision.delay_ms = round(verdict.delay * 1000, 3)
         decision.ceiling_ms = round(verdict.ceiling * 1000, 3)
-        jitter = chosen.policy.jitter
+        jitter = effective.policy.jitter
         decision.jitter = jitter if isinstance(jitter, str) and jitter != "none" else None
     else:
         decision.reason = str(verdict.reason)
@@ -152,63 +154,67 @@ def decision_of(
     return decision
 
 
-def succeeded(task: Task, attempt: AttemptRecord) -> TaskResult:
-    """Return the end of a task that got through."""
+def success_result(task: Task, attempt: AttemptRecord) -> TaskResult:
+    """Return the result of a successful attempt."""
     return TaskResult(
         task=task, attempt=attempt, status=Status.SUCCEEDED, last_kind=attempt.outcome
     )
 
 
-def exhausted(task: Task, attempt: AttemptRecord | None, reason: str) -> TaskResult:
-    """Return the end of a task that waits for a person now."""
+def exhausted_result(task: Task, attempt: AttemptRecord | None, reason: str) -> TaskResult:
+    """Return the result that makes a task a dead letter; `attempt` is None if none was made."""
     kind = task.last_kind if attempt is None else attempt.outcome
     return TaskResult(
         task=task, attempt=attempt, status=Status.EXHAUSTED, reason=reason, last_kind=kind
     )
 
 
-def waiting(
+def retry_result(
     task: Task, attempt: AttemptRecord, wait: Wait, outcome: Outcome, now: int, lease: Lease | None
 ) -> TaskResult:
-    """Return the next attempt's date; the lease, if there is one, is kept for one that is near."""
+    """Return the result that schedules the next attempt.
+
+    `lease` is kept for it if the attempt is due within the horizon.
+    """
     hint = outcome.hint
-    exact = hint is not None and hint.exact
-    # Rounded up: a hint is a floor, and an attempt never comes early.
+    is_exact = hint is not None and hint.exact
+    # Rounded up: an attempt is never early, and a hint of the server is a lower bound.
     next_attempt_at = now + ceil(wait.delay * 1000)
-    near = lease is not None and next_attempt_at - now <= lease.horizon
+    is_near = lease is not None and next_attempt_at - now <= lease.horizon
     return TaskResult(
         task=task,
         attempt=attempt,
         status=Status.PENDING,
         next_attempt_at=next_attempt_at,
-        keep=lease if near else None,
-        previous_delay=None if exact else wait.delay,
-        restarted=task.attempts + 1 - task.forgiven - task.lost if exact else task.restarted,
+        keep=lease if is_near else None,
+        previous_delay=None if is_exact else wait.delay,
+        restarted=task.attempts + 1 - task.forgiven - task.lost if is_exact else task.restarted,
         last_kind=attempt.outcome,
     )
 
 
-def kept(task: Task, finish: TaskResult) -> Task:
-    """Return a task whose lease was kept, as the store has it now."""
-    lease = finish.keep
-    assert lease is not None  # noqa: S101 - asked for with it
+def task_with_kept_lease(task: Task, result: TaskResult) -> Task:
+    """Return a task as the store has it after a result that kept its lease."""
+    lease = result.keep
+    assert lease is not None  # noqa: S101 - the caller has checked it
     return msgspec.structs.replace(
         task,
         version=task.version + 1,
         attempts=task.attempts + 1,
-        next_attempt_at=finish.next_attempt_at,
-        wake_at=finish.next_attempt_at + lease.length,
-        previous_delay=finish.previous_delay,
-        restarted=finish.restarted,
-        last_kind=finish.last_kind,
+        next_attempt_at=result.next_attempt_at,
+        wake_at=result.next_attempt_at + lease.length,
+        previous_delay=result.previous_delay,
+        restarted=result.restarted,
+        last_kind=result.last_kind,
     )
 
 
-def _text(delivered: DeliveryResult) -> tuple[str, bool]:
-    """Return the beginning of an answer as text for any screen, and whether there is more of it."""
+def _excerpt(delivered: DeliveryResult) -> tuple[str, bool]:
+    """Return the beginning of a response as printable text, and whether it was truncated."""
     text = delivered.excerpt.decode("utf-8", "replace")
-    kept = text[:_EXCERPT]
-    shown = kept
-    if not kept.isprintable():
-        shown = "".join(character if character.isprintable() else " " for character in kept)
-    return shown, delivered.truncated or len(kept) < len(text)
+    excerpt = text[:_MAX_EXCERPT_CHARS]
+    is_truncated = delivered.truncated or len(excerpt) < len(text)
+    if not excerpt.isprintable():
+        # Control characters could change what a terminal shows.
+        excerpt = "".join(character if character.isprintable() else " " for character in excerpt)
+    return excerpt, is_truncated

@@ -1,4 +1,4 @@
-"""The store's time, as this process knows it."""
+"""The store's time, as estimated by this process."""
 
 from __future__ import annotations
 
@@ -7,42 +7,48 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_UNKNOWN = -1e15
+_UNKNOWN_OFFSET = -1e15
 
 
 class StoreClock:
-    """Epoch milliseconds on the store's clock: a monotonic one, and how far it is behind.
+    """Epoch milliseconds on the store's clock: the local monotonic clock plus an offset.
 
-    The machine's own date is not asked: somebody may set it, and a wait goes on as it was meant.
+    The wall clock of this machine is not used: an operator may set it, which must not change how
+    long a task waits.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._offset = _UNKNOWN
-        """Milliseconds; nothing is due before the store has told its time."""
+        self._offset = _UNKNOWN_OFFSET
+        """Milliseconds. Far in the past, so that nothing is due before the first `synchronize`."""
 
-    def exact(self) -> float:
-        """Return the store's time with its fraction, for who needs both of the others at once."""
+    def now_ms(self) -> float:
+        """Return the store's time in milliseconds, with its fraction.
+
+        A caller that needs milliseconds and seconds reads the clock once, with this.
+        """
         return self._monotonic() * 1000 + self._offset
 
     def now(self) -> int:
-        """Return the store's time, rounded down: what is due by it is due."""
-        return int(self.exact())
+        """Return the store's time in milliseconds, rounded down: no task is due too early."""
+        return int(self.now_ms())
 
     def seconds(self) -> float:
-        """Return the store's time in seconds, for the core."""
-        return self.exact() / 1000
+        """Return the store's time in seconds, the unit of the core."""
+        return self.now_ms() / 1000
 
-    def asks(self) -> float:
-        """Return our own time, when the store is asked for its."""
+    def local_ms(self) -> float:
+        """Return the local monotonic time in milliseconds, to be passed to `synchronize`."""
         return self._monotonic() * 1000
 
-    def learn(self, asked: float, now: int) -> None:
-        """Take over what the store says, which was asked for at `asked` of our own time.
+    def synchronize(self, sent_at: float, store_now: int) -> None:
+        """Update the offset from a reply of the store: `store_now` is its time.
 
-        It said it between then and now, so the truth lies between two bounds. We keep the highest
-        lower bound that was seen: never ahead of the store, and behind it by no more than its
-        quickest answer took. A store whose clock was set back shows in the upper bound.
+        `sent_at` is the local time of the request. The store read its clock between then and now,
+        which bounds the offset from below and above. The highest lower bound is kept: the estimate
+        is never ahead of the store, and behind it by no more than its fastest reply took. An offset
+        above the upper bound means that the store's clock was set back.
         """
-        least, most = now - self.asks(), now + 1 - asked  # its time was rounded down
-        self._offset = least if self._offset > most else max(self._offset, least)
+        # The store rounds its time down, so that up to one millisecond more may have passed.
+        lower, upper = store_now - self.local_ms(), store_now + 1 - sent_at
+        self._offset = lower if self._offset > upper else max(self._offset, lower)

@@ -1,4 +1,7 @@
-"""What the parts of an engine share; the composition root makes it."""
+"""What the parts of an engine share: dependencies, limits, health, and the retry of store writes.
+
+The composition root, `tarry.service.app`, builds the `EngineContext`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,6 @@ from tarry.service import defaults
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from tarry.service.delivery.messages import Delivery
     from tarry.service.engine.clock import StoreClock
     from tarry.service.engine.lanes import Lanes
@@ -29,30 +26,57 @@ if TYPE_CHECKING:
     from tarry.service.model import Task, TaskContent
     from tarry.service.store import Lease, Retention, Store, TaskResult
 
+T = TypeVar("T")
+
+_logger = logging.getLogger("tarry.service")
+FIRST_RETRY_PAUSE_S = 0.05
+_MAX_RETRY_PAUSE_S = 2.0
+
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much an engine takes on at a time."""
+    """How much work one engine accepts at a time."""
 
     in_flight: int = defaults.MAX_IN_FLIGHT
     """Attempts that run in this process."""
     lane_in_flight: int = defaults.MAX_LANE_IN_FLIGHT
     """Attempts that run against one downstream."""
-    held: int = 4096
+    leased: int = 4096
     """Tasks that are leased to this process."""
-    lane_held: int = 1024
+    lane_leased: int = 1024
     """Tasks of one lane that are leased to this process."""
     ingest: int = 10_000
-    """Tasks that wait to be written."""
+    """New tasks that wait to be written."""
     claim: int = 500
-    """Tasks taken by one claim."""
+    """Tasks that one claim leases."""
     lane_claim: int = 100
-    """Tasks of one lane taken by one claim."""
+    """Tasks of one lane that one claim leases."""
     pending: int | None = None
-    """Live tasks of one tenant."""
+    """Live tasks of one tenant; None: unlimited."""
+
+
+class Health:
+    """The failing components of this process; logged when a component fails or recovers."""
+
+    def __init__(self) -> None:
+        self.failing: dict[str, str] = {}
+        """The last error of each failing component, by its name; read-only for others."""
+        self.delayed_writes: int = 0
+        """Writes that the store has refused and that are being retried."""
+
+    def failed(self, component: str, error: object) -> None:
+        """Mark a component as failing."""
+        if component not in self.failing:
+            _logger.error("%s is failing: %s", component, error)
+        self.failing[component] = str(error)
+
+    def worked(self, component: str) -> None:
+        """Mark a component as healthy."""
+        if self.failing and self.failing.pop(component, None) is not None:
+            _logger.warning("%s has recovered", component)
 
 
 class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The surroundings of ingest, scheduler, worker and maintenance."""
+    """The dependencies of ingest, scheduler, worker and maintenance."""
 
     store: Store
     delivery: Delivery
@@ -67,64 +91,40 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     limits: EngineLimits
     retention: Retention
     draw: Callable[[], float]
-    """One number from [0, 1)."""
+    """Return a random number in [0, 1)."""
     unpack: Callable[[bytes], TaskContent]
+    """Decode, and decrypt where needed, the content of a task."""
     read_body: Callable[[TaskContent], Awaitable[bytes]]
-    """Fetch a body that lies elsewhere, and check it."""
+    """Fetch a body from the payload store, and verify it."""
     delete_bodies: Callable[[list[str]], Awaitable[None]]
+    """Delete bodies from the payload store."""
     sweep_bodies: Callable[[], Awaitable[int]]
-    """Delete bodies that were written for a task which was never added."""
+    """Delete bodies that were written for tasks which were never added; return how many."""
     sign: Callable[[Task, bytes], list[tuple[str, str]]]
-    """Return the headers that only the service can make: signatures."""
+    """Return the signature headers for a task and its body."""
     callback: Callable[[Task, TaskContent, TaskResult], Task]
-    """Return the task that tells the end of another."""
-
-
-_logger = logging.getLogger("tarry.service")
-
-
-class Health:
-    """What is out of order just now, by part; said once in the log when it changes."""
-
-    def __init__(self) -> None:
-        self.failing: dict[str, str] = {}
-        """The parts that are out of order, and why; to look at."""
-        self.behind: int = 0
-        """Writes of what has happened that the store did not take at once, and has not yet."""
-
-    def failed(self, part: str, error: object) -> None:
-        """Learn that a part does not work."""
-        if part not in self.failing:
-            _logger.error("%s is out of order: %s", part, error)
-        self.failing[part] = str(error)
-
-    def worked(self, part: str) -> None:
-        """Learn that a part works."""
-        if self.failing and self.failing.pop(part, None) is not None:
-            _logger.warning("%s works again", part)
-
-
-T = TypeVar("T")
-
-FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 2.0
+    """Build the task that reports a result to the `callbackUrl` of its task."""
 
 
 async def retry_until_stored(write: Callable[[], Awaitable[T]], health: Health) -> T:
-    """Repeat a write, with pauses in seconds that grow, and say meanwhile that the store is ill."""
-    pause, is_behind = FIRST_PAUSE, False
+    """Repeat a write until the store accepts it, with pauses that double up to two seconds.
+
+    For facts that cannot be refused any more: results, released leases, parked lanes. The store
+    counts as failing meanwhile.
+    """
+    pause, is_delayed = FIRST_RETRY_PAUSE_S, False
     try:
         while True:
             try:
                 answer = await write()
             except StoreUnavailable as error:
                 health.failed("store", error)
-                health.behind += not is_behind
-                is_behind = True
+                health.delayed_writes += not is_delayed
+                is_delayed = True
                 await asyncio.sleep(pause)
-                pause = min(_LONGEST_PAUSE, pause * 2)
+                pause = min(_MAX_RETRY_PAUSE_S, pause * 2)
             else:
                 health.worked("store")
                 return answer
     finally:
-        health.behind -= is_behind
+        health.delayed_writes -= is_delayed

@@ -1,4 +1,4 @@
-"""The engine: ingest, scheduler, worker and maintenance of one process, and an operator's hand."""
+"""The engine of one process: ingest, scheduler, worker, maintenance, and the operator's actions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.service.engine.ingest import Ingest
 from tarry.service.engine.maintenance import Maintenance
-from tarry.service.engine.reporting import Event, TaskCompletion
+from tarry.service.engine.reporting import Reporter, TaskCompletion
 from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.worker import Worker
 from tarry.service.model import Status
@@ -25,30 +25,31 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Takes tasks in and makes them happen, from `start` to `stop`."""
+    """Accepts tasks and runs their attempts, from `start` to `stop`."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self.worker: Worker = Worker(context, self._has_room)
-        self.scheduler: Scheduler = Scheduler(context, self.worker)
+        self._reporter = Reporter(context.events, context.metrics, context.clock)
+        self.worker: Worker = Worker(context, self._reporter, self._on_capacity)
+        self.scheduler: Scheduler = Scheduler(context, self.worker, self._reporter)
         self.maintenance: Maintenance = Maintenance(context, self.scheduler)
-        self.ingest: Ingest = Ingest(context, self.worker, self.scheduler)
-        self._claiming: asyncio.Task[None] | None = None
-        self._keeping_house: asyncio.Task[None] | None = None
+        self.ingest: Ingest = Ingest(context, self.worker, self.scheduler, self._reporter)
+        self._scheduler_loop: asyncio.Task[None] | None = None
+        self._maintenance_loop: asyncio.Task[None] | None = None
 
     @property
     def events(self) -> Events:
-        """What happens in this process."""
+        """The events of this process."""
         return self._context.events
 
     @property
     def policies(self) -> Policies:
-        """The policies in force."""
+        """The cache of policies."""
         return self._context.policies
 
     @property
     def health(self) -> Health:
-        """What is out of order."""
+        """The failing components of this process."""
         return self._context.health
 
     @property
@@ -56,108 +57,124 @@ class Engine:
         """The store's time."""
         return self._context.clock
 
-    async def start(self) -> None:
-        """Learn the store's time, then begin to claim and to keep house."""
-        asked = self.clock.asks()
-        self.clock.learn(asked, await self._context.store.ping())
-        loop = asyncio.get_running_loop()
-        self._claiming = loop.create_task(self.scheduler.run())
-        self._keeping_house = loop.create_task(self.maintenance.run())
+    def _on_capacity(self) -> None:
+        # The worker is created before the scheduler, so it cannot have the bound method itself.
+        self.scheduler.on_capacity()
 
-    def halt(self) -> None:
-        """Claim and start nothing more; what is added meanwhile is written down."""
-        self.worker.halt()
+    # --- start and stop ---------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Read the store's time, then start the scheduler and the maintenance."""
+        sent_at = self.clock.local_ms()
+        self.clock.synchronize(sent_at, await self._context.store.ping())
+        loop = asyncio.get_running_loop()
+        self._scheduler_loop = loop.create_task(self.scheduler.run())
+        self._maintenance_loop = loop.create_task(self.maintenance.run())
+
+    def stop_starting(self) -> None:
+        """Claim and start nothing more; tasks that are added from now on are only stored."""
+        self.worker.stop_starting()
         self.scheduler.stop()
 
-    async def stop(self, patience: float) -> None:
-        """Claim nothing more, hand back what has not begun, wait for what runs."""
-        end = asyncio.get_running_loop().time() + patience
-        self.halt()
-        if self._claiming is not None:  # the leases of a claim on its way would have no holder
-            await asyncio.wait([self._claiming], timeout=patience / 2)
-        loops = [loop for loop in (self._claiming, self._keeping_house) if loop is not None]
-        for loop in loops:
-            loop.cancel()
+    async def stop(self, timeout_s: float) -> None:
+        """Claim nothing more, release waiting tasks, and wait for attempts in flight."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        self.stop_starting()
+        if self._scheduler_loop is not None:
+            # A cancelled claim would leave leases that no worker knows of.
+            await asyncio.wait([self._scheduler_loop], timeout=timeout_s / 2)
+        loops = [
+            each for each in (self._scheduler_loop, self._maintenance_loop) if each is not None
+        ]
+        for each in loops:
+            each.cancel()
         if loops:
             await asyncio.wait(loops)
         await self.ingest.stop()
-        await self.worker.stop(max(0.0, end - asyncio.get_running_loop().time()))
+        await self.worker.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
+
+    # --- tasks ------------------------------------------------------------------------------------
 
     def submit(
-        self, news: list[NewTask], contents: Sequence[TaskContent] | None = None
+        self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None
     ) -> asyncio.Future[Sequence[AddResult]]:
-        """Add tasks; they are durable when the future is done."""
-        return self.ingest.submit(news, contents)
+        """Add tasks; they are durable when the future is done. See `Ingest.submit`."""
+        return self.ingest.submit(new_tasks, contents)
 
-    async def settled(self, task_id: str, seconds: float) -> TaskCompletion | None:
-        """Wait for the end of a task that this process works on."""
+    async def wait_for_completion(self, task_id: str, seconds: float) -> TaskCompletion | None:
+        """Wait for the completion of a task in this process; return None after `seconds`."""
         return await self._context.waiters.wait(task_id, seconds)
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
-        """Cancel a task; one that waits here, leased, is let go first."""
-        held = self.worker.hold.find(task_id)
-        if held is None or held.task.tenant != tenant or held.started:
-            answer = await self._context.store.cancel(tenant, task_id)
+        """Cancel a task; None: there is no such task. A task that waits here is dropped."""
+        leased = self.worker.leased_tasks.find(task_id)
+        if leased is None or leased.task.tenant != tenant or leased.is_busy:
+            status = await self._context.store.cancel(tenant, task_id)
         else:
-            held.started = True  # nobody starts it while the store is asked
+            leased.is_busy = True  # the worker must not start it while the store is written
             try:
-                answer = await self._context.store.cancel(tenant, task_id)
-                if answer is CancelStatus.REQUESTED:
-                    end = TaskResult(task=held.task, attempt=None, status=Status.CANCELLED)
-                    if await self.worker.ends.put(end) is not FinishStatus.SUPERSEDED:
-                        answer = CancelStatus.CANCELLED
+                status = await self._context.store.cancel(tenant, task_id)
+                if status is CancelStatus.REQUESTED:
+                    # The store takes a leased task for a running one. No attempt runs, so it can be
+                    # ended at once.
+                    result = TaskResult(task=leased.task, attempt=None, status=Status.CANCELLED)
+                    if await self.worker.results.submit(result) is not FinishStatus.SUPERSEDED:
+                        status = CancelStatus.CANCELLED
             except BaseException:
-                self.worker.wait(held)
+                self.worker.results.requeue(leased)
                 raise
-            self.worker.hold.drop(held)
-        if answer is CancelStatus.CANCELLED:
-            self._context.waiters.tell(task_id, TaskCompletion(Status.CANCELLED, None, None))
+            self.worker.leased_tasks.drop(leased)
+        if status is CancelStatus.CANCELLED:
+            self._context.waiters.notify(task_id, TaskCompletion(Status.CANCELLED, None, None))
             task = await self._context.store.get_task(tenant, task_id)
             if task is not None:
-                self.worker.ends.tell(task)
-        return answer
+                self._reporter.task_cancelled(task)
+        return status
 
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
-        """Make a task due; one that waits here for its time is started."""
-        held = self.worker.hold.find(task_id)
-        if held is not None and held.task.tenant == tenant and not held.started:
-            held.task.next_attempt_at = self._context.clock.now()
-            self.worker.hold.take([held.task], [held.content])
+        """Make a task due now; None: there is no such task. A task that waits here is started."""
+        leased = self.worker.leased_tasks.find(task_id)
+        if leased is not None and leased.task.tenant == tenant and not leased.is_busy:
+            leased.task.next_attempt_at = self._context.clock.now()
+            self.worker.leased_tasks.add([leased.task], [leased.content])
             return RetryNowStatus.DUE
-        answer = await self._context.store.retry_now(tenant, task_id)
-        if answer is RetryNowStatus.DUE:
+        status = await self._context.store.retry_now(tenant, task_id)
+        if status is RetryNowStatus.DUE:
             self.scheduler.wake()
-        return answer
+        return status
+
+    # --- lanes ------------------------------------------------------------------------------------
 
     async def pause(self, lane: str) -> None:
-        """Stop a lane until somebody resumes it; what runs may finish."""
-        self._context.lanes[lane].paused = True
+        """Stop a lane until an operator resumes it; attempts in flight continue."""
+        self._context.lanes[lane].is_paused = True
         await self._context.store.pause(lane)
-        self._context.lanes[lane].paused = True  # a claim of before may have taken it for resumed
-        self.worker.empty(lane)
-        self._tell("paused", lane)
+        # A claim that ran meanwhile may have returned a task and marked the lane as not paused.
+        self._context.lanes[lane].is_paused = True
+        self.worker.release_lane(lane)
+        self._reporter.lane_changed("paused", lane)
 
     async def resume(self, lane: str) -> None:
-        """Open a lane that was paused or parked, slowly."""
+        """Open a lane that was paused or parked; its in-flight limit grows step by step."""
         await self._context.store.resume(lane)
         known = self._context.lanes.get(lane)
         if known is not None:
-            known.paused = False
+            known.is_paused = False
             self._context.lanes.parked.discard(lane)
             known.downstream.on_recovery(self._context.clock.seconds())
             known.downstream.transitions.clear()
         self.scheduler.wake()
-        self._tell("resumed", lane)
+        self._reporter.lane_changed("resumed", lane)
 
     async def reset(self, lane: str) -> None:
-        """Forget everything that was learnt of a downstream, and open its lane."""
+        """Forget the breaker, budget and latencies of a lane, and open it."""
         known = self._context.lanes.get(lane)
         if known is not None:
-            self._context.lanes.renew(known)
+            self._context.lanes.reset_downstream(known)
         await self.resume(lane)
 
-    def standing(self, lane: str) -> dict[str, Any] | None:
-        """Say what this process knows of a lane."""
+    def local_stats(self, lane: str) -> dict[str, Any] | None:
+        """Return the state of a lane in this process, as JSON fields; None if it is not known."""
         known = self._context.lanes.get(lane)
         if known is None:
             return None
@@ -168,17 +185,7 @@ class Engine:
             "breaker": breaker,
             "budget": balance,
             "running": known.running,
-            "held": known.held,
+            "held": known.leased,
             "p50Ms": None if p50 is None else round(p50 * 1000, 3),
             "p95Ms": None if p95 is None else round(p95 * 1000, 3),
         }
-
-    def _has_room(self) -> None:
-        self.scheduler.room()
-
-    def _tell(self, kind: str, lane: str) -> None:
-        self._context.metrics.moved(kind)
-        if self.events.listeners:
-            tenant = lane.partition("/")[0]
-            now = self._context.clock.now()
-            self.events.publish(Event(kind=kind, at=now, tenant=tenant, lane=lane))

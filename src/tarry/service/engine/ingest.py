@@ -1,11 +1,10 @@
-"""Ingest: new tasks are written in groups, and go straight to the worker where it has room."""
+"""Ingest: writes new tasks in groups, and passes them straight to the worker if it has capacity."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.errors import StoreUnavailable
-from tarry.service.engine.reporting import Event
 from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.store import AddResult, AddStatus
 
@@ -14,103 +13,102 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.engine.context import EngineContext
+    from tarry.service.engine.reporting import Reporter
     from tarry.service.engine.scheduler import Scheduler
     from tarry.service.engine.worker import Worker
     from tarry.service.model import Task, TaskContent
     from tarry.service.store import NewTask
 
-_GROUP = 64
-"""Tasks that are written together: what came of others is written between two groups, and a retry
-is not put off by a large batch."""
+_MAX_GROUP_ITEMS = 64
+"""Small, because results are written between two groups: a large batch must not delay retries."""
 _Item: TypeAlias = "tuple[NewTask, TaskContent | None]"
 
 
 class Ingest:
-    """Adds tasks; what it has returned is durable."""
+    """Adds tasks to the store, and leases those that the worker can start at once."""
 
-    def __init__(self, context: EngineContext, worker: Worker, scheduler: Scheduler) -> None:
+    def __init__(
+        self, context: EngineContext, worker: Worker, scheduler: Scheduler, reporter: Reporter
+    ) -> None:
         self._context = context
         self._worker = worker
         self._scheduler = scheduler
-        self._adds: AsyncGroupCommit[_Item, AddResult] = AsyncGroupCommit(
-            self._add, max_items=_GROUP, max_pending=context.limits.ingest
+        self._reporter = reporter
+        self._commits: AsyncGroupCommit[_Item, AddResult] = AsyncGroupCommit(
+            self._add, max_items=_MAX_GROUP_ITEMS, max_pending=context.limits.ingest
         )
-        self._stopping = False
+        self._is_stopping = False
 
     def submit(
-        self, news: list[NewTask], contents: Sequence[TaskContent] | None = None
+        self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None
     ) -> asyncio.Future[Sequence[AddResult]]:
-        """Add tasks: they are durable when the future is done.
+        """Add tasks; they are durable when the future is done.
 
-        `contents` are theirs, where the caller has them at hand. Whoever leaves leaves them here.
+        `contents` are the unpacked contents of the tasks, if the caller has them: the worker then
+        need not unpack them. A caller that is cancelled does not cancel its tasks. Raises
+        `Overloaded` if too many tasks wait to be written.
         """
-        # Those on their way into the hold count: it must not be promised twice.
-        room = self._worker.hold.room - self._adds.pending if not self._stopping else 0
-        open_lanes: dict[str, bool] = {}
-        for new in news:
-            if room <= 0:
+        # Pending tasks count: each slot must be promised only once.
+        free_slots = 0
+        if not self._is_stopping:
+            free_slots = self._worker.leased_tasks.free_slots - self._commits.pending
+        accepting: dict[str, bool] = {}
+        for new in new_tasks:
+            if free_slots <= 0:
                 break
-            name = new.task.lane
-            if name not in open_lanes:
-                open_lanes[name] = self._is_open(name)
-            if open_lanes[name]:
+            lane = new.task.lane
+            if lane not in accepting:
+                accepting[lane] = self._can_lease(lane)
+            if accepting[lane]:
                 new.direct = True
-                room -= 1
-        theirs: Sequence[TaskContent | None] = contents or [None] * len(news)
-        return self._adds.submit(list(zip(news, theirs, strict=True)))
+                free_slots -= 1
+        known: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
+        return self._commits.submit(list(zip(new_tasks, known, strict=True)))
 
-    def _is_open(self, name: str) -> bool:
+    def _can_lease(self, name: str) -> bool:
         lane = self._context.lanes.get(name)
-        return lane is None or (lane.held < self._context.limits.lane_held and not lane.is_shut)
+        max_leased = self._context.limits.lane_leased
+        return lane is None or (lane.leased < max_leased and not lane.is_tripped)
 
     async def _add(self, items: Sequence[_Item]) -> Sequence[AddResult]:
-        context, news = self._context, [new for new, _ in items]
+        context, new_tasks = self._context, [new for new, _ in items]
         try:
-            answers = await context.store.add(news, context.lease, quota=context.limits.pending)
+            results = await context.store.add(
+                new_tasks, context.lease, quota=context.limits.pending
+            )
         except StoreUnavailable as error:
             context.health.failed("store", error)
             raise
         context.health.worked("store")
-        self._added(items, answers)
-        return answers
+        self._process_added(items, results)
+        return results
 
-    def _added(self, items: Sequence[_Item], answers: Sequence[AddResult]) -> None:
-        """Have the worker take what is leased to it, and the scheduler claim what is near.
+    def _process_added(self, items: Sequence[_Item], results: Sequence[AddResult]) -> None:
+        """Pass leased tasks to the worker, and wake the scheduler for others that are due soon.
 
-        Whoever submitted a task may have left meanwhile, and it is made all the same.
+        This is done here and not by the caller of `submit`, who may have been cancelled meanwhile:
+        then a leased task would be idle until its lease expires.
         """
         context = self._context
-        near = context.clock.now() + context.lease.horizon
+        horizon_end = context.clock.now() + context.lease.horizon
+        has_listeners = bool(context.events.listeners)
         tasks: list[Task] = []
         contents: list[TaskContent | None] = []
-        for (_, content), answer in zip(items, answers, strict=True):
-            if answer.status is not AddStatus.ADDED:
+        for (_, content), result in zip(items, results, strict=True):
+            if result.status is not AddStatus.ADDED:
                 continue
-            task = answer.task
-            if context.events.listeners:
-                self._tell(task)
-            if answer.leased:
+            task = result.task
+            if has_listeners:
+                self._reporter.task_added(task)
+            if result.leased:
                 tasks.append(task)
                 contents.append(content)
-            elif task.next_attempt_at <= near:
+            elif task.next_attempt_at <= horizon_end:
                 self._scheduler.wake()
         if tasks:
-            self._worker.take(tasks, contents)
-
-    def _tell(self, task: Task) -> None:
-        event = Event(
-            kind="added",
-            at=task.created_at,
-            tenant=task.tenant,
-            lane=task.lane,
-            task_id=task.id,
-            policy_id=task.policy_id,
-            next_attempt_at=task.next_attempt_at,
-            created_at=task.created_at,
-        )
-        self._context.events.publish(event)
+            self._worker.add(tasks, contents)
 
     async def stop(self) -> None:
-        """Lease nothing more to this process, and write what waits."""
-        self._stopping = True
-        await self._adds.flush()
+        """Lease nothing more to this process, and write the pending tasks."""
+        self._is_stopping = True
+        await self._commits.flush()

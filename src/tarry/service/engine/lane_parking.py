@@ -1,4 +1,4 @@
-"""Parking: what a lane's breaker does here is told to the store, for all workers to go by."""
+"""Writes the state of lane breakers to the store, so that all workers follow it."""
 
 from __future__ import annotations
 
@@ -18,39 +18,42 @@ if TYPE_CHECKING:
 
 
 class LaneParking:
-    """Parks lanes in the store and opens them; `room` is called when one is open again."""
+    """Parks a lane when its breaker opens, and unparks it when the breaker closes.
+
+    `on_capacity` is called when a lane was unparked, because its tasks can be claimed again.
+    """
 
     def __init__(
-        self, context: EngineContext, reporter: Reporter, room: Callable[[], None]
+        self, context: EngineContext, reporter: Reporter, on_capacity: Callable[[], None]
     ) -> None:
         self._context = context
         self._reporter = reporter
-        self._room = room
-        self._jobs: set[asyncio.Task[None]] = set()
+        self._on_capacity = on_capacity
+        self._writes: set[asyncio.Task[None]] = set()
 
-    def look_at(self, lane: LaneState) -> None:
-        """Tell the store what the breaker of a lane has done."""
-        moves = lane.downstream.transitions
-        if not moves:
+    def apply_transitions(self, lane: LaneState) -> None:
+        """Start to write the last transition of a lane's breaker, if it had any."""
+        transitions = lane.downstream.transitions
+        if not transitions:
             return
-        last = moves[-1].after
-        moves.clear()
-        job = asyncio.get_running_loop().create_task(self._tell(lane, last))
-        self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
+        state = transitions[-1].after
+        transitions.clear()
+        write = asyncio.get_running_loop().create_task(self._write(lane, state))
+        self._writes.add(write)
+        write.add_done_callback(self._writes.discard)
 
-    async def settled(self) -> None:
-        """Return when the store knows everything."""
-        if self._jobs:
-            await asyncio.wait(self._jobs)
+    async def flush(self) -> None:
+        """Return when the store has all transitions."""
+        if self._writes:
+            await asyncio.wait(self._writes)
 
     async def stop(self) -> None:
-        """Tell the store nothing more."""
-        for job in self._jobs:
-            job.cancel()
-        await self.settled()
+        """Cancel the writes in flight."""
+        for write in self._writes:
+            write.cancel()
+        await self.flush()
 
-    async def _tell(self, lane: LaneState, state: BreakerState) -> None:
+    async def _write(self, lane: LaneState, state: BreakerState) -> None:
         context, breaker, now = self._context, lane.breaker, self._context.clock.seconds()
         store = context.store
         if state is BreakerState.OPEN:
@@ -60,11 +63,11 @@ class LaneParking:
                 lambda: store.park(lane.name, until, probes=probes, opened=opened), context.health
             )
             context.lanes.parked.add(lane.name)
-            self._reporter.lane("parked", lane)
+            self._reporter.lane_changed("parked", lane.name)
         elif state is BreakerState.CLOSED:
             await retry_until_stored(lambda: store.unpark(lane.name), context.health)
             context.lanes.parked.discard(lane.name)
-            self._reporter.lane("resumed", lane)
-            self._room()
+            self._reporter.lane_changed("resumed", lane.name)
+            self._on_capacity()
         else:
-            self._reporter.lane("probing", lane)
+            self._reporter.lane_changed("probing", lane.name)

@@ -1,6 +1,7 @@
-"""The lanes as this process sees them: what is known of each downstream, and what waits for it.
+"""The lanes in this process: the state of each downstream, and the due tasks of each lane.
 
-A lane is taken out of the store's hands by parking it there; here it only stops being served.
+Whether a lane is parked or paused for all workers is written in the store. Here, a lane only stops
+being served.
 """
 
 from __future__ import annotations
@@ -20,204 +21,209 @@ if TYPE_CHECKING:
 
     from tarry.service.model import Task, TaskContent
 
-_MOST = 10_000
-"""Lanes beyond which those that hold no task are forgotten at once."""
-_NEW_ONES = 2
-"""New tasks between two that are tried again. More of the latter, and a few that always fail would
-make the whole look broken: a breaker opens at one of two."""
-_SOONEST, _LATEST = 1_000, 60_000
-_BETWEEN = 50
-"""Milliseconds until a retry that the budget refuses is asked for again, and from one to the next:
-twice as many as the budget's floor lets through, so that the rest do not come in vain."""
-_ASK_AGAIN = 50
-"""Milliseconds for which a limit is believed to be what it was."""
+_MAX_LANES = 10_000
+"""Above this number, lanes without tasks are evicted at once instead of after a while."""
+_FIRST_ATTEMPTS_PER_RETRY = 2
+"""First attempts between two retries of a lane. A larger share of retries would make a healthy lane
+look broken if a few of its tasks always fail: a breaker opens at one failure in two."""
+_MIN_BUDGET_PAUSE_MS, _MAX_BUDGET_PAUSE_MS = 1_000, 60_000
+_BUDGET_SPACING_MS = 50
+"""Milliseconds between two retries that the empty budget deferred: 20 a second, twice as many as
+the budget's floor admits, so that few of them are deferred again."""
+_LIMIT_REFRESH_MS = 50
+"""Milliseconds for which an in-flight limit that was reached is assumed to be unchanged."""
 
 
 class LaneState:
-    """What is known of one downstream, and the tasks of it that this process holds."""
+    """One downstream, and the tasks of its lane that are leased to this process."""
 
     __slots__ = (
-        "_asked_at",
-        "_new_ones",
-        "_refused_until",
-        "again",
+        "_budget_retry_at",
+        "_first_attempts_in_a_row",
+        "_limit_seen_at",
         "downstream",
-        "due",
-        "held",
-        "in_turn",
+        "due_first",
+        "due_retries",
+        "is_in_rotation",
+        "is_paused",
+        "leased",
         "limit",
         "name",
-        "paused",
         "running",
         "tenant",
-        "used",
+        "was_used",
     )
 
     def __init__(self, name: str, downstream: Downstream) -> None:
         self.name: str = name
         self.tenant: str = name.partition("/")[0]
         self.downstream: Downstream = downstream
-        self.again: deque[LeasedTask] = deque()
-        """Tasks that have begun and whose time has come again. They were promised a time, and
-        new ones were not, so they need not queue behind these: every third place is theirs."""
-        self.due: deque[LeasedTask] = deque()
-        """New tasks whose time has come, in that order."""
-        self.held: int = 0
+        self.due_retries: deque[LeasedTask] = deque()
+        """Due tasks that were attempted before. A retry has a promised time, a first attempt has
+        none, so retries do not queue behind first attempts: every third attempt is a retry."""
+        self.due_first: deque[LeasedTask] = deque()
+        """Due tasks that were not attempted yet, in the order in which they became due."""
+        self.leased: int = 0
         """Tasks of the lane that are leased to this process."""
         self.running: int = 0
-        """Attempts that run."""
-        self.in_turn: bool = False
-        """Whether it stands in the worker's queue of lanes."""
-        self.paused: bool = False
-        """Whether somebody has stopped it, as far as this process was asked to."""
-        self.used: bool = True
-        """Whether it has had a task since somebody last looked for idle lanes."""
+        """Attempts in flight."""
+        self.is_in_rotation: bool = False
+        """Whether the lane is in `LeasedTasks.rotation`."""
+        self.is_paused: bool = False
+        """Whether an operator paused the lane through this process."""
+        self.was_used: bool = True
+        """Whether the lane had a task since idle lanes were last looked for."""
         self.limit: int | None = None
-        """How many attempts its limit let through when it was last asked, if it refused one."""
-        self._asked_at = 0
-        self._new_ones = 0
-        self._refused_until = 0
+        """Attempts in flight when the in-flight limit last refused one; None: it did not."""
+        self._limit_seen_at = 0
+        self._first_attempts_in_a_row = 0
+        self._budget_retry_at = 0
 
-    def next_due(self) -> LeasedTask | None:
-        """Take a task whose time has come: of three one that has begun, while there are both."""
-        if self.due and (not self.again or self._new_ones < _NEW_ONES):
-            self._new_ones += 1
-            return self.due.popleft()
-        self._new_ones = 0
-        return self.again.popleft() if self.again else None
+    def pop_due(self) -> LeasedTask | None:
+        """Remove and return a due task: every third one is a retry while there are both."""
+        if self.due_first and (
+            not self.due_retries or self._first_attempts_in_a_row < _FIRST_ATTEMPTS_PER_RETRY
+        ):
+            self._first_attempts_in_a_row += 1
+            return self.due_first.popleft()
+        self._first_attempts_in_a_row = 0
+        return self.due_retries.popleft() if self.due_retries else None
 
-    def queue_of(self, task: Task) -> deque[LeasedTask]:
-        """Return where a task waits for its turn. One that was replayed begins anew."""
-        return self.again if task.attempts > task.forgiven + task.lost else self.due
+    def due_queue(self, task: Task) -> deque[LeasedTask]:
+        """Return the queue in which a due task waits; a replayed task counts as not attempted."""
+        is_retry = task.attempts > task.forgiven + task.lost
+        return self.due_retries if is_retry else self.due_first
 
-    def put_off(self, now: int) -> int:
-        """Return when to ask again for a retry that the budget has refused."""
-        soonest = max(now + _SOONEST, self._refused_until + _BETWEEN)
-        self._refused_until = min(soonest, now + _LATEST)
-        return self._refused_until
+    def defer_retry(self, now: int) -> int:
+        """Return the next time for a retry that the empty budget has deferred."""
+        retry_at = max(now + _MIN_BUDGET_PAUSE_MS, self._budget_retry_at + _BUDGET_SPACING_MS)
+        self._budget_retry_at = min(retry_at, now + _MAX_BUDGET_PAUSE_MS)
+        return self._budget_retry_at
 
     @property
     def breaker(self) -> Breaker:
-        """The breaker, which every lane has."""
+        """The breaker of the downstream."""
         breaker = self.downstream.breaker
-        assert breaker is not None  # noqa: S101 - `protected` made it
+        assert breaker is not None  # noqa: S101 - `build_downstream` creates one
         return breaker
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing of it is here: no task, and no attempt that outlived its lease."""
-        return not self.held and not self.running
+        """Whether no task is leased and no attempt runs; an attempt may outlive its lease."""
+        return not self.leased and not self.running
 
     @property
     def is_full(self) -> bool:
-        """Whether as many attempts run as its limit let through."""
+        """Whether as many attempts run as the in-flight limit last admitted."""
         return self.limit is not None and self.running >= self.limit
 
-    def refused(self, now: int) -> None:
-        """Learn that its limit lets no more through: it need not be asked for each task."""
-        self.limit, self._asked_at = max(1, self.running), now
+    def on_limit_reached(self, now: int) -> None:
+        """Remember that the in-flight limit refused an attempt, so that others need not try."""
+        self.limit, self._limit_seen_at = max(1, self.running), now
 
-    def ended(self, now: int) -> None:
-        """Learn that an attempt has ended. A limit that ramps is asked again after a while."""
-        if now >= self._asked_at + _ASK_AGAIN:
+    def on_attempt_ended(self, now: int) -> None:
+        """Forget the in-flight limit if it is old: it grows after an outage."""
+        if now >= self._limit_seen_at + _LIMIT_REFRESH_MS:
             self.limit = None
 
     @property
-    def is_shut(self) -> bool:
-        """Whether no task should be sent its way."""
+    def is_tripped(self) -> bool:
+        """Whether the breaker is open or half-open."""
         state = self.breaker.state
         return state is BreakerState.OPEN or state is BreakerState.HALF_OPEN
 
 
 class LeasedTask(Struct, eq=False):
-    """One leased task."""
+    """One task leased to this process."""
 
     task: Task
     lane: LaneState
     content: TaskContent | None
-    """What to send, once it was unpacked."""
-    started: bool = False
-    """Whether somebody has it in hand: its attempt runs, or its end is being written down."""
-    queued: bool = False
-    """Whether it waits for its time or its turn."""
-    gone: bool = False
-    """Whether it is not to be started any more: it waits in a queue that will skip it."""
+    """The unpacked content of the task; None until the first attempt needs it."""
+    is_busy: bool = False
+    """Whether an attempt runs, or a result or a cancellation is being written."""
+    is_queued: bool = False
+    """Whether it is in the heap of `LeasedTasks` or in a queue of its lane."""
+    is_dropped: bool = False
+    """Whether the lease is gone: a queue that still holds the task skips it."""
 
 
 class Lanes:
-    """The lanes by name, made when they are first needed; idle ones are forgotten in time."""
+    """Lanes by name, created when they are first needed; idle lanes are forgotten."""
 
-    def __init__(self, build_downstream: Callable[[str], Downstream], *, most_held: int) -> None:
-        self._protected = build_downstream
-        self._most_held = most_held
+    def __init__(self, build_downstream: Callable[[str], Downstream], *, max_leased: int) -> None:
+        self._build_downstream = build_downstream
+        self._max_leased = max_leased
         self._lanes: dict[str, LaneState] = {}
         self.parked: set[str] = set()
-        """The lanes that the store knows to be parked, as far as this process has parked them."""
+        """Names of lanes that this process has parked in the store."""
         self.full: set[str] = set()
-        """The lanes of which this process holds as many tasks as it should."""
+        """Names of lanes of which this process has leased as many tasks as it may."""
 
     def __getitem__(self, name: str) -> LaneState:
-        """Return a lane."""
+        """Return a lane, creating it if necessary."""
         lane = self._lanes.get(name)
         if lane is None:
-            if len(self._lanes) >= _MOST:
-                self._make_room()
-            lane = self._lanes[name] = LaneState(name, self._protected(name))
+            if len(self._lanes) >= _MAX_LANES:
+                self._evict_empty()
+            lane = self._lanes[name] = LaneState(name, self._build_downstream(name))
         return lane
 
     def get(self, name: str) -> LaneState | None:
-        """Return a lane that is known, or None."""
+        """Return a lane, or None if it is not known here."""
         return self._lanes.get(name)
 
-    def first(self, most: int, tenant: str | None = None) -> list[LaneState]:
-        """Return the lanes, of one tenant or all, that need a look first: the shut, the busiest."""
+    def most_notable(self, limit: int, tenant: str | None = None) -> list[LaneState]:
+        """Return lanes of one tenant or of all: tripped ones first, then the busiest."""
         lanes = (lane for lane in self._lanes.values() if tenant in {None, lane.tenant})
-        return nlargest(most, lanes, key=lambda lane: (lane.is_shut, lane.held))
+        return nlargest(limit, lanes, key=lambda lane: (lane.is_tripped, lane.leased))
 
-    def took(self, lane: LaneState) -> None:
-        """Count a task that is held from now on."""
-        lane.held += 1
-        lane.used = True
-        if lane.held >= self._most_held:
+    def count_leased(self, lane: LaneState) -> None:
+        """Count a task that is leased from now on."""
+        lane.leased += 1
+        lane.was_used = True
+        if lane.leased >= self._max_leased:
             self.full.add(lane.name)
 
-    def dropped(self, lane: LaneState) -> None:
-        """Count a task that is held no longer."""
-        lane.held -= 1
-        if self.full and lane.held < self._most_held:
+    def count_dropped(self, lane: LaneState) -> None:
+        """Count a task that is no longer leased."""
+        lane.leased -= 1
+        if self.full and lane.leased < self._max_leased:
             self.full.discard(lane.name)
 
-    def renew(self, lane: LaneState) -> None:
-        """Forget everything that was learnt of a downstream."""
-        lane.downstream = self._protected(lane.name)
+    def reset_downstream(self, lane: LaneState) -> None:
+        """Replace the downstream of a lane by a new one."""
+        lane.downstream = self._build_downstream(lane.name)
 
-    def forget(self) -> int:
-        """Forget lanes that are well and were not used since the last call; return how many.
+    def forget_idle(self) -> int:
+        """Forget healthy lanes that were not used since the last call; return how many.
 
-        By then their windows are empty, and a new lane knows as much.
+        Their windows are empty by then, so that a new lane would know as much.
         """
-        idle = [lane for lane in self._lanes.values() if not lane.used and self._is_well(lane)]
+        idle = [
+            lane for lane in self._lanes.values() if not lane.was_used and self._is_disposable(lane)
+        ]
         for lane in self._lanes.values():
-            lane.used = not lane.is_empty
-        self._drop(idle)
+            lane.was_used = not lane.is_empty
+        self._remove(idle)
         return len(idle)
 
-    def _make_room(self) -> None:
-        """Forget half of what is empty, the oldest first, and what is shut only if all is.
+    def _evict_empty(self) -> None:
+        """Forget half of the empty lanes, oldest first; tripped ones only if there are no others.
 
-        The store knows which lanes are parked, and says so when it hands out their tasks.
+        A parked lane is not lost: the store reports it when tasks of the lane are claimed.
         """
         empty = [lane for lane in self._lanes.values() if lane.is_empty]
-        chosen = [lane for lane in empty if self._is_well(lane)] or empty
-        self._drop(chosen[: len(chosen) // 2 + 1])
+        candidates = [lane for lane in empty if self._is_disposable(lane)] or empty
+        self._remove(candidates[: len(candidates) // 2 + 1])
 
-    def _is_well(self, lane: LaneState) -> bool:
-        """Say whether nothing would be lost with an empty lane but a few latencies."""
-        is_closed = lane.breaker.state is BreakerState.CLOSED
-        is_open = is_closed and not lane.paused and lane.name not in self.parked
-        return lane.is_empty and is_open
+    def _is_disposable(self, lane: LaneState) -> bool:
+        """Return whether a lane is empty, and only latency statistics would be lost with it."""
+        is_healthy = lane.breaker.state is BreakerState.CLOSED
+        is_held_back = lane.is_paused or lane.name in self.parked
+        return lane.is_empty and is_healthy and not is_held_back
 
-    def _drop(self, lanes: list[LaneState]) -> None:
+    def _remove(self, lanes: list[LaneState]) -> None:
         for lane in lanes:
             del self._lanes[lane.name]
             self.parked.discard(lane.name)
@@ -229,9 +235,10 @@ def build_downstream(
     max_in_flight: int,
     breaker: Callable[[], Breaker] = Breaker,
 ) -> Downstream:
-    """Return a lane's downstream: a breaker, a budget of retries, and a limit that ramps.
+    """Build the downstream of a lane: breaker, retry budget, and an in-flight limit.
 
-    The budget has a floor in time: a lane with nothing but retries left must still get on.
+    The budget admits ten retries a second at any time: a lane that has nothing but retries left
+    must still make progress.
     """
     return Downstream(
         name,

@@ -1,4 +1,4 @@
-"""The tasks that this process has leases for: each waits here for its time, then for its turn."""
+"""The tasks leased to this process: each waits for its due time, then for the turn of its lane."""
 
 from __future__ import annotations
 
@@ -17,134 +17,139 @@ if TYPE_CHECKING:
     from tarry.service.engine.lanes import Lanes, LaneState
     from tarry.service.model import Task, TaskContent
 
-_LONGEST = 1_000
-"""Milliseconds until the clock is looked at again: the store's may have been set meanwhile."""
+_MAX_TIMER_MS = 1_000
+"""The clock is read at least this often, because the store's clock may be set meanwhile."""
 
 
 class LeasedTasks:
-    """Leased tasks: a heap by time, a queue for each lane, and the lanes in turn.
+    """Leased tasks by id, in a heap by due time, and, once due, in the queue of their lane.
 
-    `ready` is called when something is due.
+    Lanes with due tasks are served round robin. `on_due` is called when a task becomes due.
     """
 
     def __init__(
-        self, lanes: Lanes, clock: StoreClock, *, most: int, ready: Callable[[], None]
+        self, lanes: Lanes, clock: StoreClock, *, max_leased: int, on_due: Callable[[], None]
     ) -> None:
         self._lanes = lanes
         self._clock = clock
-        self._most = most
-        self._ready = ready
-        self._tasks: dict[str, LeasedTask] = {}
+        self._max_leased = max_leased
+        self._on_due = on_due
+        self._by_id: dict[str, LeasedTask] = {}
         self._heap: list[tuple[int, int, LeasedTask]] = []
-        self._order = count()
-        self.turn: deque[LaneState] = deque()
-        """The lanes in which something is due, in their order; to look at."""
+        """`(due time, tie breaker, task)`. Dropped tasks stay until their time comes."""
+        self._tie_breaker = count()
+        self.rotation: deque[LaneState] = deque()
+        """Lanes with due tasks, in the order in which they are served; read-only for others."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
 
     def __len__(self) -> int:
-        """Return how many tasks are held."""
-        return len(self._tasks)
+        """Return the number of leased tasks."""
+        return len(self._by_id)
 
     @property
-    def room(self) -> int:
-        """How many more there is room for."""
-        return self._most - len(self._tasks)
+    def free_slots(self) -> int:
+        """How many more tasks may be leased."""
+        return self._max_leased - len(self._by_id)
 
     def __iter__(self) -> Iterator[LeasedTask]:
-        """Go over all tasks, in no order."""
-        return iter(tuple(self._tasks.values()))
+        """Iterate over a copy, in no particular order."""
+        return iter(tuple(self._by_id.values()))
 
     def find(self, task_id: str) -> LeasedTask | None:
-        """Return a task that is held."""
-        return self._tasks.get(task_id)
+        """Return the leased task with this id, or None."""
+        return self._by_id.get(task_id)
 
-    def take(
+    def add(
         self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
     ) -> None:
-        """Hold tasks from now on. One that was here before has lost its lease: it is replaced."""
+        """Add tasks that were just leased to this process.
+
+        A task that is here already had lost its earlier lease: the new one replaces it.
+        """
         now, lanes = self._clock.now(), self._lanes
         is_due = False
         for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):
-            before = self._tasks.get(task.id)
-            if before is not None:
-                before.gone = True
-                lanes.dropped(before.lane)
+            earlier = self._by_id.get(task.id)
+            if earlier is not None:
+                earlier.is_dropped = True
+                lanes.count_dropped(earlier.lane)
             lane = lanes[task.lane]
-            held = self._tasks[task.id] = LeasedTask(task, lane, content)
-            lanes.took(lane)
-            is_due = self._place(held, now) or is_due
+            leased = self._by_id[task.id] = LeasedTask(task, lane, content)
+            lanes.count_leased(lane)
+            is_due = self._enqueue(leased, now) or is_due
         if is_due:
-            self._ready()
+            self._on_due()
 
-    def wait(self, held: LeasedTask) -> None:
-        """Let a held task wait for its time."""
-        held.started = False
-        if not held.queued and self._place(held, self._clock.now()):
-            self._ready()
+    def requeue(self, leased: LeasedTask) -> None:
+        """Let a task that was busy wait for its `next_attempt_at` again."""
+        leased.is_busy = False
+        if not leased.is_queued and self._enqueue(leased, self._clock.now()):
+            self._on_due()
 
-    def drop(self, held: LeasedTask) -> None:
-        """Hold a task no longer."""
-        held.gone = True
-        if self._tasks.get(held.task.id) is held:
-            del self._tasks[held.task.id]
-            self._lanes.dropped(held.lane)
+    def drop(self, leased: LeasedTask) -> None:
+        """Forget a task whose lease has ended or is about to be released."""
+        leased.is_dropped = True
+        if self._by_id.get(leased.task.id) is leased:
+            del self._by_id[leased.task.id]
+            self._lanes.count_dropped(leased.lane)
 
     def next_due(self) -> LeasedTask | None:
-        """Take the next task of the lane whose turn it is, if it is due and in nobody's hand.
+        """Remove and return the next due task of the next lane in the rotation, or None.
 
-        Whoever serves it puts its lane back with `queue`. A full one is left out: an attempt that
-        ends makes room.
+        The caller calls `rotate` when it has served the lane. A lane at its in-flight limit leaves
+        the rotation: it returns when one of its attempts ends.
         """
-        turn = self.turn
-        while turn:
-            lane = turn.popleft()
-            lane.in_turn = False
+        rotation = self.rotation
+        while rotation:
+            lane = rotation.popleft()
+            lane.is_in_rotation = False
             if lane.limit is not None and lane.is_full:
                 continue
-            while (held := lane.next_due()) is not None:
-                held.queued = False
-                if not held.gone and not held.started:
-                    return held
+            while (leased := lane.pop_due()) is not None:
+                leased.is_queued = False
+                # Queues are not searched when a task is dropped or cancelled: it is skipped here.
+                if not leased.is_dropped and not leased.is_busy:
+                    return leased
         return None
 
-    def put_back(self, held: LeasedTask) -> None:
-        """Let a task that was due be the next of its lane again."""
-        held.queued = True
-        held.lane.queue_of(held.task).appendleft(held)
+    def put_back(self, leased: LeasedTask) -> None:
+        """Make a task that `next_due` returned the next one of its lane again."""
+        leased.is_queued = True
+        leased.lane.due_queue(leased.task).appendleft(leased)
 
-    def queue(self, lane: LaneState) -> None:
-        """Put a lane at the end of the line, if anything is due in it."""
-        if (lane.due or lane.again) and not lane.in_turn:
-            lane.in_turn = True
-            self.turn.append(lane)
+    def rotate(self, lane: LaneState) -> None:
+        """Put a lane at the end of the rotation if it has due tasks."""
+        if (lane.due_first or lane.due_retries) and not lane.is_in_rotation:
+            lane.is_in_rotation = True
+            self.rotation.append(lane)
 
-    def stop(self) -> None:
-        """Let no more time pass."""
+    def stop_timer(self) -> None:
+        """Let no more tasks become due."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _place(self, held: LeasedTask, now: int) -> bool:
-        """Let a task wait for its time, or for its turn; whether it is that."""
-        held.queued = True
-        due_at = held.task.next_attempt_at
+    def _enqueue(self, leased: LeasedTask, now: int) -> bool:
+        """Queue a task for its lane if it is due, else for its time; return whether it is due."""
+        leased.is_queued = True
+        due_at = leased.task.next_attempt_at
         if due_at <= now:
-            self._due(held)
+            self._mark_due(leased)
             return True
-        heappush(self._heap, (due_at, next(self._order), held))
-        self._arm()
+        heappush(self._heap, (due_at, next(self._tie_breaker), leased))
+        self._arm_timer()
         return False
 
-    def _due(self, held: LeasedTask) -> None:
-        lane = held.lane
-        lane.queue_of(held.task).append(held)
-        if not lane.in_turn:
-            lane.in_turn = True
-            self.turn.append(lane)
+    def _mark_due(self, leased: LeasedTask) -> None:
+        lane = leased.lane
+        lane.due_queue(leased.task).append(leased)
+        if not lane.is_in_rotation:
+            lane.is_in_rotation = True
+            self.rotation.append(lane)
 
-    def _arm(self) -> None:
-        while self._heap and self._heap[0][2].gone:
+    def _arm_timer(self) -> None:
+        while self._heap and self._heap[0][2].is_dropped:
             heappop(self._heap)
         if not self._heap:
             return
@@ -153,20 +158,21 @@ class LeasedTasks:
             if at >= self._timer_at:
                 return
             self._timer.cancel()
-        delay = min(max(0, at - self._clock.now()), _LONGEST) / 1000
+        delay = min(max(0, at - self._clock.now()), _MAX_TIMER_MS) / 1000
         self._timer_at = at
-        self._timer = asyncio.get_running_loop().call_later(delay, self._on_time)
+        self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
 
-    def _on_time(self) -> None:
-        # Timers may fire early (uvloop's by 1.4 ms): the clock decides, and the timer is set anew.
+    def _on_timer(self) -> None:
+        # Timers may fire early (uvloop's by up to 1.4 ms), so the clock decides what is due, and
+        # the timer is set again for the rest.
         self._timer = None
         now = self._clock.now()
-        found = False
+        is_due = False
         while self._heap and self._heap[0][0] <= now:
-            held = heappop(self._heap)[2]
-            if not held.gone:  # one that is not here any more waits for nothing
-                self._due(held)
-                found = True
-        self._arm()
-        if found:
-            self._ready()
+            leased = heappop(self._heap)[2]
+            if not leased.is_dropped:
+                self._mark_due(leased)
+                is_due = True
+        self._arm_timer()
+        if is_due:
+            self._on_due()

@@ -1,4 +1,7 @@
-"""Maintenance: old tasks leave in small steps, replays go on, what is not needed is forgotten."""
+"""Maintenance: removes expired tasks and orphaned bodies, advances replays, forgets idle lanes.
+
+Everything is done in small steps, so that the store is never blocked for long.
+"""
 
 from __future__ import annotations
 
@@ -17,94 +20,96 @@ if TYPE_CHECKING:
     from tarry.service.model import ReplayRecord
 
 _logger = logging.getLogger("tarry.service")
-_STEP = 200
-_RELEASES = 10
-"""Steps a second, about, in which a replay with a rate brings its letters back."""
-_BODIES = 100
-_STRAYS_EVERY = 600_000
-_LANES_EVERY = 300_000
-"""Milliseconds: a lane that is idle for twice as long is forgotten."""
-_IDLE, _BUSY = 1.0, 0.02
-"""Seconds between two rounds, at most and at least: a round that found work leaves others their
-turn and goes on."""
+_MAX_TASKS_PER_STEP = 200
+_REPLAY_STEPS_PER_SECOND = 10
+_MAX_BODIES_PER_STEP = 100
+_BODY_SWEEP_INTERVAL_MS = 600_000
+_LANE_SWEEP_INTERVAL_MS = 300_000
+"""A lane that is idle for two of these intervals is forgotten."""
+_IDLE_PAUSE_S, _BUSY_PAUSE_S = 1.0, 0.02
+"""Pauses after a round that found nothing to do, and after one that left work over."""
 
 
 class MaintenanceReport(msgspec.Struct):
-    """What one round did."""
+    """What one round of maintenance did."""
 
-    swept: int = 0
-    replayed: int = 0
-    bodies: int = 0
-    more: bool = False
-    next_at: int | None = None
+    swept_tasks: int = 0
+    replayed_tasks: int = 0
+    deleted_bodies: int = 0
+    has_more: bool = False
+    """Whether there is more to do at once."""
+    next_replay_at: int | None = None
     """When the next step of a replay is due."""
 
 
 class Maintenance:
-    """Keeps the store small, and the memory."""
+    """Runs the periodic work of one process."""
 
     def __init__(self, context: EngineContext, scheduler: Scheduler) -> None:
         self._context = context
         self._scheduler = scheduler
-        self._strays_at = self._lanes_at = 0
+        self._body_sweep_at = self._lane_sweep_at = 0
 
     async def run_once(self) -> MaintenanceReport:
-        """Make one small step of everything."""
-        store, done = self._context.store, MaintenanceReport()
-        swept = await store.sweep(self._context.retention, _STEP)
-        done.swept, done.more = swept.tasks, swept.more
-        await self._replay(done)
-        orphans = await store.orphans(_BODIES)
+        """Do one small step of each kind of maintenance."""
+        context, report = self._context, MaintenanceReport()
+        swept = await context.store.sweep(context.retention, _MAX_TASKS_PER_STEP)
+        report.swept_tasks, report.has_more = swept.tasks, swept.more
+        await self._step_replays(report)
+        orphans = await context.store.orphans(_MAX_BODIES_PER_STEP)
         if orphans:
-            await self._context.delete_bodies(orphans)
-            await store.forget_orphans(orphans)
-            done.bodies = len(orphans)
-            done.more = True
-        if self._context.clock.now() >= self._strays_at:
-            self._strays_at = self._context.clock.now() + _STRAYS_EVERY
-            done.bodies += await self._context.sweep_bodies()
-        if self._context.clock.now() >= self._lanes_at:
-            self._lanes_at = self._context.clock.now() + _LANES_EVERY
-            self._context.lanes.forget()
-        if done.replayed:
+            await context.delete_bodies(orphans)
+            await context.store.forget_orphans(orphans)
+            report.deleted_bodies = len(orphans)
+            report.has_more = True
+        if context.clock.now() >= self._body_sweep_at:
+            self._body_sweep_at = context.clock.now() + _BODY_SWEEP_INTERVAL_MS
+            report.deleted_bodies += await context.sweep_bodies()
+        if context.clock.now() >= self._lane_sweep_at:
+            self._lane_sweep_at = context.clock.now() + _LANE_SWEEP_INTERVAL_MS
+            context.lanes.forget_idle()
+        if report.replayed_tasks:
             self._scheduler.wake()
-        return done
+        return report
 
-    async def _replay(self, done: MaintenanceReport) -> None:
-        """Make a step of each replay that is due."""
-        times: list[int] = []
+    async def _step_replays(self, report: MaintenanceReport) -> None:
+        """Do one step of each replay that is due."""
+        next_times: list[int] = []
         for job in await self._context.store.list_replays(running=True):
             after: ReplayRecord | None = job
             if job.next_at <= self._context.clock.now():
-                after = await self._step_of(job)
+                after = await self._step_replay(job)
             if after is not None:
-                done.replayed += after.replayed - job.replayed
+                report.replayed_tasks += after.replayed - job.replayed
                 if after.status == "running":
-                    times.append(after.next_at)
-        done.next_at = min(times, default=None)
+                    next_times.append(after.next_at)
+        report.next_replay_at = min(next_times, default=None)
 
-    async def _step_of(self, job: ReplayRecord) -> ReplayRecord | None:
+    async def _step_replay(self, job: ReplayRecord) -> ReplayRecord | None:
+        """Do one step of a replay; an error is logged, so that other replays continue."""
         try:
             return await self._context.store.replay_step(job.id, replay_step_size(job.rate))
         except StoreUnavailable:
             raise
         except Exception:
-            _logger.exception("a step of replay %s failed", job.id)  # others have their turn
+            _logger.exception("replay step failed, replay=%s", job.id)
             return None
 
-    def _pause(self, done: MaintenanceReport) -> float:
-        if done.more:
-            return _BUSY
-        if done.next_at is None:
-            return _IDLE
-        return min(_IDLE, max(_BUSY, (done.next_at - self._context.clock.now()) / 1000))
+    def _pause_after(self, report: MaintenanceReport) -> float:
+        """Return the seconds until the next round."""
+        if report.has_more:
+            return _BUSY_PAUSE_S
+        if report.next_replay_at is None:
+            return _IDLE_PAUSE_S
+        until_replay = (report.next_replay_at - self._context.clock.now()) / 1000
+        return min(_IDLE_PAUSE_S, max(_BUSY_PAUSE_S, until_replay))
 
     async def run(self) -> None:
-        """Go on for ever."""
+        """Do maintenance until cancelled."""
         while True:
-            pause = _IDLE
+            pause = _IDLE_PAUSE_S
             try:
-                pause = self._pause(await self.run_once())
+                pause = self._pause_after(await self.run_once())
             except StoreUnavailable as error:
                 self._context.health.failed("store", error)
             except Exception:
@@ -113,5 +118,7 @@ class Maintenance:
 
 
 def replay_step_size(rate: float) -> int:
-    """Return how many letters one step of a replay brings back; a rate of 0 is no limit."""
-    return min(_STEP, ceil(rate / _RELEASES)) if rate else _STEP
+    """Return how many tasks one step of a replay brings back; a rate of 0 means no limit."""
+    if not rate:
+        return _MAX_TASKS_PER_STEP
+    return min(_MAX_TASKS_PER_STEP, ceil(rate / _REPLAY_STEPS_PER_SECOND))

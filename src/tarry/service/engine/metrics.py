@@ -1,9 +1,9 @@
-"""The service's numbers for Prometheus, counted as things happen.
+"""The Prometheus metrics of the service.
 
-Counting is on the path of every attempt, so things are only noted there. The notes are counted some
-hundreds at once, or when somebody asks; then it all becomes Prometheus' own classes. Labels are
-bounded: what comes after the first hundred policies is counted as `other`, and only the hundred
-lanes that need a look have gauges.
+Every attempt passes here, so it is only appended to a list. The lists are counted some hundred
+entries at a time, or when the metrics are read, and only then converted to classes of the
+Prometheus client. Labels are bounded: policies after the first hundred are counted as `other`, and
+only the hundred most notable lanes have gauges.
 """
 
 from __future__ import annotations
@@ -36,155 +36,178 @@ if TYPE_CHECKING:
     from tarry.service.model import AttemptRecord
     from tarry.service.store import Counters
 
-    _Tried: TypeAlias = tuple[str, str, int, float | None, float | None]
-    """The outcome and the policy of an attempt, its lag, its duration, the delay after it."""
-    _Ended: TypeAlias = tuple[str, int, int]
-    """How a task ended, after how many attempts, at what age."""
+    _AttemptSample: TypeAlias = tuple[str, str, int, float | None, float | None]
+    """Outcome, policy id, lag, duration, and the delay before the next attempt."""
+    _TaskSample: TypeAlias = tuple[str, int, int]
+    """Terminal status, number of attempts, age."""
 
-_MOST_LABELS = 100
-_OTHER = "other"
-_SHORT = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
-_LONG = (
+_MAX_LABELS = 100
+_OTHER_POLICY = "other"
+_SHORT_BUCKETS_MS = (
+    1,
+    2,
+    5,
+    10,
+    25,
+    50,
+    100,
+    250,
+    500,
+    1_000,
+    2_500,
+    5_000,
+    10_000,
+    30_000,
+    60_000,
+)
+_LONG_BUCKETS_MS = (
     100, 500, 1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000, 43_200_000,
     86_400_000, 604_800_000,
 )  # fmt: skip
-_MOST_NOTES = 500
-_STATES = ("closed", "open", "half-open")
-_MOVES = {"parked": "open", "probing": "half-open", "resumed": "closed"}
+_MAX_SAMPLES = 500
+_BREAKER_STATES = ("closed", "open", "half-open")
+_BREAKER_STATE_OF_EVENT = {"parked": "open", "probing": "half-open", "resumed": "closed"}
 
 
 class _Histogram:
-    """Counts of milliseconds by upper bound, which Prometheus wants in seconds."""
+    """A histogram of milliseconds; Prometheus gets it in seconds."""
 
-    __slots__ = ("_bounds", "_count", "_counts", "_name", "_sum", "_text")
+    __slots__ = ("_bounds", "_count", "_counts", "_help", "_name", "_sum")
 
-    def __init__(self, name: str, text: str, bounds: tuple[int, ...]) -> None:
-        self._name, self._text, self._bounds = name, text, bounds
+    def __init__(self, name: str, help_text: str, bounds: tuple[int, ...]) -> None:
+        self._name, self._help, self._bounds = name, help_text, bounds
         self._counts = [0] * len(bounds)
-        """How many values did not exceed each bound."""
+        """Values that did not exceed each bound."""
         self._count = 0
         self._sum = 0.0
 
     def observe(self, values: Iterable[float]) -> None:
-        """Count values; one below 0 counts as 0: a clock was set back."""
-        ordered = sorted(values)  # so each bound is looked up only once
+        """Count values. A negative value, after a clock was set back, counts as 0."""
+        ordered = sorted(values)  # one binary search per bound instead of one per value
         self._count += len(ordered)
         self._sum += sum(ordered[bisect_left(ordered, 0) :])
-        for place, bound in enumerate(self._bounds):
-            self._counts[place] += bisect_right(ordered, bound)
+        for index, bound in enumerate(self._bounds):
+            self._counts[index] += bisect_right(ordered, bound)
 
     def family(self) -> Metric:
-        """Return what Prometheus makes of it."""
+        """Return the histogram as a Prometheus metric."""
         bounds = (str(bound / 1000) for bound in self._bounds)
         buckets = [*zip(bounds, self._counts, strict=True), ("+Inf", self._count)]
-        family = HistogramMetricFamily(self._name, self._text)
+        family = HistogramMetricFamily(self._name, self._help)
         family.add_metric([], buckets, self._sum / 1000)
         return family
 
 
 class Metrics:
-    """Counts what it is told, and renders it."""
+    """Counts attempts and tasks, and renders the metrics page."""
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
-        self._tried: list[_Tried] = []
-        self._ended: list[_Ended] = []
+        self._attempt_samples: list[_AttemptSample] = []
+        self._task_samples: list[_TaskSample] = []
         self._policies: set[str] = set()
         self._attempts: Counter[tuple[str, ...]] = Counter()
         self._outcomes: Counter[tuple[str, ...]] = Counter()
         self._transitions: Counter[tuple[str, ...]] = Counter()
         self._superseded = 0
-        self._age = _Histogram("retry_task_age_seconds", "Age of tasks when they end.", _LONG)
-        self._delay = _Histogram("retry_delay_seconds", "Delays before retries.", _LONG)
+        self._age = _Histogram(
+            "retry_task_age_seconds", "Age of tasks when they finish.", _LONG_BUCKETS_MS
+        )
+        self._delay = _Histogram("retry_delay_seconds", "Delay before retries.", _LONG_BUCKETS_MS)
         self._lag = _Histogram(
-            "retry_scheduling_lag_seconds", "From when an attempt was due to its start.", _SHORT
+            "retry_scheduling_lag_seconds",
+            "Time from the due time of an attempt to its start.",
+            _SHORT_BUCKETS_MS,
         )
         self._duration = _Histogram(
-            "retry_attempt_duration_seconds", "How long attempts took.", _SHORT
+            "retry_attempt_duration_seconds", "Duration of attempts.", _SHORT_BUCKETS_MS
         )
 
     def attempt(self, attempt: AttemptRecord, policy_id: str) -> None:
-        """Note an attempt."""
+        """Record an attempt."""
         lag, decision = attempt.started_at - attempt.scheduled_at, attempt.decision
         delay = None if decision is None else decision.delay_ms
-        tried = self._tried
-        tried.append((attempt.outcome, policy_id, lag, attempt.duration_ms, delay))
-        if len(tried) >= _MOST_NOTES:
-            self._count_tried()
+        samples = self._attempt_samples
+        samples.append((attempt.outcome, policy_id, lag, attempt.duration_ms, delay))
+        if len(samples) >= _MAX_SAMPLES:
+            self._count_attempts()
 
     def ended(self, kind: str, attempts: int, age: int) -> None:
-        """Note a task that ended `age` ms after it was added."""
-        ended = self._ended
-        ended.append((kind, attempts, age))
-        if len(ended) >= _MOST_NOTES:
-            self._count_ended()
+        """Record a task that reached a terminal status `age` ms after it was added."""
+        samples = self._task_samples
+        samples.append((kind, attempts, age))
+        if len(samples) >= _MAX_SAMPLES:
+            self._count_tasks()
 
     def superseded(self) -> None:
-        """Count a result that came after its lease was lost."""
+        """Count a result that arrived after its lease was lost."""
         self._superseded += 1
 
     def lost(self, attempts: int) -> None:
-        """Count attempts whose worker went away."""
+        """Count attempts whose worker disappeared."""
         self._attempts["lost", ""] += attempts
 
-    def moved(self, kind: str) -> None:
-        """Count what became of a lane, where its breaker did it."""
-        if kind in _MOVES:
-            self._transitions[(_MOVES[kind],)] += 1
+    def lane_changed(self, event_kind: str) -> None:
+        """Count the breaker transition that an event of a lane stands for, if it is one."""
+        state = _BREAKER_STATE_OF_EVENT.get(event_kind)
+        if state is not None:
+            self._transitions[(state,)] += 1
 
     def render(
         self, counters: Counters, now: float, tenant: str | None = None
     ) -> tuple[bytes, str]:
-        """Return the page and its content type; `counters` are the store's.
+        """Return the metrics page and its content type; `counters` come from the store.
 
-        For a tenant it has what is the tenant's alone: what was counted is of all of them.
+        A tenant sees only the gauges of its own lanes and tasks: counters cover all tenants.
         """
         registry = CollectorRegistry()
-        counted = self._counted() if tenant is None else ()
-        registry.register(_Page([*counted, *self._gauges(counters, now, tenant)]))
+        counters_and_histograms = self._counters_and_histograms() if tenant is None else ()
+        registry.register(
+            _Families([*counters_and_histograms, *self._gauges(counters, now, tenant)])
+        )
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
-    def _count_tried(self) -> None:
-        """Count the attempts that were noted."""
-        if not self._tried:
+    def _count_attempts(self) -> None:
+        """Add the recorded attempts to the counters."""
+        if not self._attempt_samples:
             return
-        outcomes, policies, lags, durations, delays = zip(*self._tried, strict=True)
-        self._tried.clear()
+        outcomes, policies, lags, durations, delays = zip(*self._attempt_samples, strict=True)
+        self._attempt_samples.clear()
         for (outcome, policy_id), count in Counter(zip(outcomes, policies, strict=True)).items():
             self._attempts[outcome, self._label(policy_id)] += count
         self._lag.observe(lags)
-        self._duration.observe([took for took in durations if took is not None])
+        self._duration.observe([duration for duration in durations if duration is not None])
         self._delay.observe([delay for delay in delays if delay is not None])
 
-    def _count_ended(self) -> None:
-        """Count the tasks that were noted."""
-        if not self._ended:
+    def _count_tasks(self) -> None:
+        """Add the recorded tasks to the counters."""
+        if not self._task_samples:
             return
-        kinds, attempts, ages = zip(*self._ended, strict=True)
-        self._ended.clear()
-        for (kind, made), count in Counter(zip(kinds, attempts, strict=True)).items():
-            self._outcomes[kind, "first" if made <= 1 else "retried"] += count
+        kinds, attempts, ages = zip(*self._task_samples, strict=True)
+        self._task_samples.clear()
+        for (kind, attempts_made), count in Counter(zip(kinds, attempts, strict=True)).items():
+            self._outcomes[kind, "first" if attempts_made <= 1 else "retried"] += count
         self._age.observe(ages)
 
-    def _counted(self) -> Iterator[Metric]:
-        self._count_tried()
-        self._count_ended()
+    def _counters_and_histograms(self) -> Iterator[Metric]:
+        self._count_attempts()
+        self._count_tasks()
         yield _counter(
-            "retry_attempts", "Attempts, by what they came to.",
+            "retry_attempts", "Attempts, by outcome and policy.",
             ["outcome", "policy"], self._attempts,
         )  # fmt: skip
         yield _counter(
             "retry_task_outcomes",
-            "Tasks that ended, by how, and whether the first attempt was enough.",
+            "Finished tasks, by terminal status, and by first or retried attempt.",
             ["outcome", "attempts"],
             self._outcomes,
         )
         yield _counter(
-            "retry_breaker_transitions", "Breakers that moved, by the state they moved to.",
+            "retry_breaker_transitions", "Breaker transitions, by the new state.",
             ["to"], self._transitions,
         )  # fmt: skip
         superseded = CounterMetricFamily(
-            "retry_superseded", "Results that came after their lease was lost."
+            "retry_superseded", "Results that arrived after their lease was lost."
         )
         superseded.add_metric([], self._superseded)
         yield superseded
@@ -197,42 +220,46 @@ class Metrics:
             tasks.add_metric([status.name], count)
         states = GaugeMetricFamily(
             "retry_breaker_state",
-            "1 for the state that a lane's breaker is in.",
+            "1 for the current state of the breaker of a lane.",
             labels=["lane", "state"],
         )
         balances = GaugeMetricFamily(
-            "retry_budget_balance", "Retries that a lane's budget still pays for.", labels=["lane"]
+            "retry_budget_balance",
+            "Retries that the budget of a lane still admits.",
+            labels=["lane"],
         )
-        for lane in self._lanes.first(_MOST_LABELS, tenant):
+        for lane in self._lanes.most_notable(_MAX_LABELS, tenant):
             state, balance = lane.downstream.status(now)
-            for known in _STATES:
+            for known in _BREAKER_STATES:
                 states.add_metric([lane.name, known], known == state)
             if balance is not None:
                 balances.add_metric([lane.name], balance)
         yield from (tasks, states, balances)
 
     def _label(self, policy_id: str) -> str:
-        """Return the label of a policy: its own for the first hundred."""
+        """Return the label for a policy: its id for the first hundred policies, then `other`."""
         if policy_id not in self._policies:
-            if len(self._policies) >= _MOST_LABELS:
-                return _OTHER
+            if len(self._policies) >= _MAX_LABELS:
+                return _OTHER_POLICY
             self._policies.add(policy_id)
         return policy_id
 
 
-class _Page:
-    """What a registry wants: something to collect."""
+class _Families:
+    """The collector that a Prometheus registry expects."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """Hand out everything."""
+        """Yield all metrics."""
         yield from self._families
 
 
-def _counter(name: str, text: str, labels: list[str], counts: Counter[tuple[str, ...]]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=labels)
+def _counter(
+    name: str, help_text: str, labels: list[str], counts: Counter[tuple[str, ...]]
+) -> Metric:
+    family = CounterMetricFamily(name, help_text, labels=labels)
     for values, count in counts.items():
         family.add_metric(list(values), count)
     return family

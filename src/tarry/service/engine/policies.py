@@ -1,6 +1,4 @@
-"""Which policy a task goes by: the tenant's newest version, or the one it pinned, and its own
-changes on top.
-"""
+"""The policies of tasks: the newest or the pinned version of a tenant's policy, plus overrides."""
 
 from __future__ import annotations
 
@@ -21,103 +19,107 @@ if TYPE_CHECKING:
     from tarry.service.store import Store
 
 _logger = logging.getLogger("tarry.service")
-_MOST = 10_000
-_FRESH_FOR = 1_000
-"""Milliseconds after which a policy is looked at again: another process may have changed it."""
+_MAX_CACHED = 10_000
+_FRESH_MS = 1_000
+"""A cached policy is read again after this time: another process may have changed it."""
 
 
 class EffectivePolicy(msgspec.Struct, gc=False):
-    """The policy of a task and its version; None for a policy that comes with the service."""
+    """The policy that applies to a task."""
 
     policy: Policy
     version: int | None
-    old_at: int
-    """When to look it up again."""
+    """None for a preset that comes with the service."""
+    stale_at: int
+    """When to read it again."""
 
 
 class Policies:
-    """Policies as this process knows them, read from the store when they are first needed."""
+    """A cache of policies, filled from the store when a policy is first needed."""
 
     def __init__(self, store: Store, now: Callable[[], int]) -> None:
         self._store = store
         self._now = now
-        self._known: dict[tuple[str, str, int | None], EffectivePolicy] = {}
-        self._asked: set[tuple[str, str, int | None]] = set()
-        """What somebody looks up anew; meanwhile all go by what is known."""
-        self._changed: dict[tuple[Any, ...], tuple[EffectivePolicy, EffectivePolicy]] = {}
+        self._cached: dict[tuple[str, str, int | None], EffectivePolicy] = {}
+        self._refreshing: set[tuple[str, str, int | None]] = set()
+        """Policies that are being read again; the stale version is used meanwhile."""
+        self._overridden: dict[tuple[Any, ...], tuple[EffectivePolicy, EffectivePolicy]] = {}
 
-    def known(self, task: Task, overrides: Mapping[str, Any] | None) -> EffectivePolicy | None:
-        """Return a task's policy if it is at hand."""
-        chosen = self._known.get((task.tenant, task.policy_id, task.policy_version))
-        if chosen is None or not overrides:
-            return chosen
-        return self._with(task, overrides, chosen)
+    def get_cached(self, task: Task, overrides: Mapping[str, Any] | None) -> EffectivePolicy | None:
+        """Return the policy of a task if it is cached, else None."""
+        effective = self._cached.get((task.tenant, task.policy_id, task.policy_version))
+        if effective is None or not overrides:
+            return effective
+        return self._apply_overrides(task, overrides, effective)
 
-    def is_first(self, task: Task) -> bool:
-        """Say whether to look up a policy that is old; only the first is told so, and has to."""
+    def begin_refresh(self, task: Task) -> bool:
+        """Return True if the caller has to read a stale policy again: only the first caller has."""
         key = (task.tenant, task.policy_id, task.policy_version)
-        if key in self._asked:
+        if key in self._refreshing:
             return False
-        self._asked.add(key)
+        self._refreshing.add(key)
         return True
 
-    async def look_up(self, task: Task) -> None:
-        """Have a task's policy at hand; a policy that is gone leaves the default one."""
+    async def load(self, task: Task) -> None:
+        """Cache the policy of a task; a policy that was deleted is replaced by the default one."""
         tenant, policy_id, version = task.tenant, task.policy_id, task.policy_version
         try:
             if await self.read(tenant, policy_id, version) is None:
-                gone = EffectivePolicy(SERVICE_PRESETS["default"], None, self._now() + _FRESH_FOR)
-                self._keep(tenant, policy_id, version, gone)
+                default = EffectivePolicy(SERVICE_PRESETS["default"], None, self._now() + _FRESH_MS)
+                self._cache(tenant, policy_id, version, default)
         finally:
-            self._asked.discard((tenant, policy_id, version))
+            self._refreshing.discard((tenant, policy_id, version))
 
     async def read(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> EffectivePolicy | None:
-        """Look a policy up: the tenant's own, else the one that comes with the service."""
+        """Read a policy: the tenant's own, else a preset of this name; None: there is neither."""
         stored = await self._store.get_policy(tenant, policy_id, version)
-        default, old_at = SERVICE_PRESETS["default"], self._now() + _FRESH_FOR
+        default, stale_at = SERVICE_PRESETS["default"], self._now() + _FRESH_MS
         if stored is not None:
             document = msgspec.json.decode(stored.document)
-            chosen = EffectivePolicy(policy_from_wire(document, default), stored.version, old_at)
+            effective = EffectivePolicy(
+                policy_from_wire(document, default), stored.version, stale_at
+            )
         elif version is None and policy_id in SERVICE_PRESETS:
-            chosen = EffectivePolicy(SERVICE_PRESETS[policy_id], None, old_at)
+            effective = EffectivePolicy(SERVICE_PRESETS[policy_id], None, stale_at)
         else:
             return None
-        self._keep(tenant, policy_id, version, chosen)
-        return chosen
+        self._cache(tenant, policy_id, version, effective)
+        return effective
 
     def forget(self, tenant: str, policy_id: str) -> None:
-        """Look a policy up again the next time: it was changed."""
-        for key in [key for key in self._known if key[:2] == (tenant, policy_id)]:
-            del self._known[key]
+        """Remove a policy from the cache: it was changed."""
+        for key in [key for key in self._cached if key[:2] == (tenant, policy_id)]:
+            del self._cached[key]
 
-    def _keep(
-        self, tenant: str, policy_id: str, version: int | None, chosen: EffectivePolicy
+    def _cache(
+        self, tenant: str, policy_id: str, version: int | None, effective: EffectivePolicy
     ) -> None:
-        if len(self._known) >= _MOST:
-            del self._known[next(iter(self._known))]
-        self._known[tenant, policy_id, version] = chosen
+        if len(self._cached) >= _MAX_CACHED:
+            del self._cached[next(iter(self._cached))]
+        self._cached[tenant, policy_id, version] = effective
 
-    def _with(
-        self, task: Task, overrides: Mapping[str, Any], chosen: EffectivePolicy
+    def _apply_overrides(
+        self, task: Task, overrides: Mapping[str, Any], effective: EffectivePolicy
     ) -> EffectivePolicy:
         key = (task.tenant, task.policy_id, task.policy_version, msgspec.json.encode(overrides))
-        made = self._changed.get(key)
-        if made is None or made[0] is not chosen:
+        # The entry holds the policy that it was derived from: a newer version replaces it.
+        entry = self._overridden.get(key)
+        if entry is None or entry[0] is not effective:
             try:
-                policy = policy_from_wire(overrides, chosen.policy)
-            except ConfigurationError as error:  # the policy was changed since it was checked
+                policy = policy_from_wire(overrides, effective.policy)
+            except ConfigurationError as error:  # the policy was changed since the task was added
                 _logger.warning(
-                    "tasks of tenant %s go by policy %s as it is: their changes of it do not fit "
-                    "any more (%s)",
+                    "policy overrides ignored, the changed policy makes them invalid, "
+                    "tenant=%s policy=%s: %s",
                     task.tenant,
                     task.policy_id,
                     error,
                 )
-                policy = chosen.policy
-            made = chosen, EffectivePolicy(policy, chosen.version, chosen.old_at)
-            if len(self._changed) >= _MOST:
-                del self._changed[next(iter(self._changed))]
-            self._changed[key] = made
-        return made[1]
+                policy = effective.policy
+            entry = effective, EffectivePolicy(policy, effective.version, effective.stale_at)
+            if len(self._overridden) >= _MAX_CACHED:
+                del self._overridden[next(iter(self._overridden))]
+            self._overridden[key] = entry
+        return entry[1]

@@ -1,4 +1,8 @@
-"""What the worker tells: it is counted, and made an event where somebody listens."""
+"""Reports what happens to tasks and lanes: metrics, events for subscribers, waiting callers.
+
+A result is reported only after the store has written it: nobody learns of a success that a crash
+could still undo.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +15,122 @@ import msgspec
 from tarry.service.model import Status
 
 if TYPE_CHECKING:
-    from tarry.service.delivery.messages import DeliveryResult
-if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.model import AttemptRecord
-
-if TYPE_CHECKING:
+    from tarry.service.delivery.messages import DeliveryResult
     from tarry.service.engine.clock import StoreClock
-    from tarry.service.engine.lanes import LaneState
     from tarry.service.engine.metrics import Metrics
-    from tarry.service.model import Task
+    from tarry.service.model import AttemptRecord, Task
     from tarry.service.store import TaskResult
 
-_NAMES = {status: status.name.lower() for status in Status}
+_logger = logging.getLogger("tarry.service")
+_EVENT_KINDS = {status: status.name.lower() for status in Status}
+_MAX_QUEUED_EVENTS = 1000
+
+
+class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """Something that happened to a task or to a lane."""
+
+    kind: str
+    """Of a task: added, attempt, succeeded, exhausted, cancelled, superseded, deferred. Of a lane:
+    parked, probing, resumed, paused. `lost` counts attempts of several tasks, and has no tenant."""
+    at: int
+    tenant: str
+    lane: str
+    task_id: str | None = None
+    policy_id: str | None = None
+    attempt: AttemptRecord | None = None
+    reason: str | None = None
+    next_attempt_at: int | None = None
+    created_at: int | None = None
+    attempts: int | None = None
+
+
+class Events:
+    """Passes each event to all listeners; a listener that fails does not affect the others."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[Event], None]] = []
+        """Read-only for others: without listeners, no `Event` is built on the hot path."""
+
+    def __bool__(self) -> bool:
+        """Return whether there are listeners."""
+        return bool(self.listeners)
+
+    def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        """Call `listener` with each event from now on; return a function that removes it."""
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
+
+    def publish(self, event: Event) -> None:
+        """Pass an event to all listeners."""
+        for listener in tuple(self.listeners):
+            try:
+                listener(event)
+            except Exception:
+                _logger.exception("event listener failed, event=%s", event.kind)
+
+    def subscribe(self, tenant: str) -> Subscription:
+        """Queue the events of a tenant for one reader."""
+        return Subscription(self, tenant)
+
+
+class Subscription:
+    """A bounded queue of one tenant's events; a slow reader loses the oldest, and sees how many."""
+
+    def __init__(self, events: Events, tenant: str) -> None:
+        self._tenant = tenant
+        self._queue: asyncio.Queue[Event] = asyncio.Queue(_MAX_QUEUED_EVENTS)
+        self.missed: int = 0
+        """Events dropped since the reader last set this to 0."""
+        self._remove_listener = events.listen(self._enqueue)
+
+    def _enqueue(self, event: Event) -> None:
+        if event.tenant != self._tenant:
+            return
+        if self._queue.full():
+            self._queue.get_nowait()
+            self.missed += 1
+        self._queue.put_nowait(event)
+
+    async def next(self) -> Event:
+        """Wait for the next event."""
+        return await self._queue.get()
+
+    def close(self) -> None:
+        """Stop queueing events."""
+        self._remove_listener()
 
 
 class Reporter:
-    """Tells the metrics and the listeners, at the store's time: where it is known, as `now`."""
+    """Counts what happens in the metrics, and publishes an event if anybody listens.
+
+    `now` is the store's time in milliseconds, for callers that have read the clock already.
+    """
 
     def __init__(self, events: Events, metrics: Metrics, clock: StoreClock) -> None:
         self._events = events
         self._metrics = metrics
         self._clock = clock
 
-    def attempt(self, finish: TaskResult, now: int) -> None:
-        """Tell an attempt, if there was one."""
-        task, attempt = finish.task, finish.attempt
+    def task_added(self, task: Task) -> None:
+        """Report a new task."""
+        if self._events.listeners:
+            event = Event(
+                kind="added",
+                at=task.created_at,
+                tenant=task.tenant,
+                lane=task.lane,
+                task_id=task.id,
+                policy_id=task.policy_id,
+                next_attempt_at=task.next_attempt_at,
+                created_at=task.created_at,
+            )
+            self._events.publish(event)
+
+    def attempt_made(self, result: TaskResult, now: int) -> None:
+        """Report the attempt of a result, if there was one."""
+        task, attempt = result.task, result.attempt
         if attempt is None:
             return
         self._metrics.attempt(attempt, task.policy_id)
@@ -50,41 +143,53 @@ class Reporter:
                 task_id=task.id,
                 policy_id=task.policy_id,
                 attempt=attempt,
-                next_attempt_at=finish.next_attempt_at or None,
+                next_attempt_at=result.next_attempt_at or None,
                 created_at=task.created_at,
                 attempts=task.attempts + 1,
             )
             self._events.publish(event)
 
-    def ended(
+    def task_ended(
         self, status: Status, task: Task, attempts: int, reason: str | None, now: int
     ) -> None:
-        """Tell how a task ended, after so many attempts."""
-        kind = _NAMES[status]
+        """Report that a task reached a terminal status after this many attempts."""
+        kind = _EVENT_KINDS[status]
         self._metrics.ended(kind, attempts, now - task.created_at)
         if self._events.listeners:
-            self._task(kind, task, attempts, reason, now)
+            self._publish_task_event(kind, task, attempts, reason, now)
 
-    def superseded(self, task: Task, now: int) -> None:
-        """Tell that a result of a task came too late."""
+    def task_cancelled(self, task: Task) -> None:
+        """Report that a task was cancelled while no attempt of it ran."""
+        self.task_ended(Status.CANCELLED, task, task.attempts, None, self._clock.now())
+
+    def result_superseded(self, task: Task, now: int) -> None:
+        """Report that a result came after the lease was lost, and was not stored."""
         self._metrics.superseded()
         if self._events.listeners:
-            self._task("superseded", task, task.attempts, None, now)
+            self._publish_task_event("superseded", task, task.attempts, None, now)
 
-    def deferred(self, task: Task, reason: str) -> None:
-        """Tell that a task was put off."""
+    def task_deferred(self, task: Task, reason: str) -> None:
+        """Report that the downstream did not admit an attempt."""
         if self._events.listeners:
-            self._task("deferred", task, task.attempts, reason, self._clock.now())
+            now = self._clock.now()
+            self._publish_task_event("deferred", task, task.attempts, reason, now)
 
-    def lane(self, kind: str, lane: LaneState) -> None:
-        """Tell what became of a lane."""
-        self._metrics.moved(kind)
+    def attempts_lost(self, count: int, now: int) -> None:
+        """Report attempts whose workers have disappeared."""
+        _logger.warning("attempts lost, their workers have disappeared, count=%d", count)
+        self._metrics.lost(count)
+        self._events.publish(Event(kind="lost", at=now, tenant="", lane="", attempts=count))
+
+    def lane_changed(self, kind: str, lane: str) -> None:
+        """Report that a lane was parked, probed, resumed or paused."""
+        self._metrics.lane_changed(kind)
         if self._events.listeners:
-            self._events.publish(
-                Event(kind=kind, at=self._clock.now(), tenant=lane.tenant, lane=lane.name)
-            )
+            tenant = lane.partition("/")[0]
+            self._events.publish(Event(kind=kind, at=self._clock.now(), tenant=tenant, lane=lane))
 
-    def _task(self, kind: str, task: Task, attempts: int, reason: str | None, now: int) -> None:
+    def _publish_task_event(
+        self, kind: str, task: Task, attempts: int, reason: str | None, now: int
+    ) -> None:
         event = Event(
             kind=kind,
             at=now,
@@ -99,86 +204,8 @@ class Reporter:
         self._events.publish(event)
 
 
-_logger = logging.getLogger("tarry.service")
-_MOST_WAITING = 1000
-
-
-class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """Something that happened to a task or to a lane."""
-
-    kind: str
-    """added, attempt, succeeded, exhausted, cancelled, superseded, deferred, parked, probing,
-    resumed, paused; lost is of several tasks, and of no tenant."""
-    at: int
-    tenant: str
-    lane: str
-    task_id: str | None = None
-    policy_id: str | None = None
-    attempt: AttemptRecord | None = None
-    reason: str | None = None
-    next_attempt_at: int | None = None
-    created_at: int | None = None
-    attempts: int | None = None
-
-
-class Events:
-    """Hands each event to the listeners, which are quick and do not fail each other."""
-
-    def __init__(self) -> None:
-        self.listeners: list[Callable[[Event], None]] = []
-        """Those who listen, to look at: an event that nobody wants is not made."""
-
-    def __bool__(self) -> bool:
-        """Whether anybody listens."""
-        return bool(self.listeners)
-
-    def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        """Call a function with each event from now on, until what this returns is called."""
-        self.listeners.append(listener)
-        return lambda: self.listeners.remove(listener)
-
-    def publish(self, event: Event) -> None:
-        """Tell everybody."""
-        for listener in tuple(self.listeners):
-            try:
-                listener(event)
-            except Exception:
-                _logger.exception("a listener failed on %s", event.kind)
-
-    def subscribe(self, tenant: str) -> Subscription:
-        """Queue a tenant's events for a slow reader."""
-        return Subscription(self, tenant)
-
-
-class Subscription:
-    """A bounded queue of events: a reader that is too slow misses the oldest, and is told so."""
-
-    def __init__(self, events: Events, tenant: str) -> None:
-        self._tenant = tenant
-        self._queue: asyncio.Queue[Event] = asyncio.Queue(_MOST_WAITING)
-        self.missed: int = 0
-        """Events that were dropped since this was last set to 0."""
-        self._stop = events.listen(self._take)
-
-    def _take(self, event: Event) -> None:
-        if event.tenant != self._tenant:
-            return
-        if self._queue.full():
-            self._queue.get_nowait()
-            self.missed += 1
-        self._queue.put_nowait(event)
-
-    async def next(self) -> Event:
-        """Wait for the next event."""
-        return await self._queue.get()
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._stop()
-
-
 class TaskCompletion(msgspec.Struct):
-    """How a task ended, and the last answer of its target, where there was one."""
+    """The terminal status of a task, and the last response of its target, if there was one."""
 
     status: Status
     reason: str | None
@@ -186,14 +213,17 @@ class TaskCompletion(msgspec.Struct):
 
 
 class CompletionWaiters:
-    """Futures by task. A task that ends elsewhere, or is never settled, leaves its waiter alone."""
+    """Callers that wait for the completion of a task, such as requests with `Prefer: wait`.
+
+    Only tasks that complete in this process wake them; a caller must also poll the store.
+    """
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[asyncio.Future[TaskCompletion]]] = {}
-        """Those who wait, by task; to look at."""
+        """Futures by task id; read-only for others."""
 
     async def wait(self, task_id: str, seconds: float) -> TaskCompletion | None:
-        """Wait for the end of a task, for so long."""
+        """Return the completion of a task, or None after this many seconds."""
         future: asyncio.Future[TaskCompletion] = asyncio.get_running_loop().create_future()
         self.waiting.setdefault(task_id, []).append(future)
         try:
@@ -208,8 +238,8 @@ class CompletionWaiters:
             if not waiting:
                 self.waiting.pop(task_id, None)
 
-    def tell(self, task_id: str, settled: TaskCompletion) -> None:
-        """Wake everybody who waits for a task."""
+    def notify(self, task_id: str, completion: TaskCompletion) -> None:
+        """Wake all callers that wait for a task."""
         for future in self.waiting.pop(task_id, ()):
             if not future.done():
-                future.set_result(settled)
+                future.set_result(completion)

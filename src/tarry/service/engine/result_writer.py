@@ -1,12 +1,11 @@
-"""What came of tasks: written down in groups, and only then told to anybody."""
+"""Writes results and released leases to the store in groups, and reports them afterwards."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
-from msgspec import Struct
 
 from tarry.service.delivery.targets import parse_target
 from tarry.service.engine import attempts
@@ -14,188 +13,227 @@ from tarry.service.engine.context import retry_until_stored
 from tarry.service.engine.reporting import TaskCompletion
 from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.model import Status, Task, TaskContent
-from tarry.service.store import FinishStatus
+from tarry.service.store import FinishStatus, Release
 from tarry.wire.tasks import STATUS_NAMES, TaskEnd
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tarry.service.store import TaskResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tarry.service.delivery.messages import DeliveryResult
     from tarry.service.engine.context import EngineContext
+    from tarry.service.engine.lane_parking import LaneParking
     from tarry.service.engine.lanes import LeasedTask
     from tarry.service.engine.leased_tasks import LeasedTasks
     from tarry.service.engine.reporting import Reporter
     from tarry.service.store import TaskResult
 
 _logger = logging.getLogger("tarry.service")
-GROUP = 500
+_MAX_GROUP_ITEMS = 500
+_encode = msgspec.json.Encoder().encode
 
-
-class _End(Struct, gc=False):
-    """A result on its way into the store; without `held` somebody else waits for the answer."""
-
-    finish: TaskResult
-    held: LeasedTask | None = None
-    delivered: DeliveryResult | None = None
+_Item: TypeAlias = "tuple[TaskResult, LeasedTask | None, DeliveryResult | None]"
+"""A result, the leased task to continue with once it is written, and the response to pass to
+waiting callers. Without a leased task, the caller of `submit` continues by itself."""
 
 
 class ResultWriter:
-    """Writes results, then lets tasks `wait` for more or go; `room` is called for the latter."""
+    """Writes what happened to leased tasks, then requeues or drops them.
+
+    A write is retried until the store accepts it, and nothing is refused: the attempt was made.
+    `on_capacity` is called when tasks have left this process.
+    """
 
     def __init__(
         self,
         context: EngineContext,
-        hold: LeasedTasks,
+        leased_tasks: LeasedTasks,
+        parking: LaneParking,
         reporter: Reporter,
-        *,
-        wait: Callable[[LeasedTask], None],
-        room: Callable[[], None],
+        on_capacity: Callable[[], None],
     ) -> None:
         self._context = context
-        self._hold = hold
+        self._leased_tasks = leased_tasks
+        self._parking = parking
         self._reporter = reporter
-        self._wait = wait
-        self._room = room
-        self._commits: AsyncGroupCommit[_End, FinishStatus] = AsyncGroupCommit(
-            self._write, max_items=GROUP, max_pending=None
+        self._on_capacity = on_capacity
+        self._results: AsyncGroupCommit[_Item, FinishStatus] = AsyncGroupCommit(
+            self._write_results, max_items=_MAX_GROUP_ITEMS, max_pending=None
+        )
+        self._releases: AsyncGroupCommit[Release, None] = AsyncGroupCommit(
+            self._write_releases, max_items=_MAX_GROUP_ITEMS, max_pending=None
         )
 
-    async def flushed(self) -> None:
-        """Return when all are written."""
-        await self._commits.flush()
+    @property
+    def submitted_results(self) -> int:
+        """Results submitted since the start, written or not."""
+        return self._results.submitted
+
+    @property
+    def pending_results(self) -> int:
+        """Results that are not written yet."""
+        return self._results.pending
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether results or releases are not written yet."""
+        return bool(self._results.pending or self._releases.pending)
+
+    async def flush(self) -> None:
+        """Return when all results and releases are written."""
+        await self._results.flush()
+        await self._releases.flush()
 
     async def stop(self) -> None:
-        """Write nothing more."""
-        await self._commits.stop()
+        """Cancel all writes; the leases of tasks that were not written expire by themselves."""
+        await self._results.stop()
+        await self._releases.stop()
 
-    @property
-    def waiting(self) -> int:
-        """How many wait, or are being written."""
-        return self._commits.pending
+    # --- results ----------------------------------------------------------------------------------
 
-    @property
-    def posted(self) -> int:
-        """How many there have been so far, written or not."""
-        return self._commits.submitted
+    def post(
+        self, result: TaskResult, leased: LeasedTask, delivered: DeliveryResult | None
+    ) -> None:
+        """Write the result of a leased task with the next group."""
+        content = leased.content
+        if content is not None and content.callback_url is not None and result.status.is_terminal:
+            result.callback = self._context.callback(result.task, content, result)
+        self._results.post((result, leased, delivered))
 
-    def post(self, finish: TaskResult, held: LeasedTask, delivered: DeliveryResult | None) -> None:
-        """Have what came of a task that is held written down, in a group with others."""
-        content = held.content
-        if content is not None and content.callback_url is not None and finish.status.is_terminal:
-            finish.callback = self._context.callback(finish.task, content, finish)
-        self._commits.post(_End(finish, held, delivered))
+    async def submit(self, result: TaskResult) -> FinishStatus:
+        """Write the result of a task of which no attempt was made: it was cancelled."""
+        return (await self._results.submit([(result, None, None)]))[0]
 
-    async def put(self, finish: TaskResult) -> FinishStatus:
-        """Write an end that nobody attempted: a cancelled task that was held here."""
-        return (await self._commits.submit([_End(finish)]))[0]
-
-    def tell(self, task: Task) -> None:
-        """Tell that a task was cancelled by hand."""
-        now = self._context.clock.now()
-        self._reporter.ended(Status.CANCELLED, task, task.attempts, None, now)
-
-    async def _write(self, ends: Sequence[_End]) -> Sequence[FinishStatus]:
-        finishes, context = [end.finish for end in ends], self._context
+    async def _write_results(self, items: Sequence[_Item]) -> Sequence[FinishStatus]:
+        results, context = [item[0] for item in items], self._context
         try:
-            answers = await retry_until_stored(
-                lambda: context.store.finish(finishes), context.health
+            statuses = await retry_until_stored(
+                lambda: context.store.finish(results), context.health
             )
         except BaseException as error:
-            if isinstance(error, Exception) and len(ends) > 1:
-                return await self._write_singly(ends)
-            for end in ends:  # their leases end by themselves, and somebody takes them up
-                if end.held is not None:
-                    self._hold.drop(end.held)
+            if isinstance(error, Exception) and len(items) > 1:
+                return await self._write_one_by_one(items)
+            # The leases expire by themselves, and another claim repeats the attempts.
+            for _, leased, _ in items:
+                if leased is not None:
+                    self._leased_tasks.drop(leased)
             raise
-        now, before = context.clock.now(), len(self._hold)
-        for end, finished in zip(ends, answers, strict=True):
-            if end.held is not None:
+        now, count_before = context.clock.now(), len(self._leased_tasks)
+        for (result, leased, delivered), status in zip(items, statuses, strict=True):
+            if leased is not None:
                 try:
-                    self._settled(end.held, end.finish, end.delivered, finished, now)
+                    self._process_stored(result, leased, delivered, status, now)
                 except Exception:
                     _logger.exception(
-                        "task %s is written, but not gone on with", end.finish.task.id
+                        "result stored but post-processing failed, task=%s", result.task.id
                     )
-        if len(self._hold) < before:
-            self._room()
-        return answers
+        if len(self._leased_tasks) < count_before:
+            self._on_capacity()
+        return statuses
 
-    async def _write_singly(self, ends: Sequence[_End]) -> Sequence[FinishStatus]:
-        """Write results one by one: one that the store refuses takes no other with it."""
-        answers: list[FinishStatus] = []
-        for end in ends:
+    async def _write_one_by_one(self, items: Sequence[_Item]) -> Sequence[FinishStatus]:
+        """Write results separately, so that one that the store rejects does not fail the others."""
+        statuses: list[FinishStatus] = []
+        for item in items:
             try:
-                answers += await self._write([end])
+                statuses += await self._write_results([item])
             except Exception:
-                _logger.exception("what came of task %s is not written down", end.finish.task.id)
-                answers.append(FinishStatus.SUPERSEDED)
-        return answers
+                _logger.exception("result not stored, task=%s", item[0].task.id)
+                statuses.append(FinishStatus.SUPERSEDED)
+        return statuses
 
-    def _settled(
+    def _process_stored(
         self,
-        held: LeasedTask,
-        finish: TaskResult,
+        result: TaskResult,
+        leased: LeasedTask,
         delivered: DeliveryResult | None,
-        finished: FinishStatus,
+        status: FinishStatus,
         now: int,
     ) -> None:
-        """Tell what was written, then go on with the task or let it go."""
-        task = finish.task
-        if finished is FinishStatus.DONE and finish.keep is not None:
-            held.task = attempts.kept(task, finish)
-            self._reporter.attempt(finish, now)
-            self._wait(held)
+        """Report a result that was written, then requeue the task or drop it."""
+        task = result.task
+        if status is FinishStatus.DONE and result.keep is not None:
+            leased.task = attempts.task_with_kept_lease(task, result)
+            self._reporter.attempt_made(result, now)
+            self.requeue(leased)
             return
-        self._hold.drop(held)
-        if finished is FinishStatus.SUPERSEDED:
-            _logger.warning("task %s was taken over: our result of it is void", task.id)
-            self._reporter.superseded(task, now)
+        self._leased_tasks.drop(leased)
+        if status is FinishStatus.SUPERSEDED:
+            _logger.warning("result discarded, the lease was lost, task=%s", task.id)
+            self._reporter.result_superseded(task, now)
             return
-        self._reporter.attempt(finish, now)
-        status = Status.CANCELLED if finished is FinishStatus.CANCELLED else finish.status
-        if status.is_terminal:
-            made = task.attempts + (finish.attempt is not None)
-            self._reporter.ended(status, task, made, finish.reason, now)
-            if task.id in self._context.waiters.waiting:
-                self._context.waiters.tell(
-                    task.id, TaskCompletion(status, finish.reason, delivered)
-                )
+        self._reporter.attempt_made(result, now)
+        task_status = Status.CANCELLED if status is FinishStatus.CANCELLED else result.status
+        if task_status.is_terminal:
+            attempts_made = task.attempts + (result.attempt is not None)
+            self._reporter.task_ended(task_status, task, attempts_made, result.reason, now)
+            waiters = self._context.waiters
+            if task.id in waiters.waiting:
+                waiters.notify(task.id, TaskCompletion(task_status, result.reason, delivered))
 
+    # --- leases that are kept or released ---------------------------------------------------------
 
-_encode = msgspec.json.Encoder().encode
+    def requeue(self, leased: LeasedTask) -> None:
+        """Let a task that was busy wait for its next attempt; release it if its lane is paused."""
+        if leased.is_dropped:
+            return
+        if leased.lane.is_paused:
+            self.release(leased)
+        else:
+            self._leased_tasks.requeue(leased)
+
+    def release(self, leased: LeasedTask, next_attempt_at: int | None = None) -> None:
+        """Drop a leased task and give its lease back, due as before or at a later time."""
+        self._leased_tasks.drop(leased)
+        self._releases.post(Release(leased.task, next_attempt_at))
+        self._on_capacity()
+
+    def release_unadded(self, tasks: Sequence[Task]) -> None:
+        """Give back the leases of tasks that were never added to the leased tasks."""
+        for task in tasks:
+            self._releases.post(Release(task))
+
+    async def _write_releases(self, releases: Sequence[Release]) -> Sequence[None]:
+        # A task that is released before its lane is parked would be claimed again at once.
+        await self._parking.flush()
+        context = self._context
+        statuses = await retry_until_stored(lambda: context.store.release(releases), context.health)
+        for release, status in zip(releases, statuses, strict=True):
+            if status is FinishStatus.CANCELLED:
+                task = release.task
+                context.waiters.notify(task.id, TaskCompletion(Status.CANCELLED, None, None))
+                self._reporter.task_cancelled(task)
+        return [None] * len(releases)
 
 
 def build_callback_task(
     task: Task,
     content: TaskContent,
-    finish: TaskResult,
+    result: TaskResult,
     *,
     new_id: Callable[[], str],
     pack: Callable[[TaskContent], bytes],
 ) -> Task:
-    """Return the task that posts how `task` ended to its `callbackUrl`."""
+    """Build the task that posts the result of `task` to its `callbackUrl`.
+
+    A callback is a task of its own, so that it is as durable as any other.
+    """
     url = content.callback_url
-    assert url is not None  # noqa: S101 - asked for with one
+    assert url is not None  # noqa: S101 - the caller has checked it
     target = parse_target(url)
-    attempt = finish.attempt
+    attempt = result.attempt
     body = _encode(
         TaskEnd(
             task_id=task.id,
             idempotency_key=task.key,
             target_url=content.url.partition("?")[0],
-            status=STATUS_NAMES[finish.status],
-            reason=finish.reason,
+            status=STATUS_NAMES[result.status],
+            reason=result.reason,
             attempt_number=task.attempts + (attempt is not None),
             response_status=None if attempt is None else attempt.status,
             created_at=task.created_at,
         )
     )
-    told = TaskContent(
+    callback_content = TaskContent(
         url=target.url,
         headers={"content-type": "application/json"},
         body=body,
@@ -206,8 +244,8 @@ def build_callback_task(
         id=new_id(),
         tenant=task.tenant,
         lane=f"{task.tenant}/{target.origin}",
-        # One end, one callback; a replay that ends again tells it again.
+        # One callback for each completion: a replayed task that completes again sends another.
         key=f"{task.id}-callback-{task.replays}",
         fingerprint=b"",
-        content=pack(told),
+        content=pack(callback_content),
     )

@@ -1,4 +1,4 @@
-"""The scheduler: it claims what is due within the horizon, for as much as there is room."""
+"""The scheduler: claims tasks that are due within the horizon, as many as there is capacity for."""
 
 from __future__ import annotations
 
@@ -8,116 +8,119 @@ from typing import TYPE_CHECKING
 
 from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
-from tarry.service.engine.reporting import Event
 
 if TYPE_CHECKING:
     from tarry.service.engine.context import EngineContext
+    from tarry.service.engine.reporting import Reporter
     from tarry.service.engine.worker import Worker
     from tarry.service.store import ClaimResult
 
 _logger = logging.getLogger("tarry.service")
-_LEAST = 0.02
-"""Seconds between two claims, unless there was more than the first could take."""
+_MIN_PAUSE_S = 0.02
+"""Pause between two claims, unless the first could not take everything that was due."""
 
 
 class Scheduler:
     """Claims tasks for a worker."""
 
-    def __init__(self, context: EngineContext, worker: Worker) -> None:
+    def __init__(self, context: EngineContext, worker: Worker, reporter: Reporter) -> None:
         self._context = context
         self._worker = worker
-        self._woken = asyncio.Event()
-        self._starved = self._stopping = False
-        self._owed = 0
-        """How many results there were when the store was last away."""
-        # Half the horizon: whatever others add meanwhile is claimed before it is due.
-        self._poll = context.lease.horizon / 2000
+        self._reporter = reporter
+        self._wakeup = asyncio.Event()
+        self._lacked_capacity = self._is_stopping = False
+        self._results_at_outage = 0
+        """How many results had been submitted when the store last failed."""
+        # Half the horizon: tasks that other processes add are claimed before they are due.
+        self._poll_interval_s = context.lease.horizon / 2000
 
     def wake(self) -> None:
-        """Ask for a claim: something may be due that nobody has claimed."""
-        self._woken.set()
+        """Claim soon: a task may be due that is not leased."""
+        self._wakeup.set()
 
     def stop(self) -> None:
-        """Claim nothing more; a claim that has begun is taken up."""
-        self._stopping = True
-        self._woken.set()
+        """Claim nothing more; the tasks of a claim that is running are still taken over."""
+        self._is_stopping = True
+        self._wakeup.set()
 
-    def room(self) -> None:
-        """Learn that a task has left: there may be more where it came from."""
-        if self._starved:
-            self._woken.set()
+    def on_capacity(self) -> None:
+        """Claim soon if the last claim lacked capacity; called when a task has left."""
+        if self._lacked_capacity:
+            self._wakeup.set()
 
     async def run_once(self) -> ClaimResult:
-        """Claim once, as much as there is room for; hand everything to the worker.
+        """Claim tasks once, and pass them to the worker.
 
-        Without room nothing is claimed, and the store's time is learnt all the same: a worker that
-        does not know it would not know either that its leases are over. Nor is anything claimed
-        after an outage before its results are written: with their leases over, it would be them.
+        Without capacity the claim has a limit of 0: it still returns the store's time, without
+        which the worker would not know that its leases have expired. The limit is also 0 while
+        results from an outage are not written yet: if their leases expired meanwhile, the claim
+        would return exactly their tasks, and deliver them twice.
         """
         context, limits = self._context, self._context.limits
-        lanes, room = context.lanes, 0 if self._is_behind() else self._worker.hold.room
-        self._starved = room < limits.claim or bool(lanes.full)
-        limit, parked = max(0, min(limits.claim, room)), set(lanes.parked)
-        asked = context.clock.asks()
+        lanes = context.lanes
+        capacity = 0 if self._is_catching_up() else self._worker.leased_tasks.free_slots
+        self._lacked_capacity = capacity < limits.claim or bool(lanes.full)
+        limit, parked_before = max(0, min(limits.claim, capacity)), set(lanes.parked)
+        sent_at = context.clock.local_ms()
         claimed = await context.store.claim(
             context.lease, limit=limit, per_lane=limits.lane_claim, skip=tuple(lanes.full)
         )
-        context.clock.learn(asked, claimed.now)
+        context.clock.synchronize(sent_at, claimed.now)
         if not claimed.tasks and "store" in context.health.failing:
-            await context.store.ping()  # finding nothing writes nothing: a full disk lets it pass
+            # An empty claim writes nothing, so it succeeds on a full disk: ping writes.
+            await context.store.ping()
         context.health.worked("store")
         if claimed.lost:
-            self._tell_lost(claimed)
+            self._reporter.attempts_lost(claimed.lost, claimed.now)
         for name in dict.fromkeys(task.lane for task in claimed.tasks):
-            self._agree(name, claimed.probing.get(name), was_parked=name in parked)
-        self._worker.take(claimed.tasks)
+            self._adopt_lane_state(
+                name, claimed.probing.get(name), was_parked=name in parked_before
+            )
+        self._worker.add(claimed.tasks)
         return claimed
 
-    def _is_behind(self) -> bool:
-        """Whether results wait that had to, since the store was away."""
-        ends = self._worker.ends
-        if self._context.health.behind:
-            self._owed = ends.posted
-        return ends.posted - ends.waiting < self._owed
-
-    def _tell_lost(self, claimed: ClaimResult) -> None:
-        _logger.warning("%d attempts were lost: their workers have gone away", claimed.lost)
-        self._context.metrics.lost(claimed.lost)
-        self._context.events.publish(
-            Event(kind="lost", at=claimed.now, tenant="", lane="", attempts=claimed.lost)
-        )
+    def _is_catching_up(self) -> bool:
+        """Return whether results that were submitted before the end of an outage are pending."""
+        results = self._worker.results
+        if self._context.health.delayed_writes:
+            self._results_at_outage = results.submitted_results
+        written = results.submitted_results - results.pending_results
+        return written < self._results_at_outage
 
     async def run(self) -> None:
-        """Claim again and again: at once while there is plenty, else twice in a horizon."""
-        while not self._stopping:
-            self._woken.clear()
+        """Claim until stopped: again at once while more is due, else twice in a horizon."""
+        while not self._is_stopping:
+            self._wakeup.clear()
             try:
                 claimed = await self.run_once()
             except StoreUnavailable as error:
                 self._context.health.failed("store", error)
             except Exception:
-                _logger.exception("a claim failed")
+                _logger.exception("claim failed")
             else:
                 if claimed.tasks and _has_more(claimed):
                     continue
-            await asyncio.sleep(_LEAST)
+            await asyncio.sleep(_MIN_PAUSE_S)
             try:
-                async with asyncio.timeout(self._poll):
-                    await self._woken.wait()
+                async with asyncio.timeout(self._poll_interval_s):
+                    await self._wakeup.wait()
             except TimeoutError:
                 pass
 
-    def _agree(self, name: str, opened: int | None, *, was_parked: bool) -> None:
-        """Bring a lane's breaker in line with what the store says of it."""
+    def _adopt_lane_state(self, name: str, opened: int | None, *, was_parked: bool) -> None:
+        """Bring the breaker of a lane in line with the lane's state in the store.
+
+        `opened` is set for a half-open lane: how often in a row its breaker has opened.
+        """
         lane = self._context.lanes[name]
-        lane.paused = False  # else there would be no task of it
+        lane.is_paused = False  # a paused lane would not have given a task
         breaker = lane.breaker
         if opened is not None:
             if breaker.state is BreakerState.CLOSED or not breaker.would_admit(
                 self._context.clock.seconds()
             ):
                 breaker.half_open(opened)
-        elif was_parked:  # somebody else has opened the lane: another worker, or a person
+        elif was_parked:  # another worker or an operator has opened the lane
             self._context.lanes.parked.discard(name)
             lane.downstream.on_recovery(self._context.clock.seconds())
 

@@ -1,8 +1,18 @@
-"""The worker: it starts what is due, obeys the core, and writes down what came of it.
+"""The worker: runs due attempts, applies the core's decision and records the result.
 
-The order of an attempt's life: admitted by its lane, sent, judged by the core, written in a group
-with others, and only then told to anybody. Between these it waits in callbacks, not in a coroutine
-of its own: at thousands of attempts a second those are what costs.
+    Scheduler, Ingest ──add──▶ LeasedTasks ──on_due──▶ Worker ──send──▶ Delivery
+                                    ▲                    │
+                                    │                    │ post(result), release
+                             requeue, drop               ▼
+                                    └────────────── ResultWriter ──▶ Store, then Reporter
+
+Calls go around in this one direction: the worker calls the result writer, which calls the leased
+tasks. `on_due`, the only call back, starts attempts again. `on_capacity` tells the scheduler that
+tasks have left, so that more can be claimed.
+
+An attempt is admitted by its lane, sent, classified by the core, written in a group with other
+results, and reported only when it is stored. Between these steps it waits in callbacks instead of a
+coroutine of its own: at thousands of attempts a second, coroutines would be the largest cost.
 """
 
 from __future__ import annotations
@@ -16,21 +26,18 @@ from msgspec import MsgspecError
 
 from tarry.core.durable_call import Defer
 from tarry.core.outcome import SUCCESS, TRANSIENT
-from tarry.core.verdict import Attempt as Go
+from tarry.core.verdict import Attempt as StartAttempt
 from tarry.core.verdict import Reason, Wait
 from tarry.errors import StoreUnavailable, TarryError
 from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tarry.service.engine import attempts
-from tarry.service.engine.context import FIRST_PAUSE, retry_until_stored
+from tarry.service.engine.context import FIRST_RETRY_PAUSE_S
 from tarry.service.engine.lane_parking import LaneParking
 from tarry.service.engine.leased_tasks import LeasedTasks
-from tarry.service.engine.reporting import Reporter, TaskCompletion
-from tarry.service.engine.result_writer import GROUP, ResultWriter
-from tarry.service.group_commit import AsyncGroupCommit
-from tarry.service.model import Decision, Status
+from tarry.service.engine.result_writer import ResultWriter
+from tarry.service.model import Decision
 from tarry.service.payloads import BodyUnavailable
-from tarry.service.store import FinishStatus, Release
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -40,339 +47,334 @@ if TYPE_CHECKING:
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState, LeasedTask
     from tarry.service.engine.policies import EffectivePolicy
+    from tarry.service.engine.reporting import Reporter
     from tarry.service.model import Task, TaskContent
 
 _logger = logging.getLogger("tarry.service")
-_TIMEOUT = 30.0
-_OURS_AGAIN = 1_000
-"""Milliseconds after which a task is tried again that our own side has failed."""
-_UNREADABLE_AGAIN = 60_000
-_MOST_LOST = 10
-"""Attempts of a task that may be lost: one that brings the process down each time must end."""
-_INSTANT = 0.001
+_DEFAULT_ATTEMPT_TIMEOUT_S = 30.0
+_INTERNAL_FAILURE_PAUSE_MS = 1_000
+"""Delay before an attempt that failed inside the service, such as at its proxy, is repeated."""
+_UNREADABLE_TASK_PAUSE_MS = 60_000
+"""Delay before a task that cannot be decoded or started is tried again."""
+_MAX_LOST_ATTEMPTS = 10
+"""A task that crashes its worker each time must not be leased for ever."""
+_MIN_SEND_TIMEOUT_S = 0.001
 
 
 class Worker:
-    """Runs attempts, at most `most_running` at a time. `room` is called when a task has left."""
+    """Runs attempts of leased tasks, up to the in-flight limit of the process."""
 
-    def __init__(self, context: EngineContext, room: Callable[[], None]) -> None:
+    def __init__(
+        self, context: EngineContext, reporter: Reporter, on_capacity: Callable[[], None]
+    ) -> None:
         self._context = context
-        self._room = room
-        self._reporter = Reporter(context.events, context.metrics, context.clock)
-        self._parking = LaneParking(context, self._reporter, room)
-        self._most_running = context.limits.in_flight
-        self._longest = (context.lease.length - LEASE_GRACE_MS) / 1000
-        self.hold: LeasedTasks = LeasedTasks(
-            context.lanes, context.clock, most=context.limits.held, ready=self._pump
+        self._reporter = reporter
+        self._parking = LaneParking(context, reporter, on_capacity)
+        self._max_running = context.limits.in_flight
+        self._max_attempt_s = (context.lease.length - LEASE_GRACE_MS) / 1000
+        self.leased_tasks: LeasedTasks = LeasedTasks(
+            context.lanes,
+            context.clock,
+            max_leased=context.limits.leased,
+            on_due=self._start_due_tasks,
+        )
+        self.results: ResultWriter = ResultWriter(
+            context, self.leased_tasks, self._parking, reporter, on_capacity
         )
         self.running: int = 0
-        self._stopping = False
+        """Attempts in flight."""
+        self._is_stopping = False
         self._jobs: set[asyncio.Future[Any]] = set()
-        self.ends: ResultWriter = ResultWriter(
-            context, self.hold, self._reporter, wait=self.wait, room=room
-        )
-        self._releases: AsyncGroupCommit[Release, None] = AsyncGroupCommit(
-            self._release, max_items=GROUP, max_pending=None
-        )
+        """Attempts in flight and policies being read."""
 
-    # --- starting ---------------------------------------------------------------------------------
+    # --- starting attempts ------------------------------------------------------------------------
 
-    def take(
+    def add(
         self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
     ) -> None:
-        """Hold tasks that are leased to this process, and start each when its time comes."""
-        if not self._stopping:
-            self.hold.take(tasks, contents)
-        elif tasks:
-            self._spawn(self._hand_back([Release(task) for task in tasks]))
+        """Take over tasks that were leased to this process, and start each when it is due."""
+        if self._is_stopping:
+            self.results.release_unadded(tasks)
+        else:
+            self.leased_tasks.add(tasks, contents)
 
-    def _pump(self) -> None:
-        """Start what is due, lane by lane in turn, while there is room.
+    def _start_due_tasks(self) -> None:
+        """Start due tasks, one of each lane in turn, up to the in-flight limit.
 
-        A task that cannot be started is let go of: it must not stand in others' way.
+        A task that cannot be started is released: it must not block the tasks behind it.
         """
-        while self.running < self._most_running and not self._stopping:
-            held = self.hold.next_due()
-            if held is None:
+        while self.running < self._max_running and not self._is_stopping:
+            leased = self.leased_tasks.next_due()
+            if leased is None:
                 return
             try:
-                goes_on = self._start(held)
+                can_continue = self._start(leased)
             except Exception:
-                _logger.exception("task %s could not be started, and is tried again", held.task.id)
-                self._give_back(held, self._context.clock.now() + _UNREADABLE_AGAIN)
-                goes_on = True
-            if goes_on:
-                self.hold.queue(held.lane)
+                _logger.exception("task could not be started, will retry, task=%s", leased.task.id)
+                self.results.release(leased, self._context.clock.now() + _UNREADABLE_TASK_PAUSE_MS)
+                can_continue = True
+            if can_continue:
+                self.leased_tasks.rotate(leased.lane)
 
-    def _start(self, held: LeasedTask) -> bool:
-        """Start a task, or do what its downstream says; whether to go on with its lane."""
-        context, task, lane, content = self._context, held.task, held.lane, held.content
+    def _start(self, leased: LeasedTask) -> bool:
+        """Start an attempt, or defer or end the task; return whether the lane can continue."""
+        context, task, lane, content = self._context, leased.task, leased.lane, leased.content
         if content is None:
             try:
-                content = held.content = context.unpack(task.content)
-            except (TarryError, MsgspecError) as error:  # a key is missing: our own fault
+                content = leased.content = context.unpack(task.content)
+            except (TarryError, MsgspecError) as error:  # such as a missing encryption key
                 context.health.failed("encryption", error)
-                self._give_back(held, context.clock.now() + _UNREADABLE_AGAIN)
+                self.results.release(leased, context.clock.now() + _UNREADABLE_TASK_PAUSE_MS)
                 return True
-        chosen = context.policies.known(task, content.overrides)
-        if chosen is None:
-            held.started = True  # nobody else may take it up meanwhile
-            self._spawn(self._look_up_policy(held))
+        effective = context.policies.get_cached(task, content.overrides)
+        if effective is None:
+            leased.is_busy = True  # `cancel` and `retry_now` must not touch it meanwhile
+            self._spawn(self._load_policy_and_requeue(leased))
             return True
-        timeout = min(chosen.policy.attempt_timeout or _TIMEOUT, self._longest)
-        exact = context.clock.exact()
-        now = int(exact)
-        if now >= chosen.old_at and context.policies.is_first(task):
+        timeout = min(
+            effective.policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S, self._max_attempt_s
+        )
+        # One reading of the clock for the whole start, in the two units that it needs.
+        now_ms = context.clock.now_ms()
+        now = int(now_ms)
+        if now >= effective.stale_at and context.policies.begin_refresh(task):
             self._spawn(self._refresh_policy(task))
         if now < task.next_attempt_at:
-            self.hold.wait(held)  # the store's clock was set back since it was due
+            self.leased_tasks.requeue(leased)  # the store's clock was set back since it was due
             return True
         if now + timeout * 1000 >= task.wake_at:
-            self._give_back(held, None)  # we were held up: the lease would end before the attempt
+            self.results.release(leased)  # the lease would expire before the attempt ends
             return True
-        if task.lost >= _MOST_LOST:
-            held.started = True
-            self.ends.post(attempts.exhausted(task, None, str(Reason.ATTEMPTS)), held, None)
+        if task.lost >= _MAX_LOST_ATTEMPTS:
+            self._exhaust(leased, str(Reason.ATTEMPTS))
             return True
-        call = attempts.call_of(task, chosen.policy, lane.downstream)
-        last = attempts.last_outcome(task) if task.attempts else TRANSIENT
-        answer = call.start_or_defer(exact / 1000, last)
-        if isinstance(answer, Go):
-            held.started = True
+        call = attempts.build_call(task, effective.policy, lane.downstream)
+        previous = attempts.previous_outcome(task) if task.attempts else TRANSIENT
+        command = call.start_or_defer(now_ms / 1000, previous)
+        if isinstance(command, StartAttempt):
+            leased.is_busy = True
             lane.running += 1
             self.running += 1
-            self._run(held, content, chosen, call, timeout, now)
+            self._send(leased, content, effective, call, timeout, now)
             return True
-        if isinstance(answer, Defer):
-            return self._defer(held, answer)
-        held.started = True
-        self.ends.post(attempts.exhausted(task, None, str(answer.reason)), held, None)
+        if isinstance(command, Defer):
+            return self._defer(leased, command)
+        self._exhaust(leased, str(command.reason))
         return True
 
-    def _defer(self, held: LeasedTask, answer: Defer) -> bool:
-        """Put a task off that its downstream does not admit; nothing is charged."""
-        lane = held.lane
-        if answer.reason is Reason.LIMIT:
-            self.hold.put_back(held)
-            if answer.delay is not None:
+    def _exhaust(self, leased: LeasedTask, reason: str) -> None:
+        """End a task without another attempt."""
+        leased.is_busy = True
+        self.results.post(attempts.exhausted_result(leased.task, None, reason), leased, None)
+
+    def _defer(self, leased: LeasedTask, command: Defer) -> bool:
+        """Postpone a task that its downstream does not admit; return whether the lane continues.
+
+        No attempt is counted.
+        """
+        lane = leased.lane
+        if command.reason is Reason.LIMIT:
+            self.leased_tasks.put_back(leased)
+            if command.delay is not None:
                 loop = asyncio.get_running_loop()
-                loop.call_later(answer.delay, self._look_again, lane)
+                loop.call_later(command.delay, self._continue_lane_now, lane)
             else:
-                lane.refused(self._context.clock.now())
-            return False  # an attempt that ends makes room
-        self._parking.look_at(lane)
-        later = None
-        if answer.reason is Reason.BUDGET_EMPTY:
-            later = lane.put_off(self._context.clock.now())
-        self._reporter.deferred(held.task, str(answer.reason))
-        self._give_back(held, later)
+                lane.on_limit_reached(self._context.clock.now())
+            return False  # the lane continues when one of its attempts ends
+        self._parking.apply_transitions(lane)
+        next_attempt_at = None
+        if command.reason is Reason.BUDGET_EMPTY:
+            next_attempt_at = lane.defer_retry(self._context.clock.now())
+        self._reporter.task_deferred(leased.task, str(command.reason))
+        self.results.release(leased, next_attempt_at)
         return True
 
-    def _look_again(self, lane: LaneState) -> None:
-        self._go_on(lane, self._context.clock.now())
+    def _continue_lane_now(self, lane: LaneState) -> None:
+        self._continue_lane(lane, self._context.clock.now())
 
-    def _go_on(self, lane: LaneState, now: int) -> None:
+    def _continue_lane(self, lane: LaneState, now: int) -> None:
+        """Start more tasks after an attempt of the lane has ended."""
         if lane.limit is not None:
-            lane.ended(now)
-        self.hold.queue(lane)
-        if self.hold.turn:
-            self._pump()
+            lane.on_attempt_ended(now)
+        self.leased_tasks.rotate(lane)
+        if self.leased_tasks.rotation:
+            self._start_due_tasks()
 
-    async def _look_up_policy(self, held: LeasedTask) -> None:
+    async def _load_policy_and_requeue(self, leased: LeasedTask) -> None:
         try:
-            await self._context.policies.look_up(held.task)
+            await self._context.policies.load(leased.task)
         except StoreUnavailable as error:
             self._context.health.failed("store", error)
-            await asyncio.sleep(FIRST_PAUSE)
-        self.wait(held)
+            await asyncio.sleep(FIRST_RETRY_PAUSE_S)
+        self.results.requeue(leased)
 
     async def _refresh_policy(self, task: Task) -> None:
         try:
-            await self._context.policies.look_up(task)
+            await self._context.policies.load(task)
         except StoreUnavailable as error:
             self._context.health.failed("store", error)
 
-    # --- an attempt -------------------------------------------------------------------------------
+    # --- one attempt ------------------------------------------------------------------------------
 
-    def _run(
+    def _send(
         self,
-        held: LeasedTask,
+        leased: LeasedTask,
         content: TaskContent,
-        chosen: EffectivePolicy,
+        effective: EffectivePolicy,
         call: DurableCall,
         timeout: float,
         started_at: int,
     ) -> None:
-        task, context = held.task, self._context
-        sending: Awaitable[DeliveryResult]
+        task, context = leased.task, self._context
+        delivery: Awaitable[DeliveryResult]
         try:
             if content.body_ref is None:
                 body = content.body
-                request = attempts.request_for(
-                    task, content, body, timeout, context.sign(task, body)
-                )
-                sending = context.delivery.send(request)
+                headers = context.sign(task, body)
+                request = attempts.build_request(task, content, body, timeout, headers)
+                delivery = context.delivery.send(request)
             else:
-                sending = self._fetch_and_send(task, content, timeout)
-            if not isinstance(sending, asyncio.Future):
-                sending = asyncio.ensure_future(sending)
-        except Exception as error:  # noqa: BLE001 - judged with those that come later
-            sending = asyncio.get_running_loop().create_future()
-            sending.set_exception(error)
-        self._jobs.add(sending)
-        sending.add_done_callback(partial(self._came_back, held, chosen, call, started_at))
+                delivery = self._fetch_body_and_send(task, content, timeout)
+            # HTTP deliveries are futures already: no task is created for them.
+            if not isinstance(delivery, asyncio.Future):
+                delivery = asyncio.ensure_future(delivery)
+        except Exception as error:  # noqa: BLE001 - handled like an error that comes later
+            delivery = asyncio.get_running_loop().create_future()
+            delivery.set_exception(error)
+        self._jobs.add(delivery)
+        delivery.add_done_callback(partial(self._attempt_done, leased, effective, call, started_at))
 
-    async def _fetch_and_send(
+    async def _fetch_body_and_send(
         self, task: Task, content: TaskContent, timeout: float
     ) -> DeliveryResult:
         context, loop = self._context, asyncio.get_running_loop()
-        end = loop.time() + timeout
+        deadline = loop.time() + timeout
         try:
-            async with asyncio.timeout_at(end):
+            async with asyncio.timeout_at(deadline):
                 body = await context.read_body(content)
         except TimeoutError:
             return DeliveryResult(fault=Fault.INTERNAL, error="the body could not be read in time")
-        more = context.sign(task, body)
-        left = max(end - loop.time(), _INSTANT)
-        return await context.delivery.send(attempts.request_for(task, content, body, left, more))
+        headers = context.sign(task, body)
+        remaining = max(deadline - loop.time(), _MIN_SEND_TIMEOUT_S)
+        return await context.delivery.send(
+            attempts.build_request(task, content, body, remaining, headers)
+        )
 
-    def _came_back(
+    def _attempt_done(
         self,
-        held: LeasedTask,
-        chosen: EffectivePolicy,
+        leased: LeasedTask,
+        effective: EffectivePolicy,
         call: DurableCall,
         started_at: int,
-        sending: asyncio.Future[DeliveryResult],
+        delivery: asyncio.Future[DeliveryResult],
     ) -> None:
-        """Judge an attempt, have it written down, and make room for the next."""
-        context, task, lane = self._context, held.task, held.lane
-        self._jobs.discard(sending)
-        if sending.cancelled():
+        """Classify an attempt, post its result, and start the next task of the lane."""
+        context, task, lane = self._context, leased.task, leased.lane
+        self._jobs.discard(delivery)
+        if delivery.cancelled():
             call.cancel_attempt(context.clock.seconds())
             return
-        error = sending.exception()
-        delivered = sending.result() if error is None else _ours(task, error)
-        exact, u = context.clock.exact(), context.draw()
-        now, at = exact / 1000, int(exact)
-        outcome = attempts.outcome_of(delivered, chosen.policy, now)
+        error = delivery.exception()
+        delivered = delivery.result() if error is None else _internal_failure(task, error)
+        now_ms, u = context.clock.now_ms(), context.draw()
+        now, now_s = int(now_ms), now_ms / 1000
+        outcome = attempts.classify(delivered, effective.policy, now_s)
         lane.running -= 1
         self.running -= 1
         if outcome is None:
             context.health.failed("delivery", delivered.error)
-            call.cancel_attempt(now)
-            self._go_on(lane, at)
-            self._give_back(held, at + _OURS_AGAIN)
+            call.cancel_attempt(now_s)
+            self._continue_lane(lane, now)
+            self.results.release(leased, now + _INTERNAL_FAILURE_PAUSE_MS)
             return
         if context.health.failing:
             context.health.worked("delivery")
-        attempt = attempts.attempt_of(task, delivered, outcome, started_at, context.lease.worker)
+        record = attempts.build_record(task, delivered, outcome, started_at, context.lease.worker)
         if outcome is SUCCESS:
-            call.record_success(now, u)
-            attempt.decision = Decision(action="done", policy_version=chosen.version)
-            finish = attempts.succeeded(task, attempt)
+            call.record_success(now_s, u)
+            record.decision = Decision(action="done", policy_version=effective.version)
+            result = attempts.success_result(task, record)
         else:
-            verdict = call.record_failure(outcome, now, u)
-            attempt.decision = attempts.decision_of(verdict, outcome, chosen, call.last_status)
+            verdict = call.record_failure(outcome, now_s, u)
+            record.decision = attempts.build_decision(verdict, outcome, effective, call.last_status)
             if isinstance(verdict, Wait):
-                lease = None if self._stopping or lane.paused else context.lease
-                finish = attempts.waiting(task, attempt, verdict, outcome, at, lease)
+                lease = None if self._is_stopping or lane.is_paused else context.lease
+                result = attempts.retry_result(task, record, verdict, outcome, now, lease)
             else:
-                finish = attempts.exhausted(task, attempt, str(verdict.reason))
+                result = attempts.exhausted_result(task, record, str(verdict.reason))
         if lane.downstream.transitions:
-            self._parking.look_at(lane)
-        self.ends.post(finish, held, delivered)
-        self._go_on(lane, at)
+            self._parking.apply_transitions(lane)
+        self.results.post(result, leased, delivered)
+        self._continue_lane(lane, now)
 
-    # --- writing it down --------------------------------------------------------------------------
+    # --- pausing and stopping ---------------------------------------------------------------------
 
-    def _give_back(self, held: LeasedTask, next_attempt_at: int | None) -> None:
-        self.hold.drop(held)
-        self._spawn(self._hand_back([Release(held.task, next_attempt_at)]))
-        self._room()
+    def release_lane(self, lane: str) -> None:
+        """Release the waiting tasks of a lane that was paused; attempts in flight continue."""
+        for leased in self.leased_tasks:
+            if leased.lane.name == lane and not leased.is_busy:
+                self.results.release(leased)
 
-    def wait(self, held: LeasedTask) -> None:
-        """Let a task that was in somebody's hand wait for its time, unless its lane was stopped."""
-        if held.gone:
-            return
-        if held.lane.paused:
-            self._give_back(held, None)
-        else:
-            self.hold.wait(held)
+    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(job)
+        self._jobs.add(task)
+        task.add_done_callback(self._job_done)
 
-    def empty(self, lane: str) -> None:
-        """Hand back what waits here for a lane that was stopped."""
-        for held in self.hold:
-            if held.lane.name == lane and not held.started:
-                self._give_back(held, None)
-
-    async def _hand_back(self, releases: list[Release]) -> None:
-        await self._releases.submit(releases)
-
-    async def _release(self, releases: Sequence[Release]) -> Sequence[None]:
-        await self._parking.settled()  # a task that goes back before its lane is parked returns
-        context = self._context
-        answers = await retry_until_stored(lambda: context.store.release(releases), context.health)
-        for release, answer in zip(releases, answers, strict=True):
-            if answer is FinishStatus.CANCELLED:
-                context.waiters.tell(release.task.id, TaskCompletion(Status.CANCELLED, None, None))
-                self.ends.tell(release.task)
-        return [None] * len(releases)
-
-    # --- the end ----------------------------------------------------------------------------------
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        job = asyncio.get_running_loop().create_task(work)
-        self._jobs.add(job)
-        job.add_done_callback(self._done)
-
-    def _done(self, job: asyncio.Task[None]) -> None:
+    def _job_done(self, job: asyncio.Task[None]) -> None:
         self._jobs.discard(job)
         if not job.cancelled() and (error := job.exception()) is not None:
-            _logger.error("a job of the worker failed", exc_info=error)
+            _logger.error("background job of the worker failed", exc_info=error)
 
-    def halt(self) -> None:
-        """Start nothing more; whatever comes is handed back."""
-        self._stopping = True
-        self.hold.stop()
+    def stop_starting(self) -> None:
+        """Start no more attempts; tasks that are leased from now on are released."""
+        self._is_stopping = True
+        self.leased_tasks.stop_timer()
 
-    async def stop(self, patience: float) -> None:
-        """Start nothing more, hand back what has not begun, and wait for what runs."""
-        self.halt()
+    async def stop(self, timeout_s: float) -> None:
+        """Start no more attempts, release waiting tasks, and wait for attempts in flight.
+
+        After the timeout, attempts are cancelled: their leases expire by themselves.
+        """
+        self.stop_starting()
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout_s):
                 await self._drain()
-        except TimeoutError:  # their leases end by themselves
+        except TimeoutError:
             late = tuple(self._jobs)
             for job in late:
                 job.cancel()
             if late:
                 await asyncio.wait(late)
-            await self.ends.stop()
-            await self._releases.stop()
+            await self.results.stop()
             await self._parking.stop()
 
     async def _drain(self) -> None:
-        """Wait for what runs, and hand back what has not begun, now or when that has ended."""
+        """Release waiting tasks, also those that return from an attempt, until none is left."""
         while True:
-            unstarted = [held for held in self.hold if not held.started]
-            for held in unstarted:
-                self.hold.drop(held)
-            if unstarted:
-                self._spawn(self._hand_back([Release(held.task) for held in unstarted]))
+            for leased in self.leased_tasks:
+                if not leased.is_busy:
+                    self.results.release(leased)
             if self._jobs:
                 await asyncio.wait(tuple(self._jobs))
-            elif self.ends.waiting:
-                await self.ends.flushed()
+            elif self.results.has_pending:
+                await self.results.flush()
             else:
                 return
 
 
-def _ours(task: Task, error: BaseException) -> DeliveryResult:
-    """Return what an error of our own side comes to: it charges nobody, but for a lost body."""
+def _internal_failure(task: Task, error: BaseException) -> DeliveryResult:
+    """Return the result for an error inside the service; no attempt is counted for it.
+
+    A body that is permanently unavailable is the exception: it makes the request invalid.
+    """
     if isinstance(error, BodyUnavailable):
         return DeliveryResult(fault=Fault.INVALID, error=str(error))
     if isinstance(error, StoreUnavailable):
         return DeliveryResult(fault=Fault.INTERNAL, error=str(error))
-    number = task.attempts + 1
-    _logger.error("attempt %d of task %s failed on our side", number, task.id, exc_info=error)
+    _logger.error(
+        "attempt failed inside the service, task=%s attempt=%d",
+        task.id,
+        task.attempts + 1,
+        exc_info=error,
+    )
     return DeliveryResult(fault=Fault.INTERNAL, error=f"{type(error).__name__}: {error}")
