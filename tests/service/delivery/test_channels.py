@@ -9,13 +9,13 @@ from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import Hostile
 from tests.service.delivery.harness import LOOPBACK_GUARD, request, send_all
 from tests.service.delivery.scripted_server import run_proxy
-from tests.service.delivery.test_grpc import Server, server
+from tests.service.delivery.test_grpc import FakeServer, with_server
 
 
-def test_the_guard_judges_every_address(hostile: Hostile) -> None:
-    """By the URL, and by what a name resolves to; nobody there is a fault too."""
+def test_guard_checks_every_address(hostile: Hostile) -> None:
+    """The URL and each resolved address are checked; a closed port is UNAVAILABLE."""
 
-    async def test(server: Server) -> list[DeliveryResult]:
+    async def test(server: FakeServer) -> list[DeliveryResult]:
         by_url = await send_all(
             GrpcDelivery(Guard()), request(f"grpc://127.0.0.1:{server.port}/S/M")
         )
@@ -29,18 +29,18 @@ def test_the_guard_judges_every_address(hostile: Hostile) -> None:
         nobody = await send_all(GrpcDelivery(LOOPBACK_GUARD), request("grpc://127.0.0.1:1/S/M"))
         return [*by_url, *by_name, *unknown, *nobody]
 
-    by_url, by_name, unknown, nobody = server(hostile, test)
+    by_url, by_name, unknown, nobody = with_server(hostile, test)
     assert [Fault.BLOCKED, Fault.BLOCKED, Fault.DNS] == [
         result.fault for result in (by_url, by_name, unknown)
     ]
     assert "UNAVAILABLE" == nobody.status
 
 
-def test_channels_are_kept_up_to_a_bound(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least recently used is closed; one to a server that cannot be reached is not kept."""
+def test_channels_are_bounded(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least recently used channel is closed; a channel to an unreachable server is dropped."""
     monkeypatch.setattr(grpc_delivery, "MAX_CHANNELS", 1)
 
-    async def test(server: Server) -> list[DeliveryResult]:
+    async def test(server: FakeServer) -> list[DeliveryResult]:
         delivery = GrpcDelivery(LOOPBACK_GUARD)
         urls = [f"grpc://{host}:{server.port}/S/M" for host in ("127.0.0.1", "localhost")]
         result = [await delivery.send(request(url)) for url in [*urls, *urls, urls[1]]]
@@ -50,13 +50,13 @@ def test_channels_are_kept_up_to_a_bound(hostile: Hostile, monkeypatch: pytest.M
         await delivery.close()
         return result
 
-    assert ["OK"] * 5 + ["UNAVAILABLE"] == [each.status for each in server(hostile, test)]
+    assert ["OK"] * 5 + ["UNAVAILABLE"] == [each.status for each in with_server(hostile, test)]
 
 
-def test_an_egress_proxy_is_not_gone_around(hostile: Hostile) -> None:
-    """It looks the name up: here nobody knows it."""
+def test_egress_proxy_is_always_used(hostile: Hostile) -> None:
+    """The proxy resolves the name, which is unknown here."""
 
-    async def test(server: Server) -> list[DeliveryResult]:
+    async def test(server: FakeServer) -> list[DeliveryResult]:
         async with run_proxy(port=server.port) as (proxy, asked):
             delivery = GrpcDelivery(Guard(), proxy=proxy.url)
             result = await send_all(delivery, request("grpc://only-there.invalid:7/S/M"))
@@ -65,4 +65,4 @@ def test_an_egress_proxy_is_not_gone_around(hostile: Hostile) -> None:
             ]
             return result
 
-    assert "OK" == server(hostile, test)[0].status
+    assert "OK" == with_server(hostile, test)[0].status

@@ -8,29 +8,29 @@ from tarry.service.delivery.messages import Delivery, DeliveryRequest, DeliveryR
 from tests.service.delivery.harness import request
 
 
-class Named:
-    """A delivery that answers with its name."""
+class NamedDelivery:
+    """A delivery that returns its name as the status."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_closed = False
 
     async def send(self, request: DeliveryRequest) -> DeliveryResult:
-        """Answer."""
+        """Return the name."""
         return DeliveryResult(status=self.name)
 
     async def close(self) -> None:
-        """Remember it."""
+        """Record the call."""
         self.is_closed = True
 
 
-def test_the_scheme_decides() -> None:
-    """The one for gRPC is made when it is first needed, and once; both are closed."""
-    made: list[Named] = []
-    http = Named("http")
+def test_scheme_selects_the_delivery() -> None:
+    """The gRPC delivery is built once, for the first gRPC target; both are closed."""
+    made: list[NamedDelivery] = []
+    http = NamedDelivery("http")
 
     def grpc() -> Delivery:
-        made.append(Named("grpc"))
+        made.append(NamedDelivery("grpc"))
         return made[-1]
 
     async def run() -> list[object]:
@@ -46,15 +46,15 @@ def test_the_scheme_decides() -> None:
     assert http.is_closed
 
 
-def test_a_missing_extra_charges_nobody() -> None:
-    """It is said, and HTTP goes on."""
+def test_missing_extra_is_an_internal_fault() -> None:
+    """The error names the extra, and HTTP targets still work."""
 
     def grpc() -> Delivery:
         msg = "gRPC targets need grpcio: pip install 'tarry[grpc]'"
         raise MissingExtra(msg)
 
     async def run() -> list[DeliveryResult]:
-        deliveries = DeliveryDispatcher(Named("http"), grpc)
+        deliveries = DeliveryDispatcher(NamedDelivery("http"), grpc)
         urls = ["grpc://h:1/S/M", "http://h/"]
         result = [await deliveries.send(request(url)) for url in urls]
         await deliveries.close()

@@ -19,7 +19,7 @@ grpc: Any = import_module("grpc")
 import_module("grpc.aio")
 
 
-class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
+class FakeServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     """A gRPC server that does what the request message says."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.port = self.secure = 0
 
     def service(self, details: Any) -> Any:
-        """Take any method."""
+        """Return a handler for any method."""
 
         async def handler(message: bytes, context: Any) -> bytes:
             self.seen.append((details.method, message, dict(context.invocation_metadata())))
@@ -51,9 +51,9 @@ class Server(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 @asynccontextmanager
-async def serving(hostile: Hostile) -> AsyncIterator[Server]:
-    """Run one, with and without TLS."""
-    handler = Server()
+async def run_server(hostile: Hostile) -> AsyncIterator[FakeServer]:
+    """Run a server with and without TLS."""
+    handler = FakeServer()
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((handler,))
     handler.port = server.add_insecure_port("127.0.0.1:0")
@@ -67,23 +67,23 @@ async def serving(hostile: Hostile) -> AsyncIterator[Server]:
         await server.stop(0)
 
 
-def server(
-    hostile: Hostile, test: Callable[[Server], Coroutine[Any, Any, list[DeliveryResult]]]
+def with_server(
+    hostile: Hostile, test: Callable[[FakeServer], Coroutine[Any, Any, list[DeliveryResult]]]
 ) -> list[DeliveryResult]:
     """Run a test with a server."""
 
     async def run() -> list[DeliveryResult]:
-        async with serving(hostile) as server:
+        async with run_server(hostile) as server:
             return await test(server)
 
     return asyncio.run(run())
 
 
-def test_a_call_goes_out_as_it_is(hostile: Hostile) -> None:
-    """Body as bytes, headers as metadata, the code as status, trailing metadata as headers."""
+def test_call_is_sent_unchanged(hostile: Hostile) -> None:
+    """Body, headers, status code and trailing metadata are mapped to gRPC and back."""
     headers = [("Idempotency-Key", '"k"'), ("X-Bin", "AQI"), ("Content-Type", "application/json")]
 
-    async def test(server: Server) -> list[DeliveryResult]:
+    async def test(server: FakeServer) -> list[DeliveryResult]:
         url = f"grpc://localhost:{server.port}/pkg.Service/Call"
         result = await send_all(
             GrpcDelivery(LOOPBACK_GUARD),
@@ -98,7 +98,7 @@ def test_a_call_goes_out_as_it_is(hostile: Hostile) -> None:
         assert 3 == len(server.seen)
         return result
 
-    first, second, third = server(hostile, test)
+    first, second, third = with_server(hostile, test)
     assert ("OK", b"got \x00\xff", None) == (first.status, first.excerpt, first.fault)
     assert [("grpc-retry-pushback-ms", "5"), ("x-bin", "AQI=")] == first.headers == second.headers
     assert ("UNAVAILABLE", "not now", None) == (second.status, second.error, second.fault)
@@ -107,11 +107,11 @@ def test_a_call_goes_out_as_it_is(hostile: Hostile) -> None:
     assert "127.0.0.1" == first.remote
 
 
-def test_an_answer_that_is_too_long_is_not_asked_for_again(hostile: Hostile) -> None:
-    """Its target is not busy, and has perhaps done everything; one that says it is busy, is."""
+def test_oversized_response_is_not_retried(hostile: Hostile) -> None:
+    """An oversized message is no throttling, but RESOURCE_EXHAUSTED of the target is."""
     most = MAX_RESPONSE_BYTES
 
-    async def test(server: Server) -> list[DeliveryResult]:
+    async def test(server: FakeServer) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"
         messages = (
             b"%d" % most,
@@ -123,7 +123,7 @@ def test_an_answer_that_is_too_long_is_not_asked_for_again(hostile: Hostile) -> 
             GrpcDelivery(LOOPBACK_GUARD), *(request(url, body=each) for each in messages)
         )
 
-    fits, too_long, zipped, busy = server(hostile, test)
+    fits, too_long, zipped, busy = with_server(hostile, test)
     assert ("OK", True, None) == (fits.status, fits.truncated, fits.fault)
     for each in (too_long, zipped):
         assert (None, Fault.INVALID) == (each.status, each.fault)
@@ -131,23 +131,23 @@ def test_an_answer_that_is_too_long_is_not_asked_for_again(hostile: Hostile) -> 
     assert ("RESOURCE_EXHAUSTED", None) == (busy.status, busy.fault)
 
 
-def test_the_words_of_a_target_are_few_and_printable(hostile: Hostile) -> None:
-    """They stand in the attempt log, and are shown on a screen."""
+def test_error_details_are_bounded_and_printable(hostile: Hostile) -> None:
+    """The details of a target's error are cut, and control characters are replaced."""
 
-    async def test(server: Server) -> list[DeliveryResult]:
+    async def test(server: FakeServer) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"
         said = "\x1b[2J\nü" + "x" * 3000
         return await send_all(
             GrpcDelivery(LOOPBACK_GUARD), request(url, body=f"say {said}".encode())
         )
 
-    assert " [2J ü" + "x" * 506 == server(hostile, test)[0].error
+    assert " [2J ü" + "x" * 506 == with_server(hostile, test)[0].error
 
 
-def test_tls_is_with_the_name(hostile: Hostile) -> None:
+def test_certificate_is_checked_against_the_name(hostile: Hostile) -> None:
     """The certificate is checked against the host of the URL, not the address."""
 
-    async def test(server: Server) -> list[DeliveryResult]:
+    async def test(server: FakeServer) -> list[DeliveryResult]:
         good = f"grpcs://localhost:{server.secure}/S/M"
         elsewhere = f"grpcs://elsewhere.example:{server.secure}/S/M"
         trusting = GrpcDelivery(LOOPBACK_GUARD, ca=hostile.ca)
@@ -165,26 +165,26 @@ def test_tls_is_with_the_name(hostile: Hostile) -> None:
         ]
 
     assert ["OK", "UNAVAILABLE", "UNAVAILABLE"] == [
-        result.status for result in server(hostile, test)
+        result.status for result in with_server(hostile, test)
     ]
 
 
-def test_the_deadline_ends_a_call(hostile: Hostile) -> None:
-    """As a timeout."""
+def test_deadline_ends_a_call(hostile: Hostile) -> None:
+    """A call that exceeds its timeout is a timeout fault."""
 
-    async def test(server: Server) -> list[DeliveryResult]:
+    async def test(server: FakeServer) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"
         return await send_all(
             GrpcDelivery(LOOPBACK_GUARD), request(url, body=b"never", timeout=0.3)
         )
 
-    assert Fault.TIMEOUT is server(hostile, test)[0].fault
+    assert Fault.TIMEOUT is with_server(hostile, test)[0].fault
 
 
 def test_cancelling_and_closing_end_a_call(hostile: Hostile) -> None:
-    """The one raises, the other is a fault of ours."""
+    """Cancelling raises CancelledError, closing is an internal fault."""
 
-    async def test(server: Server) -> list[DeliveryResult]:
+    async def test(server: FakeServer) -> list[DeliveryResult]:
         delivery = GrpcDelivery(LOOPBACK_GUARD)
         never = request(f"grpc://127.0.0.1:{server.port}/S/M", body=b"never")
         cancelled = asyncio.create_task(delivery.send(never))
@@ -199,15 +199,15 @@ def test_cancelling_and_closing_end_a_call(hostile: Hostile) -> None:
         await delivery.close()
         return [await closed]
 
-    assert Fault.INTERNAL is server(hostile, test)[0].fault
+    assert Fault.INTERNAL is with_server(hostile, test)[0].fault
 
 
 @pytest.mark.parametrize(
     "headers",
     [[("X-A", "1\r\nX-B: 2")], [("X A", "1")], [("X-Bin", "?")], [("X-A", "ü")], [("grpc-a", "1")]],
 )
-def test_what_is_no_metadata_is_not_sent(headers: list[tuple[str, str]]) -> None:
-    """A fault of the request."""
+def test_invalid_metadata_is_not_sent(headers: list[tuple[str, str]]) -> None:
+    """Headers that gRPC cannot send are a fault of the request."""
 
     async def run() -> list[DeliveryResult]:
         return await send_all(
@@ -217,8 +217,8 @@ def test_what_is_no_metadata_is_not_sent(headers: list[tuple[str, str]]) -> None
     assert Fault.INVALID is asyncio.run(run())[0].fault
 
 
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its install line; a proxy that gRPC cannot use is refused too."""
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the install line; a proxy that gRPC cannot use is rejected, too."""
     assert is_installed()
     with pytest.raises(ConfigurationError, match="proxy must be http://"):
         GrpcDelivery(LOOPBACK_GUARD, proxy="socks5h://127.0.0.1:1")

@@ -62,8 +62,8 @@ PUBLIC = ["8.8.8.8", "1.1.1.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", 
 
 
 @pytest.mark.parametrize(("address", "kind"), REFUSED, ids=[address for address, _ in REFUSED])
-def test_special_addresses_are_refused_in_words(address: str, kind: str) -> None:
-    """The reason names the host, the address and what kind it is."""
+def test_special_addresses_are_refused(address: str, kind: str) -> None:
+    """The reason names the host, the address and its kind."""
     why = Guard().refusal(address, "h.example")
     assert why is not None
     assert kind in why
@@ -71,13 +71,13 @@ def test_special_addresses_are_refused_in_words(address: str, kind: str) -> None
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_addresses_of_the_internet_are_allowed(address: str) -> None:
-    """Nothing has to be configured for them."""
+def test_public_addresses_are_allowed(address: str) -> None:
+    """Public addresses need no configuration."""
     assert Guard().refusal(address, "h.example") is None
 
 
-def test_dev_allows_loopback_and_nothing_else() -> None:
-    """Not the unspecified address, though it leads to this machine too."""
+def test_dev_allows_loopback_only() -> None:
+    """The unspecified address is refused, although it leads to this machine."""
     guard = Guard(dev=True)
     assert guard.refusal("127.0.0.1", "localhost") is None
     assert guard.refusal("::1", "localhost") is None
@@ -86,7 +86,7 @@ def test_dev_allows_loopback_and_nothing_else() -> None:
 
 
 def test_networks_can_be_allowed() -> None:
-    """By CIDR or by single address."""
+    """Networks are allowed by CIDR or by single address."""
     guard = Guard(["10.1.0.0/16", "192.168.0.7", "fd12::/16"])
     for address in ("10.1.2.3", "192.168.0.7", "fd12::1"):
         assert guard.refusal(address, "h") is None
@@ -95,7 +95,7 @@ def test_networks_can_be_allowed() -> None:
 
 
 def test_hosts_can_be_allowed() -> None:
-    """A name in any spelling, or all below a suffix, and no name that only looks like one."""
+    """A name matches in any spelling, a suffix matches all names below it."""
     guard = Guard(["Internal.Example", "*.svc.local"])
     for host in ("internal.example", "a.svc.local", "a.b.svc.local"):
         assert guard.refusal("10.0.0.1", host) is None
@@ -103,8 +103,8 @@ def test_hosts_can_be_allowed() -> None:
         assert guard.refusal("10.0.0.1", host) is not None
 
 
-def test_an_allowed_form_is_judged_by_the_address_inside() -> None:
-    """To allow NAT64 is not to allow loopback through it."""
+def test_contained_address_of_an_allowed_form_is_checked() -> None:
+    """Allowing NAT64 does not allow loopback through NAT64."""
     guard = Guard(["64:ff9b::/96", "2002::/16", "::ffff:0:0/96", "10.0.0.0/8"])
     for address in ("64:ff9b::8.8.8.8", "2002:808:808::1", "::ffff:10.0.0.1"):
         assert guard.refusal(address, "h") is None
@@ -114,8 +114,8 @@ def test_an_allowed_form_is_judged_by_the_address_inside() -> None:
         assert "a route to" in why
 
 
-def test_both_addresses_in_teredo_are_judged() -> None:
-    """The server's, in the middle, and the client's, inverted at the end."""
+def test_both_addresses_in_teredo_are_checked() -> None:
+    """The server's address and the inverted address of the client are checked."""
     guard = Guard(["2001::/32"])
     assert guard.refusal("2001:0:808:808::f7f7:f7f7", "h") is None
     assert guard.refusal("2001:0:7f00:1::f7f7:f7f7", "h") is not None
@@ -141,28 +141,28 @@ def test_both_addresses_in_teredo_are_judged() -> None:
         "grpc://127.0.0.1:1/S/M",
     ],
 )
-def test_a_url_that_shows_it_is_refused_at_once(url: str) -> None:
-    """When a task is posted; the error names the field."""
+def test_url_with_a_refused_address_is_rejected(url: str) -> None:
+    """The error names the field `targetUrl`."""
     with pytest.raises(ConfigurationError, match="targetUrl must be an address that is allowed"):
         Guard().check_url(parse_target(url))
 
 
-def test_a_url_with_a_name_is_judged_when_a_connection_is_made() -> None:
-    """Nothing is looked up when a task is posted, and public addresses pass."""
+def test_url_with_a_name_is_checked_at_connect() -> None:
+    """Names are not resolved when a task is posted, and public addresses pass."""
     for url in ("https://example.com/", "https://8.8.8.8/", "https://[2606:4700::1111]/"):
         Guard().check_url(parse_target(url))
 
 
-def test_what_is_allowed_passes_as_a_url_too() -> None:
-    """One judgement for both moments."""
+def test_allowed_address_passes_as_a_url() -> None:
+    """`check_url` and `refusal` agree."""
     Guard(dev=True).check_url(parse_target("http://localhost:8080/"))
     Guard(["localhost"]).check_url(parse_target("http://localhost:8080/"))
     Guard(["10.0.0.0/8"]).check_url(parse_target("http://10.1.1.1/"))
 
 
 @pytest.mark.parametrize("entry", ["", "10.0.0.1/8", "http://h/", "h:80", "*", "a*.b", "10.0.0"])
-def test_a_bad_entry_is_refused(entry: str) -> None:
-    """The message names the field and the forms it takes."""
+def test_bad_entry_is_rejected(entry: str) -> None:
+    """The message names the field and the valid forms."""
     with pytest.raises(ConfigurationError, match=r"^allow must hold CIDRs"):
         Guard([entry])
     with pytest.raises(TypeError, match=r"^allow must hold CIDRs"):
@@ -170,8 +170,8 @@ def test_a_bad_entry_is_refused(entry: str) -> None:
 
 
 @given(st.ip_addresses(v=4))
-def test_no_form_opens_what_is_closed(inner: IPv4Address) -> None:
-    """With every form allowed, an IPv4 address inside one is judged as by itself."""
+def test_no_form_bypasses_the_check(inner: IPv4Address) -> None:
+    """An IPv4 address within any allowed IPv6 form is checked like the address itself."""
     guard = Guard(["::/0"])
     allowed = guard.refusal(str(inner), "h") is None
     bits = int(inner)

@@ -14,8 +14,8 @@ ID, AT, BODY = "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314
 SIGNATURE = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-def test_the_vector_of_the_standard() -> None:
-    """Id, timestamp and signature, as Standard Webhooks 1.0.0 has them."""
+def test_vector_of_the_standard() -> None:
+    """The headers match the test vector of Standard Webhooks 1.0.0."""
     assert [
         ("webhook-id", ID),
         ("webhook-timestamp", "1614265330"),
@@ -24,7 +24,7 @@ def test_the_vector_of_the_standard() -> None:
 
 
 def test_several_secrets_give_several_signatures() -> None:
-    """In their order, so that a target that knows either of them can verify."""
+    """Signatures are in the order of the secrets, so a target can verify with either."""
     other = b"another secret of 32 bytes here!"
     signer = Signer([f"whsec_{b64encode(other).decode()}", SECRET])
     first, second = dict(signer.headers(ID, AT, BODY))["webhook-signature"].split(" ")
@@ -34,8 +34,8 @@ def test_several_secrets_give_several_signatures() -> None:
 
 
 @pytest.mark.parametrize("with_public", [False, True])
-def test_an_ed25519_signature_can_be_verified(with_public: bool) -> None:
-    """With the public key, whether or not the secret carries it."""
+def test_ed25519_signature_can_be_verified(with_public: bool) -> None:
+    """The public key verifies it, whether or not the secret contains that key."""
     private = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
     public = private.public_key()
     key = private.private_bytes_raw() + (public.public_bytes_raw() if with_public else b"")
@@ -58,15 +58,15 @@ def test_an_ed25519_signature_can_be_verified(with_public: bool) -> None:
         ("whsk_" + b64encode(bytes(64)).decode(), "belongs to its private key"),
     ],
 )
-def test_a_bad_secret_is_refused_unseen(secret: str, rule: str) -> None:
-    """The message names the secret by its place, not by its text."""
+def test_bad_secret_is_rejected_without_showing_it(secret: str, rule: str) -> None:
+    """The message names the secret by its index."""
     with pytest.raises(ConfigurationError, match=rf"^secrets\[1\] .*{rule}") as refused:
         Signer([SECRET, secret])
     assert secret not in str(refused.value)
 
 
-def test_what_is_no_list_of_secrets_is_refused() -> None:
-    """None at all, one text, or things that are no text."""
+def test_invalid_list_of_secrets_is_rejected() -> None:
+    """An empty list, one text and values that are not text are rejected."""
     with pytest.raises(ConfigurationError, match="at least one"):
         Signer([])
     with pytest.raises(TypeError, match="list of texts"):
@@ -75,7 +75,7 @@ def test_what_is_no_list_of_secrets_is_refused() -> None:
         Signer([SECRET.encode()])  # type: ignore[list-item]
 
 
-def test_an_id_cannot_forge_the_timestamp() -> None:
-    """A dot in it would let two messages have the same signed bytes."""
+def test_id_with_a_dot_is_rejected() -> None:
+    """A dot would give two messages the same signed bytes."""
     with pytest.raises(ConfigurationError, match=r"id must have no '\.'"):
         Signer([SECRET]).headers("a.1", 2, b"")

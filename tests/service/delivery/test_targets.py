@@ -103,29 +103,29 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "url"), CANONICAL, ids=[text for text, _ in CANONICAL])
-def test_a_url_has_one_canonical_form(text: str, url: str | None) -> None:
-    """Spellings of one target become one text, which stays as it is when parsed again."""
+def test_url_has_one_canonical_form(text: str, url: str | None) -> None:
+    """Spellings of one target have one canonical form, which parses to itself."""
     target = parse_target(text)
     assert (url or text) == target.url
     assert target == parse_target(target.url)
 
 
 @pytest.mark.parametrize(("text", "rule"), REFUSED, ids=[ascii(text)[:60] for text, _ in REFUSED])
-def test_what_can_be_read_in_two_ways_is_refused(text: str, rule: str) -> None:
-    """The refusal names the field and the rule."""
+def test_ambiguous_url_is_rejected(text: str, rule: str) -> None:
+    """The error names the field and the rule."""
     with pytest.raises(ConfigurationError, match=f"^targetUrl must (.*){rule}"):
         parse_target(text)
 
 
-def test_the_origin_names_the_lane() -> None:
-    """Scheme, host and port, the port always, IPv6 in brackets."""
+def test_origin() -> None:
+    """The origin has scheme, host and port, with brackets around IPv6."""
     assert "https:example.com:443" == parse_target("https://Example.com/x").origin
     assert "http:[2001:db8::1]:8080" == parse_target("http://[2001:DB8:0::1]:8080/").origin
     assert "grpc:h:1" == parse_target("grpc://h:1/S/M").origin
 
 
-def test_a_long_url_is_refused() -> None:
-    """Also when it is long only in its canonical form."""
+def test_long_url_is_rejected() -> None:
+    """A URL that is too long only in its canonical form is rejected, too."""
     start = "http://h/"
     assert MAX_URL_BYTES == len(parse_target(start + "x" * (MAX_URL_BYTES - len(start))).url)
     for path in ("x" * (MAX_URL_BYTES - len(start) + 1), "ä" * (MAX_URL_BYTES - len(start))):
@@ -133,24 +133,24 @@ def test_a_long_url_is_refused() -> None:
             parse_target(start + path)
 
 
-def test_a_refusal_shows_no_secret() -> None:
-    """User info and query stay out of messages."""
+def test_error_shows_no_secret() -> None:
+    """User info and query are not part of messages."""
     for text in ("http://user:hunter2@h/", "ftp://h/?token=hunter2", "http://h:x/?t=hunter2"):
         with pytest.raises(ConfigurationError) as refused:
             parse_target(text)
         assert "hunter2" not in str(refused.value)
 
 
-def test_anything_but_text_is_refused() -> None:
-    """A number or bytes is no URL."""
+def test_url_that_is_not_text_is_rejected() -> None:
+    """A number or bytes is rejected."""
     for value in (None, 7, b"http://h/"):
         with pytest.raises(TypeError, match="targetUrl must be text"):
             parse_target(value)  # type: ignore[arg-type]
 
 
 @given(st.text(max_size=60), st.sampled_from(["http://", "https://", "http://h/", "http://h:"]))
-def test_whatever_is_accepted_is_plain(rest: str, start: str) -> None:
-    """Every text is refused or becomes plain ASCII that means the same when parsed again."""
+def test_accepted_url_is_canonical_ascii(rest: str, start: str) -> None:
+    """Every text is rejected, or becomes ASCII that parses to itself."""
     try:
         target = parse_target(start + rest)
     except ConfigurationError:

@@ -29,8 +29,8 @@ from tests.service.delivery.harness import (
 pytestmark = pytest.mark.usefixtures("either_loop")
 
 
-def test_an_answer_comes_back_whole(hostile: Hostile) -> None:
-    """Status, headers, body, where from and how long it took."""
+def test_result_has_the_whole_response(hostile: Hostile) -> None:
+    """The result has status, headers, body, remote address and durations."""
     result = send(hostile.url + "ok")
     assert (200, b"ok", "127.0.0.1") == (result.status, result.excerpt, result.remote)
     assert [("content-length", "2")] == result.headers
@@ -41,8 +41,8 @@ def test_an_answer_comes_back_whole(hostile: Hostile) -> None:
     assert 0 < result.connect_ms <= result.duration_ms
 
 
-def test_a_request_goes_out_as_it_is(hostile: Hostile) -> None:
-    """Our own headers are few: no content type is made up, no compression asked for."""
+def test_request_is_sent_unchanged(hostile: Hostile) -> None:
+    """Only a few default headers are added: no content type and no compression."""
     headers = [("X-One", "1"), ("X-Empty", ""), ("X-Word", "grüß"), ("Content-Type", "a/b")]
     send(hostile.url + "ok?q=%2F..%2F", method="PUT", headers=headers, body=b"\x00\xff")
     seen = hostile.seen[-1]
@@ -65,8 +65,8 @@ def test_a_request_goes_out_as_it_is(hostile: Hostile) -> None:
     assert "content-type" not in head
 
 
-def test_a_path_is_not_tidied_up(hostile: Hostile) -> None:
-    """Its canonical form is what reaches the target: dots, slashes, escapes, odd percent signs."""
+def test_path_is_not_normalized(hostile: Hostile) -> None:
+    """Dots, slashes, escapes and odd percent signs of the canonical path reach the target."""
     target = parse_target(hostile.url + "x/..//%41%2e%zz/;a=b/ok?%e4=%&a[]=!'()*")
     send(target.url)
     assert target.path == hostile.seen[-1].path
@@ -76,8 +76,8 @@ def test_a_path_is_not_tidied_up(hostile: Hostile) -> None:
 @pytest.mark.parametrize(
     "method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND", "HEAD"]
 )
-def test_any_method_with_or_without_a_body(hostile: Hostile, method: str, body: bytes) -> None:
-    """Also one after the other on one handle; only HEAD has no body."""
+def test_methods_with_and_without_a_body(hostile: Hostile, method: str, body: bytes) -> None:
+    """Every method works with and without a body on one connection, except HEAD with a body."""
     result = run(
         send_all(
             HttpDelivery(LOOPBACK_GUARD),
@@ -99,8 +99,8 @@ def test_any_method_with_or_without_a_body(hostile: Hostile, method: str, body: 
     assert ("GET", b"", False) == (after.method, after.body, "content-length" in after.head.lower())
 
 
-def test_connections_are_kept(hostile: Hostile) -> None:
-    """The second request needs no look-up and no connection."""
+def test_connections_are_reused(hostile: Hostile) -> None:
+    """The second request needs no DNS lookup and no new connection."""
     before = hostile.connections
     first, second = run(
         send_all(
@@ -112,16 +112,16 @@ def test_connections_are_kept(hostile: Hostile) -> None:
     assert (None, None) == (second.dns_ms, second.connect_ms)
 
 
-def test_a_large_body_is_sent_without_asking_first(hostile: Hostile) -> None:
-    """No `Expect: 100-continue`, which costs a second with targets that do not know it."""
+def test_large_body_is_sent_without_expect(hostile: Hostile) -> None:
+    """No `Expect: 100-continue` is sent: targets that ignore it would cost a second."""
     body = bytes(2_000_000)
     assert 200 == send(hostile.url + "ok", body=body).status
     assert body == hostile.seen[-1].body
     assert "expect" not in hostile.seen[-1].head.lower()
 
 
-def test_the_excerpt_is_bounded(hostile: Hostile) -> None:
-    """It may be less than the answer, or nothing."""
+def test_excerpt_is_bounded(hostile: Hostile) -> None:
+    """The excerpt may be shorter than the response, or empty."""
     for most, excerpt, truncated in ((0, b"", True), (1, b"o", True), (2, b"ok", False)):
         result = send(hostile.url + "ok", max_excerpt=most)
         assert (excerpt, truncated) == (result.excerpt, result.truncated)
@@ -144,10 +144,8 @@ def test_the_excerpt_is_bounded(hostile: Hostile) -> None:
         [("X-A", "\ud800")],
     ],
 )
-def test_headers_that_would_break_out_are_not_sent(
-    hostile: Hostile, headers: list[tuple[str, str]]
-) -> None:
-    """Line breaks, names that are no tokens, and headers that frame the request."""
+def test_unsafe_headers_are_not_sent(hostile: Hostile, headers: list[tuple[str, str]]) -> None:
+    """Line breaks, invalid names and headers of the connection fail the request."""
     before = len(hostile.seen)
     result = send(hostile.url + "ok", headers=headers)
     assert (None, Fault.INVALID) == (result.status, result.fault)
@@ -155,8 +153,8 @@ def test_headers_that_would_break_out_are_not_sent(
 
 
 @pytest.mark.parametrize("method", ["", "GET /", "POST\r\n", "CONNECT", "trace"])
-def test_a_bad_method_is_not_sent(hostile: Hostile, method: str) -> None:
-    """Nor one that opens tunnels or sends everything back."""
+def test_bad_method_is_not_sent(hostile: Hostile, method: str) -> None:
+    """Invalid methods, CONNECT and TRACE fail the request."""
     assert Fault.INVALID is send(hostile.url + "ok", method=method).fault
 
 
@@ -173,14 +171,14 @@ def test_a_bad_method_is_not_sent(hostile: Hostile, method: str) -> None:
         "http://\ud800/",
     ],
 )
-def test_a_url_that_is_not_canonical_is_not_sent(url: str) -> None:
-    """The same parser judges once more before a connection is made."""
+def test_url_that_is_not_canonical_is_not_sent(url: str) -> None:
+    """The URL is parsed again before a connection is opened."""
     assert send(url).fault in {Fault.INVALID, Fault.PROTOCOL}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]"])
-def test_the_guard_judges_when_a_connection_is_made(hostile: Hostile, host: str) -> None:
-    """Nothing reaches an address that is refused."""
+def test_guard_checks_when_a_connection_is_opened(hostile: Hostile, host: str) -> None:
+    """No byte reaches an address that the guard refuses."""
     before = hostile.connections
     result = send(hostile.url.replace("127.0.0.1", host) + "ok", Guard())
     assert Fault.BLOCKED is result.fault
@@ -188,8 +186,10 @@ def test_the_guard_judges_when_a_connection_is_made(hostile: Hostile, host: str)
     assert before == hostile.connections
 
 
-def test_a_name_that_points_inside_is_refused(hostile: Hostile, dns: dict[str, list[str]]) -> None:
-    """What counts is the address it resolves to; an allowed one among them is used."""
+def test_name_with_a_private_address_is_refused(
+    hostile: Hostile, dns: dict[str, list[str]]
+) -> None:
+    """The resolved addresses are checked, and an allowed one among them is used."""
     url = hostile.url.replace("127.0.0.1", "rebound.example") + "ok"
     dns["rebound.example"] = ["127.0.0.1", "169.254.169.254"]
     assert Fault.BLOCKED is send(url, Guard()).fault
@@ -200,16 +200,16 @@ def test_a_name_that_points_inside_is_refused(hostile: Hostile, dns: dict[str, l
     assert result.dns_ms is not None
 
 
-def test_nobody_there() -> None:
-    """A name that does not exist and a port that nobody listens on."""
+def test_unknown_name_and_closed_port() -> None:
+    """An unknown name is a DNS fault, a closed port is a refused connection."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         assert Fault.REFUSED is send(f"http://127.0.0.1:{taken.getsockname()[1]}/").fault
     assert Fault.DNS is send("http://does-not-exist.invalid/").fault
 
 
-def test_a_url_without_a_path_is_not_sent_to_a_server_that_is_known(hostile: Hostile) -> None:
-    """Its last digit is no path, and the port without it no port it named."""
+def test_url_without_a_path_does_not_match_a_known_server(hostile: Hostile) -> None:
+    """The prefix of a URL without a path is not taken for the key of a pool."""
 
     async def main() -> list[DeliveryResult]:
         urls = hostile.url + "ok", hostile.url.strip("/") + "1", hostile.url.strip("/")
@@ -220,15 +220,15 @@ def test_a_url_without_a_path_is_not_sent_to_a_server_that_is_known(hostile: Hos
     assert 1 == len(hostile.seen) - before
 
 
-def test_the_environment_has_no_say(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither proxies nor a .netrc from there."""
+def test_environment_is_ignored(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proxies and .netrc of the environment are ignored."""
     for name in ("http_proxy", "https_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert 200 == send(hostile.url + "ok").status
 
 
-def test_out_of_sockets_is_our_fault(hostile: Hostile) -> None:
-    """Nobody is charged for it."""
+def test_lack_of_sockets_is_an_internal_fault(hostile: Hostile) -> None:
+    """The target is not charged when this process has no more sockets."""
 
     async def main() -> DeliveryResult:
         delivery = HttpDelivery(LOOPBACK_GUARD)
@@ -245,8 +245,8 @@ def test_out_of_sockets_is_our_fault(hostile: Hostile) -> None:
     assert Fault.INTERNAL is run(main()).fault
 
 
-def test_a_connection_that_never_comes_free_is_our_fault(hostile: Hostile) -> None:
-    """Our limit held the request back, not the target."""
+def test_full_pool_is_an_internal_fault(hostile: Hostile) -> None:
+    """A request that times out while it waits for a connection is not charged to the target."""
 
     async def main() -> list[DeliveryResult]:
         delivery = HttpDelivery(LOOPBACK_GUARD, max_host_connections=1)
@@ -261,8 +261,8 @@ def test_a_connection_that_never_comes_free_is_our_fault(hostile: Hostile) -> No
     assert (Fault.TIMEOUT, Fault.INTERNAL) == (first.fault, second.fault)
 
 
-def test_a_cancelled_attempt_leaves_nothing(hostile: Hostile) -> None:
-    """The next one works, and what was cancelled is no connection any more."""
+def test_cancelled_attempt_leaves_nothing(hostile: Hostile) -> None:
+    """The connection of a cancelled attempt is closed, and the next attempt works."""
 
     async def main() -> tuple[int, DeliveryResult]:
         delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=3)
@@ -279,8 +279,8 @@ def test_a_cancelled_attempt_leaves_nothing(hostile: Hostile) -> None:
     assert (3, 200) == (left, result.status)
 
 
-def test_close_ends_what_runs(hostile: Hostile) -> None:
-    """As a fault of ours, and so does every attempt after it."""
+def test_close_fails_running_attempts(hostile: Hostile) -> None:
+    """Running and later attempts end with an internal fault."""
 
     async def main() -> list[DeliveryResult]:
         delivery = HttpDelivery(LOOPBACK_GUARD)
@@ -294,8 +294,8 @@ def test_close_ends_what_runs(hostile: Hostile) -> None:
     assert [Fault.INTERNAL, Fault.INTERNAL] == [each.fault for each in run(main())]
 
 
-def test_many_at_once(hostile: Hostile) -> None:
-    """Each gets its own answer."""
+def test_many_concurrent_requests(hostile: Hostile) -> None:
+    """Each of many concurrent requests gets its own response."""
 
     async def main() -> list[DeliveryResult]:
         delivery = HttpDelivery(LOOPBACK_GUARD)
@@ -309,8 +309,8 @@ def test_many_at_once(hostile: Hostile) -> None:
     assert [200, 302, 200, 999] * 25 == [each.status for each in run(main())]
 
 
-def test_a_target_with_a_good_certificate(hostile: Hostile) -> None:
-    """Trusted through `ca`, and not without it."""
+def test_certificate_is_trusted_through_ca(hostile: Hostile) -> None:
+    """A certificate is valid with its `ca` file and not without it."""
     url = hostile.tls["good"] + "ok"
     result = send(url, ca=hostile.ca)
     assert 200 == result.status
@@ -330,17 +330,17 @@ def test_a_target_with_a_good_certificate(hostile: Hostile) -> None:
         ({"max_connections": 0}, "max_connections must be at least 1"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
-    """The message names the option, and no secret."""
+def test_bad_options_are_rejected(options: dict[str, Any], words: str) -> None:
+    """The message names the option and shows no secret."""
     with pytest.raises(ConfigurationError, match=words) as refused:
         HttpDelivery(LOOPBACK_GUARD, **options)
     assert "hunter2" not in str(refused.value)
 
 
-def test_without_certificates_https_is_our_fault(
+def test_missing_certificates_are_an_internal_fault(
     hostile: Hostile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A machine without trusted certificates can still reach plain HTTP."""
+    """A machine without trusted certificates can reach plain HTTP only."""
     monkeypatch.setattr("tarry.service.delivery.http1.client._create_tls_context", lambda ca: None)
     assert Fault.INTERNAL is send(hostile.tls["good"] + "ok").fault
     assert 200 == send(hostile.url + "ok").status

@@ -35,8 +35,10 @@ KEPT = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = KEPT + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-def asked(*parts: bytes, method: str = "POST", times: int = 1) -> tuple[list[DeliveryResult], int]:
-    """Send to a server that says this each time, in these pieces; return its connections too."""
+def send_to_server_with(
+    *parts: bytes, method: str = "POST", times: int = 1
+) -> tuple[list[DeliveryResult], int]:
+    """Send to a server that responds with `parts`; return the results and its connections."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -67,9 +69,9 @@ def asked(*parts: bytes, method: str = "POST", times: int = 1) -> tuple[list[Del
         OK + b"\r\n",
     ],
 )
-def test_a_connection_is_used_again_after_an_answer_with_an_end(said: bytes) -> None:
-    """Whatever says where it ends; each answer has its own headers alone."""
-    result, connections = asked(said, times=3)
+def test_connection_is_reused_after_a_framed_response(said: bytes) -> None:
+    """A connection is reused after each kind of framing, and headers do not leak."""
+    result, connections = send_to_server_with(said, times=3)
     assert 1 == connections
     assert [result[0].headers] * 3 == [each.headers for each in result]
     assert "x-trailer" not in dict(result[0].headers)
@@ -90,19 +92,17 @@ def test_a_connection_is_used_again_after_an_answer_with_an_end(said: bytes) -> 
         (OK, "HEAD"),
     ],
 )
-def test_a_connection_is_not_used_again_when_its_state_is_in_doubt(
-    said: bytes, method: str
-) -> None:
-    """More came than was asked for, it says so, or the end is not to be seen."""
-    result, connections = asked(said, method=method, times=2)
+def test_connection_in_doubt_is_not_reused(said: bytes, method: str) -> None:
+    """Surplus data, `Connection: close` or an unknown end of the body close the connection."""
+    result, connections = send_to_server_with(said, method=method, times=2)
     assert 2 == connections
     for each in result:
         assert (200, None) == (each.status, each.fault)
         assert each.excerpt in {b"ok", b""}
 
 
-def test_what_comes_when_nobody_has_asked_ends_the_connection() -> None:
-    """It is not taken for the answer to the next request."""
+def test_unsolicited_data_closes_the_connection() -> None:
+    """Data on an idle connection is not taken for the next response."""
 
     async def main() -> tuple[list[int | str | None], int]:
         async with run_server() as server:
@@ -121,8 +121,8 @@ def test_what_comes_when_nobody_has_asked_ends_the_connection() -> None:
     assert ([200, 200], 2) == run(main())
 
 
-def test_a_server_that_speaks_first_is_no_http_server() -> None:
-    """What it says is not taken for an answer."""
+def test_data_before_the_request_is_not_a_response() -> None:
+    """A greeting that the server sends first is not taken for a response."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK)
@@ -140,23 +140,23 @@ def test_a_server_that_speaks_first_is_no_http_server() -> None:
     assert result.fault in {Fault.RESET, None}  # None: it came together with the request
 
 
-def test_an_answer_may_come_byte_by_byte() -> None:
-    """Headers, chunks and trailers, cut anywhere."""
+def test_response_may_arrive_byte_by_byte() -> None:
+    """Headers, chunks and trailers may be split anywhere."""
     said = (
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nX-Empty:\r\nX-Long: a b c \r\n"
         b"Transfer-Encoding: chunked\r\n\r\n2;x=y\r\nok\r\n0\r\nX-Trailer: 1\r\n\r\n"
     )
-    (result,), _ = asked(*[said[at : at + 1] for at in range(len(said))])
+    (result,), _ = send_to_server_with(*[said[at : at + 1] for at in range(len(said))])
     assert (200, b"ok") == (result.status, result.excerpt)
     assert [("x-empty", ""), ("x-long", "a b c"), ("transfer-encoding", "chunked")] == (
         result.headers
     )
 
 
-def test_headers_lose_only_the_spaces_around_them() -> None:
-    """Bytes that are spaces in Latin-1 may be the end of a character in UTF-8."""
+def test_header_values_are_stripped_of_ascii_spaces() -> None:
+    """Bytes that are spaces in Latin-1 may be part of a UTF-8 character and are kept."""
     said = KEPT + "X-Word: \t voilà \t\r\nX-None:  \r\n".encode() + b"Content-Length: 0\r\n\r\n"
-    headers = dict(asked(said)[0][0].headers)
+    headers = dict(send_to_server_with(said)[0][0].headers)
     assert ("voilà", "") == (headers["x-word"].encode("latin-1").decode(), headers["x-none"])
 
 
@@ -177,9 +177,9 @@ def test_headers_lose_only_the_spaces_around_them() -> None:
         (KEPT + b"a:\r\n" * 300, "too many headers"),
     ],
 )
-def test_the_words_say_what_is_wrong_with_an_answer(said: bytes, words: str) -> None:
-    """So that whoever runs the target finds it."""
-    (result,), _ = asked(said)
+def test_error_describes_an_invalid_response(said: bytes, words: str) -> None:
+    """The error tells the operator of the target what is wrong with its response."""
+    (result,), _ = send_to_server_with(said)
     assert Fault.PROTOCOL is result.fault
     assert words in (result.error or "")
 
@@ -200,8 +200,8 @@ def test_the_words_say_what_is_wrong_with_an_answer(said: bytes, words: str) -> 
         (KEPT + b"\r\n", b"xxxxxxxx", 200),
     ],
 )
-def test_nothing_is_read_without_end(first: bytes, again: bytes, expected: int | Fault) -> None:
-    """There is a bound in every state of an answer, and the server is hung up on."""
+def test_reading_is_bounded(first: bytes, again: bytes, expected: int | Fault) -> None:
+    """Every part of a response has a limit, at which the connection is closed."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
@@ -221,8 +221,8 @@ def test_nothing_is_read_without_end(first: bytes, again: bytes, expected: int |
     assert (expected, 3) == (result.fault or result.status, left)
 
 
-async def _answer_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read no more of a request than its head, and answer it."""
+async def _respond_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Respond after reading only the head of a request."""
     await reader.readuntil(b"\r\n\r\n")
     writer.transport.pause_reading()  # type: ignore[attr-defined]
     writer.write(OK)
@@ -230,15 +230,15 @@ async def _answer_early(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 
 @pytest.mark.parametrize("kind", ["plain", "tls"])
-def test_an_answer_that_comes_while_a_body_goes_out_counts(
+def test_response_before_the_body_is_sent_counts(
     hostile: Hostile, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest of the body is not waited for: the target may never take it."""
+    """The rest of the body is not sent: the target may never read it."""
     monkeypatch.setattr(connection, "_TLS_SHUTDOWN_TIMEOUT_S", 0.01)
     tls = hostile.contexts["good"] if kind == "tls" else None
 
     async def main() -> tuple[DeliveryResult, int]:
-        async with run_server(_answer_early, tls) as server:
+        async with run_server(_respond_early, tls) as server:
             delivery = HttpDelivery(LOOPBACK_GUARD, ca=hostile.ca, max_connections=3)
             body = bytes(32 * 1024 * 1024)
             result = await delivery.send(request(server.url, body=body))
@@ -248,10 +248,8 @@ def test_an_answer_that_comes_while_a_body_goes_out_counts(
     assert (200, b"ok", 3) == (result.status, result.excerpt, left)
 
 
-def test_a_target_that_does_not_end_tls_is_hung_up_on(
-    hostile: Hostile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has a second to say goodbye; then its connection is no longer counted."""
+def test_tls_shutdown_has_a_timeout(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection whose target ignores close_notify is aborted and no longer counts."""
     monkeypatch.setattr(connection, "_TLS_SHUTDOWN_TIMEOUT_S", 0.01)
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -271,8 +269,8 @@ def test_a_target_that_does_not_end_tls_is_hung_up_on(
     assert (200, 3) == (result.status, left)
 
 
-def test_tls_is_ended_in_good_order(hostile: Hostile) -> None:
-    """A connection that is closed says so first: the server sees no broken one."""
+def test_tls_connections_are_closed_with_close_notify(hostile: Hostile) -> None:
+    """The server sees the end of the stream, not a broken connection."""
     ends: list[bytes | Exception] = []
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -297,8 +295,8 @@ def test_tls_is_ended_in_good_order(hostile: Hostile) -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_nothing_is_left_for_the_garbage_collector(hostile: Hostile, tls: bool) -> None:
-    """Connections, requests and parsers go when they are no longer needed."""
+def test_no_reference_cycles(hostile: Hostile, tls: bool) -> None:
+    """Connections and requests are freed without the garbage collector."""
 
     async def use(server: ScriptedServer, url: str) -> None:
         delivery = HttpDelivery(LOOPBACK_GUARD, ca=hostile.ca)
@@ -330,22 +328,24 @@ def _is_ours(each: object) -> bool:
     return type(each) in {Connection, PendingRequest}
 
 
-def test_a_trailing_answer_does_not_count_for_the_excerpt() -> None:
-    """What is cut off is told by the sizes of this answer alone."""
-    (result,), _ = asked(OK + b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nanother!!")
+def test_second_response_does_not_affect_the_excerpt() -> None:
+    """`truncated` depends on the first response only."""
+    (result,), _ = send_to_server_with(
+        OK + b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nanother!!"
+    )
     assert (b"ok", False) == (result.excerpt, result.truncated)
 
 
-def test_old_tls_is_not_spoken(hostile: Hostile) -> None:
-    """TLS 1.1 and below are broken."""
+def test_old_tls_versions_are_disabled(hostile: Hostile) -> None:
+    """TLS 1.1 and older are disabled, and certificates are required."""
     delivery = HttpDelivery(LOOPBACK_GUARD, ca=hostile.ca)
     assert delivery._tls is not None
     assert delivery._tls.minimum_version >= ssl.TLSVersion.TLSv1_2
     assert (True, ssl.CERT_REQUIRED) == (delivery._tls.check_hostname, delivery._tls.verify_mode)
 
 
-def test_a_server_without_an_end_to_its_answer(hostile: Hostile) -> None:
-    """The end of the connection is the end of the body, unless the body has a length."""
+def test_body_that_ends_with_the_connection(hostile: Hostile) -> None:
+    """Without a length, the end of the connection is the end of the body."""
 
     async def main() -> list[DeliveryResult]:
         found = []

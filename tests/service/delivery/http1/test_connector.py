@@ -31,35 +31,35 @@ from tests.service.delivery.scripted_server import never_respond, respond_with, 
 pytestmark = pytest.mark.usefixtures("either_loop")
 
 
-class Asked(Guard):
-    """A guard that remembers what it was asked."""
+class RecordingGuard(Guard):
+    """A guard that records the addresses it checks."""
 
     def __init__(self) -> None:
         super().__init__(dev=True)
         self.asked: list[tuple[str, str]] = []
 
     def refusal(self, address: str, host: str) -> str | None:
-        """Judge."""
+        """Record the address."""
         self.asked.append((address, host))
         return super().refusal(address, host)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "2001:db8::1", "::ffff:127.0.0.1"])
-def test_an_address_is_not_looked_up(host: str, dns: dict[str, list[str]]) -> None:
-    """DNS has no say in it."""
+def test_ip_address_is_not_resolved(host: str, dns: dict[str, list[str]]) -> None:
+    """DNS is not used for an IP address."""
     assert {} == dns
     assert (host,) == run(resolve_host(host, DnsCache()))
 
 
-def test_names_below_localhost_are_this_machine(dns: dict[str, list[str]]) -> None:
-    """DNS is not asked about them: it may know nothing, or something else."""
+def test_localhost_subdomains_are_loopback(dns: dict[str, list[str]]) -> None:
+    """DNS is not used for names below .localhost."""
     dns["localhost"], dns["a.localhost"] = ["127.0.0.1"], ["192.0.2.1"]
     assert ("127.0.0.1",) == run(resolve_host("a.localhost", DnsCache()))
 
 
-def test_every_connection_is_judged(dns: dict[str, list[str]]) -> None:
-    """Also when the name was looked up before: what is remembered is not what is allowed."""
-    guard = Asked()
+def test_guard_checks_every_connection(dns: dict[str, list[str]]) -> None:
+    """The guard checks cached addresses, too."""
+    guard = RecordingGuard()
     dns["target.example"] = ["169.254.169.254", "127.0.0.1"]
 
     async def main() -> list[DeliveryResult]:
@@ -75,8 +75,8 @@ def test_every_connection_is_judged(dns: dict[str, list[str]]) -> None:
     assert len(guard.asked) >= 2 * 2
 
 
-def test_what_is_refused_is_left_out() -> None:
-    """The first refusal is the reason when nothing is left."""
+def test_refused_addresses_are_left_out() -> None:
+    """The first refusal is the error when no address is left."""
     allowed = select_allowed(
         ["10.0.0.1", "127.0.0.1", "::ffff:127.0.0.1"], "h.example", LOOPBACK_GUARD
     )
@@ -88,8 +88,8 @@ def test_what_is_refused_is_left_out() -> None:
         select_allowed([], "h.example", LOOPBACK_GUARD)
 
 
-def test_an_address_that_refuses_is_followed_by_the_next(dns: dict[str, list[str]]) -> None:
-    """What answered is what is told."""
+def test_next_address_is_tried_after_a_refused_connection(dns: dict[str, list[str]]) -> None:
+    """The result has the address that was connected to."""
     dns["two.example"] = ["::1", "127.0.0.1"]
 
     async def main() -> DeliveryResult:
@@ -111,10 +111,10 @@ def test_an_address_that_refuses_is_followed_by_the_next(dns: dict[str, list[str
         (errno.ENOBUFS, Fault.INTERNAL),
     ],
 )
-def test_whose_fault_no_connection_is(
+def test_fault_of_a_failed_connection(
     number: int, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The target's, unless it was ours that ran out."""
+    """A failed connection is charged to the target, unless this process lacks resources."""
 
     async def fail(*_: object) -> Any:
         raise OSError(number, "words")
@@ -125,8 +125,8 @@ def test_whose_fault_no_connection_is(
     assert "words" in (result.error or "")
 
 
-def test_a_name_in_a_certificate_and_an_address_in_one(hostile: Hostile) -> None:
-    """Both are compared with what the URL says."""
+def test_certificate_for_a_name_or_an_address(hostile: Hostile) -> None:
+    """The certificate must match the host of the URL, be it a name or an address."""
     url = hostile.tls["good"] + "ok"
     assert 200 == send(url, ca=hostile.ca).status
     assert 200 == send(url.replace("127.0.0.1", "localhost"), ca=hostile.ca).status
@@ -134,8 +134,8 @@ def test_a_name_in_a_certificate_and_an_address_in_one(hostile: Hostile) -> None
     assert Fault.BLOCKED is result.fault
 
 
-def test_a_name_that_is_not_in_the_certificate(hostile: Hostile, dns: dict[str, list[str]]) -> None:
-    """The words say what is wrong with it."""
+def test_certificate_for_another_name(hostile: Hostile, dns: dict[str, list[str]]) -> None:
+    """The error says that the certificate is not valid for the host."""
     dns["other.example"] = ["127.0.0.1"]
     url = hostile.tls["good"].replace("127.0.0.1", "other.example") + "ok"
     result = send(url, ca=hostile.ca)
@@ -144,8 +144,8 @@ def test_a_name_that_is_not_in_the_certificate(hostile: Hostile, dns: dict[str, 
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x01\x00"])
-def test_a_handshake_that_fails_leaves_nothing(hostile: Hostile, said: bytes) -> None:
-    """The server hangs up, speaks something else, or stops in the middle."""
+def test_failed_handshake_frees_the_connection(hostile: Hostile, said: bytes) -> None:
+    """The server closes, speaks another protocol, or stops in the middle."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -162,8 +162,8 @@ def test_a_handshake_that_fails_leaves_nothing(hostile: Hostile, said: bytes) ->
     assert "TLS" in (result.error or "")
 
 
-def test_a_server_that_speaks_before_tls(hostile: Hostile) -> None:
-    """What it says is not taken for a part of the handshake, nor for an answer."""
+def test_data_before_tls_is_rejected(hostile: Hostile) -> None:
+    """Data before the handshake is taken neither for the handshake nor for a response."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK)
@@ -186,7 +186,7 @@ FIRST, SECOND, NOBODY = "127.0.0.2", "127.0.0.1", "127.0.0.3"
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Open on SECOND, refused on NOBODY, and on FIRST nobody answers: the queue there is full."""
+    """Return a port that is open on SECOND, refused on NOBODY, and unresponsive on FIRST."""
     with socket.socket() as answers, socket.socket() as is_full:
         answers.bind((SECOND, 0))
         answers.listen()
@@ -208,8 +208,8 @@ def port() -> Iterator[int]:
     [[SECOND], [SECOND, FIRST], [NOBODY, SECOND], [NOBODY, "::1", SECOND], [SECOND, SECOND]],
 )
 @ON_LINUX
-def test_the_first_that_answers_is_taken(port: int, addresses: list[str]) -> None:
-    """One that refuses does not hold up the next."""
+def test_first_address_that_connects_is_used(port: int, addresses: list[str]) -> None:
+    """A refused address does not delay the next one."""
 
     async def main() -> tuple[str, str]:
         made, address = await connect_first(addresses, port)
@@ -221,10 +221,10 @@ def test_the_first_that_answers_is_taken(port: int, addresses: list[str]) -> Non
 
 @pytest.mark.parametrize("addresses", [[FIRST, SECOND], [FIRST, NOBODY, SECOND]])
 @ON_LINUX
-def test_one_that_does_not_answer_holds_up_for_a_moment(
+def test_unresponsive_address_gets_a_head_start_only(
     port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then the next is tried beside it, and the loser is let go."""
+    """After the head start the next address is tried as well, and the loser is closed."""
     monkeypatch.setattr(connector, "_HEAD_START_S", 0.01)
 
     async def main() -> tuple[str, int]:
@@ -237,8 +237,8 @@ def test_one_that_does_not_answer_holds_up_for_a_moment(
 
 
 @ON_LINUX
-def test_when_all_refuse_the_last_says_why(port: int) -> None:
-    """One address, or several, or none."""
+def test_last_error_is_raised_when_all_addresses_fail(port: int) -> None:
+    """The last error is raised for one, several or no addresses."""
 
     async def main(addresses: list[str]) -> None:
         await connect_first(addresses, port)
@@ -251,8 +251,8 @@ def test_when_all_refuse_the_last_says_why(port: int) -> None:
 
 
 @ON_LINUX
-def test_two_that_answer_at_once(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is taken, the other closed: an open socket would be a warning here."""
+def test_second_connection_of_a_race_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unclosed socket would be a warning, which fails the test."""
     monkeypatch.setattr(connector, "_HEAD_START_S", 0.0)
 
     async def main() -> None:
@@ -265,10 +265,10 @@ def test_two_that_answer_at_once(port: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("addresses", [[FIRST], [FIRST, FIRST]])
 @ON_LINUX
-def test_a_cancelled_one_leaves_no_socket(
+def test_cancelled_connect_leaves_no_socket(
     port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor a task."""
+    """Cancelling leaves neither a socket nor a task."""
     monkeypatch.setattr(connector, "_HEAD_START_S", 0.0)
     made: list[socket.socket] = []
 
@@ -292,8 +292,8 @@ def test_a_cancelled_one_leaves_no_socket(
 
 
 @ON_LINUX
-def test_small_pieces_are_not_held_back(port: int) -> None:
-    """A head and the body after it go out at once; a peer that is gone is noticed."""
+def test_socket_options(port: int) -> None:
+    """Nagle's algorithm is off and keep-alive is on."""
 
     async def main() -> tuple[int, int]:
         made, _ = await connect_first([SECOND], port)

@@ -15,8 +15,8 @@ from tests.service.delivery.harness import run, wait_for
 pytestmark = pytest.mark.usefixtures("either_loop")
 
 
-class Resolver:
-    """A resolver that answers when it is let."""
+class FakeResolver:
+    """A resolver that answers when the test lets it."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -34,16 +34,16 @@ class Resolver:
 
 
 @pytest.fixture
-def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
-    """In the place of the system's."""
-    made = Resolver()
+def resolver(monkeypatch: pytest.MonkeyPatch) -> FakeResolver:
+    """Replace the system's resolver."""
+    made = FakeResolver()
     made.says["one.example"] = ["192.0.2.1", "2001:db8::1", "192.0.2.1"]
     monkeypatch.setattr("socket.getaddrinfo", made)
     return made
 
 
-def test_addresses_come_in_the_resolvers_order_and_once(resolver: Resolver) -> None:
-    """And there are no more of them than can be tried."""
+def test_addresses_keep_the_order_of_the_resolver(resolver: FakeResolver) -> None:
+    """Duplicates are removed, and the number of addresses is bounded."""
 
     async def main() -> tuple[Addresses, Addresses]:
         resolver.says["many.example"] = [f"192.0.2.{number}" for number in range(200)]
@@ -54,8 +54,8 @@ def test_addresses_come_in_the_resolvers_order_and_once(resolver: Resolver) -> N
     assert (("192.0.2.1", "2001:db8::1"), 8) == (one, len(many))
 
 
-def test_who_asks_at_the_same_time_shares_the_answer(resolver: Resolver) -> None:
-    """Also when the one that asked first has left."""
+def test_concurrent_lookups_share_one_query(resolver: FakeResolver) -> None:
+    """Callers share a query, also when the first of them is cancelled."""
 
     async def main() -> list[Addresses]:
         resolver.may_answer.clear()
@@ -70,10 +70,10 @@ def test_who_asks_at_the_same_time_shares_the_answer(resolver: Resolver) -> None
     assert ["one.example"] == resolver.asked
 
 
-def test_an_answer_is_remembered_for_a_while(
-    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+def test_answers_are_cached_for_a_while(
+    resolver: FakeResolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then DNS is asked again: an address may have changed."""
+    """After the time to live, the name is resolved again."""
 
     async def main() -> list[Addresses]:
         known = DnsCache()
@@ -89,8 +89,8 @@ def test_an_answer_is_remembered_for_a_while(
     assert 3 == len(resolver.asked)
 
 
-def test_a_failure_is_not_remembered(resolver: Resolver) -> None:
-    """It is told in words, and the next one asks again."""
+def test_failures_are_not_cached(resolver: FakeResolver) -> None:
+    """The error describes the failure, and the next call resolves again."""
 
     async def main() -> Addresses:
         known = DnsCache()
@@ -105,8 +105,10 @@ def test_a_failure_is_not_remembered(resolver: Resolver) -> None:
     assert ("192.0.2.2",) == run(main())
 
 
-def test_a_name_that_dns_cannot_have(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not resolve, whatever the codec says."""
+def test_name_that_cannot_be_encoded(
+    resolver: FakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that the codec rejects is a DNS fault."""
     monkeypatch.undo()
 
     async def main() -> None:
@@ -116,8 +118,8 @@ def test_a_name_that_dns_cannot_have(resolver: Resolver, monkeypatch: pytest.Mon
         run(main())
 
 
-def test_what_is_remembered_is_bounded(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names cost nothing to make up."""
+def test_cache_is_bounded(resolver: FakeResolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made-up names cannot fill the memory."""
     monkeypatch.setattr(dns, "_MAX_CACHED_NAMES", 4)
 
     async def main() -> int:
@@ -130,8 +132,10 @@ def test_what_is_remembered_is_bounded(resolver: Resolver, monkeypatch: pytest.M
     assert 4 >= run(main())
 
 
-def test_so_many_threads_and_no_more(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who leaves the line is not looked up; the others are, in their turn."""
+def test_concurrent_lookups_are_bounded(
+    resolver: FakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled callers are not resolved; the others are, in their order."""
     monkeypatch.setattr(dns, "_MAX_LOOKUPS", 2)
 
     async def main() -> tuple[list[str], list[str], int]:
@@ -154,8 +158,10 @@ def test_so_many_threads_and_no_more(resolver: Resolver, monkeypatch: pytest.Mon
     assert (["0.example", "1.example"], ["5.example"], 2) == run(main())
 
 
-def test_no_thread_is_our_fault(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And costs no turn."""
+def test_lack_of_threads_is_an_internal_fault(
+    resolver: FakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that cannot be started frees its place."""
 
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -173,8 +179,8 @@ def test_no_thread_is_our_fault(resolver: Resolver, monkeypatch: pytest.MonkeyPa
     assert ("192.0.2.1", "2001:db8::1") == run(main())
 
 
-def test_close_waits_for_nobody(resolver: Resolver) -> None:
-    """Who still waits is told that it is a fault of ours; the answer comes to nobody."""
+def test_close_fails_waiting_callers(resolver: FakeResolver) -> None:
+    """Waiting callers get an internal fault, and the late answer is ignored."""
 
     async def main() -> Fault:
         resolver.may_answer.clear()
@@ -191,8 +197,8 @@ def test_close_waits_for_nobody(resolver: Resolver) -> None:
     assert Fault.INTERNAL is run(main())
 
 
-def test_an_answer_after_the_end_of_the_loop_is_lost_in_silence(resolver: Resolver) -> None:
-    """The thread ends, and nothing is said."""
+def test_answer_after_the_loop_is_closed_is_ignored(resolver: FakeResolver) -> None:
+    """The thread ends without an error."""
     resolver.may_answer.clear()
 
     async def main() -> None:

@@ -33,24 +33,24 @@ pytestmark = pytest.mark.usefixtures("either_loop")
 
 
 @asynccontextmanager
-async def serving_many(number: int) -> AsyncIterator[list[ScriptedServer]]:
-    """Run some servers."""
+async def run_servers(number: int) -> AsyncIterator[list[ScriptedServer]]:
+    """Run several servers."""
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(run_server()) for _ in range(number)]
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, which a test moves."""
+    """Return the time, which the test advances."""
     now = [1000.0]
     monkeypatch.setattr(system, "now", lambda: now[0])
     return now
 
 
-def with_one(
+def with_server(
     use: Callable[[HttpDelivery, ScriptedServer], Awaitable[Any]], **limits: Any
 ) -> tuple[Any, int, int]:
-    """Run a test with a server; return what it returns, the connections, and the room left."""
+    """Run a test with a server; return its result, the connections, and the free limit."""
 
     async def main() -> tuple[Any, int, int]:
         async with run_server() as server:
@@ -61,37 +61,37 @@ def with_one(
     return run(main())
 
 
-async def arrive(server: ScriptedServer, number: int) -> list[ReceivedRequest]:
-    """Return the next requests that arrive."""
+async def receive(server: ScriptedServer, number: int) -> list[ReceivedRequest]:
+    """Return the next requests that the server receives."""
     return [await server.received.get() for _ in range(number)]
 
 
-def test_no_more_connections_to_a_host_than_allowed() -> None:
-    """The others wait, and are sent in their order on the connections that come free."""
+def test_connections_per_host_are_limited() -> None:
+    """Further requests are queued and sent in order on connections that come free."""
 
     async def use(delivery: HttpDelivery, server: ScriptedServer) -> list[str]:
         sent = [delivery.send(request(f"{server.url}{number}")) for number in range(5)]
         seen = []
-        for received in await arrive(server, 2):
+        for received in await receive(server, 2):
             seen.append(received.path)
             received.respond()
         for _ in range(3):
-            (received,) = await arrive(server, 1)
+            (received,) = await receive(server, 1)
             seen.append(received.path)
             received.respond()
         assert [200] * 5 == [(await each).status for each in sent]
         return seen
 
-    seen, connections, left = with_one(use, max_host_connections=2, max_connections=9)
+    seen, connections, left = with_server(use, max_host_connections=2, max_connections=9)
     assert {"/0", "/1"} == set(seen[:2])
     assert (["/2", "/3", "/4"], 2, 9) == (seen[2:], connections, left)
 
 
-def test_a_server_that_waits_for_room_gets_it_when_another_is_done() -> None:
-    """A connection is not kept idle while somebody needs the room it takes."""
+def test_waiting_server_gets_a_released_connection() -> None:
+    """A connection is not kept idle while another server waits for the limit."""
 
     async def main() -> tuple[list[DeliveryResult], int]:
-        async with serving_many(2) as (one, other):
+        async with run_servers(2) as (one, other):
             delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=1)
             sent = [delivery.send(request(server.url)) for server in (one, other)]
             (await one.received.get()).respond()
@@ -103,11 +103,11 @@ def test_a_server_that_waits_for_room_gets_it_when_another_is_done() -> None:
     assert ([200, 200], 1) == ([each.status for each in result], left)
 
 
-def test_an_idle_connection_makes_room_for_another_server() -> None:
-    """The one that was idle for longest, and no more than one."""
+def test_idle_connection_is_closed_for_another_server() -> None:
+    """The connection that was idle for longest is closed, and only that one."""
 
     async def main() -> tuple[list[int], int]:
-        async with serving_many(3) as servers:
+        async with run_servers(3) as servers:
             delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=2)
             for server in servers:
                 sent = delivery.send(request(server.url))
@@ -120,11 +120,11 @@ def test_an_idle_connection_makes_room_for_another_server() -> None:
     assert ([0, 1, 1], 2) == run(main())
 
 
-def test_room_that_its_first_in_line_no_longer_needs_goes_to_the_next() -> None:
-    """Whoever left the line does not hold up those behind."""
+def test_cancelled_waiter_does_not_block_the_next() -> None:
+    """The limit goes to the next server when the first no longer needs it."""
 
     async def main() -> tuple[DeliveryResult, int]:
-        async with serving_many(3) as (one, gone, other):
+        async with run_servers(3) as (one, gone, other):
             delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=1)
             first = delivery.send(request(one.url))
             received = await one.received.get()
@@ -140,11 +140,11 @@ def test_room_that_its_first_in_line_no_longer_needs_goes_to_the_next() -> None:
     assert (200, 1) == (result.status, left)
 
 
-def test_a_busy_server_gives_way_after_its_turn(clock: list[float]) -> None:
-    """Connections that never come to rest would leave nothing for the others."""
+def test_busy_server_yields_its_connections(clock: list[float]) -> None:
+    """Connections that never become idle are closed while another server waits."""
 
     async def main() -> list[str]:
-        async with serving_many(2) as (busy, other):
+        async with run_servers(2) as (busy, other):
             delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=1)
             sent = [delivery.send(request(f"{busy.url}{number}")) for number in range(3)]
             sent.append(delivery.send(request(f"{other.url}other")))
@@ -161,10 +161,10 @@ def test_a_busy_server_gives_way_after_its_turn(clock: list[float]) -> None:
     assert ["/0", "/1", "/other", "/2"] == run(main())
 
 
-def test_a_request_that_comes_just_when_a_connection_stands_has_its_own(
+def test_connection_is_not_counted_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A connection is not counted twice, as one that is opened and one that stands."""
+    """A request that arrives while a connection is established gets its own connection."""
     opened = Connector.connect
     sent: list[asyncio.Future[DeliveryResult]] = []
 
@@ -178,43 +178,45 @@ def test_a_request_that_comes_just_when_a_connection_stands_has_its_own(
 
         monkeypatch.setattr(Connector, "connect", open_then_send)
         sent.append(delivery.send(request(server.url + "1")))
-        for received in await arrive(server, 2):
+        for received in await receive(server, 2):
             received.respond()
         return [await each for each in sent]
 
-    result, connections, left = with_one(use, max_host_connections=2, max_connections=5)
+    result, connections, left = with_server(use, max_host_connections=2, max_connections=5)
     assert ([200, 200], 2, 5) == ([each.status for each in result], connections, left)
 
 
-def test_what_is_sent_once_more_gets_a_new_connection() -> None:
-    """Not another kept one, which may have been closed in silence as well."""
+def test_resent_request_gets_a_new_connection() -> None:
+    """Another idle connection may have been closed by the target as well."""
 
     async def use(
         delivery: HttpDelivery, server: ScriptedServer
     ) -> tuple[int, list[int | str | None]]:
         for _ in range(2):
             warm = [delivery.send(request(server.url + "warm")) for _ in range(2)]
-            for received in await arrive(server, 2):
+            for received in await receive(server, 2):
                 received.respond()
             await asyncio.gather(*warm)
         kept = [delivery.send(request(server.url + name)) for name in ("lost", "held")]
-        by_path = {received.path: received for received in await arrive(server, 2)}
+        by_path = {received.path: received for received in await receive(server, 2)}
         kept.append(delivery.send(request(server.url + "waits")))
         by_path["/lost"].close_connection()
-        (waits,) = await arrive(server, 1)
+        (waits,) = await receive(server, 1)
         assert "/waits" == waits.path
         by_path["/held"].respond()
-        (again,) = await arrive(server, 1)
+        (again,) = await receive(server, 1)
         assert "/lost" == again.path
         again.respond()
         waits.respond()
         return again.connection, [(await each).status for each in kept]
 
-    (number, statuses), connections, left = with_one(use, max_host_connections=2, max_connections=9)
+    (number, statuses), connections, left = with_server(
+        use, max_host_connections=2, max_connections=9
+    )
     assert ([200, 200, 200], 4, 4, 9) == (statuses, number, connections, left)
 
 
-def test_a_connection_that_was_idle_for_long_is_not_used(clock: list[float]) -> None:
+def test_connection_idle_for_too_long_is_not_used(clock: list[float]) -> None:
     """The target has most likely closed it."""
 
     async def use(delivery: HttpDelivery, server: ScriptedServer) -> None:
@@ -224,11 +226,11 @@ def test_a_connection_that_was_idle_for_long_is_not_used(clock: list[float]) -> 
             (await server.received.get()).respond()
             await sent
 
-    assert (None, 2) == with_one(use)[:2]
+    assert (None, 2) == with_server(use)[:2]
 
 
-def test_a_connection_that_is_old_is_not_used(clock: list[float]) -> None:
-    """After five minutes a name is looked up anew, however busy the connection is."""
+def test_old_connection_is_not_used(clock: list[float]) -> None:
+    """After five minutes the name is resolved again, however busy the connection is."""
 
     async def use(delivery: HttpDelivery, server: ScriptedServer) -> None:
         for _ in range(12):
@@ -237,13 +239,13 @@ def test_a_connection_that_is_old_is_not_used(clock: list[float]) -> None:
             (await server.received.get()).respond()
             await sent
 
-    assert (None, 2) == with_one(use)[:2]
+    assert (None, 2) == with_server(use)[:2]
 
 
-def test_what_nobody_uses_is_swept_away(
+def test_unused_connections_and_pools_are_swept(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connections first, then the servers that have none; then there is nothing to sweep."""
+    """Connections are closed first, then empty pools are removed, then the sweep stops."""
     monkeypatch.setattr(client, "_SWEEP_INTERVAL_S", 0.01)
 
     async def use(delivery: HttpDelivery, server: ScriptedServer) -> bool:
@@ -255,14 +257,14 @@ def test_what_nobody_uses_is_swept_away(
         await wait_for(lambda: not delivery._pools)
         return delivery._sweep_timer is None
 
-    assert (True, 1, 7) == with_one(use, max_connections=7)
+    assert (True, 1, 7) == with_server(use, max_connections=7)
 
 
 def test_close_leaves_nothing_in_any_state() -> None:
-    """What is sent, what is opened, what waits for its host, what waits for room, what is idle."""
+    """Requests in every state are failed, and all connections are closed."""
 
     async def main() -> tuple[list[Fault | None], int, list[int]]:
-        async with serving_many(3) as (one, other, third):
+        async with run_servers(3) as (one, other, third):
             delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=2, max_host_connections=1)
             idle = delivery.send(request(other.url))
             (await other.received.get()).respond()
@@ -278,8 +280,8 @@ def test_close_leaves_nothing_in_any_state() -> None:
     assert ([Fault.INTERNAL] * 5, 2, [1, 1]) == run(main())
 
 
-def test_a_bug_of_ours_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the exception it is; and the room is given back."""
+def test_unexpected_error_is_raised_in_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error reaches the caller, and the limit is released."""
 
     async def broken(*_: object) -> object:
         raise ZeroDivisionError
@@ -292,11 +294,11 @@ def test_a_bug_of_ours_is_told_to_whoever_waits(monkeypatch: pytest.MonkeyPatch)
         deadline = getattr(sent, "deadline")  # noqa: B009 - of a Sending
         return deadline[CALLBACK] is None
 
-    assert (True, 0, 3) == with_one(use, max_connections=3)
+    assert (True, 0, 3) == with_server(use, max_connections=3)
 
 
-def test_a_server_that_closes_after_each_answer_is_served_all_the_same() -> None:
-    """It says so, or it does not."""
+def test_server_that_closes_after_each_response() -> None:
+    """It works whether or not the server announces it."""
     for said in (OK, OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)):
 
         async def main(said: bytes = said) -> list[DeliveryResult]:

@@ -18,7 +18,7 @@ from tests.service.delivery.scripted_server import TUNNEL_OPEN, never_respond, r
 pytestmark = pytest.mark.usefixtures("either_loop")
 
 
-def through(
+def send_through_proxy(
     url: str,
     says: bytes | None = None,
     ca: str | None = None,
@@ -27,7 +27,7 @@ def through(
     guard: Guard | None = None,
     user: str = "",
 ) -> tuple[DeliveryResult, list[str]]:
-    """Send a request through a proxy; return what came of it and what the proxy was asked."""
+    """Send a request send_through_proxy a proxy; return the result and the requests it got."""
 
     async def main() -> tuple[DeliveryResult, list[str]]:
         async with run_proxy(says, tls) as (proxy, asked):
@@ -40,47 +40,49 @@ def through(
 
 
 def test_plain_http_goes_to_the_proxy() -> None:
-    """Which looks the name up: here nobody knows it."""
-    result, (head,) = through("http://only-there.invalid/x", OK)
+    """The proxy resolves the name, which is unknown here."""
+    result, (head,) = send_through_proxy("http://only-there.invalid/x", OK)
     assert 200 == result.status
     assert "POST http://only-there.invalid/x HTTP/1.1" == head.partition("\r\n")[0]
     assert "\r\nHost: only-there.invalid\r\n" in head
 
 
 def test_https_goes_through_a_tunnel(hostile: Hostile) -> None:
-    """TLS is with the target, and the proxy's headers are not the answer's."""
+    """TLS is with the target, and headers of the proxy are not part of the response."""
     url = hostile.tls["good"] + "ok"
-    result, (head,) = through(url, ca=hostile.ca, guard=LOOPBACK_GUARD)
+    result, (head,) = send_through_proxy(url, ca=hostile.ca, guard=LOOPBACK_GUARD)
     authority = url.split("/")[2]
     assert f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n" == head
     assert (200, [("content-length", "2")]) == (result.status, result.headers)
     assert result.tls_ms is not None
 
 
-def test_the_target_behind_a_tunnel_has_to_prove_who_it_is(hostile: Hostile) -> None:
-    """The proxy could have led anywhere."""
+def test_certificate_is_checked_in_a_tunnel(hostile: Hostile) -> None:
+    """The proxy could have connected to any server."""
     before = len(hostile.seen)
     for kind in ("wronghost", "expired", "selfsigned"):
-        result, asked = through(hostile.tls[kind] + "ok", ca=hostile.ca, guard=LOOPBACK_GUARD)
+        result, asked = send_through_proxy(
+            hostile.tls[kind] + "ok", ca=hostile.ca, guard=LOOPBACK_GUARD
+        )
         assert (Fault.TLS, 1) == (result.fault, len(asked))
         assert "certificate" in (result.error or "")
     assert before == len(hostile.seen)
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_proxy_may_speak_tls(hostile: Hostile, scheme: str) -> None:
-    """Then TLS with the target is inside of TLS with the proxy."""
+def test_proxy_with_tls(hostile: Hostile, scheme: str) -> None:
+    """TLS with the target runs inside TLS with the proxy."""
     good = hostile.contexts["good"]
     if scheme == "http":
-        result, asked = through("http://only-there.invalid/", OK, hostile.ca, tls=good)
+        result, asked = send_through_proxy("http://only-there.invalid/", OK, hostile.ca, tls=good)
     else:
         url = hostile.tls["good"] + "ok"
-        result, asked = through(url, ca=hostile.ca, tls=good, guard=LOOPBACK_GUARD)
+        result, asked = send_through_proxy(url, ca=hostile.ca, tls=good, guard=LOOPBACK_GUARD)
     assert (200, b"ok", 1) == (result.status, result.excerpt, len(asked))
 
 
-def test_tunnels_are_kept(hostile: Hostile) -> None:
-    """Also through a proxy that speaks TLS; nothing of them is left at the end."""
+def test_tunnels_are_reused(hostile: Hostile) -> None:
+    """Tunnels are reused, also through a proxy with TLS, and closed at the end."""
 
     async def main(tls: ssl.SSLContext | None) -> tuple[list[DeliveryResult], int, int]:
         async with run_proxy(tls=tls) as (proxy, asked):
@@ -96,32 +98,36 @@ def test_tunnels_are_kept(hostile: Hostile) -> None:
         assert ([200] * 3, 1, 3) == ([each.status for each in result], tunnels, left)
 
 
-def test_a_proxy_has_to_prove_who_it_is(hostile: Hostile) -> None:
-    """Nothing is asked of one that cannot, and it is a fault of ours."""
+def test_certificate_of_the_proxy_is_checked(hostile: Hostile) -> None:
+    """No request is sent to a proxy with an invalid certificate: an internal fault."""
     tls = hostile.contexts["wronghost"]
-    result, asked = through(
+    result, asked = send_through_proxy(
         "https://target.invalid/", TUNNEL_OPEN, hostile.ca, tls=tls, user="u:p@"
     )
     assert (Fault.INTERNAL, []) == (result.fault, asked)
     assert "No connection to the egress proxy" in (result.error or "")
 
 
-def test_a_handshake_inside_tls_that_fails(hostile: Hostile) -> None:
-    """It is the target's fault, and nothing is left."""
+def test_failed_handshake_in_a_tunnel(hostile: Hostile) -> None:
+    """The target is charged, and the connection is freed."""
     url = hostile.tls["expired"] + "ok"
-    result, _ = through(url, ca=hostile.ca, tls=hostile.contexts["good"], guard=LOOPBACK_GUARD)
+    result, _ = send_through_proxy(
+        url, ca=hostile.ca, tls=hostile.contexts["good"], guard=LOOPBACK_GUARD
+    )
     assert Fault.TLS is result.fault
 
 
-def test_credentials_are_for_the_proxy_alone(hostile: Hostile) -> None:
-    """In the request for a tunnel, or in the request itself where the proxy passes it on."""
+def test_credentials_are_sent_to_the_proxy_only(hostile: Hostile) -> None:
+    """They are in the CONNECT request, or in the plain request that the proxy forwards."""
     line = f"Proxy-Authorization: Basic {b64encode(b'us@er:pa:ss').decode()}\r\n"
     url = hostile.tls["good"] + "ok"
-    result, (head,) = through(url, ca=hostile.ca, guard=LOOPBACK_GUARD, user="us%40er:pa:ss@")
+    result, (head,) = send_through_proxy(
+        url, ca=hostile.ca, guard=LOOPBACK_GUARD, user="us%40er:pa:ss@"
+    )
     assert 200 == result.status
     assert line in head
     assert "proxy-authorization" not in hostile.seen[-1].head.lower()
-    _, (head,) = through("http://only-there.invalid/", OK, user="us%40er:pa:ss@")
+    _, (head,) = send_through_proxy("http://only-there.invalid/", OK, user="us%40er:pa:ss@")
     assert line in head
 
 
@@ -137,10 +143,10 @@ def test_credentials_are_for_the_proxy_alone(hostile: Hostile) -> None:
         (101, Fault.INTERNAL),
     ],
 )
-def test_a_proxy_that_does_not_open_the_way(status: int, fault: Fault) -> None:
-    """It refuses the target, or fails itself, or finds nobody there."""
+def test_proxy_that_refuses_a_tunnel(status: int, fault: Fault) -> None:
+    """The status of the proxy determines the fault."""
     says = f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode()
-    result, _ = through("https://target.invalid/", says)
+    result, _ = send_through_proxy("https://target.invalid/", says)
     assert fault is result.fault
     assert str(status) in (result.error or "")
 
@@ -157,22 +163,22 @@ def test_a_proxy_that_does_not_open_the_way(status: int, fault: Fault) -> None:
         b"x" * 1_000_000,
     ],
 )
-def test_a_proxy_that_talks_nonsense_is_our_fault(says: bytes) -> None:
-    """It hangs up, it speaks something else, it has no end."""
-    result, _ = through("https://target.invalid/", says)
+def test_invalid_response_of_a_proxy_is_an_internal_fault(says: bytes) -> None:
+    """The proxy closes, speaks another protocol, or sends endless headers."""
+    result, _ = send_through_proxy("https://target.invalid/", says)
     assert Fault.INTERNAL is result.fault
     assert "egress proxy" in (result.error or "")
 
 
-def test_a_tunnel_that_ends_at_once_is_the_targets_fault(hostile: Hostile) -> None:
-    """It stood; what comes through it is the target's."""
+def test_tunnel_that_closes_at_once_is_charged_to_the_target(hostile: Hostile) -> None:
+    """The tunnel was open, so the target closed it."""
     for says in (TUNNEL_OPEN, TUNNEL_OPEN + b"no TLS at all, but something else, and rather long"):
-        result, _ = through("https://target.invalid/", says, hostile.ca)
+        result, _ = send_through_proxy("https://target.invalid/", says, hostile.ca)
         assert Fault.TLS is result.fault
 
 
-def test_a_proxy_that_is_not_there_is_our_fault() -> None:
-    """Nobody listens, or its name is unknown."""
+def test_unreachable_proxy_is_an_internal_fault() -> None:
+    """The port is closed, or the name is unknown."""
     for proxy in ("http://127.0.0.1:1", "http://proxy.invalid:3128", "https://127.0.0.1:1"):
         for url in ("http://target.invalid/", "https://target.invalid/"):
 
@@ -182,8 +188,8 @@ def test_a_proxy_that_is_not_there_is_our_fault() -> None:
             assert Fault.INTERNAL is run(main())[0].fault
 
 
-def test_what_is_said_before_tls_is_not_heard(hostile: Hostile) -> None:
-    """Whoever sits between could say that the tunnel stands."""
+def test_data_before_tls_in_a_tunnel_is_rejected(hostile: Hostile) -> None:
+    """An attacker in between could inject a response to CONNECT."""
 
     async def forge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(TUNNEL_OPEN)
@@ -209,9 +215,9 @@ def test_what_is_said_before_tls_is_not_heard(hostile: Hostile) -> None:
         ("http://0x7f.1/", Fault.INVALID),
     ],
 )
-def test_what_the_url_shows_is_judged_before(url: str, fault: Fault) -> None:
-    """The proxy is not even asked."""
-    result, asked = through(url, OK)
+def test_url_is_checked_before_the_proxy_is_used(url: str, fault: Fault) -> None:
+    """The proxy gets no request for a URL that is not allowed."""
+    result, asked = send_through_proxy(url, OK)
     assert fault is result.fault
     assert [] == asked
 
@@ -225,8 +231,8 @@ def test_what_the_url_shows_is_judged_before(url: str, fault: Fault) -> None:
         ("http://user@proxy:8080", "proxy", 8080),
     ],
 )
-def test_a_proxy_is_named_by_a_url(url: str, host: str, port: int) -> None:
-    """Its port is that of the scheme, unless it says another."""
+def test_proxy_url(url: str, host: str, port: int) -> None:
+    """The port is the default of the scheme, unless the URL has one."""
     proxy = parse_proxy(url)
     assert (host, port) == (proxy.host, proxy.port)
 
@@ -234,7 +240,7 @@ def test_a_proxy_is_named_by_a_url(url: str, host: str, port: int) -> None:
 @pytest.mark.parametrize(
     "url", ["", "proxy", "socks5h://proxy", "http://", "http://proxy:0", "http://proxy:x"]
 )
-def test_what_names_no_proxy_is_refused(url: str) -> None:
+def test_invalid_proxy_url_is_rejected(url: str) -> None:
     """The message names the option."""
     with pytest.raises(ConfigurationError, match="proxy must be a URL as http://host:port"):
         parse_proxy(url)
