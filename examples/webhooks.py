@@ -66,7 +66,7 @@ def tell(client: tarry.Client, target: str, event: dict[str, object]) -> None:
     task = client.wait(task, timeout=60)
     print(f"  {task.status}, attempts: {task.attempt_number}")
     for step in client.explain(task).steps:
-        print(f"  {step.words}")
+        print(f"  {step.text}")
 
 
 with receiver() as target, service() as address, tarry.Client(address) as client:

@@ -17,7 +17,7 @@ import pytest
 from tarry.cli.tail import event_details
 from tarry.cli.top import Snapshot, parse_metrics, summarize
 from tarry.client import Client
-from tarry.wire.tasks import EventNews
+from tarry.wire.tasks import ServiceEvent
 from tests.cli.operating import Done, tarry
 from tests.integration.flaky import Flaky
 from tests.integration.tenants import two_tenants
@@ -183,12 +183,12 @@ def test_rates_are_differences_over_time() -> None:
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        (EventNews(kind="missed", missed=3), "3 events were dropped: this reader is too slow"),
-        (EventNews(kind="exhausted", reason="permanent"), "permanent"),
-        (EventNews(kind="resumed", lane="http:x"), ""),
+        (ServiceEvent(kind="missed", missed=3), "3 events were dropped: this reader is too slow"),
+        (ServiceEvent(kind="exhausted", reason="permanent"), "permanent"),
+        (ServiceEvent(kind="resumed", lane="http:x"), ""),
     ],
-    ids=lambda value: value.kind if isinstance(value, EventNews) else "",
+    ids=lambda value: value.kind if isinstance(value, ServiceEvent) else "",
 )
-def test_events_are_words(event: EventNews, words: str) -> None:
+def test_events_are_words(event: ServiceEvent, words: str) -> None:
     """What is special about each."""
     assert words == event_details(event)

@@ -29,12 +29,12 @@ DOWNSTREAM = {
     "lane": LANE,
     "state": "OPEN",
     "parkedUntil": None,
-    "opened": 0,
+    "consecutiveOpens": 0,
     "pending": 3,
     "inFlight": 1,
     "dead": 0,
-    "servedAt": None,
-    "here": None,
+    "lastClaimAt": None,
+    "local": None,
 }
 
 
@@ -170,7 +170,7 @@ def test_retry_and_explain(talker: Talker, service: Played) -> None:
             "reason": None,
             "text": "It waits.",
             "steps": [],
-            "next": {"words": "attempt 1", "at": None},
+            "next": {"text": "attempt 1", "at": None},
         },
     )
     service.answers[f"GET {path}/attempts"] = paged("items", [], 10)

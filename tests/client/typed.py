@@ -14,11 +14,11 @@ from tarry.client.replays import AsyncReplay, Replay
 from tarry.wire.tasks import (
     AttemptLog,
     BatchResult,
-    Downstream,
-    EventNews,
+    DownstreamInfo,
     Explanation,
     RetryPolicy,
     RetryTask,
+    ServiceEvent,
 )
 
 
@@ -49,8 +49,8 @@ def blocking() -> None:
         assert_type(client.policies(), Iterator[RetryPolicy])
         assert_type(client.put_policy("x", tarry.Policy()), RetryPolicy)
         assert_type(client.put_policy("x", {"maxAttempts": 3}), RetryPolicy)
-        assert_type(client.pause("x"), Downstream)
-        assert_type(client.events(), Generator[EventNews, None, None])
+        assert_type(client.pause("x"), DownstreamInfo)
+        assert_type(client.events(), Generator[ServiceEvent, None, None])
         assert_type(client.health(), Health)
 
 
@@ -63,4 +63,4 @@ async def awaiting() -> None:
         assert_type(await client.replay(), AsyncReplay)
         assert_type(await (await client.replay()).refresh(), AsyncReplay)
         assert_type(await client.replays(), list[AsyncReplay])
-        assert_type(client.events(), AsyncGenerator[EventNews, None])
+        assert_type(client.events(), AsyncGenerator[ServiceEvent, None])

@@ -9,12 +9,12 @@ from tarry.service.model import Status
 from tarry.wire.policies import JSON_FIELDS, SERVICE_PRESETS, json_choices, policy_to_wire
 from tarry.wire.tasks import (
     Backoff,
-    EventNews,
     Jitter,
     Page,
     RetryPolicy,
     RetryTask,
     RetryTaskRequest,
+    ServiceEvent,
     StatusName,
 )
 
@@ -75,10 +75,10 @@ def test_a_page_of_tasks_comes_back() -> None:
 
 def test_news_of_an_event_come_back() -> None:
     """What there is nothing to say about is left out, and read as nothing."""
-    news = EventNews(kind="parked", at=5, lane="http:a:80")
+    news = ServiceEvent(kind="parked", at=5, lane="http:a:80")
     written = msgspec.json.encode(news)
     assert b'{"kind":"parked","at":5,"lane":"http:a:80"}' == written
-    assert news == msgspec.json.decode(written, type=EventNews)
+    assert news == msgspec.json.decode(written, type=ServiceEvent)
 
 
 def test_a_client_of_today_reads_a_service_of_tomorrow() -> None:

@@ -109,7 +109,7 @@ class Board:
                 self._told[path] = step.attempt_number
                 self._last[path] = step.attempt
                 if self._is_plain:
-                    print_text(f"{name_of(path)}: {step.words}")
+                    print_text(f"{name_of(path)}: {step.text}")
 
     def _table(self, watched: Mapping[str, RetryTask]) -> Table:
         from tarry.cli.output import attempt_result, table, time_until
@@ -164,7 +164,7 @@ def _explain(client: Client, task: RetryTask) -> None:
         f"{name_of(DOOMED).capitalize()} is a dead letter now. `tarry tasks explain` says why:"
     )
     explained = client.explain(task)
-    for line in explanation_lines(explained.text, explained.next.words):
+    for line in explanation_lines(explained.text, explained.next.text):
         print_text(line)
 
 

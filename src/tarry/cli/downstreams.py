@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from tarry.wire.tasks import Downstream
+    from tarry.wire.tasks import DownstreamInfo
 
 ACTIONS = ("pause", "resume", "reset")
 _HEADINGS = ("downstream", "state", "pending", "running", "dead", "p50", "p95")
@@ -65,7 +65,7 @@ def downstreams(
         console().print(downstream_table(listed))
 
 
-def downstream_table(rows: Iterable[Downstream]) -> Table:
+def downstream_table(rows: Iterable[DownstreamInfo]) -> Table:
     """Return a table with one row per downstream."""
     from tarry.cli.output import table
 
@@ -91,13 +91,13 @@ def _change_state(
         print_text(f"{changed.lane} {changed.state}")
 
 
-def _row(downstream: Downstream) -> tuple[object, ...]:
+def _row(downstream: DownstreamInfo) -> tuple[object, ...]:
     from tarry.core.durations import format_duration
 
     def format_ms(ms: float | None) -> str:
         return "" if ms is None else format_duration(ms / 1000)
 
-    local = downstream.here
+    local = downstream.local
     return (
         downstream.lane,
         downstream.state,

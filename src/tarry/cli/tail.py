@@ -8,7 +8,7 @@ from tarry.cli.options import DEFAULT_SERVER, JsonOption, KeyOption, ServerOptio
 from tarry.cli.remote import connect
 
 if TYPE_CHECKING:
-    from tarry.wire.tasks import EventNews
+    from tarry.wire.tasks import ServiceEvent
 
 _STYLES = {"succeeded": "green", "exhausted": "red", "parked": "red", "missed": "yellow"}
 
@@ -31,7 +31,7 @@ def tail(
                 _show(event)
 
 
-def _show(event: EventNews) -> None:
+def _show(event: ServiceEvent) -> None:
     from rich.text import Text
 
     from tarry.cli.output import console, printable, time_of_day
@@ -44,7 +44,7 @@ def _show(event: EventNews) -> None:
     console().print(line, soft_wrap=True)
 
 
-def event_details(event: EventNews) -> str:
+def event_details(event: ServiceEvent) -> str:
     """Return what an event reports besides its kind, task and lane."""
     from tarry.cli.output import attempt_result, decision_text
     from tarry.core.durations import format_duration

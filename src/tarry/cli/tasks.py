@@ -97,7 +97,7 @@ def explain(
     if as_json:
         print_json(explanation)
         return
-    for line in explanation_lines(explanation.text, explanation.next.words):
+    for line in explanation_lines(explanation.text, explanation.next.text):
         print_text(line)
 
 
@@ -132,7 +132,7 @@ def retry(
             return
         # The task may still have to wait: its downstream is paused, or its breaker is open.
         explanation = client.explain(retried)
-    _print_state(retried, explanation.status, explanation.next.words, as_json=as_json)
+    _print_state(retried, explanation.status, explanation.next.text, as_json=as_json)
 
 
 def show_tasks(tasks: list[RetryTask], limit: int, *, as_json: bool, dead: bool = False) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tarry.client import Client
-    from tarry.wire.tasks import Downstream
+    from tarry.wire.tasks import DownstreamInfo
 
 REFRESH_INTERVAL_S = 1.0
 _MAX_DOWNSTREAMS = 1_000
@@ -35,7 +35,7 @@ class Snapshot(NamedTuple):
     """Monotonic seconds."""
     metrics: dict[str, dict[str, float]]
     """Value of each metric in `_LABEL_OF_METRIC`, by label."""
-    downstreams: list[Downstream]
+    downstreams: list[DownstreamInfo]
     has_rates: bool = True
     """Whether the service exposes attempt counters; it does so only for an operator's key."""
 

@@ -30,16 +30,16 @@ from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.wire import http
 from tarry.wire.policies import policy_sent
 from tarry.wire.tasks import (
-    MOST_IN_PAGE,
+    MAX_PAGE_SIZE,
     AttemptLog,
     BatchResults,
-    Downstream,
+    DownstreamInfo,
     Explanation,
-    NewReplay,
     Page,
-    Purged,
+    PurgeResult,
     ReplayFilter,
     ReplayJob,
+    ReplayRequest,
     RetryPolicy,
     RetryTask,
 )
@@ -186,11 +186,11 @@ _parse_attempts = _json_parser(Page[AttemptLog])
 _parse_explanation = _json_parser(Explanation)
 _parse_replay_job = _json_parser(ReplayJob)
 _parse_replay_jobs = _json_parser(Page[ReplayJob])
-_parse_purged = _json_parser(Purged)
+_parse_purged = _json_parser(PurgeResult)
 _parse_policy = _json_parser(RetryPolicy)
 _parse_policies = _json_parser(Page[RetryPolicy])
-_parse_downstream = _json_parser(Downstream)
-_parse_downstreams = _json_parser(Page[Downstream])
+_parse_downstream = _json_parser(DownstreamInfo)
+_parse_downstreams = _json_parser(Page[DownstreamInfo])
 
 _encode = msgspec.json.Encoder().encode
 
@@ -304,7 +304,7 @@ class ServiceApi:
         check_names("dead_letters", filters)
         return _page_request("/dead-letters", _parse_tasks, cursor, _query_of(filters))
 
-    def purge_batch(self, filters: DeadLetterFilter) -> ClientRequest[Purged]:
+    def purge_batch(self, filters: DeadLetterFilter) -> ClientRequest[PurgeResult]:
         """Delete as many dead letters as the service deletes in one request."""
         check_names("purge", filters)
         path = _with_query("/dead-letters", _query_of(filters))
@@ -314,7 +314,7 @@ class ServiceApi:
         """Start a replay of dead letters. Has no key: sent twice, it could start two jobs."""
         check_names("replay", options)
         before, rate = options.get("before"), options.get("rate")
-        replay = NewReplay(
+        replay = ReplayRequest(
             filter=ReplayFilter(
                 lane=options.get("lane"),
                 policy_id=options.get("policy"),
@@ -376,13 +376,13 @@ class ServiceApi:
         """Delete a policy."""
         return ClientRequest(method="DELETE", path=_policy_path(policy_id), parse=_parse_nothing)
 
-    def downstreams(self, cursor: str | None) -> ClientRequest[Page[Downstream]]:
+    def downstreams(self, cursor: str | None) -> ClientRequest[Page[DownstreamInfo]]:
         """List downstreams."""
         return _page_request("/downstreams", _parse_downstreams, cursor)
 
     def change_lane(
         self, lane: str, action: Literal["pause", "resume", "reset"]
-    ) -> ClientRequest[Downstream]:
+    ) -> ClientRequest[DownstreamInfo]:
         """Change the state of a lane. Idempotent, therefore the request carries a key."""
         return ClientRequest(
             method="POST",
@@ -476,7 +476,7 @@ def _page_request(
 ) -> ClientRequest[Page[T]]:
     """Return the request for the page of a list that starts at a cursor."""
     # The first page has the service's default size, because many callers need no second page.
-    limit = None if cursor is None else str(MOST_IN_PAGE)
+    limit = None if cursor is None else str(MAX_PAGE_SIZE)
     parameters = {**(query or {}), "limit": limit, "cursor": cursor}
     return ClientRequest(method="GET", path=_with_query(path, parameters), parse=parse)
 

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from tarry.wire.tasks import (
         AttemptLog,
         BatchResult,
-        Downstream,
-        EventNews,
+        DownstreamInfo,
         Explanation,
         Page,
         RetryPolicy,
         RetryTask,
+        ServiceEvent,
     )
 
 T = TypeVar("T")
@@ -205,25 +205,25 @@ class AsyncClient:
         """Delete a policy; raises `Conflict` while unfinished tasks use it."""
         await self._send(self._api.delete_policy(policy_id))
 
-    def downstreams(self) -> AsyncIterator[Downstream]:
+    def downstreams(self) -> AsyncIterator[DownstreamInfo]:
         """Iterate over the downstreams: breaker state, backlog and latency of each target host."""
         return self._items(self._api.downstreams)
 
-    async def pause(self, lane: str) -> Downstream:
+    async def pause(self, lane: str) -> DownstreamInfo:
         """Send nothing to a downstream until it is resumed."""
         return await self._send(self._api.change_lane(lane, "pause"))
 
-    async def resume(self, lane: str) -> Downstream:
+    async def resume(self, lane: str) -> DownstreamInfo:
         """Send to a downstream again that was paused, or whose breaker is open."""
         return await self._send(self._api.change_lane(lane, "resume"))
 
-    async def reset(self, lane: str) -> Downstream:
+    async def reset(self, lane: str) -> DownstreamInfo:
         """Discard the statistics of a downstream, and resume it."""
         return await self._send(self._api.change_lane(lane, "reset"))
 
     # --- the service itself -----------------------------------------------------------------------
 
-    def events(self) -> AsyncGenerator[EventNews, None]:
+    def events(self) -> AsyncGenerator[ServiceEvent, None]:
         """Iterate over live events from now on; reconnects when the connection is lost."""
         return self._events()
 
@@ -282,7 +282,7 @@ class AsyncClient:
             if cursor is None:
                 return
 
-    async def _events(self) -> AsyncGenerator[EventNews, None]:
+    async def _events(self) -> AsyncGenerator[ServiceEvent, None]:
         import httpx
 
         from tarry.client.sse import (

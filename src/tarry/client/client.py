@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from tarry.wire.tasks import (
         AttemptLog,
         BatchResult,
-        Downstream,
-        EventNews,
+        DownstreamInfo,
         Explanation,
         Page,
         RetryPolicy,
         RetryTask,
+        ServiceEvent,
     )
 
 T = TypeVar("T")
@@ -204,25 +204,25 @@ class Client:
         """Delete a policy; raises `Conflict` while unfinished tasks use it."""
         self._send(self._api.delete_policy(policy_id))
 
-    def downstreams(self) -> Iterator[Downstream]:
+    def downstreams(self) -> Iterator[DownstreamInfo]:
         """Iterate over the downstreams: breaker state, backlog and latency of each target host."""
         return self._items(self._api.downstreams)
 
-    def pause(self, lane: str) -> Downstream:
+    def pause(self, lane: str) -> DownstreamInfo:
         """Send nothing to a downstream until it is resumed."""
         return self._send(self._api.change_lane(lane, "pause"))
 
-    def resume(self, lane: str) -> Downstream:
+    def resume(self, lane: str) -> DownstreamInfo:
         """Send to a downstream again that was paused, or whose breaker is open."""
         return self._send(self._api.change_lane(lane, "resume"))
 
-    def reset(self, lane: str) -> Downstream:
+    def reset(self, lane: str) -> DownstreamInfo:
         """Discard the statistics of a downstream, and resume it."""
         return self._send(self._api.change_lane(lane, "reset"))
 
     # --- the service itself -----------------------------------------------------------------------
 
-    def events(self) -> Generator[EventNews, None, None]:
+    def events(self) -> Generator[ServiceEvent, None, None]:
         """Iterate over live events from now on; reconnects when the connection is lost."""
         return self._events()
 
@@ -280,7 +280,7 @@ class Client:
             if cursor is None:
                 return
 
-    def _events(self) -> Generator[EventNews, None, None]:
+    def _events(self) -> Generator[ServiceEvent, None, None]:
         import httpx
 
         from tarry.client.sse import (

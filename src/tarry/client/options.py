@@ -16,7 +16,7 @@ from tarry.core.checks import check_at_least
 from tarry.core.suggest import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.wire import http
-from tarry.wire.tasks import LAST_TIME, MOST_IN_BATCH, NewBatch, RetryTaskRequest
+from tarry.wire.tasks import MAX_BATCH_SIZE, MAX_TIME_MS, BatchRequest, RetryTaskRequest
 
 Duration: TypeAlias = float | timedelta
 """Seconds, or a timedelta."""
@@ -120,7 +120,7 @@ def to_epoch_ms(field: str, instant: Instant) -> int:
             raise ConfigurationError(field, rule, instant)
         instant = instant.timestamp()
     ms = round(check_at_least(field, instant, 0) * 1000)
-    if ms > LAST_TIME:
+    if ms > MAX_TIME_MS:
         rule = f"must be in seconds since 1970, got {instant!r}: are these milliseconds?"
         raise ConfigurationError(field, rule)
     return ms
@@ -206,13 +206,13 @@ def task_batches(tasks: Iterable[EnqueueArguments]) -> Iterator[bytes]:
     size = 0
     for index, task in enumerate(tasks):
         encoded = _encode_batch_item(index, task)
-        if batch and (len(batch) == MOST_IN_BATCH or size + len(encoded) > MAX_BATCH_BYTES):
-            yield _encode(NewBatch(tasks=batch))
+        if batch and (len(batch) == MAX_BATCH_SIZE or size + len(encoded) > MAX_BATCH_BYTES):
+            yield _encode(BatchRequest(tasks=batch))
             batch, size = [], 0
         batch.append(Raw(encoded))
         size += len(encoded)
     if batch:
-        yield _encode(NewBatch(tasks=batch))
+        yield _encode(BatchRequest(tasks=batch))
 
 
 def _encode_batch_item(index: int, task: EnqueueArguments) -> bytes:

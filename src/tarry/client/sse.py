@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.client.errors import ServiceError
-from tarry.wire.tasks import EventNews
+from tarry.wire.tasks import ServiceEvent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ MAX_RECONNECT_DELAY_S = 1.0
 _MAX_EVENT_BYTES = 1 << 18
 """Many times the size of a real event: bounds the memory that a broken stream can use."""
 
-_decode_event = msgspec.json.Decoder(EventNews).decode
+_decode_event = msgspec.json.Decoder(ServiceEvent).decode
 
 
 class EventStreamParser:
@@ -31,7 +31,7 @@ class EventStreamParser:
         self._data_lines: list[bytes] = []
         self._data_size = 0
 
-    def feed(self, chunk: bytes) -> Iterator[EventNews]:
+    def feed(self, chunk: bytes) -> Iterator[ServiceEvent]:
         """Yield the events that this chunk completes."""
         text = self._incomplete_line + chunk
         # A CR at the end may be the first half of a CRLF.
@@ -58,7 +58,7 @@ class EventStreamParser:
             self._data_size += len(value)
 
 
-def _parse_event(data: bytes) -> EventNews:
+def _parse_event(data: bytes) -> ServiceEvent:
     try:
         return _decode_event(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,8 +1,8 @@
-"""The JSON forms of the service's API, for both of its ends: what is asked for, what is answered.
+"""The JSON bodies of the service's API, shared by the service and its client.
 
-camelCase, times in epoch milliseconds, durations in milliseconds. A field that may be left out may
-be null as well, which means the same. The one file of this layer that needs msgspec: service and
-client have it.
+Names are camelCase, times are epoch milliseconds, durations are milliseconds. An optional field can
+be left out or null, with the same meaning. This is the only module of the package that needs
+msgspec, which the service and the client extras install.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tarry.wire.policies import MAX_DURATION_MS
 
 T = TypeVar("T")
 
-FIRST_TIME = 100_000_000_000
-"""In 1973: an earlier time is one in seconds."""
-LAST_TIME = 253_402_300_799_999
+MIN_TIME_MS = 100_000_000_000
+"""A time in 1973. A smaller number is taken for seconds and rejected with a hint."""
+MAX_TIME_MS = 253_402_300_799_999
 """The end of the year 9999."""
-MOST_IN_BATCH = 1_000
-MOST_IN_PAGE = 1_000
+MAX_BATCH_SIZE = 1_000
+MAX_PAGE_SIZE = 1_000
 
 StatusName: TypeAlias = Literal["PENDING", "IN_FLIGHT", "SUCCEEDED", "EXHAUSTED", "CANCELLED"]
 STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
-"""At the number of each status."""
-LaneState: TypeAlias = Literal["OPEN", "PAUSED", "PARKED", "PROBING"]
+"""The index is the number of the status in the store."""
+LaneStateName: TypeAlias = Literal["OPEN", "PAUSED", "PARKED", "PROBING"]
 PolicyName: TypeAlias = Annotated[
     str,
     Meta(min_length=1, max_length=100, pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$"),
@@ -36,8 +36,8 @@ LaneName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
 ReasonName: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=100, extra_json_schema={"enum": list(Reason)})
 ]
-"""A reason to end. The service takes no other; a client takes what a newer one may tell."""
-KeyText: TypeAlias = Annotated[
+"""A `Reason`. The service accepts no other value; the client accepts new ones of later services."""
+IdempotencyKeyText: TypeAlias = Annotated[
     str,
     Meta(
         min_length=1,
@@ -47,13 +47,13 @@ KeyText: TypeAlias = Annotated[
     ),
 ]
 UrlText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=8192)]
-Time: TypeAlias = Annotated[
-    int, Meta(ge=0, le=LAST_TIME, extra_json_schema={"minimum": FIRST_TIME})
+EpochMs: TypeAlias = Annotated[
+    int, Meta(ge=0, le=MAX_TIME_MS, extra_json_schema={"minimum": MIN_TIME_MS})
 ]
-"""Epoch milliseconds. One below `FIRST_TIME` is refused with a question, and not by its form."""
+"""Epoch milliseconds. A time below `MIN_TIME_MS` is rejected later, with a hint about the unit."""
 
 
-class _Asked(
+class _RequestBody(
     msgspec.Struct,
     rename="camel",
     kw_only=True,
@@ -61,42 +61,43 @@ class _Asked(
     omit_defaults=True,
     gc=False,
 ):
-    """What a caller sends: an unknown field is refused."""
+    """Base class of request bodies: unknown fields are rejected."""
 
 
-class _Told(msgspec.Struct, rename="camel", kw_only=True, gc=False):
-    """What the service answers: every field is there."""
+class _ResponseBody(msgspec.Struct, rename="camel", kw_only=True, gc=False):
+    """Base class of response bodies: every field is present."""
 
 
 # --- tasks ----------------------------------------------------------------------------------------
 
 
-class RetryTaskRequest(_Asked):
-    """A call for the service to make until it succeeds, or its policy ends it.
+class RetryTaskRequest(_RequestBody):
+    """A task: a request that the service sends until it succeeds or its policy ends it.
 
-    One of `body`, `bodyBase64` and `bodyRef`, or none. A `body` that is a string is sent as UTF-8,
-    any other JSON value as JSON with that content type.
+    At most one of `body`, `bodyBase64` and `bodyRef` can be set. A `body` that is a string is sent
+    as UTF-8, any other JSON value as JSON with that content type.
     """
 
     target_url: UrlText
     method: Annotated[str, Meta(min_length=1, max_length=32)] = "POST"
     headers: dict[str, Any] | None = None
     body: Raw | UnsetType = UNSET
-    """As the caller wrote it: no number is rounded on the way."""
+    """The unparsed JSON text of the caller, so that no number is rounded."""
     body_base64: str | None = None
     body_ref: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     policy_id: PolicyName | None = None
     policy_version: Annotated[int, Meta(ge=1, le=2**53)] | None = None
-    idempotency_key: KeyText | None = None
+    idempotency_key: IdempotencyKeyText | None = None
     delay_ms: Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)] | None = None
-    next_attempt_at: Time | None = None
+    next_attempt_at: EpochMs | None = None
     policy: dict[str, Any] | None = None
     callback_url: UrlText | None = None
 
 
-class TargetResponse(_Told, omit_defaults=True):
-    """What the target answered to the last attempt, for who waited for it while it ran: it is not
-    kept. The body is text where it is UTF-8.
+class TargetResponse(_ResponseBody, omit_defaults=True):
+    """The response of the target to the last attempt, for a request that waited for it.
+
+    It is not stored. The body is text when it is valid UTF-8, otherwise base64.
     """
 
     status: int | str | None
@@ -104,11 +105,11 @@ class TargetResponse(_Told, omit_defaults=True):
     body: str | None = None
     body_base64: str | None = None
     truncated: bool = False
-    """Whether the target's body is longer than this: only its beginning is kept."""
+    """Whether the body was longer: only its beginning is returned."""
 
 
-class RetryTask(_Told, kw_only=False):
-    """A task as the service tells it; secrets are redacted."""
+class RetryTask(_ResponseBody, kw_only=False):
+    """A stored task; secrets are redacted."""
 
     task_id: str
     status: StatusName
@@ -120,10 +121,10 @@ class RetryTask(_Told, kw_only=False):
     policy_id: str
     policy_version: int | None
     policy: dict[str, Any] | None
-    """The fields that this task has otherwise."""
+    """Policy fields that this task overrides."""
     lane: str
     attempt_number: int
-    """Attempts made so far."""
+    """Number of attempts so far."""
     next_attempt_at: int | None
     created_at: int
     finished_at: int | None
@@ -134,66 +135,66 @@ class RetryTask(_Told, kw_only=False):
     replays: int
     version: int
     response: TargetResponse | None = None
-    """Only in the answer to a request that waited for it."""
+    """Set only in the response to a request that waited for the result (`Prefer: wait`)."""
 
 
-class NewBatch(_Asked):
-    """Up to 1,000 tasks at once."""
+class BatchRequest(_RequestBody):
+    """Up to 1,000 tasks."""
 
     tasks: list[Raw]
 
 
-class BatchResult(_Told, omit_defaults=True):
-    """The verdict on one task of a batch, as if it had been sent alone."""
+class BatchResult(_ResponseBody, omit_defaults=True):
+    """The result for one task of a batch, with the status it would have had on its own."""
 
     status: int
     task: RetryTask | None = None
     task_id: str | None = None
-    """In its place, for who prefers a minimal answer, as `tarry.Client` never does."""
+    """Set instead of `task` when the request has `Prefer: return=minimal`."""
     problem: dict[str, Any] | None = None
 
 
-class BatchResults(_Told):
-    """The verdicts, in the order of the tasks."""
+class BatchResults(_ResponseBody):
+    """The results, in the order of the tasks."""
 
     results: list[BatchResult]
 
 
 class Page(msgspec.Struct, Generic[T], rename="camel", kw_only=True):
-    """A part of a list; `nextCursor` goes on from here, and null ends it."""
+    """A page of a list; `nextCursor` is the cursor of the next page, null on the last one."""
 
     items: list[T]
     next_cursor: str | None
 
 
-class TaskEnd(_Told):
-    """How a task ended: what is posted to its `callbackUrl`."""
+class CallbackBody(_ResponseBody):
+    """The result of a task, as posted to its `callbackUrl`."""
 
     task_id: str
     idempotency_key: str
     target_url: str
-    """Without its query, which may hold secrets."""
+    """Without the query, which may contain secrets."""
     status: StatusName
     reason: str | None
     attempt_number: int
-    """Attempts made."""
+    """Number of attempts."""
     response_status: int | str | None
-    """Of the last attempt; null where there was no answer."""
+    """The status of the last attempt; null without a response."""
     created_at: int
 
 
 # --- attempts -------------------------------------------------------------------------------------
 
 
-class Decision(_Told):
-    """What was decided after an attempt, and what it went by."""
+class Decision(_ResponseBody):
+    """The decision after an attempt and the values it was based on."""
 
     action: str
     reason: str | None
     delay_ms: float | None
     ceiling_ms: float | None
     jitter: str | None
-    """How the delay was drawn below the ceiling; None: it was not."""
+    """The jitter that chose the delay; null when the delay is not random."""
     hint_ms: float | None
     hint_source: str | None
     policy_version: int | None
@@ -201,8 +202,8 @@ class Decision(_Told):
     breaker: str | None
 
 
-class AttemptLog(_Told):
-    """One line of a task's attempt log."""
+class AttemptLog(_ResponseBody):
+    """One entry of a task's attempt log."""
 
     task_id: str
     attempt_number: int
@@ -222,17 +223,17 @@ class AttemptLog(_Told):
     response_excerpt: str | None
     worker: str | None
     response_truncated: bool = False
-    """Whether the target's body is longer than the excerpt."""
+    """Whether the body of the response is longer than the excerpt."""
 
 
-class EventNews(
+class ServiceEvent(
     msgspec.Struct, rename="camel", kw_only=True, frozen=True, omit_defaults=True, gc=False
 ):
-    """Something that happened to a task or to a lane: the data of one event of `/events`."""
+    """An event of a task or a lane: the data of one message of the `/events` stream."""
 
     kind: str
     """added, attempt, succeeded, exhausted, cancelled, superseded, deferred, parked, probing,
-    resumed, paused; or missed, when this reader was too slow for some events."""
+    resumed or paused; missed when this reader was too slow and events were dropped."""
     at: int | None = None
     lane: str | None = None
     task_id: str | None = None
@@ -242,33 +243,33 @@ class EventNews(
     next_attempt_at: int | None = None
     attempt_number: int | None = None
     missed: int | None = None
-    """How many events were missed."""
+    """Number of dropped events."""
 
 
-class ExplainedStep(_Told):
-    """One attempt, and what followed from it, in words."""
+class ExplainedStep(_ResponseBody):
+    """One attempt and its decision as a sentence."""
 
     attempt_number: int
-    words: str
+    text: str
     attempt: AttemptLog
 
 
-class WhatNext(_Told):
-    """What happens next, in words, and when, where that is known."""
+class NextStep(_ResponseBody):
+    """What happens next as a sentence, and when, if that is known."""
 
-    words: str
+    text: str
     at: int | None
 
 
-class Explanation(_Told):
-    """Why a task was retried or not, in words and in parts."""
+class Explanation(_ResponseBody):
+    """Why a task was retried or not, as text and step by step."""
 
     task_id: str
     status: StatusName
     reason: str | None
     text: str
     steps: list[ExplainedStep]
-    next: WhatNext
+    next: NextStep
 
 
 # --- policies -------------------------------------------------------------------------------------
@@ -277,8 +278,8 @@ Backoff: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
 Jitter: TypeAlias = Literal["DECORRELATED", "EQUAL", "FULL", "NONE"]
 
 
-class RetryPolicy(_Told, omit_defaults=True):
-    """A policy in full; `version` is null for one that comes with the service."""
+class RetryPolicy(_ResponseBody, omit_defaults=True):
+    """A complete policy; `version` is null for a preset of the service."""
 
     policy_id: str
     version: int | None
@@ -301,26 +302,26 @@ class RetryPolicy(_Told, omit_defaults=True):
 # --- dead letters and downstreams -----------------------------------------------------------------
 
 
-class ReplayFilter(_Asked):
-    """Which dead letters; nothing asks for all."""
+class ReplayFilter(_RequestBody):
+    """A filter for dead letters; an empty filter matches all."""
 
     lane: LaneName | None = None
     policy_id: PolicyName | None = None
     reason: ReasonName | None = None
-    before: Time | None = None
-    """Those that died at this time or earlier."""
+    before: EpochMs | None = None
+    """Matches tasks that became dead letters at this time or earlier."""
 
 
-class NewReplay(_Asked):
-    """A job that brings dead letters back, `rate` a second; without one, all at once."""
+class ReplayRequest(_RequestBody):
+    """A request to replay dead letters, `rate` per second; without a rate all at once."""
 
     filter: ReplayFilter | None = None
     rate: Annotated[float, Meta(ge=0.001, le=1_000_000)] | None = None
     dry_run: bool = False
 
 
-class ReplayJob(_Told):
-    """How far a replay has come; a `rate` of 0 is none. A dry run has no id and changes nothing."""
+class ReplayJob(_ResponseBody):
+    """The progress of a replay; a `rate` of 0 is no limit. A dry run has no id."""
 
     replay_id: str | None
     status: Literal["DRY_RUN", "RUNNING", "DONE", "CANCELLED"]
@@ -332,34 +333,36 @@ class ReplayJob(_Told):
     finished_at: int | None
 
 
-class Purged(_Told):
-    """How many dead letters were removed; `more` when some are left, for another request."""
+class PurgeResult(_ResponseBody):
+    """Number of deleted dead letters; `more` when another request is needed for the rest."""
 
     purged: int
     more: bool
 
 
-class Standing(_Told):
-    """What the process that answers knows of a downstream."""
+class LocalStats(_ResponseBody):
+    """State of a downstream in the process that answers the request."""
 
     breaker: str | None = None
     budget: float | None = None
     running: int = 0
-    held: int = 0
+    leased: int = 0
+    """Tasks that this process has leased and not finished."""
     p50_ms: float | None = None
     p95_ms: float | None = None
 
 
-class Downstream(_Told):
-    """One downstream: its queue, which all processes share, and what this one knows of it."""
+class DownstreamInfo(_ResponseBody):
+    """A downstream: its queue, which all processes share, and the state in this process."""
 
     lane: str
-    state: LaneState
+    state: LaneStateName
     parked_until: int | None
-    opened: int
-    """How often in a row its breaker has opened."""
+    consecutive_opens: int
+    """Number of times the breaker has opened since it was last closed."""
     pending: int
     in_flight: int
     dead: int
-    served_at: int | None
-    here: Standing | None
+    last_claim_at: int | None
+    """The time at which a worker last claimed one of its tasks."""
+    local: LocalStats | None

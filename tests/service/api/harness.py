@@ -118,7 +118,7 @@ class FakeEngine:
             "breaker": "closed",
             "budget": 9.5,
             "running": 1,
-            "held": 2,
+            "leased": 2,
             "p50Ms": 12.0,
             "p95Ms": None,
         }

@@ -18,16 +18,16 @@ def test_downstreams_are_listed_with_what_is_known_here() -> None:
             "lane": LANE,
             "state": "OPEN",
             "parkedUntil": None,
-            "opened": 0,
+            "consecutiveOpens": 0,
             "pending": 1,
             "inFlight": 0,
             "dead": 0,
-            "servedAt": None,
-            "here": {
+            "lastClaimAt": None,
+            "local": {
                 "breaker": "closed",
                 "budget": 9.5,
                 "running": 1,
-                "held": 2,
+                "leased": 2,
                 "p50Ms": 12.0,
                 "p95Ms": None,
             },
@@ -65,7 +65,7 @@ def test_a_breaker_shows_in_the_state() -> None:
         assert ("PARKED", NOW + 1_000, 2) == (
             parked["state"],
             parked["parkedUntil"],
-            parked["opened"],
+            parked["consecutiveOpens"],
         )
         rig.time.ms += 1_000
         assert "PROBING" == (await rig.ask("GET", f"/downstreams/{LANE}")).json["state"]

@@ -83,10 +83,10 @@ def test_the_callback_is_described() -> None:
         callbacks = schema.raw_schema["paths"]["/retry-tasks"]["post"]["callbacks"]
         post = callbacks["finished"]["{$request.body#/callbackUrl}"]["post"]
         form = post["requestBody"]["content"]["application/json"]["schema"]
-        assert {"$ref": "#/components/schemas/TaskEnd"} == form
+        assert {"$ref": "#/components/schemas/CallbackBody"} == form
         page = (await rig.ask("GET", "/docs")).body.decode()
         assert "<code>{$request.body#/callbackUrl}</code>" in page
-        assert 'id="type-TaskEnd"' in page
+        assert 'id="type-CallbackBody"' in page
 
     with_rig(test)
 

@@ -311,7 +311,7 @@ def test_a_task_is_explained() -> None:
             "attempt 1 got 503; waits 800 ms (ceiling 1 s, full jitter, retry-after asked for "
             "500 ms). Attempt 2 of 2 is due in 800 ms."
         ) == told["text"]
-        assert {"words": "Attempt 2 of 2 is due in 800 ms.", "at": NOW + 800} == told["next"]
+        assert {"text": "Attempt 2 of 2 is due in 800 ms.", "at": NOW + 800} == told["next"]
         assert [1] == [step["attempt"]["attemptNumber"] for step in told["steps"]]
 
     with_rig(test)

@@ -17,13 +17,13 @@ from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import TaskFilter
 from tarry.wire.tasks import (
     LaneName,
-    NewReplay,
     Page,
     PolicyName,
-    Purged,
+    PurgeResult,
     ReasonName,
     ReplayFilter,
     ReplayJob,
+    ReplayRequest,
     RetryTask,
 )
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tarry.service.api.response import ApiResponse
     from tarry.service.api.tasks import TaskResource
 
-_replay_decoder = msgspec.json.Decoder(NewReplay)
+_replay_decoder = msgspec.json.Decoder(ReplayRequest)
 _PURGE_CHUNK = 500
 _MAX_PURGE_CHUNKS = 20
 """One request purges at most 20 chunks of 500 tasks; its response says whether more are left."""
@@ -77,7 +77,7 @@ class DeadLetterResource:
                 summary="Delete dead letters permanently.",
                 handler=self.purge,
                 query_type=PurgeQuery,
-                responses={200: Purged},
+                responses={200: PurgeResult},
                 error_statuses=(400, 422, 503),
             ),
             Operation(
@@ -87,7 +87,7 @@ class DeadLetterResource:
                 summary="Replay dead letters: a durable job with an optional rate. A dry run only "
                 "counts them.",
                 handler=self.start,
-                request_type=NewReplay,
+                request_type=ReplayRequest,
                 responses={201: ReplayJob, 200: ReplayJob},
                 error_statuses=(400, 413, 415, 422, 503),
             ),
@@ -145,7 +145,7 @@ class DeadLetterResource:
             has_more = removed == _PURGE_CHUNK
             if not has_more:
                 break
-        return json_response(200, Purged(purged=purged, more=has_more))
+        return json_response(200, PurgeResult(purged=purged, more=has_more))
 
     async def start(self, request: ApiRequest) -> ApiResponse:
         """Start a replay job, or preview one (dry run)."""

@@ -11,7 +11,7 @@ from tarry.service.api.request import NoQuery, PageQuery
 from tarry.service.api.response import json_response
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import downstream_view, internal_lane_name
-from tarry.wire.tasks import Downstream, Page
+from tarry.wire.tasks import DownstreamInfo, Page
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -46,7 +46,7 @@ class DownstreamResource:
                 summary="List downstreams by name, with breaker, budget, latency and backlog.",
                 handler=self.search,
                 query_type=PageQuery,
-                responses={200: Page[Downstream]},
+                responses={200: Page[DownstreamInfo]},
                 error_statuses=(400, 422, 503),
             ),
             *(
@@ -57,7 +57,7 @@ class DownstreamResource:
                     summary=_SUMMARIES[name],
                     handler=self._action_handler(action),
                     query_type=NoQuery,
-                    responses={200: Downstream},
+                    responses={200: DownstreamInfo},
                     error_statuses=(400, 404, 422, 503),
                 )
                 for name, action in actions.items()
@@ -69,7 +69,7 @@ class DownstreamResource:
                 summary="Get a downstream.",
                 handler=self.get,
                 query_type=NoQuery,
-                responses={200: Downstream},
+                responses={200: DownstreamInfo},
                 error_statuses=(400, 404, 422, 503),
             ),
         ]
@@ -110,6 +110,6 @@ class DownstreamResource:
             raise problems.no_such("downstream")
         return lane
 
-    def _view(self, lane: LaneRecord) -> Downstream:
+    def _view(self, lane: LaneRecord) -> DownstreamInfo:
         engine = self._context.engine
         return downstream_view(lane, engine.local_stats(lane.name), engine.clock.now())

@@ -19,7 +19,7 @@ from tarry.service.api.problems import ApiError
 from tarry.service.api.request import NoQuery
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import attempt_view, public_lane_name
-from tarry.wire.tasks import EventNews
+from tarry.wire.tasks import ServiceEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -169,16 +169,16 @@ class EventStream:
                 continue
             if self._subscription.missed:
                 missed, self._subscription.missed = self._subscription.missed, 0
-                await self._send_event(send, event.at, EventNews(kind="missed", missed=missed))
+                await self._send_event(send, event.at, ServiceEvent(kind="missed", missed=missed))
             await self._send_event(send, event.at, _event_view(event))
 
-    async def _send_event(self, send: Send, at: int, data: EventNews) -> None:
+    async def _send_event(self, send: Send, at: int, data: ServiceEvent) -> None:
         self._sent_events += 1
         head = f"id: {at}-{self._sent_events}\nevent: {data.kind}\ndata: "
         await _write(send, head.encode() + _encode(data) + b"\n\n")
 
 
-def _event_view(event: Event) -> EventNews:
+def _event_view(event: Event) -> ServiceEvent:
     """Return the JSON of an event, without text of the target, which may contain secrets."""
     attempt = None
     if event.attempt is not None:
@@ -186,7 +186,7 @@ def _event_view(event: Event) -> EventNews:
         attempt.response_excerpt, attempt.response_truncated = None, False
         if isinstance(event.attempt.status, str):  # gRPC: the message is text of the target
             attempt.error_message = None
-    return EventNews(
+    return ServiceEvent(
         kind=event.kind,
         at=event.at,
         lane=public_lane_name(event.lane),

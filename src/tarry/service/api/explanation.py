@@ -11,7 +11,7 @@ from tarry.service.api.redact import find_secrets
 from tarry.service.api.views import attempt_view
 from tarry.service.model import LOST, Status
 from tarry.wire.policies import SERVICE_PRESETS, policy_from_wire
-from tarry.wire.tasks import STATUS_NAMES, ExplainedStep, Explanation, WhatNext
+from tarry.wire.tasks import STATUS_NAMES, ExplainedStep, Explanation, NextStep
 
 if TYPE_CHECKING:
     from tarry.core.policy import Policy
@@ -47,12 +47,12 @@ def explain_task(
         text = _describe_attempt(attempt, view.error_message, wait_end)
         if _stopped(attempt) and (attempt is not attempts[-1] or not status.is_terminal):
             text += "; was replayed"
-        steps.append(ExplainedStep(attempt_number=attempt.number, words=text, attempt=view))
+        steps.append(ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
     next_step = _next_step(task, status, policy, lane, now)
     if chosen is None and status not in _DONE:
         deleted = f"Its policy {task.policy_id} was deleted: it uses the default policy."
-        next_step = WhatNext(words=f"{next_step.words} {deleted}", at=next_step.at)
-    sentences = [step.words for step in steps]
+        next_step = NextStep(text=f"{next_step.text} {deleted}", at=next_step.at)
+    sentences = [step.text for step in steps]
     if attempts and attempts[0].number > 1:
         sentences.insert(0, f"{attempts[0].number - 1} attempts before")
     if task.reason is not None and not (attempts and _stopped(attempts[-1])):
@@ -63,7 +63,7 @@ def explain_task(
         task_id=task.id,
         status=STATUS_NAMES[status],
         reason=task.reason,
-        text=f"{'; '.join(sentences)}. {next_step.words}",
+        text=f"{'; '.join(sentences)}. {next_step.text}",
         steps=steps,
         next=next_step,
     )
@@ -143,36 +143,36 @@ def _stopped(attempt: AttemptRecord) -> bool:
 
 def _next_step(
     task: Task, status: Status, policy: Policy, lane: LaneRecord | None, now: int
-) -> WhatNext:
+) -> NextStep:
     """Describe the next step of a task, and when it happens."""
     number = task.attempts + 1
     match status:
         case Status.SUCCEEDED:
-            return WhatNext(words="It succeeded; no attempt follows.", at=None)
+            return NextStep(text="It succeeded; no attempt follows.", at=None)
         case Status.CANCELLED:
-            return WhatNext(words="It was cancelled; no attempt follows.", at=None)
+            return NextStep(text="It was cancelled; no attempt follows.", at=None)
         case Status.EXHAUSTED:
             text = (
                 "It is a dead letter: no attempt follows until it is replayed "
                 f"(POST /retry-tasks/{task.id}/retry)."
             )
-            return WhatNext(words=text, at=None)
+            return NextStep(text=text, at=None)
         case Status.IN_FLIGHT:
             ending = ", and is the last one: the task was cancelled" if task.cancelling else ""
-            return WhatNext(words=f"Attempt {number} is running{ending}.", at=None)
+            return NextStep(text=f"Attempt {number} is running{ending}.", at=None)
         case Status.PENDING:
             pass
     total = f" of {policy.max_attempts + task.forgiven + task.lost}"
     due = task.next_attempt_at
     if lane is not None and lane.paused:
         text = f"Attempt {number}{total} waits until an operator resumes its downstream."
-        return WhatNext(words=text, at=None)
+        return NextStep(text=text, at=None)
     if lane is not None and lane.parked_until is not None and lane.parked_until > max(now, due):
         until = lane.parked_until
         text = (
             f"Attempt {number}{total} waits for its downstream: the breaker is open for another "
             f"{format_duration((until - now) / 1000)}."
         )
-        return WhatNext(words=text, at=until)
+        return NextStep(text=text, at=until)
     when = f"in {format_duration((due - now) / 1000)}" if due > now else "now"
-    return WhatNext(words=f"Attempt {number}{total} is due {when}.", at=due)
+    return NextStep(text=f"Attempt {number}{total} is due {when}.", at=due)

@@ -10,7 +10,7 @@ import msgspec
 
 from tarry.service.api.problem_types import PROBLEM_TYPES
 from tarry.wire.problem import MEDIA_TYPE
-from tarry.wire.tasks import MOST_IN_BATCH, NewBatch, RetryTaskRequest
+from tarry.wire.tasks import MAX_BATCH_SIZE, BatchRequest, RetryTaskRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -93,10 +93,10 @@ def _json_types(operation: Operation) -> Iterable[Any]:
 
 def _add_missing_rules(schemas: dict[str, Any]) -> None:
     """Add rules that the Python types cannot express: JSON values, formats, overrides."""
-    tasks = schemas[NewBatch.__name__]["properties"]["tasks"]
+    tasks = schemas[BatchRequest.__name__]["properties"]["tasks"]
     # Any JSON value is accepted: an invalid task has its own result.
     task = {"$ref": _REF.format(name=RetryTaskRequest.__name__)}
-    tasks.update(items={"anyOf": [task, {}]}, maxItems=MOST_IN_BATCH)
+    tasks.update(items={"anyOf": [task, {}]}, maxItems=MAX_BATCH_SIZE)
     fields = schemas[RetryTaskRequest.__name__]["properties"]
     fields["body"] = {"description": "Text, or any other JSON value. null means no body."}
     fields["headers"]["anyOf"][0]["additionalProperties"] = {"type": "string"}

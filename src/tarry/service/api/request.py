@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from tarry.service.api import problems
-from tarry.wire.tasks import MOST_IN_PAGE
+from tarry.wire.tasks import MAX_PAGE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +41,7 @@ class PageQuery(
 ):
     """The page of a list to return."""
 
-    limit: Annotated[int, Meta(ge=1, le=MOST_IN_PAGE)] = 100
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = 100
     cursor: Annotated[str, Meta(max_length=1024)] | None = None
 
 

@@ -31,13 +31,13 @@ from tarry.service.api.views import stored_task_view, task_view
 from tarry.service.model import Status
 from tarry.service.store import AddResult, AddStatus
 from tarry.wire.tasks import (
-    MOST_IN_BATCH,
+    MAX_BATCH_SIZE,
+    BatchRequest,
     BatchResult,
     BatchResults,
-    NewBatch,
+    CallbackBody,
     RetryTask,
     RetryTaskRequest,
-    TaskEnd,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class _ValidBatch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _task_decoder = msgspec.json.Decoder(RetryTaskRequest)
-_batch_decoder = msgspec.json.Decoder(NewBatch)
+_batch_decoder = msgspec.json.Decoder(BatchRequest)
 _valid_batch_decoder = msgspec.json.Decoder(_ValidBatch)
 _key_decoder = msgspec.json.Decoder(_KeyOnly)
 
@@ -106,7 +106,7 @@ class TaskCreation:
                 "content returns the existing task (200).",
                 handler=self.create,
                 request_type=RetryTaskRequest,
-                callback_type=TaskEnd,
+                callback_type=CallbackBody,
                 responses={201: RetryTask, 200: RetryTask},
                 error_statuses=(400, 413, 415, 422, 429, 503),
                 request_headers={
@@ -120,7 +120,7 @@ class TaskCreation:
                 operation_id="createTasks",
                 summary="Create up to 1,000 tasks. Each has its own result.",
                 handler=self.create_batch,
-                request_type=NewBatch,
+                request_type=BatchRequest,
                 responses={200: BatchResults},
                 error_statuses=(400, 413, 415, 422, 429, 503),
                 request_headers=MINIMAL_HEADER,
@@ -180,8 +180,8 @@ class TaskCreation:
         if b"idempotency-key" in request.headers and not all(map(_has_key, tasks)):
             rule = "applies to one task: give each task of a batch its own idempotencyKey"
             raise problems.invalid("Idempotency-Key", rule, status=400)
-        if len(tasks) > MOST_IN_BATCH:
-            raise problems.invalid("tasks", f"may have {MOST_IN_BATCH} entries", len(tasks))
+        if len(tasks) > MAX_BATCH_SIZE:
+            raise problems.invalid("tasks", f"may have {MAX_BATCH_SIZE} entries", len(tasks))
         self._charge(request.tenant, len(tasks))
         results: list[BatchResult | None] = []  # None: valid, not added yet
         valid: list[NewTask] = []

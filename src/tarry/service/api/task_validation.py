@@ -26,7 +26,7 @@ from tarry.service.api.problems import from_configuration_error, invalid, malfor
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
-from tarry.wire.tasks import FIRST_TIME
+from tarry.wire.tasks import MIN_TIME_MS
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext, ApiLimits
@@ -195,8 +195,8 @@ class TaskValidator:
 
 def check_epoch_ms(field: str, time: int | None) -> None:
     """Raise ApiError for a time near 1970: it is probably in seconds."""
-    if time is not None and time < FIRST_TIME:
-        rule = f"must be milliseconds since 1970, at least {FIRST_TIME} (are these seconds?)"
+    if time is not None and time < MIN_TIME_MS:
+        rule = f"must be milliseconds since 1970, at least {MIN_TIME_MS} (are these seconds?)"
         raise invalid(field, rule, time)
 
 

@@ -15,13 +15,13 @@ from tarry.wire.tasks import (
     STATUS_NAMES,
     AttemptLog,
     Decision,
-    Downstream,
-    LaneState,
+    DownstreamInfo,
+    LaneStateName,
+    LocalStats,
     ReplayFilter,
     ReplayJob,
     RetryPolicy,
     RetryTask,
-    Standing,
     TargetResponse,
 )
 
@@ -185,22 +185,24 @@ def replay_view(job: model.ReplayRecord, *, dry_run: bool = False) -> ReplayJob:
     )
 
 
-def downstream_view(lane: model.LaneRecord, local: dict[str, Any] | None, now: int) -> Downstream:
+def downstream_view(
+    lane: model.LaneRecord, local: dict[str, Any] | None, now: int
+) -> DownstreamInfo:
     """Return a lane: the state that all processes share, and the `local` state of this one."""
-    return Downstream(
+    return DownstreamInfo(
         lane=public_lane_name(lane.name),
         state=_lane_state(lane, now),
         parked_until=lane.parked_until,
-        opened=lane.opened,
+        consecutive_opens=lane.opened,
         pending=lane.pending,
         in_flight=lane.in_flight,
         dead=lane.dead,
-        served_at=lane.served_at,
-        here=None if local is None else msgspec.convert(local, Standing),
+        last_claim_at=lane.served_at,
+        local=None if local is None else msgspec.convert(local, LocalStats),
     )
 
 
-def _lane_state(lane: model.LaneRecord, now: int) -> LaneState:
+def _lane_state(lane: model.LaneRecord, now: int) -> LaneStateName:
     if lane.paused:
         return "PAUSED"
     if lane.parked_until is None:

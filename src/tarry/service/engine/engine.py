@@ -185,7 +185,7 @@ class Engine:
             "breaker": breaker,
             "budget": balance,
             "running": known.running,
-            "held": known.leased,
+            "leased": known.leased,
             "p50Ms": None if p50 is None else round(p50 * 1000, 3),
             "p95Ms": None if p95 is None else round(p95 * 1000, 3),
         }

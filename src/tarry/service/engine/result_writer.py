@@ -14,7 +14,7 @@ from tarry.service.engine.reporting import TaskCompletion
 from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.model import Status, Task, TaskContent
 from tarry.service.store import FinishStatus, Release
-from tarry.wire.tasks import STATUS_NAMES, TaskEnd
+from tarry.wire.tasks import STATUS_NAMES, CallbackBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -222,7 +222,7 @@ def build_callback_task(
     target = parse_target(url)
     attempt = result.attempt
     body = _encode(
-        TaskEnd(
+        CallbackBody(
             task_id=task.id,
             idempotency_key=task.key,
             target_url=content.url.partition("?")[0],
