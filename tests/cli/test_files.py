@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tarry.cli.files import check_out, read_documents, write_text
+from tarry.cli.files import check_output_path, read_documents, write_text
 from tarry.errors import ConfigurationError
 from tests.simulator.files.file_builders import written
 
@@ -20,7 +20,7 @@ def test_text_is_written_as_utf8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "act", [check_out, lambda path: write_text(path, "")], ids=["before", "at last"]
+    "act", [check_output_path, lambda path: write_text(path, "")], ids=["before", "at last"]
 )
 def test_refusal_names_the_option_and_the_path(tmp_path: Path, act: Callable[[Path], None]) -> None:
     """So that the user knows what to change."""
@@ -35,15 +35,17 @@ def test_refusal_names_the_option_and_the_path(tmp_path: Path, act: Callable[[Pa
 def test_option_has_another_name(tmp_path: Path) -> None:
     """A command may have several."""
     with pytest.raises(ConfigurationError, match=r"^--html: "):
-        check_out(tmp_path, option="--html")
+        check_output_path(tmp_path, option="--html")
 
 
 def test_name_must_have_a_format(tmp_path: Path) -> None:
     """In whatever case."""
-    check_out(tmp_path / "A.TOML", (".json", ".toml"))
+    check_output_path(tmp_path / "A.TOML", (".json", ".toml"))
 
-    with pytest.raises(ConfigurationError, match=r"^--out: the name must end in .json or .toml, "):
-        check_out(tmp_path / "a.yaml", (".json", ".toml"))
+    with pytest.raises(
+        ConfigurationError, match=r"^--out must be a file name that ends in .json or .toml, "
+    ):
+        check_output_path(tmp_path / "a.yaml", (".json", ".toml"))
 
 
 @pytest.mark.parametrize(

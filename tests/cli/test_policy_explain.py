@@ -77,5 +77,5 @@ def test_name_that_is_neither_file_nor_preset(
     """The message has the names that could have been meant."""
     monkeypatch.chdir(tmp_path)
 
-    expected = f"no file and no preset 'webhok'; the presets are {', '.join(PRESETS)}"
+    expected = f"'webhok' is neither a file nor a preset; the presets are {', '.join(PRESETS)}"
     assert expected == refused(*command, "webhok")

@@ -175,8 +175,8 @@ def test_import_of_istio_reads_several_documents(file: Path, tmp_path: Path) -> 
         ("a.json", "{", "a.json:1: not JSON: "),
         ("a.yaml", "a: [", "a.yaml:1: not YAML: "),
         ("a.yaml", "a: &x 1\nb: *x\n", "a.yaml:2: write the value out instead of an alias"),
-        ("a.yaml", "---\n", "a.yaml: there is no document in it"),
-        ("a.json", "null", "a.json: there is no document in it"),
+        ("a.yaml", "---\n", "a.yaml: the file is empty"),
+        ("a.json", "null", "a.json: the file is empty"),
         ("a.json", "[" * 100_000, "a.json: nested too deeply"),
         ("a.json", "[]", "a.json: the document must be an object, got []"),
         ("a.yaml", "a: 1\n---\nb: 2\n", "a.yaml: a service config is one document, got 2"),
@@ -202,7 +202,10 @@ def test_document_that_is_wrong_is_refused(
     ("arguments", "message"),
     [
         (["--from", "envoy"], "--from must be one of grpc, istio, got 'envoy'"),
-        (["--from", "grpc", "--out", "a.yaml"], "--out: the name must end in .json or .toml"),
+        (
+            ["--from", "grpc", "--out", "a.yaml"],
+            "--out must be a file name that ends in .json or .toml",
+        ),
         (["--from", "grpc"], "there is no such file"),
         (
             ["--from", "istio", "--service", "a"],

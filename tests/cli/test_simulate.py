@@ -72,7 +72,7 @@ def test_claims_on_the_page_hold() -> None:
     """The command that the page recommends for builds passes."""
     result = run(CHECKOUT, "--assert", "careful: amplification < 1.2", "--assert", "crashes == 0")
 
-    assert (0, "every claim holds") == (result.exit_code, result.stdout.splitlines()[-1])
+    assert (0, "all assertions hold") == (result.exit_code, result.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -131,12 +131,12 @@ def test_json_has_the_rows_and_the_claims() -> None:
     assert 2 == findings["parameters"]["clients.instances"]
     assert [
         {
-            "claim": "recovered_after < inf",
+            "assertion": "recovered_after < inf",
             "holds": False,
             "parameters": {},
             "variant": "eager",
         }
-    ] == findings["claims"]
+    ] == findings["assertions"]
 
 
 def test_builtin_scenario_runs_with_a_value_of_the_user() -> None:
@@ -172,7 +172,7 @@ def test_show_tells_the_world_of_a_scenario() -> None:
     result = run("storm", "--show", "--set", "clients=100")
 
     assert re.search(r"servers\.server\.latency\.median +0\.08", result.stdout)
-    assert re.search(r"servers\.server can answer +\S+ a second", result.stdout)
+    assert re.search(r"servers\.server capacity +\S+ requests per second", result.stdout)
     assert re.search(r"clients\.count +100", result.stdout)
     assert "clients.rate" not in result.stdout
 
@@ -225,17 +225,29 @@ def test_presets_are_compared_too(tmp_path: Path) -> None:
 
 
 MISTAKES = [
-    (["strom"], "no scenario and no file 'strom'; did you mean 'storm'?"),
-    (["storm", "hedging"], "got 2 scenarios; put files side by side with --compare"),
-    (["storm", "--compare"], "--compare needs policies to run in storm"),
-    ([str(CHECKOUT), "--compare"], f"--compare needs two files or more, got {CHECKOUT}"),
-    (["storm", "--compare", "defalt"], "no file and no preset 'defalt'; the presets are default"),
+    (["strom"], "'strom' is neither a scenario nor a file; did you mean 'storm'?"),
+    (["storm", "hedging"], "got 2 scenarios; use --compare to compare several files"),
+    (["storm", "--compare"], "--compare needs policies to compare in storm"),
+    ([str(CHECKOUT), "--compare"], f"--compare needs at least two files, got only {CHECKOUT}"),
+    (
+        ["storm", "--compare", "defalt"],
+        "'defalt' is neither a file nor a preset; the presets are default",
+    ),
     (["storm", "--set", "clients=3", "--sweep", "clients=4"], "clients is both set and swept; l"),
-    (["storm", "--png", "x.svg"], "--png: the name must end in .png, got 'x.svg'"),
-    (["storm", "--html", "x.pdf"], "--html: the name must end in .html or .htm, got 'x.pdf'"),
-    (["contention", "--compare", str(CHECKOUT)], "contention compares something else than polic"),
+    (["storm", "--png", "x.svg"], "--png must be a file name that ends in .png, got 'x.svg'"),
+    (
+        ["storm", "--html", "x.pdf"],
+        "--html must be a file name that ends in .html or .htm, got 'x.pdf'",
+    ),
+    (
+        ["contention", "--compare", str(CHECKOUT)],
+        "--compare cannot be used with contention: its variants",
+    ),
     (["storm", "--compare", str(CHECKOUT)], f"{CHECKOUT}:3: the file has no key 'question'; it "),
-    (["storm", "--set", "client=3"], "--set: no parameter 'client'; did you mean 'clients'?"),
+    (
+        ["storm", "--set", "client=3"],
+        "--set: there is no parameter 'client'; did you mean 'clients'?",
+    ),
     (["storm", "--set", "clients=few"], "clients must be a whole number, got 'few'"),
     (["storm", "--set", "clients=0"], "clients must be at least 1, got 0"),
     (["storm", "--variants", "ful"], "defence must be one of "),

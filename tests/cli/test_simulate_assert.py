@@ -44,7 +44,7 @@ def test_claim_about_a_number_without_value_fails(tmp_path: Path) -> None:
     assert (0.0, None) == tuple(
         found["rows"][0]["metrics"][name] for name in ("success_rate", "p99")
     )
-    assert not found["claims"][0]["holds"]
+    assert not found["assertions"][0]["holds"]
 
 
 def test_claim_without_its_unit_is_refused_before_anything_runs() -> None:

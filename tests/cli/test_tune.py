@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tarry.cli.tune import tune
-from tarry.cli.tune_output import show_replay
+from tarry.cli.tune_output import show_comparison
 from tarry.errors import ConfigurationError
 from tarry.simulator.files import read_defence
 from tarry.tuning.comparison import compare_policies
@@ -94,9 +94,9 @@ def test_the_tables(log: Path) -> None:
     assert "p99.5 of healthy attempts" in result.stdout
     assert "of the time: drop it" in result.stdout
     assert "a quarter of the median outage" in result.stdout
-    assert "a second copy at" in result.stdout
+    assert "hedge percentile" in result.stdout
     assert "simulated: " in result.stdout
-    assert " requests at a time, about twice what the log has seen" in result.stdout
+    assert " requests at a time, about twice the concurrency in the log" in result.stdout
     assert "requests for each call" in result.stdout
     assert re.search(r" +in the log +now +proposed\n", result.stdout)
     assert re.search(r"Better: .*fewer\s+requests\s+for each", result.stdout, re.DOTALL)
@@ -143,8 +143,8 @@ def test_too_little_is_said(small: Path) -> None:
 
     assert 0 == result.exit_code
     assert 6 == result.stdout.count("too little data: ")
-    assert "nothing changes, so nothing is simulated" in result.stdout
-    assert "a second copy at" not in result.stdout
+    assert "not simulated: the proposed policy equals the current one" in result.stdout
+    assert "hedge percentile" not in result.stdout
     assert "simulated" not in json.loads(run(small, "--json").stdout)
 
 
@@ -174,7 +174,9 @@ def test_bad_arguments(log: Path, tmp_path: Path) -> None:
     """What makes no sense is refused before the log is read."""
     missing = tmp_path / "missing"
 
-    assert "--out: the name must end in .json or .toml" in refused(missing, "--out", "p.yaml")
+    assert "--out must be a file name that ends in .json or .toml" in refused(
+        missing, "--out", "p.yaml"
+    )
     assert "--latency-target must be a time" in refused(missing, "--latency-target", "soon")
     assert "missing.toml: there is no such file" in refused(log, "--policy", f"{missing}.toml")
     assert "missing: there is no such file" in refused(missing)
@@ -207,7 +209,7 @@ def test_what_was_never_measured_is_a_dash() -> None:
     assert runs is not None
     runs = runs._replace(old=replace(runs.old, p50=nan, p99=nan, p999=nan))
     console = Console(width=80, record=True, file=StringIO())
-    show_replay(console, evidence, proposal, runs)
+    show_comparison(console, evidence, proposal, runs)
 
     assert 3 == len(re.findall(r"p\S+ of calls +\d\S* ms +- +\d", console.export_text()))
     assert None is json.loads(to_json(evidence, proposal, runs))["simulated"]["old"]["p99"]

@@ -1,4 +1,4 @@
-"""Read and write documents for the commands: their errors name the option or the file."""
+"""Files that the commands read and write; errors name the option or the file."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
 
 
-def check_out(path: Path, formats: Sequence[str] = (), option: str = "--out") -> None:
-    """Refuse a file that cannot be written, before the work whose result it is to hold."""
+def check_output_path(path: Path, formats: Sequence[str] = (), option: str = "--out") -> None:
+    """Raise an error for a file that cannot be written, before the work for it is done."""
     if formats and path.suffix.lower() not in formats:
-        msg = f"{option}: the name must end in {' or '.join(formats)}, got {str(path)!r}"
-        raise ConfigurationError(msg)
-    with _named(option):
+        rule = f"must be a file name that ends in {' or '.join(formats)}"
+        raise ConfigurationError(option, rule, str(path))
+    with _errors_named_after(option):
         check_writable(path)
 
 
 def write_text(path: Path, text: str, option: str = "--out") -> None:
-    """Write a file whole or not at all; a refusal names the option and the path."""
-    with _named(option):
+    """Write a file atomically; an error names the option and the path."""
+    with _errors_named_after(option):
         write_atomically(path, text.encode())
 
 
 def read_documents(path: Path) -> list[Any]:
-    """Return what a file of another system holds, one value for each document in it."""
-    documents = [one.data for one in parse_file(path) if one.data is not None]
+    """Return the documents of a JSON or YAML file."""
+    documents = [parsed.data for parsed in parse_file(path) if parsed.data is not None]
     if not documents:
-        msg = f"{path}: there is no document in it"
+        msg = f"{path}: the file is empty"
         raise ConfigurationError(msg)
     return documents
 
 
-def defence_of(name: str) -> Defence:
-    """Read a policy file, or take the preset of that name where there is no such file."""
+def read_policy(name: str) -> Defence:
+    """Return the policy in a file, or the preset with that name if there is no such file."""
     path = Path(name)
     if not path.suffix and not path.exists():
         if name in PRESETS:
             return Defence(PRESETS[name])
-        msg = f"no file and no preset {name!r}; the presets are {', '.join(PRESETS)}"
+        msg = f"{name!r} is neither a file nor a preset; the presets are {', '.join(PRESETS)}"
         raise ConfigurationError(msg)
     return read_defence(path)
 
 
 def yaml_text(documents: Iterable[dict[str, Any]]) -> str:
-    """Return documents as YAML, in the order of their keys."""
+    """Return documents as YAML; keys keep their order."""
     yaml = import_yaml()
     return str(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=1000))
 
 
 @contextmanager
-def _named(option: str) -> Generator[None]:
+def _errors_named_after(option: str) -> Generator[None]:
     try:
         yield
     except ConfigurationError as error:

@@ -65,7 +65,7 @@ def export(
 
     What it cannot say is in comments at the top, and on standard error if piped.
     """
-    from tarry.cli.files import defence_of
+    from tarry.cli.files import read_policy
     from tarry.core.checks import check_one_of
     from tarry.policyfile.export import to_envoy, to_gateway_api, to_grpc, to_istio
 
@@ -74,7 +74,7 @@ def export(
     if to == "grpc":
         reason = "a service config names the service that is called by --service and --method"
         _unused(f"--to {to}", reason, host=host, name=name, port=port)
-        made = to_grpc(defence_of(file), service=service, method=method)
+        made = to_grpc(read_policy(file), service=service, method=method)
         _put(_json(made.documents[0]), out)
         _tell(made.losses, f"{to} cannot say")
         return
@@ -87,7 +87,7 @@ def export(
 
         rule = f"must name the service that is called to export to {to}"
         raise ConfigurationError("--host", rule)
-    defence = defence_of(file)
+    defence = read_policy(file)
     if to == "gateway-api":
         port = DEFAULT_PORT if port is None else port
         made = to_gateway_api(defence, host=host, port=port, name=name)
@@ -146,10 +146,10 @@ def import_(
 @app.command(epilog=example_epilog("tarry policy explain webhook"))
 def explain(file: File) -> None:
     """Say in words what a policy does: its delays, its worst case time and its worst case load."""
-    from tarry.cli.files import defence_of
+    from tarry.cli.files import read_policy
     from tarry.policyfile.explain import explain as in_words
 
-    typer.echo(in_words(defence_of(file)))
+    typer.echo(in_words(read_policy(file)))
 
 
 @app.command(epilog=example_epilog("tarry policy check policy.toml"))
@@ -158,11 +158,11 @@ def check(file: File) -> None:
 
     What is allowed and looks wrong is told on standard error.
     """
-    from tarry.cli.files import defence_of
+    from tarry.cli.files import read_policy
     from tarry.policyfile.check import doubts
     from tarry.policyfile.defence import Defence
 
-    defence = defence_of(file)
+    defence = read_policy(file)
     for doubt in doubts(defence):
         typer.echo(f"{file}: warning: {doubt}", err=True)
     attempts = (defence.hedging or defence.policy).max_attempts
@@ -215,10 +215,10 @@ def _tell(losses: Sequence[Loss], what: str) -> None:
 
 
 def _check(out: Path | None, formats: tuple[str, ...] = ()) -> None:
-    from tarry.cli.files import check_out
+    from tarry.cli.files import check_output_path
 
     if out is not None:
-        check_out(out, formats)
+        check_output_path(out, formats)
 
 
 def _put(text: str, out: Path | None) -> None:

@@ -1,4 +1,7 @@
-"""What users write on the command line as `name=value`, `name=1,10,100` and `name=10..200:10`."""
+"""Arguments of `tarry simulate`: which study to run, `--set name=value` and `--sweep name=values`.
+
+The values of a sweep are a list (`1,10,100`) or a range with a step (`10..200:10`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tarry.cli.files import defence_of
+from tarry.cli.files import read_policy
 from tarry.core.suggest import did_you_mean, suggest
 from tarry.errors import ConfigurationError
 from tarry.simulator.files import compare_files, is_scenario, read_study
@@ -20,28 +23,27 @@ if TYPE_CHECKING:
 
     from tarry.simulator.study import Study
 
-MOST_SWEPT = 2
-MOST_VALUES = 1_000
-_CLOSE = 0.7
-"""How alike two keys are of which one may be a slip: a budget is no total_budget."""
+MAX_SWEEPS = 2
+MAX_SWEEP_VALUES = 1_000
+_MIN_SIMILARITY = 0.7
+"""For suggestions: high enough that `budget` does not suggest `total_budget`."""
 _RANGE = re.compile(r"(?P<first>[^.]+(?:\.\d+)?)\.\.(?P<last>[^:]+?)(?::(?P<step>.+))?")
 
 
-def settings(texts: Iterable[str], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Read each `--set`."""
-    return {name: value_of(text) for name, text in _pairs("--set", texts, known)}
+def parse_settings(texts: Iterable[str], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of each `--set` option."""
+    return {name: parse_value(text) for name, text in _parse_pairs("--set", texts, known)}
 
 
-def sweeps(texts: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Read each `--sweep`."""
-    if len(texts) > MOST_SWEPT:
-        msg = f"--sweep can be given {MOST_SWEPT} times at most, got {len(texts)}"
-        raise ConfigurationError(msg)
-    return {name: values_of(text) for name, text in _pairs("--sweep", texts, known)}
+def parse_sweeps(texts: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the values of each `--sweep` option."""
+    if len(texts) > MAX_SWEEPS:
+        raise ConfigurationError("--sweep", f"can be used at most {MAX_SWEEPS} times", len(texts))
+    return {name: parse_values(text) for name, text in _parse_pairs("--sweep", texts, known)}
 
 
-def value_of(text: str) -> Any:
-    """Read a value as TOML would, and anything else as text."""
+def parse_value(text: str) -> Any:
+    """Parse a value as TOML; a value that is not TOML is text."""
     try:
         parsed: dict[str, Any] = tomllib.loads(f"value = {text}")
     except ValueError:
@@ -49,96 +51,99 @@ def value_of(text: str) -> Any:
     return parsed["value"] if set(parsed) == {"value"} else text
 
 
-def values_of(text: str) -> list[Any]:
-    """Read a list of values, or a range with both ends and a step."""
-    found = _RANGE.fullmatch(text.strip())
-    values = _range(text, found) if found else [value_of(part.strip()) for part in text.split(",")]
-    if len(values) > MOST_VALUES:
-        msg = f"a sweep has at most {MOST_VALUES} values; {text!r} has more"
+def parse_values(text: str) -> list[Any]:
+    """Parse a list of values, or an inclusive range with a step."""
+    match = _RANGE.fullmatch(text.strip())
+    values = (
+        _expand_range(text, match)
+        if match
+        else [parse_value(part.strip()) for part in text.split(",")]
+    )
+    if len(values) > MAX_SWEEP_VALUES:
+        msg = f"a sweep has at most {MAX_SWEEP_VALUES} values; {text!r} has more"
         raise ConfigurationError(msg)
     return values
 
 
-def _range(text: str, found: re.Match[str]) -> list[Any]:
+def _expand_range(text: str, match: re.Match[str]) -> list[Any]:
     try:
-        first, last = Decimal(found["first"]), Decimal(found["last"])
-        step = Decimal(found["step"] or 1)
+        first, last = Decimal(match["first"]), Decimal(match["last"])
+        step = Decimal(match["step"] or 1)
         size = int((last - first) / step) + 1
     except (InvalidOperation, ZeroDivisionError, ValueError, OverflowError):
         size, first, step = 0, Decimal(0), Decimal(0)
     if size < 1 or step <= 0:
-        msg = f"a range is written first..last:step, such as 10..200:10, got {text!r}"
+        msg = f"a range has the format first..last:step, such as 10..200:10, got {text!r}"
         raise ConfigurationError(msg)
-    exact = (first + step * index for index in range(min(size, MOST_VALUES + 1)))
-    whole = first == first.to_integral_value() and step == step.to_integral_value()
-    return [int(value) if whole else float(value) for value in exact]
+    exact = (first + step * index for index in range(min(size, MAX_SWEEP_VALUES + 1)))
+    is_whole = first == first.to_integral_value() and step == step.to_integral_value()
+    return [int(value) if is_whole else float(value) for value in exact]
 
 
-def _pairs(
+def _parse_pairs(
     option: str, texts: Iterable[str], known: Mapping[str, Any]
 ) -> Iterable[tuple[str, str]]:
     seen: set[str] = set()
     for text in texts:
         name, sign, value = (part.strip() for part in text.partition("="))
         if not sign or not value:
-            msg = f"{option} is written name=value, got {text!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(option, "must have the format name=value", text)
         if name not in known:
-            msg = f"{option}: no parameter {name!r}; {_meant(name, known)}"
+            msg = f"{option}: there is no parameter {name!r}; {_suggest_parameter(name, known)}"
             raise ConfigurationError(msg)
         if name in seen:
-            msg = f"{option}: {name} is given twice"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(option, f"sets {name} twice")
         seen.add(name)
         yield name, value
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
-    """Suggest a key of the table that the name is in, or of the nearest around it that exists."""
+def _suggest_parameter(name: str, known: Iterable[str]) -> str:
+    """Suggest a name from the same table, or from the nearest enclosing table that exists."""
     names = list(known)
     table, _, key = name.rpartition(".")
     while table:
-        inside = [one.removeprefix(f"{table}.") for one in names if one.startswith(f"{table}.")]
-        keys = dict.fromkeys(one.partition(".")[0] for one in inside)
+        prefix = f"{table}."
+        inside = [known.removeprefix(prefix) for known in names if known.startswith(prefix)]
+        keys = dict.fromkeys(path.partition(".")[0] for path in inside)
         if keys:
-            close = suggest(key, keys, similarity=_CLOSE)
+            close = suggest(key, keys, similarity=_MIN_SIMILARITY)
             return f"did you mean {table}.{close}?" if close else f"{table} has {', '.join(keys)}"
         table, _, key = table.rpartition(".")
     return did_you_mean(name, names)
 
 
-def study_of(what: Sequence[str], *, compare: bool) -> Study:
-    """Return the study; with `compare`, the one that puts the files side by side."""
-    first, others = what[0], what[1:]
+def select_study(arguments: Sequence[str], *, compare: bool) -> Study:
+    """Return the study that the arguments name; with `compare`, a comparison of several files."""
+    first, others = arguments[0], arguments[1:]
     if not compare:
         if others:
-            msg = f"got {len(what)} scenarios; put files side by side with --compare"
+            msg = f"got {len(arguments)} scenarios; use --compare to compare several files"
             raise ConfigurationError(msg)
-        return _study(first)
+        return _find_study(first)
     if not others:
-        needed = "policies to run in" if first in STUDIES else "two files or more, got"
+        needed = "policies to compare in" if first in STUDIES else "at least two files, got only"
         msg = f"--compare needs {needed} {first}"
         raise ConfigurationError(msg)
-    if first not in STUDIES and all(map(_is_scenario, others)):
-        return compare_files([Path(name) for name in what])
-    study = _study(first)
+    if first not in STUDIES and all(map(_is_scenario_file, others)):
+        return compare_files([Path(name) for name in arguments])
+    study = _find_study(first)
     if study.with_defences is None:
-        msg = f"{first} compares something else than policies; it takes no --compare"
+        msg = f"--compare cannot be used with {first}: its variants are not policies"
         raise ConfigurationError(msg)
     paths = [Path(name) for name in others]
-    return study.with_defences(dict(zip(short_names(paths), map(defence_of, others), strict=True)))
+    return study.with_defences(dict(zip(short_names(paths), map(read_policy, others), strict=True)))
 
 
-def _is_scenario(name: str) -> bool:
+def _is_scenario_file(name: str) -> bool:
     path = Path(name)
     return bool(path.suffix or path.exists()) and is_scenario(path)
 
 
-def _study(name: str) -> Study:
+def _find_study(name: str) -> Study:
     if name in STUDIES:
         return STUDIES[name]
     path = Path(name)
     if path.suffix or path.exists():
         return read_study(path)
-    msg = f"no scenario and no file {name!r}; {did_you_mean(name, STUDIES)}"
+    msg = f"{name!r} is neither a scenario nor a file; {did_you_mean(name, STUDIES)}"
     raise ConfigurationError(msg)

@@ -1,4 +1,4 @@
-"""`tarry tune`: a policy from the attempts that were made, each number with its reason."""
+"""`tarry tune`: propose a policy from a log of attempts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ def tune(
     log: Annotated[
         Path,
         typer.Argument(
-            metavar="LOG", help="Attempts as CSV with a header, or JSONL: docs/tuning.md."
+            metavar="LOG",
+            help="Attempts as CSV with a header or as JSON Lines; see docs/tuning.md.",
         ),
     ],
     policy: Annotated[
         Path | None,
-        typer.Option(
-            help="The policy in force, in TOML, YAML or JSON.", show_default="the defaults"
-        ),
+        typer.Option(help="Current policy, in TOML, YAML or JSON.", show_default="the defaults"),
     ] = None,
     latency_target: Annotated[
         str | None, typer.Option(metavar="TIME", help="What a call may take in all: 2s, 500ms.")
@@ -34,17 +33,20 @@ def tune(
         Path | None, typer.Option(help="Write the proposed policy: NAME.toml or NAME.json.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Random seed: the same seed gives the same numbers.")
+    ] = 0,
     no_simulate: Annotated[
-        bool, typer.Option("--no-simulate", help="Do not run the old policy against the new one.")
+        bool,
+        typer.Option("--no-simulate", help="Do not simulate the current and the proposed policy."),
     ] = False,
 ) -> None:
-    """Propose a policy from a log of attempts, and say why.
+    """Propose a policy from a log of attempts, with the reason for each setting.
 
-    What the log is too small for is not guessed: it stays as it is. Then the policy in force
-    and the proposed one are simulated on the recorded latencies.
+    A setting stays as it is when the log has too little data for it. Then the current and the
+    proposed policy are simulated with the recorded latencies.
     """
-    from tarry.cli.files import check_out
+    from tarry.cli.files import check_output_path
     from tarry.simulator.files import read_defence
     from tarry.tuning.attempt_log import read_attempt_log
     from tarry.tuning.comparison import compare_policies
@@ -53,31 +55,31 @@ def tune(
     from tarry.tuning.proposal import propose
 
     if out is not None:
-        check_out(out, FORMATS)
+        check_output_path(out, FORMATS)
     target = None if latency_target is None else parse_duration("--latency-target", latency_target)
     current = None if policy is None else read_defence(policy)
     evidence = analyze_log(read_attempt_log(log))
     proposal = propose(evidence, current, target)
-    runs: Comparison | None = None
+    comparison: Comparison | None = None
     if not no_simulate and proposal.defence != proposal.current:
-        runs = compare_policies(evidence, proposal.current, proposal.defence, seed=seed)
+        comparison = compare_policies(evidence, proposal.current, proposal.defence, seed=seed)
     if out is not None:
         _write(out, proposal)
     if as_json:
         from tarry.tuning.proposal import to_json
 
-        typer.echo(to_json(evidence, proposal, runs))
+        typer.echo(to_json(evidence, proposal, comparison))
         return
     from rich.console import Console
 
-    from tarry.cli.tune_output import say, show_proposal, show_replay
+    from tarry.cli.tune_output import print_line, show_comparison, show_proposal
 
     console = Console()
     show_proposal(console, evidence, proposal)
     if not no_simulate:
-        show_replay(console, evidence, proposal, runs)
+        show_comparison(console, evidence, proposal, comparison)
     if out is not None:
-        say(console, f"written to {out}")
+        print_line(console, f"written to {out}")
 
 
 def _write(path: Path, proposal: Proposal) -> None:
@@ -86,7 +88,7 @@ def _write(path: Path, proposal: Proposal) -> None:
     from tarry.cli.files import write_text
     from tarry.policyfile.toml import dumps
 
-    plain = proposal.defence.to_dict()
+    fields = proposal.defence.to_dict()
     as_json = path.suffix.lower() == ".json"
-    text = json.dumps(plain, indent=2) + "\n" if as_json else dumps(plain)
+    text = json.dumps(fields, indent=2) + "\n" if as_json else dumps(fields)
     write_text(path, text)

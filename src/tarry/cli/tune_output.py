@@ -1,4 +1,4 @@
-"""A proposal, and the old policy against the new one, as tables in the terminal."""
+"""Output of `tarry tune`: the proposed policy, and the simulated comparison with the current."""
 
 from __future__ import annotations
 
@@ -28,45 +28,48 @@ if TYPE_CHECKING:
 
 _METRICS = (
     ("success_rate", "calls that succeeded", "%"),
-    ("amplification", "requests for each call", "x"),
+    ("amplification", "requests per call", "x"),
     ("p50", "p50 of calls", "ms"),
     ("p99", "p99 of calls", "ms"),
     ("p999", "p99.9 of calls", "ms"),
-    ("recovered_after", "well again after the outages", "s"),
+    ("recovered_after", "time to recover from outages", "s"),
     ("unfinished", "calls still running at the end", ""),
 )
 
 
-def say(console: Console, text: str, style: str = "") -> None:
-    """Print a line; what it names may come from outside."""
+def print_line(console: Console, text: str, style: str = "") -> None:
+    """Print a line of text, with control characters escaped."""
     console.print(Text(printable(text), style=style), soft_wrap=True)
 
 
 def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> None:
-    """Print each number with its reason and the evidence, and what hedges would do."""
-    say(
+    """Print each setting with the reason and the evidence, and the estimated effect of hedging."""
+    print_line(
         console,
         f"{format_count(evidence.attempts, 'attempt')} of {format_count(evidence.calls, 'call')} "
         f"in {format_duration(evidence.span)}, {format_count(len(evidence.outages), 'outage')}",
         "bold",
     )
     for warning in proposal.warnings:
-        say(console, f"warning: {warning}", "yellow")
+        print_line(console, f"warning: {warning}", "yellow")
     table = _table("field", "now", "proposed", "why")
-    for line in proposal.suggestions:
-        why = Text(printable(line.reason))
-        if line.evidence:
-            why.append(f"\n{printable(line.evidence)}", style="dim")
+    for suggestion in proposal.suggestions:
+        why = Text(printable(suggestion.reason))
+        if suggestion.evidence:
+            why.append(f"\n{printable(suggestion.evidence)}", style="dim")
         table.add_row(
-            Text(line.field),
-            Text(printable(format_setting(line.field, line.current))),
-            Text(printable(format_setting(line.field, line.proposed)), style=_style(line)),
+            Text(suggestion.field),
+            Text(printable(format_setting(suggestion.field, suggestion.current))),
+            Text(
+                printable(format_setting(suggestion.field, suggestion.proposed)),
+                style=_style(suggestion),
+            ),
             why,
         )
     console.print(table)
     console.print()
     if len(evidence.success_durations) >= required_samples(TAIL_QUANTILE):
-        table = _table("a second copy at", "after", "p99.9", "saves", "adds")
+        table = _table("hedge percentile", "after", "p99.9", "saves", "adds")
         for hedge in evidence.hedges:
             times = (format_duration(hedge.delay), format_duration(hedge.tail))
             table.add_row(
@@ -76,49 +79,49 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
         console.print()
 
 
-def show_replay(
+def show_comparison(
     console: Console, evidence: Evidence, proposal: Proposal, runs: Comparison | None
 ) -> None:
-    """Print what both policies did to the same calls."""
+    """Print the metrics of the current and the proposed policy in the same simulation."""
     if proposal.defence == proposal.current:
-        say(console, "nothing changes, so nothing is simulated")
+        print_line(console, "not simulated: the proposed policy equals the current one")
         return
     if runs is None:
         attempts = format_count(len(evidence.success_durations), "healthy attempt")
-        there = f"{attempts}, {MIN_HEALTHY_ATTEMPTS} needed"
+        available = f"{attempts}, {MIN_HEALTHY_ATTEMPTS} needed"
         if not evidence.calls:
-            there = "no call with a first attempt"
-        say(console, f"not simulated: too little data: {there}")
+            available = "no call with a first attempt"
+        print_line(console, f"not simulated: too little data: {available}")
         return
-    say(
+    print_line(
         console,
-        f"simulated: {format_duration(runs.duration)} at {runs.rate:.3g} calls a second "
+        f"simulated: {format_duration(runs.duration)} at {runs.rate:.3g} calls per second "
         f"with {format_count(runs.outages, 'outage')}",
         "bold",
     )
-    say(
+    print_line(
         console,
         f"on a server for {format_count(runs.concurrency, 'request')} at a time, "
-        "about twice what the log has seen",
+        "about twice the concurrency in the log",
         "dim",
     )
     table = _table("", "in the log", "now", "proposed")
-    seen = _seen(evidence)
+    logged = _metrics_in_log(evidence)
     old, new = runs.old.metrics(), runs.new.metrics()
     for name, title, unit in _METRICS:
         if old[name] or new[name]:
-            values = (seen.get(name, nan), old[name], new[name])
+            values = (logged.get(name, nan), old[name], new[name])
             table.add_row(title, *(format_value(value, unit) for value in values))
     console.print(table)
     if runs.duration < evidence.span:
         outages = format_count(len(evidence.outages), "outage")
-        whole = f"all of its {format_duration(evidence.span)} with {outages}"
-        say(console, f"in the log: {whole}; simulated: a part of that", "dim")
+        covered = f"{format_duration(evidence.span)} with {outages}"
+        print_line(console, f"the log covers {covered}; the simulation, a part of that", "dim")
     console.print(Text(describe_changes(runs.old, runs.new)))
 
 
-def _seen(evidence: Evidence) -> dict[str, float]:
-    """Return what the log itself has for the numbers of a simulation."""
+def _metrics_in_log(evidence: Evidence) -> dict[str, float]:
+    """Return the metrics that can be computed from the log itself."""
     times = evidence.call_durations
     quantiles = {"p50": 0.5, "p99": 0.99, "p999": TAIL_QUANTILE}
     return {
@@ -139,7 +142,7 @@ def _table(*titles: str) -> Table:
     return table
 
 
-def _style(line: Suggestion) -> str:
-    if not line.has_enough_data:
+def _style(suggestion: Suggestion) -> str:
+    if not suggestion.has_enough_data:
         return "yellow"
-    return "green" if line.proposed != line.current and not line.is_advice else ""
+    return "green" if suggestion.proposed != suggestion.current and not suggestion.is_advice else ""
