@@ -1,9 +1,9 @@
-"""tarry: retries that a careful engineer would choose.
+"""tarry: retries with backoff, jitter, budgets, circuit breakers and deadlines.
 
     @tarry.retry(on=ConnectionError, attempts=4)
     def load(): ...
 
-Names load when they are first used: a bare `import tarry` costs next to nothing.
+Names are imported on first use, so that `import tarry` alone is fast.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from tarry.runtime.hedge import hedge, hedge_sync
     from tarry.runtime.retry import acall, attempts, call, retry
 
-_HOMES = {
+_NAMES_BY_MODULE = {
     "tarry.client.async_client": "AsyncClient",
     "tarry.client.client": "Client",
     "tarry.core.backoff": "Schedule",
@@ -98,7 +98,7 @@ _HOMES = {
     "tarry.runtime.error_record": "record_of",
     "tarry.runtime.retry": "acall attempts call retry",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+_MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 __all__ = [
     "AIMD",
@@ -174,13 +174,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    home = _HOME.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         msg = f"module 'tarry' has no attribute {name!r}"
         raise AttributeError(msg)
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(home), name)
+    value = globals()[name] = getattr(import_module(module), name)
     return value
 
 

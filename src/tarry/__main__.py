@@ -1,4 +1,4 @@
-"""`python -m tarry` is `tarry`."""
+"""Run the command line: `python -m tarry`."""
 
 from tarry.cli import main
 

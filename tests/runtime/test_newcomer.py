@@ -41,7 +41,7 @@ def test_a_predicate_that_answers_with_something_else(answer: Any) -> None:
     def work() -> None:
         raise OSError
 
-    with pytest.raises(tarry.ConfigurationTypeError, match="on must answer True, False or a"):
+    with pytest.raises(tarry.ConfigurationTypeError, match="on must return True, False or a"):
         tarry.call(work, on=lambda _: answer)
 
 

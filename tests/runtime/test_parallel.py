@@ -95,7 +95,7 @@ def test_late_result_is_discarded(stuck: Stuck) -> None:
 
     threads = ThreadCopies(work, discarded.append)
     threads.start(7)
-    threads.leave()
+    threads.close()
     assert [] == discarded
 
     stuck.finish()
@@ -121,7 +121,7 @@ def test_result_that_nobody_took_is_discarded(stuck: Stuck, fails: bool) -> None
     stuck.finish()
     assert [] == discarded
 
-    threads.leave()
+    threads.close()
     assert ([] if fails else [7]) == discarded
 
 

@@ -104,7 +104,7 @@ def test_block_left_in_another_context(clock: VirtualClock) -> None:
     context.run(block.__enter__)
     assert False is block.__exit__(None, None, None)
 
-    assert (True, None) == (block.over, tarry.remaining())
+    assert (True, None) == (block.is_last, tarry.remaining())
 
 
 def armed(loop: Any) -> list[asyncio.TimerHandle]:
@@ -121,7 +121,7 @@ def test_async_block_left_in_another_context(clock: VirtualClock) -> None:
         Context().run(block.__enter__)
         before = len(armed(loop))
         assert False is copy_context().run(block.__exit__, None, None, None)
-        return block.over, before, len(armed(loop)), tarry.remaining()
+        return block.is_last, before, len(armed(loop)), tarry.remaining()
 
     assert (True, 1, 0, None) == clock.run(main)
 

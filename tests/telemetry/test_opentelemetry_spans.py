@@ -95,7 +95,7 @@ def test_story(driver: Driver, story: Story, clock: VirtualClock, traces: Traces
 
     expected = [outcome for outcome, number in story.attempts.items() for _ in range(number)]
     assert expected == outcomes(traces.spans())
-    assert () == traces.listener._running.get()
+    assert () == traces.listener._open_spans.get()
 
 
 @every_driver
@@ -219,7 +219,7 @@ def test_task_that_is_cancelled_again_and_again(clock: VirtualClock, traces: Tra
                 async with asyncio.timeout(1):
                     await tarry.acall(asyncio.sleep, 10, on=OSError, name="slow")
         await tarry.acall(asyncio.sleep, 0, on=OSError, name="op")
-        return len(traces.listener._running.get())
+        return len(traces.listener._open_spans.get())
 
     with listening(traces.listener):
         assert clock.run(worker) < 20

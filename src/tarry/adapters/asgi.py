@@ -58,7 +58,7 @@ class OneRetryLayerMiddleware:
         try:
             await self._app(scope, receive, response.send)
         except Exception as error:
-            record = given_up.behind(error)
+            record = given_up.find(error)
             if record is not None and not response.has_started:
                 await response.send_failure(record)
             raise  # the server still logs the error

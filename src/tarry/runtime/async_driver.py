@@ -1,4 +1,4 @@
-"""The driver for coroutines and async generators, on asyncio and trio."""
+"""Runs the attempts of coroutine functions and async generators, on asyncio and trio."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ def wrap(
     first: Callable[..., Awaitable[T]] | None = None,
     is_success: Callable[[T], bool] | None = None,
 ) -> Callable[..., Coroutine[Any, Any, T]]:
-    """Return the cheapest wrapper that does what the config asks for.
+    """Return the cheapest wrapper of `fn` that does what the config asks for.
 
-    An adapter may pass `first`, a quicker function for first attempts, and `is_success`, a quicker
-    test than `config.classify_result` for most of the results that are successes.
+    An adapter may pass `first`, a faster function for first attempts, and `is_success`, a test
+    that is faster than `config.classify_result` and true only for successes.
     """
-    if config.needs_run:
-        return _full(fn, config)
+    if config.needs_full_driver:
+        return _wrap_full(fn, config)
     if config.downstream is None:
-        return _plain(fn, config)
+        return _wrap_plain(fn, config)
     classify_result = config.classify_result
     if is_success is None and classify_result is not None:
 
         def is_success(result: T) -> bool:
             return classify_result(result) is SUCCESS
 
-    return _guarded(fn, config, config.downstream, first or fn, is_success)
+    return _wrap_guarded(fn, config, config.downstream, first or fn, is_success)
 
 
 def wrap_generator(
     fn: Callable[..., AsyncGenerator[Any, Any]], config: RetryConfig
 ) -> Callable[..., AsyncGenerator[Any, Any]]:
-    """Retry an async generator until its first item; from then on it is the caller's."""
+    """Retry an async generator until its first item; errors after that reach the caller."""
 
     @wraps(fn)
-    async def first(*args: Any, **kwargs: Any) -> tuple[AsyncGenerator[Any, Any] | None, Any]:
+    async def first_item(*args: Any, **kwargs: Any) -> tuple[AsyncGenerator[Any, Any] | None, Any]:
         generator = fn(*args, **kwargs)
-        # The loop shall know the generator that the caller has, which closes this one. If it knew
-        # both, it would close them at once when it shuts down.
+        # The event loop must know only the generator that the caller has, which closes this one.
+        # If it knew both, it would close both at the same time when it shuts down.
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(None, None)
         try:
@@ -69,11 +69,11 @@ def wrap_generator(
         except StopAsyncIteration:
             return None, None
 
-    first_of = wrap(first, config)
+    retry_first_item = wrap(first_item, config)
 
     @wraps(fn)
     async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        generator, item = await first_of(*args, **kwargs)
+        generator, item = await retry_first_item(*args, **kwargs)
         if generator is None:
             return
         try:
@@ -89,53 +89,55 @@ def wrap_generator(
         except StopAsyncIteration:
             return
         finally:
-            if not getattr(generator, "ag_running", False):  # at shutdown the loop closes both
+            if not getattr(
+                generator, "ag_running", False
+            ):  # the loop may be closing it at shutdown
                 await generator.aclose()
 
     return generate
 
 
 async def drive(
-    run: RunningCall,
+    running: RunningCall,
     fn: Callable[..., Awaitable[T]],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> T:
-    """Make attempts until the call is over."""
+    """Make attempts until the call ends; return its result or raise its error."""
     try:
         while True:
-            attempt = run.begin_attempt()
-            if run.config.passes_number:
+            attempt = running.begin_attempt()
+            if running.config.passes_number:
                 kwargs = {**kwargs, "number": attempt.number}
             if attempt.delay:
-                await run.async_wait(attempt.delay)
+                await running.async_wait(attempt.delay)
             try:
                 if attempt.timeout is None:
                     result = await fn(*args, **kwargs) if kwargs else await fn(*args)
                 else:
-                    result = await _limited(run, attempt.timeout, fn, args, kwargs)
+                    result = await _call_with_timeout(running, attempt.timeout, fn, args, kwargs)
             except Exception as error:
-                if not run.should_retry(error):
+                if not running.should_retry(error):
                     raise
             else:
-                if run.accepts(result):
+                if running.accepts(result):
                     return result
-                await release_result(run, result)
-            await run.async_wait()
+                await release_result(running, result)
+            await running.async_wait()
     except BaseException:
-        run.abort()
+        running.abort()
         raise
 
 
-async def release_result(run: RunningCall, result: object) -> None:
-    """Keep no connection during the wait that a result has caused."""
-    release = run.config.release
+async def release_result(running: RunningCall, result: object) -> None:
+    """Release the connection of a result that was not accepted, before the wait."""
+    release = running.config.release
     if release is not None and not await release(result):
-        run.discard_error()
+        running.discard_error()
 
 
-async def _limited(
-    run: RunningCall,
+async def _call_with_timeout(
+    running: RunningCall,
     timeout: float,
     fn: Callable[..., Awaitable[T]],
     args: tuple[Any, ...],
@@ -147,12 +149,14 @@ async def _limited(
             return await fn(*args, **kwargs)
     finally:
         deadlines.leave(key)
-    raise run.timeout_error(timeout)
+    raise running.timeout_error(timeout)
 
 
-def _full(
+def _wrap_full(
     fn: Callable[..., Awaitable[T]], config: RetryConfig
 ) -> Callable[..., Coroutine[Any, Any, T]]:
+    """Return the wrapper that makes a `RunningCall` for each call."""
+
     @wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> T:
         return await drive(RunningCall.new(config), fn, args, kwargs)
@@ -160,42 +164,44 @@ def _full(
     return call
 
 
-def _plain(
+def _wrap_plain(
     fn: Callable[..., Awaitable[T]], config: RetryConfig
 ) -> Callable[..., Coroutine[Any, Any, T]]:
+    """Return the wrapper for calls without a downstream and without limits; see `sync_driver`."""
+
     @wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> T:
         if bus.listeners or _deadline() is not None:
             return await drive(RunningCall.new(config), fn, args, kwargs)
         serial = bus.serial
         try:
-            if kwargs:  # to merge nothing costs a dict
+            if kwargs:  # an empty **kwargs would still build a dict
                 return await fn(*args, **kwargs)
             return await fn(*args)
         except Exception as error:
-            first = decide_after_first_failure(config, error, serial)
-            if first is None:
+            decision = decide_after_first_failure(config, error, serial)
+            if decision is None:
                 raise
-            if isinstance(first, tuple) and first[2].delay > 0:
-                await system.async_sleep(first[2].delay)
-        if isinstance(first, tuple):
+            if isinstance(decision, tuple) and decision[2].delay > 0:
+                await system.async_sleep(decision[2].delay)
+        if isinstance(decision, tuple):
             serial = bus.serial
             try:
                 return await fn(*args, **kwargs)
             except Exception as error:
-                run = RunningCall(config, None, None, serial)
-                run.adopt_first_failure(*first)
-                if not run.should_retry(error):
+                running = RunningCall(config, None, None, serial)
+                running.adopt_first_failure(*decision)
+                if not running.should_retry(error):
                     raise
         else:
-            run = first
-        await run.async_wait()
-        return await drive(run, fn, args, kwargs)
+            running = decision
+        await running.async_wait()
+        return await drive(running, fn, args, kwargs)
 
     return call
 
 
-def _guarded(
+def _wrap_guarded(
     fn: Callable[..., Awaitable[T]],
     config: RetryConfig,
     downstream: Downstream,
@@ -204,7 +210,7 @@ def _guarded(
 ) -> Callable[..., Coroutine[Any, Any, T]]:
     """Return the wrapper for calls that share a downstream: the guarded happy path.
 
-    The twin of `sync_driver._guarded`, which has the comments. Keep the two the same.
+    The same code as in `sync_driver`, where the comments are: change both together.
     """
     closed, successes = downstream.closed, downstream.uncounted_successes
 
@@ -224,8 +230,8 @@ def _guarded(
             result = await first(*args, **kwargs) if kwargs else await first(*args)
             succeeded = is_success is None or is_success(result)
         except Exception as error:
-            run = RunningCall.after_first_attempt(config, started, serial, permit)
-            if not run.should_retry(error):
+            running = RunningCall.after_first_attempt(config, started, serial, permit)
+            if not running.should_retry(error):
                 raise
         else:
             if succeeded:
@@ -237,11 +243,11 @@ def _guarded(
                 else:
                     downstream.record(permit, SUCCESS, now - started, now, system.draw())
                 return result
-            run = RunningCall.after_first_attempt(config, started, serial, permit)
-            if run.accepts(result):
+            running = RunningCall.after_first_attempt(config, started, serial, permit)
+            if running.accepts(result):
                 return result
-            await release_result(run, result)
-        await run.async_wait()
-        return await drive(run, fn, args, kwargs)
+            await release_result(running, result)
+        await running.async_wait()
+        return await drive(running, fn, args, kwargs)
 
     return call

@@ -1,4 +1,4 @@
-"""Blocks instead of functions: `for attempt in tarry.attempts(on=OSError): with attempt: ...`."""
+"""Retries of a block: `for attempt in tarry.attempts(on=OSError): with attempt: ...`."""
 
 from __future__ import annotations
 
@@ -23,19 +23,27 @@ if TYPE_CHECKING:
 class AttemptBlock:
     """One attempt of a call: run its body inside `with attempt:`."""
 
-    __slots__ = ("_attempt", "_key", "_limit", "_run", "_until", "entered", "over")
+    __slots__ = (
+        "_attempt",
+        "_call",
+        "_deadline_key",
+        "_ends_at",
+        "_timeout_scope",
+        "entered",
+        "is_last",
+    )
 
-    def __init__(self, run: RunningCall, attempt: Attempt, *, cut: bool) -> None:
-        self._run = run
+    def __init__(self, running: RunningCall, attempt: Attempt, *, can_cancel: bool) -> None:
+        self._call = running
         self._attempt = attempt
-        self._key: object = None
-        self._until = None if attempt.timeout is None else system.now() + attempt.timeout
-        self._limit: AbstractContextManager[event_loops.TimeoutStatus] | None = None
-        if cut and attempt.timeout is not None:
-            self._limit = event_loops.timeout(attempt.timeout)
+        self._deadline_key: object = None
+        self._ends_at = None if attempt.timeout is None else system.now() + attempt.timeout
+        self._timeout_scope: AbstractContextManager[event_loops.TimeoutStatus] | None = None
+        if can_cancel and attempt.timeout is not None:
+            self._timeout_scope = event_loops.timeout(attempt.timeout)
         self.entered: bool = False
-        self.over: bool | None = None
-        """Whether the call is over; None while the block was not left."""
+        self.is_last: bool | None = None
+        """Whether no attempt follows; None until the block is left."""
 
     @property
     def number(self) -> int:
@@ -49,67 +57,67 @@ class AttemptBlock:
             raise ConfigurationError(msg)
         self.entered = True
         try:
-            if self._until is not None:
-                self._key = deadlines.enter(self._until)
-            if self._limit is not None:
-                self._limit.__enter__()
+            if self._ends_at is not None:
+                self._deadline_key = deadlines.enter(self._ends_at)
+            if self._timeout_scope is not None:
+                self._timeout_scope.__enter__()
         except BaseException:
-            self._run.abort()
+            self._call.abort()
             raise
         return self
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """End the attempt; swallow its error when another attempt follows."""
+        """End the attempt; suppress its error when another attempt follows."""
         try:
-            return self._end(kind, error, traceback)
+            return self._exit(error_type, error, traceback)
         except BaseException:
-            self._run.abort()
+            self._call.abort()
             raise
 
-    def _end(
+    def _exit(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        run = self._run
-        if self._leave(kind, error, traceback):
-            timeout = run.timeout_error(self._attempt.timeout or 0.0)
-            self.over = not run.should_retry(timeout)
-            if self.over:
+        running = self._call
+        if self._leave_scopes(error_type, error, traceback):
+            timeout = running.timeout_error(self._attempt.timeout or 0.0)
+            self.is_last = not running.should_retry(timeout)
+            if self.is_last:
                 raise timeout
             return True
         if error is None:
-            self.over = run.accepts(None)
+            self.is_last = running.accepts(None)
         elif isinstance(error, Exception):
-            self.over = not run.should_retry(error)
-            return not self.over
+            self.is_last = not running.should_retry(error)
+            return not self.is_last
         else:
-            run.abort()
+            running.abort()
         return False
 
-    def _leave(
+    def _leave_scopes(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """Undo what `__enter__` did; say whether the timeout cut the block off."""
-        limit, self._limit = self._limit, None
+        """Leave the timeout and the deadline; return whether the timeout ended the block."""
+        limit, self._timeout_scope = self._timeout_scope, None
         try:
-            return limit is not None and bool(limit.__exit__(kind, error, traceback))
+            return limit is not None and bool(limit.__exit__(error_type, error, traceback))
         finally:
-            if self._key is not None:
-                deadlines.leave(self._key)
+            if self._deadline_key is not None:
+                deadlines.leave(self._deadline_key)
 
 
 class Attempts:
-    """The attempts of one call, for `for` and for `async for`."""
+    """The attempts of a call, for `for` and `async for` loops."""
 
     __slots__ = ("_config",)
 
@@ -117,7 +125,7 @@ class Attempts:
         self._config = config
 
     def __iter__(self) -> AttemptIterator:
-        """Begin a call in plain code."""
+        """Begin a call for a `for` loop."""
         if self._config.policy.attempt_timeout is not None:
             msg = (
                 "timeout cannot cut off a plain block: use @tarry.retry or tarry.call, or give "
@@ -127,37 +135,37 @@ class Attempts:
         return AttemptIterator(self._config)
 
     def __aiter__(self) -> AsyncAttemptIterator:
-        """Begin a call on an event loop."""
+        """Begin a call for an `async for` loop."""
         if self._config.cancel is not None:
             raise ConfigurationError(CANCEL_IN_COROUTINE_MESSAGE)
         return AsyncAttemptIterator(self._config)
 
 
-class _Iteration:
-    __slots__ = ("_block", "_run")
+class _AttemptIteration:
+    __slots__ = ("_block", "_call")
 
     def __init__(self, config: RetryConfig) -> None:
-        self._run: RunningBlock = RunningBlock.new(config)
+        self._call: RunningBlock = RunningBlock.new(config)
         self._block: AttemptBlock | None = None
 
     def __del__(self) -> None:
-        """Leave what an attempt holds that was begun and never entered."""
+        """Release the permit of an attempt that was begun and never entered."""
         block: AttemptBlock | None = getattr(self, "_block", None)
         if block is not None and not block.entered:
-            self._run.release_permit_in_finalizer()
+            self._call.release_permit_in_finalizer()
 
-    def _is_over(self) -> bool:
+    def _is_finished(self) -> bool:
         if self._block is None:
             return False
-        if self._block.over is None:
-            self._run.abort()
-            msg = "the body of the loop must stand inside `with attempt:`"
+        if self._block.is_last is None:
+            self._call.abort()
+            msg = "the body of the loop must be inside `with attempt:`"
             raise ConfigurationError(msg)
-        return self._block.over
+        return self._block.is_last
 
 
-class AttemptIterator(_Iteration):
-    """The attempts of one call in plain code."""
+class AttemptIterator(_AttemptIteration):
+    """The attempts of one call in a `for` loop."""
 
     __slots__ = ()
 
@@ -167,24 +175,24 @@ class AttemptIterator(_Iteration):
 
     def __next__(self) -> AttemptBlock:
         """Wait, and begin the next attempt."""
-        if self._is_over():
+        if self._is_finished():
             raise StopIteration
-        run = self._run
+        running = self._call
         if self._block is not None:
-            run.wait()
+            running.wait()
         try:
-            attempt = run.begin_attempt()
+            attempt = running.begin_attempt()
             if attempt.delay:
-                run.wait(attempt.delay)
-            self._block = block = AttemptBlock(run, attempt, cut=False)
+                running.wait(attempt.delay)
+            self._block = block = AttemptBlock(running, attempt, can_cancel=False)
         except BaseException:
-            run.abort()
+            running.abort()
             raise
         return block
 
 
-class AsyncAttemptIterator(_Iteration):
-    """The attempts of one call on an event loop."""
+class AsyncAttemptIterator(_AttemptIteration):
+    """The attempts of one call in an `async for` loop."""
 
     __slots__ = ()
 
@@ -194,17 +202,17 @@ class AsyncAttemptIterator(_Iteration):
 
     async def __anext__(self) -> AttemptBlock:
         """Wait, and begin the next attempt."""
-        if self._is_over():
+        if self._is_finished():
             raise StopAsyncIteration
-        run = self._run
+        running = self._call
         if self._block is not None:
-            await run.async_wait()
+            await running.async_wait()
         try:
-            attempt = run.begin_attempt()
+            attempt = running.begin_attempt()
             if attempt.delay:
-                await run.async_wait(attempt.delay)
-            self._block = block = AttemptBlock(run, attempt, cut=True)
+                await running.async_wait(attempt.delay)
+            self._block = block = AttemptBlock(running, attempt, can_cancel=True)
         except BaseException:
-            run.abort()
+            running.abort()
             raise
         return block

@@ -1,13 +1,13 @@
-"""One call as every driver runs it: the core's `Call` with clock, dice, lock, events and marks.
+"""One call as every driver runs it: the core's `Call` with clock, random numbers, lock and events.
 
-    run.begin_attempt()           begin an attempt, or raise
-    run.survives(error)   True: wait and begin again; False: raise the error
-    run.accepts(result)   True: return the result; False: wait and begin again
-    run.discard_error()          the result that was not accepted is gone
-    run.abort()            the call is left early: give back what it holds
-    run.wait(), await_()  the wait between two attempts
+    running.begin_attempt()      begin an attempt, or raise
+    running.should_retry(error)  True: wait and begin the next attempt; False: raise the error
+    running.accepts(result)      True: return the result; False: wait and begin the next attempt
+    running.discard_error()      the result that was not accepted cannot be returned any more
+    running.abort()              the driver is left early: release the permit
+    running.wait(), async_wait() the wait between two attempts
 
-Drivers differ only in how they call the function and which wait they use.
+Drivers differ only in how they call the function and in how they wait.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tarry.runtime.config import RetryConfig
 
 FirstFailure: TypeAlias = "tuple[Outcome, str, Wait]"
-"""What a first failure came to: its outcome, its name and the verdict."""
+"""The outcome of a first attempt that failed, the name of its error, and the verdict."""
 
 _REJECTIONS: dict[Reason, type[Rejected]] = {
     Reason.BREAKER_OPEN: BreakerOpen,
@@ -55,29 +55,33 @@ _REJECTIONS: dict[Reason, type[Rejected]] = {
 
 
 class RunningCall(Call):
-    """The live state of one call. It is a `Call` and not beside one: a failure makes one object."""
+    """The state of one call while a driver runs it.
 
-    __slots__ = ("_clocked", "_error", "_serial", "_wait", "_watched", "config")
+    It extends `Call` instead of holding one, so that a failure allocates one object.
+    """
 
-    _block = False
-    """Whether the attempts are blocks of the user's, not calls of ours."""
+    __slots__ = ("_error", "_is_observed", "_serial", "_uses_clock", "_wait", "config")
+
+    _is_block = False
+    """Whether the attempts are `with` blocks, not calls of a function."""
     _wait: Wait
 
     def __init__(
         self, config: RetryConfig, started: float | None, deadline: float | None, serial: int
     ) -> None:
+        """Prepare a call; `started` is None if no limit of the call needs a clock."""
         cap = system.max_attempts
         policy = config.policy if cap is None else _capped(config.policy, cap)
         Call.__init__(self, policy, config.downstream, started or 0.0, deadline)
         self.config: RetryConfig = config
-        self._clocked = started is not None
+        self._uses_clock = started is not None
         self._serial = serial
         self._error: Exception | None = None
-        self._watched = False
+        self._is_observed = False
 
     @classmethod
     def new(cls, config: RetryConfig) -> Self:
-        """Prepare a call."""
+        """Return a new call that starts now."""
         now = system.now()
         if config.deadline is None:
             deadline = deadlines.current()
@@ -89,35 +93,41 @@ class RunningCall(Call):
     def after_first_attempt(
         cls, config: RetryConfig, started: float, serial: int, permit: int
     ) -> Self:
-        """Go on after a first attempt that was made without a run."""
-        run = cls(config, started, None, serial)
-        run.adopt_first_attempt(permit)
-        return run
+        """Return a call whose first attempt a driver has made without a `RunningCall`."""
+        running = cls(config, started, None, serial)
+        running.adopt_first_attempt(permit)
+        return running
 
     def begin_attempt(self) -> Attempt:
-        """Begin the next attempt, or raise: a rejection at first, the last error later."""
-        command = self.start(system.now() if self._clocked else 0.0)
-        error, self._error = self._error, None  # its traceback holds us: leave no cycle behind
+        """Begin the next attempt, or raise: the last error, or a rejection before the first one."""
+        command = self.start(system.now() if self._uses_clock else 0.0)
+        error, self._error = (
+            self._error,
+            None,
+        )  # its traceback refers to self: leave no cycle
         if isinstance(command, Stop):
             if error is None:
                 name = None if self.downstream is None else self.downstream.name
                 last = self.steps[-1].detail if self.attempts else ""
                 error = rejection_error(command, self.config.operation, name, last)
-            self._give_up(command, error)
+            self._record_give_up(command, error)
             try:
                 raise error
             finally:
-                del error  # its traceback holds this frame: leave no cycle behind
+                del error  # its traceback refers to this frame: leave no cycle
         self._serial = bus.serial
-        if bus.listeners or self._watched:
-            _emit().emit_started(self.config.operation, self)
+        if bus.listeners or self._is_observed:
+            _events().emit_started(self.config.operation, self)
         return command
 
     def should_retry(self, error: Exception, outcome: Outcome | None = None) -> bool:
-        """Say whether the call goes on after this error; classify it where that is not done."""
+        """Record a failed attempt and return whether another one follows.
+
+        The error is classified unless the caller passes its outcome.
+        """
         try:
             return self._decide(error, outcome)
-        except BaseException:  # of the user's predicate, dice, jitter or budget
+        except BaseException:  # raised by the user's predicate, random source, jitter or budget
             self.abort()
             raise
 
@@ -126,51 +136,51 @@ class RunningCall(Call):
         if outcome is None:
             classify = config.classify_error
             outcome = classify(error, self._serial)
-        now = system.now() if self._clocked else 0.0
+        now = system.now() if self._uses_clock else 0.0
         u = (config.draw or system.draw)()
         verdict = self.record_failure(outcome, now, u, type(error).__name__)
         log_enabled = bus.log_enabled
         if bus.listeners or log_enabled(LOG_WARNING):
-            if not self._watched and not bus.listeners:  # it began before there was trouble
-                _emit().emit_started(config.operation, self)
-            self._watched = True
-            _emit().emit_failed(config.operation, self, outcome, verdict, error)
+            if not self._is_observed and not bus.listeners:  # not emitted when it started
+                _events().emit_started(config.operation, self)
+            self._is_observed = True
+            _events().emit_failed(config.operation, self, outcome, verdict, error)
         if isinstance(verdict, Stop):
-            self._give_up(verdict, error)
+            self._record_give_up(verdict, error)
             return False
         self._wait = verdict
         self._error = error
         return True
 
     def accepts(self, result: object) -> bool:
-        """Say whether the call is over with this result."""
+        """Record an attempt with a result; return whether the call ends with this result."""
         classify_result = self.config.classify_result
         if classify_result is not None:
             outcome = classify_result(result)
             if outcome.kind is Kind.PERMANENT:
-                self._answered(outcome)
+                self._end_with_permanent(outcome)
                 return True
             if outcome.kind is not Kind.SUCCESS:
-                return self._refuses(result, outcome, outcome.detail)
+                return self._reject_result(result, outcome, outcome.detail)
         until = self.config.until
         if until is not None and not until(result):
-            return self._refuses(result, TRANSIENT, "no result that `until` accepts")
+            return self._reject_result(result, TRANSIENT, "no result that `until` accepts")
         if self.downstream is not None:
             self.record_success(system.now(), (self.config.draw or system.draw)())
-        if bus.listeners or self._watched:
-            _emit().emit_succeeded(self.config.operation, self)
+        if bus.listeners or self._is_observed:
+            _events().emit_succeeded(self.config.operation, self)
         return True
 
-    def _answered(self, outcome: Outcome) -> None:
-        """End with an answer that is no success, and that no attempt would change: a 404."""
+    def _end_with_permanent(self, outcome: Outcome) -> None:
+        """Record a result that is a failure no retry would change, such as a 404."""
         verdict = self.record_failure(outcome, system.now(), (self.config.draw or system.draw)())
-        if isinstance(verdict, Stop) and (bus.listeners or self._watched):
-            _emit().emit_failed(self.config.operation, self, outcome, verdict, None)
-            _emit().emit_gave_up(self.config.operation, self, verdict, None)
+        if isinstance(verdict, Stop) and (bus.listeners or self._is_observed):
+            _events().emit_failed(self.config.operation, self, outcome, verdict, None)
+            _events().emit_gave_up(self.config.operation, self, verdict, None)
 
-    def _refuses(self, result: object, outcome: Outcome, why: str) -> bool:
-        """Treat a result as a failure: False to go on, or raise it wrapped in an error."""
-        error = ResultNotAccepted(f"{self.config.operation}: {why}", result)
+    def _reject_result(self, result: object, outcome: Outcome, problem: str) -> bool:
+        """Record a result as a failure: return False if a retry follows, else raise."""
+        error = ResultNotAccepted(f"{self.config.operation}: {problem}", result)
         if self.should_retry(error, outcome):
             return False
         try:
@@ -179,54 +189,58 @@ class RunningCall(Call):
             del error
 
     def discard_error(self) -> None:
-        """The last result is gone: if no attempt follows, the call ends with a rejection."""
+        """Drop the last error and result. Without another attempt the call then ends rejected."""
         self._error = None
 
     def abort(self) -> None:
-        """Give back what the call still holds; drivers do so whenever they are left early."""
+        """Release the permit of a running attempt; drivers call this before they raise."""
         if self.downstream is not None:
             self.cancel_attempt(system.now())
 
     def timeout_error(self, timeout: float) -> Exception:
-        """Return the error for an attempt that was cut off after so many seconds."""
+        """Return the error for an attempt that was stopped after `timeout` seconds."""
         operation, number = self.config.operation, self.attempts
         limit = self.policy.attempt_timeout
-        if limit is None or timeout < limit:  # what was left before the deadline
+        if limit is None or timeout < limit:  # the deadline came first
             return DeadlineExceeded(f"{operation}: the deadline passed during attempt {number}")
         return AttemptTimeout(
             f"{operation}: attempt {number} took longer than {format_duration(limit)}"
         )
 
-    def wait(self, hold: float | None = None) -> None:
-        """Block until the next attempt is due, or one that has begun may go (`hold` seconds)."""
-        delay = self._wait.delay if hold is None else hold
-        began = system.now() if self._watched else None
+    def wait(self, admission_delay: float | None = None) -> None:
+        """Block until the next attempt is due.
+
+        With `admission_delay`, block for those seconds instead: a limiter has admitted the attempt
+        that was begun, but not yet.
+        """
+        delay = self._wait.delay if admission_delay is None else admission_delay
+        began = system.now() if self._is_observed else None
         try:
             blocking_wait(self.config, delay, self._error)
         except BaseException:
             self._error = None
-            if hold is None and self.downstream is not None:
+            if admission_delay is None and self.downstream is not None:
                 self.refund_retry(system.now())
             raise
-        if began is not None and hold is None:
-            self._awake(began)
+        if began is not None and admission_delay is None:
+            self._emit_waited(began)
 
-    async def async_wait(self, hold: float | None = None) -> None:
-        """Do what `wait` does, on the event loop."""
-        delay = self._wait.delay if hold is None else hold
-        began = system.now() if self._watched else None
+    async def async_wait(self, admission_delay: float | None = None) -> None:
+        """Like `wait`, on the event loop."""
+        delay = self._wait.delay if admission_delay is None else admission_delay
+        began = system.now() if self._is_observed else None
         try:
             if delay > 0:
                 await system.async_sleep(delay)
         except BaseException:
             self._error = None
-            if hold is None and self.downstream is not None:
+            if admission_delay is None and self.downstream is not None:
                 self.refund_retry(system.now())
             raise
-        if began is not None and hold is None:
-            self._awake(began)
+        if began is not None and admission_delay is None:
+            self._emit_waited(began)
 
-    def _give_up(self, stop: Stop, error: Exception) -> None:
+    def _record_give_up(self, stop: Stop, error: Exception) -> None:
         name = None if self.downstream is None else self.downstream.name
         record = CallRecord(
             self.config.operation,
@@ -237,33 +251,35 @@ class RunningCall(Call):
             stop.retry_after,
             self.steps,
         )
-        if not has_record_since(error, self._serial):  # else the inner record says more
+        if not has_record_since(
+            error, self._serial
+        ):  # else keep the inner record, which has more detail
             final = is_final(stop, self.attempts, self.policy.max_attempts)
-            attach_record(error, record, final=final, block=self._block)
+            attach_record(error, record, final=final, block=self._is_block)
         add_note(error, record)
-        if self._watched or bus.is_observed():
-            _emit().emit_gave_up(self.config.operation, self, stop, error)
+        if self._is_observed or bus.is_observed():
+            _events().emit_gave_up(self.config.operation, self, stop, error)
 
-    def _awake(self, began: float) -> None:
+    def _emit_waited(self, began: float) -> None:
         slept = system.now() - began
-        _emit().emit_waited(self.config.operation, self, self._wait, slept, self._error)
+        _events().emit_waited(self.config.operation, self, self._wait, slept, self._error)
 
 
 class RunningBlock(RunningCall):
-    """A call whose attempts are blocks."""
+    """A call whose attempts are `with` blocks."""
 
     __slots__ = ()
 
-    _block = True
+    _is_block = True
 
     def __del__(self) -> None:
-        """Leave what a block holds that was never left."""
+        """Release the permit of a block that was entered and never left."""
         self.release_permit_in_finalizer()
 
     def release_permit_in_finalizer(self) -> None:
-        """Leave the permit for the next to find, from a finalizer.
+        """Leave the permit to the next `admit`.
 
-        It may run while the lock is held, by this very thread: it may not wait for it.
+        A finalizer may run in a thread that holds the downstream's lock, so it must not acquire it.
         """
         shared, permit = self.config.downstream, self.take_permit()
         if shared is not None and permit is not None:
@@ -273,30 +289,31 @@ class RunningBlock(RunningCall):
 def decide_after_first_failure(
     config: RetryConfig, error: Exception, serial: int
 ) -> RunningCall | FirstFailure | None:
-    """Judge the first failure of a plain call: go on with the run, wait unheard, or (None) raise.
+    """Decide what follows the first failed attempt of a call without a downstream.
 
-    Most calls succeed at their second attempt. Where nobody listens, no state is made for them
-    before that.
+    Returns a `RunningCall` to go on with, a `FirstFailure` whose wait comes next, or None: raise
+    the error. Most calls succeed at their second attempt, so without listeners no `RunningCall` is
+    made before that one fails too.
     """
     log_enabled = bus.log_enabled
     outcome = None
     if not bus.listeners and system.max_attempts is None and not log_enabled(LOG_WARNING):
         classify = config.classify_error
         outcome = classify(error, serial)
-        first = config.first
+        first = config.after_one_attempt
         if first is None:
-            config.first = first = RunningCall(config, None, None, 0)
+            config.after_one_attempt = first = RunningCall(config, None, None, 0)
             first.attempts = 1
         verdict = decide(config.policy, first, outcome, 0.0, (config.draw or system.draw)())
         if isinstance(verdict, Wait):
             return outcome, type(error).__name__, verdict
-    run = RunningCall(config, None, None, serial)
-    run.attempts = 1
-    return run if run.should_retry(error, outcome) else None
+    running = RunningCall(config, None, None, serial)
+    running.attempts = 1
+    return running if running.should_retry(error, outcome) else None
 
 
 def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) -> None:
-    """Wait, unless that would freeze an event loop or a cancel token ends it."""
+    """Sleep; raise if that would block an event loop or if the cancel token is set."""
     if delay > 0:
         if event_loops.in_event_loop():
             msg = (
@@ -311,15 +328,15 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
         raise Cancelled(msg) from error
 
 
-def _emit() -> ModuleType:
-    """Return the module that makes events, which loads when somebody listens."""
+def _events() -> ModuleType:
+    """Return the module that builds events, which is imported on first use."""
     from tarry.runtime import emit
 
     return emit
 
 
 def rejection_error(stop: Stop, operation: str, downstream: str | None, last: str = "") -> Rejected:
-    """Return a new error for a call that was not let through, after a `last` answer or none."""
+    """Return the error for a call that was rejected; `last` describes the last result, if any."""
     after = "" if stop.retry_after is None else f"; retry after {format_duration(stop.retry_after)}"
     answered = f"; the last answer was {last}" if last else ""
     msg = f"{downstream or operation}: {stop.reason.description}{after}{answered}"
@@ -327,5 +344,5 @@ def rejection_error(stop: Stop, operation: str, downstream: str | None, last: st
     return kind(msg, downstream=downstream, retry_after=stop.retry_after)
 
 
-def _capped(policy: Policy, most: int) -> Policy:
-    return policy if policy.max_attempts <= most else policy.replace(max_attempts=most)
+def _capped(policy: Policy, limit: int) -> Policy:
+    return policy if policy.max_attempts <= limit else policy.replace(max_attempts=limit)

@@ -1,4 +1,4 @@
-"""What kind of function a callable is, and what it is called."""
+"""The kind and the name of a callable, and checks of callables that users pass."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from tarry.errors import ConfigurationTypeError
 
-# Bits of `code.co_flags`, as the `inspect` module documents them; it is not imported for that.
+# Bits of `code.co_flags`, copied from `inspect` to keep that module out of `import tarry`.
 GENERATOR, COROUTINE, ASYNC_GENERATOR = 0x20, 0x80 | 0x100, 0x200
 
 
 def flags_of(fn: Any) -> int:
-    """Return the flags of the code that a callable runs: 0 where there is none in Python."""
-    fn = _unwrapped(fn)
+    """Return the `co_flags` of a callable's code, or 0 if it is not written in Python."""
+    fn = _unwrap(fn)
     code = getattr(fn, "__code__", None)
     if code is None:
         code = getattr(type(fn).__call__, "__code__", None)
@@ -23,35 +23,35 @@ def flags_of(fn: Any) -> int:
 
 
 def name_of(fn: Any) -> str:
-    """Return the name for logs and metrics."""
-    fn = _unwrapped(fn)
+    """Return the name of a callable for logs and metrics."""
+    fn = _unwrap(fn)
     return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
 
 
-def check_callable(door: str, fn: Any) -> None:
-    """Refuse what cannot be called: most likely the result of a call."""
+def check_callable(api_name: str, fn: Any) -> None:
+    """Raise if `fn` is not callable: most likely it is the result of a call."""
     if not callable(fn):
         if hasattr(fn, "cr_code"):
             fn.close()  # or Python warns that it was never awaited
-        msg = f"tarry.{door} takes the function and its arguments, not its call: got {fn!r}"
+        msg = f"tarry.{api_name} takes the function and its arguments, not its call: got {fn!r}"
         raise ConfigurationTypeError(msg)
 
 
 def check_not_async(field: str, fn: object) -> None:
-    """Refuse a coroutine function where an answer is needed at once: its coroutine is a yes."""
+    """Raise if `fn` is a coroutine function: its coroutine would count as a true result."""
     if flags_of(fn) & (COROUTINE | ASYNC_GENERATOR):
         rule = f"must be a plain function, got the coroutine function {name_of(fn)}"
         raise ConfigurationTypeError(field, rule)
 
 
 def name_of_caller() -> str:
-    """Return the name of the function that called the one that asks."""
+    """Return the name of the function that called the caller of this function."""
     frame = sys._getframe(2)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     return frame.f_code.co_qualname
 
 
-def _unwrapped(fn: Any) -> Any:
-    """Look through `functools.partial` and bound methods."""
+def _unwrap(fn: Any) -> Any:
+    """Return the function inside `functools.partial` objects and bound methods."""
     while True:
         if isinstance(fn, partial):
             fn = fn.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

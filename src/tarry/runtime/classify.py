@@ -1,4 +1,4 @@
-"""From the `on` of a user to an outcome for the core."""
+"""Classify errors: from the `on` argument of `retry` to an `Outcome`."""
 
 from __future__ import annotations
 
@@ -21,71 +21,74 @@ from tarry.runtime.error_record import RECORD_ATTRIBUTE, has_record_since
 On: TypeAlias = (
     type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], "bool | Outcome"]
 )
-"""Which errors are worth a retry: types, or a predicate that may also answer with an outcome."""
+"""Which errors to retry: types, or a predicate, which may also return an `Outcome`."""
 
 _TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 _UNSAFE_TIMEOUT = Outcome(Kind.TRANSIENT, safe=False, timeout=True)
-_NEVER = (Cancelled, BlockingWait)
-"""Not retried and not counted, whatever `on` says: somebody ended the call, or misused it."""
+_NEVER_RETRIED = (Cancelled, BlockingWait)
+"""Never retried or counted, even if `on` matches: the user ended the call or misused tarry."""
 
 
 class Classifier:
-    """Tells the errors that are worth a retry from those that are not."""
+    """Classifies the errors of a retry loop."""
 
-    __slots__ = ("_cut_off", "_match", "_predicate", "_types", "_wide")
+    __slots__ = ("_is_broad", "_match", "_predicate", "_timeout_outcome", "_types")
 
     def __init__(self, on: On | None, *, safe: bool = True) -> None:
-        self._cut_off = _TIMEOUT if safe else _UNSAFE_TIMEOUT
+        self._timeout_outcome = _TIMEOUT if safe else _UNSAFE_TIMEOUT
         self._types: tuple[type[Exception], ...] = ()
         self._predicate: Callable[[Exception], bool | Outcome] | None = None
         if on is not None and callable(on) and not isinstance(on, type):
             check_not_async("on", on)
             self._predicate = on
         elif on is not None:
-            self._types = _checked(on)
-        # One type is tested faster than a tuple of one.
+            self._types = _checked_types(on)
+        # isinstance() is faster with a type than with a tuple that holds one type.
         self._match = self._types[0] if len(self._types) == 1 else self._types
-        self._wide = self._predicate is not None or any(
-            issubclass(error, self._types) for error in (*_NEVER, ExceptionGroup)
+        self._is_broad = self._predicate is not None or any(
+            issubclass(error, self._types) for error in (*_NEVER_RETRIED, ExceptionGroup)
         )
+        """Whether `on` can match exception groups or errors that are never retried."""
 
     def classify_error(self, error: Exception, serial: int) -> Outcome:
-        """Classify an error; `serial` is the bus's count from before its attempt."""
+        """Classify an error; `serial` is the value of `bus.serial` before its attempt."""
         if isinstance(error, self._match):
-            if self._wide and isinstance(error, _NEVER):
+            if self._is_broad and isinstance(error, _NEVER_RETRIED):
                 return PERMANENT
             outcome = _TIMEOUT if isinstance(error, TimeoutError) else TRANSIENT
         else:
-            outcome = self._other(error)
+            outcome = self._classify_other(error)
+        # Most errors have no cause, context, record or members: skip the search for a record.
         if (
             error.__context__ is None
             and getattr(error, RECORD_ATTRIBUTE, None) is None
             and error.__cause__ is None
-            and not (self._wide and hasattr(error, "exceptions"))
+            and not (self._is_broad and hasattr(error, "exceptions"))
         ):
             return outcome
         return outcome.replace(retried=True) if has_record_since(error, serial) else outcome
 
-    def _other(self, error: Exception) -> Outcome:
-        if isinstance(error, _NEVER):
+    def _classify_other(self, error: Exception) -> Outcome:
+        """Classify an error that is not of a type in `on`."""
+        if isinstance(error, _NEVER_RETRIED):
             return PERMANENT
         if isinstance(error, (AttemptTimeout, DeadlineExceeded)) and not hasattr(
             error, RECORD_ATTRIBUTE
         ):
-            return self._cut_off  # by this very loop, which `on` cannot know
-        answer: object = self._predicate is not None and self._predicate(error)
-        if isinstance(answer, Outcome):
-            return answer
-        if isinstance(answer, Kind):
-            return Outcome(answer)
-        if isinstance(answer, (Stop, Wait)) or hasattr(answer, "should_retry"):
-            raise ConfigurationTypeError("on", "must answer True, False or a tarry.Outcome", answer)
-        if not answer:
+            return self._timeout_outcome  # a timeout of this loop, which `on` need not name
+        result: object = self._predicate is not None and self._predicate(error)
+        if isinstance(result, Outcome):
+            return result
+        if isinstance(result, Kind):
+            return Outcome(result)
+        if isinstance(result, (Stop, Wait)) or hasattr(result, "should_retry"):
+            raise ConfigurationTypeError("on", "must return True, False or a tarry.Outcome", result)
+        if not result:
             return PERMANENT
         return _TIMEOUT if isinstance(error, TimeoutError) else TRANSIENT
 
 
-def _checked(on: object) -> tuple[type[Exception], ...]:
+def _checked_types(on: object) -> tuple[type[Exception], ...]:
     types = cast("tuple[object, ...]", on) if isinstance(on, tuple) else (on,)
     if not types:
         raise ConfigurationError("on", "must name at least one type of error, got ()")

@@ -1,6 +1,7 @@
-"""The one place that reads a clock, rolls dice or sleeps.
+"""The only module that reads a clock, draws random numbers or sleeps.
 
-Everything else asks `world`, whose parts `tarry.testing` replaces.
+Everything else calls `system`, whose functions `tarry.testing` replaces. A `CancelToken`
+interrupts a sleep.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-_dice = random.Random()
-# Our own dice: a program that calls random.seed(42) in every worker must not bring their retries
-# together. A forked child would otherwise go on with its parent's numbers.
+# A generator of its own, because a program that calls random.seed(42) in every worker would
+# synchronise the retries of its workers. It is seeded again after a fork, because the child would
+# otherwise draw the same numbers as its parent.
+_random = random.Random()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_dice.seed)
+    os.register_at_fork(after_in_child=_random.seed)
 
 
 class CancelToken:
-    """Ends every wait that it was given to: `retry(on=OSError, cancel=token)`, `token.cancel()`.
+    """Interrupts the waits of plain functions, for example at shutdown.
 
-    Coroutines need none: cancel their task.
+    Pass it to `retry(on=OSError, cancel=token)` and call `token.cancel()`. Coroutines need no
+    token: cancel their task.
     """
 
     __slots__ = ("_event",)
@@ -36,7 +39,7 @@ class CancelToken:
         self._event = threading.Event()
 
     def cancel(self) -> None:
-        """End all waits, now and from now on."""
+        """End all waits that use this token, the current and all later ones."""
         self._event.set()
 
     @property
@@ -45,12 +48,12 @@ class CancelToken:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait that long or until cancelled; say whether it was cancelled."""
+        """Wait for `seconds` or until cancelled; return whether the token is cancelled."""
         return self._event.wait(seconds)
 
 
 def _sleep(seconds: float, cancel: CancelToken | None) -> None:
-    seconds = min(seconds, threading.TIMEOUT_MAX)  # some hundred years
+    seconds = min(seconds, threading.TIMEOUT_MAX)  # 292 years on 64-bit systems
     if cancel is None:
         time.sleep(seconds)
     else:
@@ -58,29 +61,30 @@ def _sleep(seconds: float, cancel: CancelToken | None) -> None:
 
 
 class System:
-    """Time and chance as the drivers see them.
+    """The clock, random source and sleep functions of the process.
 
-    Code that runs on every call takes a part first and calls it then (`clock = world.now`):
-    Python finds a function in a slot three times faster that way.
+    Code on the path of every call reads the function into a local variable first and calls that
+    (`clock = system.now`): `system.now()` would look up a method, which is three times slower for
+    a function in a slot.
     """
 
     __slots__ = ("async_sleep", "draw", "max_attempts", "now", "sleep", "unix_time")
 
     now: Callable[[], float]
-    """Seconds on a monotonic base."""
+    """Seconds of a monotonic clock."""
     unix_time: Callable[[], float]
-    """Seconds since 1970, for dates that come from outside."""
+    """Seconds since 1970, to compare with dates from servers."""
     draw: Callable[[], float]
-    """One number from [0, 1)."""
+    """A random number from [0, 1)."""
     sleep: Callable[[float, CancelToken | None], None]
     async_sleep: Callable[[float], Awaitable[None]]
     max_attempts: int | None
-    """A cap on every policy, for tests."""
+    """Caps the attempts of every policy, for tests."""
 
     def __init__(self) -> None:
         self.now = time.monotonic
         self.unix_time = time.time
-        self.draw = _dice.random
+        self.draw = _random.random
         self.sleep = _sleep
         self.async_sleep = event_loops.sleep
         self.max_attempts = None

@@ -1,4 +1,4 @@
-"""What a user asked for, checked once: everything that all calls of one loop share."""
+"""The arguments of `retry`, `call`, `acall` and `attempts`: checked once, shared by all calls."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ CANCEL_IN_COROUTINE_MESSAGE = (
     "cancel is for plain functions; cancel the task of a coroutine instead"
 )
 
-_DEFAULT = Policy()
+_DEFAULT_POLICY = Policy()
 
 
 class RetryConfig:
-    """The configuration of one retry loop. Never changes, so that calls may share it."""
+    """The configuration of one retry loop. Its calls share it, so it is not modified."""
 
     __slots__ = (
+        "after_one_attempt",
         "cancel",
         "classify_error",
         "classify_result",
         "deadline",
         "downstream",
         "draw",
-        "first",
         "operation",
         "passes_number",
         "policy",
@@ -93,31 +93,31 @@ class RetryConfig:
             changes["max_attempts"] = check_count("attempts", attempts)
         if timeout is not None:
             changes["attempt_timeout"] = check_positive("timeout", timeout)
-        base = policy or _DEFAULT
+        base = policy or _DEFAULT_POLICY
         self.policy: Policy = base.replace(**changes) if changes else base
-        classifier = Classifier(on, safe=safe)  # not safe: what was cut off is not done again
+        classifier = Classifier(on, safe=safe)  # unsafe: an attempt that timed out is not repeated
         self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error
         self.until: Callable[[Any], bool] | None = until
         self.classify_result: Callable[[Any], Outcome] | None = classify_result
-        """Classifies results, for adapters whose dependency answers with its failures."""
+        """Classifies results, for adapters: a failed HTTP request returns a response."""
         self.release: Callable[[Any], Any] | None = release
-        """Lets go of a result before the wait that it causes: a wait holds no connection. Says
-        whether the result can still be handed out."""
+        """Releases the connection of a result that is not accepted, before the wait. Returns
+        whether the result can still be returned to the caller."""
         self.passes_number: bool = passes_number
-        """Whether the function takes the `number` of the attempt, 1 where it is not given."""
+        """Whether the function takes the number of the attempt as the argument `number`."""
         self.deadline: float | None = (
             None if deadline is None else check_positive("deadline", deadline)
         )
         self.downstream: Downstream | None = downstream
         self.operation: str = name or ""
         self.cancel: CancelToken | None = cancel
-        self.first: Call | None = None
-        """How far every call of this loop has come after its first attempt; see `first_failure`."""
+        self.after_one_attempt: Call | None = None
+        """The state of any call after one attempt; see `decide_after_first_failure`."""
         self.draw: Callable[[], float] | None = None if random is None else random.random
 
     @property
-    def needs_run(self) -> bool:
-        """Whether even a call that succeeds at once needs more than its function and a permit."""
+    def needs_full_driver(self) -> bool:
+        """Whether a call needs a `RunningCall` even if its first attempt succeeds."""
         return (
             self.until is not None
             or (self.classify_result is not None and self.downstream is None)
@@ -127,8 +127,8 @@ class RetryConfig:
             or (self.downstream is not None and self.downstream.has_limiters)
         )
 
-    def named(self, operation: str) -> RetryConfig:
-        """Return the same with a name for the operation, unless the user gave one."""
+    def with_default_name(self, operation: str) -> RetryConfig:
+        """Return a copy with this name of the operation, unless the user gave a name."""
         if self.operation:
             return self
         copy = RetryConfig.__new__(RetryConfig)
@@ -138,7 +138,7 @@ class RetryConfig:
         return copy
 
 
-def check_instance(field: str, value: object, kind: type, wanted: str) -> None:
-    """Refuse an argument of another type, and say what is wanted."""
-    if value is not None and not isinstance(value, kind):
-        raise ConfigurationTypeError(field, f"must be {wanted}", value)
+def check_instance(field: str, value: object, expected: type, description: str) -> None:
+    """Raise unless `value` is None or an instance of `expected`."""
+    if value is not None and not isinstance(value, expected):
+        raise ConfigurationTypeError(field, f"must be {description}", value)

@@ -1,8 +1,8 @@
-"""The ambient deadline: a moment that every call below shares.
+"""The deadline of the current context, which all calls made in it share.
 
-Generators and pools enter a block in one place and leave it in another, out of order or in
-another context. So the scopes form a list that is never changed: whoever leaves puts one without
-its own scope in its place, wherever it stands by then.
+Generators and pools may enter a deadline in one place and leave it in another: out of order, or in
+another context. The scopes therefore form an immutable linked list; leaving a deadline sets a new
+list without its scope, wherever in the list that scope is by then.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class DeadlineKey:
-    """Whose deadline it is."""
+    """Identifies one `enter`."""
 
-    over: bool = False
-    """Whether it holds nobody any more, wherever its scope was copied to."""
+    is_over: bool = False
+    """Whether the deadline no longer applies, also in contexts that were copied while it did."""
 
 
 class DeadlineScope(NamedTuple):
-    """One deadline, and those around it."""
+    """A deadline and the scope around it."""
 
     key: DeadlineKey
     moment: float
@@ -37,39 +37,39 @@ scope: ContextVar[DeadlineScope | None] = ContextVar("tarry_deadline", default=N
 
 
 def enter(moment: float) -> DeadlineKey:
-    """Let everything below share a deadline, until `leave` is called with the answer."""
+    """Set a deadline for this context until `leave` is called with the returned key."""
     key = DeadlineKey()
     scope.set(DeadlineScope(key, earliest(moment), scope.get()))
     return key
 
 
 def leave(key: object) -> None:
-    """Take a deadline away again."""
-    scope.set(_without(key, scope.get()))
+    """Remove a deadline from this context."""
+    scope.set(_without_scope(key, scope.get()))
 
 
 def end(key: DeadlineKey) -> None:
-    """Let go of all who share a deadline, also in the tasks and threads that began under it."""
-    key.over = True
+    """End a deadline in all contexts, also in tasks and threads that were started under it."""
+    key.is_over = True
 
 
 def current() -> float | None:
-    """Return the moment of the ambient deadline."""
+    """Return the moment of the current deadline, or None."""
     inner = scope.get()
-    while inner is not None and inner.key.over:
+    while inner is not None and inner.key.is_over:
         inner = inner.outer
     return None if inner is None else inner.moment
 
 
 def earliest(moment: float) -> float:
-    """Return the given moment or the ambient deadline, whichever comes first."""
+    """Return `moment` or the current deadline, whichever comes first."""
     outer = current()
     return moment if outer is None else min(moment, outer)
 
 
 @contextmanager
 def deadline(seconds: float) -> Generator[None]:
-    """Give everything in the block so many seconds in all; an earlier deadline around it stands."""
+    """Limit all calls in the block to `seconds` from now; an earlier outer deadline stays."""
     key = enter(system.now() + check_number("seconds", seconds))
     try:
         yield
@@ -78,12 +78,12 @@ def deadline(seconds: float) -> Generator[None]:
 
 
 def remaining() -> float | None:
-    """Return the seconds left for the current call, for a client's own timeout; None: no limit."""
+    """Return the seconds until the current deadline, or None: use it as a client's timeout."""
     moment = current()
     return None if moment is None else max(0.0, moment - system.now())
 
 
-def _without(key: object, inner: DeadlineScope | None) -> DeadlineScope | None:
+def _without_scope(key: object, inner: DeadlineScope | None) -> DeadlineScope | None:
     if inner is None or inner.key is key:
         return None if inner is None else inner.outer
-    return inner._replace(outer=_without(key, inner.outer))
+    return inner._replace(outer=_without_scope(key, inner.outer))

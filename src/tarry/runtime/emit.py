@@ -1,4 +1,7 @@
-"""Turns what happens to a run into events. Called only when somebody listens."""
+"""Build and emit the events of a call.
+
+Imported only when there is a listener: `tarry.core.events` is not needed before.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +27,28 @@ if TYPE_CHECKING:
 
 
 def emit_started(operation: str, call: Call) -> None:
-    """An attempt begins."""
-    attempt, of = call.attempts, call.policy.max_attempts
-    bus.emit(AttemptStarted(operation, _name(call), attempt, of))
+    """Emit that an attempt starts."""
+    attempt, max_attempts = call.attempts, call.policy.max_attempts
+    bus.emit(AttemptStarted(operation, _downstream_name(call), attempt, max_attempts))
 
 
 def emit_failed(
     operation: str, call: Call, outcome: Outcome, verdict: Wait | Stop, error: Exception | None
 ) -> None:
-    """An attempt failed, and what follows."""
-    name = _name(call)
-    attempt, of = call.attempts, call.policy.max_attempts
+    """Emit that an attempt failed, and that a wait follows if it does."""
+    name = _downstream_name(call)
+    attempt, max_attempts = call.attempts, call.policy.max_attempts
     detail = outcome.detail or type(error).__name__
-    bus.emit(AttemptFailed(operation, name, attempt, of, outcome.kind, error, detail=detail))
+    bus.emit(
+        AttemptFailed(operation, name, attempt, max_attempts, outcome.kind, error, detail=detail)
+    )
     if isinstance(verdict, Wait):
         bus.emit(
             WillWait(
                 operation,
                 name,
                 attempt,
-                of - 1,
+                max_attempts - 1,
                 verdict.ceiling,
                 verdict.delay,
                 verdict.hint,
@@ -56,14 +61,14 @@ def emit_failed(
 def emit_waited(
     operation: str, call: Call, wait: Wait, slept: float, error: Exception | None
 ) -> None:
-    """A wait is over."""
-    attempt, of = call.attempts, call.policy.max_attempts
+    """Emit that a wait is over."""
+    attempt, max_attempts = call.attempts, call.policy.max_attempts
     bus.emit(
         Waited(
             operation,
-            _name(call),
+            _downstream_name(call),
             attempt,
-            of - 1,
+            max_attempts - 1,
             wait.ceiling,
             wait.delay,
             wait.hint,
@@ -75,13 +80,13 @@ def emit_waited(
 
 
 def emit_succeeded(operation: str, call: Call) -> None:
-    """The call has its result."""
-    bus.emit(Succeeded(operation, _name(call), call.attempts))
+    """Emit that the call succeeded."""
+    bus.emit(Succeeded(operation, _downstream_name(call), call.attempts))
 
 
 def emit_gave_up(operation: str, call: Call, stop: Stop, error: Exception | None) -> None:
-    """The call ends without a result."""
-    name = _name(call)
+    """Emit that the call ends without an accepted result."""
+    name = _downstream_name(call)
     if stop.reason is Reason.BUDGET_EMPTY:
         bus.emit(BudgetEmpty(operation, name))
     bus.emit(
@@ -100,11 +105,11 @@ def emit_gave_up(operation: str, call: Call, stop: Stop, error: Exception | None
 
 
 def _detail(call: Call, error: Exception | None) -> str:
-    """Return what the record says of the last attempt, unless it is not what the call ends with."""
+    """Return the last attempt's detail, or the error's type for a rejection."""
     steps = call.steps
     rejected = isinstance(error, Rejected) or not steps
     return type(error).__name__ if rejected else steps[-1].detail
 
 
-def _name(call: Call) -> str | None:
+def _downstream_name(call: Call) -> str | None:
     return None if call.downstream is None else call.downstream.name

@@ -1,6 +1,6 @@
-"""The little that asyncio and trio must do for the drivers, behind one face.
+"""Sleep, timeout and loop detection for both asyncio and trio.
 
-Neither is imported before a coroutine really needs it.
+Neither library is imported before a coroutine needs it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def in_trio() -> bool:
-    """Say whether the caller runs inside a trio task."""
+    """Return whether the caller runs inside a trio task."""
     trio = sys.modules.get("trio")
-    # A trio too old to tell may be loaded by somebody else; it is not what we run on.
+    # An old version of trio, without this function, may have been imported by another library.
     in_task = None if trio is None else getattr(trio.lowlevel, "in_trio_task", None)
     return in_task is not None and bool(in_task())
 
 
 def in_event_loop() -> bool:
-    """Say whether blocking this thread would freeze an event loop."""
+    """Return whether this thread runs an event loop, which a blocking wait would freeze."""
     modules = sys.modules
     if "asyncio" in modules and modules["asyncio"]._get_running_loop() is not None:  # noqa: SLF001
         return True
@@ -30,7 +30,7 @@ def in_event_loop() -> bool:
 
 
 async def sleep(seconds: float) -> None:
-    """Sleep on whichever loop runs."""
+    """Sleep on the running event loop."""
     if in_trio():
         import trio
 
@@ -42,7 +42,7 @@ async def sleep(seconds: float) -> None:
 
 
 class TimeoutStatus:
-    """Whether a `timeout` block was cut off."""
+    """Whether a `timeout` block reached its timeout."""
 
     __slots__ = ("expired",)
 
@@ -52,10 +52,10 @@ class TimeoutStatus:
 
 @contextmanager
 def timeout(seconds: float) -> Generator[TimeoutStatus]:
-    """Cancel the block after some seconds and swallow that cancellation.
+    """Cancel the block after `seconds` and suppress that cancellation.
 
-    A plain `with` on both loops, so that the blocks of `async for attempt in ...` need no other
-    form than those of `for`.
+    A plain `with` on both loops, so that `with attempt:` is written the same way inside
+    `async for attempt in ...` and `for attempt in ...`.
     """
     expiry = TimeoutStatus()
     if in_trio():
@@ -68,21 +68,21 @@ def timeout(seconds: float) -> Generator[TimeoutStatus]:
     import asyncio
 
     limit = asyncio.timeout(seconds)
-    _finish(limit.__aenter__())
+    _run_without_waiting(limit.__aenter__())
     try:
         yield expiry
     except BaseException as error:
         try:
-            _finish(limit.__aexit__(type(error), error, error.__traceback__))
+            _run_without_waiting(limit.__aexit__(type(error), error, error.__traceback__))
         except TimeoutError:
             expiry.expired = True
             return
         raise
-    _finish(limit.__aexit__(None, None, None))
+    _run_without_waiting(limit.__aexit__(None, None, None))
 
 
-def _finish(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Run a coroutine that never waits, as both ends of `asyncio.timeout` are."""
+def _run_without_waiting(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Run a coroutine that never suspends, such as `asyncio.timeout`'s enter and exit."""
     try:
         coroutine.send(None)
     except StopIteration:

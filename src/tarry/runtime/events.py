@@ -1,6 +1,6 @@
-"""The one event stream: what happens to calls, handed to whoever listens.
+"""The event bus of the process: passes what happens to calls on to listeners.
 
-With nobody listening, a call that succeeds pays for one attribute test.
+Without listeners, a call that succeeds pays for one attribute test.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ Listener = Callable[["Event"], None]
 
 
 LOG_WARNING = 30
-"""The level of the standard library's logging, which is not loaded before the first failure."""
+"""`logging.WARNING`, without importing `logging` before the first failure."""
 
-_LOG = "tarry.telemetry.logs"
-"""The logger that comes with the package: by name, because it listens to this and not the reverse.
+_LOG_LISTENER_MODULE = "tarry.telemetry.logs"
+"""The built-in log listener. Imported by name and on first use: that module imports this one, and
+a program that imports only an adapter must get its log lines too."""
 
-Here and not in the package's own file, because programs may import an adapter and nothing else."""
 
-
-class _Entry:
-    """One `listen`: the same function may listen twice, and each is removed on its own."""
+class _Subscription:
+    """One call of `listen`. A function may be subscribed twice and unsubscribed separately."""
 
     __slots__ = ("_listener",)
 
@@ -51,37 +50,39 @@ class EventBus:
     def __init__(self) -> None:
         self.lock: threading.Lock = threading.Lock()
         self.listeners: tuple[Listener, ...] = ()
-        """Those that the user added. They hear every event."""
+        """The user's listeners, which get every event."""
         self.log: Listener | None = None
-        """The logger that comes with the package. It hears of trouble only."""
-        self.log_enabled: Callable[[int], bool] = self._first_asked
-        """Whether the logger would write at a level; it is loaded when this is first asked."""
+        """The built-in log listener. It gets no events of calls that succeed at once."""
+        self.log_enabled: Callable[[int], bool] = self._load_log_and_test
+        """Returns whether the built-in listener logs at a level. Its first call loads it."""
         self.serial: int = 0
-        """Counts the errors that were marked; see `marks`."""
+        """Counts the error records that were attached; see `error_record`."""
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Hand every event to `listener` from now on; the answer takes it off again."""
+        """Call `listener` with every event from now on; return a function that stops this."""
         if not callable(listener) or isinstance(listener, type):
-            made = f": make one, {listener.__name__}()" if isinstance(listener, type) else ""
-            msg = f"listen takes a function of one event, got {listener!r}{made}"
+            hint = f": make one, {listener.__name__}()" if isinstance(listener, type) else ""
+            msg = f"listen takes a function of one event, got {listener!r}{hint}"
             raise ConfigurationTypeError(msg)
-        entry = _Entry(listener)
+        subscription = _Subscription(listener)
         with self.lock:
-            self.listeners = (*self.listeners, entry)
+            self.listeners = (*self.listeners, subscription)
 
         def remove() -> None:
             with self.lock:
-                self.listeners = tuple(other for other in self.listeners if other is not entry)
+                self.listeners = tuple(
+                    other for other in self.listeners if other is not subscription
+                )
 
         return remove
 
     def is_observed(self) -> bool:
-        """Say whether anybody wants to hear of trouble."""
+        """Return whether a listener or the log wants events about failures."""
         return bool(self.listeners) or self.log_enabled(LOG_WARNING)
 
     def emit(self, event: Event) -> None:
-        """Hand an event out. A listener that raises does not break a call."""
-        log = self.log or self._loaded_log()
+        """Call all listeners with an event. A listener that raises does not affect the call."""
+        log = self.log or self._load_log()
         for listener in (log, *self.listeners):
             try:
                 listener(event)
@@ -89,14 +90,14 @@ class EventBus:
                 import logging
 
                 logger = logging.getLogger("tarry")
-                logger.exception("listener %r raised; the call goes on", listener)
+                logger.exception("event listener raised, ignored, listener=%r", listener)
 
-    def _first_asked(self, level: int) -> bool:
-        self._loaded_log()
+    def _load_log_and_test(self, level: int) -> bool:
+        self._load_log()
         return self.log_enabled(level)
 
-    def _loaded_log(self) -> Listener:
-        logs: Any = import_module(_LOG)
+    def _load_log(self) -> Listener:
+        logs: Any = import_module(_LOG_LISTENER_MODULE)
         log: Listener = logs.log
         self.log, self.log_enabled = log, logs.enabled
         return log
@@ -105,11 +106,12 @@ class EventBus:
 bus: EventBus = EventBus()
 
 
-def _after_fork() -> None:
-    bus.lock = threading.Lock()  # whoever held it is not in the child
+def _replace_lock_after_fork() -> None:
+    # A lock that another thread of the parent held would stay locked for ever in the child.
+    bus.lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_replace_lock_after_fork)
 
 listen: Callable[[Listener], Callable[[], None]] = bus.listen

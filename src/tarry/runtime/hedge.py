@@ -1,4 +1,8 @@
-"""Hedged calls: another copy when the first takes too long; the first answer wins."""
+"""Hedged calls: send another copy when the first takes too long; the first result wins.
+
+`RunningHedgedCall` is the core's `HedgedCall` with clock, random numbers and events; `drive` and
+`drive_async` run its copies.
+"""
 
 from __future__ import annotations
 
@@ -55,20 +59,20 @@ async def hedge(
     name: str | None = None,
     policy: None = None,
 ) -> T:
-    """Await a coroutine function, and send another copy when it takes too long.
+    """Await a coroutine function; start another copy of the call when it takes too long.
 
-    after: seconds, or a live percentile such as "p95", which needs 100 calls to be known.
-    max_extra_load: 0.05 hedges at p95 and never adds more than 5 % to the calls.
+    after: seconds, or a percentile of the latest calls such as "p95", used after 100 calls.
+    max_extra_load: 0.05 hedges at p95 and adds at most 5 % to the number of calls.
     max_attempts: copies in all, the first included (2).
-    on: errors after which the next copy goes at once; any other error is the answer.
-    downstream: the dependency; without one, latency is kept per function.
+    on: errors after which the next copy starts at once; any other error ends the call.
+    downstream: the dependency; without one, latency is measured per function.
     """
     if policy is not None:
         raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
     check_callable("hedge", fn)
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
-    run = _run(fn, name, hedging, on, downstream)
-    return await drive_async(run, lambda _number: fn(*args))
+    call = _running_call(fn, name, hedging, on, downstream)
+    return await drive_async(call, lambda _number: fn(*args))
 
 
 def hedge_sync(
@@ -83,10 +87,10 @@ def hedge_sync(
     name: str | None = None,
     policy: None = None,
 ) -> T:
-    """Call a plain function in a thread, and send another copy when it takes too long.
+    """Call a plain function in a thread; start another copy when it takes too long.
 
-    Takes the arguments of `hedge`. A loser cannot be cancelled: its thread runs on, and what it
-    comes to is thrown away.
+    Takes the arguments of `hedge`. A copy that lost cannot be cancelled: its thread runs on, and
+    its result is discarded.
     """
     if policy is not None:
         raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
@@ -95,11 +99,11 @@ def hedge_sync(
     if flags_of(fn) & COROUTINE:
         msg = f"{name_of(fn)} is a coroutine function: use `await tarry.hedge(...)`"
         raise ConfigurationTypeError(msg)
-    run = _run(fn, name, hedging, on, downstream)
-    return drive(run, lambda _number: fn(*args))
+    call = _running_call(fn, name, hedging, on, downstream)
+    return drive(call, lambda _number: fn(*args))
 
 
-def _run(
+def _running_call(
     fn: Callable[..., Any],
     name: str | None,
     hedging: Hedging,
@@ -107,134 +111,140 @@ def _run(
     downstream: Downstream | None,
 ) -> RunningHedgedCall:
     check_instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
-    classify = Classifier(on).classify_error
-    shared = downstream or _downstream_of(fn)
-    return RunningHedgedCall(name or name_of(fn), hedging, classify, shared)
+    classify_error = Classifier(on).classify_error
+    return RunningHedgedCall(
+        name or name_of(fn), hedging, classify_error, downstream or _downstream_of(fn)
+    )
 
 
 def drive(
-    run: RunningHedgedCall, fn: Callable[[int], T], release: Callable[[Any], bool] | None = None
+    call: RunningHedgedCall, fn: Callable[[int], T], release: Callable[[Any], bool] | None = None
 ) -> T:
-    """Call a function of the copy's number in threads, until one has the answer.
+    """Run copies of a function in threads until one has the result.
 
-    `release` lets go of the result of a copy that lost, and says whether it is still of use.
+    `fn` takes the number of the copy. `release` releases the connection of a result that is not
+    returned to the caller; it returns whether the result is still usable.
     """
-    running: ThreadCopies[T] = ThreadCopies(fn, release)
+    copies: ThreadCopies[T] = ThreadCopies(fn, release)
     try:
-        first = run.begin_attempt()
-        running.start(first.number, first.delay)
+        first = call.begin_attempt()
+        copies.start(first.number, first.delay)
         while True:
-            ended = running.next(run.seconds_to_wait())
-            if ended is None:
-                another = run.on_timeout()
+            finished = copies.next(call.seconds_to_wait())
+            if finished is None:
+                another = call.on_timeout()
             else:
                 try:
-                    result = run.check_result(ended.result())
+                    result = call.check_result(finished.result())
                 except Exception as error:
-                    lost = run.record_failure(ended.number, error)
-                    if isinstance(lost, Stop):
+                    following = call.record_failure(finished.number, error)
+                    if isinstance(following, Stop):
                         raise
-                    another = lost
+                    another = following
                     if (
                         release is not None
                         and isinstance(error, ResultNotAccepted)
                         and not release(error.result)
                     ):
-                        run.discard_error()
+                        call.discard_error()
                 else:
-                    run.record_success(ended.number)
+                    call.record_success(finished.number)
                     return result
-            if another is not None and not _sent(running, another):
-                run.record_unsent(another.number)
+            if another is not None and not _start(copies, another):
+                call.record_unsent(another.number)
     except BaseException:
-        run.abort()
+        call.abort()
         raise
     finally:
-        running.leave()
+        copies.close()
 
 
-def _sent(running: ThreadCopies[T], attempt: Attempt) -> bool:
+def _start(copies: ThreadCopies[T], attempt: Attempt) -> bool:
     try:
-        running.start(attempt.number, attempt.delay)
-    except (LimitReached, RuntimeError):  # no thread to be had: no hedge, but no failure either
+        copies.start(attempt.number, attempt.delay)
+    except (LimitReached, RuntimeError):  # no thread is available: go on without this copy
         return False
     return True
 
 
 async def drive_async(
-    run: RunningHedgedCall,
+    call: RunningHedgedCall,
     fn: Callable[[int], Awaitable[T]],
     release: Callable[[Any], Awaitable[bool]] | None = None,
 ) -> T:
-    """Do what `drive` does, in tasks of whichever loop runs."""
+    """Like `drive`, for a coroutine function, in tasks of the running event loop."""
     try:
-        first = run.begin_attempt()
+        first = call.begin_attempt()
         tasks: ParallelCopies[T] = parallel_copies(fn, release)
-        async with tasks as running:
-            running.start(first.number, first.delay)
+        async with tasks as copies:
+            copies.start(first.number, first.delay)
             while True:
-                ended = await _next(running, run.seconds_to_wait())
-                if ended is None:
-                    another = run.on_timeout()
+                finished = await _next_finished(copies, call.seconds_to_wait())
+                if finished is None:
+                    another = call.on_timeout()
                 else:
                     try:
-                        result = run.check_result(ended.result())
+                        result = call.check_result(finished.result())
                     except Exception as error:
-                        lost = run.record_failure(ended.number, error)
-                        if isinstance(lost, Stop):
+                        following = call.record_failure(finished.number, error)
+                        if isinstance(following, Stop):
                             raise
-                        another = lost
+                        another = following
                         if (
                             release is not None
                             and isinstance(error, ResultNotAccepted)
                             and not await release(error.result)
                         ):
-                            run.discard_error()
+                            call.discard_error()
                     else:
-                        run.record_success(ended.number)
+                        call.record_success(finished.number)
                         return result
                 if another is not None:
-                    running.start(another.number, another.delay)
+                    copies.start(another.number, another.delay)
     except BaseException:
-        run.abort()
+        call.abort()
         raise
 
 
-async def _next(running: ParallelCopies[T], timeout: float | None) -> FinishedCopy[T] | None:
+async def _next_finished(
+    copies: ParallelCopies[T], timeout: float | None
+) -> FinishedCopy[T] | None:
     if timeout is None:
-        return await running.next()
+        return await copies.next()
     with event_loops.timeout(timeout):
-        return await running.next()
-    return None  # the time was up first
+        return await copies.next()
+    return None  # the timeout came first
 
 
-_known: WeakKeyDictionary[Any, Downstream] = WeakKeyDictionary()
+_downstreams: WeakKeyDictionary[Any, Downstream] = WeakKeyDictionary()
+"""A downstream for each hedged function, which keeps its latency between calls."""
 _locks = [threading.RLock()]
 
 
-def _after_fork() -> None:
-    _locks[0] = threading.RLock()  # whoever held it is not in the child
+def _replace_lock_after_fork() -> None:
+    # A lock that another thread of the parent held would stay locked for ever in the child.
+    _locks[0] = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_replace_lock_after_fork)
 
 
 def _downstream_of(fn: Callable[..., Any]) -> Downstream:
-    """Return the function's own downstream: where its latency is kept between calls."""
+    """Return the downstream of a function."""
     key = getattr(fn, "__func__", fn)
     with _locks[0]:
         try:
-            found = _known.get(key)
+            found = _downstreams.get(key)
             if found is None:
-                found = _known[key] = Downstream(name_of(fn))
-        except TypeError:  # cannot be referred to weakly: begins anew each time
+                found = _downstreams[key] = Downstream(name_of(fn))
+        except TypeError:  # no weak references to it: every call starts without latencies
             found = Downstream(name_of(fn))
     return found
 
 
 class RunningHedgedCall:
-    """The live state of one hedged call."""
+    """The state of one hedged call while a driver runs it."""
 
     __slots__ = (
         "_call",
@@ -263,43 +273,45 @@ class RunningHedgedCall:
         self._classify = classify
         self._classify_result = classify_result
         self._outcome: Outcome | None = None
-        """What the last result was judged to be."""
+        """The outcome of the last result."""
         self._deadline = deadlines.current()
         self._serial = bus.serial
         self._error: Exception | None = None
         self._detail = ""
-        """What the last failure was, for listeners."""
+        """A description of the last failure, for events."""
 
     def begin_attempt(self) -> Attempt:
-        """Send the first copy, or raise a rejection."""
+        """Begin the first copy, or raise a rejection."""
         now = system.now()
         if self._deadline is not None and now >= self._deadline:
-            raise self._too_late()
+            raise self._deadline_error()
         command = self._call.start(now)
         if isinstance(command, Stop):
-            self._stop(command)
+            self._raise_final_error(command)
         return command
 
     def seconds_to_wait(self) -> float | None:
-        """Return the seconds until something is due, or None."""
+        """Return the seconds until the next copy or the deadline is due, or None."""
         moments = [m for m in (self._call.next_hedge_at, self._deadline) if m is not None]
         return max(0.0, min(moments) - system.now()) if moments else None
 
     def on_timeout(self) -> Attempt | None:
-        """Time is up: send another copy if it may go, or raise at the deadline."""
+        """Return another copy if one is due and allowed; raise if the deadline has passed."""
         now = system.now()
         if self._deadline is not None and now >= self._deadline:
-            raise self._too_late()
+            raise self._deadline_error()
         if self._call.next_hedge_at is None or now < self._call.next_hedge_at:
             return None
         command = self._call.hedge(now)
-        if isinstance(command, Stop):  # a server had named a later time, and now it may not go
-            self._stop(command)
-        self._fired(command)
+        if isinstance(
+            command, Stop
+        ):  # the server asked for a later time, and now no copy may start
+            self._raise_final_error(command)
+        self._emit_fired(command)
         return command
 
     def check_result(self, result: T) -> T:
-        """Return a result that ends the call, or raise a failure wrapped in an error."""
+        """Return a result that ends the call; raise `ResultNotAccepted` for a failure."""
         if self._classify_result is not None:
             self._outcome = outcome = self._classify_result(result)
             if outcome.kind not in (Kind.SUCCESS, Kind.PERMANENT):
@@ -307,24 +319,24 @@ class RunningHedgedCall:
         return result
 
     def record_success(self, number: int) -> None:
-        """One copy has the answer."""
-        self._error = None  # its traceback holds us: leave no cycle behind
+        """Record that a copy has the result."""
+        self._error = None  # its traceback refers to self: leave no cycle
         outcome = self._outcome or SUCCESS
         good = outcome.kind is Kind.SUCCESS
         if good:
             self._call.record_success(number, system.now(), system.draw())
         else:
-            self._call.cancel(system.now())  # an answer like any other, and no sign of health
+            self._call.cancel(system.now())  # a permanent failure says nothing about health
         if bus.listeners or (number > 1 and bus.is_observed()):
             if number > 1:
                 bus.emit(HedgeWon(self._operation, self._downstream.name, number))
             if good:
                 bus.emit(Succeeded(self._operation, self._downstream.name, self._call.attempts))
             else:
-                self._tell_gave_up(Stop(Reason.PERMANENT), None, outcome.detail)
+                self._emit_gave_up(Stop(Reason.PERMANENT), None, outcome.detail)
 
     def record_failure(self, number: int, error: Exception) -> Attempt | Stop | None:
-        """One copy failed: another, more waiting, or the end."""
+        """Record a failed copy; return the next copy, None to go on waiting, or a `Stop`."""
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             classify = self._classify
@@ -332,58 +344,56 @@ class RunningHedgedCall:
         self._detail = outcome.detail
         command = self._call.record_failure(number, outcome, system.now(), system.draw())
         if isinstance(command, Stop):
-            self._give_up(command, error)
+            self._record_give_up(command, error)
         else:
             self._error = error
-            self._fired(command)
+            self._emit_fired(command)
         return command
 
     def record_unsent(self, number: int) -> None:
-        """There was no thread for a copy: go on without it, or raise the error of the last."""
+        """Record that no thread was available for a copy; raise if no other copy runs."""
         if not self._call.record_unsent(number, system.now()):
-            self._stop(Stop(Reason.LIMIT))
+            self._raise_final_error(Stop(Reason.LIMIT))
 
     def discard_error(self) -> None:
-        """The answer of the copy that failed last is gone: the call cannot end with it."""
+        """Drop the error of the copy that failed last: its result cannot be returned any more."""
         self._error = None
 
     def abort(self) -> None:
-        """Forget the copies that still run."""
+        """Release the permits of the copies that still run."""
         self._call.cancel(system.now())
 
-    def _stop(self, stop: Stop) -> Never:
-        """End the call, in which no copy runs, with the error of the one that failed last."""
+    def _raise_final_error(self, stop: Stop) -> Never:
+        """End the call with the error of the copy that failed last; no copy runs any more."""
         error, self._error = self._error, None
         if error is None:
             error = rejection_error(stop, self._operation, self._downstream.name, self._detail)
-        self._give_up(stop, error)
+        self._record_give_up(stop, error)
         try:
             raise error
         finally:
-            del error  # its traceback holds this frame: leave no cycle behind
+            del error  # its traceback refers to this frame: leave no cycle
 
-    def _fired(self, attempt: Attempt | None) -> None:
+    def _emit_fired(self, attempt: Attempt | None) -> None:
         if attempt is not None and bus.is_observed():
             bus.emit(HedgeFired(self._operation, self._downstream.name, attempt.number))
 
-    def _too_late(self) -> DeadlineExceeded:
+    def _deadline_error(self) -> DeadlineExceeded:
         error = DeadlineExceeded(f"{self._operation}: the deadline has passed")
-        self._give_up(Stop(Reason.DEADLINE), error)
+        self._record_give_up(Stop(Reason.DEADLINE), error)
         return error
 
-    def _give_up(self, stop: Stop, error: Exception) -> None:
-        name, copies_sent = self._downstream.name, self._call.attempts
-        record = CallRecord(
-            self._operation, name, copies_sent, 0.0, stop.reason, stop.retry_after, ()
-        )
+    def _record_give_up(self, stop: Stop, error: Exception) -> None:
+        name, attempts = self._downstream.name, self._call.attempts
+        record = CallRecord(self._operation, name, attempts, 0.0, stop.reason, stop.retry_after, ())
         if not has_record_since(error, self._serial):
-            attach_record(error, record, final=copies_sent != 1)
+            attach_record(error, record, final=attempts != 1)
         add_note(error, record)
         if bus.is_observed():
             rejected = isinstance(error, Rejected)
-            self._tell_gave_up(stop, error, (not rejected and self._detail) or type(error).__name__)
+            self._emit_gave_up(stop, error, (not rejected and self._detail) or type(error).__name__)
 
-    def _tell_gave_up(self, stop: Stop, error: Exception | None, detail: str) -> None:
+    def _emit_gave_up(self, stop: Stop, error: Exception | None, detail: str) -> None:
         bus.emit(
             GaveUp(
                 self._operation,

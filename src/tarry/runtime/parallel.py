@@ -1,7 +1,7 @@
-"""Copies of one coroutine function that run side by side: asyncio tasks or trio tasks.
+"""Copies of a call that run in parallel: in threads, asyncio tasks or trio tasks.
 
-Both have the two verbs of `Threads`: `start(number)` one, and take the `next` that ended. What a
-copy comes to that nobody waits for any more is discarded.
+All three classes have the same methods: `start(number)` starts a copy, `next` returns the next
+finished one. Results that are no longer waited for are passed to `discard`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_ATTEMPT_THREADS = 256
-"""Attempts in threads at a time, those that were cut off and still run included."""
+"""Attempts in threads at the same time, including those that timed out and still run."""
 
-_places = [threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)]
+_thread_slots = [threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)]
 
 
-def _after_fork() -> None:
-    """Count from nothing in a forked child, which has none of its parent's threads."""
-    _places[0] = threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)
+def _reset_slots_after_fork() -> None:
+    # A forked child has none of its parent's threads, so all slots are free.
+    _thread_slots[0] = threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_reset_slots_after_fork)
 
 
 class FinishedCopy(Generic[T]):
-    """How one copy ended."""
+    """The result or the error of one copy."""
 
     __slots__ = ("_error", "_result", "number")
 
@@ -54,7 +54,7 @@ class FinishedCopy(Generic[T]):
 
     @property
     def has_result(self) -> bool:
-        """Whether there is a result, and not an error."""
+        """Whether the copy returned a result."""
         return self._error is None
 
     def result(self) -> T:
@@ -64,85 +64,85 @@ class FinishedCopy(Generic[T]):
             try:
                 raise error
             finally:
-                del error  # its traceback holds this frame: leave no cycle behind
+                del error  # its traceback refers to this frame: leave no cycle
         return self._result  # type: ignore[return-value]
 
 
 class ThreadCopies(Generic[T]):
-    """Copies of a plain function of the copy's number, each in a thread.
+    """Copies of a plain function, each in a thread. The function takes the copy's number.
 
-    A thread cannot be stopped from outside: one that is no longer waited for runs on, and what
-    it comes to is thrown away. The number of those is bounded.
+    A thread cannot be stopped from outside. A copy that is no longer waited for runs on, and its
+    result is discarded. The number of these threads is limited.
     """
 
-    __slots__ = ("_discard", "_ended", "_fn", "_left", "_lock")
+    __slots__ = ("_discard", "_finished", "_fn", "_is_closed", "_lock")
 
     def __init__(
         self, fn: Callable[[int], T], discard: Callable[[T], object] | None = None
     ) -> None:
         self._fn = fn
         self._discard = discard
-        self._ended: SimpleQueue[FinishedCopy[T]] = SimpleQueue()
+        self._finished: SimpleQueue[FinishedCopy[T]] = SimpleQueue()
         self._lock = threading.Lock()
-        self._left = False
+        self._is_closed = False
 
     def start(self, number: int, delay: float = 0.0) -> None:
-        """Start one copy; it sees the caller's context variables."""
-        places = _places[0]
-        if not places.acquire(blocking=False):
+        """Start a copy in a copy of the caller's context."""
+        slots = _thread_slots[0]
+        if not slots.acquire(blocking=False):
             msg = (
                 f"{MAX_ATTEMPT_THREADS} attempts run in threads already, most of them probably "
                 "cut off by a timeout; give the client inside a timeout of its own "
                 "(tarry.remaining())"
             )
             raise LimitReached(msg)
-        run, args = copy_context().run, (self._run, places, number, delay)
+        run, args = copy_context().run, (self._run, slots, number, delay)
         try:
             threading.Thread(target=run, args=args, name="tarry-attempt", daemon=True).start()
         except BaseException:
-            places.release()
+            slots.release()
             raise
 
     def next(self, timeout: float | None) -> FinishedCopy[T] | None:
-        """Return the next copy that ended, or None when the time is up first."""
+        """Return the next finished copy, or None after `timeout` seconds."""
         try:
-            return self._ended.get(timeout=timeout and min(timeout, threading.TIMEOUT_MAX))
+            return self._finished.get(timeout=timeout and min(timeout, threading.TIMEOUT_MAX))
         except Empty:
             return None
 
-    def _run(self, places: threading.Semaphore, number: int, delay: float) -> None:
+    def _run(self, slots: threading.Semaphore, number: int, delay: float) -> None:
         try:
             if delay:
                 system.sleep(delay, None)
-                if self._left:
+                if self._is_closed:
                     return
-            ended = FinishedCopy(number, self._fn(number), None)
+            finished = FinishedCopy(number, self._fn(number), None)
         except BaseException as error:
-            ended = FinishedCopy[T](number, None, error)
+            finished = FinishedCopy[T](number, None, error)
         finally:
-            places.release()
+            slots.release()
         with self._lock:
-            if not self._left:
-                self._ended.put(ended)
+            if not self._is_closed:
+                self._finished.put(finished)
                 return
-        self._throw_away(ended)
+        self._discard_result(finished)
 
-    def leave(self) -> None:
-        """Wait for no more copies: from now on each discards its result when it has one."""
+    def close(self) -> None:
+        """Stop waiting for copies: from now on each discards its own result."""
         with self._lock:
-            self._left = True
-        while (ended := self.next(0.0)) is not None:
-            self._throw_away(ended)
+            self._is_closed = True
+        while (finished := self.next(0.0)) is not None:
+            self._discard_result(finished)
 
-    def _throw_away(self, ended: FinishedCopy[T]) -> None:
-        if self._discard is not None and ended.has_result:
-            self._discard(ended.result())
+    def _discard_result(self, finished: FinishedCopy[T]) -> None:
+        if self._discard is not None and finished.has_result:
+            self._discard(finished.result())
 
 
 class ParallelCopies(Protocol[T]):
-    """Copies of a coroutine function of the copy's number.
+    """Copies of a coroutine function, which takes the copy's number.
 
-    Whatever still runs at the end of the block is cancelled.
+    Leaving the block cancels the copies that still run.
     """
 
     async def __aenter__(self) -> Self:
@@ -155,34 +155,36 @@ class ParallelCopies(Protocol[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Cancel what still runs, and wait until it is gone."""
+        """Cancel the copies that still run, and wait for them."""
         ...
 
     def start(self, number: int, delay: float = 0.0) -> None:
-        """Start one copy."""
+        """Start a copy."""
         ...
 
     async def next(self) -> FinishedCopy[T]:
-        """Wait for the next copy that ends."""
+        """Wait for the next finished copy."""
         ...
 
 
 def parallel_copies(
     fn: Callable[[int], Awaitable[T]], discard: Callable[[T], Awaitable[object]] | None = None
 ) -> ParallelCopies[T]:
-    """Return the copies for whichever loop runs."""
+    """Return the class of copies for the running event loop."""
     return TrioCopies(fn, discard) if event_loops.in_trio() else AsyncioCopies(fn, discard)
 
 
-async def _throw_away(ended: FinishedCopy[T], discard: Callable[[T], Awaitable[object]]) -> None:
-    if ended.has_result:
-        await discard(ended.result())
+async def _discard_result(
+    finished: FinishedCopy[T], discard: Callable[[T], Awaitable[object]]
+) -> None:
+    if finished.has_result:
+        await discard(finished.result())
 
 
 class AsyncioCopies(Generic[T]):
-    """Copies as asyncio tasks."""
+    """Copies in asyncio tasks."""
 
-    __slots__ = ("_discard", "_ended", "_fn", "_tasks")
+    __slots__ = ("_discard", "_finished", "_fn", "_tasks")
 
     def __init__(
         self,
@@ -193,7 +195,7 @@ class AsyncioCopies(Generic[T]):
 
         self._fn = fn
         self._discard = discard
-        self._ended: Queue[FinishedCopy[T]] = asyncio.Queue()
+        self._finished: Queue[FinishedCopy[T]] = asyncio.Queue()
         self._tasks: set[Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -206,7 +208,7 @@ class AsyncioCopies(Generic[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Cancel what still runs, and wait until it is gone."""
+        """Cancel the copies that still run, and wait for them."""
         import asyncio
 
         for task in self._tasks:
@@ -214,31 +216,31 @@ class AsyncioCopies(Generic[T]):
         try:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         finally:
-            while self._discard is not None and not self._ended.empty():
-                await _throw_away(self._ended.get_nowait(), self._discard)
+            while self._discard is not None and not self._finished.empty():
+                await _discard_result(self._finished.get_nowait(), self._discard)
 
     def start(self, number: int, delay: float = 0.0) -> None:
-        """Start one copy."""
+        """Start a copy."""
         import asyncio
 
         self._tasks.add(asyncio.create_task(self._run(number, delay)))
 
     async def next(self) -> FinishedCopy[T]:
-        """Wait for the next copy that ends."""
-        return await self._ended.get()
+        """Wait for the next finished copy."""
+        return await self._finished.get()
 
     async def _run(self, number: int, delay: float) -> None:
         try:
             if delay:
                 await system.async_sleep(delay)
-            ended = FinishedCopy(number, await self._fn(number), None)
+            finished = FinishedCopy(number, await self._fn(number), None)
         except BaseException as error:
-            ended = FinishedCopy[T](number, None, error)
-        self._ended.put_nowait(ended)
+            finished = FinishedCopy[T](number, None, error)
+        self._finished.put_nowait(finished)
 
 
 class TrioCopies(Generic[T]):
-    """Copies as trio tasks."""
+    """Copies in trio tasks."""
 
     __slots__ = ("_cancelled", "_discard", "_fn", "_manager", "_nursery", "_receive", "_send")
 
@@ -260,7 +262,7 @@ class TrioCopies(Generic[T]):
         self._cancelled = trio.Cancelled
 
     async def __aenter__(self) -> Self:
-        """Begin."""
+        """Open the nursery."""
         import trio
 
         self._manager = trio.open_nursery()
@@ -273,7 +275,7 @@ class TrioCopies(Generic[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Cancel what still runs, and wait until it is gone."""
+        """Cancel the copies that still run, and wait for them."""
         import trio
 
         self._nursery.cancel_scope.cancel()
@@ -281,24 +283,24 @@ class TrioCopies(Generic[T]):
             await self._manager.__aexit__(None, None, None)
         finally:
             while self._discard is not None and self._receive.statistics().current_buffer_used:
-                with trio.CancelScope(shield=True):  # a connection is given back in any case
-                    await _throw_away(self._receive.receive_nowait(), self._discard)
+                with trio.CancelScope(shield=True):  # release connections even when cancelled
+                    await _discard_result(self._receive.receive_nowait(), self._discard)
 
     def start(self, number: int, delay: float = 0.0) -> None:
-        """Start one copy."""
+        """Start a copy."""
         self._nursery.start_soon(self._run, number, delay)
 
     async def next(self) -> FinishedCopy[T]:
-        """Wait for the next copy that ends."""
+        """Wait for the next finished copy."""
         return await self._receive.receive()
 
     async def _run(self, number: int, delay: float) -> None:
         try:
             if delay:
                 await system.async_sleep(delay)
-            ended = FinishedCopy(number, await self._fn(number), None)
-        except self._cancelled:  # by us, or with us: the nursery knows
+            finished = FinishedCopy(number, await self._fn(number), None)
+        except self._cancelled:  # by `__aexit__` or from outside: the nursery handles it
             raise
         except BaseException as error:
-            ended = FinishedCopy[T](number, None, error)
-        self._send.send_nowait(ended)
+            finished = FinishedCopy[T](number, None, error)
+        self._send.send_nowait(finished)

@@ -1,4 +1,4 @@
-"""The public doors to the retry loop: `retry`, `call`, `acall` and `attempts`."""
+"""The public functions that retry: `retry`, `call`, `acall` and `attempts`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Decorator(Protocol):
-    """Keeps the type of whatever it decorates."""
+    """A decorator that keeps the type of the function."""
 
     def __call__(self, fn: F, /) -> F:
         """Wrap a function."""
@@ -56,24 +56,25 @@ def retry(
     random: Random | None = None,
     hedging: None = None,
 ) -> Decorator:
-    """Retry a function: `def`, `async def`, generators and async generators alike.
+    """Return a decorator that retries functions, coroutine functions and (async) generators.
 
-    on: which errors are worth a retry: an exception type, a tuple of them, or a predicate over
-        the exception, which may also answer with an `Outcome` (a class and a server's hint).
-    until: a predicate over the result; one that it does not accept is retried too.
-    attempts: attempts in all, the first included (4).
-    timeout: seconds for one attempt. A plain function runs in a thread for that; when it is cut
-        off, the thread runs on and its result is thrown away.
-    deadline: seconds for the call in all. Calls inside share it.
-    policy: everything else: delays, jitter, total budget, statuses.
+    on: which errors to retry: an exception type, a tuple of types, or a predicate over the
+        exception. The predicate may also return an `Outcome`, with a kind and a server's hint.
+    until: a predicate over the result; a result for which it is false is retried too.
+    attempts: the maximum number of attempts, the first included (4).
+    timeout: seconds for one attempt. A plain function then runs in a thread, which runs on after
+        the timeout; its result is discarded.
+    deadline: seconds from the start of the call until it must end, with all its attempts and
+        waits. Calls made inside share it.
+    policy: all other settings: delays, jitter, total budget, statuses.
     downstream: the dependency's breaker, retry budget and limits.
-    name: the name for logs and metrics, instead of the function's.
+    name: the name in logs and metrics; by default the function's.
     cancel: a token that ends the waits of a plain function.
     random: the source of jitter, such as random.Random(7).
     """
     if misused:
         msg = (
-            "@tarry.retry needs to be told which errors are worth another attempt, as in "
+            "@tarry.retry needs on=, which errors are worth another attempt, as in "
             "@tarry.retry(on=ConnectionError); a bare @tarry.retry would also retry bugs"
         )
         raise ConfigurationTypeError(msg)
@@ -98,7 +99,7 @@ def retry(
         if not callable(fn) or isinstance(fn, type):
             msg = f"@tarry.retry decorates functions and methods, got {fn!r}"
             raise ConfigurationTypeError(msg)
-        return _wrapped(fn, config.named(name_of(fn)))
+        return _wrap(fn, config.with_default_name(name_of(fn)))
 
     return decorate
 
@@ -121,14 +122,14 @@ def call(
     """Call a plain function with retries: `tarry.call(fetch, url, on=OSError)`.
 
     Takes the arguments of `retry`; keyword arguments of the function go into a lambda or
-    `functools.partial`. With a policy, `on` may be left out: then the connection errors and
-    timeouts of the standard library are retried, and nothing else.
+    `functools.partial`. With a policy, `on` may be left out: then the standard library's
+    connection errors and timeouts are retried.
     """
     check_callable("call", fn)
     if flags_of(fn) & COROUTINE:
         msg = f"{name_of(fn)} is a coroutine function: use `await tarry.acall(...)`"
         raise ConfigurationTypeError(msg)
-    _no_generator(fn)
+    _check_no_generator(fn)
     config = RetryConfig(
         on=outcome_of_exception if on is None and policy is not None else on,
         until=until,
@@ -160,7 +161,7 @@ async def acall(
 ) -> T:
     """Await a coroutine function with retries: `await tarry.acall(fetch, url, on=OSError)`."""
     check_callable("acall", fn)
-    _no_generator(fn)
+    _check_no_generator(fn)
     config = RetryConfig(
         on=outcome_of_exception if on is None and policy is not None else on,
         until=until,
@@ -191,9 +192,9 @@ def attempts(
 ) -> Attempts:
     """Retry a block: `for attempt in tarry.attempts(on=OSError):` and `with attempt:` inside.
 
-    In a coroutine, `async for` takes the place of `for`; the `with` stays. Takes the arguments
-    of `retry` but `until`: a block has no result. A `timeout` needs `async for`, because a plain
-    block cannot be cut off.
+    In a coroutine, use `async for` instead of `for`; the `with` stays. Takes the arguments of
+    `retry` except `until`, because a block has no result. A `timeout` needs `async for`, because
+    a plain block cannot be interrupted.
     """
     from tarry.runtime.attempts import Attempts
 
@@ -212,13 +213,13 @@ def attempts(
     )
 
 
-def _no_generator(fn: object) -> None:
+def _check_no_generator(fn: object) -> None:
     if flags_of(fn) & (GENERATOR | ASYNC_GENERATOR):
         msg = f"{name_of(fn)} is a generator function: decorate it with @tarry.retry(on=...)"
         raise ConfigurationTypeError(msg)
 
 
-def _wrapped(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
+def _wrap(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
     flags = flags_of(fn)
     if flags & (GENERATOR | ASYNC_GENERATOR) and config.until is not None:
         msg = f"until looks at a result, and {config.operation} is a generator, which has none"

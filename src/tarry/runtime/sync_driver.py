@@ -1,4 +1,4 @@
-"""The driver for plain functions and generators."""
+"""Runs the attempts of plain functions and generators."""
 
 from __future__ import annotations
 
@@ -29,42 +29,42 @@ def wrap(
     first: Callable[..., T] | None = None,
     is_success: Callable[[T], bool] | None = None,
 ) -> Callable[..., T]:
-    """Return the cheapest wrapper that does what the config asks for.
+    """Return the cheapest wrapper of `fn` that does what the config asks for.
 
-    An adapter may pass `first`, a quicker function for first attempts, and `is_success`, a quicker
-    test than `config.classify_result` for most of the results that are successes.
+    An adapter may pass `first`, a faster function for first attempts, and `is_success`, a test
+    that is faster than `config.classify_result` and true only for successes.
     """
-    if config.needs_run:
-        return _full(fn, config)
+    if config.needs_full_driver:
+        return _wrap_full(fn, config)
     if config.downstream is None:
-        return _plain(fn, config)
+        return _wrap_plain(fn, config)
     classify_result = config.classify_result
     if is_success is None and classify_result is not None:
 
         def is_success(result: T) -> bool:
             return classify_result(result) is SUCCESS
 
-    return _guarded(fn, config, config.downstream, first or fn, is_success)
+    return _wrap_guarded(fn, config, config.downstream, first or fn, is_success)
 
 
 def wrap_generator(
     fn: Callable[..., Generator[Any, Any, Any]], config: RetryConfig
 ) -> Callable[..., Generator[Any, Any, Any]]:
-    """Retry a generator until its first item; from then on it is the caller's."""
+    """Retry a generator until its first item; errors after that reach the caller."""
 
     @wraps(fn)
-    def first(*args: Any, **kwargs: Any) -> tuple[Generator[Any, Any, Any] | None, Any]:
+    def first_item(*args: Any, **kwargs: Any) -> tuple[Generator[Any, Any, Any] | None, Any]:
         generator = fn(*args, **kwargs)
         try:
             return generator, next(generator)
         except StopIteration as end:
             return None, end.value
 
-    first_of = wrap(first, config)
+    retry_first_item = wrap(first_item, config)
 
     @wraps(fn)
     def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        generator, item = first_of(*args, **kwargs)
+        generator, item = retry_first_item(*args, **kwargs)
         if generator is None:
             return item
         try:
@@ -86,43 +86,43 @@ def wrap_generator(
 
 
 def drive(
-    run: RunningCall, fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    running: RunningCall, fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> T:
-    """Make attempts until the call is over."""
+    """Make attempts until the call ends; return its result or raise its error."""
     try:
         while True:
-            attempt = run.begin_attempt()
-            if run.config.passes_number:
+            attempt = running.begin_attempt()
+            if running.config.passes_number:
                 kwargs = {**kwargs, "number": attempt.number}
             if attempt.delay:
-                run.wait(attempt.delay)
+                running.wait(attempt.delay)
             try:
                 if attempt.timeout is None:
                     result = fn(*args, **kwargs) if kwargs else fn(*args)
                 else:
-                    result = _limited(run, attempt.timeout, fn, args, kwargs)
+                    result = _call_with_timeout(running, attempt.timeout, fn, args, kwargs)
             except Exception as error:
-                if not run.should_retry(error):
+                if not running.should_retry(error):
                     raise
             else:
-                if run.accepts(result):
+                if running.accepts(result):
                     return result
-                release_result(run, result)
-            run.wait()
+                release_result(running, result)
+            running.wait()
     except BaseException:
-        run.abort()
+        running.abort()
         raise
 
 
-def release_result(run: RunningCall, result: object) -> None:
-    """Keep no connection during the wait that a result has caused."""
-    release = run.config.release
+def release_result(running: RunningCall, result: object) -> None:
+    """Release the connection of a result that was not accepted, before the wait."""
+    release = running.config.release
     if release is not None and not release(result):
-        run.discard_error()
+        running.discard_error()
 
 
-def _limited(
-    run: RunningCall,
+def _call_with_timeout(
+    running: RunningCall,
     timeout: float,
     fn: Callable[..., T],
     args: tuple[Any, ...],
@@ -130,21 +130,23 @@ def _limited(
 ) -> T:
     key = deadlines.enter(system.now() + timeout)
     try:
-        if run.policy.attempt_timeout is None:  # a mere deadline needs no thread
+        if running.policy.attempt_timeout is None:  # a deadline alone does not stop the function
             return fn(*args, **kwargs)
         from tarry.runtime.parallel import ThreadCopies
 
         threads = ThreadCopies(lambda _number: fn(*args, **kwargs))
-        threads.start(run.attempts)
-        ended = threads.next(timeout)
+        threads.start(running.attempts)
+        finished = threads.next(timeout)
     finally:
         deadlines.leave(key)
-    if ended is None:
-        raise run.timeout_error(timeout)
-    return ended.result()
+    if finished is None:
+        raise running.timeout_error(timeout)
+    return finished.result()
 
 
-def _full(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
+def _wrap_full(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
+    """Return the wrapper that makes a `RunningCall` for each call."""
+
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:
         return drive(RunningCall.new(config), fn, args, kwargs)
@@ -152,40 +154,45 @@ def _full(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
     return call
 
 
-def _plain(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
+def _wrap_plain(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
+    """Return the wrapper for calls without a downstream and without limits.
+
+    Until two attempts have failed, it makes no `RunningCall` where it can avoid one.
+    """
+
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:
         if bus.listeners or _deadline() is not None:
             return drive(RunningCall.new(config), fn, args, kwargs)
         serial = bus.serial
         try:
-            if kwargs:  # to merge nothing costs a dict
+            if kwargs:  # an empty **kwargs would still build a dict
                 return fn(*args, **kwargs)
             return fn(*args)
         except Exception as error:
-            first = decide_after_first_failure(config, error, serial)
-            if first is None:
+            decision = decide_after_first_failure(config, error, serial)
+            if decision is None:
                 raise
-            if isinstance(first, tuple):
-                blocking_wait(config, first[2].delay, error)
-        if isinstance(first, tuple):
+            if isinstance(decision, tuple):
+                blocking_wait(config, decision[2].delay, error)
+        if isinstance(decision, tuple):
             serial = bus.serial
             try:
                 return fn(*args, **kwargs)
             except Exception as error:
-                run = RunningCall(config, None, None, serial)
-                run.adopt_first_failure(*first)
-                if not run.should_retry(error):
+                running = RunningCall(config, None, None, serial)
+                running.adopt_first_failure(*decision)
+                if not running.should_retry(error):
                     raise
         else:
-            run = first
-        run.wait()
-        return drive(run, fn, args, kwargs)
+            running = decision
+        running.wait()
+        return drive(running, fn, args, kwargs)
 
     return call
 
 
-def _guarded(
+def _wrap_guarded(
     fn: Callable[..., T],
     config: RetryConfig,
     downstream: Downstream,
@@ -223,8 +230,8 @@ def _guarded(
             result = first(*args, **kwargs) if kwargs else first(*args)
             succeeded = is_success is None or is_success(result)
         except Exception as error:
-            run = RunningCall.after_first_attempt(config, started, serial, permit)
-            if not run.should_retry(error):
+            running = RunningCall.after_first_attempt(config, started, serial, permit)
+            if not running.should_retry(error):
                 raise
         else:
             if succeeded:
@@ -236,11 +243,11 @@ def _guarded(
                 else:
                     downstream.record(permit, SUCCESS, now - started, now, system.draw())
                 return result
-            run = RunningCall.after_first_attempt(config, started, serial, permit)
-            if run.accepts(result):
+            running = RunningCall.after_first_attempt(config, started, serial, permit)
+            if running.accepts(result):
                 return result
-            release_result(run, result)
-        run.wait()
-        return drive(run, fn, args, kwargs)
+            release_result(running, result)
+        running.wait()
+        return drive(running, fn, args, kwargs)
 
     return call

@@ -1,1 +1,1 @@
-"""Listeners of the event stream. Each file is one; they know nothing of each other."""
+"""Listeners for `tarry.listen`: logging, structlog, Prometheus and OpenTelemetry."""

@@ -1,6 +1,7 @@
-"""What a log says of an event, whatever writes it: a level, a name that stays, and fields.
+"""The log level, stable name and fields of each event, shared by all log listeners.
 
-Waits are warnings; what went well in the end is information; the rest is for debugging.
+Waits and failed calls are warnings, successes after retries are information, and all else is for
+debugging.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ EVENT_NAMES: dict[type[Event], str] = {
     HedgeFired: "tarry.hedge_fired",
     HedgeWon: "tarry.hedge_won",
 }
-"""What people search and alert for: it stays when a class is renamed."""
+"""Names to search and alert for. They do not change when a class is renamed."""
 
 
 def log_level(event: Event) -> int | None:
-    """Return the level of an event; None: it is not worth a line."""
+    """Return the log level of an event, or None if it is not logged."""
     match event:
         case WillWait() | BreakerMoved():
             return logging.WARNING
         case GaveUp():
-            # An error that was never to be retried is the caller's business, not ours; and while
-            # a breaker is open, that it opened has been said.
-            passed_on = event.reason in (Reason.PERMANENT, Reason.RETRIED_BELOW)
-            quiet = not event.attempts or (passed_on and event.attempts == 1)
-            return logging.DEBUG if quiet else logging.WARNING
+            # An error that is never retried is the caller's to log. Calls that a breaker rejects
+            # follow a warning that it opened.
+            is_not_retried = event.reason in (Reason.PERMANENT, Reason.RETRIED_BELOW)
+            is_expected = not event.attempts or (is_not_retried and event.attempts == 1)
+            return logging.DEBUG if is_expected else logging.WARNING
         case Succeeded():
             return logging.INFO if event.attempts > 1 else None
         case _:
@@ -61,11 +62,11 @@ def log_level(event: Event) -> int | None:
 
 
 def event_fields(event: Event) -> dict[str, Any]:
-    """Return the fields of an event as plain values: an error by its type, a hint as a dict."""
-    return {field.name: _plain(getattr(event, field.name)) for field in fields(event)}
+    """Return the fields of an event as simple values: an error as its type, a hint as a dict."""
+    return {field.name: _simplify(getattr(event, field.name)) for field in fields(event)}
 
 
-def _plain(value: object) -> object:
+def _simplify(value: object) -> object:
     match value:
         case Enum():
             return value.value

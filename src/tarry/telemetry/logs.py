@@ -1,7 +1,7 @@
-"""Standard logging: the listener that comes with the package, under the logger "tarry".
+"""The built-in listener: writes events to the standard library's logger "tarry".
 
-Every record carries its fields as attributes (`record.tarry`, a dict), so that a JSON formatter
-needs no parsing. Here are the words for people; levels and fields are in `fields`.
+Every log record carries the event's fields in `record.tarry`, a dict, so that a JSON formatter
+needs no parsing. This module builds the messages; levels and fields are in `event_fields`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tarry.core.events import Event
     from tarry.core.hints import Hint
 
+MAX_ERROR_TEXT_LENGTH = 200
+
 logger: logging.Logger = logging.getLogger("tarry")
 
 
@@ -39,7 +41,7 @@ enabled: Callable[[int], bool] = logger.isEnabledFor
 
 
 def log(event: Event) -> None:
-    """Write one event."""
+    """Log one event."""
     level = log_level(event)
     if level is not None and logger.isEnabledFor(level):
         logger.log(level, "%s", _message(event), extra={"tarry": event_fields(event)})
@@ -54,7 +56,7 @@ def _message(event: Event) -> str:
             return (
                 f"{event.operation}: {_failure(event)}; "
                 f"retry {event.retry} of {event.max_retries} in {format_duration(event.delay)} "
-                f"(ceiling {format_duration(event.ceiling)}{_asked(event.hint)})"
+                f"(ceiling {format_duration(event.ceiling)}{_hint_text(event.hint)})"
             )
         case GaveUp():
             plural = "" if event.attempts == 1 else "s"
@@ -83,35 +85,34 @@ def _message(event: Event) -> str:
             return f"{event.operation}: {type(event).__name__}"
 
 
-def _asked(hint: Hint | None) -> str:
-    """Return what the server asked for: the wait may be longer, by our own delay."""
+def _hint_text(hint: Hint | None) -> str:
+    """Describe the server's hint. The wait may be longer, by the policy's own delay."""
     if hint is None:
         return ""
     delay = duration_or_none(hint.delay)
-    wish = "a retry" if delay is None else format_duration(delay)
-    return f", the server asked for {wish} ({hint.source})"
+    request = "a retry" if delay is None else format_duration(delay)
+    return f", the server asked for {request} ({hint.source})"
 
 
 def _failure(event: WillWait | GaveUp) -> str:
-    """Return what went wrong on one short line: it may hold anything, also line breaks."""
+    """Describe the failure on one short line; the error's text may be anything."""
     error = event.error
     if error is None:
         return event.detail or "result not accepted"
     try:
-        text = " ".join(str(_words(error)).split())
-    except Exception:  # of the user's
+        text = " ".join(str(_error_text(error)).split())
+    except Exception:  # raised by the user's __str__
         text = "(cannot be shown)"
     text = "".join(c if c.isprintable() else "?" for c in text)
-    text = text.removeprefix(f"{event.operation}: ")[:_LONGEST]
+    text = text.removeprefix(f"{event.operation}: ")[:MAX_ERROR_TEXT_LENGTH]
     if isinstance(error, ResultNotAccepted) and text:
         return text
     return (event.detail or type(error).__name__) + (f": {text}" if text else "")
 
 
-def _words(error: Any) -> object:
-    """Return what an error says; that of a gRPC call has it apart, and is a page as a text."""
-    is_grpc = callable(getattr(error, "code", None)) and callable(getattr(error, "details", None))
-    return error.details() if is_grpc else error
-
-
-_LONGEST = 200
+def _error_text(error: Any) -> object:
+    """Return the message of an error: for gRPC errors, whose text fills a page, the details."""
+    is_grpc_error = callable(getattr(error, "code", None)) and callable(
+        getattr(error, "details", None)
+    )
+    return error.details() if is_grpc_error else error

@@ -1,4 +1,4 @@
-"""What the metrics count, whatever keeps them: one reading of the events, so that all agree."""
+"""Label values, buckets and gauges that the Prometheus and OpenTelemetry listeners share."""
 
 from __future__ import annotations
 
@@ -15,60 +15,60 @@ if TYPE_CHECKING:
     from tarry.core.events import GaveUp
 
 MAX_LABEL_VALUES = 100
-"""Different operations, and different downstreams, that have time series of their own."""
+"""Distinct operations, and distinct downstreams, that get their own time series."""
 
 DELAY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 600, 3600)
-"""Bounds of the histogram of delays, in seconds: from a quick retry to the longest hint."""
+"""Upper bounds of the buckets for delays: from a fast retry to the longest hint."""
 
 
 class LabelLimit:
-    """Lets so many different names through; each further one is called by one name for all.
+    """Limits the number of distinct values of a label; further values become "other".
 
-    Time series are for ever: a name with an id in it would make one for each call.
+    Time series are kept for ever: a name that contains an id would create one for each call.
     """
 
-    __slots__ = ("_most", "_rest", "_seen")
+    __slots__ = ("_max_values", "_overflow", "_seen")
 
-    def __init__(self, most: int = MAX_LABEL_VALUES, rest: str = "other") -> None:
-        self._most = check_count("max_names", most)
-        self._rest = rest
+    def __init__(self, max_values: int = MAX_LABEL_VALUES, overflow: str = "other") -> None:
+        self._max_values = check_count("max_names", max_values)
+        self._overflow = overflow
         self._seen: set[str] = set()
 
-    def __call__(self, name: str) -> str:
-        """Return the name, or the one for all the rest."""
+    def __call__(self, value: str) -> str:
+        """Return the value, or "other" if the limit is reached."""
         seen = self._seen
-        if name not in seen:
-            if len(seen) >= self._most:
-                return self._rest
-            seen.add(name)  # without a lock: one more for each thread at this very line is no harm
-        return name
+        if value not in seen:
+            if len(seen) >= self._max_values:
+                return self._overflow
+            seen.add(value)  # without a lock: threads that race here exceed the limit by a few
+        return value
 
 
 def call_result(event: Succeeded | GaveUp) -> str:
-    """Say how a call ended; hedges are attempts beyond the first too."""
+    """Return the label for how a call ended; a hedge counts as a retry."""
     if not isinstance(event, Succeeded):
         return "failed"
     return "first-try" if event.attempts == 1 else "after-retries"
 
 
-def count_breaker_states(names: LabelLimit) -> dict[tuple[str, BreakerState], int]:
-    """Count the breakers of each downstream in each state: 1 for where it stands, 0 elsewhere."""
+def count_breaker_states(labels: LabelLimit) -> dict[tuple[str, BreakerState], int]:
+    """Return the number of breakers in each state for each downstream: usually one 1, else 0."""
     counts: Counter[tuple[str, BreakerState]] = Counter()
     for downstream in live_downstreams():
         if downstream.state is not None:
-            name = names(downstream.name)
+            name = labels(downstream.name)
             counts.update({(name, state): 0 for state in BreakerState})
             counts[name, downstream.state] += 1
     return dict(counts)
 
 
-def sum_budget_balances(names: LabelLimit) -> dict[str, float]:
-    """Return what the retry budgets hold, summed up where several share a name."""
+def sum_budget_balances(labels: LabelLimit) -> dict[str, float]:
+    """Return the balance of the retry budgets by downstream; budgets of one name are summed."""
     sums: dict[str, float] = {}
     for downstream in live_downstreams():
-        with suppress(Exception):  # of a user's budget: the other metrics are read all the same
+        with suppress(Exception):  # raised by a user's budget: still report the others
             balance = downstream.balance
             if balance is not None:
-                name = names(downstream.name)
+                name = labels(downstream.name)
                 sums[name] = sums.get(name, 0.0) + balance
     return sums

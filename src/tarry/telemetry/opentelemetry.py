@@ -1,10 +1,10 @@
-"""OpenTelemetry: failed attempts as events of the current span, or a span for each attempt.
+"""The listener for OpenTelemetry: metrics, and span events or a span for each attempt.
 
     tarry.listen(OpenTelemetryListener())
 
-A span of an attempt ends before the wait that follows it, so backoff is nobody's latency. Errors
-that were retried are told on the attempt alone: the span of the operation is left as it is, and
-the error that ends a call is recorded by whoever it is raised to.
+The span of an attempt ends before the wait that follows, so that backoff does not count as latency.
+A retried error is recorded on its attempt only. The span of the operation is not changed: the error
+that ends a call is recorded by the code that handles it.
 """
 
 from __future__ import annotations
@@ -51,31 +51,31 @@ if TYPE_CHECKING:
 
     from tarry.core.events import Event
 
-_DEEPEST = 16
-"""Attempts within attempts that are kept apart. One that is cancelled ends without an event, so a
-task that is cancelled again and again would keep ever more."""
+MAX_NESTED_ATTEMPTS = 16
+"""Nested attempts whose spans are kept. A cancelled attempt ends without an event, so without a
+limit a task that is cancelled often would keep ever more spans."""
 
-_LEAST_STATUS, _MOST_STATUS = 100, 599
+_MIN_STATUS, _MAX_STATUS = 100, 599
 
 _IS_HTTP = re.compile(r"\S+ https?://").match
-"""What the HTTP adapters call an operation: the method and the origin."""
+"""Matches operations of the HTTP adapters, which are named by method and origin."""
 
-_Key: TypeAlias = tuple[str, str | None, int]
+_AttemptKey: TypeAlias = tuple[str, str | None, int]
 
 
-class _Running(NamedTuple):
+class _OpenSpan(NamedTuple):
     """An attempt whose span has not ended."""
 
-    key: _Key
+    key: _AttemptKey
     span: Span
 
 
 class OpenTelemetryListener:
-    """Tells spans and keeps metrics; providers that are not given are the global ones.
+    """Records spans and metrics; the default providers are the global ones.
 
-    `spans`: "events" puts an event on the current span for each attempt that failed and for giving
-    up; "spans" makes a span for each attempt, that of a client where there is a downstream.
-    `max_names`: operations, downstreams and types of errors that the metrics tell apart.
+    `spans`: "events" adds an event to the current span for each failed attempt and for giving up;
+    "spans" creates a span for each attempt, of kind CLIENT if there is a downstream.
+    `max_names`: distinct operations, downstreams and error types in the metrics.
     """
 
     def __init__(
@@ -87,107 +87,110 @@ class OpenTelemetryListener:
         max_names: int = MAX_LABEL_VALUES,
     ) -> None:
         check_one_of("spans", spans, ("events", "spans"))
-        _has("tracer_provider", tracer_provider, "get_tracer")
-        _has("meter_provider", meter_provider, "get_meter")
+        _check_provider("tracer_provider", tracer_provider, "get_tracer")
+        _check_provider("meter_provider", meter_provider, "get_meter")
         self._tracer = trace.get_tracer("tarry", tracer_provider=tracer_provider)
         self._metrics = OpenTelemetryMetrics(meter_provider, max_names)
         self._errors = LabelLimit(max_names, "_OTHER")
-        self._trace = self._tell_spans if spans == "spans" else self._tell_events
-        # Events do not say which call they belong to, but a call stays in one context: that of its
-        # task or thread. One variable for each listener, because there are few.
-        self._running: ContextVar[tuple[_Running, ...]] = ContextVar("tarry_running", default=())
+        self._trace = self._record_spans if spans == "spans" else self._record_events
+        # Events do not name the call they belong to, but a call stays in the context of one task
+        # or thread. Each listener has its own variable, because a program has few listeners.
+        self._open_spans: ContextVar[tuple[_OpenSpan, ...]] = ContextVar(
+            "tarry_open_spans", default=()
+        )
 
     def __call__(self, event: Event) -> None:
-        """Tell one event."""
+        """Record one event."""
         error_type = None
         if isinstance(event, AttemptFailed):
             error_type = self._errors(_error_type(event))
         self._trace(event, error_type)
         self._metrics.count(event, error_type)
 
-    def _tell_events(self, event: Event, error_type: str | None) -> None:
+    def _record_events(self, event: Event, error_type: str | None) -> None:
         span = trace.get_current_span()
         if not span.is_recording():
             return
         match event:
             case AttemptFailed():
-                attributes = _attributes(event)
+                attributes = _attempt_attributes(event)
                 attributes |= {"tarry.outcome": event.kind.value, "error.type": error_type or ""}
                 span.add_event(EVENT_NAMES[AttemptFailed], attributes)
             case GaveUp():
-                attributes = _who(event)
+                attributes = _call_attributes(event)
                 attributes |= {"tarry.attempts": event.attempts, "tarry.reason": event.reason.value}
                 span.add_event(EVENT_NAMES[GaveUp], attributes)
             case _:
                 return
 
-    def _tell_spans(self, event: Event, error_type: str | None) -> None:
+    def _record_spans(self, event: Event, error_type: str | None) -> None:
         match event:
             case AttemptStarted():
-                # Not made the current one: after a cancellation nobody would take it back.
+                # Not made the current span: after a cancellation no event would end that.
                 kinds = trace.SpanKind
                 kind = kinds.INTERNAL if event.downstream is None else kinds.CLIENT
                 span = self._tracer.start_span(
-                    event.operation, kind=kind, attributes=_attributes(event)
+                    event.operation, kind=kind, attributes=_attempt_attributes(event)
                 )
-                running = _Running((event.operation, event.downstream, event.attempt), span)
-                self._running.set((*self._running.get()[1 - _DEEPEST :], running))
+                opened = _OpenSpan((event.operation, event.downstream, event.attempt), span)
+                self._open_spans.set((*self._open_spans.get()[1 - MAX_NESTED_ATTEMPTS :], opened))
             case AttemptFailed():
-                found = self._take((event.operation, event.downstream, event.attempt))
-                if found is not None:
-                    found.set_attribute("tarry.outcome", event.kind.value)
-                    found.set_attribute("error.type", error_type or "")
-                    found.set_status(trace.StatusCode.ERROR)
-                    found.end()
+                attempt_span = self._pop_span((event.operation, event.downstream, event.attempt))
+                if attempt_span is not None:
+                    attempt_span.set_attribute("tarry.outcome", event.kind.value)
+                    attempt_span.set_attribute("error.type", error_type or "")
+                    attempt_span.set_status(trace.StatusCode.ERROR)
+                    attempt_span.end()
             case Succeeded():
-                found = self._take((event.operation, event.downstream, event.attempts))
-                if found is not None:
-                    found.set_attribute("tarry.outcome", "success")
-                    found.end()
+                attempt_span = self._pop_span((event.operation, event.downstream, event.attempts))
+                if attempt_span is not None:
+                    attempt_span.set_attribute("tarry.outcome", "success")
+                    attempt_span.end()
             case _:
                 return
 
-    def _take(self, key: _Key) -> Span | None:
-        """Take the innermost attempt of this key, and forget those inside it that were cancelled.
+    def _pop_span(self, key: _AttemptKey) -> Span | None:
+        """Remove and return the span of the innermost attempt with this key.
 
-        None for one that began before the listener did, and for hedges.
+        Attempts inside it were cancelled; their spans are dropped. None for attempts that began
+        before the listener was added, and for hedges.
         """
-        running = self._running.get()
-        for place in range(len(running) - 1, -1, -1):
-            if running[place].key == key:
-                self._running.set(running[:place])
-                return running[place].span
+        spans = self._open_spans.get()
+        for index in range(len(spans) - 1, -1, -1):
+            if spans[index].key == key:
+                self._open_spans.set(spans[:index])
+                return spans[index].span
         return None
 
 
-def _has(field: str, provider: object, method: str) -> None:
-    """Refuse what is no provider: they are told by their method, since not all derive from one."""
+def _check_provider(field: str, provider: object, method: str) -> None:
+    """Raise if `provider` lacks the method; not all providers share a base class."""
     if provider is not None and not callable(getattr(provider, method, None)):
         raise ConfigurationTypeError(field, "must be a provider of opentelemetry or None", provider)
 
 
-def _who(event: Event) -> dict[str, str | int]:
-    who: dict[str, str | int] = {"tarry.operation": event.operation}
+def _call_attributes(event: Event) -> dict[str, str | int]:
+    attributes: dict[str, str | int] = {"tarry.operation": event.operation}
     if event.downstream is not None:
-        who["tarry.downstream"] = event.downstream
-    return who
+        attributes["tarry.downstream"] = event.downstream
+    return attributes
 
 
-def _attributes(event: AttemptStarted | AttemptFailed) -> dict[str, str | int]:
-    attributes = _who(event) | {"tarry.attempt": event.attempt}
-    # The convention: absent on what was not sent again.
+def _attempt_attributes(event: AttemptStarted | AttemptFailed) -> dict[str, str | int]:
+    attributes = _call_attributes(event) | {"tarry.attempt": event.attempt}
+    # The semantic conventions leave this attribute out on the first attempt.
     if event.attempt > 1 and _IS_HTTP(event.operation):
         attributes["http.request.resend_count"] = event.attempt - 1
     return attributes
 
 
 def _error_type(event: AttemptFailed) -> str:
-    """Return the status or the code of a failure, else the name of the error's class."""
+    """Return the HTTP status or gRPC code of a failure, else the name of the error's class."""
     error = event.error
     if isinstance(error, ResultNotAccepted):
         for name in ("status_code", "status"):
             status = getattr(error.result, name, None)
-            if isinstance(status, int) and _LEAST_STATUS <= status <= _MOST_STATUS:
+            if isinstance(status, int) and _MIN_STATUS <= status <= _MAX_STATUS:
                 return str(int(status))
     if error is None or event.detail not in ("", type(error).__name__):
         return event.detail or "_OTHER"
@@ -195,17 +198,17 @@ def _error_type(event: AttemptFailed) -> str:
 
 
 class OpenTelemetryMetrics:
-    """The instruments, and what each event adds to them."""
+    """The instruments: the metrics of the Prometheus listener, named by OpenTelemetry's rules."""
 
     def __init__(self, provider: MeterProvider | None, max_names: int) -> None:
         meter = metrics.get_meter("tarry", meter_provider=provider)
         self._operations = LabelLimit(max_names)
         self._downstreams = LabelLimit(max_names)
         self._attempts = meter.create_counter(
-            "tarry.attempts", "{attempt}", "Attempts that ended, by what they came to."
+            "tarry.attempts", "{attempt}", "Attempts that ended, by outcome."
         )
         self._calls = meter.create_counter(
-            "tarry.calls", "{call}", "Calls that ended, and why those that failed did."
+            "tarry.calls", "{call}", "Calls that ended, by result and reason."
         )
         self._delays = meter.create_histogram(
             "tarry.retry.delay",
@@ -214,53 +217,53 @@ class OpenTelemetryMetrics:
             explicit_bucket_boundaries_advisory=DELAY_BUCKETS_S,
         )
         self._transitions = meter.create_counter(
-            "tarry.breaker.transitions", "{transition}", "Moves of circuit breakers."
+            "tarry.breaker.transitions", "{transition}", "State changes of circuit breakers."
         )
         self._hedges = meter.create_counter(
-            "tarry.hedges", "{hedge}", "Further copies of hedged calls: those sent, those that won."
+            "tarry.hedges", "{hedge}", "Additional copies of hedged calls: fired, and won."
         )
         meter.create_observable_up_down_counter(
             "tarry.breaker.state", [self._states], "{breaker}", "Circuit breakers in each state."
         )
         meter.create_observable_gauge(
-            "tarry.budget.balance", [self._balances], "{token}", "What retry budgets hold."
+            "tarry.budget.balance", [self._balances], "{token}", "Tokens in retry budgets."
         )
 
     def count(self, event: Event, error_type: str | None) -> None:
-        """Count one event; an attempt that failed with its type of error."""
+        """Count one event; `error_type` is set for failed attempts."""
         match event:
             case AttemptFailed():
-                attributes = self._who(event) | {"tarry.outcome": event.kind.value}
+                attributes = self._attributes(event) | {"tarry.outcome": event.kind.value}
                 self._attempts.add(1, attributes | {"error.type": error_type or ""})
             case Succeeded():
-                who = self._who(event)
-                self._attempts.add(1, who | {"tarry.outcome": Kind.SUCCESS.value})
-                self._calls.add(1, who | {"tarry.result": call_result(event)})
+                attributes = self._attributes(event)
+                self._attempts.add(1, attributes | {"tarry.outcome": Kind.SUCCESS.value})
+                self._calls.add(1, attributes | {"tarry.result": call_result(event)})
             case GaveUp():
-                attributes = self._who(event) | {"tarry.result": call_result(event)}
+                attributes = self._attributes(event) | {"tarry.result": call_result(event)}
                 self._calls.add(1, attributes | {"tarry.reason": event.reason.value})
             case WillWait():
-                self._delays.record(event.delay, self._who(event))
+                self._delays.record(event.delay, self._attributes(event))
             case BreakerMoved():
-                moved = {
+                states = {
                     "tarry.breaker.before": event.before.value,
                     "tarry.breaker.after": event.after.value,
                 }
-                self._transitions.add(1, self._who(event) | moved)
+                self._transitions.add(1, self._attributes(event) | states)
             case HedgeFired():
-                self._hedges.add(1, self._who(event) | {"tarry.result": "fired"})
+                self._hedges.add(1, self._attributes(event) | {"tarry.result": "fired"})
             case HedgeWon():
-                self._hedges.add(1, self._who(event) | {"tarry.result": "won"})
+                self._hedges.add(1, self._attributes(event) | {"tarry.result": "won"})
             case _:
                 return
 
-    def _who(self, event: Event) -> dict[str, str]:
-        who: dict[str, str] = {}
-        if event.operation:  # a breaker moves for all operations
-            who["tarry.operation"] = self._operations(event.operation)
+    def _attributes(self, event: Event) -> dict[str, str]:
+        attributes: dict[str, str] = {}
+        if event.operation:  # events of breakers belong to no operation
+            attributes["tarry.operation"] = self._operations(event.operation)
         if event.downstream is not None:
-            who["tarry.downstream"] = self._downstreams(event.downstream)
-        return who
+            attributes["tarry.downstream"] = self._downstreams(event.downstream)
+        return attributes
 
     def _states(self, _: CallbackOptions) -> Iterator[Observation]:
         for (name, state), number in count_breaker_states(self._downstreams).items():

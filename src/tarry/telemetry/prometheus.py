@@ -1,8 +1,9 @@
-"""Prometheus: calls, attempts, delays, breakers, budgets and hedges.
+"""The listener for Prometheus: calls, attempts, delays, breakers, budgets and hedges.
 
     tarry.listen(PrometheusListener())
 
-Counters count events as they pass. Where breakers and budgets stand is read when it is scraped.
+Counters are updated by events. The states of breakers and the balances of budgets are read from
+the downstreams at each scrape.
 """
 
 from __future__ import annotations
@@ -45,13 +46,14 @@ if TYPE_CHECKING:
 
     from tarry.core.events import Event
 
-_WHO = ("operation", "downstream")
+_LABELS = ("operation", "downstream")
 
 
 class PrometheusListener:
-    """Keeps the metrics of this process in a registry: the global one unless one is given.
+    """Keeps the metrics of this process in a registry, by default the global one.
 
-    `max_names`: operations, and downstreams, that are told apart; the rest is "other".
+    `max_names`: distinct operations, and distinct downstreams, that get their own time series; the
+    rest is counted as "other".
     """
 
     def __init__(
@@ -65,88 +67,88 @@ class PrometheusListener:
         self._downstreams = LabelLimit(max_names)
         self._attempts = Counter(
             "tarry_attempts",
-            "Attempts that ended, by what they came to.",
-            (*_WHO, "outcome"),
+            "Attempts that ended, by outcome.",
+            (*_LABELS, "outcome"),
             registry=registry,
         )
         self._calls = Counter(
             "tarry_calls",
-            "Calls that ended; those that failed by the reason why there was no further attempt.",
-            (*_WHO, "result", "reason"),
+            "Calls that ended, by result; failed calls by the reason why they were not retried.",
+            (*_LABELS, "result", "reason"),
             registry=registry,
         )
         self._delays = Histogram(
             "tarry_retry_delay_seconds",
             "Delays before retries, after jitter and the server's hint.",
-            _WHO,
+            _LABELS,
             buckets=DELAY_BUCKETS_S,
             registry=registry,
         )
         self._transitions = Counter(
             "tarry_breaker_transitions",
-            "Moves of circuit breakers from one state to another.",
+            "State changes of circuit breakers.",
             ("downstream", "before", "after"),
             registry=registry,
         )
         self._hedges = Counter(
             "tarry_hedges",
-            "Further copies of hedged calls: those sent, and those of them that won.",
-            (*_WHO, "result"),
+            "Additional copies of hedged calls: fired, and won.",
+            (*_LABELS, "result"),
             registry=registry,
         )
-        registry.register(_Standing(self._downstreams))
+        registry.register(_DownstreamCollector(self._downstreams))
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
         match event:
             case AttemptFailed():
-                self._attempts.labels(*self._who(event), event.kind.value).inc()
+                self._attempts.labels(*self._labels(event), event.kind.value).inc()
             case Succeeded():
-                who = self._who(event)
-                self._attempts.labels(*who, Kind.SUCCESS.value).inc()
-                self._calls.labels(*who, call_result(event), "").inc()
+                labels = self._labels(event)
+                self._attempts.labels(*labels, Kind.SUCCESS.value).inc()
+                self._calls.labels(*labels, call_result(event), "").inc()
             case GaveUp():
-                who = self._who(event)
-                self._calls.labels(*who, call_result(event), event.reason.value).inc()
+                labels = self._labels(event)
+                self._calls.labels(*labels, call_result(event), event.reason.value).inc()
             case WillWait():
-                self._delays.labels(*self._who(event)).observe(event.delay)
+                self._delays.labels(*self._labels(event)).observe(event.delay)
             case BreakerMoved():
-                moved = event.before.value, event.after.value
-                self._transitions.labels(self._downstream(event), *moved).inc()
+                states = event.before.value, event.after.value
+                self._transitions.labels(self._downstream(event), *states).inc()
             case HedgeFired():
-                self._hedges.labels(*self._who(event), "fired").inc()
+                self._hedges.labels(*self._labels(event), "fired").inc()
             case HedgeWon():
-                self._hedges.labels(*self._who(event), "won").inc()
+                self._hedges.labels(*self._labels(event), "won").inc()
             case _:
                 return
 
-    def _who(self, event: Event) -> tuple[str, str]:
+    def _labels(self, event: Event) -> tuple[str, str]:
         return self._operations(event.operation), self._downstream(event)
 
     def _downstream(self, event: Event) -> str:
-        """Return the label; an empty one is the same as none."""
+        """Return the downstream's label; Prometheus treats an empty label as absent."""
         return "" if event.downstream is None else self._downstreams(event.downstream)
 
 
-class _Standing(Collector):
-    """Where breakers and budgets stand, asked of the downstreams themselves at each scrape."""
+class _DownstreamCollector(Collector):
+    """Reads the states of breakers and the balances of budgets at each scrape."""
 
-    def __init__(self, names: LabelLimit) -> None:
-        self._names = names
+    def __init__(self, labels: LabelLimit) -> None:
+        self._labels = labels
 
     def collect(self) -> Iterator[Metric]:
-        """Read them."""
+        """Return the current gauges."""
         state = GaugeMetricFamily(
             "tarry_breaker_state",
             "Circuit breakers in each state.",
             labels=("downstream", "state"),
         )
-        for (name, where), number in count_breaker_states(self._names).items():
-            state.add_metric((name, where.value), number)
+        for (name, breaker_state), number in count_breaker_states(self._labels).items():
+            state.add_metric((name, breaker_state.value), number)
         yield state
         balance = GaugeMetricFamily(
-            "tarry_budget_balance", "What retry budgets hold.", labels=("downstream",)
+            "tarry_budget_balance", "Tokens in retry budgets.", labels=("downstream",)
         )
-        for name, amount in sum_budget_balances(self._names).items():
+        for name, amount in sum_budget_balances(self._labels).items():
             balance.add_metric((name,), amount)
         yield balance

@@ -1,8 +1,9 @@
-"""For structlog: each event by a name that stays, with the fields of the standard log.
+"""The listener for structlog: logs each event by its stable name, with its fields.
 
     tarry.listen(StructlogListener())
 
-Levels and fields are in `fields`. The standard log writes its warnings beside this one.
+Levels, names and fields are in `event_fields`. The built-in listener still writes its warnings to
+the standard library's log.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class StructlogListener:
-    """Writes events to a structlog logger: `structlog.get_logger("tarry")` unless one is given."""
+    """Logs events to a structlog logger, by default `structlog.get_logger("tarry")`."""
 
     __slots__ = ("_logger",)
 
@@ -33,11 +34,11 @@ class StructlogListener:
         self._logger: Any = structlog.get_logger("tarry") if logger is None else logger
 
     def __call__(self, event: Event) -> None:
-        """Write one event."""
+        """Log one event."""
         level = log_level(event)
         if level is not None:
-            # By method and not by `log`, which some loggers do not have; and asked for each time,
-            # because the program may configure structlog after it made this.
+            # Calls the method of the level, because some loggers have no `log`. Looks it up each
+            # time, because the program may configure structlog after creating this listener.
             write = getattr(self._logger, _METHODS[level])
             write(EVENT_NAMES[type(event)], **event_fields(event))
 

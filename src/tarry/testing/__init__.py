@@ -1,4 +1,4 @@
-"""For tests of programs that use tarry: no waiting, few attempts, virtual time, captured events."""
+"""Tools for tests of programs that use tarry: skip waits, cap attempts, virtual time, events."""
 
 from __future__ import annotations
 

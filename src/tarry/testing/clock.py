@@ -1,4 +1,4 @@
-"""Virtual time for plain code, asyncio and trio: waits of days pass at once, in order."""
+"""Virtual time for plain code, asyncio and trio: waits of days end at once, in order."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _TrioTime(NamedTuple):
+class _TrioClock(NamedTuple):
     now: Callable[[], float]
     jump: Callable[[float], None]
 
 
 class VirtualClock:
-    """A clock that moves only when somebody waits: `with VirtualClock() as clock:`.
+    """A clock that advances only when code waits: `with VirtualClock() as clock:`.
 
-    Plain waits move it at once. For coroutines, `clock.run(main)` and `clock.run_trio(main)` run
-    an event loop on the same time: when every task waits, the clock jumps to the next moment.
-    `start` is the moment it begins at, by default the present one.
+    Waits of plain code advance it at once. For coroutines, `clock.run(main)` and
+    `clock.run_trio(main)` run an event loop on the same time: when every task waits, the clock
+    jumps to the time of the next one. `start` is the initial time, by default the current one.
     """
 
     def __init__(self, start: float | None = None) -> None:
         self._now = system.now() if start is None else check_number("start", start)
         self._started = self._now
-        self._before: tuple[Any, ...] | None = None
-        self._trio: _TrioTime | None = None
+        self._replaced: tuple[Any, ...] | None = None
+        self._trio: _TrioClock | None = None
 
     @property
     def elapsed(self) -> float:
-        """Seconds of virtual time since the clock was made."""
+        """Seconds of virtual time since the clock was created."""
         return self.now() - self._started
 
     def now(self) -> float:
@@ -48,7 +48,7 @@ class VirtualClock:
         return self._now if self._trio is None else self._trio.now()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the virtual time."""
         if seconds < 0:
             raise ConfigurationError("seconds", "must be at least 0", seconds)
         if self._trio is None:
@@ -57,8 +57,8 @@ class VirtualClock:
             self._trio.jump(seconds)
 
     def __enter__(self) -> Self:
-        """Put the clock in the place of the real one."""
-        self._before = system.now, system.sleep
+        """Replace the real clock."""
+        self._replaced = system.now, system.sleep
         system.now, system.sleep = self.now, self._sleep
         return self
 
@@ -68,21 +68,21 @@ class VirtualClock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Put the real clock back."""
-        assert self._before is not None  # noqa: S101 - entered before
-        system.now, system.sleep = self._before
-        self._before = None
+        """Restore the real clock."""
+        assert self._replaced is not None  # noqa: S101 - entered before
+        system.now, system.sleep = self._replaced
+        self._replaced = None
 
     def run(self, main: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine function on asyncio in virtual time."""
         import asyncio
 
-        async def begin() -> T:
+        async def run_main() -> T:
             return await main()
 
         loop = _virtual_loop(self)
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            return runner.run(begin())
+            return runner.run(run_main())
 
     def run_trio(self, main: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine function on trio in virtual time."""
@@ -94,7 +94,7 @@ class VirtualClock:
             raise MissingExtra(msg) from error
         mock = trio.testing.MockClock(autojump_threshold=0)
         base = self._now - mock.current_time()
-        self._trio = _TrioTime(now=lambda: base + mock.current_time(), jump=mock.jump)
+        self._trio = _TrioClock(now=lambda: base + mock.current_time(), jump=mock.jump)
         try:
             return trio.run(main, clock=mock)
         finally:
@@ -109,13 +109,13 @@ def _virtual_loop(clock: VirtualClock) -> Any:
     import asyncio
 
     class Selector(selectors.DefaultSelector):
-        """Instead of waiting for the next timer, let virtual time reach it."""
+        """Advances the virtual time to the next timer instead of waiting for it."""
 
         def select(self, timeout: float | None = None) -> Any:
             ready = super().select(0)
             if ready or timeout == 0:
                 return ready
-            if timeout is None:  # nothing is due: only another thread can go on
+            if timeout is None:  # no timer is set: only another thread can wake the loop
                 return super().select(None)
             clock.advance(timeout)
             return ready
@@ -123,14 +123,14 @@ def _virtual_loop(clock: VirtualClock) -> Any:
     class Loop(asyncio.SelectorEventLoop):
         def __init__(self, selector: selectors.BaseSelector) -> None:
             super().__init__(selector)
-            # The default, a nanosecond, is lost in the digits of a clock after half a year.
+            # The default, a nanosecond, is below the precision of a float after half a year.
             self._clock_resolution = 1e-6
 
         def time(self) -> float:
             return clock.now()
 
         async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002
-            """Wait for real threads without a time limit, which virtual time would jump over."""
+            """Wait for real threads without a timeout, which virtual time would skip."""
             await super().shutdown_default_executor()
 
     return Loop(Selector())

@@ -1,4 +1,4 @@
-"""Switches for tests. Each is a context manager that holds for the whole process."""
+"""Context managers for tests. Each applies to the whole process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def no_wait() -> Generator[None]:
-    """Make every wait return at once. Decisions, delays and events stay what they are."""
+    """Make every wait return at once. Decisions, delays and events are unchanged."""
     before = system.sleep, system.async_sleep
-    system.sleep, system.async_sleep = _sleep, _asleep
+    system.sleep, system.async_sleep = _sleep, _async_sleep
     try:
         yield
     finally:
@@ -30,7 +30,7 @@ def no_wait() -> Generator[None]:
 
 @contextmanager
 def capped_attempts(max_attempts: int) -> Generator[None]:
-    """Let no call make more than so many attempts."""
+    """Limit every call to `max_attempts` attempts."""
     before = system.max_attempts
     system.max_attempts = check_count("max_attempts", max_attempts)
     try:
@@ -41,7 +41,7 @@ def capped_attempts(max_attempts: int) -> Generator[None]:
 
 @contextmanager
 def scripted_random(numbers: Iterable[float]) -> Generator[None]:
-    """Draw these numbers instead of random ones; the last repeats."""
+    """Use these numbers instead of random ones; the last one repeats."""
     script = [float(number) for number in numbers]
     if not script or not all(0 <= number < 1 for number in script):
         raise ConfigurationError("numbers", "must be at least one number from [0, 1)", script)
@@ -73,5 +73,5 @@ def _sleep(seconds: float, cancel: CancelToken | None) -> None:
     """Return at once."""
 
 
-async def _asleep(seconds: float) -> None:
+async def _async_sleep(seconds: float) -> None:
     """Return at once."""

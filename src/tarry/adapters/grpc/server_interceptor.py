@@ -82,7 +82,7 @@ class _HandlerContext:
         self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
     ) -> None:
         if not self._aborted:
-            if error is not None and self._code is None and self._given_up.behind(error):
+            if error is not None and self._code is None and self._given_up.find(error):
                 self.set_code(grpc.StatusCode.UNAVAILABLE)
                 self._context.set_details("a service behind this one does not answer")
             self._set_trailers(self._code, self._trailers)
