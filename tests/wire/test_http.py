@@ -15,14 +15,16 @@ from tarry.wire import http
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE"])
 def test_idempotent_methods(method: str) -> None:
     """These may be sent again without a key, however they are spelt."""
-    assert http.repeatable(method, keyed=False)
-    assert http.repeatable(method.lower(), keyed=False)
+    assert http.is_repeatable(method, has_key=False)
+    assert http.is_repeatable(method.lower(), has_key=False)
 
 
 @pytest.mark.parametrize("method", ["POST", "PATCH", "CONNECT", "BREW"])
 def test_other_methods_need_a_key(method: str) -> None:
     """Everything else may be sent again with a key only."""
-    assert (False, True) == tuple(http.repeatable(method, keyed=keyed) for keyed in (False, True))
+    assert (False, True) == tuple(
+        http.is_repeatable(method, has_key=has_key) for has_key in (False, True)
+    )
 
 
 def test_what_deletes_is_not_safe() -> None:
@@ -52,14 +54,14 @@ def test_origin(parts: tuple[str, str, int | None], origin: str) -> None:
 )
 def test_key(key: str, text: str) -> None:
     """A key is a structured-field string: in quotes, with what ends it escaped."""
-    assert text == http.key_text(key)
+    assert text == http.format_idempotency_key(key)
 
 
 @pytest.mark.parametrize("key", ["", "für", "a\nb", "\x7f", 7, None, b"8e03"])
 def test_what_no_header_can_carry(key: Any) -> None:
     """A key is visible ASCII, or it is refused."""
     with pytest.raises(ConfigurationError, match=r"^an idempotency key must be .*, got "):
-        http.key_text(key)
+        http.format_idempotency_key(key)
 
 
 @pytest.mark.parametrize(
@@ -67,19 +69,21 @@ def test_what_no_header_can_carry(key: Any) -> None:
 )
 def test_deadline_is_never_longer_than_it_is(seconds: float, text: str) -> None:
     """What is left is told in whole milliseconds, rounded down."""
-    assert text == http.deadline_text(seconds)
+    assert text == http.format_deadline_ms(seconds)
 
 
 @given(st.floats(0, 1e9))
 def test_deadline_comes_back(seconds: float) -> None:
     """The other side reads what was written, to the millisecond."""
-    assert pytest.approx(seconds, abs=1e-3) == http.deadline_from(http.deadline_text(seconds))
+    assert pytest.approx(seconds, abs=1e-3) == http.parse_deadline_ms(
+        http.format_deadline_ms(seconds)
+    )
 
 
 @pytest.mark.parametrize("text", [" 250 ", "250\t"])
 def test_deadline_with_space_around_it(text: str) -> None:
     """Space around the number means nothing."""
-    assert 0.25 == http.deadline_from(text)
+    assert 0.25 == http.parse_deadline_ms(text)
 
 
 @pytest.mark.parametrize(
@@ -87,4 +91,4 @@ def test_deadline_with_space_around_it(text: str) -> None:
 )
 def test_odd_deadline_is_ignored(text: str) -> None:
     """Anything but a number of milliseconds is no deadline, and no exception."""
-    assert None is http.deadline_from(text)
+    assert None is http.parse_deadline_ms(text)

@@ -10,10 +10,10 @@ from tarry.errors import ConfigurationError
 from tarry.wire.policies import (
     JSON_FIELDS,
     SERVICE_PRESETS,
-    policy_from_file,
-    policy_from_wire,
-    policy_sent,
-    policy_to_wire,
+    policy_from_json,
+    policy_to_json,
+    policy_to_service,
+    service_policy_from_file,
 )
 
 BASE = SERVICE_PRESETS["default"]
@@ -21,7 +21,7 @@ BASE = SERVICE_PRESETS["default"]
 
 def test_fields_are_laid_over_a_policy() -> None:
     """Milliseconds become seconds, names lose their capitals, and what is left out stays."""
-    policy = policy_from_wire(
+    policy = policy_from_json(
         {"maxAttempts": 7, "initialDelayMs": 250, "jitterType": "EQUAL", "totalBudgetMs": 60_000},
         BASE,
     )
@@ -39,9 +39,9 @@ def test_fields_are_laid_over_a_policy() -> None:
 def test_every_preset_survives_the_wire(name: str) -> None:
     """What a policy is written as is read back as the same policy."""
     preset = SERVICE_PRESETS[name]
-    document = policy_to_wire(preset)
+    document = policy_to_json(preset)
 
-    assert preset == policy_from_wire(document, BASE)
+    assert preset == policy_from_json(document, BASE)
     assert set(document) <= set(JSON_FIELDS)
 
 
@@ -53,29 +53,29 @@ def test_presets_of_the_service_differ_where_nobody_waits() -> None:
 
 def test_schedule_is_a_list_of_milliseconds() -> None:
     """With or without its type; a policy that has one keeps it."""
-    policy = policy_from_wire({"scheduleMs": [5000, 300_000]}, BASE)
-    named = policy_from_wire({"backoffType": "SCHEDULE", "scheduleMs": [5000, 300_000]}, BASE)
+    policy = policy_from_json({"scheduleMs": [5000, 300_000]}, BASE)
+    named = policy_from_json({"backoffType": "SCHEDULE", "scheduleMs": [5000, 300_000]}, BASE)
 
     assert Schedule((5.0, 300.0)) == policy.backoff == named.backoff
-    assert policy.backoff == policy_from_wire({"backoffType": "SCHEDULE"}, policy).backoff
-    assert "fixed" == policy_from_wire({"backoffType": "FIXED"}, policy).backoff
+    assert policy.backoff == policy_from_json({"backoffType": "SCHEDULE"}, policy).backoff
+    assert "fixed" == policy_from_json({"backoffType": "FIXED"}, policy).backoff
 
 
 def test_budget_can_be_taken_away() -> None:
     """Null is no total budget."""
-    limited = policy_from_wire({"totalBudgetMs": 1}, BASE)
+    limited = policy_from_json({"totalBudgetMs": 1}, BASE)
 
-    assert policy_from_wire({"totalBudgetMs": None}, limited).total_budget is None
+    assert policy_from_json({"totalBudgetMs": None}, limited).total_budget is None
 
 
 def test_longer_first_delay_takes_the_longest_along() -> None:
     """Who asks for a first delay of a minute does not mean a longest of 30 seconds."""
-    assert 60.0 == policy_from_wire({"initialDelayMs": 60_000}, BASE).max_delay
+    assert 60.0 == policy_from_json({"initialDelayMs": 60_000}, BASE).max_delay
 
 
 def test_fractions_of_a_millisecond_are_kept() -> None:
     """100 ms is written as 100, half of one as 0.5."""
-    document = policy_to_wire(Policy(initial_delay=0.0005))
+    document = policy_to_json(Policy(initial_delay=0.0005))
 
     assert (0.5, 30_000) == (document["initialDelayMs"], document["maxDelayMs"])
 
@@ -112,7 +112,7 @@ def test_a_mistake_names_its_field_as_it_was_written(
 ) -> None:
     """In the caller's words and units."""
     with pytest.raises(ConfigurationError) as caught:
-        policy_from_wire(document, BASE)
+        policy_from_json(document, BASE)
     assert all(word in str(caught.value) for word in words)
 
 
@@ -124,29 +124,33 @@ def test_the_same_policy_however_it_is_written(fields: dict[str, Any]) -> None:
         wire[name]: value.upper() if name == "jitter" else value for name, value in fields.items()
     }
 
-    put = policy_from_wire(document, BASE)
+    put = policy_from_json(document, BASE)
 
-    assert put == policy_from_file(fields) == policy_from_wire(policy_sent(Policy(**fields)), BASE)
+    assert (
+        put
+        == service_policy_from_file(fields)
+        == policy_from_json(policy_to_service(Policy(**fields)), BASE)
+    )
     assert 86_400.0 == put.max_hint
 
 
 def test_what_a_file_says_is_kept() -> None:
     """Also where it is what the library has by default."""
-    policy = policy_from_file({"max_attempts": 4, "max_hint": 120.0})
+    policy = service_policy_from_file({"max_attempts": 4, "max_hint": 120.0})
 
     assert (4, 120.0) == (policy.max_attempts, policy.max_hint)
-    assert 60_000 == policy_sent(Policy(max_hint=60.0))["maxHintMs"]
+    assert 60_000 == policy_to_service(Policy(max_hint=60.0))["maxHintMs"]
 
 
 @pytest.mark.parametrize("name", SERVICE_PRESETS)
 def test_a_preset_in_a_file_is_that_of_the_service(name: str) -> None:
     """As `GET /retry-policies` tells it."""
-    assert SERVICE_PRESETS[name] == policy_from_file({"preset": name})
+    assert SERVICE_PRESETS[name] == service_policy_from_file({"preset": name})
 
 
 def test_what_the_service_cannot_hold_is_refused() -> None:
     """Not dropped without a word."""
-    with pytest.raises(ConfigurationError, match="retry_marked has no form in the service"):
-        policy_sent(Policy(retry_marked=True))
+    with pytest.raises(ConfigurationError, match="retry_marked cannot be sent to the service"):
+        policy_to_service(Policy(retry_marked=True))
     with pytest.raises(ConfigurationError, match="backoff is a callable"):
-        policy_sent(Policy(backoff=float))
+        policy_to_service(Policy(backoff=float))

@@ -44,7 +44,7 @@ def test_any_text_can_be_told() -> None:
 
 def test_problems_are_values() -> None:
     """Two problems that say the same are equal."""
-    assert Problem(400, "Bad", more={"a": 1}) == Problem(400, "Bad", more={"a": 1})
+    assert Problem(400, "Bad", extensions={"a": 1}) == Problem(400, "Bad", extensions={"a": 1})
     assert Problem(400, "Bad") != Problem(400, "Bad", "because")
 
 
@@ -54,7 +54,7 @@ def test_problems_are_values() -> None:
         ({"status": 99}, "status must be at least 100"),
         ({"status": 600}, "status must be at most 599"),
         ({"status": "404"}, "status must be a whole number"),
-        ({"more": {"title": "twice"}}, "more must not name 'title' again"),
+        ({"extensions": {"title": "twice"}}, "extensions must not contain 'title'"),
     ],
 )
 def test_what_is_no_problem_is_refused(arguments: dict[str, Any], words: str) -> None:

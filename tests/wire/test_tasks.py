@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tarry.service.model import Status
-from tarry.wire.policies import JSON_FIELDS, SERVICE_PRESETS, json_choices, policy_to_wire
+from tarry.wire.policies import JSON_FIELDS, SERVICE_PRESETS, json_choices, policy_to_json
 from tarry.wire.tasks import (
     Backoff,
     Jitter,
@@ -95,7 +95,7 @@ def test_the_names_of_statuses() -> None:
 @pytest.mark.parametrize("name", sorted(SERVICE_PRESETS))
 def test_every_preset_has_the_form_of_a_policy(name: str) -> None:
     """No field of one form is missing in the other."""
-    document = policy_to_wire(SERVICE_PRESETS[name])
+    document = policy_to_json(SERVICE_PRESETS[name])
     whole = {"policyId": name, "version": None, "createdAt": None, **document}
     read = msgspec.convert(whole, RetryPolicy)
     assert whole == msgspec.to_builtins(read)

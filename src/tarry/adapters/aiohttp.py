@@ -132,7 +132,9 @@ class RetryMiddleware:
         if self._idempotency_key is not None:
             _copy_key_to_redirect(request)
         repeatable = make_repeatable(method, request.headers, self._idempotency_key, request)
-        if self._idempotency_key is not None and (key := request.headers.get(http.KEY)):
+        if self._idempotency_key is not None and (
+            key := request.headers.get(http.IDEMPOTENCY_KEY_HEADER)
+        ):
             _last_key.set((_call_identity(request), method, key))
         origin = http.origin_of(url.scheme, url.host or "", url.port)
         repeatable = repeatable and can_resend_body
@@ -164,7 +166,7 @@ def _copy_key_to_redirect(request: ClientRequest) -> None:
     """Copy the key to the request after a redirect, for which aiohttp creates new headers."""
     last = _last_key.get()
     if last is not None and last[0] is _call_identity(request) and last[1] == request.method:
-        request.headers.setdefault(http.KEY, last[2])
+        request.headers.setdefault(http.IDEMPOTENCY_KEY_HEADER, last[2])
 
 
 def _raise_if_given_up(request: ClientRequest) -> None:

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from tarry.wire.asgi import App, Message, Receive, Scope, Send
 
 _FIRST_SERVER_ERROR = 500
-_DEADLINE, _SHOULD_RETRY = http.DEADLINE.lower().encode(), http.SHOULD_RETRY.lower().encode()
+_DEADLINE, _SHOULD_RETRY = (
+    http.DEADLINE_HEADER.lower().encode(),
+    http.SHOULD_RETRY_HEADER.lower().encode(),
+)
 _RETRY_AFTER = b"retry-after"
 _BODY_MESSAGES = frozenset({"http.response.body", "http.response.pathsend"})
 
@@ -112,4 +115,4 @@ class _MarkedResponse:
 def _client_deadline(scope: Scope) -> float | None:
     """Return the seconds that the client waits; None if the header is missing or invalid."""
     values = [value for name, value in scope["headers"] if name.lower() == _DEADLINE]
-    return http.deadline_from(values[0].decode("latin-1")) if len(values) == 1 else None
+    return http.parse_deadline_ms(values[0].decode("latin-1")) if len(values) == 1 else None

@@ -46,7 +46,7 @@ def show(
     from tarry.cli.output import print_json, to_builtins
     from tarry.core.policy import Policy
     from tarry.policyfile import toml
-    from tarry.wire.policies import JSON_FIELDS, policy_from_wire
+    from tarry.wire.policies import JSON_FIELDS, policy_from_json
 
     with connect(server, key) as client:
         found = _found(client, name, version)
@@ -54,7 +54,7 @@ def show(
         print_json(found)
         return
     fields = {field: value for field, value in to_builtins(found).items() if field in JSON_FIELDS}
-    typer.echo(toml.dumps(policy_from_wire(fields, Policy()).to_dict()), nl=False)
+    typer.echo(toml.dumps(policy_from_json(fields, Policy()).to_dict()), nl=False)
 
 
 def _found(client: Client, name: str, version: int | None) -> RetryPolicy:
@@ -86,7 +86,7 @@ def apply(
     from tarry.cli.output import print_json, print_text
     from tarry.simulator.files import read_defence
     from tarry.simulator.files.documents import read_document
-    from tarry.wire.policies import policy_from_file, policy_to_wire
+    from tarry.wire.policies import policy_to_json, service_policy_from_file
 
     defence = read_defence(file)
     if defence.hedging is not None:
@@ -98,7 +98,7 @@ def apply(
             typer.echo(f"{file}: [{part}] is left out: the service has its own", err=True)
     if fields.pop("retry_marked", False):
         typer.echo(f"{file}: retry_marked is left out: no mark arrives at the service", err=True)
-    policy = policy_to_wire(policy_from_file(fields))
+    policy = policy_to_json(service_policy_from_file(fields))
     with connect(server, key) as client:
         try:
             kept = client.put_policy(name or file.stem, policy)

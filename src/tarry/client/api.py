@@ -28,7 +28,7 @@ from tarry.core.hints import parse_retry_after
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.wire import http
-from tarry.wire.policies import policy_sent
+from tarry.wire.policies import policy_to_service
 from tarry.wire.tasks import (
     MAX_PAGE_SIZE,
     AttemptLog,
@@ -363,7 +363,7 @@ class ServiceApi:
         if isinstance(policy_id, str) and "/" in policy_id:
             rule = "must have letters, digits and ._- only"
             raise ConfigurationError("policy_id", rule, policy_id)
-        fields = policy_sent(policy) if isinstance(policy, Policy) else policy
+        fields = policy_to_service(policy) if isinstance(policy, Policy) else policy
         return ClientRequest(
             method="PUT",
             path=_policy_path(policy_id),
@@ -483,4 +483,4 @@ def _page_request(
 
 def _idempotency_key(key: str | None = None) -> dict[str, str]:
     """Return the header that makes a request safe to retry."""
-    return {http.KEY.lower(): http.key_text(key or str(uuid4()))}
+    return {http.IDEMPOTENCY_KEY_HEADER.lower(): http.format_idempotency_key(key or str(uuid4()))}

@@ -172,7 +172,7 @@ def task_request(
         rule = "cannot be combined with delay: both set the time of the first attempt"
         raise ConfigurationError("at", rule)
     key = str(uuid4()) if key is None else key
-    http.key_text(key)  # raises for an invalid key
+    http.format_idempotency_key(key)  # raises for an invalid key
     is_bytes = isinstance(body, (bytes, bytearray))
     return RetryTaskRequest(
         target_url=url,

@@ -90,7 +90,7 @@ def response_not_stored(response: StoredResponse) -> Rejection:
         "was too large, or of a type that is not stored. The request has not been run again."
     )
     title = "The response for this Idempotency-Key was not kept"
-    problem = Problem(409, title, detail, more={"originalStatus": response.status})
+    problem = Problem(409, title, detail, extensions={"originalStatus": response.status})
     return Rejection(problem, "not-kept")
 
 
@@ -136,7 +136,7 @@ async def send_rejection(send: Send, rejection: Rejection, docs: ProblemDocs) ->
     problem = rejection.problem
     problem_type = docs.problem_type(rejection.anchor)
     body = Problem(
-        problem.status, problem.title, problem.detail, problem_type, more=problem.more
+        problem.status, problem.title, problem.detail, problem_type, extensions=problem.extensions
     ).to_json()
     headers = [
         (b"content-type", MEDIA_TYPE.encode()),

@@ -1,4 +1,4 @@
-"""The shapes of ASGI 3, as every framework spells them."""
+"""Types of the ASGI 3 interface."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
-"""(scope, receive, send); frameworks that type each kind of scope and message fit, too."""
+"""Called as app(scope, receive, send). Any: frameworks have narrower types for these arguments."""

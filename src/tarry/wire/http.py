@@ -1,4 +1,4 @@
-"""HTTP as retries see it: what may be repeated, and which headers tell the other side."""
+"""HTTP for retries: which methods can be repeated, and the headers that carry retry information."""
 
 from __future__ import annotations
 
@@ -6,50 +6,51 @@ from tarry.core.checks import duration_or_none
 from tarry.errors import ConfigurationError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
-"""They change nothing (RFC 9110, 9.2.1; QUERY by its own RFC), so that a copy does no harm."""
+"""Methods without side effects (RFC 9110 section 9.2.1, and QUERY by its own RFC)."""
 IDEMPOTENT_METHODS = SAFE_METHODS | {"PUT", "DELETE"}
 
-KEY = "Idempotency-Key"
-ATTEMPT = "X-Retry-Attempt"
-"""The number of the attempt. The library's adapters leave it out on the first."""
-DEADLINE = "X-Deadline-Ms"
-"""The milliseconds that are left for the request when it is sent."""
-SHOULD_RETRY = "X-Should-Retry"
-"""What a server says about another attempt, whatever its status."""
+IDEMPOTENCY_KEY_HEADER = "Idempotency-Key"
+ATTEMPT_HEADER = "X-Retry-Attempt"
+"""The number of the attempt. The library's adapters omit it on the first attempt."""
+DEADLINE_HEADER = "X-Deadline-Ms"
+"""The milliseconds left for the request at the time it is sent."""
+SHOULD_RETRY_HEADER = "X-Should-Retry"
+"""Whether a server wants another attempt, independent of the status."""
 
-_LONGEST = 15
-"""Digits of a deadline that is believed: 30,000 years in milliseconds."""
+_MAX_DEADLINE_DIGITS = 15
+"""30,000 years in milliseconds; a longer number is ignored."""
 
 
-def repeatable(method: str, *, keyed: bool) -> bool:
-    """Say whether a request may be sent again although the server may have read it."""
-    return keyed or method.upper() in IDEMPOTENT_METHODS
+def is_repeatable(method: str, *, has_key: bool) -> bool:
+    """Return whether a request can be sent again although the server may have received it."""
+    return has_key or method.upper() in IDEMPOTENT_METHODS
 
 
 def origin_of(scheme: str, host: str, port: int | None) -> str:
-    """Return the name of a server as one dependency: scheme, host and port."""
-    shown = f"[{host}]" if ":" in host else host
-    usual = {"http": 80, "https": 443}.get(scheme)
-    return f"{scheme}://{shown}" if port in (None, usual) else f"{scheme}://{shown}:{port}"
+    """Return the origin of a server: scheme, host, and port unless it is the default port."""
+    if ":" in host:
+        host = f"[{host}]"  # an IPv6 address
+    default_port = {"http": 80, "https": 443}.get(scheme)
+    return f"{scheme}://{host}" if port in (None, default_port) else f"{scheme}://{host}:{port}"
 
 
-def key_text(key: str) -> str:
-    """Return the header for a key: a string as RFC 9651, 3.3.3, has it, in double quotes."""
+def format_idempotency_key(key: str) -> str:
+    """Return the header value for a key: a quoted string (RFC 9651 section 3.3.3)."""
     if not (isinstance(key, str) and key and key.isascii() and key.isprintable()):
-        msg = f"an idempotency key must be a text of visible ASCII characters, got {key!r}"
-        raise ConfigurationError(msg)
+        rule = "must be a text of visible ASCII characters"
+        raise ConfigurationError("an idempotency key", rule, key)
     escaped = key.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
-def deadline_text(seconds: float) -> str:
-    """Return the header for the time that is left, never more than that."""
+def format_deadline_ms(seconds: float) -> str:
+    """Return the header value for the seconds left, rounded down to milliseconds."""
     return str(max(0, int(seconds * 1000)))
 
 
-def deadline_from(text: str) -> float | None:
-    """Return the seconds that a header leaves, or None: anything odd is ignored."""
+def parse_deadline_ms(text: str) -> float | None:
+    """Return the seconds of a header value, or None when it is malformed."""
     text = text.strip()
-    if not text.isascii() or not text.isdigit() or len(text) > _LONGEST:
+    if not text.isascii() or not text.isdigit() or len(text) > _MAX_DEADLINE_DIGITS:
         return None
     return duration_or_none(int(text) / 1000)

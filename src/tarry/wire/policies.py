@@ -1,8 +1,8 @@
-"""A policy as the service's API writes it: camelCase, milliseconds, names in capitals.
+"""Policies in the JSON of the service's API: camelCase, milliseconds, names in capitals.
 
     {"maxAttempts": 5, "initialDelayMs": 100, "jitterType": "FULL", "totalBudgetMs": 60000}
 
-A field left out has the value of the policy that it is laid over.
+A JSON document is applied to a base policy, which supplies the missing fields.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ MAX_DURATION_MS = 3_155_760_000_000
 MAX_NUMBER = 2**53
 """The largest whole number that every JSON parser reads exactly."""
 MAX_ENTRIES = 1_000
-"""Entries of a list of delays, statuses or codes."""
+"""Limit for a list of delays, statuses or codes."""
 SCHEDULE = "SCHEDULE"
-"""The backoff that is a list, in `scheduleMs`."""
+"""The `backoffType` for a list of delays in `scheduleMs`."""
 
 SERVICE_PRESETS: dict[str, Policy] = {
     name: preset.replace(
         attempt_timeout=preset.attempt_timeout or 30.0,
-        # Nobody waits for a durable call: what a server asks for is what it gets.
+        # No caller waits for a durable call, so it can wait as long as the server asks.
         max_hint=max(preset.max_hint, _DAY),
         **({"max_attempts": 5} if name == "default" else {}),
     )
     for name, preset in PRESETS.items()
 }
-"""The policies that every tenant has from the start."""
+"""The presets of the service, which every tenant can use."""
 
 
 SCHEDULE_FIELD = PolicyField(
@@ -49,18 +49,19 @@ SCHEDULE_FIELD = PolicyField(
     "The delays of backoffType SCHEDULE in order; the last one repeats.",
     is_minimum_allowed=True,
 )
-"""A field of the JSON form only: `Policy` has a `Schedule` as its backoff."""
+"""A field of the JSON only: in `Policy` a `Schedule` is the value of `backoff`."""
 
 JSON_FIELDS: dict[str, PolicyField] = {
     field.json_name: field for field in (*POLICY_FIELDS, SCHEDULE_FIELD) if field.json_name
 }
-"""The fields of the JSON form by their names there."""
+"""The policy fields by their JSON names."""
 
 
-def policy_from_wire(document: Mapping[str, Any], base: Policy) -> Policy:
-    """Return `base` with the fields of a JSON document; the base's `max_delay` may grow.
+def policy_from_json(document: Mapping[str, Any], base: Policy) -> Policy:
+    """Return `base` with the fields of a JSON document applied.
 
-    An error names the field as the document does.
+    A longer `initialDelayMs` without `maxDelayMs` also raises `max_delay`. Errors use the JSON
+    names.
     """
     changes: dict[str, Any] = {}
     for name, value in document.items():
@@ -69,7 +70,7 @@ def policy_from_wire(document: Mapping[str, Any], base: Policy) -> Policy:
             msg = f"a policy has no field {short_repr(name)}; {known}"
             raise ConfigurationError(msg)
         field = JSON_FIELDS[name]
-        changes[field.name] = _read(field, name, value)
+        changes[field.name] = _from_json_value(field, name, value)
     _merge_schedule(changes, base)
     initial_delay = changes.get("initial_delay", base.initial_delay)
     if "max_delay" in changes:
@@ -80,8 +81,8 @@ def policy_from_wire(document: Mapping[str, Any], base: Policy) -> Policy:
     return base.replace(**changes)
 
 
-def _read(field: PolicyField, name: str, value: object) -> Any:
-    """Check a value of the JSON form and return it as `Policy` has it."""
+def _from_json_value(field: PolicyField, name: str, value: object) -> Any:
+    """Check a JSON value and return the value for `Policy`."""
     _check_size(name, value, MAX_DURATION_MS if field.type == "seconds" else MAX_NUMBER)
     if field is SCHEDULE_FIELD:
         delays = _list(name, value)
@@ -116,7 +117,7 @@ def _list(name: str, value: object) -> list[object]:
 
 
 def _check_size(name: str, value: object, maximum: int) -> None:
-    """Keep to numbers that every JSON parser and every store can hold, and to a hundred years."""
+    """Reject numbers that a JSON parser or a store cannot hold, and durations over 100 years."""
     if isinstance(value, list):
         entries = cast("list[object]", value)
         if len(entries) > MAX_ENTRIES:
@@ -145,10 +146,10 @@ def _merge_schedule(changes: dict[str, Any], base: Policy) -> None:
         changes["backoff"] = schedule
 
 
-def policy_from_file(plain: Mapping[str, Any]) -> Policy:
-    """Build a policy of the service from the fields of a policy file, with the library's names.
+def service_policy_from_file(plain: Mapping[str, Any]) -> Policy:
+    """Return a policy for the service from the fields of a policy file.
 
-    What it leaves out is as in the service's `default`, or in the `preset` that it names.
+    Missing fields are those of the `preset` that the file names, or of the service's `default`.
     """
     fields = dict(plain)
     preset = fields.pop("preset", "default")
@@ -156,38 +157,38 @@ def policy_from_file(plain: Mapping[str, Any]) -> Policy:
     return Policy.from_dict(SERVICE_PRESETS[preset].to_dict() | fields)
 
 
-def policy_sent(policy: Policy) -> dict[str, Any]:
-    """Return the fields of a policy of the library that a service is sent.
+def policy_to_service(policy: Policy) -> dict[str, Any]:
+    """Return the JSON fields of a library policy for a request to the service.
 
-    What it leaves open, the service's default policy says: a limit that is None, and a `max_hint`
-    that is the library's default, which is meant for a caller who waits.
+    Fields that are None are left out, so that the service's default policy supplies them. So is
+    `max_hint` when it has the library's default, which is meant for a caller that waits.
     """
-    policy.to_dict()  # refuses what cannot be written, which is a callable
+    policy.to_dict()  # raises when the policy has a callable
     if policy.retry_marked:
-        rule = "has no form in the service, where no mark arrives: leave it out"
+        rule = "cannot be sent to the service, which does not see marked errors: leave it out"
         raise ConfigurationError("retry_marked", rule)
-    fields = {name: value for name, value in policy_to_wire(policy).items() if value is not None}
+    fields = {name: value for name, value in policy_to_json(policy).items() if value is not None}
     if policy.max_hint == PRESETS["default"].max_hint:
         del fields["maxHintMs"]
     return fields
 
 
-def policy_to_wire(policy: Policy) -> dict[str, Any]:
-    """Return all fields of a policy."""
+def policy_to_json(policy: Policy) -> dict[str, Any]:
+    """Return all fields of a policy as a JSON document."""
     document = {
-        field.json_name: _write(field, getattr(policy, field.name))
+        field.json_name: _to_json_value(field, getattr(policy, field.name))
         for field in POLICY_FIELDS
         if field.json_name
     }
     if isinstance(policy.backoff, Schedule):
-        document["scheduleMs"] = [_in_ms(delay) for delay in policy.backoff.delays]
+        document["scheduleMs"] = [_to_ms(delay) for delay in policy.backoff.delays]
     return document
 
 
-def _write(field: PolicyField, value: Any) -> Any:
-    """Return a value of a policy as JSON has it."""
+def _to_json_value(field: PolicyField, value: Any) -> Any:
+    """Return the JSON value for a value of a policy."""
     if field.type == "seconds":
-        return _in_ms(value)
+        return _to_ms(value)
     if field.type == "choice":
         return SCHEDULE if isinstance(value, Schedule) else str(value).upper()
     if field.type in {"statuses", "codes"}:
@@ -195,8 +196,8 @@ def _write(field: PolicyField, value: Any) -> Any:
     return value
 
 
-def _in_ms(seconds: float | None) -> float | None:
+def _to_ms(seconds: float | None) -> float | None:
     if seconds is None:
         return None
     ms = check_number("a time", seconds) * 1000
-    return round(ms) if abs(ms - round(ms)) < 1e-6 else ms  # noqa: PLR2004 - 0.1 s is 100 ms
+    return round(ms) if abs(ms - round(ms)) < 1e-6 else ms  # noqa: PLR2004 - so that 0.1 s is 100 ms

@@ -1,4 +1,4 @@
-"""Errors as HTTP APIs tell them: problem details, RFC 9457."""
+"""Problem details: the JSON body of HTTP errors (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MEDIA_TYPE = "application/problem+json"
-BLANK = "about:blank"
-"""The type of a problem that means no more than its status."""
+ABOUT_BLANK = "about:blank"
+"""The type of a problem whose meaning is that of its status."""
 
-_LARGEST_STATUS = 599
+_MAX_STATUS = 599
 
 
 class Problem(Value):
-    """What went wrong: `title` is the same for all problems of a `type`, `detail` is about one.
+    """A problem: `title` is the same for all problems of a `type`, `detail` describes this one.
 
-    `more` has what else a program may want to know; its names stand beside the others.
+    `extensions` are further members of the JSON object, for programs.
     """
 
     __slots__ = __match_args__ = _fields = (
@@ -32,7 +32,7 @@ class Problem(Value):
         "detail",
         "type",
         "instance",
-        "more",
+        "extensions",
     )
 
     status: int
@@ -40,34 +40,34 @@ class Problem(Value):
     detail: str | None
     type: str
     instance: str | None
-    more: Mapping[str, Any]
+    extensions: Mapping[str, Any]
 
     def __init__(
         self,
         status: int,
         title: str,
         detail: str | None = None,
-        type: str = BLANK,  # noqa: A002 - the name that the RFC gives it
+        type: str = ABOUT_BLANK,  # noqa: A002 - the name in the RFC
         instance: str | None = None,
-        more: Mapping[str, Any] | None = None,
+        extensions: Mapping[str, Any] | None = None,
     ) -> None:
-        if check_count("status", status, 100) > _LARGEST_STATUS:
-            raise ConfigurationError("status", f"must be at most {_LARGEST_STATUS}", status)
-        more = dict(more or {})
-        if taken := sorted(set(more) & set(self._fields[:-1])):
-            rule = f"must not name {taken[0]!r} again: the problem has one"
-            raise ConfigurationError("more", rule)
+        if check_count("status", status, 100) > _MAX_STATUS:
+            raise ConfigurationError("status", f"must be at most {_MAX_STATUS}", status)
+        extensions = dict(extensions or {})
+        if duplicates := sorted(set(extensions) & set(self._fields[:-1])):
+            rule = f"must not contain {duplicates[0]!r}, which is a standard member"
+            raise ConfigurationError("extensions", rule)
         self._set(
             status=status,
             title=title,
             detail=detail,
             type=type,
             instance=instance,
-            more=MappingProxyType(more),
+            extensions=MappingProxyType(extensions),
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the members of the JSON object; what is not said is left out."""
+        """Return the members of the JSON object without those that are None."""
         members = {
             "type": self.type,
             "title": self.title,
@@ -75,8 +75,10 @@ class Problem(Value):
             "detail": self.detail,
             "instance": self.instance,
         }
-        return {name: value for name, value in members.items() if value is not None} | {**self.more}
+        return {name: value for name, value in members.items() if value is not None} | {
+            **self.extensions
+        }
 
     def to_json(self) -> bytes:
-        """Return the body of the response, in ASCII: no text of a client can break it."""
+        """Return the JSON text as ASCII, so that no text of a client can break the response."""
         return json.dumps(self.to_dict()).encode()

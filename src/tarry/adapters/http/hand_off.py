@@ -48,7 +48,7 @@ _DROPPED_HEADERS = frozenset({
     "te", "trailer", "transfer-encoding", "upgrade",
     # Headers of one attempt: the service sets its own.
     "accept-encoding", "content-length", "expect", "traceparent", "tracestate",
-    http.ATTEMPT.lower(), http.DEADLINE.lower(),
+    http.ATTEMPT_HEADER.lower(), http.DEADLINE_HEADER.lower(),
 })  # fmt: skip
 _NOT_HANDED_OFF = "not handed off to the retry service: "
 _NOTE_PREFIX = "tarry: " + _NOT_HANDED_OFF
@@ -174,8 +174,8 @@ class HandOff:
             # The service sets this Host header itself. It rejects a different one, which is better
             # than dropping it here.
             headers.pop("host", None)
-        key_header = headers.pop(http.KEY.lower(), "")
-        if not http.repeatable(method, keyed=bool(key_header)):
+        key_header = headers.pop(http.IDEMPOTENCY_KEY_HEADER.lower(), "")
+        if not http.is_repeatable(method, has_key=bool(key_header)):
             msg = (
                 f"a {method} is not safe to repeat; an Idempotency-Key "
                 '(idempotency_key="auto") makes it so'
@@ -300,5 +300,7 @@ def _normalize_authority(scheme: str, netloc: str) -> str:
 def _parse_key_header(header: str) -> str | None:
     """Return the key, or None if the service would send a different header for it."""
     key = _ESCAPED.sub(r"\1", header[1:-1])
-    is_same = key and key.isascii() and key.isprintable() and http.key_text(key) == header
+    is_same = (
+        key and key.isascii() and key.isprintable() and http.format_idempotency_key(key) == header
+    )
     return key if is_same else None

@@ -72,14 +72,14 @@ def make_repeatable(
 
     If that needs an Idempotency-Key, add one, unless the request has one or `key` is None.
     """
-    if method in http.IDEMPOTENT_METHODS or headers.get(http.KEY):
+    if method in http.IDEMPOTENT_METHODS or headers.get(http.IDEMPOTENCY_KEY_HEADER):
         return True
     if key is not None:
         text = uuid4().hex if isinstance(key, str) else key(request)
         if text is not None:
-            headers[http.KEY] = http.key_text(text)
+            headers[http.IDEMPOTENCY_KEY_HEADER] = http.format_idempotency_key(text)
             return True
-    return http.repeatable(method, keyed=False)
+    return http.is_repeatable(method, has_key=False)
 
 
 def attempt_time_limit(attempt_timeout: float | None) -> float | None:
@@ -95,9 +95,9 @@ def set_attempt_headers(
 ) -> None:
     """Set the headers with the number of the attempt and its time limit in seconds."""
     if attempt > 1:
-        headers[http.ATTEMPT] = str(attempt)
+        headers[http.ATTEMPT_HEADER] = str(attempt)
     if limit is not None:
-        headers[http.DEADLINE] = http.deadline_text(limit)
+        headers[http.DEADLINE_HEADER] = http.format_deadline_ms(limit)
 
 
 def response_classifier(

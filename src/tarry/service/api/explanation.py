@@ -10,7 +10,7 @@ from tarry.errors import ConfigurationError
 from tarry.service.api.redact import find_secrets
 from tarry.service.api.views import attempt_view
 from tarry.service.model import LOST, Status
-from tarry.wire.policies import SERVICE_PRESETS, policy_from_wire
+from tarry.wire.policies import SERVICE_PRESETS, policy_from_json
 from tarry.wire.tasks import STATUS_NAMES, ExplainedStep, Explanation, NextStep
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _with_overrides(chosen: Policy, content: TaskContent | None) -> Policy:
     if content is None or not content.overrides:
         return chosen
     try:
-        return policy_from_wire(content.overrides, chosen)
+        return policy_from_json(content.overrides, chosen)
     except ConfigurationError:  # the policy has changed, and the overrides no longer fit
         return chosen
 

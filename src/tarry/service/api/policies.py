@@ -30,7 +30,7 @@ from tarry.wire.policies import (
     SCHEDULE_FIELD,
     SERVICE_PRESETS,
     json_choices,
-    policy_to_wire,
+    policy_to_json,
 )
 from tarry.wire.tasks import Page, PolicyName, RetryPolicy
 
@@ -262,7 +262,7 @@ class PolicyResource:
     ) -> tuple[PolicyWriteStatus, PolicyVersion]:
         checked = check_policy(fields, SERVICE_PRESETS["default"], self._context.limits)
         # With all fields and sorted: equal policies must have equal documents.
-        document = _encode(policy_to_wire(checked))
+        document = _encode(policy_to_json(checked))
         policy = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
         result = await self._context.store.put_policy(policy, replace=replace)
         self._context.engine.policies.forget(tenant, policy_id)
@@ -285,4 +285,4 @@ def _stored_view(policy: PolicyVersion) -> RetryPolicy:
 
 
 def _preset_view(name: str) -> RetryPolicy:
-    return policy_view(name, None, None, policy_to_wire(SERVICE_PRESETS[name]))
+    return policy_view(name, None, None, policy_to_json(SERVICE_PRESETS[name]))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError
 from tarry.service.api.problems import from_configuration_error, invalid, unknown_field
-from tarry.wire.policies import JSON_FIELDS, policy_from_wire
+from tarry.wire.policies import JSON_FIELDS, policy_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +45,7 @@ def check_policy(
         if name not in JSON_FIELDS:
             raise unknown_field(parent, name, JSON_FIELDS)
     try:
-        policy = policy_from_wire(document, base)
+        policy = policy_from_json(document, base)
     except ConfigurationError as error:
         field = error.field or ""
         is_known = field.partition("[")[0] in JSON_FIELDS

@@ -33,7 +33,7 @@ class ProblemType(NamedTuple):
 
     def problem(self, detail: str, status: int | None = None, **more: Any) -> Problem:
         """Return a problem of this type."""
-        return Problem(status or self.statuses[0], self.title, detail, self.type, more=more)
+        return Problem(status or self.statuses[0], self.title, detail, self.type, extensions=more)
 
 
 # fmt: off

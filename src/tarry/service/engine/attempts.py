@@ -64,8 +64,8 @@ def build_request(
     """Return the request of the next attempt: the headers of the caller, then those of tarry."""
     headers = [
         *content.headers.items(),
-        (http.KEY, http.key_text(task.key)),
-        (http.ATTEMPT, str(task.attempts + 1)),
+        (http.IDEMPOTENCY_KEY_HEADER, http.format_idempotency_key(task.key)),
+        (http.ATTEMPT_HEADER, str(task.attempts + 1)),
     ]
     if content.trace is not None:
         headers.append(("traceparent", content.trace))

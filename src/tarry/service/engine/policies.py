@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.errors import ConfigurationError
-from tarry.wire.policies import SERVICE_PRESETS, policy_from_wire
+from tarry.wire.policies import SERVICE_PRESETS, policy_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -79,7 +79,7 @@ class Policies:
         if stored is not None:
             document = msgspec.json.decode(stored.document)
             effective = EffectivePolicy(
-                policy_from_wire(document, default), stored.version, stale_at
+                policy_from_json(document, default), stored.version, stale_at
             )
         elif version is None and policy_id in SERVICE_PRESETS:
             effective = EffectivePolicy(SERVICE_PRESETS[policy_id], None, stale_at)
@@ -108,7 +108,7 @@ class Policies:
         entry = self._overridden.get(key)
         if entry is None or entry[0] is not effective:
             try:
-                policy = policy_from_wire(overrides, effective.policy)
+                policy = policy_from_json(overrides, effective.policy)
             except ConfigurationError as error:  # the policy was changed since the task was added
                 _logger.warning(
                     "policy overrides ignored, the changed policy makes them invalid, "
