@@ -314,3 +314,23 @@ def test_stop_breaks_off() -> None:
         assert [[1]] == sender.calls
 
     asyncio.run(main())
+
+
+def test_stop_right_after_a_commit_has_ended_is_quiet() -> None:
+    """The callback of a commit that has ended may run after `stop`, and starts nothing."""
+
+    async def main() -> None:
+        errors: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        sender = Sender()
+        sender.gate.set()
+        commits = AsyncGroupCommit(sender, max_items=10, max_pending=100)
+        commits.post(1)
+        await asyncio.sleep(0)
+        await commits.stop()
+        await asyncio.sleep(0)
+
+        assert [] == errors
+        assert [[1]] == sender.calls
+
+    asyncio.run(main())

@@ -195,6 +195,8 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             await self._commit_group()
 
     def _committer_done(self, committer: asyncio.Task[None]) -> None:
+        if committer not in self._committers:
+            return  # stopped after the committer was done, but before this callback ran
         self._committers.remove(committer)
         if not committer.cancelled():
             self._schedule_start()

@@ -1,10 +1,12 @@
-"""What the service keeps: tasks, their attempts, policies, lanes, and the table of states.
+"""The stored values of the service: tasks, attempts, policies, lanes, keys, replays.
+
+The states of a task:
 
     PENDING ──claim──▶ IN_FLIGHT ──2xx──▶ SUCCEEDED
        ▲  │                │ ├── Wait ──▶ PENDING
        │  └─cancel─▶ CANCELLED◀─ cancel ─┤ └── Stop ──▶ EXHAUSTED (reason) ──replay──▶ PENDING
 
-Plain values without I/O. Times are epoch milliseconds on the store's clock, durations milliseconds.
+Values without I/O. Times are epoch milliseconds on the store's clock, durations milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import msgspec
 
 
 class Status(IntEnum):
-    """Where a task stands. Stores keep the number; people see the name."""
+    """The status of a task. Stores keep the number; API and logs show the name."""
 
     PENDING = 0
     IN_FLIGHT = 1
@@ -25,7 +27,7 @@ class Status(IntEnum):
     CANCELLED = 4
 
     is_terminal: bool
-    """Whether no attempt follows by itself."""
+    """Whether no attempt follows, unless an operator replays the task."""
 
     def __init__(self, number: int) -> None:
         self.is_terminal = number > 1
@@ -40,94 +42,96 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
     Status.EXHAUSTED: frozenset({Status.PENDING}),
     Status.CANCELLED: frozenset(),
 }
-"""From each status, the ones that may follow."""
+"""The statuses that may follow each status."""
 
 LOST = "lost"
-"""The outcome of an attempt whose worker went away: nobody knows what came of it."""
+"""The outcome of an attempt whose worker disappeared: its real outcome is unknown."""
 
 
 class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """What is sent, and where. A store keeps it packed, and perhaps sealed, and never looks in."""
+    """The request to send, and its target. A store keeps it packed, and encrypted if configured."""
 
     url: str
     method: str = "POST"
     headers: dict[str, str] = {}
     body: bytes = b""
     body_ref: str | None = None
-    """The object that holds the body, when it is not here."""
+    """The object in the payload store that holds the body; None: it is in `body`."""
     body_size: int = 0
     checksum: bytes | None = None
-    """SHA-256 of a body that lies elsewhere."""
+    """SHA-256 of a body in the payload store."""
     etag: str | None = None
-    """The tag of a caller's own object, which changes when somebody writes it anew."""
+    """The entity tag of an object that the caller owns: it changes when the object is replaced."""
     owned: bool = False
-    """Whether `body_ref` is ours to delete."""
+    """Whether the service wrote the object `body_ref`, and deletes it with the task."""
     overrides: dict[str, Any] | None = None
-    """Fields of the policy that this task has otherwise."""
+    """Policy fields that this task overrides."""
     callback_url: str | None = None
     trace: str | None = None
-    """The `traceparent` of the request that made the task."""
+    """The `traceparent` header of the request that created the task."""
 
 
 class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
-    """One call that the service keeps, as a store keeps it."""
+    """One durable call, as stored."""
 
     id: str
     """A UUIDv7 in its text form."""
     tenant: str
     lane: str
-    """The queue of one downstream: `tenant/scheme:host:port`."""
+    """The name of its lane: `tenant/scheme:host:port`."""
     key: str
-    """The `Idempotency-Key` of every attempt; never changes."""
+    """The idempotency key, sent with every attempt; never changes."""
     fingerprint: bytes
-    """A digest of what the caller asked for: the same key with another one is a conflict. Empty
-    where the caller gave no key."""
+    """A digest of the request that created the task: the same key with another digest is a
+    conflict. Empty when the caller gave no idempotency key."""
     content: bytes
     """A `TaskContent`, packed."""
     body_ref: str | None = None
-    """The object to delete with the task: a copy of the one in `content`, where it is ours."""
+    """The object to delete with the task: `TaskContent.body_ref` if the service owns it."""
     policy_id: str = "default"
     policy_version: int | None = None
-    """The version that the caller pinned; None follows the newest."""
+    """The version that the caller pinned; None: the newest version applies."""
     created_at: int = 0
-    """Set by the store that adds it."""
+    """Set by the store when the task is added."""
     next_attempt_at: int = 0
-    """When to make the next attempt; a task that is added may say it as `delay` instead."""
+    """When the next attempt is due. A new task may have `NewTask.delay` instead."""
     started_at: int = 0
-    """When the first attempt was due: the total budget counts from here. A replay sets it anew."""
+    """When the first attempt was due: the total budget starts here. A replay resets it."""
     status: Status = Status.PENDING
     reason: str | None = None
-    """Why it is EXHAUSTED."""
+    """Why the task is EXHAUSTED."""
     attempts: int = 0
-    """Attempts made, the lost ones included."""
+    """Attempts made, including lost ones."""
     forgiven: int = 0
-    """Attempts made before the last replay: they do not count against the policy any more."""
+    """Attempts made before the last replay: the policy does not count them."""
     lost: int = 0
-    """Attempts since then whose worker went away: nobody knows whether they were made. They do not
-    count either, but there may not be many of them."""
+    """Attempts since the last replay whose worker disappeared, perhaps before it sent them. The
+    policy does not count them, but their number is limited."""
     previous_delay: float | None = None
-    """Seconds: with `restarted` and `last_kind`, what the next decision has to know."""
+    """Seconds. Input of the next decision, like `restarted` and `last_kind`."""
     restarted: int = 0
+    """Attempts before the backoff was restarted by an exact hint of the server."""
     last_kind: str | None = None
-    """The class of the last outcome; None before the first attempt."""
+    """The kind of the last outcome; None before the first attempt."""
     version: int = 0
-    """Changes with every change of the task but a request to cancel."""
+    """Incremented by every change of the task, except a request to cancel it."""
     worker: str | None = None
-    """Who holds the lease, while IN_FLIGHT."""
+    """The worker that has the lease, while IN_FLIGHT."""
     wake_at: int = 0
-    """When the task wants attention: `next_attempt_at` or, while IN_FLIGHT, the lease's end."""
+    """When a claim may lease the task: `next_attempt_at`, or the end of the current lease."""
     cancelling: bool = False
-    """Whether somebody cancelled it while an attempt ran: no other follows."""
+    """Whether the task was cancelled during an attempt: no further attempt follows."""
     replays: int = 0
     finished_at: int | None = None
-    """When it became terminal."""
+    """When the task became terminal."""
 
     def begun(
         self, created_at: int, due: int, *, wake_at: int | None = None, worker: str | None = None
     ) -> Task:
-        """Return the task as it begins in a store: with what a caller may set, and nothing else.
+        """Return a new task as it is stored first: only fields that a caller may set are copied.
 
-        Its first attempt is due then; a worker that holds it at once does so until `wake_at`.
+        Its first attempt is due at `due`. With `worker`, it is leased to that worker at once, until
+        `wake_at`.
         """
         return Task(
             id=self.id,
@@ -148,13 +152,13 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
         )
 
     def status_at(self, now: int) -> Status:
-        """Return the status that people see: a lease taken ahead of its time is no attempt yet."""
-        early = self.status is Status.IN_FLIGHT and now < self.next_attempt_at
-        return Status.PENDING if early else self.status
+        """Return the status to show: a task that is leased before it is due still is PENDING."""
+        is_early = self.status is Status.IN_FLIGHT and now < self.next_attempt_at
+        return Status.PENDING if is_early else self.status
 
 
 class Decision(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """What the core said after an attempt, and what it went by."""
+    """The verdict of the core after an attempt, and what led to it."""
 
     action: str
     """`done`, `wait` or `stop`."""
@@ -162,7 +166,7 @@ class Decision(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     delay_ms: float | None = None
     ceiling_ms: float | None = None
     jitter: str | None = None
-    """How the delay was drawn below the ceiling; None: it was not."""
+    """How the delay was drawn below the ceiling; None: without jitter."""
     hint_ms: float | None = None
     hint_source: str | None = None
     policy_version: int | None = None
@@ -171,7 +175,7 @@ class Decision(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
 
 class AttemptRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """One line of a task's attempt log."""
+    """One entry of the attempt log of a task."""
 
     number: int
     scheduled_at: int
@@ -184,21 +188,21 @@ class AttemptRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     remote: str | None = None
     """The address that was connected to."""
     status: int | str | None = None
-    """The HTTP status, or the name of a gRPC code."""
+    """The HTTP status, or the name of a gRPC status code."""
     error: str | None = None
     error_class: str | None = None
     outcome: str
-    """The class of the outcome, or `lost`."""
+    """The kind of the outcome, or `lost`."""
     decision: Decision | None = None
     excerpt: str | None = None
-    """The beginning of the answer: bounded, redacted, text."""
+    """The beginning of the response: shortened, redacted, printable."""
     truncated: bool = False
-    """Whether the answer has more than the excerpt."""
+    """Whether the response is longer than the excerpt."""
     worker: str | None = None
 
 
 class PolicyVersion(msgspec.Struct, kw_only=True, gc=False):
-    """One version of a tenant's policy; `document` is its JSON form."""
+    """One version of a tenant's policy; `document` is its JSON."""
 
     tenant: str
     id: str
@@ -208,17 +212,18 @@ class PolicyVersion(msgspec.Struct, kw_only=True, gc=False):
 
 
 class LaneRecord(msgspec.Struct, kw_only=True, gc=False):
-    """The queue of one downstream, and the state of its breaker, shared by all workers."""
+    """The queue of one downstream, and the breaker state that all workers share."""
 
     name: str
     tenant: str
     parked_until: int | None = None
-    """No task is claimed before; after it, `probes` at a time until somebody resumes the lane."""
+    """No task is claimed before this time. After it the lane is half-open: `probes` tasks at a time
+    until it is unparked or resumed."""
     probes: int = 0
     opened: int = 0
-    """How often in a row the breaker has opened: it stays open for longer each time."""
+    """How often in a row the breaker has opened: it stays open longer each time."""
     paused: bool = False
-    """Whether an operator stopped it, for as long as he likes."""
+    """Whether an operator paused the lane, until it is resumed."""
     pending: int = 0
     in_flight: int = 0
     dead: int = 0
@@ -227,7 +232,7 @@ class LaneRecord(msgspec.Struct, kw_only=True, gc=False):
 
 
 class ApiKey(msgspec.Struct, kw_only=True, gc=False):
-    """An API key: its digest, and whose it is."""
+    """An API key: its digest and its tenant. The key itself is not stored."""
 
     id: str
     tenant: str
@@ -238,7 +243,7 @@ class ApiKey(msgspec.Struct, kw_only=True, gc=False):
 
 
 class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
-    """A job that brings dead letters back, with a cursor, so that it survives a crash."""
+    """A job that replays dead letters; its cursor is stored, so that it survives a crash."""
 
     id: str
     tenant: str
@@ -246,9 +251,9 @@ class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
     policy_id: str | None = None
     reason: str | None = None
     before: int = 0
-    """Letters that died after the job was made are not its business."""
+    """Only dead letters that were EXHAUSTED at this time or earlier are replayed."""
     rate: float = 0.0
-    """Tasks a second; 0 is no limit."""
+    """Tasks per second; 0: no limit."""
     matched: int = 0
     replayed: int = 0
     cursor: str | None = None
@@ -256,5 +261,5 @@ class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
     """`running`, `done` or `cancelled`."""
     created_at: int = 0
     next_at: int = 0
-    """When the next step is due, by the rate."""
+    """When the next step is due, according to the rate."""
     finished_at: int | None = None

@@ -1,18 +1,18 @@
-"""The port: what the service needs of a store, by intent.
+"""The store port: the operations that the service needs from a store.
 
-Rules for every engine behind it, held by one conformance suite:
+Every implementation follows these rules, which one conformance suite checks:
 
-* Batch-first, and every call is safe to repeat: after an error or a lost answer the same call again
-  comes to the same state.
-* What a call has changed is durable when it returns. A call that raises `StoreUnavailable` may have
-  changed nothing or everything of its batch.
-* The store's own clock decides what is due, and `claim` tells it. Times are epoch milliseconds.
-* Cost grows with what a call returns, not with what waits: however many tasks and lanes there are.
-* Counts are kept as things happen.
-* A task is changed by one step at a time, and each step but a request to cancel raises its version
-  by one. What is handed out is a copy.
-* Live tasks are those that are PENDING or IN_FLIGHT. An id that is unknown, malformed or another
-  tenant's is one that is not there.
+* Calls take batches. Every call is idempotent: repeated after an error or a lost reply, it leads to
+  the same state.
+* The changes of a call are durable when it returns. A call that raises `StoreUnavailable` may have
+  applied all of its batch or nothing.
+* The store's own clock decides what is due; `claim` returns its time. Times are epoch milliseconds.
+* The cost of a call depends on what it returns, not on how many tasks and lanes are stored.
+* Counters are updated with each change, not computed when they are read.
+* Changes of one task are atomic. Each change except a request to cancel increments its version.
+  Returned values are copies.
+* Live tasks are PENDING or IN_FLIGHT. An id that is unknown, malformed or of another tenant counts
+  as missing.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ARREARS = 1000
-"""Milliseconds by which the steps of a replay may lag behind its rate and still catch up."""
-_LONGEST_PAUSE = 1e12
-"""Milliseconds, thirty years: a rate may be a very small number, and a time must fit everywhere."""
+MAX_REPLAY_LAG_MS = 1000
+"""A replay that is later than this does not catch up on the rest."""
+_MAX_REPLAY_PAUSE_MS = 1e12
+"""Thirty years: a very small rate must not lead to a time that overflows an integer column."""
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The right of one worker to run attempts for `length` ms; `horizon`: how far ahead it looks.
+    """The right of one worker to run an attempt of a task, until a time.
 
-    A task is leased no earlier than `horizon` ms before its `next_attempt_at`, and the lease ends
-    `length` ms after the later of now and that time.
+    A task is leased at most `horizon` ms before its `next_attempt_at`. The lease ends `length` ms
+    after the later of now and that time.
     """
 
     worker: str
@@ -51,32 +51,32 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class NewTask(msgspec.Struct, array_like=True, gc=False):
-    """A task to add. Its next attempt is due `delay` ms after it is added, or at its own time.
+    """A task to add. Its first attempt is due `delay` ms after that, or at its `next_attempt_at`.
 
-    A time that has passed is now. The task begins afresh: state that it carries is not looked at.
+    A time in the past means now. State in `task`, such as its status or attempts, is ignored.
     """
 
     task: Task
     delay: int | None = None
     direct: bool = False
-    """Lease it to the worker who adds it, if it is due within the horizon and its lane is open:
-    not paused, not parked, not half-open."""
+    """Lease the task to the worker that adds it, if it is due within the horizon and its lane is
+    open: not paused, not parked, not half-open."""
 
 
 class AddStatus(StrEnum):
-    """What became of a task that was to be added."""
+    """The result of adding a task."""
 
     ADDED = "added"
     EXISTING = "existing"
-    """The key was there, with the same fingerprint. It is there as long as its task is kept."""
+    """A task with this key and fingerprint is stored. A key is known as long as its task is."""
     CONFLICT = "conflict"
-    """The key was there, with another fingerprint."""
+    """A task with this key and another fingerprint is stored."""
     FULL = "full"
-    """The tenant has as many live tasks as it may have; `task` is the one that was not added."""
+    """The tenant has reached its quota of live tasks. `AddResult.task` was not stored."""
 
 
 class AddResult(msgspec.Struct, gc=False):
-    """The answer for one new task: `task` is the one that is stored, also when it was there."""
+    """The result for one new task; `task` is the stored one, also when it existed before."""
 
     status: AddStatus
     task: Task
@@ -84,25 +84,27 @@ class AddResult(msgspec.Struct, gc=False):
 
 
 class ClaimResult(msgspec.Struct):
-    """What a worker got: leased tasks, earliest first, and what it has to know about them."""
+    """The tasks that a claim has leased, earliest first."""
 
     now: int
     tasks: list[Task]
     probing: dict[str, int]
-    """The half-open lanes among theirs, and how often in a row each had opened."""
+    """For each half-open lane of these tasks: how often in a row its breaker has opened."""
     next_at: int | None
-    """A lower bound for when the same call may find something to claim, as things stand (a paused
-    lane gives nothing, a half-open one that is full gives when a lease ends); None when nothing
-    waits. It lies ahead of now when nothing could be claimed."""
+    """The earliest time at which the next claim may find a task; None: no task is waiting.
+
+    A paused lane does not count, and a half-open lane counts from when one of its leases ends. It
+    is later than now if nothing could be claimed."""
     lost: int = 0
-    """Attempts that were found abandoned, and written to the log as lost."""
+    """Attempts with expired leases that were logged as lost."""
 
 
 class TaskResult(msgspec.Struct, kw_only=True, gc=False):
-    """How an attempt ended, and what follows. `task` is the one that was leased.
+    """The result of an attempt, and the next state. `task` is the task as it was leased.
 
-    PENDING needs `next_attempt_at`. `keep` keeps the lease for it, for a time within the horizon
-    (the caller sees to that); the version is then one higher. Without `attempt` none is counted.
+    PENDING requires `next_attempt_at`. `keep` keeps the lease for the next attempt, which must be
+    within the horizon; the version is then incremented by one. Without `attempt`, no attempt is
+    counted.
     """
 
     task: Task
@@ -115,31 +117,31 @@ class TaskResult(msgspec.Struct, kw_only=True, gc=False):
     restarted: int = 0
     last_kind: str | None = None
     callback: Task | None = None
-    """A task to add with it, in the same step, if the finish is DONE; its key is its own, and no
-    quota holds it back."""
+    """A task to add in the same change, if the result is DONE. Its key is unique, and no quota
+    applies to it."""
 
 
 class FinishStatus(StrEnum):
-    """What a finish, or a release, came to."""
+    """The result of `finish` or `release` for one task."""
 
     DONE = "done"
     SUPERSEDED = "superseded"
-    """The lease was lost, or the task is gone: nothing was changed. A lease that ran out is lost
-    when another claims the task."""
+    """The lease was lost, or the task was deleted: nothing was changed. An expired lease is lost
+    only when another claim takes the task."""
     CANCELLED = "cancelled"
-    """Somebody cancelled the task meanwhile: the attempt is logged, and no other follows. A success
-    stays one, and is DONE."""
+    """The task was cancelled during the attempt: the attempt is logged, and no other follows. A
+    success stays a success, and is DONE."""
 
 
 class Release(msgspec.Struct, gc=False):
-    """An unstarted lease to hand back: due when it was, or not before a later time."""
+    """A lease to release before an attempt: the task is due as before, or at a later time."""
 
     task: Task
     next_attempt_at: int | None = None
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks to list; None asks for all. `status` is the one that is stored."""
+    """Filter for tasks; None matches all. `status` is the stored one, not `Task.status_at`."""
 
     status: Status | None = None
     policy_id: str | None = None
@@ -148,10 +150,10 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, Generic[T]):
-    """A part of a list; `cursor` goes on from here, None ends it.
+    """One page of a list; `cursor` continues after it, None: it is the last one.
 
-    A page may be short, or empty, before the end: a filter that matches rarely looks at a bounded
-    number of rows at a time.
+    A page may be short or even empty before the end: with a filter that rarely matches, only a
+    bounded number of rows is read for one page.
     """
 
     items: list[T]
@@ -159,182 +161,184 @@ class Page(msgspec.Struct, Generic[T]):
 
 
 class CancelStatus(StrEnum):
-    """What became of a request to cancel."""
+    """The result of a request to cancel a task."""
 
     CANCELLED = "cancelled"
     REQUESTED = "requested"
-    """It is IN_FLIGHT, so an attempt may be running; none follows."""
+    """The task is IN_FLIGHT, so an attempt may be running; no further attempt follows."""
     TERMINAL = "terminal"
-    """It was terminal already, perhaps by an earlier request to cancel."""
+    """The task was terminal before, perhaps because it was cancelled earlier."""
 
 
 class RetryNowStatus(StrEnum):
-    """What became of a request to retry a task now."""
+    """The result of a request to retry a task now."""
 
     DUE = "due"
-    """It was waiting, or dead, and is due now; its lane may still hold it back."""
+    """The task was PENDING or EXHAUSTED and is due now; its lane may still be parked or paused."""
     RUNNING = "running"
-    """It is IN_FLIGHT."""
+    """The task is IN_FLIGHT."""
     FINISHED = "finished"
-    """It succeeded, or was cancelled."""
+    """The task succeeded or was cancelled."""
 
 
 class PolicyWriteStatus(StrEnum):
-    """What became of a policy that was to be written or deleted."""
+    """The result of writing or deleting a policy."""
 
     CREATED = "created"
-    """It is the first of this id, or the first since a deletion."""
+    """The policy did not exist, or was deleted before."""
     DONE = "done"
     SAME = "same"
+    """The newest version has this content already."""
     CONFLICT = "conflict"
-    """Another content has this id; or, for a deletion, live tasks use it."""
+    """Writing: the id exists with other content. Deleting: live tasks use the policy."""
     MISSING = "missing"
 
 
 class Counters(msgspec.Struct):
-    """The tasks that are there, by status (every status is named), and finishes superseded."""
+    """The number of stored tasks for every status, and the number of superseded results."""
 
     tasks: dict[Status, int]
     superseded: int = 0
 
 
 class SeriesPoint(msgspec.Struct):
-    """What was logged in one minute: attempts by outcome. `minute` is the time it begins."""
+    """Attempts of one minute, by outcome. `minute` is its start."""
 
     minute: int
     outcomes: dict[str, int]
 
 
 class SweepResult(msgspec.Struct):
-    """What one step of maintenance removed; `more` when there is more to do at once."""
+    """The number of removed tasks; `more`: further expired tasks remain."""
 
     tasks: int
     more: bool
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How long terminal tasks are kept, in ms after they ended."""
+    """How long terminal tasks are stored, in ms after they finished."""
 
     succeeded: int
-    """Also for those that were cancelled."""
+    """For tasks that succeeded or were cancelled."""
     dead: int
+    """For dead letters."""
 
 
-def next_step(replay: ReplayRecord, brought: int, now: int) -> int:
-    """Return when a replay is due again whose step has brought so many letters back."""
+def next_replay_step_at(replay: ReplayRecord, replayed: int, now: int) -> int:
+    """Return when the next step of a replay is due, after one that replayed so many tasks."""
     if replay.rate <= 0:
         return now
-    pause = min(brought * 1000 / replay.rate, _LONGEST_PAUSE)
-    return max(replay.next_at, now - ARREARS) + ceil(pause)
+    pause = min(replayed * 1000 / replay.rate, _MAX_REPLAY_PAUSE_MS)
+    return max(replay.next_at, now - MAX_REPLAY_LAG_MS) + ceil(pause)
 
 
 class Store(Protocol):
-    """What an engine, the API and maintenance ask of a store."""
+    """Durable storage of tasks, lanes, policies and API keys."""
 
     async def open(self) -> None:
-        """Connect, and bring the schema up to date."""
+        """Connect, and migrate the schema to the current version."""
         ...
 
     async def close(self) -> None:
-        """Let go of everything; what was promised is durable."""
+        """Finish pending calls and release all resources."""
         ...
 
     async def ping(self) -> int:
-        """Write and read something; return the store's time."""
+        """Do a small write and a read, to prove that both work; return the store's time."""
         ...
 
-    # --- the life of a task -----------------------------------------------------------------------
+    # --- transitions of tasks ---------------------------------------------------------------------
 
     async def add(
         self, tasks: Sequence[NewTask], lease: Lease | None = None, *, quota: int | None = None
     ) -> list[AddResult]:
-        """Add tasks, each in its own right; `quota` bounds the live tasks of each tenant.
+        """Add tasks independently of each other; `quota` limits the live tasks of each tenant.
 
-        Two with one tenant and key in the same batch are as two batches: the first is added. A key
-        that is there is told before a quota that is full.
+        If two tasks of a batch have the same tenant and key, the second finds the first. EXISTING
+        and CONFLICT take precedence over FULL.
         """
         ...
 
     async def claim(
         self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
     ) -> ClaimResult:
-        """Lease tasks that are due within the horizon, or abandoned, from lanes that are open.
+        """Lease tasks from open lanes: due within the horizon, or with an expired lease.
 
-        Least recently served lane first and tenants in turn, at most `per_lane` of a lane, none of
-        the lanes in `skip`; with a `limit` of 0 it only tells the time. Of a lane the earliest
-        `wake_at` comes first, then the order of adding. A half-open lane gives no more than its
-        probes less the leases that have not run out.
+        Tenants take turns, and the least recently served lane of a tenant comes first. At most
+        `per_lane` tasks of a lane and none of the lanes in `skip` are leased. Within a lane the
+        order is `wake_at`, then the order of adding. A half-open lane gives its number of probes,
+        less its current leases. With a `limit` of 0 only the time is returned.
 
-        A lease is abandoned when its end has come. The attempt is written to the log as lost (begun
-        when it was due, by the worker that held it) and counted in `lost`; the next is due since
-        that end. A task that was being cancelled is CANCELLED instead of leased, and takes the
-        place of one.
+        The attempt of an expired lease is logged as lost (started when it was due, by the worker
+        that had the lease) and counted in `lost`; the next attempt is due since the lease ended. A
+        task that is being cancelled becomes CANCELLED instead of leased, and counts towards the
+        limit.
         """
         ...
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
-        """Write attempt and next state in one step each, if the version still matches."""
+        """Store each attempt and next state atomically, if the version still matches."""
         ...
 
     async def release(self, leases: Sequence[Release]) -> list[FinishStatus]:
-        """Hand unstarted leases back, where they are still held; no attempt is counted.
+        """Release leases that still exist, without counting an attempt.
 
-        A task that was being cancelled is CANCELLED. A lease that is not held is SUPERSEDED, and
-        not counted as that.
+        A task that is being cancelled becomes CANCELLED. For a lost lease the result is SUPERSEDED,
+        which the counter of superseded results does not include.
         """
         ...
 
     # --- lanes ------------------------------------------------------------------------------------
 
     async def park(self, lane: str, until: int, *, probes: int, opened: int) -> None:
-        """Give no task of the lane until then, and afterwards `probes` at a time.
+        """Claim no task of the lane until this time, and afterwards `probes` tasks at a time.
 
-        The last call stands. A lane without tasks is made, as by `pause`: what stands before the
-        first slash of its name is its tenant.
+        The last call wins. A lane that does not exist is created, as by `pause`; its tenant is the
+        part of its name before the first slash.
         """
         ...
 
     async def unpark(self, lane: str) -> None:
-        """Open a lane whose downstream has recovered; one that an operator paused stays paused."""
+        """Open a lane whose downstream has recovered; a lane that is paused stays paused."""
         ...
 
     async def resume(self, lane: str) -> None:
-        """Open a lane: forget that it was parked or paused."""
+        """Open a lane that was parked or paused."""
         ...
 
     async def pause(self, lane: str) -> None:
-        """Give no task of the lane until somebody resumes it."""
+        """Claim no task of the lane until `resume`."""
         ...
 
     async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
     ) -> Page[LaneRecord]:
-        """List lanes by name; None asks for those of all tenants."""
+        """List lanes by name, of one tenant or of all (None)."""
         ...
 
     async def get_lane(self, name: str) -> LaneRecord | None:
-        """Return one lane."""
+        """Return a lane, or None."""
         ...
 
-    # --- what people ask for, by tenant -----------------------------------------------------------
+    # --- requests of a tenant ---------------------------------------------------------------------
 
     async def get_task(self, tenant: str, task_id: str) -> Task | None:
-        """Return a task."""
+        """Return a task, or None."""
         ...
 
     async def list_tasks(
         self, tenant: str, query: TaskFilter, *, cursor: str | None = None, limit: int = 100
     ) -> Page[Task]:
-        """List tasks, newest first. A malformed cursor is a `ConfigurationError`.
+        """List tasks, newest first. Raises `ConfigurationError` for a malformed cursor.
 
-        Ids grow with time, so that the order of ids and that of adding are the same.
+        Ids grow with time, so that the order of ids is the order of adding.
         """
         ...
 
     async def list_attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
     ) -> list[AttemptRecord]:
-        """Return a task's attempt log, from the attempt that follows number `after`."""
+        """Return the attempt log of a task, beginning after attempt number `after`."""
         ...
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
@@ -342,54 +346,56 @@ class Store(Protocol):
         ...
 
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
-        """Make a task due that waits or is dead. A dead one begins anew, as in a replay.
+        """Make a PENDING or EXHAUSTED task due now; None: there is no such task.
 
-        That is: its attempts are forgiven, `started_at` is now, what the next decision has to know
-        is forgotten, and `replays` is one more. A task that is due already keeps its time.
+        An EXHAUSTED task is replayed: its attempts are forgiven, `started_at` is now, the inputs of
+        the next decision are reset, and `replays` is incremented. A task that is due already keeps
+        its time.
         """
         ...
 
     # --- dead letters -----------------------------------------------------------------------------
 
     async def count_dead(self, replay: ReplayRecord) -> int:
-        """Say how many letters a replay would bring back; nothing is changed.
+        """Return how many dead letters a replay would bring back; nothing is changed.
 
-        Those of its tenant, lane, policy and reason that died at `before` or earlier; 0 is now.
+        It matches tenant, lane, policy and reason, and tasks that were EXHAUSTED at `before` or
+        earlier; 0 means now.
         """
         ...
 
     async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
-        """Keep a replay job, due at once; the same id again is the same job, unchanged.
+        """Store a replay job that is due at once; an id that exists returns that job, unchanged.
 
         The store sets `before` (now at the latest), `matched` and the times.
         """
         ...
 
     async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
-        """Return a job."""
+        """Return a replay job, or None."""
         ...
 
     async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
-        """Return at most 100 jobs: all, newest first; or those that run, by when they are due."""
+        """Return at most 100 jobs: running ones by their due time, or all, newest first."""
         ...
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
-        """Bring back up to `limit` letters if the job is due, and set when it is due again.
+        """Replay up to `limit` dead letters if the job is due, oldest first; set its next due time.
 
-        Oldest task first. By its rate, n letters put the next step off by n / rate seconds, counted
-        from when this one was due: what comes late catches up, but for no more than `ARREARS`. A
-        step that finds fewer than `limit` ends the job. One that is not due changes nothing.
+        After n tasks the next step is due n / rate seconds later, counted from when this one was
+        due: a late job catches up, but not on more than `MAX_REPLAY_LAG_MS`. A step that finds
+        fewer than `limit` dead letters ends the job. A job that is not due is returned unchanged.
         """
         ...
 
     async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
-        """End a job that runs; what it brought back stays."""
+        """End a running job; tasks that it has replayed are not changed."""
         ...
 
     async def purge(self, tenant: str, query: TaskFilter, limit: int) -> int:
-        """Remove up to `limit` dead letters, oldest first, with their logs; tell how many.
+        """Remove up to `limit` dead letters with their logs, oldest first; return how many.
 
-        Their bodies become orphans. A query for another status than EXHAUSTED removes nothing.
+        Their bodies become orphans. A filter for a status other than EXHAUSTED removes nothing.
         """
         ...
 
@@ -398,18 +404,18 @@ class Store(Protocol):
     async def put_policy(
         self, policy: PolicyVersion, *, replace: bool
     ) -> tuple[PolicyWriteStatus, PolicyVersion]:
-        """Write a policy; `replace` makes a new version of other content, else it is a conflict.
+        """Write a policy; other content needs `replace`, which adds a version, else it is CONFLICT.
 
-        The store numbers versions from 1, whatever the policy says, and goes on with the numbers
-        after a deletion: what a task has pinned is never something else. The policy in the answer
-        is the newest that is stored.
+        The store numbers versions from 1 and ignores the given number. Numbers continue after a
+        deletion, so that a pinned version never means another content. Returns the newest stored
+        version.
         """
         ...
 
     async def get_policy(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> PolicyVersion | None:
-        """Return a version of a policy, by default the newest."""
+        """Return a version of a policy, by default the newest; None: it does not exist."""
         ...
 
     async def list_policies(
@@ -419,52 +425,52 @@ class Store(Protocol):
         ...
 
     async def delete_policy(self, tenant: str, policy_id: str) -> PolicyWriteStatus:
-        """Forget all versions of a policy that no live task uses."""
+        """Delete all versions of a policy, unless live tasks use it."""
         ...
 
     async def put_key(self, key: ApiKey) -> None:
-        """Keep an API key; an id that is there stays as it is."""
+        """Store an API key; an id that exists is not changed."""
         ...
 
     async def find_key(self, digest: bytes) -> ApiKey | None:
-        """Return the key with a digest, revoked or not."""
+        """Return the API key with this digest, revoked or not; None: there is none."""
         ...
 
     async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
-        """Return the keys, at most 1,000."""
+        """Return at most 1,000 API keys."""
         ...
 
     async def revoke_key(self, key_id: str) -> bool:
-        """End a key; one that has ended keeps its time. False: there is none with this id."""
+        """Revoke an API key, unless it is revoked already; return False if there is no such key."""
         ...
 
-    # --- numbers and upkeep -----------------------------------------------------------------------
+    # --- counters and retention -------------------------------------------------------------------
 
     async def counters(self, tenant: str | None = None) -> Counters:
-        """Return the counts of a tenant's tasks, or of all."""
+        """Return the counters of one tenant, or of all (None)."""
         ...
 
     async def series(self, tenant: str | None, *, since: int) -> list[SeriesPoint]:
-        """Return what happened in each minute from that of `since` on; a day of it is kept.
+        """Return the attempts of each minute since `since`, earliest first; one day is stored.
 
-        Earliest first. Minutes in which nothing happened are left out.
+        Minutes without attempts are omitted.
         """
         ...
 
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
-        """Remove up to `limit` terminal tasks whose time is up, their logs too.
+        """Remove up to `limit` terminal tasks after their retention time, with their logs.
 
-        The bodies that they owned are named by `orphans` until somebody has deleted them. Dead
-        letters of a tenant with a replay that runs stay: it may have promised them. Replays go when
-        they have ended as long ago as dead letters are kept. Lanes in which nothing is left, and
-        that are neither parked nor paused, may go too.
+        `orphans` returns the bodies that they owned until `forget_orphans`. While a replay of a
+        tenant runs, its dead letters stay, because the replay has counted them. Finished replays
+        are removed after the retention time of dead letters. Empty lanes that are neither parked
+        nor paused may be removed too.
         """
         ...
 
     async def orphans(self, limit: int) -> list[str]:
-        """Return the bodies of tasks that are gone."""
+        """Return the bodies of removed tasks, to be deleted from the payload store."""
         ...
 
     async def forget_orphans(self, refs: Sequence[str]) -> None:
-        """Forget orphans that were deleted."""
+        """Forget orphans, after their bodies were deleted."""
         ...

@@ -82,7 +82,7 @@ class LeasedTasks:
             self._on_due()
 
     def requeue(self, leased: LeasedTask) -> None:
-        """Let a task that was busy wait for its `next_attempt_at` again."""
+        """Queue a task that was busy for its `next_attempt_at`."""
         leased.is_busy = False
         if not leased.is_queued and self._enqueue(leased, self._clock.now()):
             self._on_due()
@@ -125,7 +125,7 @@ class LeasedTasks:
             self.rotation.append(lane)
 
     def stop_timer(self) -> None:
-        """Let no more tasks become due."""
+        """Cancel the timer, so that no more tasks become due."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

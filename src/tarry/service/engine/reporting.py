@@ -1,7 +1,7 @@
 """Reports what happens to tasks and lanes: metrics, events for subscribers, waiting callers.
 
-A result is reported only after the store has written it: nobody learns of a success that a crash
-could still undo.
+A result is reported only after the store has written it, so that a crash cannot undo a reported
+success.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Subscription:
 
 
 class Reporter:
-    """Counts what happens in the metrics, and publishes an event if anybody listens.
+    """Counts what happens in the metrics, and publishes an event if there are listeners.
 
     `now` is the store's time in milliseconds, for callers that have read the clock already.
     """

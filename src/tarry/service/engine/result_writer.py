@@ -173,7 +173,7 @@ class ResultWriter:
     # --- leases that are kept or released ---------------------------------------------------------
 
     def requeue(self, leased: LeasedTask) -> None:
-        """Let a task that was busy wait for its next attempt; release it if its lane is paused."""
+        """Queue a task that was busy for its next attempt; release it if its lane is paused."""
         if leased.is_dropped:
             return
         if leased.lane.is_paused:

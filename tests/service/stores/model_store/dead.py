@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.service.model import ReplayRecord, Status
-from tarry.service.store import TaskFilter, next_step
+from tarry.service.store import TaskFilter, next_replay_step_at
 from tests.service.stores.model_store.asking import matches
 from tests.service.stores.model_store.base import Part, copy
 
@@ -83,7 +83,7 @@ class Dead(Part):
                 self.data.revive(row, now)
                 job.cursor = str(row.number)
             job.replayed += len(rows)
-            job.next_at = next_step(job, len(rows), now)
+            job.next_at = next_replay_step_at(job, len(rows), now)
             if len(rows) < limit:
                 job.status, job.finished_at = "done", now
         return copy(job)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.service.model import ReplayRecord, Status
-from tarry.service.store import next_step
+from tarry.service.store import next_replay_step_at
 from tarry.service.stores.sqlite.queries import MAX_SCANNED_ROWS, parse_cursor, resolve_names
 from tarry.service.stores.sqlite.retention import delete_task
 from tarry.service.stores.sqlite.task_rows import encode
@@ -147,7 +147,7 @@ def replay_step(tx: Transaction, replay_id: str, limit: int) -> ReplayRecord | N
     for row in page.rows:
         revive_dead_letter(tx, *row)
     replay.replayed += len(page.rows)
-    replay.next_at = next_step(replay, len(page.rows), tx.now)
+    replay.next_at = next_replay_step_at(replay, len(page.rows), tx.now)
     if page.cursor is not None:
         replay.cursor = str(page.cursor)
     elif len(page.rows) < limit:

@@ -66,7 +66,7 @@ class Executor(GroupCommit[Any]):
 
     @abstractmethod
     def _run_group(self, group: Group) -> None:
-        """Have a group run elsewhere; `_answer` is called on the event loop when it is done."""
+        """Start a group elsewhere; `_answer` is called on the event loop when it is done."""
 
     @abstractmethod
     async def close(self) -> None:
