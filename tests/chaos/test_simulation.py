@@ -56,8 +56,8 @@ def _loses_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     async def forgetful(self: Any, tasks: Any, lease: Any = None, **options: Any) -> Any:
         added = await add(self, tasks, lease, **options)
         for one in added[1:]:
-            self.data.rows[self.data.ids[one.task.id]].task.status = Status.PENDING
-            self.data.rows.pop(self.data.ids.pop(one.task.id))
+            self.state.rows[self.state.ids[one.task.id]].task.status = Status.PENDING
+            self.state.rows.pop(self.state.ids.pop(one.task.id))
         return added
 
     monkeypatch.setattr(ModelStore, "add", forgetful)

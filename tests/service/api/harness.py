@@ -36,7 +36,7 @@ from tarry.service.store import (
     TaskFilter,
     TaskResult,
 )
-from tests.service.stores.model_store.store import ModelStore
+from tests.service.stores.model_store import ModelStore
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from tarry.service.model import AttemptRecord, LaneRecord, ReplayRecord, Status,
 from tarry.service.store import ClaimResult, Lease, Store, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.harness import ManualClock
-from tests.service.stores.model_store import Data, ModelStore
+from tests.service.stores.model_store import ModelState, ModelStore
 
 T = TypeVar("T")
 OpenStore = Callable[[ManualClock], Store]
@@ -32,8 +32,8 @@ COUNTED = (Status.PENDING, Status.IN_FLIGHT, Status.EXHAUSTED)
 
 def model_stores(folder: Path) -> OpenStore:
     """Stores over one `Data`."""
-    data = Data()
-    return lambda clock: ModelStore(clock, data)
+    state = ModelState()
+    return lambda clock: ModelStore(clock, state)
 
 
 def sqlite_stores(folder: Path) -> OpenStore:

@@ -1,4 +1,4 @@
-"""The store in memory: the conformance cases, and that its heaps and lines stay small."""
+"""The model store: conformance, determinism, and heaps that stay small."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from tests.service.stores.harness import (
     success_result,
     task,
 )
-from tests.service.stores.model_store import Data, ModelStore
-from tests.service.stores.model_store.rows import Queue
+from tests.service.stores.model_store import ModelState, ModelStore
+from tests.service.stores.model_store.state import Queue
 
 
-def harness() -> StoreHarness:
-    """A bench whose stores share one `Data`."""
-    data = Data()
-    return StoreHarness(lambda clock: ModelStore(clock, data))
+def new_harness() -> StoreHarness:
+    """Return a harness whose stores share one `ModelState`."""
+    state = ModelState()
+    return StoreHarness(lambda clock: ModelStore(clock, state))
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case) -> None:
-    """The store does what every store must do."""
-    asyncio.run(harness().run(case))
+    """The model store passes the conformance suite."""
+    asyncio.run(new_harness().run(case))
 
 
-def test_time_is_the_wall_clock_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a clock of its own the store has milliseconds since 1970."""
+def test_default_clock_is_the_system_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a clock argument the store's time is the Unix time in milliseconds."""
     monkeypatch.setattr(system, "unix_time", lambda: 5.25)
 
     assert 5250 == asyncio.run(ModelStore().ping())
 
 
-def test_nothing_in_it_waits() -> None:
-    """Each call ends at its first step, so that a simulation stays deterministic."""
+def test_no_method_suspends() -> None:
+    """Each call returns without waiting, so that a simulation stays deterministic."""
     store: Store = ModelStore(ManualClock())
     calls: list[Coroutine[Any, Any, object]] = [
         store.open(),
@@ -61,8 +61,8 @@ def test_nothing_in_it_waits() -> None:
             call.send(None)
 
 
-def test_notes_do_not_pile_up() -> None:
-    """A task that is leased, kept and made to wait for ever costs no more memory than one."""
+def test_heaps_do_not_grow() -> None:
+    """Heaps stay small although a task changes its state thousands of times."""
 
     async def main(harness: StoreHarness) -> None:
         held = await harness.leased(1)
@@ -75,16 +75,16 @@ def test_notes_do_not_pile_up() -> None:
         await harness.store.finish([success_result(held)])
 
         assert isinstance(harness.store, ModelStore)
-        data = harness.store.data
-        queue = data.queues[LANE]
-        assert max(len(notes._heap) for notes in (queue.waiting, queue.leases)) < 100
-        assert max(len(alarms._heap) for alarms in (data.soon, data.late)) < 100
+        state = harness.store.state
+        queue = state.queues[LANE]
+        assert max(len(heap._heap) for heap in (queue.claimable, queue.leases)) < 100
+        assert max(len(alarms._heap) for alarms in (state.due_alarms, state.expiry_alarms)) < 100
 
-    asyncio.run(harness().run(main))
+    asyncio.run(new_harness().run(main))
 
 
-def test_what_was_removed_leaves_nothing() -> None:
-    """Tasks that come and go leave no list behind them that grows, nor an endless series."""
+def test_deleted_tasks_leave_nothing_behind() -> None:
+    """After 500 tasks were added and deleted, no list has grown and the series covers a day."""
 
     async def main(harness: StoreHarness) -> None:
         for number in range(500):
@@ -97,41 +97,39 @@ def test_what_was_removed_leaves_nothing() -> None:
             await harness.store.sweep(Retention(MINUTE_MS, MINUTE_MS), 10)
 
         assert isinstance(harness.store, ModelStore)
-        data = harness.store.data
-        tenant = data.tenants["acme"]
-        assert (0, 0, 0) == (len(data.rows), len(data.ids), len(data.ended[False]))
+        state = harness.store.state
+        tenant = state.tenants["acme"]
+        assert (0, 0, 0) == (len(state.rows), len(state.ids), len(state.finished[False]))
         assert len(tenant.numbers) < 3
         assert len(tenant.series) <= DAY_MS // MINUTE_MS // 5 + 1
 
-    asyncio.run(harness().run(main))
+    asyncio.run(new_harness().run(main))
 
 
-def test_a_claim_looks_only_at_lanes_with_something_to_give() -> None:
-    """Lanes that are parked, paused or due later are not even looked at."""
+def test_a_claim_visits_only_lanes_with_claimable_tasks() -> None:
+    """Lanes that are parked, paused or due later are not visited."""
 
     async def main(harness: StoreHarness) -> None:
         for number in range(300):
-            given = task(
-                number, f"h{number}", next_attempt_at=START_MS + (number % 3 == 0) * DAY_MS
-            )
-            await harness.add(given)
+            new = task(number, f"h{number}", next_attempt_at=START_MS + (number % 3 == 0) * DAY_MS)
+            await harness.add(new)
             if number % 3 == 1:
-                await harness.store.park(given.lane, START_MS + DAY_MS, probes=1, opened=1)
+                await harness.store.park(new.lane, START_MS + DAY_MS, probes=1, opened=1)
             elif number % 3 == 2:
-                await harness.store.pause(given.lane)
+                await harness.store.pause(new.lane)
         await harness.add(task(999))
         assert isinstance(harness.store, ModelStore)
-        looked: list[str] = []
-        data = harness.store.data
-        call = data.call
+        visited: list[str] = []
+        state = harness.store.state
+        pop_lane = state.pop_lane
 
         def spy() -> Queue | None:
-            queue = call()
-            looked.extend([queue.lane.name] if queue else [])
+            queue = pop_lane()
+            visited.extend([queue.lane.name] if queue else [])
             return queue
 
-        data.call = spy  # type: ignore[method-assign]
+        state.pop_lane = spy  # type: ignore[method-assign]
         await harness.claim()
-        assert [LANE] == looked
+        assert [LANE] == visited
 
-    asyncio.run(harness().run(main))
+    asyncio.run(new_harness().run(main))

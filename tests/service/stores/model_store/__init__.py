@@ -1,10 +1,10 @@
-"""The store in memory: plain dicts and heaps, for tests and simulations.
+"""The model of a store: plain dicts and heaps, which the stateful test compares other stores with.
 
-Nothing in it waits, so a simulation that runs on it stays deterministic. Its state is one `Data`: a
-new store over the same data is what a restart after a crash finds.
+No method ever suspends, so a simulation that runs on it is deterministic. All of its state is one
+`ModelState`: a new store with the same state is the store after a crash.
 """
 
-from tests.service.stores.model_store.data import Data
+from tests.service.stores.model_store.state import ModelState
 from tests.service.stores.model_store.store import ModelStore
 
-__all__ = ["Data", "ModelStore"]
+__all__ = ["ModelState", "ModelStore"]

@@ -1,26 +1,598 @@
-"""The store in memory: its parts put together."""
+"""`ModelStore`: the store port with plain dicts and heaps."""
 
 from __future__ import annotations
 
-from tests.service.stores.model_store.asking import Asking
-from tests.service.stores.model_store.dead import Dead
-from tests.service.stores.model_store.life import Life
-from tests.service.stores.model_store.upkeep import Upkeep
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from heapq import heappop, heappush
+from typing import TypeVar
+
+import msgspec
+
+from tarry.errors import ConfigurationError
+from tarry.runtime.clocks import system
+from tarry.service.model import (
+    ApiKey,
+    AttemptRecord,
+    LaneRecord,
+    PolicyVersion,
+    ReplayRecord,
+    Status,
+    Task,
+)
+from tarry.service.store import (
+    AddResult,
+    AddStatus,
+    CancelStatus,
+    ClaimResult,
+    Counters,
+    FinishStatus,
+    Lease,
+    NewTask,
+    Page,
+    PolicyWriteStatus,
+    Release,
+    Retention,
+    RetryNowStatus,
+    SeriesPoint,
+    SweepResult,
+    TaskFilter,
+    TaskResult,
+    next_replay_step_at,
+)
+from tests.service.stores.model_store.state import (
+    DAY_MS,
+    MINUTE_MS,
+    ModelState,
+    Queue,
+    Row,
+    Tenant,
+)
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+MAX_CURSOR_DIGITS = 20
+MAX_LISTED_REPLAYS = 100
+MAX_LISTED_KEYS = 1000
 
 
-class ModelStore(Life, Asking, Dead, Upkeep):
+class ModelStore:
     """A `Store` in the memory of the process.
 
-    `clock` gives epoch ms, by default those of the machine. `data` goes on where another store
-    was, as after a crash.
+    `clock` returns epoch milliseconds, by default those of the machine. With the `state` of another
+    store it continues where that one stopped, as after a crash.
     """
+
+    def __init__(
+        self, clock: Callable[[], int] | None = None, state: ModelState | None = None
+    ) -> None:
+        self._clock = clock or _system_clock
+        self.state: ModelState = state or ModelState()
 
     async def open(self) -> None:
         """Do nothing: there is nothing to connect to."""
 
     async def close(self) -> None:
-        """Do nothing: the data stays for who holds it."""
+        """Do nothing: the state stays available to a new store."""
 
     async def ping(self) -> int:
         """Return the store's time."""
         return self._clock()
+
+    # --- add --------------------------------------------------------------------------------------
+
+    async def add(
+        self, tasks: Sequence[NewTask], lease: Lease | None = None, *, quota: int | None = None
+    ) -> list[AddResult]:
+        """Add tasks one by one."""
+        now = self._clock()
+        return [self._add(new, lease, quota, now) for new in tasks]
+
+    def _add(self, new: NewTask, lease: Lease | None, quota: int | None, now: int) -> AddResult:
+        task, tenant = new.task, self.state.tenant(new.task.tenant)
+        if task.key in tenant.keys:
+            found = self.state.rows[tenant.keys[task.key]].task
+            is_same = found.fingerprint == task.fingerprint
+            return AddResult(AddStatus.EXISTING if is_same else AddStatus.CONFLICT, copy(found))
+        live = tenant.counts[Status.PENDING] + tenant.counts[Status.IN_FLIGHT]
+        if quota is not None and live >= quota:
+            return AddResult(AddStatus.FULL, copy(task))
+        due = task.next_attempt_at if new.delay is None else now + new.delay
+        timed = msgspec.structs.replace(task, next_attempt_at=max(now, due))
+        row = self.state.add(timed, now, lease if new.direct else None)
+        is_leased = row.task.status is Status.IN_FLIGHT
+        return AddResult(AddStatus.ADDED, copy(row.task), is_leased)
+
+    # --- claim ------------------------------------------------------------------------------------
+
+    async def claim(
+        self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
+    ) -> ClaimResult:
+        """Lease tasks that are due within the horizon or have an expired lease, in fair order."""
+        state, now = self.state, self._clock()
+        for alarms, until in ((state.due_alarms, now + lease.horizon), (state.expiry_alarms, now)):
+            for name in alarms.due(until):
+                state.add_to_rotation(state.queues[name])
+        claimed = ClaimResult(now, [], {}, None)
+        visited: list[Queue] = []
+        while limit > 0 and (queue := state.pop_lane()):
+            visited.append(queue)
+            if queue.lane.name not in skip:
+                limit -= self._claim_from_lane(queue, lease, min(limit, per_lane), claimed)
+            state.return_tenant(queue)
+        for queue in visited:
+            self._update_rotation(queue, lease, now)
+        claimed.tasks.sort(key=lambda task: (task.next_attempt_at, state.ids[task.id]))
+        claimed.next_at = self._next_at(lease, now, skip)
+        return claimed
+
+    def _claim_from_lane(self, queue: Queue, lease: Lease, limit: int, claimed: ClaimResult) -> int:
+        """Lease tasks of one lane; return how many, including those that were cancelled instead."""
+        state, now = self.state, claimed.now
+        queue.expire_leases(now)
+        free_slots = 0 if queue.is_shut(now) else queue.free_slots(limit)
+        taken, tasks_before = 0, len(claimed.tasks)
+        while taken < free_slots and (row := queue.claimable.pop(now + lease.horizon)):
+            taken += 1
+            claimed.lost += row.task.status is Status.IN_FLIGHT
+            if self._lease(row, lease, now):
+                claimed.tasks.append(copy(row.task))
+        if taken:
+            state.record_served(queue, now)
+        if len(claimed.tasks) > tasks_before and queue.lane.parked_until is not None:
+            claimed.probing[queue.lane.name] = queue.lane.opened
+        return taken
+
+    def _lease(self, row: Row, lease: Lease, now: int) -> bool:
+        """Lease a task; return False if it was being cancelled, and is CANCELLED instead."""
+        state, task = self.state, row.task
+        if task.status is Status.PENDING:
+            state.lease(row, lease, task.next_attempt_at, now)
+            return True
+        state.log_lost_attempt(row, now)
+        if task.cancelling:
+            state.finish(row, Status.CANCELLED, now, attempts=task.attempts + 1)
+            return False
+        lost = {"attempts": task.attempts + 1, "lost": task.lost + 1}
+        state.lease(row, lease, task.wake_at, now, **lost)
+        return True
+
+    def _update_rotation(self, queue: Queue, lease: Lease, now: int) -> None:
+        """Return a lane to the rotation if it has more tasks for now, else set its alarms."""
+        first = queue.claimable.first()
+        has_more = first is not None and first <= now + lease.horizon
+        queue.is_ready = False
+        if has_more and not queue.is_shut(now) and queue.free_slots(1) > 0:
+            self.state.add_to_rotation(queue)
+        else:
+            self.state.schedule(queue, now)
+
+    def _next_at(self, lease: Lease, now: int, skip: Collection[str]) -> int | None:
+        ready_lanes = (
+            self.state.tenants[tenant].ready_lanes for _, tenant in self.state.ready_tenants
+        )
+        if any(name not in skip for lanes in ready_lanes for _, name in lanes):
+            return now
+        due, expiry = self.state.due_alarms.first(skip), self.state.expiry_alarms.first(skip)
+        times = (None if due is None else due - lease.horizon, expiry)
+        return min((at for at in times if at is not None), default=None)
+
+    # --- finish and release -----------------------------------------------------------------------
+
+    async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
+        """Log attempts and write next states, for tasks whose version still matches."""
+        now = self._clock()
+        return [self._finish(result, now) for result in results]
+
+    def _finish(self, result: TaskResult, now: int) -> FinishStatus:
+        state, row = self.state, self.state.leased_row(result.task)
+        if row is None:
+            state.tenant(result.task.tenant).superseded += 1
+            return FinishStatus.SUPERSEDED
+        attempts = row.task.attempts
+        if result.attempt is not None:
+            state.log_attempt(row, result.attempt, now)
+            attempts += 1
+        fields = {
+            "attempts": attempts,
+            "previous_delay": result.previous_delay,
+            "restarted": result.restarted,
+            "last_kind": result.last_kind,
+        }
+        if row.task.cancelling and result.status is not Status.SUCCEEDED:
+            state.finish(row, Status.CANCELLED, now, **fields)
+            return FinishStatus.CANCELLED
+        if result.status is not Status.PENDING:
+            state.finish(row, result.status, now, **fields, reason=result.reason)
+        elif result.keep is not None:
+            state.lease(row, result.keep, result.next_attempt_at, now, **fields)
+        else:
+            state.set_pending(row, result.next_attempt_at, now, **fields)
+        if result.callback is not None:
+            self._add(NewTask(result.callback), None, None, now)
+        return FinishStatus.DONE
+
+    async def release(self, leases: Sequence[Release]) -> list[FinishStatus]:
+        """Return leased tasks whose attempt has not started to the queue."""
+        now = self._clock()
+        return [self._release(lease, now) for lease in leases]
+
+    def _release(self, lease: Release, now: int) -> FinishStatus:
+        row = self.state.leased_row(lease.task)
+        if row is None:
+            return FinishStatus.SUPERSEDED
+        if row.task.cancelling:
+            self.state.finish(row, Status.CANCELLED, now)
+            return FinishStatus.CANCELLED
+        self.state.set_pending(row, max(row.task.next_attempt_at, lease.next_attempt_at or 0), now)
+        return FinishStatus.DONE
+
+    # --- lanes ------------------------------------------------------------------------------------
+
+    async def park(self, lane: str, until: int, *, probes: int, opened: int) -> None:
+        """Stop claims from the lane until then, and allow `probes` at a time afterwards."""
+        found = self.state.queue(lane).lane
+        found.parked_until, found.probes, found.opened = until, probes, opened
+        self._reschedule(lane)
+
+    async def unpark(self, lane: str) -> None:
+        """Open a lane whose downstream has recovered."""
+        self._open(lane, resume=False)
+
+    async def resume(self, lane: str) -> None:
+        """Open a lane that is parked or paused."""
+        self._open(lane, resume=True)
+
+    def _open(self, lane: str, *, resume: bool) -> None:
+        if lane in self.state.queues:
+            found = self.state.queues[lane].lane
+            found.parked_until, found.probes, found.opened = None, 0, 0
+            if resume:
+                found.paused = False
+            self._reschedule(lane)
+
+    async def pause(self, lane: str) -> None:
+        """Stop claims from the lane until it is resumed."""
+        self.state.queue(lane).lane.paused = True
+        self._reschedule(lane)
+
+    def _reschedule(self, lane: str) -> None:
+        self.state.schedule(self.state.queues[lane], self._clock())
+
+    async def list_lanes(
+        self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[LaneRecord]:
+        """List lanes by name."""
+        names = sorted(
+            name
+            for name, queue in self.state.queues.items()
+            if tenant in {None, queue.lane.tenant} and (cursor is None or name > cursor)
+        )
+        items = [copy(self.state.queues[name].lane) for name in names[:limit]]
+        return Page(items, names[limit - 1] if len(names) > limit else None)
+
+    async def get_lane(self, name: str) -> LaneRecord | None:
+        """Return a lane."""
+        queue = self.state.queues.get(name)
+        return None if queue is None else copy(queue.lane)
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    async def get_task(self, tenant: str, task_id: str) -> Task | None:
+        """Return a task."""
+        row = self.state.row(task_id, tenant)
+        return None if row is None else copy(row.task)
+
+    async def list_tasks(
+        self, tenant: str, query: TaskFilter, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[Task]:
+        """List tasks, newest first."""
+        numbers = self.state.tenant(tenant).numbers
+        end = len(numbers) if cursor is None else bisect_left(numbers, _parse_cursor(cursor))
+        items: list[Task] = []
+        for number in reversed(numbers[:end]):
+            row = self.state.rows.get(number)
+            if row is None or not _matches(row.task, query):
+                continue
+            if len(items) == limit:
+                return Page(items, str(self.state.ids[items[-1].id]))
+            items.append(copy(row.task))
+        return Page(items, None)
+
+    async def list_attempts(
+        self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
+    ) -> list[AttemptRecord]:
+        """Return a task's attempt log, starting after attempt number `after`."""
+        row = self.state.row(task_id, tenant)
+        encoded = [] if row is None else row.log
+        attempts = [msgspec.msgpack.decode(one, type=AttemptRecord) for one in encoded]
+        begin = bisect_right(attempts, after, key=lambda attempt: attempt.number)
+        return attempts[begin:][:limit]
+
+    async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
+        """Cancel a task."""
+        row = self.state.row(task_id, tenant)
+        if row is None:
+            return None
+        if row.task.status.is_terminal:
+            return CancelStatus.TERMINAL
+        if row.task.status is Status.PENDING:
+            self.state.finish(row, Status.CANCELLED, self._clock())
+            return CancelStatus.CANCELLED
+        row.task.cancelling = True
+        return CancelStatus.REQUESTED
+
+    async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
+        """Make a pending task or a dead letter due now."""
+        row, now = self.state.row(task_id, tenant), self._clock()
+        if row is None:
+            return None
+        match row.task.status:
+            case Status.PENDING:
+                self.state.set_pending(row, min(row.task.next_attempt_at, now), now)
+            case Status.EXHAUSTED:
+                self.state.revive(row, now)
+            case Status.IN_FLIGHT:
+                return RetryNowStatus.RUNNING
+            case Status.SUCCEEDED | Status.CANCELLED:
+                return RetryNowStatus.FINISHED
+        return RetryNowStatus.DUE
+
+    # --- dead letters -----------------------------------------------------------------------------
+
+    def _find_dead_letters(self, replay: ReplayRecord, now: int) -> list[Row]:
+        """Return the dead letters of a replay after its cursor, oldest task first."""
+        tenant = self.state.tenant(replay.tenant)
+        query = TaskFilter(policy_id=replay.policy_id, lane=replay.lane, reason=replay.reason)
+        before, after = replay.before or now, int(replay.cursor or 0)
+        rows = [self.state.rows[number] for number in sorted(tenant.dead) if number > after]
+        return [
+            row
+            for row in rows
+            if (row.task.finished_at or 0) <= before and _matches(row.task, query)
+        ]
+
+    async def count_dead(self, replay: ReplayRecord) -> int:
+        """Return how many dead letters a replay would revive."""
+        return len(self._find_dead_letters(replay, self._clock()))
+
+    async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
+        """Store a replay; one that has the same id already is returned unchanged."""
+        now = self._clock()
+        if replay.id not in self.state.replays:
+            job = msgspec.structs.replace(
+                replay,
+                before=min(replay.before or now, now),
+                replayed=0,
+                cursor=None,
+                status="running",
+                created_at=now,
+                next_at=now,
+                finished_at=None,
+            )
+            job.matched = len(self._find_dead_letters(job, now))
+            self.state.replays[job.id] = job
+        return copy(self.state.replays[replay.id])
+
+    async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
+        """Return a replay of a tenant."""
+        job = self.state.replays.get(replay_id)
+        return None if job is None or job.tenant != tenant else copy(job)
+
+    async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
+        """List replays, newest first; or only running ones, those that are due first."""
+        jobs = [
+            copy(job)
+            for job in self.state.replays.values()
+            if tenant in {None, job.tenant} and (not running or job.status == "running")
+        ]
+        if running:
+            jobs.sort(key=lambda job: (job.next_at, job.id))
+        else:
+            jobs.sort(key=lambda job: (job.created_at, job.id), reverse=True)
+        return jobs[:MAX_LISTED_REPLAYS]
+
+    async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
+        """Revive up to `limit` dead letters if the replay is due, and set when it is due again."""
+        job, now = self.state.replays.get(replay_id), self._clock()
+        if job is None:
+            return None
+        if job.status == "running" and job.next_at <= now:
+            rows = self._find_dead_letters(job, now)[:limit]
+            for row in rows:
+                self.state.revive(row, now)
+                job.cursor = str(row.number)
+            job.replayed += len(rows)
+            job.next_at = next_replay_step_at(job, len(rows), now)
+            if len(rows) < limit:
+                job.status, job.finished_at = "done", now
+        return copy(job)
+
+    async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
+        """Stop a replay."""
+        job = self.state.replays.get(replay_id)
+        if job is None or job.tenant != tenant:
+            return None
+        if job.status == "running":
+            job.status, job.finished_at = "cancelled", self._clock()
+        return copy(job)
+
+    async def purge(self, tenant: str, query: TaskFilter, limit: int) -> int:
+        """Delete up to `limit` dead letters, oldest first."""
+        if query.status not in {None, Status.EXHAUSTED}:
+            return 0
+        rows = [self.state.rows[number] for number in sorted(self.state.tenant(tenant).dead)]
+        rows = [row for row in rows if _matches(row.task, query)][:limit]
+        for row in rows:
+            self.state.delete(row)
+        return len(rows)
+
+    # --- policies ---------------------------------------------------------------------------------
+
+    async def put_policy(
+        self, policy: PolicyVersion, *, replace: bool
+    ) -> tuple[PolicyWriteStatus, PolicyVersion]:
+        """Write a policy, or a new version of it if `replace` is set."""
+        owner = self.state.tenant(policy.tenant)
+        versions = owner.policies.setdefault(policy.id, [])
+        if versions and versions[-1].document == policy.document:
+            return PolicyWriteStatus.SAME, copy(versions[-1])
+        if versions and not replace:
+            return PolicyWriteStatus.CONFLICT, copy(versions[-1])
+        change = PolicyWriteStatus.DONE if versions else PolicyWriteStatus.CREATED
+        version = owner.policy_versions[policy.id] + 1
+        new = msgspec.structs.replace(policy, version=version, created_at=self._clock())
+        owner.policy_versions[policy.id] = version
+        versions.append(new)
+        return change, copy(new)
+
+    async def get_policy(
+        self, tenant: str, policy_id: str, version: int | None = None
+    ) -> PolicyVersion | None:
+        """Return a version of a policy, by default the newest."""
+        versions = self.state.tenant(tenant).policies.get(policy_id, [])
+        if version is not None:
+            versions = [one for one in versions if one.version == version]
+        return copy(versions[-1]) if versions else None
+
+    async def list_policies(
+        self, tenant: str, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[PolicyVersion]:
+        """List the newest version of each policy, by id."""
+        found = self.state.tenant(tenant).policies
+        ids = sorted(policy_id for policy_id in found if cursor is None or policy_id > cursor)
+        items = [copy(found[policy_id][-1]) for policy_id in ids[:limit]]
+        return Page(items, ids[limit - 1] if len(ids) > limit else None)
+
+    async def delete_policy(self, tenant: str, policy_id: str) -> PolicyWriteStatus:
+        """Delete all versions of a policy, unless live tasks use it."""
+        owner = self.state.tenant(tenant)
+        if policy_id not in owner.policies:
+            return PolicyWriteStatus.MISSING
+        if owner.policy_use[policy_id]:
+            return PolicyWriteStatus.CONFLICT
+        del owner.policies[policy_id]
+        return PolicyWriteStatus.DONE
+
+    # --- keys -------------------------------------------------------------------------------------
+
+    async def put_key(self, key: ApiKey) -> None:
+        """Store an API key, unless its id exists."""
+        if key.id not in self.state.keys:
+            new = msgspec.structs.replace(key, created_at=self._clock(), revoked_at=None)
+            self.state.keys[key.id] = new
+            self.state.digests[key.digest] = key.id
+
+    async def find_key(self, digest: bytes) -> ApiKey | None:
+        """Return the key with a digest, revoked or not."""
+        key_id = self.state.digests.get(digest)
+        return None if key_id is None else copy(self.state.keys[key_id])
+
+    async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
+        """List the keys of a tenant, or of all tenants."""
+        keys = [copy(key) for key in self.state.keys.values() if tenant in {None, key.tenant}]
+        return keys[:MAX_LISTED_KEYS]
+
+    async def revoke_key(self, key_id: str) -> bool:
+        """Revoke a key; return False if there is none."""
+        key = self.state.keys.get(key_id)
+        if key is not None and key.revoked_at is None:
+            key.revoked_at = self._clock()
+        return key is not None
+
+    # --- counters ---------------------------------------------------------------------------------
+
+    async def counters(self, tenant: str | None = None) -> Counters:
+        """Return the numbers of a tenant's tasks by status, or of all tenants."""
+        tenants = self._tenants(tenant)
+        tasks = {status: sum(one.counts[status] for one in tenants) for status in Status}
+        return Counters(tasks, sum(one.superseded for one in tenants))
+
+    async def series(self, tenant: str | None, *, since: int) -> list[SeriesPoint]:
+        """Return the outcomes of attempts by minute, from the minute of `since` on."""
+        first = max(since, self._clock() - DAY_MS)
+        total: dict[int, Counter[str]] = {}
+        for one in self._tenants(tenant):
+            for minute, outcomes in one.series.items():
+                if minute > first - MINUTE_MS:
+                    total.setdefault(minute, Counter()).update(outcomes)
+        return [SeriesPoint(minute, dict(total[minute])) for minute in sorted(total)]
+
+    def _tenants(self, tenant: str | None) -> list[Tenant]:
+        return [one for one in self.state.tenants.values() if tenant in {None, one.name}]
+
+    # --- retention --------------------------------------------------------------------------------
+
+    async def sweep(self, retention: Retention, limit: int) -> SweepResult:
+        """Delete up to `limit` expired tasks, and expired replays."""
+        now, deleted = self._clock(), 0
+        limits = ((False, now - retention.succeeded), (True, now - retention.dead))
+        replays = self.state.replays.values()
+        replaying = {replay.tenant for replay in replays if replay.status == "running"}
+        spared: list[tuple[int, int, int]] = []
+        for is_dead, until in limits:
+            while deleted < limit and (row := self._first_finished(until, is_dead=is_dead)):
+                entry = heappop(self.state.finished[is_dead])
+                if is_dead and row.task.tenant in replaying:
+                    spared.append(entry)
+                else:
+                    self.state.delete(row)
+                    deleted += 1
+        has_more = any(self._first_finished(until, is_dead=is_dead) for is_dead, until in limits)
+        for entry in spared:
+            heappush(self.state.finished[True], entry)
+        self._delete_replays(now - retention.dead)
+        return SweepResult(deleted, has_more)
+
+    def _delete_replays(self, until: int) -> None:
+        for replay in list(self.state.replays.values()):
+            if replay.finished_at and replay.finished_at <= until:
+                del self.state.replays[replay.id]
+
+    def _first_finished(self, until: int, *, is_dead: bool) -> Row | None:
+        """Return the terminal task that finished first, unless it finished after `until`."""
+        entries = self.state.finished[is_dead]
+        while entries:
+            finished_at, number, version = entries[0]
+            row = self.state.rows.get(number)
+            if row is not None and row.task.version == version:
+                return row if finished_at <= until else None
+            heappop(entries)
+        return None
+
+    async def orphans(self, limit: int) -> list[str]:
+        """Return references to bodies whose task was deleted."""
+        return list(self.state.orphans)[:limit]
+
+    async def forget_orphans(self, refs: Sequence[str]) -> None:
+        """Forget bodies that have been deleted."""
+        for ref in refs:
+            self.state.orphans.pop(ref, None)
+
+
+def _system_clock() -> int:
+    return int(system.unix_time() * 1000)
+
+
+def copy(value: S) -> S:
+    """Return a copy, so that callers cannot change the store's state."""
+    return msgspec.structs.replace(value)
+
+
+def _parse_cursor(cursor: str) -> int:
+    """Return the number of the task in a cursor."""
+    if not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= MAX_CURSOR_DIGITS):
+        raise ConfigurationError("cursor", "must be one that a page of this list gave", cursor[:50])
+    return int(cursor)
+
+
+def _matches(task: Task, query: TaskFilter) -> bool:
+    """Return whether a task matches a filter."""
+    pairs: Iterable[tuple[object, object]] = (
+        (query.status, task.status),
+        (query.policy_id, task.policy_id),
+        (query.lane, task.lane),
+        (query.reason, task.reason),
+    )
+    return all(wanted is None or wanted == found for wanted, found in pairs)

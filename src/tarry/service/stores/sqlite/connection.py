@@ -25,8 +25,8 @@ MAX_WAL_BYTES = 64 << 20
 """Size above which the writer truncates the WAL; SQLite leaves a file of at most this size."""
 _MAX_CHECKPOINT_TRIES, _CHECKPOINT_TIMEOUT_MS = 10, 50
 """A checkpoint waits for a slot in SQLite's table of readers, not for one read. Where one read
-follows another in the same slot, it waits in vain; a new try finds that the later read uses the
-newest state and does not block the checkpoint."""
+follows another in the same slot, waiting does not help; a new try finds that the later read uses
+the newest state and does not block the checkpoint."""
 
 
 def connect(path: str | PathLike[str]) -> sqlite3.Connection:

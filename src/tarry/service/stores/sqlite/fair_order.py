@@ -154,7 +154,7 @@ class FairOrder:
         return count, end
 
     def record_served(self, served_lanes: Collection[int]) -> None:
-        """Move served lanes to the end of the rotation; let lanes without more tasks sleep."""
+        """Move served lanes to the end of the rotation; take out lanes that have no more tasks."""
         tx = self._tx
         turn = first = tx.execute("SELECT value FROM meta WHERE name = 'turn'").fetchone()[0]
         turn_of_tenant: dict[int, int] = {}
@@ -172,7 +172,7 @@ class FairOrder:
             tx.executemany("UPDATE tenant SET last_turn = ? WHERE id = ?", rows)
 
     def _update_schedule(self, lane: LaneRow) -> None:
-        """Let a lane sleep unless it still has tasks for a claim at this time."""
+        """Take a lane out of the rotation unless it still has tasks for a claim at this time."""
         horizon_end, now = self._check_until
         lane.due_at, lane.lease_end_at = self._tx.execute(_EARLIEST_OF_LANE, (lane.id,)).fetchone()
         if lane.parked_until is not None:

@@ -189,7 +189,7 @@ class _FinishBatch:
     def _continue(
         self, result: PackedResult, seq: int, tenant: int, lane_id: int, policy: int, progress: Row
     ) -> None:
-        """Let a task wait for its next attempt, in the queue or under the lease that it has."""
+        """Schedule the next attempt: in the queue, or under the lease that the worker keeps."""
         tx, due, keep = self._tx, result.next_attempt_at, result.keep
         lane = tx.lane(lane_id)
         if keep is None:

@@ -26,14 +26,14 @@ _PAGE_OF_TENANT = (
 
 
 def park(tx: Transaction, name: str, until: int, probes: int, opened: int) -> None:
-    """Let claims take no task of the lane until then, and afterwards `probes` at a time."""
+    """Stop claims from the lane until then, and allow `probes` at a time afterwards."""
     lane = tx.lane(tx.names.lane_id(name))
     lane.parked_until, lane.probes, lane.opened = until, probes, opened
     lane.leave_rotation()
 
 
 def pause(tx: Transaction, name: str) -> None:
-    """Let claims take no task of the lane until it is resumed."""
+    """Stop claims from the lane until it is resumed."""
     lane = tx.lane(tx.names.lane_id(name))
     lane.paused = 1
     lane.leave_rotation()

@@ -1,0 +1,421 @@
+"""The state of the model store, and the only code that changes a task in it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+import msgspec
+
+from tarry.service.model import (
+    LOST,
+    ApiKey,
+    AttemptRecord,
+    LaneRecord,
+    PolicyVersion,
+    ReplayRecord,
+    Status,
+    Task,
+)
+from tarry.service.store import Lease
+
+MINUTE_MS = 60_000
+DAY_MS = 86_400_000
+_MAX_STALE_ENTRIES = 64
+"""A heap is rebuilt when it has more than twice its valid entries and this many."""
+
+WakeEntry = tuple[int, int, int]
+"""Wake time of a task, its number, and the task version for which the entry is valid."""
+
+
+class Alarms:
+    """A wake time for each name; the heap also holds entries that are no longer valid."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, int] = {}
+        self._heap: list[tuple[int, str]] = []
+
+    def set(self, name: str, time: int | None) -> None:
+        """Set the wake time of a name; None removes it."""
+        if time == self._times.get(name):
+            return
+        if time is None:
+            del self._times[name]
+            return
+        self._times[name] = time
+        heappush(self._heap, (time, name))
+        if len(self._heap) > 2 * len(self._times) + _MAX_STALE_ENTRIES:
+            self._heap = [(time, name) for name, time in self._times.items()]
+            heapify(self._heap)
+
+    def due(self, until: int) -> Iterator[str]:
+        """Remove and yield the names whose time is not after `until`, earliest first."""
+        while self._heap and self._heap[0][0] <= until:
+            time, name = heappop(self._heap)
+            if self._times.get(name) == time:
+                del self._times[name]
+                yield name
+
+    def first(self, skip: Collection[str]) -> int | None:
+        """Return the earliest time of a name that is not in `skip`."""
+        skipped: list[tuple[int, str]] = []
+        while self._heap:
+            time, name = self._heap[0]
+            if self._times.get(name) != time:
+                heappop(self._heap)
+            elif name in skip:
+                skipped.append(heappop(self._heap))
+            else:
+                break
+        earliest = self._heap[0][0] if self._heap else None
+        for entry in skipped:
+            heappush(self._heap, entry)
+        return earliest
+
+
+class Row:
+    """A task, its number in the order of adding, and its attempt log, encoded."""
+
+    __slots__ = ("log", "number", "task")
+
+    def __init__(self, number: int, task: Task) -> None:
+        self.number: int = number
+        self.task: Task = task
+        self.log: list[bytes] = []
+
+    @property
+    def wake_entry(self) -> WakeEntry:
+        """The entry for the task's present version."""
+        return self.task.wake_at, self.number, self.task.version
+
+
+class WakeHeap:
+    """Rows by wake time. An entry that is out of date stays until it comes to the top."""
+
+    __slots__ = ("_heap", "_rows")
+
+    def __init__(self, rows: Mapping[int, Row]) -> None:
+        self._rows = rows
+        self._heap: list[WakeEntry] = []
+
+    def add(self, row: Row, live: int) -> None:
+        """Add a row; `live` is an upper bound of the number of valid entries."""
+        heappush(self._heap, row.wake_entry)
+        if len(self._heap) > 2 * live + _MAX_STALE_ENTRIES:
+            self._heap = [entry for entry in self._heap if self._is_valid(entry)]
+            heapify(self._heap)
+
+    def first(self) -> int | None:
+        """Return the earliest wake time."""
+        while self._heap and not self._is_valid(self._heap[0]):
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def pop(self, until: int) -> Row | None:
+        """Remove and return the earliest row whose wake time is not after `until`."""
+        first = self.first()
+        if first is None or first > until:
+            return None
+        return self._rows[heappop(self._heap)[1]]
+
+    def _is_valid(self, entry: WakeEntry) -> bool:
+        row = self._rows.get(entry[1])
+        return row is not None and row.task.version == entry[2]
+
+
+class Queue:
+    """A lane and its live tasks."""
+
+    __slots__ = ("claimable", "expired", "is_ready", "lane", "last_turn", "leases")
+
+    def __init__(self, lane: LaneRecord, rows: Mapping[int, Row]) -> None:
+        self.lane: LaneRecord = lane
+        self.claimable: WakeHeap = WakeHeap(rows)
+        """Tasks that are PENDING, or whose lease has expired."""
+        self.leases: WakeHeap = WakeHeap(rows)
+        self.expired: set[int] = set()
+        """Tasks that are IN_FLIGHT, but claimable because their lease has expired."""
+        self.is_ready: bool = False
+        """Whether the lane is in the rotation, so that it needs no alarm."""
+        self.last_turn: int = 0
+
+    def expire_leases(self, now: int) -> None:
+        """Make the tasks of expired leases claimable."""
+        while row := self.leases.pop(now):
+            self.expired.add(row.number)
+            self.claimable.add(row, self.lane.pending + self.lane.in_flight)
+
+    def is_shut(self, now: int) -> bool:
+        """Return whether the lane gives no task now."""
+        until = self.lane.parked_until
+        return self.lane.paused or (until is not None and until > now)
+
+    def free_slots(self, limit: int) -> int:
+        """Return how many tasks a lane that is not shut may give: half-open, its free probes."""
+        if self.lane.parked_until is None:
+            return limit
+        return min(limit, self.lane.probes - self.lane.in_flight + len(self.expired))
+
+
+class Tenant:
+    """The tasks, counters, policies and ready lanes of one tenant."""
+
+    __slots__ = (
+        "counts",
+        "dead",
+        "keys",
+        "last_turn",
+        "name",
+        "numbers",
+        "policies",
+        "policy_use",
+        "policy_versions",
+        "ready_lanes",
+        "series",
+        "superseded",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name: str = name
+        self.keys: dict[str, int] = {}
+        """Numbers of its tasks by idempotency key."""
+        self.numbers: list[int] = []
+        """Numbers of its tasks in the order of adding, and of some that are deleted."""
+        self.dead: set[int] = set()
+        self.counts: Counter[Status] = Counter()
+        self.superseded: int = 0
+        self.series: dict[int, Counter[str]] = defaultdict(Counter)
+        self.policies: dict[str, list[PolicyVersion]] = {}
+        self.policy_use: Counter[str] = Counter()
+        """Number of live tasks of each policy."""
+        self.policy_versions: Counter[str] = Counter()
+        """Last version of each policy, also of deleted ones."""
+        self.ready_lanes: list[tuple[int, str]] = []
+        """Its lanes in the rotation, least recently served first."""
+        self.last_turn: int = 0
+
+
+class ModelState:
+    """Everything that a `ModelStore` keeps; a crash leaves it as it is."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        self.ids: dict[str, int] = {}
+        self.queues: dict[str, Queue] = {}
+        self.tenants: dict[str, Tenant] = {}
+        self.due_alarms: Alarms = Alarms()
+        """Lanes by the due time of their earliest task: claims look a horizon ahead."""
+        self.expiry_alarms: Alarms = Alarms()
+        """Lanes by the end of their earliest lease, or of their parking."""
+        self.ready_tenants: list[tuple[int, str]] = []
+        """Tenants that have lanes in the rotation, least recently served first."""
+        self.finished: dict[bool, list[WakeEntry]] = {True: [], False: []}
+        """Terminal tasks by the time they finished; True: dead letters."""
+        self.orphans: dict[str, None] = {}
+        self.replays: dict[str, ReplayRecord] = {}
+        self.keys: dict[str, ApiKey] = {}
+        self.digests: dict[bytes, str] = {}
+        self._last_number = 0
+        self._last_turn = 0
+
+    # --- look-ups ---------------------------------------------------------------------------------
+
+    def tenant(self, name: str) -> Tenant:
+        """Return a tenant, which is created if it is new."""
+        if name not in self.tenants:
+            self.tenants[name] = Tenant(name)
+        return self.tenants[name]
+
+    def queue(self, lane: str) -> Queue:
+        """Return the queue of a lane, which is created if it is new."""
+        if lane not in self.queues:
+            tenant = lane.partition("/")[0]
+            self.queues[lane] = Queue(LaneRecord(name=lane, tenant=tenant), self.rows)
+        return self.queues[lane]
+
+    def row(self, task_id: str, tenant: str) -> Row | None:
+        """Return a tenant's task."""
+        number = self.ids.get(task_id)
+        row = None if number is None else self.rows[number]
+        return row if row is not None and row.task.tenant == tenant else None
+
+    def leased_row(self, task: Task) -> Row | None:
+        """Return the row of a task if its lease is still the one that `task` came with."""
+        row = self.row(task.id, task.tenant)
+        if row is None or row.task.status is not Status.IN_FLIGHT:
+            return None
+        return row if row.task.version == task.version else None
+
+    # --- changes ----------------------------------------------------------------------------------
+
+    def add(self, task: Task, now: int, lease: Lease | None) -> Row:
+        """Add a task whose key is new; the state that the caller has set in it is ignored."""
+        self._last_number += 1
+        tenant, queue = self.tenant(task.tenant), self.queue(task.lane)
+        is_open = not queue.lane.paused and queue.lane.parked_until is None
+        fresh = task.begun(now, task.next_attempt_at)
+        if is_open and lease is not None and fresh.next_attempt_at <= now + lease.horizon:
+            fresh = msgspec.structs.replace(
+                fresh, **_lease_fields(lease, fresh.next_attempt_at, now)
+            )
+        row = Row(self._last_number, fresh)
+        self.rows[row.number] = row
+        self.ids[task.id] = tenant.keys[task.key] = row.number
+        tenant.numbers.append(row.number)
+        self._count(row, 1)
+        self._add_to_heap(row, now)
+        return row
+
+    def change(self, row: Row, now: int, **fields: Any) -> None:
+        """Change a task, and with it all counters, heaps and alarms."""
+        self._count(row, -1)
+        self.queues[row.task.lane].expired.discard(row.number)
+        version = row.task.version + 1
+        row.task = msgspec.structs.replace(row.task, version=version, **fields)
+        self._count(row, 1)
+        self._add_to_heap(row, now)
+
+    def lease(self, row: Row, lease: Lease, next_attempt_at: int, now: int, **fields: Any) -> None:
+        """Lease a task to a worker."""
+        self.change(row, now, **fields, **_lease_fields(lease, next_attempt_at, now))
+
+    def set_pending(self, row: Row, next_attempt_at: int, now: int, **fields: Any) -> None:
+        """Make a task PENDING until a time."""
+        fields |= {"status": Status.PENDING, "worker": None}
+        fields |= {"next_attempt_at": next_attempt_at, "wake_at": next_attempt_at}
+        self.change(row, now, **fields)
+
+    def finish(self, row: Row, status: Status, now: int, **fields: Any) -> None:
+        """Change a task to a terminal status."""
+        self.change(row, now, **fields, status=status, worker=None, wake_at=0, finished_at=now)
+
+    def revive(self, row: Row, now: int) -> None:
+        """Make a dead letter due now."""
+        self.set_pending(
+            row,
+            now,
+            now,
+            started_at=now,
+            reason=None,
+            finished_at=None,
+            forgiven=row.task.attempts,
+            lost=0,
+            previous_delay=None,
+            restarted=0,
+            last_kind=None,
+            replays=row.task.replays + 1,
+        )
+
+    def delete(self, row: Row) -> None:
+        """Delete a terminal task; its body becomes an orphan."""
+        task, tenant = row.task, self.tenants[row.task.tenant]
+        self._count(row, -1)
+        del self.rows[row.number], self.ids[task.id], tenant.keys[task.key]
+        if task.body_ref is not None:
+            self.orphans[task.body_ref] = None
+        if len(tenant.numbers) > 2 * len(tenant.keys):
+            tenant.numbers = [number for number in tenant.numbers if number in self.rows]
+
+    def log_attempt(self, row: Row, attempt: AttemptRecord, now: int) -> None:
+        """Add an attempt to the log and to the time series."""
+        row.log.append(msgspec.msgpack.encode(attempt))
+        series = self.tenants[row.task.tenant].series
+        series[now - now % MINUTE_MS][attempt.outcome] += 1
+        for minute in list(series):
+            if minute >= now - DAY_MS:
+                break
+            del series[minute]
+
+    def log_lost_attempt(self, row: Row, now: int) -> None:
+        """Log the attempt of an expired lease as lost."""
+        task = row.task
+        lost = AttemptRecord(
+            number=task.attempts + 1,
+            scheduled_at=task.next_attempt_at,
+            started_at=task.next_attempt_at,
+            outcome=LOST,
+            worker=task.worker,
+        )
+        self.log_attempt(row, lost, now)
+
+    # --- rotation of lanes ------------------------------------------------------------------------
+
+    def schedule(self, queue: Queue, now: int) -> None:
+        """Set the alarms of a lane that is not in the rotation."""
+        if queue.is_ready:
+            return
+        lane, due, expiry = queue.lane, None, None
+        if queue.is_shut(now):
+            has_tasks = lane.pending + lane.in_flight > 0
+            expiry = lane.parked_until if has_tasks and not lane.paused else None
+        else:
+            due = queue.claimable.first() if queue.free_slots(1) > 0 else None
+            expiry = queue.leases.first()
+        self.due_alarms.set(lane.name, due)
+        self.expiry_alarms.set(lane.name, expiry)
+
+    def add_to_rotation(self, queue: Queue) -> None:
+        """Add a lane to the rotation, by its last turn and that of its tenant."""
+        tenant = self.tenant(queue.lane.tenant)
+        queue.is_ready = True
+        self.due_alarms.set(queue.lane.name, None)
+        self.expiry_alarms.set(queue.lane.name, None)
+        if not tenant.ready_lanes:
+            heappush(self.ready_tenants, (tenant.last_turn, tenant.name))
+        heappush(tenant.ready_lanes, (queue.last_turn, queue.lane.name))
+
+    def pop_lane(self) -> Queue | None:
+        """Remove the next lane from the rotation, and its tenant until `return_tenant`."""
+        if not self.ready_tenants:
+            return None
+        tenant = self.tenants[heappop(self.ready_tenants)[1]]
+        return self.queues[heappop(tenant.ready_lanes)[1]]
+
+    def return_tenant(self, queue: Queue) -> None:
+        """Return the tenant of a removed lane to the rotation, if it has other ready lanes."""
+        tenant = self.tenants[queue.lane.tenant]
+        if tenant.ready_lanes:
+            heappush(self.ready_tenants, (tenant.last_turn, tenant.name))
+
+    def record_served(self, queue: Queue, now: int) -> None:
+        """Give a lane and its tenant the latest turn."""
+        self._last_turn += 1
+        queue.last_turn = self.tenants[queue.lane.tenant].last_turn = self._last_turn
+        queue.lane.served_at = now
+
+    def _count(self, row: Row, by: int) -> None:
+        task, tenant = row.task, self.tenants[row.task.tenant]
+        lane = self.queues[task.lane].lane
+        tenant.counts[task.status] += by
+        if not task.status.is_terminal:
+            tenant.policy_use[task.policy_id] += by
+        if task.status is Status.PENDING:
+            lane.pending += by
+        elif task.status is Status.IN_FLIGHT:
+            lane.in_flight += by
+        elif task.status is Status.EXHAUSTED:
+            lane.dead += by
+            (tenant.dead.add if by > 0 else tenant.dead.discard)(row.number)
+
+    def _add_to_heap(self, row: Row, now: int) -> None:
+        task, queue = row.task, self.queues[row.task.lane]
+        if task.status is Status.PENDING:
+            queue.claimable.add(row, queue.lane.pending + queue.lane.in_flight)
+        elif task.status is Status.IN_FLIGHT:
+            queue.leases.add(row, queue.lane.in_flight)
+        else:
+            entry = (task.finished_at or now, row.number, task.version)
+            heappush(self.finished[task.status is Status.EXHAUSTED], entry)
+        self.schedule(queue, now)
+
+
+def _lease_fields(lease: Lease, next_attempt_at: int, now: int) -> dict[str, Any]:
+    """Return the fields of a leased task."""
+    return {
+        "status": Status.IN_FLIGHT,
+        "worker": lease.worker,
+        "next_attempt_at": next_attempt_at,
+        "wake_at": max(now, next_attempt_at) + lease.length,
+    }
