@@ -1,3 +1,5 @@
+"""Durable files and folders."""
+
 from __future__ import annotations
 
 import os
@@ -9,10 +11,10 @@ from tarry.service.durable_files import create_file, create_folder
 from tests.service.payload_cases import Synced
 
 
-def test_new_file_and_every_folder_on_its_way_are_synced(
+def test_a_new_file_and_its_folders_are_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The contents go first, then the names that lead to them, also in a folder made anew."""
+    """First the content, then each folder of its path, also a new one."""
     folder = tmp_path / "new"
     synced = Synced(monkeypatch)
     create_file(folder, "a/b", b"x")
@@ -22,10 +24,8 @@ def test_new_file_and_every_folder_on_its_way_are_synced(
     assert synced.are([tmp_path, folder, folder / "a/b", folder / "a", folder])
 
 
-def test_folders_that_were_there_are_synced_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who made them may not have come that far; those above are none of ours."""
+def test_existing_folders_are_synced_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may have just created them. Folders above the root are not synced."""
     folder = tmp_path / "folder"
     (folder / "a").mkdir(parents=True)
     synced = Synced(monkeypatch)
@@ -35,10 +35,10 @@ def test_folders_that_were_there_are_synced_too(
 
 
 @pytest.mark.parametrize("good", [0, 1, 2])
-def test_file_that_cannot_be_synced_is_not_kept(
+def test_a_file_that_cannot_be_synced_is_deleted(
     good: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither its contents nor its name may be lost."""
+    """Neither its content nor its name may be lost after a success."""
     (tmp_path / "a").mkdir()
     Synced(monkeypatch, good=good)
     with pytest.raises(OSError, match="no sync"):
@@ -47,8 +47,8 @@ def test_file_that_cannot_be_synced_is_not_kept(
     assert [] == [*(tmp_path / "a").iterdir()]
 
 
-def test_file_that_is_there_stays(tmp_path: Path) -> None:
-    """It is somebody else's."""
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    """FileExistsError is raised."""
     (tmp_path / "a").write_bytes(b"first")
     with pytest.raises(FileExistsError):
         create_file(tmp_path, "a", b"second")
@@ -56,8 +56,8 @@ def test_file_that_is_there_stays(tmp_path: Path) -> None:
     assert b"first" == (tmp_path / "a").read_bytes()
 
 
-def test_mode_is_of_the_folder_alone(tmp_path: Path) -> None:
-    """Those above it may have been meant for more."""
+def test_the_mode_applies_to_the_last_folder_only(tmp_path: Path) -> None:
+    """Its parents have the default mode."""
     mask = os.umask(0o022)
     try:
         create_folder(tmp_path / "above/folder", 0o700)

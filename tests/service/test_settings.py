@@ -1,3 +1,5 @@
+"""Loading and checking of settings."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,7 +17,7 @@ _FILE = __file__
 
 
 def test_defaults_are_safe() -> None:
-    """Nothing said: loopback, a file, no targets beside public ones."""
+    """Without any source: loopback, a file, and only public targets."""
     loaded = load_settings({}, {})
 
     assert ("127.0.0.1", "sqlite:tarry-data/tarry.db", ()) == (
@@ -27,7 +29,7 @@ def test_defaults_are_safe() -> None:
 
 
 def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) -> None:
-    """Each value comes from the nearest source, which is named."""
+    """The source of each value is reported."""
     file = tmp_path / "tarry.toml"
     file.write_text('port = 1\nhost = "::1"\nlog = "json"\n')
     loaded = load_settings({"port": 3}, {"TARRY_PORT": "2", "TARRY_HOST": "localhost"}, file)
@@ -44,8 +46,8 @@ def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) ->
     )
 
 
-def test_what_set_says_is_named_as_it_was_said() -> None:
-    """A value of --set lies below its own flag and above a variable, and names --set."""
+def test_set_is_below_flags_and_above_variables() -> None:
+    """Its source is reported as `--set NAME`."""
     changes = {"port": "4", "drain_ms": "5"}
     loaded = load_settings({"port": 3}, {"TARRY_DRAIN_MS": "2"}, changes=changes)
 
@@ -55,13 +57,13 @@ def test_what_set_says_is_named_as_it_was_said() -> None:
         load_settings({}, {}, changes={"colour": "red"})
 
 
-def test_flag_that_was_not_given_changes_nothing() -> None:
-    """None stands for a flag that is not there."""
+def test_a_flag_that_is_none_is_ignored() -> None:
+    """The variable is used."""
     assert 2 == load_settings({"port": None}, {"TARRY_PORT": "2"}).settings.port
 
 
-def test_list_in_a_variable_is_divided_by_commas() -> None:
-    """Networks and names are parted by commas; a flag has a list already."""
+def test_lists_in_variables_are_separated_by_commas() -> None:
+    """A flag is already a list."""
     given = load_settings(
         {"allow_host": ["a", "b"]}, {"TARRY_ALLOW_TARGET": "10.0.0.0/8, *.internal,"}
     )
@@ -71,7 +73,7 @@ def test_list_in_a_variable_is_divided_by_commas() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    """`tarry config` says that there are some, and no more."""
+    """`tarry config` shows only their number."""
     proxy = "http://me:hush@proxy:3128"
     loaded = load_settings({"encryption_keys": [_KEY], "dev": True, "egress_proxy": proxy}, {})
 
@@ -95,10 +97,10 @@ def test_secrets_are_not_shown() -> None:
         ({}, {"TARRY_LEASE_MS": "5"}, ["TARRY_LEASE_MS", "max_attempt_timeout_ms", "65000"]),
     ],
 )
-def test_a_mistake_names_its_place_and_the_rule(
+def test_an_error_names_the_source_and_the_rule(
     flags: dict[str, Any], environ: dict[str, str], words: list[str]
 ) -> None:
-    """Whoever reads it knows what to change."""
+    """With the rejected value."""
     with pytest.raises(ConfigurationError) as caught:
         load_settings(flags, environ)
     assert all(word in str(caught.value) for word in words)
@@ -130,8 +132,8 @@ def test_a_mistake_names_its_place_and_the_rule(
         ("encryption_keys", "abc", "encryption_keys must be 32 random bytes"),
     ],
 )
-def test_a_value_is_checked_where_it_is_loaded(name: str, value: str, words: str) -> None:
-    """The part that goes by it is not reached: the place, the setting and its rule are told."""
+def test_values_are_checked_when_they_are_loaded(name: str, value: str, words: str) -> None:
+    """The error names the source, the setting and its rule."""
     variable = f"TARRY_{name.upper()}"
     for origin, flags, environ, changes in (
         (f"--{name.replace('_', '-')}", {name: value}, {}, {}),
@@ -143,25 +145,25 @@ def test_a_value_is_checked_where_it_is_loaded(name: str, value: str, words: str
         assert str(caught.value).startswith(f"{origin}: {words}")
 
 
-def test_folder_that_cannot_be_written_to_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the service tries to make its file there, whoever runs this."""
+def test_a_folder_must_be_writable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is raised before the service creates its file."""
     monkeypatch.setattr("os.access", lambda *_: False)
 
     with pytest.raises(ConfigurationError, match=r"^--store: store must be in a writable folder"):
         load_settings({"store": "sqlite:x/tarry.db"}, {})
 
 
-def test_a_check_makes_nothing(tmp_path: Path) -> None:
+def test_checks_create_nothing(tmp_path: Path) -> None:
     """`tarry config` leaves no folder behind."""
     load_settings({"store": f"sqlite:{tmp_path}/a/t.db", "bodies": f"{tmp_path}/b"}, {})
 
     assert [] == list(tmp_path.iterdir())
 
 
-def test_default_that_cannot_be_is_told_by_its_name(
+def test_an_unusable_default_is_named_by_its_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder lies where the store would be."""
+    """There is a folder at the path of the store."""
     (tmp_path / "tarry-data" / "tarry.db").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
 
@@ -183,17 +185,17 @@ def test_default_that_cannot_be_is_told_by_its_name(
 @pytest.mark.parametrize(
     "refuse", [partial(load_settings, {}), check_environment], ids=["load_settings", "check"]
 )
-def test_misspelt_variable_is_refused(
+def test_an_unknown_variable_is_an_error(
     refuse: Callable[[dict[str, str]], object], variable: str, words: str
 ) -> None:
-    """Its default would stay in force, and with it an open door; callers' names are known too."""
+    """A default would be used without notice; the client's variables are suggested, too."""
     with pytest.raises(ConfigurationError) as caught:
         refuse({variable: "true"})
     assert str(caught.value).startswith(f"{variable}: there is no such setting; {words}")
 
 
-def test_variables_of_callers_are_passed_over() -> None:
-    """Who calls the service from the same shell has some too."""
+def test_variables_of_the_client_are_allowed() -> None:
+    """They may be set in the same shell."""
     given = {"TARRY_SERVER": "http://x", "TARRY_KEY": "k", "OTHER": "x"}
 
     assert {"default"} == set(load_settings({}, given).sources.values())
@@ -213,8 +215,8 @@ def test_variables_of_callers_are_passed_over() -> None:
         ('encryption_keys = "hush"', "encryption_keys in {}: must be a list of texts"),
     ],
 )
-def test_file_has_types_of_its_own(tmp_path: Path, line: str, words: str) -> None:
-    """A number in quotes is a text there, as it is not in a variable."""
+def test_values_of_a_file_are_typed(tmp_path: Path, line: str, words: str) -> None:
+    """A number in quotes is a text there, but not in a variable."""
     file = tmp_path / "tarry.toml"
     file.write_text(line)
 
@@ -223,8 +225,8 @@ def test_file_has_types_of_its_own(tmp_path: Path, line: str, words: str) -> Non
     assert words.format(file) == str(caught.value)
 
 
-def test_whole_number_is_a_number_in_the_file(tmp_path: Path) -> None:
-    """Nobody has to write 5.0."""
+def test_an_integer_is_a_valid_float_in_the_file(tmp_path: Path) -> None:
+    """5.0 can be written as 5."""
     file = tmp_path / "tarry.toml"
     file.write_text('tenant_rate = 5\nallow_host = ["a", "b"]\n')
     settings = load_settings({}, {}, file).settings
@@ -232,8 +234,8 @@ def test_whole_number_is_a_number_in_the_file(tmp_path: Path) -> None:
     assert (5.0, ("a", "b")) == (settings.tenant_rate, settings.allow_host)
 
 
-def test_a_wrong_secret_is_not_repeated() -> None:
-    """An error does not print what was to be kept secret."""
+def test_an_invalid_secret_is_not_printed() -> None:
+    """Neither in a type error nor in a rule."""
     for name in ("encryption_keys", "signing_secrets"):
         for wrong in ({"hush": 1}, "hush", "whsec_hush"):
             with pytest.raises(ConfigurationError) as caught:
@@ -241,8 +243,8 @@ def test_a_wrong_secret_is_not_repeated() -> None:
             assert "hush" not in str(caught.value)
 
 
-def test_file_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
-    """The file is named, and what is wrong with it."""
+def test_errors_of_the_file_name_it(tmp_path: Path) -> None:
+    """A missing file, invalid TOML, and an unknown setting."""
     with pytest.raises(ConfigurationError, match="nowhere"):
         load_settings({}, {}, tmp_path / "nowhere")
     bad = tmp_path / "bad.toml"
@@ -254,16 +256,16 @@ def test_file_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
         load_settings({}, {}, bad)
 
 
-def test_lease_is_longer_than_the_longest_attempt() -> None:
-    """The default lease leaves time to write a result down."""
+def test_the_default_lease_is_longer_than_the_longest_attempt() -> None:
+    """It leaves time to store the result."""
     settings = Settings(max_attempt_timeout_ms=1000)
 
     assert settings.lease_duration_ms > 1000 + 5000
     assert 9000 == Settings(max_attempt_timeout_ms=1000, lease_ms=9000).lease_duration_ms
 
 
-def test_variables_that_kubernetes_sets_are_not_ours() -> None:
-    """A Service that is called tarry, or tarry-api, leaves such in every pod."""
+def test_variables_of_kubernetes_are_ignored() -> None:
+    """A Service named tarry or tarry-api sets them in every pod."""
     links = {
         "TARRY_SERVICE_HOST": "10.0.0.1",
         "TARRY_SERVICE_PORT": "80",

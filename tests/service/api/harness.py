@@ -1,6 +1,4 @@
-"""The API around a store in memory and an engine that does nothing by itself; a client without a
-server.
-"""
+"""The API with a fake engine and an in-memory store, and a client without a server."""
 
 from __future__ import annotations
 
@@ -44,25 +42,25 @@ NOW = 1_800_000_000_000
 TARGET = "https://example.com/hook"
 
 
-class Time:
+class FakeTime:
     """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.ms = NOW
 
     def seconds(self) -> float:
-        """Seconds since 1970."""
+        """Return seconds since 1970."""
         return self.ms / 1000
 
     def milliseconds(self) -> int:
-        """Epoch ms."""
+        """Return epoch milliseconds."""
         return self.ms
 
 
 class FakeEngine:
-    """Does what it is told, at once, through the store; nothing is delivered."""
+    """Applies each operation at once to the store; delivers nothing."""
 
-    def __init__(self, store: ModelStore, time: Time, quota: int | None) -> None:
+    def __init__(self, store: ModelStore, time: FakeTime, quota: int | None) -> None:
         self.store = store
         self.clock = StoreClock(time.seconds)
         self.clock.synchronize(self.clock.local_ms(), time.ms)
@@ -74,7 +72,7 @@ class FakeEngine:
         self.error: Exception | None = None
         """Raised by the next calls of `submit`."""
         self.waited_for: asyncio.Queue[str] = asyncio.Queue()
-        """The tasks that somebody waits for."""
+        """Ids of the tasks that are waited for."""
 
     def submit(
         self, news: list[NewTask], contents: Sequence[TaskContent] | None = None
@@ -88,7 +86,7 @@ class FakeEngine:
         return await self.store.add(news, quota=self.quota)
 
     async def wait_for_completion(self, task_id: str, seconds: float) -> TaskCompletion | None:
-        """Wait for what a test tells the waiters."""
+        """Wait for a completion that a test reports to `waiters`."""
         self.waited_for.put_nowait(task_id)
         return await self.waiters.wait(task_id, seconds)
 
@@ -101,19 +99,19 @@ class FakeEngine:
         return await self.store.retry_now(tenant, task_id)
 
     async def pause(self, lane: str) -> None:
-        """Stop a lane."""
+        """Pause a lane."""
         await self.store.pause(lane)
 
     async def resume(self, lane: str) -> None:
-        """Open a lane."""
+        """Resume a lane."""
         await self.store.resume(lane)
 
     async def reset(self, lane: str) -> None:
-        """Open a lane."""
+        """Resume a lane."""
         await self.store.resume(lane)
 
     def local_stats(self, lane: str) -> dict[str, Any] | None:
-        """Say the same of every lane."""
+        """Return the same state for every lane."""
         return {
             "breaker": "closed",
             "budget": 9.5,
@@ -131,72 +129,70 @@ class FakePayloads(PayloadStore):
         self.bodies: dict[str, bytes] = {}
 
     async def put(self, tenant: str, task_id: str, body: bytes) -> tuple[str, bytes]:
-        """Keep a body."""
+        """Store a body."""
         self.bodies[f".tarry/{tenant}/{task_id}"] = body
         return f".tarry/{tenant}/{task_id}", sha256(body).digest()
 
     def validate_ref(self, tenant: str, ref: str) -> str:
-        """Take what lies under the tenant's name."""
+        """Accept names below the tenant's prefix."""
         if not ref.startswith(f"{tenant}/"):
-            msg = f"bodyRef must lie under {tenant}/, got {ref!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("bodyRef", f"must be under {tenant}/", ref)
         return ref
 
     async def head_object(self, ref: str) -> tuple[int, str | None]:
-        """Know every object but the missing one."""
+        """Return the size and the tag; an object named "missing" does not exist."""
         if ref.endswith("missing"):
-            msg = f"bodyRef names an object that is not there: {ref!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("bodyRef", "must name an existing object", ref)
         return 7, "tag"
 
     async def delete(self, refs: Sequence[str]) -> None:
-        """Forget bodies."""
+        """Delete bodies."""
         for ref in refs:
             self.bodies.pop(ref, None)
 
 
 @dataclass
-class Reply:
-    """The messages of one response."""
+class Response:
+    """The ASGI messages of one response."""
 
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     @property
     def status(self) -> int:
-        """The status."""
+        """The HTTP status."""
         return cast("int", self.messages[0]["status"])
 
     @property
     def body(self) -> bytes:
-        """The whole body."""
+        """The complete body."""
         return b"".join(message.get("body", b"") for message in self.messages[1:])
 
     @property
     def json(self) -> Any:
-        """The body as JSON, which says that it is."""
+        """The decoded body, which must be declared as JSON."""
         assert "application/json" == self.header("content-type"), self.body
         return json.loads(self.body)
 
     @property
     def problem(self) -> dict[str, Any]:
-        """The problem that the body tells."""
+        """The decoded body, which must be a problem of a known type."""
         assert "application/problem+json" == self.header("content-type"), self.body
         problem = cast("dict[str, Any]", json.loads(self.body))
-        [kind] = [one for one in PROBLEM_TYPES if one.type == problem["type"]]
-        assert kind.title == problem["title"]
+        [problem_type] = [known for known in PROBLEM_TYPES if known.type == problem["type"]]
+        assert problem_type.title == problem["title"]
         assert self.status == problem["status"]
-        assert self.status in kind.statuses
+        assert self.status in problem_type.statuses
         return problem
 
     def header(self, name: str) -> str | None:
-        """The value of a field that occurs at most once."""
+        """Return the value of a header that occurs at most once."""
         values = [value for key, value in self.messages[0]["headers"] if key == name.encode()]
         assert len(values) <= 1
         return values[0].decode() if values else None
 
 
-class Rig:
-    """An API, and what stands around it."""
+class ApiHarness:
+    """The API with its fake dependencies."""
 
     def __init__(
         self,
@@ -208,16 +204,16 @@ class Rig:
         operator: str = "",
         hosts: frozenset[str] | None = None,
     ) -> None:
-        self.time = Time()
+        self.time = FakeTime()
         self.store = ModelStore(self.time.milliseconds)
         self.engine = FakeEngine(self.store, self.time, quota)
-        self.shelf = FakePayloads()
+        self.payloads = FakePayloads()
         self.codec = PlainCodec()
         numbers = count(1)
-        self.around = ApiContext(
+        self.context = ApiContext(
             engine=cast("Engine", self.engine),
             store=self.store,
-            payloads=self.shelf,
+            payloads=self.payloads,
             codec=self.codec,
             guard=Guard(),
             new_id=lambda: f"01890000-0000-7000-8000-{next(numbers):012x}",
@@ -229,9 +225,9 @@ class Rig:
             has_grpc=grpc,
             limits=limits or ApiLimits(),
         )
-        self.api = Api(self.around, version="1.2.3")
+        self.api = Api(self.context, version="1.2.3")
 
-    async def ask(
+    async def request(
         self,
         method: str,
         path: str,
@@ -240,16 +236,16 @@ class Rig:
         body: bytes | Sequence[bytes] | None = None,
         headers: dict[str, str] | None = None,
         lines: Sequence[tuple[bytes, bytes]] = (),
-    ) -> Reply:
-        """Send one request; a document goes as JSON, chunks of a body one by one.
+    ) -> Response:
+        """Send one request: a document as JSON, or a body in one or more chunks.
 
-        One that has arrived whole goes the short way, as it would from the server.
+        A complete body takes the fast path, as in the server. `lines` are further headers.
         """
-        given = {name.lower(): value for name, value in (headers or {}).items()}
+        header_values = {name.lower(): value for name, value in (headers or {}).items()}
         if document is not None:
             body = json.dumps(document).encode()
         if body is not None:
-            given.setdefault("content-type", "application/json")
+            header_values.setdefault("content-type", "application/json")
         chunks = [body or b""] if isinstance(body, bytes) or body is None else list(body)
         split = urlsplit(path)
         scope = {
@@ -261,11 +257,14 @@ class Rig:
             "root_path": "",
             "headers": [
                 (b"host", b"tarry.test"),
-                *((name.encode(), value.encode("latin-1")) for name, value in given.items()),
+                *(
+                    (name.encode(), value.encode("latin-1"))
+                    for name, value in header_values.items()
+                ),
                 *lines,
             ],
         }
-        reply = Reply()
+        response = Response()
 
         async def receive() -> dict[str, Any]:
             if chunks:
@@ -274,43 +273,47 @@ class Rig:
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
-            reply.messages.append(dict(message))
+            response.messages.append(dict(message))
 
-        serve = self.api.fast_routes.get(path.encode()) if method == "POST" else None
-        if serve is None or len(chunks) != 1 or "content-length" in given:  # it may not be true
+        handle = self.api.fast_routes.get(path.encode()) if method == "POST" else None
+        if (
+            handle is None or len(chunks) != 1 or "content-length" in header_values
+        ):  # it may be wrong
             await self.api(scope, receive, send)
         else:
-            answered: asyncio.Future[ApiResponse] = asyncio.get_running_loop().create_future()
-            task = serve(scope, chunks[0], answered.set_result)
-            answer = await answered
+            responded: asyncio.Future[ApiResponse] = asyncio.get_running_loop().create_future()
+            task = handle(scope, chunks[0], responded.set_result)
+            complete = await responded
             assert task is None or task.done()
-            await answer.send(scope, send)
-        return reply
+            await complete.send(scope, send)
+        return response
 
     async def create(self, **fields: Any) -> dict[str, Any]:
-        """Make a task, which is taken."""
-        reply = await self.ask("POST", "/retry-tasks", {"targetUrl": TARGET, **fields})
-        assert 201 == reply.status, reply.body
-        return cast("dict[str, Any]", reply.json)
+        """Create a task and return its JSON."""
+        response = await self.request("POST", "/retry-tasks", {"targetUrl": TARGET, **fields})
+        assert 201 == response.status, response.body
+        return cast("dict[str, Any]", response.json)
 
-    async def stored(self, task_id: str, tenant: str = "default") -> tuple[Task, TaskContent]:
-        """Return a task as the store has it."""
+    async def stored_task(self, task_id: str, tenant: str = "default") -> tuple[Task, TaskContent]:
+        """Return a stored task and its content."""
         task = await self.store.get_task(tenant, task_id)
         assert task is not None
         return task, self.codec.unpack(task.content)
 
-    async def count(self, tenant: str | None = None) -> int:
-        """Return how many tasks there are."""
+    async def count_tasks(self, tenant: str | None = None) -> int:
+        """Return the number of stored tasks."""
         return sum((await self.store.counters(tenant)).tasks.values())
 
-    async def lease(self) -> list[Task]:
-        """Lease what is due."""
+    async def lease_due_tasks(self) -> list[Task]:
+        """Lease all due tasks."""
         lease = Lease("w", 60_000, 1_000)
         return (await self.store.claim(lease, limit=1000, per_lane=1000)).tasks
 
-    async def die(self, reason: str = "attempts", excerpt: str | None = None) -> list[str]:
-        """Let what is due make one attempt, and die of it."""
-        tasks = await self.lease()
+    async def exhaust_due_tasks(
+        self, reason: str = "attempts", excerpt: str | None = None
+    ) -> list[str]:
+        """Finish all due tasks as dead letters after one attempt."""
+        tasks = await self.lease_due_tasks()
         attempts = [
             AttemptRecord(
                 number=task.attempts + 1,
@@ -329,16 +332,16 @@ class Rig:
         return [task.id for task in tasks]
 
 
-def with_rig(test: Callable[[Rig], Coroutine[Any, Any, T]], **options: Any) -> T:
-    """Run a coroutine with a new rig."""
+def run_with_api(test: Callable[[ApiHarness], Coroutine[Any, Any, T]], **options: Any) -> T:
+    """Run a test coroutine with a new harness."""
 
     async def run() -> T:
-        return await test(Rig(**options))
+        return await test(ApiHarness(**options))
 
     return asyncio.run(run())
 
 
-__all__ = ["NOW", "TARGET", "Event", "Reply", "Rig", "TaskFilter", "with_rig"]
+__all__ = ["NOW", "TARGET", "ApiHarness", "Event", "Response", "TaskFilter", "run_with_api"]
 
 
 async def _metrics(tenant: str | None) -> tuple[bytes, str]:

@@ -1,10 +1,15 @@
-"""Which hosts requests may be sent to, where no key protects the service."""
+"""Authentication by API key, and the check of the `Host` header."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from tests.service.api.harness import TARGET, Rig, with_rig
+from tarry.errors import ConfigurationError
+from tarry.service.api.auth import ApiKeyCache, check_tenant, key_digest, make_key
+from tarry.service.model import ApiKey
+from tests.service.api.harness import TARGET, ApiHarness, Response, run_with_api
 
 HOSTS = frozenset({"127.0.0.1", "Tarry.Internal", "fd00::1"})
 
@@ -24,14 +29,14 @@ HOSTS = frozenset({"127.0.0.1", "Tarry.Internal", "fd00::1"})
         "[fd00::1]:8080",
     ],
 )
-def test_what_is_meant_for_this_service_is_served(host: str) -> None:
-    """Loopback by any of its names, the address it listens on, and what the operator allows."""
+def test_loopback_and_allowed_hosts_are_accepted(host: str) -> None:
+    """Loopback names, the address that the service listens on, and the operator's names."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         for path in ("/retry-tasks", "/retry-tasks", "/metrics", "/healthz"):
-            assert 200 == (await rig.ask("GET", path, lines=[(b"host", host.encode())])).status
+            assert 200 == (await api.request("GET", path, lines=[(b"host", host.encode())])).status
 
-    with_rig(test, hosts=HOSTS)
+    run_with_api(test, hosts=HOSTS)
 
 
 @pytest.mark.parametrize(
@@ -49,17 +54,217 @@ def test_what_is_meant_for_this_service_is_served(host: str) -> None:
         "\xff",
     ],
 )
-def test_a_name_that_was_made_to_point_here_is_refused(host: str) -> None:
-    """421 with the setting that would allow it; a page cannot read, and cannot post."""
+def test_other_hosts_are_rejected(host: str) -> None:
+    """DNS rebinding: the response is a 421 that names the setting, for reads and writes."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         lines = [(b"host", host.encode("latin-1"))]
         for path in ("/retry-tasks", "/downstreams", "/metrics", "/readyz", "/docs"):
-            refused = await rig.ask("GET", path, lines=lines)
+            refused = await api.request("GET", path, lines=lines)
             assert (421, "/docs#problem-wrong-host") == (refused.status, refused.problem["type"])
             assert "allow_host" in refused.problem["detail"]
         own = [(b"origin", b"http://" + lines[0][1]), *lines]
-        refused = await rig.ask("POST", "/retry-tasks", {"targetUrl": TARGET}, lines=own)
-        assert (421, 0) == (refused.status, await rig.count())
+        refused = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, lines=own)
+        assert (421, 0) == (refused.status, await api.count_tasks())
 
-    with_rig(test, hosts=HOSTS)
+    run_with_api(test, hosts=HOSTS)
+
+
+async def create_key(api: ApiHarness, tenant: str) -> tuple[str, ApiKey]:
+    """Store a new key and return it."""
+    secret, key = make_key(tenant, f"id-{tenant}")
+    await api.store.put_key(key)
+    return secret, key
+
+
+def test_only_the_digest_of_a_random_key_is_stored() -> None:
+    """Nothing in the record reveals the key."""
+    first, key = make_key("acme", "1", "ci")
+    second, _ = make_key("acme", "2")
+    assert first != second
+    assert first.startswith("tarry_")
+    assert (key_digest(first), "acme", "ci") == (key.digest, key.tenant, key.name)
+    assert first not in repr(key)
+
+
+@pytest.mark.parametrize("tenant", ["", "a/b", "ü", ".x", "x" * 64, "a\n"])
+def test_tenant_names_are_checked(tenant: str) -> None:
+    """A tenant name is a prefix of lane names, so it has no slash."""
+    with pytest.raises(ConfigurationError, match="tenant must have"):
+        check_tenant(tenant)
+
+
+def test_a_missing_key_is_401() -> None:
+    """Every path except health and documentation answers 401 with a challenge."""
+
+    async def test(api: ApiHarness) -> None:
+        paths = ["/retry-tasks", "/dead-letters", "/retry-policies", "/downstreams", "/events"]
+        for path in [*paths, "/metrics", "/retry-tasks/x"]:
+            response = await api.request("GET", path)
+            assert (401, 'Bearer realm="tarry"') == (
+                response.status,
+                response.header("www-authenticate"),
+            )
+        for path in ("/healthz", "/readyz", "/docs", "/openapi.json"):
+            assert 200 == (await api.request("GET", path)).status
+        assert 401 == (await api.request("POST", "/retry-tasks", {"targetUrl": TARGET})).status
+        assert 0 == await api.count_tasks()
+
+    run_with_api(test, keys=True)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer nonsense"},
+        {"Authorization": "Basic {}"},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer {}x"},
+        {"X-API-Key": "\xff"},
+        {"X-API-Key": "x" * 5000},
+        {"Authorization": "Basic x", "X-API-Key": "{}"},
+    ],
+)
+def test_an_invalid_key_is_401(headers: dict[str, str]) -> None:
+    """Unknown, malformed and overlong keys are rejected."""
+
+    async def test(api: ApiHarness) -> None:
+        secret, _ = await create_key(api, "acme")
+        given = {name: value.replace("{}", secret) for name, value in headers.items()}
+        assert 401 == (await api.request("GET", "/retry-tasks", headers=given)).status
+
+    run_with_api(test, keys=True)
+
+
+def test_two_different_keys_are_401() -> None:
+    """The same key in both headers is accepted."""
+
+    async def test(api: ApiHarness) -> None:
+        one, other = (await create_key(api, "acme"))[0], (await create_key(api, "shop"))[0]
+        both = {"Authorization": f"Bearer {one}", "X-API-Key": other}
+        response = await api.request("GET", "/retry-tasks", headers=both)
+        assert 401 == response.status
+        assert "Authorization and X-API-Key differ" in response.problem["detail"]
+        same = await api.request("GET", "/retry-tasks", headers={**both, "X-API-Key": one})
+        assert 200 == same.status
+
+    run_with_api(test, keys=True)
+
+
+@pytest.mark.parametrize(
+    "header", ["Authorization: Bearer {}", "authorization: bearer  {}", "X-API-Key: {}"]
+)
+def test_a_valid_key_is_accepted(header: str) -> None:
+    """As a bearer token, or in the X-API-Key header."""
+
+    async def test(api: ApiHarness) -> None:
+        secret, _ = await create_key(api, "acme")
+        name, _, value = header.replace("{}", secret).partition(": ")
+        assert 200 == (await api.request("GET", "/retry-tasks", headers={name: value})).status
+
+    run_with_api(test, keys=True)
+
+
+def test_resources_of_other_tenants_are_not_visible() -> None:
+    """Tasks, policies, lanes and replays of another tenant are 404 and in no list."""
+
+    async def test(api: ApiHarness) -> None:
+        one, _ = await create_key(api, "acme")
+        other, _ = await create_key(api, "umbrella")
+
+        async def request(secret: str, method: str, path: str, document: object = None) -> Response:
+            return await api.request(method, path, document, headers={"X-API-Key": secret})
+
+        task = (await request(one, "POST", "/retry-tasks", {"targetUrl": TARGET})).json
+        await request(one, "PUT", "/retry-policies/mine", {})
+        replay = (await request(one, "POST", "/dead-letters/replays", {})).json["replayId"]
+        place = f"/retry-tasks/{task['taskId']}"
+        asked = [
+            ("GET", place),
+            ("DELETE", place),
+            ("GET", f"{place}/attempts"),
+            ("GET", f"{place}/explain"),
+            ("POST", f"{place}/retry"),
+            ("GET", "/retry-policies/mine"),
+            ("DELETE", "/retry-policies/mine"),
+            ("GET", "/downstreams/https:example.com:443"),
+            ("POST", "/downstreams/https:example.com:443/pause"),
+            ("POST", "/downstreams/acme/https:example.com:443/pause"),
+            ("GET", f"/dead-letters/replays/{replay}"),
+            ("DELETE", f"/dead-letters/replays/{replay}"),
+        ]
+        for method, path in asked:
+            assert 404 == (await request(other, method, path)).status, path
+        for path in ("/retry-tasks", "/downstreams", "/dead-letters/replays"):
+            assert [] == (await request(other, "GET", path)).json["items"]
+        assert task == (await request(one, "GET", place)).json
+        assert "OPEN" == (await request(one, "GET", "/downstreams")).json["items"][0]["state"]
+
+    run_with_api(test, keys=True)
+
+
+def test_idempotency_keys_are_scoped_to_a_tenant() -> None:
+    """Two tenants can use the same idempotency key."""
+
+    async def test(api: ApiHarness) -> None:
+        document = {"targetUrl": TARGET, "idempotencyKey": "k"}
+        secrets = [(await create_key(api, tenant))[0] for tenant in ("acme", "umbrella")]
+        replies = [
+            await api.request("POST", "/retry-tasks", document, headers={"X-API-Key": secret})
+            for secret in (*secrets, *secrets)
+        ]
+        assert [201, 201, 200, 200] == [response.status for response in replies]
+
+    run_with_api(test, keys=True)
+
+
+def test_lookups_are_cached_for_a_few_seconds() -> None:
+    """A created or revoked key takes effect when the cached lookup has expired."""
+
+    async def test(api: ApiHarness) -> None:
+        looked: list[bytes] = []
+        key_of = api.store.find_key
+
+        async def counted(digest: bytes) -> ApiKey | None:
+            looked.append(digest)
+            return await key_of(digest)
+
+        api.store.find_key = counted  # type: ignore[method-assign]
+        keys = ApiKeyCache(api.store, api.time.seconds)
+        secret, key = make_key("acme", "1")
+        assert [None, None] == [await keys.find_tenant(secret) for _ in range(2)]
+        await api.store.put_key(key)
+        api.time.ms += 5_000
+        assert ["acme", "acme"] == [await keys.find_tenant(secret) for _ in range(2)]
+        await api.store.revoke_key("1")
+        api.time.ms += 5_000
+        assert [None, None] == [await keys.find_tenant(secret) for _ in range(2)]
+        assert 3 == len(looked)
+
+    run_with_api(test)
+
+
+def test_the_key_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many invalid keys neither fill the memory nor evict the valid ones."""
+    monkeypatch.setattr("tarry.service.api.auth._MAX_CACHED_KEYS", 10)
+
+    async def test(api: ApiHarness) -> None:
+        secret, _ = await create_key(api, "acme")
+        keys = ApiKeyCache(api.store, api.time.seconds)
+        await keys.find_tenant(secret)
+        await asyncio.gather(*(keys.find_tenant(f"wrong {i}") for i in range(50)))
+        assert (1, 10) == (len(keys._valid), len(keys._invalid))
+
+    run_with_api(test)
+
+
+@pytest.mark.parametrize(("operator", "told"), [("", b"of acme\n"), ("acme", b"of all\n")])
+def test_only_the_operator_reads_the_metrics_of_all_tenants(operator: str, told: bytes) -> None:
+    """Other tenants read their own."""
+
+    async def test(api: ApiHarness) -> None:
+        secret, _ = await create_key(api, "acme")
+        response = await api.request("GET", "/metrics", headers={"X-API-Key": secret})
+        assert told == response.body
+
+    run_with_api(test, keys=True, operator=operator)

@@ -1,68 +1,70 @@
+"""`/dead-letters`: list, purge and replay."""
+
 from __future__ import annotations
 
 import pytest
 
-from tests.service.api.harness import NOW, Rig, with_rig
+from tests.service.api.harness import NOW, ApiHarness, run_with_api
 
 
 def test_dead_letters_are_listed() -> None:
-    """Only what has died, by reason, policy and lane."""
+    """Only EXHAUSTED tasks are listed, filtered by reason, policy and lane."""
 
-    async def test(rig: Rig) -> None:
-        await rig.create(policyId="webhook")
-        (first,) = await rig.die("attempts")
-        await rig.create(targetUrl="https://example.org/")
-        (second,) = await rig.die("permanent")
-        await rig.create()
+    async def test(api: ApiHarness) -> None:
+        await api.create(policyId="webhook")
+        (first,) = await api.exhaust_due_tasks("attempts")
+        await api.create(targetUrl="https://example.org/")
+        (second,) = await api.exhaust_due_tasks("permanent")
+        await api.create()
 
         async def ids(query: str = "") -> list[str]:
-            reply = await rig.ask("GET", f"/dead-letters{query}")
-            return [letter["taskId"] for letter in reply.json["items"]]
+            response = await api.request("GET", f"/dead-letters{query}")
+            return [letter["taskId"] for letter in response.json["items"]]
 
         assert [second, first] == await ids()
         assert [first] == await ids("?reason=attempts")
         assert [first] == await ids("?policyId=webhook")
         assert [second] == await ids("?lane=https:example.org:443")
-        letter = (await rig.ask("GET", "/dead-letters?limit=1")).json["items"][0]
+        letter = (await api.request("GET", "/dead-letters?limit=1")).json["items"][0]
         assert ("EXHAUSTED", "permanent", 1) == (
             letter["status"],
             letter["reason"],
             letter["attemptNumber"],
         )
 
-    with_rig(test)
+    run_with_api(test)
 
 
 def test_a_dry_run_counts_and_changes_nothing() -> None:
-    """200, without a job."""
+    """The response is a 200 without a replay id."""
 
-    async def test(rig: Rig) -> None:
-        await rig.create()
-        await rig.die()
-        reply = await rig.ask("POST", "/dead-letters/replays", {"dryRun": True})
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        await api.exhaust_due_tasks()
+        response = await api.request("POST", "/dead-letters/replays", {"dryRun": True})
         assert (200, None, "DRY_RUN", 1) == (
-            reply.status,
-            reply.json["replayId"],
-            reply.json["status"],
-            reply.json["matched"],
+            response.status,
+            response.json["replayId"],
+            response.json["status"],
+            response.json["matched"],
         )
-        assert [] == (await rig.ask("GET", "/dead-letters/replays")).json["items"]
+        assert [] == (await api.request("GET", "/dead-letters/replays")).json["items"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
 def test_a_replay_is_a_job() -> None:
-    """201 with its place; it is told, listed, and can be cancelled while it runs."""
+    """It has a Location, can be read and listed, and can be cancelled while it runs."""
 
-    async def test(rig: Rig) -> None:
-        await rig.create()
-        (letter,) = await rig.die()
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        (letter,) = await api.exhaust_due_tasks()
         asked = {"filter": {"lane": "https:example.com:443", "reason": "attempts"}, "rate": 5}
-        reply = await rig.ask("POST", "/dead-letters/replays", asked)
-        path = f"/dead-letters/replays/{reply.json['replayId']}"
-        assert (201, path) == (reply.status, reply.header("location"))
+        response = await api.request("POST", "/dead-letters/replays", asked)
+        path = f"/dead-letters/replays/{response.json['replayId']}"
+        assert (201, path) == (response.status, response.header("location"))
         expected = {
-            "replayId": reply.json["replayId"],
+            "replayId": response.json["replayId"],
             "status": "RUNNING",
             "filter": {"lane": "https:example.com:443", "reason": "attempts", "before": NOW},
             "rate": 5.0,
@@ -71,37 +73,39 @@ def test_a_replay_is_a_job() -> None:
             "createdAt": NOW,
             "finishedAt": None,
         }
-        assert expected == reply.json == (await rig.ask("GET", path)).json
-        assert [expected] == (await rig.ask("GET", "/dead-letters/replays")).json["items"]
-        cancelled = await rig.ask("DELETE", path)
+        assert expected == response.json == (await api.request("GET", path)).json
+        assert [expected] == (await api.request("GET", "/dead-letters/replays")).json["items"]
+        cancelled = await api.request("DELETE", path)
         assert (200, "CANCELLED") == (cancelled.status, cancelled.json["status"])
-        assert "EXHAUSTED" == (await rig.ask("GET", f"/retry-tasks/{letter}")).json["status"]
+        assert "EXHAUSTED" == (await api.request("GET", f"/retry-tasks/{letter}")).json["status"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
 def test_a_replay_that_is_done_cannot_be_cancelled() -> None:
-    """409; what it brought back stays."""
+    """The response is a 409, and the replayed tasks are not affected."""
 
-    async def test(rig: Rig) -> None:
-        await rig.create()
-        (letter,) = await rig.die()
-        job = (await rig.ask("POST", "/dead-letters/replays", {})).json
-        await rig.store.replay_step(job["replayId"], 10)
-        assert 409 == (await rig.ask("DELETE", f"/dead-letters/replays/{job['replayId']}")).status
-        assert "PENDING" == (await rig.ask("GET", f"/retry-tasks/{letter}")).json["status"]
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        (letter,) = await api.exhaust_due_tasks()
+        job = (await api.request("POST", "/dead-letters/replays", {})).json
+        await api.store.replay_step(job["replayId"], 10)
+        assert (
+            409 == (await api.request("DELETE", f"/dead-letters/replays/{job['replayId']}")).status
+        )
+        assert "PENDING" == (await api.request("GET", f"/retry-tasks/{letter}")).json["status"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-def test_a_replay_that_is_not_there(method: str) -> None:
-    """404."""
+def test_an_unknown_replay_is_404(method: str) -> None:
+    """For reading and for cancelling."""
 
-    async def test(rig: Rig) -> None:
-        assert 404 == (await rig.ask(method, "/dead-letters/replays/x")).status
+    async def test(api: ApiHarness) -> None:
+        assert 404 == (await api.request(method, "/dead-letters/replays/x")).status
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize(
@@ -121,69 +125,69 @@ def test_a_replay_that_is_not_there(method: str) -> None:
         ({"lane": "x"}, "lane"),
     ],
 )
-def test_a_bad_replay_is_refused_by_its_field(asked: dict[str, object], field: str) -> None:
-    """422, and there is no job."""
+def test_an_invalid_replay_is_422_with_its_field(asked: dict[str, object], field: str) -> None:
+    """No job is created."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask("POST", "/dead-letters/replays", asked)
-        assert (422, field) == (reply.status, reply.problem["field"])
-        assert [] == (await rig.ask("GET", "/dead-letters/replays")).json["items"]
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("POST", "/dead-letters/replays", asked)
+        assert (422, field) == (response.status, response.problem["field"])
+        assert [] == (await api.request("GET", "/dead-letters/replays")).json["items"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_filter_that_there_is_not_is_told_those_that_there_are() -> None:
-    """Also within a form."""
+def test_an_unknown_filter_suggests_a_similar_one() -> None:
+    """Also in a nested object."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask("POST", "/dead-letters/replays", {"filter": {"lan": "x"}})
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("POST", "/dead-letters/replays", {"filter": {"lan": "x"}})
         detail = "filter.lan is not a known field; did you mean lane?"
-        assert detail == reply.problem["detail"]
+        assert detail == response.problem["detail"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-def test_a_reason_that_no_letter_has_is_refused(method: str) -> None:
-    """422 with those that there are."""
+def test_an_unknown_reason_is_422(method: str) -> None:
+    """The problem lists the known reasons."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask(method, "/dead-letters?reason=bogus")
-        assert (422, "reason") == (reply.status, reply.problem["field"])
-        assert "permanent or overloaded" in reply.problem["detail"]
+    async def test(api: ApiHarness) -> None:
+        response = await api.request(method, "/dead-letters?reason=bogus")
+        assert (422, "reason") == (response.status, response.problem["field"])
+        assert "permanent or overloaded" in response.problem["detail"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_dead_letters_can_be_removed() -> None:
-    """Those that the filter names, and no task that lives."""
+def test_purging_dead_letters() -> None:
+    """Only dead letters that match the filter are deleted."""
 
-    async def test(rig: Rig) -> None:
-        await rig.create()
-        await rig.die("attempts")
-        await rig.create()
-        await rig.die("permanent")
-        await rig.create()
-        reply = await rig.ask("DELETE", "/dead-letters?reason=permanent")
-        assert (200, {"purged": 1, "more": False}) == (reply.status, reply.json)
-        assert 2 == await rig.count()
-        everything = await rig.ask("DELETE", "/dead-letters")
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        await api.exhaust_due_tasks("attempts")
+        await api.create()
+        await api.exhaust_due_tasks("permanent")
+        await api.create()
+        response = await api.request("DELETE", "/dead-letters?reason=permanent")
+        assert (200, {"purged": 1, "more": False}) == (response.status, response.json)
+        assert 2 == await api.count_tasks()
+        everything = await api.request("DELETE", "/dead-letters")
         assert {"purged": 1, "more": False} == everything.json
-        assert 1 == await rig.count()
+        assert 1 == await api.count_tasks()
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_purge_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one request does not remove is told, and takes another."""
+def test_one_request_purges_a_limited_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The response tells that more are left."""
     monkeypatch.setattr("tarry.service.api.dead_letters._PURGE_CHUNK", 2)
     monkeypatch.setattr("tarry.service.api.dead_letters._MAX_PURGE_CHUNKS", 2)
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         for _ in range(5):
-            await rig.create()
-        await rig.die()
-        purged = [(await rig.ask("DELETE", "/dead-letters")).json for _ in range(2)]
+            await api.create()
+        await api.exhaust_due_tasks()
+        purged = [(await api.request("DELETE", "/dead-letters")).json for _ in range(2)]
         assert [{"purged": 4, "more": True}, {"purged": 1, "more": False}] == purged
 
-    with_rig(test)
+    run_with_api(test)

@@ -1,19 +1,21 @@
+"""`/downstreams`: the state of lanes, and the operator's actions."""
+
 from __future__ import annotations
 
 import pytest
 
-from tests.service.api.harness import NOW, Rig, with_rig
+from tests.service.api.harness import NOW, ApiHarness, run_with_api
 
 LANE = "https:example.com:443"
 
 
-def test_downstreams_are_listed_with_what_is_known_here() -> None:
-    """The backlog that all share, and the standing of this process."""
+def test_downstreams_are_listed_with_their_local_state() -> None:
+    """The shared backlog, and the state of this process."""
 
-    async def test(rig: Rig) -> None:
-        await rig.create()
-        await rig.create(targetUrl="https://example.org/")
-        reply = await rig.ask("GET", "/downstreams")
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        await api.create(targetUrl="https://example.org/")
+        response = await api.request("GET", "/downstreams")
         expected = {
             "lane": LANE,
             "state": "OPEN",
@@ -32,55 +34,55 @@ def test_downstreams_are_listed_with_what_is_known_here() -> None:
                 "p95Ms": None,
             },
         }
-        assert expected == reply.json["items"][0]
-        assert [LANE, "https:example.org:443"] == [one["lane"] for one in reply.json["items"]]
-        first = (await rig.ask("GET", "/downstreams?limit=1")).json
-        rest = (await rig.ask("GET", f"/downstreams?cursor={first['nextCursor']}")).json
-        assert reply.json["items"] == first["items"] + rest["items"]
+        assert expected == response.json["items"][0]
+        assert [LANE, "https:example.org:443"] == [one["lane"] for one in response.json["items"]]
+        first = (await api.request("GET", "/downstreams?limit=1")).json
+        rest = (await api.request("GET", f"/downstreams?cursor={first['nextCursor']}")).json
+        assert response.json["items"] == first["items"] + rest["items"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_an_operator_has_a_hand_on_it() -> None:
-    """Pause, resume and reset, each answered with the new state."""
+def test_pause_resume_and_reset() -> None:
+    """Each returns the new state."""
 
-    async def test(rig: Rig) -> None:
-        await rig.create()
+    async def test(api: ApiHarness) -> None:
+        await api.create()
         states = [
-            (await rig.ask("POST", f"/downstreams/{LANE}/{hand}")).json["state"]
+            (await api.request("POST", f"/downstreams/{LANE}/{hand}")).json["state"]
             for hand in ("pause", "resume", "pause", "reset")
         ]
         assert ["PAUSED", "OPEN", "PAUSED", "OPEN"] == states
 
-    with_rig(test)
+    run_with_api(test)
 
 
 def test_a_breaker_shows_in_the_state() -> None:
-    """Parked until its time, probing from then on."""
+    """PARKED until its time, then PROBING."""
 
-    async def test(rig: Rig) -> None:
-        await rig.create()
-        await rig.store.park(f"default/{LANE}", NOW + 1_000, probes=1, opened=2)
-        parked = (await rig.ask("GET", f"/downstreams/{LANE}")).json
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        await api.store.park(f"default/{LANE}", NOW + 1_000, probes=1, opened=2)
+        parked = (await api.request("GET", f"/downstreams/{LANE}")).json
         assert ("PARKED", NOW + 1_000, 2) == (
             parked["state"],
             parked["parkedUntil"],
             parked["consecutiveOpens"],
         )
-        rig.time.ms += 1_000
-        assert "PROBING" == (await rig.ask("GET", f"/downstreams/{LANE}")).json["state"]
+        api.time.ms += 1_000
+        assert "PROBING" == (await api.request("GET", f"/downstreams/{LANE}")).json["state"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize("lane", ["x", "a/b/c", "https://example.com", "default%2Fx"])
 @pytest.mark.parametrize("rest", ["", "/pause", "/resume", "/reset"])
-def test_a_downstream_that_is_not_there(lane: str, rest: str) -> None:
-    """404, and none is made."""
+def test_an_unknown_downstream_is_404(lane: str, rest: str) -> None:
+    """No lane is created."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         method = "POST" if rest else "GET"
-        assert 404 == (await rig.ask(method, f"/downstreams/{lane}{rest}")).status
-        assert [] == (await rig.store.list_lanes(None)).items
+        assert 404 == (await api.request(method, f"/downstreams/{lane}{rest}")).status
+        assert [] == (await api.store.list_lanes(None)).items
 
-    with_rig(test)
+    run_with_api(test)

@@ -1,3 +1,5 @@
+"""`GET /events`: server-sent events."""
+
 from __future__ import annotations
 
 import asyncio
@@ -13,16 +15,16 @@ from tarry.service.api.events import EventResource
 from tarry.service.engine.reporting import Event
 from tarry.service.model import AttemptRecord
 from tarry.testing import VirtualClock
-from tests.service.api.harness import NOW, Rig, Time, with_rig
-from tests.service.api.test_keys import key_for
+from tests.service.api.harness import NOW, ApiHarness, FakeTime, run_with_api
+from tests.service.api.test_auth import create_key
 
 
-class Reader:
-    """Reads `/events` until it leaves."""
+class EventReader:
+    """Reads `/events` until it disconnects."""
 
     def __init__(self, api: Api, method: str = "GET", key: str = "") -> None:
         self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.leave = asyncio.Event()
+        self.disconnect = asyncio.Event()
         scope = {
             "type": "http",
             "method": method,
@@ -33,42 +35,42 @@ class Reader:
         self.task = asyncio.ensure_future(api(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
-        await self.leave.wait()
+        await self.disconnect.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
         await self.sent.put(message)
 
-    async def begun(self) -> dict[str, Any]:
-        """The headers, when the greeting has come."""
+    async def wait_for_start(self) -> dict[str, Any]:
+        """Return the response headers after the first comment has arrived."""
         start = await self.sent.get()
         assert b": hello\n\n" == (await self.sent.get())["body"]
         return start
 
-    async def event(self) -> tuple[str, str, Any]:
-        """The next event: its id, its name and its data."""
+    async def next_event(self) -> tuple[str, str, Any]:
+        """Return the id, the name and the data of the next event."""
         lines = (await self.sent.get())["body"].decode().split("\n")
         assert ["", ""] == lines[3:]
         number, kind, data = (line.partition(": ")[2] for line in lines[:3])
         return number, kind, json.loads(data)
 
 
-def event(kind: str, tenant: str = "default", **fields: Any) -> Event:
-    """Something that happened."""
+def build_event(kind: str, tenant: str = "default", **fields: Any) -> Event:
+    """Return an event."""
     lane = f"{tenant}/https:a:443"
     return Event(kind=kind, at=NOW, tenant=tenant, lane=lane, **fields)
 
 
-def test_events_are_told_as_they_happen() -> None:
-    """To the tenant whose they are, with an id each."""
+def test_events_are_sent_to_their_tenant() -> None:
+    """Each has an id."""
 
-    async def test(rig: Rig) -> None:
-        reader = Reader(rig.api)
-        start = await reader.begun()
+    async def test(api: ApiHarness) -> None:
+        reader = EventReader(api.api)
+        start = await reader.wait_for_start()
         assert (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
-        rig.engine.events.publish(event("added", "other"))
-        rig.engine.events.publish(event("added", task_id="i", attempts=0))
-        rig.engine.events.publish(event("parked"))
+        api.engine.events.publish(build_event("added", "other"))
+        api.engine.events.publish(build_event("added", task_id="i", attempts=0))
+        api.engine.events.publish(build_event("parked"))
         expected = {
             "kind": "added",
             "at": NOW,
@@ -76,130 +78,132 @@ def test_events_are_told_as_they_happen() -> None:
             "taskId": "i",
             "attemptNumber": 0,
         }
-        assert (f"{NOW}-1", "added", expected) == await reader.event()
-        assert (f"{NOW}-2", "parked") == (await reader.event())[:2]
-        reader.leave.set()
+        assert (f"{NOW}-1", "added", expected) == await reader.next_event()
+        assert (f"{NOW}-2", "parked") == (await reader.next_event())[:2]
+        reader.disconnect.set()
         await reader.task
-        assert not rig.engine.events
+        assert not api.engine.events
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_an_attempt_is_told_without_the_words_of_its_target() -> None:
-    """They may echo a secret, which is not known here."""
+def test_events_have_no_text_of_the_target() -> None:
+    """It may contain a secret, and the secrets of the task are not known here."""
 
-    async def test(rig: Rig) -> None:
-        reader = Reader(rig.api)
-        await reader.begun()
+    async def test(api: ApiHarness) -> None:
+        reader = EventReader(api.api)
+        await reader.wait_for_start()
         attempt = AttemptRecord(
             number=1, scheduled_at=NOW, started_at=NOW, status=401, outcome="permanent", excerpt="s"
         )
-        rig.engine.events.publish(event("attempt", task_id="i", attempt=attempt))
-        told = (await reader.event())[2]["attempt"]
+        api.engine.events.publish(build_event("attempt", task_id="i", attempt=attempt))
+        told = (await reader.next_event())[2]["attempt"]
         assert (401, None, "i") == (
             told["responseStatus"],
             told["responseExcerpt"],
             told["taskId"],
         )
         attempt.status, attempt.error = "UNAUTHENTICATED", "token s is not valid"
-        rig.engine.events.publish(event("attempt", task_id="i", attempt=attempt))
-        assert (await reader.event())[2]["attempt"]["errorMessage"] is None
-        reader.leave.set()
+        api.engine.events.publish(build_event("attempt", task_id="i", attempt=attempt))
+        assert (await reader.next_event())[2]["attempt"]["errorMessage"] is None
+        reader.disconnect.set()
         await reader.task
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_reader_that_is_too_slow_is_told_what_it_missed() -> None:
-    """Before the first event that it did not miss."""
+def test_a_slow_reader_receives_the_number_of_missed_events() -> None:
+    """Before the next event."""
 
-    async def test(rig: Rig) -> None:
-        reader = Reader(rig.api)
-        await reader.begun()
+    async def test(api: ApiHarness) -> None:
+        reader = EventReader(api.api)
+        await reader.wait_for_start()
         for i in range(1_005):
-            rig.engine.events.publish(event("added", task_id=str(i)))
-        first = await reader.event()
+            api.engine.events.publish(build_event("added", task_id=str(i)))
+        first = await reader.next_event()
         assert ("missed", {"kind": "missed", "missed": 5}) == first[1:]
-        assert "5" == (await reader.event())[2]["taskId"]
-        reader.leave.set()
+        assert "5" == (await reader.next_event())[2]["taskId"]
+        reader.disconnect.set()
         await reader.task
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_silence_is_broken_by_a_comment() -> None:
-    """So that proxies keep the connection."""
+def test_an_idle_stream_sends_comments() -> None:
+    """So that proxies keep the connection open."""
 
-    async def test(rig: Rig) -> None:
-        rig.api._events._heartbeat_s = 0.0
-        reader = Reader(rig.api)
-        await reader.begun()
+    async def test(api: ApiHarness) -> None:
+        api.api._events._heartbeat_s = 0.0
+        reader = EventReader(api.api)
+        await reader.wait_for_start()
         assert b": still here\n\n" == (await reader.sent.get())["body"]
-        reader.leave.set()
+        reader.disconnect.set()
         await reader.task
 
-    with_rig(test)
+    run_with_api(test)
 
 
 def test_streams_end_with_the_service() -> None:
-    """Its readers would hold up the end otherwise."""
+    """Open streams do not delay the shutdown."""
 
-    async def test(rig: Rig) -> None:
-        reader = Reader(rig.api)
-        await reader.begun()
-        rig.api.close()
+    async def test(api: ApiHarness) -> None:
+        reader = EventReader(api.api)
+        await reader.wait_for_start()
+        api.api.close()
         await reader.task
         assert {"type": "http.response.body", "body": b""} == await reader.sent.get()
-        assert not rig.engine.events
+        assert not api.engine.events
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_there_are_only_so_many_readers() -> None:
-    """503 with Retry-After; the place of one that leaves is free."""
+def test_the_number_of_streams_is_limited() -> None:
+    """503 with Retry-After; a closed stream frees its slot."""
 
-    async def test(rig: Rig) -> None:
-        reader = Reader(rig.api)
-        await reader.begun()
-        refused = await rig.ask("GET", "/events")
+    async def test(api: ApiHarness) -> None:
+        reader = EventReader(api.api)
+        await reader.wait_for_start()
+        refused = await api.request("GET", "/events")
         assert (503, "10") == (refused.status, refused.header("retry-after"))
-        reader.leave.set()
+        reader.disconnect.set()
         await reader.task
-        head = Reader(rig.api, "HEAD")
+        head = EventReader(api.api, "HEAD")
         await head.task
         assert 200 == (await head.sent.get())["status"]
         assert b"" == (await head.sent.get())["body"]
-        assert isinstance(rig.api._events, EventResource)
-        assert not rig.engine.events
+        assert isinstance(api.api._events, EventResource)
+        assert not api.engine.events
 
-    with_rig(test, limits=ApiLimits(max_event_streams=1))
+    run_with_api(test, limits=ApiLimits(max_event_streams=1))
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
-def test_a_revoked_key_reads_no_more(is_busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream ends when the key is believed no longer, whether events flow or not."""
+def test_a_stream_ends_when_its_key_is_revoked(
+    is_busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as the cached lookup has expired, with or without events."""
     clock = VirtualClock()
-    monkeypatch.setattr(Time, "seconds", lambda _: clock.now())
+    monkeypatch.setattr(FakeTime, "seconds", lambda _: clock.now())
 
-    async def publish(rig: Rig) -> None:
+    async def publish(api: ApiHarness) -> None:
         while True:
             await asyncio.sleep(0.1)
-            rig.engine.events.publish(event("added", "acme"))
+            api.engine.events.publish(build_event("added", "acme"))
 
     async def test() -> None:
-        rig = Rig(keys=True)
-        secret, key = await key_for(rig, "acme")
-        reader = Reader(rig.api, key=secret)
-        await reader.begun()
-        busy = asyncio.ensure_future(publish(rig)) if is_busy else None
+        api = ApiHarness(keys=True)
+        secret, key = await create_key(api, "acme")
+        reader = EventReader(api.api, key=secret)
+        await reader.wait_for_start()
+        busy = asyncio.ensure_future(publish(api)) if is_busy else None
         await asyncio.sleep(59.9)
         assert not reader.task.done()
-        assert await rig.store.revoke_key(key.id)
+        assert await api.store.revoke_key(key.id)
         async with asyncio.timeout(6.1):
             await reader.task
         sent = [await reader.sent.get() for _ in range(reader.sent.qsize())]
         assert {"type": "http.response.body", "body": b""} == sent[-1]
-        assert not rig.engine.events
+        assert not api.engine.events
         if busy is not None:
             busy.cancel()
 
@@ -207,42 +211,42 @@ def test_a_revoked_key_reads_no_more(is_busy: bool, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), ZeroDivisionError()])
-def test_a_reader_whose_key_cannot_be_looked_up_is_let_go(
+def test_a_stream_ends_when_its_key_cannot_be_checked(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that is away is told elsewhere; any other error is not swallowed."""
+    """The store is unavailable; any other error is raised."""
     clock = VirtualClock()
-    monkeypatch.setattr(Time, "seconds", lambda _: clock.now())
+    monkeypatch.setattr(FakeTime, "seconds", lambda _: clock.now())
 
     async def fail(_: bytes) -> None:
         raise error
 
     async def test() -> None:
-        rig = Rig(keys=True)
-        secret, _ = await key_for(rig, "acme")
-        reader = Reader(rig.api, key=secret)
-        await reader.begun()
-        monkeypatch.setattr(rig.store, "find_key", fail)
+        api = ApiHarness(keys=True)
+        secret, _ = await create_key(api, "acme")
+        reader = EventReader(api.api, key=secret)
+        await reader.wait_for_start()
+        monkeypatch.setattr(api.store, "find_key", fail)
         async with asyncio.timeout(6.1):
             if isinstance(error, StoreUnavailable):
                 await reader.task
             else:
                 with pytest.raises(ZeroDivisionError):
                     await reader.task
-        assert not rig.engine.events
+        assert not api.engine.events
 
     clock.run(test)
 
 
-def test_a_stream_that_fails_says_so() -> None:
-    """An error of ours is not swallowed, and its place is free again."""
+def test_an_error_in_a_stream_is_raised() -> None:
+    """And its slot is free again."""
 
-    async def test(rig: Rig) -> None:
-        reader = Reader(rig.api)
-        await reader.begun()
-        rig.engine.events.publish(event("odd", reason=object()))
+    async def test(api: ApiHarness) -> None:
+        reader = EventReader(api.api)
+        await reader.wait_for_start()
+        api.engine.events.publish(build_event("odd", reason=object()))
         with pytest.raises(TypeError):
             await reader.task
-        assert not rig.engine.events
+        assert not api.engine.events
 
-    with_rig(test)
+    run_with_api(test)

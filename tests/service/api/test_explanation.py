@@ -1,3 +1,5 @@
+"""Explanations of retry decisions."""
+
 from __future__ import annotations
 
 import pytest
@@ -10,8 +12,8 @@ NOW = 1_000_000
 LANE = LaneRecord(name="t/https:a:443", tenant="t")
 
 
-def attempt(number: int, **fields: object) -> AttemptRecord:
-    """An attempt that got 503, unless said otherwise."""
+def build_attempt(number: int, **fields: object) -> AttemptRecord:
+    """Return an attempt that got 503, with changes."""
     given: dict[str, object] = {
         "status": 503,
         "outcome": "transient",
@@ -22,8 +24,8 @@ def attempt(number: int, **fields: object) -> AttemptRecord:
     return AttemptRecord(number=number, **given)  # type: ignore[arg-type]
 
 
-def task(**fields: object) -> Task:
-    """A task that waits."""
+def build_task(**fields: object) -> Task:
+    """Return a pending task, with changes."""
     given: dict[str, object] = {"next_attempt_at": NOW, **fields}
     return Task(
         id="i",
@@ -36,8 +38,8 @@ def task(**fields: object) -> Task:
     )
 
 
-def text(subject: Task, *attempts: AttemptRecord, lane: LaneRecord | None = LANE) -> str:
-    """The story of a task."""
+def explain_text(subject: Task, *attempts: AttemptRecord, lane: LaneRecord | None = LANE) -> str:
+    """Return the text of the explanation."""
     told = explain_task(
         subject,
         TaskContent(url="https://a/"),
@@ -57,21 +59,21 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
 @pytest.mark.parametrize(
     ("subject", "attempts", "lane", "expected"),
     [
-        (task(), [], LANE, "no attempt was made yet. Attempt 1 of 5 is due now."),
+        (build_task(), [], LANE, "no attempt was made yet. Attempt 1 of 5 is due now."),
         (
-            task(next_attempt_at=NOW + 3_000),
+            build_task(next_attempt_at=NOW + 3_000),
             [],
             LANE,
             "no attempt was made yet. Attempt 1 of 5 is due in 3 s.",
         ),
         (
-            task(status=Status.IN_FLIGHT, attempts=1),
-            [attempt(1, decision=WAIT)],
+            build_task(status=Status.IN_FLIGHT, attempts=1),
+            [build_attempt(1, decision=WAIT)],
             LANE,
             "attempt 1 got 503; waited 50 ms (ceiling 100 ms, full jitter). Attempt 2 is running.",
         ),
         (
-            task(status=Status.IN_FLIGHT, cancelling=True),
+            build_task(status=Status.IN_FLIGHT, cancelling=True),
             [],
             LANE,
             (
@@ -80,10 +82,10 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             ),
         ),
         (
-            task(status=Status.SUCCEEDED, attempts=2),
+            build_task(status=Status.SUCCEEDED, attempts=2),
             [
-                attempt(1, status=None, error_class="refused", error="Failed", decision=WAIT),
-                attempt(
+                build_attempt(1, status=None, error_class="refused", error="Failed", decision=WAIT),
+                build_attempt(
                     2,
                     status=200,
                     outcome="success",
@@ -98,8 +100,8 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             ),
         ),
         (
-            task(status=Status.EXHAUSTED, attempts=7, reason="attempts"),
-            [attempt(6, outcome="lost", status=None), attempt(7, decision=STOP)],
+            build_task(status=Status.EXHAUSTED, attempts=7, reason="attempts"),
+            [build_attempt(6, outcome="lost", status=None), build_attempt(7, decision=STOP)],
             LANE,
             (
                 "5 attempts before; attempt 6 was lost with its worker; attempt 7 "
@@ -108,8 +110,8 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             ),
         ),
         (
-            task(status=Status.EXHAUSTED, attempts=1, reason="hint-too-long"),
-            [attempt(1, decision=HINT)],
+            build_task(status=Status.EXHAUSTED, attempts=1, reason="hint-too-long"),
+            [build_attempt(1, decision=HINT)],
             LANE,
             (
                 "attempt 1 got 503; stopped: the server asked for a longer wait than max_hint "
@@ -118,7 +120,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             ),
         ),
         (
-            task(status=Status.EXHAUSTED, reason="total-budget"),
+            build_task(status=Status.EXHAUSTED, reason="total-budget"),
             [],
             LANE,
             (
@@ -127,13 +129,13 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             ),
         ),
         (
-            task(status=Status.CANCELLED),
+            build_task(status=Status.CANCELLED),
             [],
             None,
             "no attempt was made. It was cancelled; no attempt follows.",
         ),
         (
-            task(),
+            build_task(),
             [],
             LaneRecord(name="l", tenant="t", paused=True),
             (
@@ -142,7 +144,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             ),
         ),
         (
-            task(),
+            build_task(),
             [],
             LaneRecord(name="l", tenant="t", parked_until=NOW + 9_000),
             (
@@ -151,8 +153,8 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             ),
         ),
         (
-            task(attempts=3, forgiven=3),
-            [attempt(3, decision=Decision(action="stop", reason="something new"))],
+            build_task(attempts=3, forgiven=3),
+            [build_attempt(3, decision=Decision(action="stop", reason="something new"))],
             LaneRecord(name="l", tenant="t", parked_until=NOW),
             (
                 "2 attempts before; attempt 3 got 503; stopped: something new; was replayed. "
@@ -160,8 +162,8 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             ),
         ),
         (
-            task(status=Status.EXHAUSTED, attempts=2, forgiven=1, reason="attempts"),
-            [attempt(1, decision=STOP), attempt(2, decision=STOP)],
+            build_task(status=Status.EXHAUSTED, attempts=2, forgiven=1, reason="attempts"),
+            [build_attempt(1, decision=STOP), build_attempt(2, decision=STOP)],
             LANE,
             (
                 "attempt 1 got 503; stopped: no attempts left; was replayed; attempt 2 got 503; "
@@ -171,15 +173,15 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
         ),
     ],
 )
-def test_the_story_of_a_task(
+def test_explanations(
     subject: Task, attempts: list[AttemptRecord], lane: LaneRecord | None, expected: str
 ) -> None:
-    """What happened, why, and what comes next, in a sentence or two."""
-    assert expected == text(subject, *attempts, lane=lane)
+    """Attempts, decisions and the next step, in one or two sentences."""
+    assert expected == explain_text(subject, *attempts, lane=lane)
 
 
 LONG = Decision(action="wait", delay_ms=20_000.0, ceiling_ms=20_000.0, jitter="full")
-BEFORE = attempt(1, started_at=NOW - 21_500, duration_ms=100.0, decision=LONG)
+BEFORE = build_attempt(1, started_at=NOW - 21_500, duration_ms=100.0, decision=LONG)
 DONE = Decision(action="done")
 
 
@@ -187,51 +189,51 @@ DONE = Decision(action="done")
     ("subject", "more", "expected"),
     [
         (
-            task(status=Status.SUCCEEDED, finished_at=NOW),
-            [attempt(2, status=200, started_at=NOW - 20_000, decision=DONE)],
+            build_task(status=Status.SUCCEEDED, finished_at=NOW),
+            [build_attempt(2, status=200, started_at=NOW - 20_000, decision=DONE)],
             "was to wait 20 s (ceiling 20 s, full jitter), cut short after 1.4 s; attempt 2",
         ),
         (
-            task(status=Status.SUCCEEDED, finished_at=NOW),
-            [attempt(2, status=200, started_at=NOW - 1_390, decision=DONE)],
+            build_task(status=Status.SUCCEEDED, finished_at=NOW),
+            [build_attempt(2, status=200, started_at=NOW - 1_390, decision=DONE)],
             "waited 20 s (ceiling 20 s, full jitter); attempt 2",
         ),
         (
-            task(status=Status.SUCCEEDED, finished_at=NOW),
-            [attempt(2, status=200, started_at=NOW + 18_600, decision=DONE)],
+            build_task(status=Status.SUCCEEDED, finished_at=NOW),
+            [build_attempt(2, status=200, started_at=NOW + 18_600, decision=DONE)],
             "was to wait 20 s (ceiling 20 s, full jitter), waited 40 s; attempt 2",
         ),
         (
-            task(status=Status.CANCELLED, finished_at=NOW - 20_400),
+            build_task(status=Status.CANCELLED, finished_at=NOW - 20_400),
             [],
             "was to wait 20 s (ceiling 20 s, full jitter), cut short after 1 s. It was cancelled",
         ),
         (
-            task(next_attempt_at=NOW - 20_400),
+            build_task(next_attempt_at=NOW - 20_400),
             [],
             "was to wait 20 s (ceiling 20 s, full jitter), cut short after 1 s. Attempt 1 of 5 is",
         ),
         (
-            task(status=Status.IN_FLIGHT, next_attempt_at=NOW - 20_400),
+            build_task(status=Status.IN_FLIGHT, next_attempt_at=NOW - 20_400),
             [],
             "was to wait 20 s (ceiling 20 s, full jitter), cut short after 1 s. Attempt 1 is run",
         ),
     ],
     ids=["retried", "as decided", "held back", "cancelled", "due", "running"],
 )
-def test_a_wait_is_told_as_it_was(subject: Task, more: list[AttemptRecord], expected: str) -> None:
-    """What was decided, and where somebody cut it short or a lane held it back, that."""
-    assert f"attempt 1 got 503; {expected}" in text(subject, BEFORE, *more)
+def test_actual_and_planned_wait(subject: Task, more: list[AttemptRecord], expected: str) -> None:
+    """A wait that was cut short or prolonged is explained as such."""
+    assert f"attempt 1 got 503; {expected}" in explain_text(subject, BEFORE, *more)
 
 
-def test_why_an_attempt_got_no_answer_is_said_without_secrets() -> None:
-    """The class, and the words of whoever noticed it."""
-    failed = attempt(
+def test_errors_are_explained_without_secrets() -> None:
+    """The error class, and the error message with secrets redacted."""
+    failed = build_attempt(
         1, status=None, error_class="tls", error="TLS error for hush-hush: wrong version.",
         decision=STOP,
     )  # fmt: skip
     told = explain_task(
-        task(status=Status.EXHAUSTED, reason="attempts"),
+        build_task(status=Status.EXHAUSTED, reason="attempts"),
         TaskContent(url="https://a/?token=hush-hush"),
         [failed],
         chosen=None,
@@ -243,10 +245,10 @@ def test_why_an_attempt_got_no_answer_is_said_without_secrets() -> None:
 
 
 @pytest.mark.parametrize("status", Status)
-def test_a_policy_that_is_gone_is_told_to_who_still_needs_it(status: Status) -> None:
-    """The service's default takes its place, for what waits and for what may be replayed."""
+def test_a_deleted_policy_is_mentioned_if_it_still_matters(status: Status) -> None:
+    """The default policy replaces it, for pending tasks and dead letters."""
     told = explain_task(
-        task(status=status, policy_id="mine", policy_version=3),
+        build_task(status=status, policy_id="mine", policy_version=3),
         TaskContent(url="https://a/"),
         [],
         chosen=None,

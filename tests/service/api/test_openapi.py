@@ -1,4 +1,4 @@
-"""The document is true: requests made from it are answered as it says."""
+"""The OpenAPI document and `GET /docs` match the service's behaviour."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tarry.service.api.problem_types import PROBLEM_TYPES
 from tarry.wire.policies import JSON_FIELDS
-from tests.service.api.harness import Rig, with_rig
+from tests.service.api.harness import ApiHarness, run_with_api
 
 # Rules that no schema can hold (which hosts may be called, which policies there are) make some
 # documents wrong that the schema takes for right, so it is not asked that all of those be accepted.
@@ -32,38 +32,38 @@ CHECKS = [
     unsupported_method,
 ]
 
-rig = Rig()
-schema = schemathesis.openapi.from_asgi("/openapi.json", rig.api)
+api = ApiHarness()
+schema = schemathesis.openapi.from_asgi("/openapi.json", api.api)
 
 
 @schema.exclude(path="/events").parametrize()  # it has no end
 @settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_the_service_answers_as_its_document_says(case: Any) -> None:
-    """Statuses, content types and bodies are the documented ones; wrong requests are refused."""
+def test_generated_requests_get_documented_responses(case: Any) -> None:
+    """Statuses, content types and bodies match; invalid requests are rejected."""
     case.call_and_validate(checks=CHECKS)
 
 
-def test_every_reference_leads_somewhere() -> None:
-    """No form is named that is not there."""
+def test_every_reference_has_a_schema() -> None:
+    """No `$ref` points to a missing schema."""
     schemas = schema.raw_schema["components"]["schemas"]
     names = set(re.findall(r"#/components/schemas/([^']+)'", str(schema.raw_schema)))
     assert names <= set(schemas)
     assert {"RetryTaskRequest", "RetryTask", "RetryPolicy", "AttemptLog", "Problem"} <= names
 
 
-def test_the_fields_of_a_policy_are_those_that_are_checked() -> None:
-    """The document knows every field of a policy, for policies and for overrides."""
+def test_policy_fields_match_the_validation() -> None:
+    """For policies and for overrides."""
     schemas = schema.raw_schema["components"]["schemas"]
     assert {*JSON_FIELDS, "policyId"} == set(schemas["PolicyFields"]["properties"])
     overrides = schemas["RetryTaskRequest"]["properties"]["policy"]["anyOf"][0]
     assert set(JSON_FIELDS) == set(overrides["properties"])
 
 
-def test_the_document_says_where_a_key_is_needed() -> None:
-    """Everywhere but for those who watch, and only when keys are demanded."""
+def test_security_is_documented() -> None:
+    """On all operations but the public ones, and only if keys are required."""
 
-    async def secured(rig: Rig) -> set[str]:
-        document = (await rig.ask("GET", "/openapi.json")).json
+    async def secured(api: ApiHarness) -> set[str]:
+        document = (await api.request("GET", "/openapi.json")).json
         return {
             path
             for path, methods in document["paths"].items()
@@ -72,46 +72,46 @@ def test_the_document_says_where_a_key_is_needed() -> None:
         }
 
     paths = set(schema.raw_schema["paths"])
-    assert set() == with_rig(secured)
-    assert paths - {"/healthz", "/readyz"} == with_rig(secured, keys=True)
+    assert set() == run_with_api(secured)
+    assert paths - {"/healthz", "/readyz"} == run_with_api(secured, keys=True)
 
 
 def test_the_callback_is_described() -> None:
-    """What is posted to a `callbackUrl`, for programs and on the page."""
+    """In the OpenAPI document and on the page."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         callbacks = schema.raw_schema["paths"]["/retry-tasks"]["post"]["callbacks"]
         post = callbacks["finished"]["{$request.body#/callbackUrl}"]["post"]
         form = post["requestBody"]["content"]["application/json"]["schema"]
         assert {"$ref": "#/components/schemas/CallbackBody"} == form
-        page = (await rig.ask("GET", "/docs")).body.decode()
+        page = (await api.request("GET", "/docs")).body.decode()
         assert "<code>{$request.body#/callbackUrl}</code>" in page
         assert 'id="type-CallbackBody"' in page
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_the_page_shows_every_call_and_needs_nothing_from_elsewhere() -> None:
-    """No script, no address of another host, and a policy that forbids both."""
+def test_the_page_lists_every_operation_and_is_self_contained() -> None:
+    """No scripts, no other hosts, and a content security policy that forbids both."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask("GET", "/docs")
-        page = reply.body.decode()
-        assert "text/html; charset=utf-8" == reply.header("content-type")
-        assert (reply.header("content-security-policy") or "").startswith("default-src 'none'")
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("GET", "/docs")
+        page = response.body.decode()
+        assert "text/html; charset=utf-8" == response.header("content-type")
+        assert (response.header("content-security-policy") or "").startswith("default-src 'none'")
         for path in schema.raw_schema["paths"]:
             assert path in page
         assert not re.search(r"<script|src=|https?://|@import", page)
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_the_type_of_a_problem_leads_to_words_about_it() -> None:
-    """Whoever opens it reads what it means; the document has all of them."""
+def test_problem_types_link_to_their_row_on_the_page() -> None:
+    """The document lists all of them."""
 
-    async def test(rig: Rig) -> None:
-        path, _, place = (await rig.ask("GET", "/nothing")).problem["type"].partition("#")
-        page = (await rig.ask("GET", path)).body.decode()
+    async def test(api: ApiHarness) -> None:
+        path, _, place = (await api.request("GET", "/nothing")).problem["type"].partition("#")
+        page = (await api.request("GET", path)).body.decode()
         assert 1 == page.count(f'id="{place}"')
         for kind in PROBLEM_TYPES:
             assert f'id="{kind.type.partition("#")[2]}"' in page
@@ -119,10 +119,10 @@ def test_the_type_of_a_problem_leads_to_words_about_it() -> None:
         assert [kind.type for kind in PROBLEM_TYPES] == types
         assert len(PROBLEM_TYPES) == len(set(types))
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
-def test_what_tells_about_the_api_is_not_part_of_it(path: str) -> None:
-    """The document is about what is behind it."""
+def test_the_description_itself_is_not_documented(path: str) -> None:
+    """`/docs` and `/openapi.json` are not in the document."""
     assert path not in schema.raw_schema["paths"]

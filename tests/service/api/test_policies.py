@@ -1,3 +1,5 @@
+"""`/retry-policies`: a tenant's policies and the built-in ones."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -5,15 +7,15 @@ from typing import Any
 import pytest
 
 from tarry.wire.policies import SERVICE_PRESETS
-from tests.service.api.harness import NOW, TARGET, Rig, with_rig
+from tests.service.api.harness import NOW, TARGET, ApiHarness, run_with_api
 
 
-def test_a_policy_is_registered_once() -> None:
-    """201, then 200 for the same however it is written, and 409 for another."""
+def test_creating_a_policy_twice() -> None:
+    """200 for equal fields, however they are written, and 409 for different ones."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         asked = {"policyId": "mine", "maxAttempts": 7, "totalBudgetMs": 60_000}
-        first = await rig.ask("POST", "/retry-policies", asked)
+        first = await api.request("POST", "/retry-policies", asked)
         assert (201, "/retry-policies/mine") == (first.status, first.header("location"))
         told = first.json
         assert ("mine", 1, NOW, 7, 60_000) == (
@@ -24,140 +26,140 @@ def test_a_policy_is_registered_once() -> None:
             told["totalBudgetMs"],
         )
         same = {"totalBudgetMs": 60_000.0, "maxAttempts": 7, "multiplier": 2, "policyId": "mine"}
-        again = await rig.ask("POST", "/retry-policies", same)
+        again = await api.request("POST", "/retry-policies", same)
         assert (200, told) == (again.status, again.json)
-        other = await rig.ask("POST", "/retry-policies", {**asked, "maxAttempts": 8})
+        other = await api.request("POST", "/retry-policies", {**asked, "maxAttempts": 8})
         assert (409, "policyId") == (other.status, other.problem["field"])
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_new_version_is_used_from_now_on() -> None:
-    """PUT makes one, unless nothing changed; old ones can still be read."""
+def test_put_creates_a_new_version() -> None:
+    """Unless nothing changed; old versions can still be read."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         path = "/retry-policies/mine"
-        first = await rig.ask("PUT", path, {"maxAttempts": 2})
-        second = await rig.ask("PUT", path, {"maxAttempts": 3, "policyId": "mine"})
-        same = await rig.ask("PUT", path, {"maxAttempts": 3})
+        first = await api.request("PUT", path, {"maxAttempts": 2})
+        second = await api.request("PUT", path, {"maxAttempts": 3, "policyId": "mine"})
+        same = await api.request("PUT", path, {"maxAttempts": 3})
         assert [201, 200, 200] == [first.status, second.status, same.status]
         assert [1, 2, 2] == [one.json["version"] for one in (first, second, same)]
-        assert 3 == (await rig.ask("GET", path)).json["maxAttempts"]
-        assert 2 == (await rig.ask("GET", f"{path}?version=1")).json["maxAttempts"]
-        assert 404 == (await rig.ask("GET", f"{path}?version=9")).status
-        chosen = await rig.engine.policies.read("default", "mine")
+        assert 3 == (await api.request("GET", path)).json["maxAttempts"]
+        assert 2 == (await api.request("GET", f"{path}?version=1")).json["maxAttempts"]
+        assert 404 == (await api.request("GET", f"{path}?version=9")).status
+        chosen = await api.engine.policies.read("default", "mine")
         assert chosen is not None
         assert 3 == chosen.policy.max_attempts
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_change_reaches_the_next_task() -> None:
-    """What this process knew of a policy is forgotten when it changes."""
+def test_a_change_applies_to_the_next_task() -> None:
+    """The cached policy is dropped when it changes."""
 
-    async def test(rig: Rig) -> None:
-        await rig.ask("PUT", "/retry-policies/mine", {})
-        await rig.create(policyId="mine")
-        await rig.ask("DELETE", f"/retry-tasks/{(await rig.create(policyId='mine'))['taskId']}")
-        assert 409 == (await rig.ask("DELETE", "/retry-policies/mine")).status
-        await rig.die()
-        assert 204 == (await rig.ask("DELETE", "/retry-policies/mine")).status
-        refused = await rig.ask(
+    async def test(api: ApiHarness) -> None:
+        await api.request("PUT", "/retry-policies/mine", {})
+        await api.create(policyId="mine")
+        await api.request("DELETE", f"/retry-tasks/{(await api.create(policyId='mine'))['taskId']}")
+        assert 409 == (await api.request("DELETE", "/retry-policies/mine")).status
+        await api.exhaust_due_tasks()
+        assert 204 == (await api.request("DELETE", "/retry-policies/mine")).status
+        refused = await api.request(
             "POST", "/retry-tasks", {"targetUrl": "https://a.b/", "policyId": "mine"}
         )
         assert "policyId" == refused.problem["field"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_the_presets_are_listed_after_ones_own() -> None:
-    """In pages, each once; one that the tenant laid his own over is only that."""
+def test_built_in_policies_are_listed_last() -> None:
+    """In pages, each once; a replaced one is not listed twice."""
 
-    async def test(rig: Rig) -> None:
-        await rig.ask("PUT", "/retry-policies/zebra", {})
-        await rig.ask("PUT", "/retry-policies/webhook", {"maxAttempts": 2})
+    async def test(api: ApiHarness) -> None:
+        await api.request("PUT", "/retry-policies/zebra", {})
+        await api.request("PUT", "/retry-policies/webhook", {"maxAttempts": 2})
         expected: list[Any] = [("webhook", 1), ("zebra", 1)]
         expected += [(name, None) for name in sorted(SERVICE_PRESETS) if name != "webhook"]
         for limit in (1, 2, 3, 100):
             found: list[Any] = []
             cursor = ""
             while cursor is not None:
-                page = (await rig.ask("GET", f"/retry-policies?limit={limit}{cursor}")).json
+                page = (await api.request("GET", f"/retry-policies?limit={limit}{cursor}")).json
                 assert len(page["items"]) <= limit
                 found += [(one["policyId"], one["version"]) for one in page["items"]]
                 cursor = page["nextCursor"] and f"&cursor={page['nextCursor']}"
             assert expected == found
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_preset_can_be_laid_over_and_comes_back() -> None:
+def test_a_built_in_policy_can_be_replaced_and_restored() -> None:
     """It cannot be deleted itself."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         path = "/retry-policies/default"
-        preset = (await rig.ask("GET", path)).json
+        preset = (await api.request("GET", path)).json
         assert (None, 5) == (preset["version"], preset["maxAttempts"])
-        assert 409 == (await rig.ask("DELETE", path)).status
-        await rig.ask("PUT", path, {"maxAttempts": 2})
-        assert 2 == (await rig.ask("GET", path)).json["maxAttempts"]
-        assert 204 == (await rig.ask("DELETE", path)).status
-        assert 5 == (await rig.ask("GET", path)).json["maxAttempts"]
+        assert 409 == (await api.request("DELETE", path)).status
+        await api.request("PUT", path, {"maxAttempts": 2})
+        assert 2 == (await api.request("GET", path)).json["maxAttempts"]
+        assert 204 == (await api.request("DELETE", path)).status
+        assert 5 == (await api.request("GET", path)).json["maxAttempts"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_what_helps_while_tasks_use_a_policy_is_said() -> None:
-    """Which tasks they are and, for the service's own, how to have that again at once."""
+def test_a_policy_in_use_cannot_be_deleted() -> None:
+    """The problem tells how to find the tasks, and how to restore the built-in default."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         path = "/retry-policies/default"
-        preset = (await rig.ask("GET", path)).json
-        await rig.ask("PUT", path, {"maxAttempts": 2})
-        await rig.create()
-        detail = (await rig.ask("DELETE", path)).problem["detail"]
+        preset = (await api.request("GET", path)).json
+        await api.request("PUT", path, {"maxAttempts": 2})
+        await api.create()
+        detail = (await api.request("DELETE", path)).problem["detail"]
         assert "GET /retry-tasks?policyId=default" in detail
         assert "PUT /retry-policies/default with {}" in detail
-        again = (await rig.ask("PUT", path, {})).json
+        again = (await api.request("PUT", path, {})).json
         assert {**preset, "version": 2, "createdAt": NOW} == again
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_version_that_there_is_not_is_told_those_that_there_are() -> None:
-    """When a task pins it, and when it is looked at."""
+def test_an_unknown_version_names_the_newest() -> None:
+    """When a task pins it, and when it is read."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         for attempts in (2, 3):
-            await rig.ask("PUT", "/retry-policies/mine", {"maxAttempts": attempts})
+            await api.request("PUT", "/retry-policies/mine", {"maxAttempts": attempts})
         versions = "the newest version of mine is 2"
         task = {"targetUrl": TARGET, "policyId": "mine", "policyVersion": 9}
-        refused = await rig.ask("POST", "/retry-tasks", task)
+        refused = await api.request("POST", "/retry-tasks", task)
         assert (f"policyVersion must exist: {versions}, got 9.", "policyVersion") == (
             refused.problem["detail"],
             refused.problem["field"],
         )
-        looked_at = await rig.ask("GET", "/retry-policies/mine?version=9")
+        looked_at = await api.request("GET", "/retry-policies/mine?version=9")
         assert (404, f"Version 9 does not exist: {versions}.") == (
             looked_at.status,
             looked_at.problem["detail"],
         )
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_schedule_is_told_as_one() -> None:
-    """The list of delays goes in and comes out."""
+def test_a_schedule_is_returned_as_a_list() -> None:
+    """The list of delays is stored and returned."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         asked = {"backoffType": "SCHEDULE", "scheduleMs": [1000, 5000]}
-        reply = await rig.ask("PUT", "/retry-policies/steps", asked)
+        response = await api.request("PUT", "/retry-policies/steps", asked)
         assert ("SCHEDULE", [1000, 5000]) == (
-            reply.json["backoffType"],
-            reply.json["scheduleMs"],
+            response.json["backoffType"],
+            response.json["scheduleMs"],
         )
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize(
@@ -175,15 +177,15 @@ def test_a_schedule_is_told_as_one() -> None:
         ({"policyId": "a", "jitter": "FULL"}, "jitter"),
     ],
 )
-def test_a_bad_policy_is_refused_by_its_field(fields: dict[str, object], field: str) -> None:
-    """422, and nothing is stored."""
+def test_an_invalid_policy_is_422_with_its_field(fields: dict[str, object], field: str) -> None:
+    """Nothing is stored."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask("POST", "/retry-policies", fields)
-        assert (422, field) == (reply.status, reply.problem["field"])
-        assert [] == (await rig.store.list_policies("default")).items
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("POST", "/retry-policies", fields)
+        assert (422, field) == (response.status, response.problem["field"])
+        assert [] == (await api.store.list_policies("default")).items
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize(
@@ -194,34 +196,34 @@ def test_a_bad_policy_is_refused_by_its_field(fields: dict[str, object], field: 
         ("/retry-policies/a", {"maxAttempts": None}, "maxAttempts"),
     ],
 )
-def test_a_bad_version_is_refused_by_its_field(
+def test_an_invalid_new_version_is_422_with_its_field(
     path: str, fields: dict[str, object], field: str
 ) -> None:
-    """422, and nothing is stored."""
+    """Nothing is stored."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask("PUT", path, fields)
-        assert (422, field) == (reply.status, reply.problem["field"])
-        assert [] == (await rig.store.list_policies("default")).items
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("PUT", path, fields)
+        assert (422, field) == (response.status, response.problem["field"])
+        assert [] == (await api.store.list_policies("default")).items
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b"\xff"])
-def test_what_is_no_policy_is_refused(body: bytes) -> None:
-    """400 or 422, as for tasks."""
+def test_a_document_that_is_not_a_policy_is_rejected(body: bytes) -> None:
+    """With 400 or 422, like a task."""
 
-    async def test(rig: Rig) -> None:
-        assert (await rig.ask("POST", "/retry-policies", body=body)).status in {400, 422}
+    async def test(api: ApiHarness) -> None:
+        assert (await api.request("POST", "/retry-policies", body=body)).status in {400, 422}
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_policy_that_is_not_there() -> None:
-    """404 to look at it and to delete it."""
+def test_an_unknown_policy_is_404() -> None:
+    """For reading and for deleting."""
 
-    async def test(rig: Rig) -> None:
-        assert 404 == (await rig.ask("GET", "/retry-policies/x")).status
-        assert 404 == (await rig.ask("DELETE", "/retry-policies/x")).status
+    async def test(api: ApiHarness) -> None:
+        assert 404 == (await api.request("GET", "/retry-policies/x")).status
+        assert 404 == (await api.request("DELETE", "/retry-policies/x")).status
 
-    with_rig(test)
+    run_with_api(test)

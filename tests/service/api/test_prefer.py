@@ -1,4 +1,4 @@
-"""`Prefer: wait` on a task that is there already."""
+"""`Prefer: wait` on an existing task."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from tarry.service.api.context import ApiLimits
 from tarry.service.delivery.messages import DeliveryResult
 from tarry.service.engine.reporting import TaskCompletion
 from tarry.service.model import Status, Task
-from tests.service.api.harness import Reply, Rig, with_rig
+from tests.service.api.harness import ApiHarness, Response, run_with_api
 
 
-async def ask(rig: Rig, task_id: str, wait: int = 5) -> Reply:
-    """Look at a task, and wait for its end."""
-    return await rig.ask("GET", f"/retry-tasks/{task_id}", headers={"Prefer": f"wait={wait}"})
+async def read_and_wait(api: ApiHarness, task_id: str, wait: int = 5) -> Response:
+    """Read a task with `Prefer: wait`."""
+    return await api.request("GET", f"/retry-tasks/{task_id}", headers={"Prefer": f"wait={wait}"})
 
 
-def test_a_look_can_wait_for_the_end() -> None:
-    """The task as it ended, and the target's response, as if it had been waited for at first."""
+def test_reading_a_task_can_wait_for_its_result() -> None:
+    """The response has the finished task and the target's response."""
 
-    async def test(rig: Rig) -> None:
-        task_id = (await rig.create())["taskId"]
-        asking = asyncio.create_task(ask(rig, task_id))
-        assert task_id == await rig.engine.waited_for.get()
+    async def test(api: ApiHarness) -> None:
+        task_id = (await api.create())["taskId"]
+        asking = asyncio.create_task(read_and_wait(api, task_id))
+        assert task_id == await api.engine.waited_for.get()
         delivered = DeliveryResult(status=200, excerpt=b"done")
-        rig.engine.waiters.notify(task_id, TaskCompletion(Status.SUCCEEDED, None, delivered))
-        reply = await asking
-        assert (200, "wait=5") == (reply.status, reply.header("preference-applied"))
-        assert ("SUCCEEDED", "done") == (reply.json["status"], reply.json["response"]["body"])
+        api.engine.waiters.notify(task_id, TaskCompletion(Status.SUCCEEDED, None, delivered))
+        response = await asking
+        assert (200, "wait=5") == (response.status, response.header("preference-applied"))
+        assert ("SUCCEEDED", "done") == (response.json["status"], response.json["response"]["body"])
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -41,9 +41,9 @@ def test_a_look_can_wait_for_the_end() -> None:
 def test_secrets_that_a_target_echoes_are_redacted_in_its_response(
     method: str, tail: bytes
 ) -> None:
-    """In its body, whatever that is, and in its headers; what goes by a secret's name as well."""
+    """In text and binary bodies, in header values, and by header name."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         document = {
             "targetUrl": "https://example.com/?token=sesame-one",
             "headers": {"Authorization": "Bearer sesame-two"},
@@ -51,128 +51,128 @@ def test_secrets_that_a_target_echoes_are_redacted_in_its_response(
         }
         path = "/retry-tasks"
         if method == "GET":
-            path += f"/{(await rig.create(**document))['taskId']}"
+            path += f"/{(await api.create(**document))['taskId']}"
         asking = asyncio.create_task(
-            rig.ask(
+            api.request(
                 method,
                 path,
                 document if method == "POST" else None,
                 headers={"Prefer": "wait=5"},
             )
         )
-        task_id = await rig.engine.waited_for.get()
+        task_id = await api.engine.waited_for.get()
         echo = DeliveryResult(
             status=200,
             headers=[("x-echo", "for sesame-one"), ("set-cookie", "a=b"), ("x-plain", "shown")],
             excerpt=b"you sent sesame-two" + tail,
         )
-        rig.engine.waiters.notify(task_id, TaskCompletion(Status.SUCCEEDED, None, echo))
+        api.engine.waiters.notify(task_id, TaskCompletion(Status.SUCCEEDED, None, echo))
         response = (await asking).json["response"]
         expected = {"x-echo": "for [redacted]", "set-cookie": "[redacted]", "x-plain": "shown"}
         assert expected == response["headers"]
         body = b64decode(response["bodyBase64"]) if tail else response["body"].encode()
         assert b"you sent [redacted]" + tail == body
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_an_end_in_another_process_is_seen() -> None:
-    """Nobody tells of it here: the store is looked at again and again."""
+def test_a_task_finished_by_another_process_is_noticed() -> None:
+    """By polling the store."""
 
-    async def test(rig: Rig) -> None:
-        task_id = (await rig.create())["taskId"]
+    async def test(api: ApiHarness) -> None:
+        task_id = (await api.create())["taskId"]
         looks: list[str] = []
 
         async def settled(task_id: str, seconds: float) -> None:
             looks.append(task_id)
             if len(looks) == 3:
-                await rig.die()
+                await api.exhaust_due_tasks()
 
-        rig.engine.wait_for_completion = settled  # type: ignore[method-assign]
-        reply = await ask(rig, task_id, 60)
-        assert ("EXHAUSTED", "attempts") == (reply.json["status"], reply.json["reason"])
+        api.engine.wait_for_completion = settled  # type: ignore[method-assign]
+        response = await read_and_wait(api, task_id, 60)
+        assert ("EXHAUSTED", "attempts") == (response.json["status"], response.json["reason"])
         assert 3 == len(looks)
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_task_that_has_ended_is_not_waited_for() -> None:
-    """It is told at once."""
+def test_a_finished_task_is_returned_at_once() -> None:
+    """Without waiting."""
 
-    async def test(rig: Rig) -> None:
-        task_id = (await rig.create())["taskId"]
-        await rig.die()
-        reply = await ask(rig, task_id, 60)
+    async def test(api: ApiHarness) -> None:
+        task_id = (await api.create())["taskId"]
+        await api.exhaust_due_tasks()
+        response = await read_and_wait(api, task_id, 60)
         assert ("EXHAUSTED", "wait=60") == (
-            reply.json["status"],
-            reply.header("preference-applied"),
+            response.json["status"],
+            response.header("preference-applied"),
         )
-        assert rig.engine.waited_for.empty()
+        assert api.engine.waited_for.empty()
 
-    with_rig(test)
-
-
-def test_a_task_that_is_not_there_is_not_waited_for() -> None:
-    """404, as without the preference."""
-
-    async def test(rig: Rig) -> None:
-        assert 404 == (await ask(rig, "01890000-0000-7000-8000-0000000000ff")).status
-
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_store_that_goes_away_meanwhile_ends_no_wait() -> None:
-    """The task is told as it was when the store was last seen."""
+def test_an_unknown_task_is_404_at_once() -> None:
+    """As without the preference."""
 
-    async def test(rig: Rig) -> None:
-        task_id = (await rig.create())["taskId"]
+    async def test(api: ApiHarness) -> None:
+        assert 404 == (await read_and_wait(api, "01890000-0000-7000-8000-0000000000ff")).status
+
+    run_with_api(test)
+
+
+def test_a_store_failure_does_not_end_the_wait() -> None:
+    """The last known state of the task is returned."""
+
+    async def test(api: ApiHarness) -> None:
+        task_id = (await api.create())["taskId"]
 
         async def settled(task_id: str, seconds: float) -> None:
-            rig.store.get_task = away  # type: ignore[method-assign]
+            api.store.get_task = away  # type: ignore[method-assign]
 
         async def away(tenant: str, task_id: str) -> Task | None:
             msg = "disk full"
             raise StoreUnavailable(msg)
 
-        rig.engine.wait_for_completion = settled  # type: ignore[method-assign]
-        reply = await ask(rig, task_id, 2)
-        assert (200, "PENDING") == (reply.status, reply.json["status"])
+        api.engine.wait_for_completion = settled  # type: ignore[method-assign]
+        response = await read_and_wait(api, task_id, 2)
+        assert (200, "PENDING") == (response.status, response.json["status"])
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_only_so_many_may_wait_for_tasks_new_and_old() -> None:
-    """One that waits leaves no room for a second, whichever way they came."""
+def test_new_and_existing_tasks_share_the_limit_of_waiting_requests() -> None:
+    """One waiting request leaves no room for a second."""
 
-    async def test(rig: Rig) -> None:
-        task_id = (await rig.create())["taskId"]
-        asking = asyncio.create_task(ask(rig, task_id))
-        await rig.engine.waited_for.get()
+    async def test(api: ApiHarness) -> None:
+        task_id = (await api.create())["taskId"]
+        asking = asyncio.create_task(read_and_wait(api, task_id))
+        await api.engine.waited_for.get()
         headers = {"Prefer": "wait=5"}
         document = {"targetUrl": "https://example.com/"}
-        new = await rig.ask("POST", "/retry-tasks", document, headers=headers)
-        old = await ask(rig, task_id)
+        new = await api.request("POST", "/retry-tasks", document, headers=headers)
+        old = await read_and_wait(api, task_id)
         assert [None, None] == [one.header("preference-applied") for one in (new, old)]
-        rig.engine.waiters.notify(task_id, TaskCompletion(Status.CANCELLED, None, None))
+        api.engine.waiters.notify(task_id, TaskCompletion(Status.CANCELLED, None, None))
         assert "CANCELLED" == (await asking).json["status"]
-        assert "wait=0" == (await ask(rig, task_id, 0)).header("preference-applied")
+        assert "wait=0" == (await read_and_wait(api, task_id, 0)).header("preference-applied")
 
-    with_rig(test, limits=ApiLimits(max_waiting_requests=1))
+    run_with_api(test, limits=ApiLimits(max_waiting_requests=1))
 
 
-def test_nobody_waits_when_the_service_ends() -> None:
-    """Whoever waits is answered with the task as it stands."""
+def test_shutdown_ends_all_waits() -> None:
+    """The response has the current state of the task."""
 
-    async def test(rig: Rig) -> None:
-        task_id = (await rig.create())["taskId"]
+    async def test(api: ApiHarness) -> None:
+        task_id = (await api.create())["taskId"]
         looks: list[str] = []
 
         async def settled(task_id: str, seconds: float) -> None:
             looks.append(task_id)
-            rig.api.close()
+            api.api.close()
 
-        rig.engine.wait_for_completion = settled  # type: ignore[method-assign]
-        assert "PENDING" == (await ask(rig, task_id, 60)).json["status"]
+        api.engine.wait_for_completion = settled  # type: ignore[method-assign]
+        assert "PENDING" == (await read_and_wait(api, task_id, 60)).json["status"]
         assert 1 == len(looks)
 
-    with_rig(test)
+    run_with_api(test)

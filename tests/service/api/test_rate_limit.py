@@ -1,3 +1,5 @@
+"""The rate limit for new tasks."""
+
 from __future__ import annotations
 
 import pytest
@@ -5,8 +7,8 @@ import pytest
 from tarry.service.api.rate_limit import TenantRateLimiter
 
 
-def test_a_bucket_fills_with_time() -> None:
-    """The burst at once, then the rate."""
+def test_burst_then_rate() -> None:
+    """The burst at once, then tokens at the rate."""
     now = [0.0]
     rates = TenantRateLimiter(2.0, 3.0, lambda: now[0])
     assert [0, 0, 0, 0.5] == [rates.take("a", 1) for _ in range(4)]
@@ -17,8 +19,8 @@ def test_a_bucket_fills_with_time() -> None:
     assert [0, 0, 0, 0.5] == [rates.take("a", 1) for _ in range(4)]
 
 
-def test_a_batch_goes_into_debt() -> None:
-    """It is let in whole, and those after it wait for it."""
+def test_a_batch_can_overdraw_its_bucket() -> None:
+    """It is accepted as a whole, and later requests wait for it."""
     now = [0.0]
     rates = TenantRateLimiter(10.0, 10.0, lambda: now[0])
     assert 0 == rates.take("a", 100)
@@ -27,8 +29,8 @@ def test_a_batch_goes_into_debt() -> None:
     assert 0 == rates.take("a", 1)
 
 
-def test_only_so_many_buckets_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that was used the longest ago goes."""
+def test_the_number_of_buckets_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least recently used one is dropped."""
     monkeypatch.setattr("tarry.service.api.rate_limit._MAX_BUCKETS", 2)
     rates = TenantRateLimiter(1.0, 1.0, lambda: 0.0)
     for tenant in "abc":

@@ -1,3 +1,5 @@
+"""Redaction of secrets."""
+
 from __future__ import annotations
 
 import pytest
@@ -15,8 +17,8 @@ from tarry.service.model import TaskContent
         "X-Hub-Signature-256",
     ],
 )  # fmt: skip
-def test_what_is_secret_by_its_name(name: str) -> None:
-    """Whatever its case."""
+def test_secret_names(name: str) -> None:
+    """In any case."""
     assert redact.is_secret(name)
     assert redact.is_secret(name.upper())
 
@@ -24,8 +26,8 @@ def test_what_is_secret_by_its_name(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["Content-Type", "X-Order", "monkey", "design", "Accept", "keyword", "page", "signal"]
 )
-def test_what_is_not(name: str) -> None:
-    """Other names are shown."""
+def test_names_that_are_not_secret(name: str) -> None:
+    """Their values are shown."""
     assert not redact.is_secret(name)
 
 
@@ -43,12 +45,12 @@ def test_what_is_not(name: str) -> None:
     ],
 )
 def test_secrets_in_a_query(url: str, shown: str) -> None:
-    """Their values go, all else stays."""
+    """Their values are redacted, the rest is unchanged."""
     assert shown == redact.redact_url(url)
 
 
-def test_secrets_that_come_back() -> None:
-    """What a target echoes is hidden, also the part of a header, and percent escapes."""
+def test_secrets_in_a_text_of_the_target() -> None:
+    """Also a part of a header value, and percent-encoded values."""
     content = TaskContent(
         url="https://a/?token=s%2Fecret-1&pin=12",
         headers={"Authorization": "Bearer longest-secret", "X-A": "visible"},
@@ -61,8 +63,8 @@ def test_secrets_that_come_back() -> None:
     assert redact.redact_text(None, secrets) is None
 
 
-def test_a_secret_that_is_cut_is_hidden_too() -> None:
-    """At the end of a text that has more, six characters of a secret are one."""
+def test_a_truncated_secret_is_redacted() -> None:
+    """At the end of a truncated text, six characters of a secret are enough."""
     assert "a [redacted]" == redact.redact_text(
         "a longest-s", ["longest-secret"], is_truncated=True
     )
@@ -73,8 +75,8 @@ def test_a_secret_that_is_cut_is_hidden_too() -> None:
     )
 
 
-def test_where_nobody_knows_the_secrets_nothing_is_shown() -> None:
-    """The content of the task cannot be read, and any word may be one."""
+def test_unknown_secrets_redact_the_whole_text() -> None:
+    """The content of the task cannot be decrypted, so any word may be a secret."""
     assert redact.find_secrets(None) is None
     assert ("[redacted]", "", None) == tuple(
         redact.redact_text(one, None) for one in ("x", "", None)

@@ -1,4 +1,4 @@
-"""Requests as they arrive."""
+"""Reading of request bodies."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tarry.service.api.request import ApiRequest
 JSON = {b"content-type": b"application/json"}
 
 
-def asked(*pieces: bytes) -> ApiRequest:
-    """A request whose body comes in pieces."""
+def chunked_request(*pieces: bytes) -> ApiRequest:
+    """Return a request whose body arrives in chunks."""
     left = list(pieces)
 
     async def receive() -> dict[str, Any]:
@@ -26,17 +26,17 @@ def asked(*pieces: bytes) -> ApiRequest:
     return ApiRequest({}, receive, JSON)
 
 
-def test_bodies_that_arrive_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many that come in pieces do not fill the memory; when they have come, there is room again."""
+def test_partial_bodies_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many chunked bodies do not fill the memory; complete ones free their share."""
     monkeypatch.setattr(request, "MAX_PARTIAL_BODY_BYTES", 18)
 
     async def main() -> None:
-        many = [asked(b"12345", b"67890").read_body(100) for _ in range(4)]
+        many = [chunked_request(b"12345", b"67890").read_body(100) for _ in range(4)]
         ends = await asyncio.gather(*many, return_exceptions=True)
         refused = [end for end in ends if isinstance(end, ApiError)]
 
         assert {503} == {one.problem.status for one in refused}
         assert len(ends) - len(refused) == ends.count(b"1234567890") > 0
-        assert b"1234567890" == await asked(b"12345", b"67890").read_body(100)
+        assert b"1234567890" == await chunked_request(b"12345", b"67890").read_body(100)
 
     asyncio.run(main())

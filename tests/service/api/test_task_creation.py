@@ -1,3 +1,5 @@
+"""`POST /retry-tasks` and `POST /retry-tasks/batch`."""
+
 from __future__ import annotations
 
 import asyncio
@@ -12,21 +14,21 @@ from tarry.service.api.context import ApiLimits
 from tarry.service.delivery.messages import DeliveryResult
 from tarry.service.engine.reporting import TaskCompletion
 from tarry.service.model import Status
-from tests.service.api.harness import NOW, TARGET, FakePayloads, Rig, with_rig
+from tests.service.api.harness import NOW, TARGET, ApiHarness, FakePayloads, run_with_api
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-def test_a_task_is_taken_and_told() -> None:
-    """201, `Location`, and the task in the words of the API."""
+def test_creating_a_task() -> None:
+    """201 with `Location` and the task."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask("POST", "/retry-tasks", {"targetUrl": TARGET})
-        task_id = reply.json["taskId"]
-        assert 201 == reply.status
-        assert f"/retry-tasks/{task_id}" == reply.header("location")
-        assert "nosniff" == reply.header("x-content-type-options")
-        assert "no-store" == reply.header("cache-control")
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET})
+        task_id = response.json["taskId"]
+        assert 201 == response.status
+        assert f"/retry-tasks/{task_id}" == response.header("location")
+        assert "nosniff" == response.header("x-content-type-options")
+        assert "no-store" == response.header("cache-control")
         expected = {
             "taskId": task_id,
             "status": "PENDING",
@@ -51,8 +53,8 @@ def test_a_task_is_taken_and_told() -> None:
             "version": 0,
             "response": None,
         }
-        assert expected == reply.json
-        task, content = await rig.stored(task_id)
+        assert expected == response.json
+        task, content = await api.stored_task(task_id)
         assert ("default/https:example.com:443", task_id) == (task.lane, task.key)
         assert (TARGET, "POST", b"", {}) == (
             content.url,
@@ -61,7 +63,7 @@ def test_a_task_is_taken_and_told() -> None:
             content.headers,
         )
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize(
@@ -82,37 +84,35 @@ def test_a_task_is_taken_and_told() -> None:
         ({"headers": {"X-A": "b c", "x-empty": ""}}, b"", {"X-A": "b c", "x-empty": ""}),
     ],
 )
-def test_the_body_that_is_sent(
-    fields: dict[str, object], body: bytes, headers: dict[str, str]
-) -> None:
-    """A string goes as UTF-8, other JSON as JSON with its content type, base64 as its bytes."""
+def test_body_encodings(fields: dict[str, object], body: bytes, headers: dict[str, str]) -> None:
+    """A string is sent as UTF-8, other JSON as JSON with its content type, base64 as bytes."""
 
-    async def test(rig: Rig) -> None:
-        task = await rig.create(**fields)
-        _, content = await rig.stored(task["taskId"])
+    async def test(api: ApiHarness) -> None:
+        task = await api.create(**fields)
+        _, content = await api.stored_task(task["taskId"])
         assert (body, headers) == (content.body, content.headers)
         assert len(body) == task["bodySize"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_no_number_of_a_body_is_rounded() -> None:
-    """A JSON body is sent as it was written, all but the blanks."""
+def test_numbers_in_a_body_are_not_rounded() -> None:
+    """A JSON body is sent as it was written, except for whitespace."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         body = b'{"targetUrl": "https://a.b/", "body": {"n": 12345678901234567890.10, "e": 1e400}}'
-        reply = await rig.ask("POST", "/retry-tasks", body=body)
-        _, content = await rig.stored(reply.json["taskId"])
+        response = await api.request("POST", "/retry-tasks", body=body)
+        _, content = await api.stored_task(response.json["taskId"])
         assert b'{"n":12345678901234567890.10,"e":1e400}' == content.body
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_everything_that_can_be_asked_for_is_kept() -> None:
-    """Method, dates, policy, callback and trace arrive in the store."""
+def test_all_fields_are_stored() -> None:
+    """Method, times, policy, callback and trace."""
 
-    async def test(rig: Rig) -> None:
-        await rig.ask("PUT", "/retry-policies/slow", {"maxAttempts": 9})
+    async def test(api: ApiHarness) -> None:
+        await api.request("PUT", "/retry-policies/slow", {"maxAttempts": 9})
         asked = {
             "targetUrl": "https://EXAMPLE.com:443/a?b=c",
             "method": "PURGE",
@@ -123,8 +123,8 @@ def test_everything_that_can_be_asked_for_is_kept() -> None:
             "callbackUrl": "https://example.org",
             "idempotencyKey": "a key",
         }
-        reply = await rig.ask("POST", "/retry-tasks", asked, headers={"traceparent": TRACE})
-        task, content = await rig.stored(reply.json["taskId"])
+        response = await api.request("POST", "/retry-tasks", asked, headers={"traceparent": TRACE})
+        task, content = await api.stored_task(response.json["taskId"])
         assert ("slow", 1, NOW + 5_000, "a key") == (
             task.policy_id,
             task.policy_version,
@@ -139,36 +139,36 @@ def test_everything_that_can_be_asked_for_is_kept() -> None:
             content.trace,
         )
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_delay_counts_from_the_moment_of_adding() -> None:
-    """`delayMs` is a time on the store's clock when the task is added."""
+def test_a_delay_starts_when_the_task_is_added() -> None:
+    """`delayMs` is measured by the store's clock."""
 
-    async def test(rig: Rig) -> None:
-        assert NOW + 1_500 == (await rig.create(delayMs=1_500))["nextAttemptAt"]
-        assert NOW == (await rig.create(nextAttemptAt=NOW - 5))["nextAttemptAt"]
+    async def test(api: ApiHarness) -> None:
+        assert NOW + 1_500 == (await api.create(delayMs=1_500))["nextAttemptAt"]
+        assert NOW == (await api.create(nextAttemptAt=NOW - 5))["nextAttemptAt"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_trace_that_makes_no_sense_is_ignored() -> None:
-    """As the trace context's standard has it."""
+def test_an_invalid_traceparent_is_ignored() -> None:
+    """As W3C Trace Context requires."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask(
+    async def test(api: ApiHarness) -> None:
+        response = await api.request(
             "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"traceparent": "00-xyz"}
         )
-        assert (await rig.stored(reply.json["taskId"]))[1].trace is None
+        assert (await api.stored_task(response.json["taskId"]))[1].trace is None
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_the_same_key_with_the_same_content_is_the_first_task() -> None:
-    """200 and the first task, however the same thing is spelled; other content is 422."""
+def test_a_repeated_key_returns_the_existing_task() -> None:
+    """200 for equal content, however it is written; 422 for different content."""
 
-    async def test(rig: Rig) -> None:
-        first = await rig.create(
+    async def test(api: ApiHarness) -> None:
+        first = await api.create(
             idempotencyKey="k", headers={"X-A": "1", "X-B": "2"}, body={"a": 1}
         )
         again = {
@@ -179,11 +179,13 @@ def test_the_same_key_with_the_same_content_is_the_first_task() -> None:
             "idempotencyKey": "k",
             "policyId": "default",
         }
-        reply = await rig.ask("POST", "/retry-tasks", again)
-        assert (200, first["taskId"]) == (reply.status, reply.json["taskId"])
-        later = await rig.ask("POST", "/retry-tasks", {**again, "delayMs": 1})
+        response = await api.request("POST", "/retry-tasks", again)
+        assert (200, first["taskId"]) == (response.status, response.json["taskId"])
+        later = await api.request("POST", "/retry-tasks", {**again, "delayMs": 1})
         assert (200, first["taskId"]) == (later.status, later.json["taskId"])
-        nothing = await rig.ask("POST", "/retry-tasks", {**again, "policy": {}, "delayMs": None})
+        nothing = await api.request(
+            "POST", "/retry-tasks", {**again, "policy": {}, "delayMs": None}
+        )
         assert 200 == nothing.status
         others: list[dict[str, object]] = [
             {"body": {"a": 2}},
@@ -191,79 +193,79 @@ def test_the_same_key_with_the_same_content_is_the_first_task() -> None:
             {"policy": {"maxAttempts": 2}},
         ]
         for other in others:
-            reply = await rig.ask("POST", "/retry-tasks", {**again, **other})
-            assert (422, "idempotencyKey") == (reply.status, reply.problem["field"])
-        assert 1 == await rig.count()
+            response = await api.request("POST", "/retry-tasks", {**again, **other})
+            assert (422, "idempotencyKey") == (response.status, response.problem["field"])
+        assert 1 == await api.count_tasks()
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize("line", ['"order 7"', "order-7"])
-def test_the_key_may_come_as_a_header(line: str) -> None:
-    """In double quotes, as its draft has it, or bare."""
+def test_the_key_in_the_header(line: str) -> None:
+    """Quoted, as the draft requires, or bare."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET}
         headers = {"Idempotency-Key": line}
-        first = await rig.ask("POST", "/retry-tasks", document, headers=headers)
-        again = await rig.ask("POST", "/retry-tasks", document, headers=headers)
+        first = await api.request("POST", "/retry-tasks", document, headers=headers)
+        again = await api.request("POST", "/retry-tasks", document, headers=headers)
         assert line.strip('"') == first.json["idempotencyKey"]
         assert (200, first.json["taskId"]) == (again.status, again.json["taskId"])
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_fifty_with_one_key_make_one_task() -> None:
-    """One is answered with 201, the others with 200 and the same task."""
+def test_concurrent_requests_with_one_key_create_one_task() -> None:
+    """One gets 201, the others 200 and the same task."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET, "idempotencyKey": "k", "body": "x" * 20_000}
         replies = await asyncio.gather(
-            *(rig.ask("POST", "/retry-tasks", document) for _ in range(50))
+            *(api.request("POST", "/retry-tasks", document) for _ in range(50))
         )
-        assert [200] * 49 + [201] == sorted(reply.status for reply in replies)
-        assert 1 == len({reply.json["taskId"] for reply in replies})
-        assert 1 == await rig.count()
-        assert 1 == len(rig.shelf.bodies)
+        assert [200] * 49 + [201] == sorted(response.status for response in replies)
+        assert 1 == len({response.json["taskId"] for response in replies})
+        assert 1 == await api.count_tasks()
+        assert 1 == len(api.payloads.bodies)
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_large_body_lies_elsewhere() -> None:
-    """It is put away before the task is added, which names it and its checksum."""
+def test_a_large_body_is_stored_separately() -> None:
+    """Before the task is added, which has its name and checksum."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         body = "x" * (16 * 1024 + 1)
-        answer = await rig.create(body=body)
-        task, content = await rig.stored(answer["taskId"])
-        assert {task.body_ref: body.encode()} == rig.shelf.bodies
+        answer = await api.create(body=body)
+        task, content = await api.stored_task(answer["taskId"])
+        assert {task.body_ref: body.encode()} == api.payloads.bodies
         assert (b"", task.body_ref, True) == (content.body, content.body_ref, content.owned)
         assert content.checksum is not None
         assert (len(body), None) == (answer["bodySize"], answer["bodyRef"])
 
-    with_rig(test)
+    run_with_api(test)
 
 
 def test_the_body_of_a_task_that_is_not_added_is_deleted() -> None:
-    """A conflict and a full quota leave no body behind."""
+    """After a conflict, and after a full quota."""
 
-    async def test(rig: Rig) -> None:
-        await rig.create(idempotencyKey="k")
+    async def test(api: ApiHarness) -> None:
+        await api.create(idempotencyKey="k")
         large = {"targetUrl": TARGET, "body": "x" * 20_000}
-        conflict = await rig.ask("POST", "/retry-tasks", {**large, "idempotencyKey": "k"})
-        full = await rig.ask("POST", "/retry-tasks", large)
+        conflict = await api.request("POST", "/retry-tasks", {**large, "idempotencyKey": "k"})
+        full = await api.request("POST", "/retry-tasks", large)
         assert [422, 429] == [conflict.status, full.status]
-        assert {} == rig.shelf.bodies
+        assert {} == api.payloads.bodies
 
-    with_rig(test, quota=1)
+    run_with_api(test, quota=1)
 
 
-def test_a_body_by_reference_is_looked_at() -> None:
-    """It must be there; its size and tag go with the task, and it stays the caller's."""
+def test_a_referenced_body_must_exist() -> None:
+    """Its size and tag are stored with the task, and it is never deleted."""
 
-    async def test(rig: Rig) -> None:
-        answer = await rig.create(bodyRef="default/a.json")
-        task, content = await rig.stored(answer["taskId"])
+    async def test(api: ApiHarness) -> None:
+        answer = await api.create(bodyRef="default/a.json")
+        task, content = await api.stored_task(answer["taskId"])
         assert (None, "default/a.json", 7, "tag", False) == (
             task.body_ref,
             content.body_ref,
@@ -273,45 +275,45 @@ def test_a_body_by_reference_is_looked_at() -> None:
         )
         assert "default/a.json" == answer["bodyRef"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_caller_can_wait_for_the_outcome() -> None:
-    """`Prefer: wait` answers with the end of the task and the target's response."""
+def test_waiting_for_the_result() -> None:
+    """`Prefer: wait` returns the finished task and the target's response."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         asking = asyncio.create_task(
-            rig.ask("POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=5"})
+            api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=5"})
         )
-        task_id = await rig.engine.waited_for.get()
+        task_id = await api.engine.waited_for.get()
         delivered = DeliveryResult(
             status=200, headers=[("x-a", "1"), ("x-a", "2")], excerpt=b"done"
         )
-        rig.engine.waiters.notify(task_id, TaskCompletion(Status.SUCCEEDED, None, delivered))
-        reply = await asking
-        assert (201, "wait=5") == (reply.status, reply.header("preference-applied"))
-        assert ("SUCCEEDED", None) == (reply.json["status"], reply.json["nextAttemptAt"])
+        api.engine.waiters.notify(task_id, TaskCompletion(Status.SUCCEEDED, None, delivered))
+        response = await asking
+        assert (201, "wait=5") == (response.status, response.header("preference-applied"))
+        assert ("SUCCEEDED", None) == (response.json["status"], response.json["nextAttemptAt"])
         expected = {"status": 200, "headers": {"x-a": "1, 2"}, "body": "done"}
-        assert expected == reply.json["response"]
+        assert expected == response.json["response"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_response_that_is_no_text_comes_in_base64() -> None:
-    """Every byte of it arrives."""
+def test_a_binary_response_is_returned_as_base64() -> None:
+    """Byte for byte."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         async def settled(task_id: str, seconds: float) -> TaskCompletion:
             delivered = DeliveryResult(status=500, excerpt=b"\xff")
             return TaskCompletion(Status.EXHAUSTED, "attempts", delivered)
 
-        rig.engine.wait_for_completion = settled  # type: ignore[method-assign]
+        api.engine.wait_for_completion = settled  # type: ignore[method-assign]
         headers = {"Prefer": 'respond-async, wait="3"'}
-        reply = await rig.ask("POST", "/retry-tasks", {"targetUrl": TARGET}, headers=headers)
-        assert ("EXHAUSTED", "attempts") == (reply.json["status"], reply.json["reason"])
-        assert {"status": 500, "headers": {}, "bodyBase64": "/w=="} == reply.json["response"]
+        response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, headers=headers)
+        assert ("EXHAUSTED", "attempts") == (response.json["status"], response.json["reason"])
+        assert {"status": 500, "headers": {}, "bodyBase64": "/w=="} == response.json["response"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize(
@@ -329,149 +331,151 @@ def test_a_response_that_is_no_text_comes_in_base64() -> None:
         (DeliveryResult(status=200, excerpt=b"", truncated=True), {"body": "", "truncated": True}),
     ],
 )
-def test_a_response_that_was_cut_says_so(
+def test_a_truncated_response_is_marked(
     delivered: DeliveryResult, expected: dict[str, Any]
 ) -> None:
-    """Also where that was within a character: it is text all the same."""
+    """A character that was cut in two does not make it binary."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         async def settled(task_id: str, seconds: float) -> TaskCompletion:
             return TaskCompletion(Status.SUCCEEDED, None, delivered)
 
-        rig.engine.wait_for_completion = settled  # type: ignore[method-assign]
-        reply = await rig.ask(
+        api.engine.wait_for_completion = settled  # type: ignore[method-assign]
+        response = await api.request(
             "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=1"}
         )
-        assert {"status": 200, "headers": {}, **expected} == reply.json["response"]
+        assert {"status": 200, "headers": {}, **expected} == response.json["response"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_an_outcome_that_does_not_come_leaves_the_pending_task() -> None:
-    """The task is taken all the same, and no more than the longest wait is promised."""
+def test_a_wait_that_times_out_returns_the_pending_task() -> None:
+    """The wait is limited to the maximum."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         waits: list[float] = []
 
         async def settled(task_id: str, seconds: float) -> None:
             waits.append(seconds)
 
-        rig.engine.wait_for_completion = settled  # type: ignore[method-assign]
+        api.engine.wait_for_completion = settled  # type: ignore[method-assign]
         for prefer, applied in (("wait=0", "wait=0"), ("wait=99999", "wait=60")):
-            reply = await rig.ask(
+            response = await api.request(
                 "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": prefer}
             )
-            assert (201, "PENDING") == (reply.status, reply.json["status"])
-            assert applied == reply.header("preference-applied")
-            assert reply.json["response"] is None
+            assert (201, "PENDING") == (response.status, response.json["status"])
+            assert applied == response.header("preference-applied")
+            assert response.json["response"] is None
         assert 60 == sum(waits)
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize("prefer", ["wait=soon", "wait", "wait=-1", "await=5", "return=minimal"])
-def test_a_preference_that_is_not_understood_is_not_applied(prefer: str) -> None:
-    """As RFC 7240 has it, it is no error."""
+def test_an_unknown_preference_is_ignored(prefer: str) -> None:
+    """As RFC 7240 requires."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask(
+    async def test(api: ApiHarness) -> None:
+        response = await api.request(
             "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": prefer}
         )
-        assert (201, None) == (reply.status, reply.header("preference-applied"))
+        assert (201, None) == (response.status, response.header("preference-applied"))
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_only_so_many_may_wait() -> None:
-    """The preference of the others is not applied."""
+def test_the_number_of_waiting_requests_is_limited() -> None:
+    """Further requests are answered at once."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask(
+    async def test(api: ApiHarness) -> None:
+        response = await api.request(
             "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=5"}
         )
-        assert (201, None) == (reply.status, reply.header("preference-applied"))
+        assert (201, None) == (response.status, response.header("preference-applied"))
 
-    with_rig(test, limits=ApiLimits(max_waiting_requests=0))
+    run_with_api(test, limits=ApiLimits(max_waiting_requests=0))
 
 
-def test_a_task_that_has_ended_is_told_at_once() -> None:
-    """To wait for an existing task that is terminal waits for nothing."""
+def test_a_finished_task_is_not_waited_for() -> None:
+    """An existing task that is terminal is returned at once."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET, "idempotencyKey": "k"}
-        await rig.ask("POST", "/retry-tasks", document)
-        await rig.die()
+        await api.request("POST", "/retry-tasks", document)
+        await api.exhaust_due_tasks()
         headers = {"Prefer": "wait=30"}
-        reply = await rig.ask("POST", "/retry-tasks", document, headers=headers)
-        assert (200, "EXHAUSTED") == (reply.status, reply.json["status"])
+        response = await api.request("POST", "/retry-tasks", document, headers=headers)
+        assert (200, "EXHAUSTED") == (response.status, response.json["status"])
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_full_quota_asks_to_come_back() -> None:
-    """429 with Retry-After; the key of a task that is there is told first."""
+def test_a_full_quota_is_429() -> None:
+    """With Retry-After; a repeated key still returns its task."""
 
-    async def test(rig: Rig) -> None:
-        await rig.create(idempotencyKey="k")
-        full = await rig.ask("POST", "/retry-tasks", {"targetUrl": TARGET})
-        there = await rig.ask("POST", "/retry-tasks", {"targetUrl": TARGET, "idempotencyKey": "k"})
+    async def test(api: ApiHarness) -> None:
+        await api.create(idempotencyKey="k")
+        full = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET})
+        there = await api.request(
+            "POST", "/retry-tasks", {"targetUrl": TARGET, "idempotencyKey": "k"}
+        )
         assert [429, 200] == [full.status, there.status]
         assert "10" == full.header("retry-after")
         assert "(tenant_pending)" in full.problem["detail"]
 
-    with_rig(test, quota=1)
+    run_with_api(test, quota=1)
 
 
-def test_a_tenant_that_is_too_fast_is_told_when_to_come_back() -> None:
-    """Tasks count, also those of a batch; tokens come back with time."""
+def test_the_rate_limit_is_429() -> None:
+    """With Retry-After; each task of a batch counts, and tokens return with time."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET}
-        batch = await rig.ask("POST", "/retry-tasks/batch", {"tasks": [document] * 4})
-        refused = await rig.ask("POST", "/retry-tasks", document)
+        batch = await api.request("POST", "/retry-tasks/batch", {"tasks": [document] * 4})
+        refused = await api.request("POST", "/retry-tasks", document)
         assert [200, 429] == [batch.status, refused.status]
         assert "2" == refused.header("retry-after")  # 1 - (2 - 4) = 3 tokens, 2 a second
-        rig.time.ms += 1_500
-        assert 201 == (await rig.ask("POST", "/retry-tasks", document)).status
-        assert 5 == await rig.count()
+        api.time.ms += 1_500
+        assert 201 == (await api.request("POST", "/retry-tasks", document)).status
+        assert 5 == await api.count_tasks()
 
-    with_rig(test, limits=ApiLimits(tenant_tasks_per_s=2.0, tenant_burst=2.0))
+    run_with_api(test, limits=ApiLimits(tenant_tasks_per_s=2.0, tenant_burst=2.0))
 
 
 @pytest.mark.parametrize(
     ("error", "seconds"),
     [(Overloaded("10 tasks wait", retry_after=2.5), "3"), (StoreUnavailable("away"), "1")],
 )
-def test_a_service_that_cannot_take_it_says_so(error: Exception, seconds: str) -> None:
-    """503 with Retry-After, and no word of the store's own."""
+def test_an_unavailable_store_is_503(error: Exception, seconds: str) -> None:
+    """With Retry-After, and without the store's own message."""
 
-    async def test(rig: Rig) -> None:
-        rig.engine.error = error
-        reply = await rig.ask("POST", "/retry-tasks", {"targetUrl": TARGET})
-        assert (503, seconds) == (reply.status, reply.header("retry-after"))
-        assert "away" not in reply.problem["detail"]
+    async def test(api: ApiHarness) -> None:
+        api.engine.error = error
+        response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET})
+        assert (503, seconds) == (response.status, response.header("retry-after"))
+        assert "away" not in response.problem["detail"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_mistake_of_ours_is_a_problem_too(caplog: pytest.LogCaptureFixture) -> None:
-    """500 without details, which are in the log."""
+def test_an_unexpected_error_is_500(caplog: pytest.LogCaptureFixture) -> None:
+    """Without details, which are logged."""
 
-    async def test(rig: Rig) -> None:
-        rig.engine.error = RuntimeError("secret details")
-        reply = await rig.ask("POST", "/retry-tasks", {"targetUrl": TARGET})
-        assert 500 == reply.status
-        assert "secret" not in str(reply.problem)
+    async def test(api: ApiHarness) -> None:
+        api.engine.error = RuntimeError("secret details")
+        response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET})
+        assert 500 == response.status
+        assert "secret" not in str(response.problem)
 
-    with_rig(test)
+    run_with_api(test)
     assert "secret details" in caplog.text
 
 
 @pytest.mark.parametrize("more", [[], [5]], ids=["well formed", "not"])
-def test_a_batch_gets_one_verdict_each_in_order(more: list[int]) -> None:
-    """Each task fares as if it had been sent alone, also beside one that is no task at all."""
+def test_each_task_of_a_batch_has_its_own_result(more: list[int]) -> None:
+    """As if it had been sent alone, also next to an entry that is not a task."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         tasks = [
             {"targetUrl": TARGET, "idempotencyKey": "a"},
             {"targetUrl": "nonsense"},
@@ -481,26 +485,26 @@ def test_a_batch_gets_one_verdict_each_in_order(more: list[int]) -> None:
             {"targetUrl": TARGET, "idempotencyKey": "b"},
             *more,
         ]
-        reply = await rig.ask("POST", "/retry-tasks/batch", {"tasks": tasks})
-        results = reply.json["results"]
+        response = await api.request("POST", "/retry-tasks/batch", {"tasks": tasks})
+        results = response.json["results"]
         statuses = [201, 422, 200, 422, 422, 201, *(422 for _ in more)]
         assert statuses == [one["status"] for one in results]
         assert results[0]["task"]["taskId"] == results[2]["task"]["taskId"]
         fields = [one["problem"]["field"] for one in results if "problem" in one]
         assert ["targetUrl", "idempotencyKey", "headers.Host", *("" for _ in more)] == fields
-        assert 2 == await rig.count()
+        assert 2 == await api.count_tasks()
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_body_that_cannot_be_kept_is_the_trouble_of_its_task_alone(
+def test_a_body_that_cannot_be_stored_fails_only_its_task(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The rest of a batch is taken; after three in a row no more bodies are tried."""
+    """After three failures in a row no more bodies are tried."""
     caplog.set_level("INFO", "tarry.service")
 
-    async def test(rig: Rig) -> None:
-        keep = rig.shelf.put
+    async def test(api: ApiHarness) -> None:
+        keep = api.payloads.put
         tried: list[bytes] = []
 
         async def put(tenant: str, task_id: str, body: bytes) -> tuple[str, bytes]:
@@ -509,41 +513,41 @@ def test_a_body_that_cannot_be_kept_is_the_trouble_of_its_task_alone(
                 raise StoreUnavailable("the disk is full")
             return await keep(tenant, task_id, body)
 
-        monkeypatch.setattr(rig.shelf, "put", put)
+        monkeypatch.setattr(api.payloads, "put", put)
         good, bad = ({"targetUrl": TARGET, "body": word * 10_000} for word in ("good", "bad!"))
         small = {"targetUrl": TARGET}
         tasks = [bad, bad, good, bad, small, bad, bad, good, small]
-        reply = await rig.ask("POST", "/retry-tasks/batch", {"tasks": tasks})
-        results = reply.json["results"]
+        response = await api.request("POST", "/retry-tasks/batch", {"tasks": tasks})
+        results = response.json["results"]
         statuses = [503, 503, 201, 503, 201, 503, 503, 503, 201]
-        assert (200, statuses) == (reply.status, [one["status"] for one in results])
+        assert (200, statuses) == (response.status, [one["status"] for one in results])
         assert "send it again" in results[0]["problem"]["detail"]
-        assert (6, 3, 1) == (len(tried), await rig.count(), len(rig.shelf.bodies))
+        assert (6, 3, 1) == (len(tried), await api.count_tasks(), len(api.payloads.bodies))
 
-    with_rig(test)
+    run_with_api(test)
     assert "index=0: the disk is full" in caplog.text
 
 
-def test_without_a_key_nothing_is_the_same_again() -> None:
-    """No digest is made; the id of such a task is nobody's key, also not for the same content."""
+def test_tasks_without_a_key_are_never_equal() -> None:
+    """They have no fingerprint, and the id of such a task is not a valid key."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET, "body": "x"}
-        first = (await rig.ask("POST", "/retry-tasks", document)).json["taskId"]
-        second = (await rig.ask("POST", "/retry-tasks", document)).json["taskId"]
+        first = (await api.request("POST", "/retry-tasks", document)).json["taskId"]
+        second = (await api.request("POST", "/retry-tasks", document)).json["taskId"]
         assert first != second
-        stored = await rig.store.get_task("default", first)
-        assert stored is not None
-        assert b"" == stored.fingerprint
-        again = await rig.ask("POST", "/retry-tasks", {**document, "idempotencyKey": first})
+        stored_task = await api.store.get_task("default", first)
+        assert stored_task is not None
+        assert b"" == stored_task.fingerprint
+        again = await api.request("POST", "/retry-tasks", {**document, "idempotencyKey": first})
         assert (422, "idempotencyKey") == (again.status, again.problem["field"])
         large = {"targetUrl": TARGET, "body": "x" * 40_000}
-        third = (await rig.ask("POST", "/retry-tasks", large)).json["taskId"]
-        elsewhere = await rig.store.get_task("default", third)
+        third = (await api.request("POST", "/retry-tasks", large)).json["taskId"]
+        elsewhere = await api.store.get_task("default", third)
         assert elsewhere is not None
         assert b"" == elsewhere.fingerprint
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize(
@@ -558,57 +562,57 @@ def test_without_a_key_nothing_is_the_same_again() -> None:
         ("wait=1", False),
     ],
 )
-def test_a_batch_is_answered_with_ids_alone_for_who_prefers_it(
-    prefer: str, is_minimal: bool
-) -> None:
-    """A hint that was followed is told (RFC 7240, 4.2); problems are told in full all the same."""
+def test_a_minimal_batch_response_has_only_ids(prefer: str, is_minimal: bool) -> None:
+    """The applied preference is confirmed (RFC 7240, 4.2); problems are complete."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         tasks = [
             {"targetUrl": TARGET, "idempotencyKey": "a"},
             {"targetUrl": TARGET, "idempotencyKey": "a"},
             {"targetUrl": TARGET, "idempotencyKey": "a", "body": "other"},
         ]
         headers = {"Prefer": prefer}
-        reply = await rig.ask("POST", "/retry-tasks/batch", {"tasks": tasks}, headers=headers)
-        added, again, other = reply.json["results"]
+        response = await api.request(
+            "POST", "/retry-tasks/batch", {"tasks": tasks}, headers=headers
+        )
+        added, again, other = response.json["results"]
         if is_minimal:
-            assert "return=minimal" == reply.header("preference-applied")
+            assert "return=minimal" == response.header("preference-applied")
             assert {"status": 201, "taskId": added["taskId"]} == added
             assert {"status": 200, "taskId": added["taskId"]} == again
-            assert (await rig.ask("GET", f"/retry-tasks/{added['taskId']}")).status == 200
+            assert (await api.request("GET", f"/retry-tasks/{added['taskId']}")).status == 200
         else:
-            assert reply.header("preference-applied") is None
+            assert response.header("preference-applied") is None
             assert added["task"]["taskId"] == again["task"]["taskId"]
             assert "taskId" not in added
         assert (422, "idempotencyKey") == (other["status"], other["problem"]["field"])
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_batch_has_bounds() -> None:
-    """1,000 tasks and no more; one that is too large for itself is refused alone."""
+def test_the_size_of_a_batch_is_limited() -> None:
+    """To 1,000 tasks; a task that is too large is rejected alone."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         one = {"targetUrl": TARGET}
-        most = await rig.ask("POST", "/retry-tasks/batch", {"tasks": [one] * 1000})
+        most = await api.request("POST", "/retry-tasks/batch", {"tasks": [one] * 1000})
         assert [201] * 1000 == [result["status"] for result in most.json["results"]]
-        more = await rig.ask("POST", "/retry-tasks/batch", {"tasks": [one] * 1001})
+        more = await api.request("POST", "/retry-tasks/batch", {"tasks": [one] * 1001})
         assert (422, "tasks") == (more.status, more.problem["field"])
-        none = await rig.ask("POST", "/retry-tasks/batch", {"tasks": []})
+        none = await api.request("POST", "/retry-tasks/batch", {"tasks": []})
         assert (200, []) == (none.status, none.json["results"])
-        assert 1000 == await rig.count()
+        assert 1000 == await api.count_tasks()
         large = {"targetUrl": TARGET, "body": "x" * (1 << 20)}
-        mixed = await rig.ask("POST", "/retry-tasks/batch", {"tasks": [large, one]})
+        mixed = await api.request("POST", "/retry-tasks/batch", {"tasks": [large, one]})
         assert [413, 201] == [result["status"] for result in mixed.json["results"]]
 
-    with_rig(test, limits=ApiLimits(max_request_bytes=1 << 20))
+    run_with_api(test, limits=ApiLimits(max_request_bytes=1 << 20))
 
 
-def test_a_store_that_fails_after_the_wait_does_not_undo_the_answer() -> None:
-    """The task is durable, so the answer is 201 with what is known."""
+def test_a_store_failure_after_the_wait_does_not_change_the_status() -> None:
+    """The task is durable, so the status is 201 with the known state."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         async def settled(task_id: str, seconds: float) -> None:
             return None
 
@@ -616,29 +620,29 @@ def test_a_store_that_fails_after_the_wait_does_not_undo_the_answer() -> None:
             msg = "away"
             raise StoreUnavailable(msg)
 
-        rig.engine.wait_for_completion = settled  # type: ignore[method-assign]
-        rig.store.get_task = get  # type: ignore[method-assign]
-        reply = await rig.ask(
+        api.engine.wait_for_completion = settled  # type: ignore[method-assign]
+        api.store.get_task = get  # type: ignore[method-assign]
+        response = await api.request(
             "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=1"}
         )
-        assert (201, "PENDING") == (reply.status, reply.json["status"])
+        assert (201, "PENDING") == (response.status, response.json["status"])
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_body_that_cannot_be_deleted_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task that is there is told; what is left of the second is swept."""
+def test_a_body_that_cannot_be_deleted_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The existing task is returned; maintenance deletes the orphaned body."""
 
     async def away(_shelf: FakePayloads, _refs: Sequence[str]) -> None:
         raise StoreUnavailable("away")
 
-    async def test(rig: Rig) -> None:
-        first = await rig.create(body="x" * 20_000, idempotencyKey="k")
+    async def test(api: ApiHarness) -> None:
+        first = await api.create(body="x" * 20_000, idempotencyKey="k")
         monkeypatch.setattr(FakePayloads, "delete", away)
         task = {"targetUrl": TARGET, "body": "x" * 20_000, "idempotencyKey": "k"}
-        again = await rig.ask("POST", "/retry-tasks", task)
-        batch = await rig.ask("POST", "/retry-tasks/batch", {"tasks": [task]})
+        again = await api.request("POST", "/retry-tasks", task)
+        batch = await api.request("POST", "/retry-tasks/batch", {"tasks": [task]})
         assert (200, first["taskId"]) == (again.status, again.json["taskId"])
         assert [200] == [one["status"] for one in batch.json["results"]]
 
-    with_rig(test)
+    run_with_api(test)

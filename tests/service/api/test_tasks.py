@@ -1,3 +1,5 @@
+"""`/retry-tasks`: read, list, cancel and retry tasks."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -8,26 +10,26 @@ from cryptography.fernet import Fernet
 from tarry.service.encryption import EncryptedCodec
 from tarry.service.model import AttemptRecord, Decision, Status
 from tarry.service.store import TaskResult
-from tests.service.api.harness import NOW, TARGET, Rig, with_rig
+from tests.service.api.harness import NOW, TARGET, ApiHarness, run_with_api
 
 NOBODY = "01890000-0000-7000-8000-0000000000ff"
 
 
-async def pages(rig: Rig, path: str) -> list[list[Any]]:
-    """Follow the cursor to the end."""
+async def read_all_pages(api: ApiHarness, path: str) -> list[list[Any]]:
+    """Follow the cursor to the last page."""
     found: list[list[Any]] = []
     cursor = ""
     while True:
-        page = (await rig.ask("GET", path + cursor)).json
+        page = (await api.request("GET", path + cursor)).json
         found.append(page["items"])
         if page["nextCursor"] is None:
             return found
         cursor = f"&cursor={page['nextCursor']}"
 
 
-async def wait_once(rig: Rig, task_id: str, excerpt: str | None = None) -> None:
+async def fail_once(api: ApiHarness, task_id: str, excerpt: str | None = None) -> None:
     """Let a task fail once and wait for its second attempt."""
-    (task,) = [task for task in await rig.lease() if task.id == task_id]
+    (task,) = [task for task in await api.lease_due_tasks() if task.id == task_id]
     decision = Decision(
         action="wait",
         delay_ms=800.0,
@@ -51,19 +53,19 @@ async def wait_once(rig: Rig, task_id: str, excerpt: str | None = None) -> None:
         remote="93.184.216.34",
         worker="w",
     )
-    await rig.store.finish([
+    await api.store.finish([
         TaskResult(task=task, attempt=attempt, status=Status.PENDING, next_attempt_at=NOW + 800)
     ])  # fmt: skip
 
 
-def test_a_task_can_be_looked_at() -> None:
-    """What was answered at first is what is told later."""
+def test_reading_a_task() -> None:
+    """The response equals that of its creation."""
 
-    async def test(rig: Rig) -> None:
-        task = await rig.create(idempotencyKey="k")
-        assert task == (await rig.ask("GET", f"/retry-tasks/{task['taskId']}")).json
+    async def test(api: ApiHarness) -> None:
+        task = await api.create(idempotencyKey="k")
+        assert task == (await api.request("GET", f"/retry-tasks/{task['taskId']}")).json
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize("task_id", [NOBODY, "x", "%00", "01890000-0000-7000-8000-00000000000G"])
@@ -77,40 +79,40 @@ def test_a_task_can_be_looked_at() -> None:
         ("POST", "/retry"),
     ],
 )
-def test_a_task_that_is_not_there(task_id: str, method: str, rest: str) -> None:
-    """404 for an id that is unknown or malformed."""
+def test_an_unknown_task_is_404(task_id: str, method: str, rest: str) -> None:
+    """For an unknown and for a malformed id."""
 
-    async def test(rig: Rig) -> None:
-        await rig.create()
-        assert 404 == (await rig.ask(method, f"/retry-tasks/{task_id}{rest}")).status
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        assert 404 == (await api.request(method, f"/retry-tasks/{task_id}{rest}")).status
 
-    with_rig(test)
+    run_with_api(test)
 
 
 def test_tasks_are_listed_in_pages_newest_first() -> None:
-    """Every task once, and null at the end."""
+    """Each task once; the last page has no cursor."""
 
-    async def test(rig: Rig) -> None:
-        made = [(await rig.create())["taskId"] for _ in range(5)]
-        found = await pages(rig, "/retry-tasks?limit=2")
+    async def test(api: ApiHarness) -> None:
+        made = [(await api.create())["taskId"] for _ in range(5)]
+        found = await read_all_pages(api, "/retry-tasks?limit=2")
         assert made[::-1] == [task["taskId"] for page in found for task in page]
         assert all(len(page) <= 2 for page in found)
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_list_can_be_narrowed() -> None:
-    """By status, policy and lane, and all of them."""
+def test_filters() -> None:
+    """By status, policy and lane, and combined."""
 
-    async def test(rig: Rig) -> None:
-        first = await rig.create(policyId="webhook")
-        await rig.ask("DELETE", f"/retry-tasks/{first['taskId']}")
-        second = await rig.create(targetUrl="https://example.org/x")
-        third = await rig.create(policyId="webhook")
+    async def test(api: ApiHarness) -> None:
+        first = await api.create(policyId="webhook")
+        await api.request("DELETE", f"/retry-tasks/{first['taskId']}")
+        second = await api.create(targetUrl="https://example.org/x")
+        third = await api.create(policyId="webhook")
 
         async def ids(query: str) -> list[str]:
-            reply = await rig.ask("GET", f"/retry-tasks?{query}")
-            return [task["taskId"] for task in reply.json["items"]]
+            response = await api.request("GET", f"/retry-tasks?{query}")
+            return [task["taskId"] for task in response.json["items"]]
 
         assert [first["taskId"]] == await ids("status=CANCELLED")
         assert [third["taskId"], second["taskId"]] == await ids("status=PENDING")
@@ -119,90 +121,90 @@ def test_a_list_can_be_narrowed() -> None:
         assert [third["taskId"]] == await ids("policyId=webhook&status=PENDING")
         assert [] == await ids("lane=https:nobody:443")
 
-    with_rig(test)
+    run_with_api(test)
 
 
 def test_cancelling() -> None:
-    """200 while no attempt runs, 202 while one may, 409 when it has ended."""
+    """200 without a running attempt, 202 with one, 409 for a finished task."""
 
-    async def test(rig: Rig) -> None:
-        waiting = await rig.create(delayMs=60_000)
-        reply = await rig.ask("DELETE", f"/retry-tasks/{waiting['taskId']}")
+    async def test(api: ApiHarness) -> None:
+        waiting = await api.create(delayMs=60_000)
+        response = await api.request("DELETE", f"/retry-tasks/{waiting['taskId']}")
         assert (200, "CANCELLED", None) == (
-            reply.status,
-            reply.json["status"],
-            reply.json["nextAttemptAt"],
+            response.status,
+            response.json["status"],
+            response.json["nextAttemptAt"],
         )
-        again = await rig.ask("DELETE", f"/retry-tasks/{waiting['taskId']}")
+        again = await api.request("DELETE", f"/retry-tasks/{waiting['taskId']}")
         assert (409, "CANCELLED") == (again.status, again.problem["taskStatus"])
-        running = await rig.create()
-        await rig.lease()
-        reply = await rig.ask("DELETE", f"/retry-tasks/{running['taskId']}")
+        running = await api.create()
+        await api.lease_due_tasks()
+        response = await api.request("DELETE", f"/retry-tasks/{running['taskId']}")
         assert (202, "IN_FLIGHT", True) == (
-            reply.status,
-            reply.json["status"],
-            reply.json["cancelling"],
+            response.status,
+            response.json["status"],
+            response.json["cancelling"],
         )
 
-    with_rig(test)
+    run_with_api(test)
 
 
 def test_retrying_now() -> None:
-    """200 and due; 202 while an attempt runs; 409 when it has succeeded or was cancelled."""
+    """200 and due; 202 while an attempt runs; 409 if it succeeded or was cancelled."""
 
-    async def test(rig: Rig) -> None:
-        path = f"/retry-tasks/{(await rig.create(delayMs=60_000))['taskId']}"
-        now = await rig.ask("POST", f"{path}/retry")
+    async def test(api: ApiHarness) -> None:
+        path = f"/retry-tasks/{(await api.create(delayMs=60_000))['taskId']}"
+        now = await api.request("POST", f"{path}/retry")
         assert (200, NOW) == (now.status, now.json["nextAttemptAt"])
-        await rig.lease()
-        assert 202 == (await rig.ask("POST", f"{path}/retry")).status
-        dead = f"/retry-tasks/{(await rig.create())['taskId']}"
-        await rig.die()
-        anew = await rig.ask("POST", f"{dead}/retry")
+        await api.lease_due_tasks()
+        assert 202 == (await api.request("POST", f"{path}/retry")).status
+        dead = f"/retry-tasks/{(await api.create())['taskId']}"
+        await api.exhaust_due_tasks()
+        anew = await api.request("POST", f"{dead}/retry")
         assert (200, "PENDING", 1) == (anew.status, anew.json["status"], anew.json["replays"])
-        await rig.ask("DELETE", dead)
-        assert 409 == (await rig.ask("POST", f"{dead}/retry")).status
+        await api.request("DELETE", dead)
+        assert 409 == (await api.request("POST", f"{dead}/retry")).status
 
-    with_rig(test)
+    run_with_api(test)
 
 
 def test_a_task_that_is_being_cancelled_is_not_retried() -> None:
-    """409: its attempt may finish, and none follows. When it has ended it is not ending."""
+    """409: its running attempt is the last one. A finished task is not `cancelling`."""
 
-    async def test(rig: Rig) -> None:
-        path = f"/retry-tasks/{(await rig.create())['taskId']}"
-        (leased,) = await rig.lease()
-        await rig.ask("DELETE", path)
-        reply = await rig.ask("POST", f"{path}/retry")
-        assert (409, "IN_FLIGHT") == (reply.status, reply.problem["taskStatus"])
-        assert "being cancelled" in reply.problem["detail"]
-        await rig.store.finish([TaskResult(task=leased, attempt=None, status=Status.PENDING)])
-        ended = (await rig.ask("GET", path)).json
+    async def test(api: ApiHarness) -> None:
+        path = f"/retry-tasks/{(await api.create())['taskId']}"
+        (leased,) = await api.lease_due_tasks()
+        await api.request("DELETE", path)
+        response = await api.request("POST", f"{path}/retry")
+        assert (409, "IN_FLIGHT") == (response.status, response.problem["taskStatus"])
+        assert "being cancelled" in response.problem["detail"]
+        await api.store.finish([TaskResult(task=leased, attempt=None, status=Status.PENDING)])
+        ended = (await api.request("GET", path)).json
         assert ("CANCELLED", False) == (ended["status"], ended["cancelling"])
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_lease_ahead_of_its_time_is_no_attempt_yet() -> None:
-    """People see PENDING until the attempt is due."""
+def test_a_task_leased_early_is_still_pending() -> None:
+    """Until its attempt is due."""
 
-    async def test(rig: Rig) -> None:
-        path = f"/retry-tasks/{(await rig.create(delayMs=500))['taskId']}"
-        await rig.lease()
-        assert "PENDING" == (await rig.ask("GET", path)).json["status"]
-        rig.time.ms += 500
-        assert "IN_FLIGHT" == (await rig.ask("GET", path)).json["status"]
+    async def test(api: ApiHarness) -> None:
+        path = f"/retry-tasks/{(await api.create(delayMs=500))['taskId']}"
+        await api.lease_due_tasks()
+        assert "PENDING" == (await api.request("GET", path)).json["status"]
+        api.time.ms += 500
+        assert "IN_FLIGHT" == (await api.request("GET", path)).json["status"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_the_attempt_log_in_the_words_of_the_api() -> None:
-    """Phases, outcome, and the decision with its reasons; every field is there."""
+def test_the_attempt_log() -> None:
+    """Phases, outcome, and the decision with its reasons; every field is present."""
 
-    async def test(rig: Rig) -> None:
-        task_id = (await rig.create())["taskId"]
-        await wait_once(rig, task_id, excerpt="busy")
-        reply = await rig.ask("GET", f"/retry-tasks/{task_id}/attempts")
+    async def test(api: ApiHarness) -> None:
+        task_id = (await api.create())["taskId"]
+        await fail_once(api, task_id, excerpt="busy")
+        response = await api.request("GET", f"/retry-tasks/{task_id}/attempts")
         expected = {
             "taskId": task_id,
             "attemptNumber": 1,
@@ -234,32 +236,32 @@ def test_the_attempt_log_in_the_words_of_the_api() -> None:
             "responseTruncated": True,
             "worker": "w",
         }
-        assert {"items": [expected], "nextCursor": None} == reply.json
+        assert {"items": [expected], "nextCursor": None} == response.json
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_the_attempt_log_comes_in_pages() -> None:
+def test_the_attempt_log_is_paged() -> None:
     """Each attempt once, in order."""
 
-    async def test(rig: Rig) -> None:
-        task_id = (await rig.create())["taskId"]
+    async def test(api: ApiHarness) -> None:
+        task_id = (await api.create())["taskId"]
         for _ in range(3):
-            await rig.die()
-            await rig.ask("POST", f"/retry-tasks/{task_id}/retry")
-        found = await pages(rig, f"/retry-tasks/{task_id}/attempts?limit=1")
+            await api.exhaust_due_tasks()
+            await api.request("POST", f"/retry-tasks/{task_id}/retry")
+        found = await read_all_pages(api, f"/retry-tasks/{task_id}/attempts?limit=1")
         assert [[1], [2], [3]] == [[one["attemptNumber"] for one in page] for page in found]
-        bad = await rig.ask("GET", f"/retry-tasks/{task_id}/attempts?cursor=x")
+        bad = await api.request("GET", f"/retry-tasks/{task_id}/attempts?cursor=x")
         assert "cursor" == bad.problem["field"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_secrets_are_redacted_wherever_a_task_is_told() -> None:
-    """In answers, lists, dead letters and in what a target echoes."""
+def test_secrets_are_redacted_in_every_response() -> None:
+    """In tasks, lists, dead letters and texts of the target."""
 
-    async def test(rig: Rig) -> None:
-        task = await rig.create(
+    async def test(api: ApiHarness) -> None:
+        task = await api.create(
             targetUrl="https://example.com/hook?user=7&api_key=sesame-one",
             headers={"Authorization": "Bearer sesame-two", "X-Plain": "shown"},
             callbackUrl="https://example.com/done?token=sesame-three",
@@ -267,46 +269,46 @@ def test_secrets_are_redacted_wherever_a_task_is_told() -> None:
         path = f"/retry-tasks/{task['taskId']}"
         assert "https://example.com/hook?user=7&api_key=[redacted]" == task["targetUrl"]
         assert {"Authorization": "[redacted]", "X-Plain": "shown"} == task["headers"]
-        await rig.die(excerpt="bad credentials: sesame-two for sesame-one")
+        await api.exhaust_due_tasks(excerpt="bad credentials: sesame-two for sesame-one")
         for place in ("/retry-tasks", path, f"{path}/attempts", f"{path}/explain", "/dead-letters"):
-            reply = await rig.ask("GET", place)
-            assert 200 == reply.status
-            assert b"sesame" not in reply.body
-        _, content = await rig.stored(task["taskId"])
+            response = await api.request("GET", place)
+            assert 200 == response.status
+            assert b"sesame" not in response.body
+        _, content = await api.stored_task(task["taskId"])
         assert "Bearer sesame-two" == content.headers["Authorization"]  # it is sent all the same
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_task_whose_key_is_gone_can_still_be_looked_at_and_cancelled() -> None:
-    """Its content is left out, and what its target wrote, for nobody knows what is secret there."""
+def test_a_task_that_cannot_be_decrypted_can_be_read_and_cancelled() -> None:
+    """Without its content and text of its target, which may contain secrets."""
 
-    async def test(rig: Rig) -> None:
-        shown = (await rig.create(delayMs=1))["taskId"]
-        rig.codec.pack = EncryptedCodec([Fernet.generate_key().decode()]).pack  # type: ignore[method-assign]
+    async def test(api: ApiHarness) -> None:
+        shown = (await api.create(delayMs=1))["taskId"]
+        api.codec.pack = EncryptedCodec([Fernet.generate_key().decode()]).pack  # type: ignore[method-assign]
         headers = {"Authorization": "Bearer sesame-two"}
-        sealed = (await rig.create(headers=headers, idempotencyKey="k"))["taskId"]
+        sealed = (await api.create(headers=headers, idempotencyKey="k"))["taskId"]
         path = f"/retry-tasks/{sealed}"
-        await wait_once(rig, sealed, excerpt="no sesame-two here")
-        listed = (await rig.ask("GET", "/retry-tasks")).json["items"]
+        await fail_once(api, sealed, excerpt="no sesame-two here")
+        listed = (await api.request("GET", "/retry-tasks")).json["items"]
         assert [(sealed, "[encrypted]", {}), (shown, TARGET, {})] == [
             (one["taskId"], one["targetUrl"], one["headers"]) for one in listed
         ]
-        attempts = (await rig.ask("GET", f"{path}/attempts")).json["items"]
+        attempts = (await api.request("GET", f"{path}/attempts")).json["items"]
         assert "[redacted]" == attempts[0]["responseExcerpt"]
-        assert "attempt 1 got 503" in (await rig.ask("GET", f"{path}/explain")).json["text"]
-        assert "CANCELLED" == (await rig.ask("DELETE", path)).json["status"]
+        assert "attempt 1 got 503" in (await api.request("GET", f"{path}/explain")).json["text"]
+        assert "CANCELLED" == (await api.request("DELETE", path)).json["status"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_task_is_explained() -> None:
-    """Each attempt and what followed, and what comes next and when."""
+def test_explaining_a_task() -> None:
+    """Each attempt and decision, and the next step with its time."""
 
-    async def test(rig: Rig) -> None:
-        task_id = (await rig.create(policy={"maxAttempts": 2, "jitterType": "EQUAL"}))["taskId"]
-        await wait_once(rig, task_id)
-        told = (await rig.ask("GET", f"/retry-tasks/{task_id}/explain")).json
+    async def test(api: ApiHarness) -> None:
+        task_id = (await api.create(policy={"maxAttempts": 2, "jitterType": "EQUAL"}))["taskId"]
+        await fail_once(api, task_id)
+        told = (await api.request("GET", f"/retry-tasks/{task_id}/explain")).json
         assert (
             "attempt 1 got 503; waits 800 ms (ceiling 1 s, full jitter, retry-after asked for "
             "500 ms). Attempt 2 of 2 is due in 800 ms."
@@ -314,4 +316,4 @@ def test_a_task_is_explained() -> None:
         assert {"text": "Attempt 2 of 2 is due in 800 ms.", "at": NOW + 800} == told["next"]
         assert [1] == [step["attempt"]["attemptNumber"] for step in told["steps"]]
 
-    with_rig(test)
+    run_with_api(test)

@@ -1,4 +1,4 @@
-"""A connection over a transport that remembers, on a time that a test moves."""
+"""A connection with a fake transport and a fake clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUEST_TIMEOUT_S = 10.0
 
 
 class FakeTransport:
-    """A transport: what is written, and whether it was closed or cut off."""
+    """A transport that records what is written, and whether it was closed or aborted."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -27,49 +27,49 @@ class FakeTransport:
         self.is_closed = self.is_aborted = False
 
     def write(self, data: bytes) -> None:
-        """Remember it."""
+        """Record the data."""
         self.written.append(data)
 
     def close(self) -> None:
-        """Remember it."""
+        """Record the close."""
         self.is_closed = True
 
     def abort(self) -> None:
-        """Remember it."""
+        """Record the abort."""
         self.is_closed = self.is_aborted = True
 
     def get_write_buffer_size(self) -> int:
-        """Return what the test says."""
+        """Return the size that the test has set."""
         return self.unread
 
     def is_closing(self) -> bool:
-        """Say so."""
+        """Return whether it was closed or aborted."""
         return self.is_closed
 
     def get_extra_info(self, _name: str, default: object = None) -> object:
-        """Know nothing."""
+        """Return the default."""
         return default
 
     def pause_reading(self) -> None:
-        """Nothing is read anyway."""
+        """Do nothing."""
 
     def resume_reading(self) -> None:
-        """Nothing is read anyway."""
+        """Do nothing."""
 
 
 class FakeTimer:
-    """A call that is due at a time."""
+    """A callback with its time."""
 
     def __init__(self, at: float, call: Callable[[], None]) -> None:
         self.at, self.call, self.is_cancelled = at, call, False
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancel the callback."""
         self.is_cancelled = True
 
 
 class FakeLoop:
-    """The running loop with timers of its own."""
+    """The running event loop with fake time and timers."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -77,16 +77,16 @@ class FakeLoop:
         self.create_task = asyncio.get_running_loop().create_task
 
     def time(self) -> float:
-        """Return the test's time."""
+        """Return the fake time."""
         return self.now
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> FakeTimer:
-        """Remember a call."""
+        """Schedule a callback."""
         self.timers.append(FakeTimer(self.now + seconds, call))
         return self.timers[-1]
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time and run the timers that are due."""
         self.now += seconds
         due = [timer for timer in self.timers if timer.at <= self.now]
         self.timers = [timer for timer in self.timers if timer not in due]
@@ -96,14 +96,16 @@ class FakeLoop:
 
     @property
     def pending(self) -> int:
-        """How many timers will fire."""
+        """The number of timers that are not cancelled."""
         return sum(not timer.is_cancelled for timer in self.timers)
 
 
 class ConnectionHarness:
-    """A connection that serves an application."""
+    """A connection to an ASGI application."""
 
-    def __init__(self, app: App, whole: dict[bytes, CompleteRequestHandler] | None = None) -> None:
+    def __init__(
+        self, app: App, fast_routes: dict[bytes, CompleteRequestHandler] | None = None
+    ) -> None:
         config = uvicorn.Config(
             cast("Any", app),
             access_log=False,
@@ -112,27 +114,27 @@ class ConnectionHarness:
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         config.load()
-        self.wire, self.loop, self.state = FakeTransport(), FakeLoop(), ServerState()
-        self.connection = LimitedHttpProtocol(
+        self.transport, self.loop, self.state = FakeTransport(), FakeLoop(), ServerState()
+        self.protocol = LimitedHttpProtocol(
             config=config,
             server_state=self.state,
             app_state={},
             _loop=self.loop,
             header_timeout_s=REQUEST_TIMEOUT_S,
             body_timeout_s=REQUEST_TIMEOUT_S,
-            fast_routes=whole or {},
+            fast_routes=fast_routes or {},
         )
-        self.connection.connection_made(cast("Any", self.wire))
+        self.protocol.connection_made(cast("Any", self.transport))
 
-    async def ask(self, data: bytes = GET) -> bytes:
-        """Send a request and let it be served; return what is written then."""
-        self.wire.written.clear()
-        self.connection.data_received(data)
-        await self.served()
-        return b"".join(self.wire.written)
+    async def send(self, data: bytes = GET) -> bytes:
+        """Send a request, wait for its response and return the written bytes."""
+        self.transport.written.clear()
+        self.protocol.data_received(data)
+        await self.wait_until_served()
+        return b"".join(self.transport.written)
 
-    async def served(self) -> None:
-        """Wait for all that are served."""
+    async def wait_until_served(self) -> None:
+        """Wait for all running ASGI tasks."""
         while self.state.tasks:
             await asyncio.wait(self.state.tasks)
             await asyncio.sleep(0)

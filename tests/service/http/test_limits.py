@@ -1,4 +1,4 @@
-"""What a connection does around its requests, on uvicorn's way; the other is in test_shortway."""
+"""Limits and timers of a connection, on uvicorn's path."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.service.http.harness import GET, KEEP_ALIVE_S, ConnectionHarness
 HEADERS = [(b"content-type", b"text/plain"), (b"content-length", b"2")]
 
 
-async def answer(_scope: dict[str, Any], _receive: Any, send: Any) -> None:
-    """Answer at once."""
+async def respond_ok(_scope: dict[str, Any], _receive: Any, send: Any) -> None:
+    """Respond at once."""
     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-def test_requests_in_one_piece_are_answered_in_order() -> None:
-    """Each gets its own answer."""
+def test_requests_in_one_read_are_answered_in_order() -> None:
+    """Each has its own response."""
 
     async def app(scope: dict[str, Any], _receive: Any, send: Any) -> None:
         await asyncio.sleep(0)
@@ -26,34 +26,34 @@ def test_requests_in_one_piece_are_answered_in_order() -> None:
         await send({"type": "http.response.body", "body": scope["path"].encode()})
 
     async def run() -> None:
-        rig = ConnectionHarness(app)
+        connection = ConnectionHarness(app)
         paths = [b"/1", b"/2", b"/3"]
-        answers = await rig.ask(b"".join(GET.replace(b"/x", path) for path in paths))
+        answers = await connection.send(b"".join(GET.replace(b"/x", path) for path in paths))
         assert paths == [part[:2] for part in answers.split(b"\r\n\r\n")[1:]]
-        assert 3 == rig.state.total_requests
+        assert 3 == connection.state.total_requests
 
     asyncio.run(run())
 
 
 def test_an_idle_connection_is_closed() -> None:
-    """The time counts from the last answer, and one timer serves all requests."""
+    """The time counts from the last response, and one timer serves all requests."""
 
     async def run() -> None:
-        rig = ConnectionHarness(answer)
+        connection = ConnectionHarness(respond_ok)
         for _ in range(3):
-            await rig.ask()
-            rig.loop.sleep(KEEP_ALIVE_S - 1)
-            assert 1 == rig.loop.pending
-        assert not rig.wire.is_closed
-        rig.loop.sleep(1)
-        assert rig.wire.is_closed
-        assert 0 == rig.loop.pending
+            await connection.send()
+            connection.loop.sleep(KEEP_ALIVE_S - 1)
+            assert 1 == connection.loop.pending
+        assert not connection.transport.is_closed
+        connection.loop.sleep(1)
+        assert connection.transport.is_closed
+        assert 0 == connection.loop.pending
 
     asyncio.run(run())
 
 
 def test_a_connection_that_is_served_is_not_idle() -> None:
-    """The timer of an answer does not end a later request that takes its time."""
+    """The keep-alive timer does not end a slow request."""
 
     async def run() -> None:
         go_on = asyncio.Event()
@@ -61,34 +61,34 @@ def test_a_connection_that_is_served_is_not_idle() -> None:
         async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
             if scope["path"] == "/slow":
                 await go_on.wait()
-            await answer(scope, receive, send)
+            await respond_ok(scope, receive, send)
 
-        rig = ConnectionHarness(app)
-        await rig.ask()
-        rig.connection.data_received(GET.replace(b"/x", b"/slow"))
-        rig.loop.sleep(2 * KEEP_ALIVE_S)
-        assert (False, 0) == (rig.wire.is_closed, rig.loop.pending)
+        connection = ConnectionHarness(app)
+        await connection.send()
+        connection.protocol.data_received(GET.replace(b"/x", b"/slow"))
+        connection.loop.sleep(2 * KEEP_ALIVE_S)
+        assert (False, 0) == (connection.transport.is_closed, connection.loop.pending)
         go_on.set()
-        await rig.served()
-        assert 1 == rig.loop.pending
-        rig.loop.sleep(KEEP_ALIVE_S)
-        assert rig.wire.is_closed
+        await connection.wait_until_served()
+        assert 1 == connection.loop.pending
+        connection.loop.sleep(KEEP_ALIVE_S)
+        assert connection.transport.is_closed
 
     asyncio.run(run())
 
 
-def test_a_head_comes_to_the_application_as_it_is() -> None:
-    """Path, query, method, version and headers are those of the request, each time."""
+def test_the_scope_has_the_request() -> None:
+    """Path, query, method, version and headers, for each request."""
     seen: list[dict[str, Any]] = []
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         seen.append(scope)
-        await answer(scope, receive, send)
+        await respond_ok(scope, receive, send)
 
     async def run() -> None:
-        rig = ConnectionHarness(app)
-        await rig.ask()
-        await rig.ask(b"PUT /%2Fy?z=1 HTTP/1.0\r\nX-A: 1\r\nx-a: 2\r\n\r\n")
+        connection = ConnectionHarness(app)
+        await connection.send()
+        await connection.send(b"PUT /%2Fy?z=1 HTTP/1.0\r\nX-A: 1\r\nx-a: 2\r\n\r\n")
 
     asyncio.run(run())
     first, second = seen
@@ -98,66 +98,66 @@ def test_a_head_comes_to_the_application_as_it_is() -> None:
     assert [(b"x-a", b"1"), (b"x-a", b"2")] == second["headers"]
 
 
-def test_who_is_served_learns_that_the_client_has_gone() -> None:
-    """Also when another request of the connection waits behind it."""
+def test_the_application_is_notified_of_a_disconnect() -> None:
+    """Also while another request is pipelined behind it."""
     left: list[str] = []
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         left.append(scope["path"])
-        await answer(scope, receive, send)
+        await respond_ok(scope, receive, send)
 
     async def run() -> None:
-        rig = ConnectionHarness(app)
-        rig.connection.data_received(GET + GET.replace(b"/x", b"/y") * 2)
-        rig.connection.connection_lost(None)
+        connection = ConnectionHarness(app)
+        connection.protocol.data_received(GET + GET.replace(b"/x", b"/y") * 2)
+        connection.protocol.connection_lost(None)
         async with asyncio.timeout(30):
-            await rig.served()
-        assert (["/x"], []) == (left, rig.wire.written)
+            await connection.wait_until_served()
+        assert (["/x"], []) == (left, connection.transport.written)
 
     asyncio.run(run())
 
 
-def test_at_the_end_nobody_is_waited_for_who_does_not_read() -> None:
-    """An answer that is still being read has a moment; then the connection is cut off."""
+def test_shutdown_aborts_a_connection_with_an_unread_response() -> None:
+    """After a grace period."""
 
     async def run() -> None:
-        rig = ConnectionHarness(answer)
-        await rig.ask()
-        rig.wire.unread = 9
-        rig.connection.shutdown()
-        assert (True, False) == (rig.wire.is_closed, rig.wire.is_aborted)
-        rig.loop.sleep(_UNREAD_RESPONSE_GRACE_S / 2)
-        assert not rig.wire.is_aborted
-        rig.loop.sleep(_UNREAD_RESPONSE_GRACE_S / 2)
-        assert rig.wire.is_aborted
+        connection = ConnectionHarness(respond_ok)
+        await connection.send()
+        connection.transport.unread = 9
+        connection.protocol.shutdown()
+        assert (True, False) == (connection.transport.is_closed, connection.transport.is_aborted)
+        connection.loop.sleep(_UNREAD_RESPONSE_GRACE_S / 2)
+        assert not connection.transport.is_aborted
+        connection.loop.sleep(_UNREAD_RESPONSE_GRACE_S / 2)
+        assert connection.transport.is_aborted
 
     asyncio.run(run())
 
 
-def test_at_the_end_an_answer_that_is_on_its_way_has_its_moment() -> None:
-    """It counts from when there is something to read, and ends with the connection."""
+def test_the_grace_period_starts_when_there_is_something_to_read() -> None:
+    """And ends with the connection."""
 
     async def run() -> None:
         go_on = asyncio.Event()
 
         async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
             await go_on.wait()
-            await answer(scope, receive, send)
+            await respond_ok(scope, receive, send)
 
-        rig = ConnectionHarness(app)
-        rig.connection.data_received(GET)
-        rig.connection.shutdown()
-        rig.loop.sleep(3 * _UNREAD_RESPONSE_GRACE_S)
+        connection = ConnectionHarness(app)
+        connection.protocol.data_received(GET)
+        connection.protocol.shutdown()
+        connection.loop.sleep(3 * _UNREAD_RESPONSE_GRACE_S)
         go_on.set()
-        await rig.served()
-        rig.wire.unread = 9
-        rig.loop.sleep(_UNREAD_RESPONSE_GRACE_S)
-        assert (True, False) == (rig.wire.is_closed, rig.wire.is_aborted)
-        rig.connection.connection_lost(None)
-        rig.loop.sleep(_UNREAD_RESPONSE_GRACE_S)
-        assert (False, 0) == (rig.wire.is_aborted, rig.loop.pending)
+        await connection.wait_until_served()
+        connection.transport.unread = 9
+        connection.loop.sleep(_UNREAD_RESPONSE_GRACE_S)
+        assert (True, False) == (connection.transport.is_closed, connection.transport.is_aborted)
+        connection.protocol.connection_lost(None)
+        connection.loop.sleep(_UNREAD_RESPONSE_GRACE_S)
+        assert (False, 0) == (connection.transport.is_aborted, connection.loop.pending)
 
     asyncio.run(run())
 

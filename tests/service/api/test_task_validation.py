@@ -1,4 +1,4 @@
-"""Bad input: each is refused with its field and its rule, and nothing is stored."""
+"""Invalid requests are rejected with the field and the rule, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tarry.service.api.context import ApiLimits
-from tests.service.api.harness import NOW, TARGET, Rig, with_rig
+from tarry.service.api.problems import ApiError
+from tarry.service.api.task_validation import check_headers, lower_header_names
+from tests.service.api.harness import NOW, TARGET, ApiHarness, run_with_api
 
 BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
     # what is sent, the field that is named, a part of the rule
@@ -64,7 +66,7 @@ BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"bodyBase64": "ü"}, "bodyBase64", "must be base64"),
     ({"bodyBase64": 5}, "bodyBase64", "expected string"),
     ({"bodyRef": "other/a"}, "bodyRef", "under default/"),
-    ({"bodyRef": "default/missing"}, "bodyRef", "not there"),
+    ({"bodyRef": "default/missing"}, "bodyRef", "existing object"),
     ({"bodyRef": ""}, "bodyRef", "length >= 1"),
     ({"policyId": "nobody"}, "policyId", "lists them), got 'nobody'"),
     ({"policyId": "../x"}, "policyId", "matching regex"),
@@ -130,32 +132,34 @@ BAD_DOCUMENTS: list[tuple[bytes, int, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "field", "rule"), BAD_TASKS)
-def test_a_bad_task_is_refused_by_its_field(fields: dict[str, Any], field: str, rule: str) -> None:
-    """422 with the field and the rule, alone and in a batch; nothing is stored."""
+def test_an_invalid_task_is_422_with_its_field(
+    fields: dict[str, Any], field: str, rule: str
+) -> None:
+    """Alone and in a batch; nothing is stored."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET, **fields}
-        reply = await rig.ask("POST", "/retry-tasks", document)
-        assert (422, field) == (reply.status, reply.problem["field"])
-        assert rule in reply.problem["detail"]
-        batch = await rig.ask("POST", "/retry-tasks/batch", {"tasks": [document]})
-        assert [{"status": 422, "problem": reply.problem}] == batch.json["results"]
-        assert (0, {}) == (await rig.count(), rig.shelf.bodies)
+        response = await api.request("POST", "/retry-tasks", document)
+        assert (422, field) == (response.status, response.problem["field"])
+        assert rule in response.problem["detail"]
+        batch = await api.request("POST", "/retry-tasks/batch", {"tasks": [document]})
+        assert [{"status": 422, "problem": response.problem}] == batch.json["results"]
+        assert (0, {}) == (await api.count_tasks(), api.payloads.bodies)
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize(("body", "status", "rule"), BAD_DOCUMENTS)
-def test_a_bad_document_is_refused(body: bytes, status: int, rule: str) -> None:
-    """What is not JSON is 400, what is no task 422; nothing is stored."""
+def test_a_document_that_is_not_a_task_is_rejected(body: bytes, status: int, rule: str) -> None:
+    """400 if it is not JSON, else 422; nothing is stored."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask("POST", "/retry-tasks", body=body)
-        assert status == reply.status
-        assert rule in reply.problem["detail"]
-        assert 0 == await rig.count()
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("POST", "/retry-tasks", body=body)
+        assert status == response.status
+        assert rule in response.problem["detail"]
+        assert 0 == await api.count_tasks()
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize(
@@ -173,23 +177,23 @@ def test_a_bad_document_is_refused(body: bytes, status: int, rule: str) -> None:
     ],
 )
 @pytest.mark.parametrize("framed", [("content-length", "2"), ("transfer-encoding", "chunked")])
-def test_a_body_that_would_not_be_read_is_refused(
+def test_an_unexpected_body_is_422(
     framed: tuple[str, str], method: str, path: str, detail: str
 ) -> None:
-    """A filter in it was meant to keep something from being done."""
+    """It may contain a filter that was meant to limit the operation."""
 
-    async def test(rig: Rig) -> None:
-        task = await rig.create()
-        reply = await rig.ask(
+    async def test(api: ApiHarness) -> None:
+        task = await api.create()
+        response = await api.request(
             method, path.format(task=task["taskId"]), body=b"{}", headers=dict([framed])
         )
         assert (422, "body", detail) == (
-            reply.status,
-            reply.problem["field"],
-            reply.problem["detail"],
+            response.status,
+            response.problem["field"],
+            response.problem["detail"],
         )
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize(
@@ -202,91 +206,91 @@ def test_a_body_that_would_not_be_read_is_refused(
         ("PUT", "/retry-policies/mine"),
     ],
 )
-def test_a_query_that_would_not_be_read_is_refused(method: str, path: str) -> None:
-    """A replay that was meant to be a dry run must not begin."""
+def test_an_unexpected_query_is_422(method: str, path: str) -> None:
+    """A replay that was meant to be a dry run must not start."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask(method, f"{path}?dryRun=true", {})
+    async def test(api: ApiHarness) -> None:
+        response = await api.request(method, f"{path}?dryRun=true", {})
         assert (422, "dryRun", "dryRun is not a known field.") == (
-            reply.status,
-            reply.problem["field"],
-            reply.problem["detail"],
+            response.status,
+            response.problem["field"],
+            response.problem["detail"],
         )
-        assert [] == (await rig.ask("GET", "/dead-letters/replays")).json["items"]
+        assert [] == (await api.request("GET", "/dead-letters/replays")).json["items"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize(
     "kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonp"]
 )
-def test_what_does_not_say_that_it_is_json_is_refused(kind: str) -> None:
-    """415 with what is taken; pages of other sites cannot send that type unasked."""
+def test_other_content_types_are_415(kind: str) -> None:
+    """Pages of other sites cannot send application/json without a preflight."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask(
+    async def test(api: ApiHarness) -> None:
+        response = await api.request(
             "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"content-type": kind}
         )
-        assert (415, "application/json") == (reply.status, reply.header("accept"))
-        assert 0 == await rig.count()
+        assert (415, "application/json") == (response.status, response.header("accept"))
+        assert 0 == await api.count_tasks()
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_parameters_of_the_content_type_are_fine() -> None:
-    """`application/json; charset=utf-8` is JSON."""
+def test_the_content_type_may_have_parameters() -> None:
+    """`application/json; charset=utf-8` is accepted."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         headers = {"content-type": "Application/JSON; charset=utf-8"}
-        reply = await rig.ask("POST", "/retry-tasks", {"targetUrl": TARGET}, headers=headers)
-        assert 201 == reply.status
+        response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, headers=headers)
+        assert 201 == response.status
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize("length", ["1001", "9" * 5000])
-def test_a_request_that_says_it_is_too_large_is_not_read(length: str) -> None:
-    """413 before the first byte of the body is asked for."""
+def test_a_declared_length_above_the_limit_is_413(length: str) -> None:
+    """Before any part of the body is read."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         class Endless(list[bytes]):
             def pop(self, *_: object) -> bytes:
                 raise AssertionError("it was read")
 
-        reply = await rig.ask(
+        response = await api.request(
             "POST", "/retry-tasks", body=Endless([b"x"]), headers={"content-length": length}
         )
-        assert 413 == reply.status
+        assert 413 == response.status
 
-    with_rig(test, limits=ApiLimits(max_request_bytes=1000))
-
-
-def test_a_request_that_turns_out_too_large_is_not_read_to_its_end() -> None:
-    """413 with the chunk that goes beyond; those that follow are left."""
-
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask("POST", "/retry-tasks", body=[b" " * 400] * 3 + [b"{}"])
-        assert (413, "close") == (reply.status, reply.header("connection"))
-        assert 0 == await rig.count()
-
-    with_rig(test, limits=ApiLimits(max_request_bytes=1000))
+    run_with_api(test, limits=ApiLimits(max_request_bytes=1000))
 
 
-def test_a_body_in_parts_is_put_together() -> None:
-    """Chunks make one document."""
+def test_a_chunked_body_above_the_limit_is_413() -> None:
+    """The remaining chunks are not read."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("POST", "/retry-tasks", body=[b" " * 400] * 3 + [b"{}"])
+        assert (413, "close") == (response.status, response.header("connection"))
+        assert 0 == await api.count_tasks()
+
+    run_with_api(test, limits=ApiLimits(max_request_bytes=1000))
+
+
+def test_chunks_are_joined() -> None:
+    """They form one document."""
+
+    async def test(api: ApiHarness) -> None:
         body = json.dumps({"targetUrl": TARGET}).encode()
-        reply = await rig.ask("POST", "/retry-tasks", body=[body[:9], body[9:20], body[20:]])
-        assert 201 == reply.status
+        response = await api.request("POST", "/retry-tasks", body=[body[:9], body[9:20], body[20:]])
+        assert 201 == response.status
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_client_that_goes_away_gets_no_answer_and_no_task() -> None:
-    """The body was never complete."""
+def test_a_client_that_disconnects_creates_no_task() -> None:
+    """The body was not complete."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         sent: list[object] = []
         parts: list[dict[str, Any]] = [
             {"type": "http.request", "body": b'{"targetUrl":', "more_body": True},
@@ -305,10 +309,10 @@ def test_a_client_that_goes_away_gets_no_answer_and_no_task() -> None:
             "path": "/retry-tasks",
             "headers": [(b"content-type", b"application/json")],
         }
-        await rig.api(scope, receive, send)
-        assert ([], 0) == (sent, await rig.count())
+        await api.api(scope, receive, send)
+        assert ([], 0) == (sent, await api.count_tasks())
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize(
@@ -319,49 +323,49 @@ def test_a_client_that_goes_away_gets_no_answer_and_no_task() -> None:
         ([(b"idempotency-key", b'"a"'), (b"idempotency-key", b'"b"')], "sent once"),
     ],
 )
-def test_a_malformed_key_in_the_header_is_refused(
-    lines: list[tuple[bytes, bytes]], rule: str
-) -> None:
-    """400, because who sends a key counts on it."""
+def test_a_malformed_key_header_is_400(lines: list[tuple[bytes, bytes]], rule: str) -> None:
+    """A caller that sends a key relies on it."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask("POST", "/retry-tasks", {"targetUrl": TARGET}, lines=lines)
-        assert (400, "Idempotency-Key") == (reply.status, reply.problem["field"])
-        assert rule in reply.problem["detail"]
-        assert 0 == await rig.count()
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, lines=lines)
+        assert (400, "Idempotency-Key") == (response.status, response.problem["field"])
+        assert rule in response.problem["detail"]
+        assert 0 == await api.count_tasks()
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_two_keys_that_differ_are_refused() -> None:
-    """The field and the header must say the same."""
+def test_different_keys_in_field_and_header_are_422() -> None:
+    """They must be equal."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET, "idempotencyKey": "a"}
         headers = {"Idempotency-Key": '"b"'}
-        reply = await rig.ask("POST", "/retry-tasks", document, headers=headers)
-        assert (422, "idempotencyKey") == (reply.status, reply.problem["field"])
-        same = await rig.ask("POST", "/retry-tasks", document, headers={"Idempotency-Key": '"a"'})
+        response = await api.request("POST", "/retry-tasks", document, headers=headers)
+        assert (422, "idempotencyKey") == (response.status, response.problem["field"])
+        same = await api.request(
+            "POST", "/retry-tasks", document, headers={"Idempotency-Key": '"a"'}
+        )
         assert 201 == same.status
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_key_of_a_batch_is_none_of_its_tasks() -> None:
-    """400 while a task has none: ignored, it would let a retry add that twice."""
+def test_a_key_header_on_a_batch_is_400_unless_each_task_has_a_key() -> None:
+    """If it were ignored, a retry could create tasks twice."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         tasks: list[object] = [{"targetUrl": TARGET, "idempotencyKey": "k"}, 7]
         document = {"tasks": [*tasks, {"targetUrl": TARGET}]}
         headers = {"Idempotency-Key": '"a"'}
-        reply = await rig.ask("POST", "/retry-tasks/batch", document, headers=headers)
-        assert (400, "Idempotency-Key") == (reply.status, reply.problem["field"])
-        assert "each task of a batch its own idempotencyKey" in reply.problem["detail"]
-        assert 0 == await rig.count()
-        taken = await rig.ask("POST", "/retry-tasks/batch", {"tasks": tasks}, headers=headers)
+        response = await api.request("POST", "/retry-tasks/batch", document, headers=headers)
+        assert (400, "Idempotency-Key") == (response.status, response.problem["field"])
+        assert "each task of a batch its own idempotencyKey" in response.problem["detail"]
+        assert 0 == await api.count_tasks()
+        taken = await api.request("POST", "/retry-tasks/batch", {"tasks": tasks}, headers=headers)
         assert [201, 422] == [one["status"] for one in taken.json["results"]]
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize(
@@ -374,39 +378,39 @@ def test_a_key_of_a_batch_is_none_of_its_tasks() -> None:
         ("BREW", "/dead-letters", "DELETE, GET, HEAD, OPTIONS"),
     ],
 )
-def test_a_method_that_a_path_does_not_have(method: str, path: str, allowed: str) -> None:
-    """405 with `Allow`; OPTIONS says the same without an error."""
+def test_an_unsupported_method_is_405(method: str, path: str, allowed: str) -> None:
+    """With `Allow`; OPTIONS returns the same header without an error."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask(method, path)
-        assert (405, allowed) == (reply.status, reply.header("allow"))
-        options = await rig.ask("OPTIONS", path)
+    async def test(api: ApiHarness) -> None:
+        response = await api.request(method, path)
+        assert (405, allowed) == (response.status, response.header("allow"))
+        options = await api.request("OPTIONS", path)
         assert (204, allowed, b"") == (options.status, options.header("allow"), options.body)
         assert options.header("content-length") is None
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize("path", ["/", "/nothing", "/retry-tasks/", "/retry-tasks//x", "/docs/x"])
-def test_a_path_that_is_not_there(path: str) -> None:
-    """404 as a problem."""
+def test_an_unknown_path_is_404(path: str) -> None:
+    """As a problem."""
 
-    async def test(rig: Rig) -> None:
-        assert "Not found" == (await rig.ask("GET", path)).problem["title"]
+    async def test(api: ApiHarness) -> None:
+        assert "Not found" == (await api.request("GET", path)).problem["title"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
 def test_head_is_get_without_the_body() -> None:
     """The same status and headers."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         for path in ("/retry-tasks", "/healthz", "/nothing", "/retry-tasks/x", "/docs"):
-            get, head = await rig.ask("GET", path), await rig.ask("HEAD", path)
+            get, head = await api.request("GET", path), await api.request("HEAD", path)
             assert get.messages[0] == head.messages[0]
             assert b"" == head.body != get.body
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize(
@@ -426,14 +430,14 @@ def test_head_is_get_without_the_body() -> None:
         ("cursor=null", "cursor"),
     ],
 )
-def test_a_bad_query_is_refused_by_its_parameter(query: str, field: str) -> None:
-    """422 with the parameter's name."""
+def test_an_invalid_query_is_422_with_its_parameter(query: str, field: str) -> None:
+    """The problem names the parameter."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask("GET", f"/retry-tasks?{query}")
-        assert (422, field) == (reply.status, reply.problem["field"])
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("GET", f"/retry-tasks?{query}")
+        assert (422, field) == (response.status, response.problem["field"])
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize(
@@ -443,69 +447,69 @@ def test_a_bad_query_is_refused_by_its_parameter(query: str, field: str) -> None
         ("reason=bogus", "permanent or overloaded or"),
     ],
 )
-def test_a_value_that_there_is_not_is_told_those_that_there_are(query: str, values: str) -> None:
-    """Nobody has to guess; an empty list would look as if all were well."""
+def test_an_unknown_value_lists_the_valid_ones(query: str, values: str) -> None:
+    """An empty list would look as if there were no such tasks."""
 
-    async def test(rig: Rig) -> None:
-        detail = (await rig.ask("GET", f"/retry-tasks?{query}")).problem["detail"]
+    async def test(api: ApiHarness) -> None:
+        detail = (await api.request("GET", f"/retry-tasks?{query}")).problem["detail"]
         assert f"must be {values}" in detail
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize("query", ["lane=%FF", "x" * 9000, "&".join(["a=b"] * 101)])
-def test_a_query_that_cannot_be_read_is_refused(query: str) -> None:
-    """Bytes that are no UTF-8, and more than anybody means."""
+def test_a_malformed_query_is_rejected(query: str) -> None:
+    """Not UTF-8, too long, or too many parameters."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask("GET", f"/retry-tasks?{query}")
-        assert reply.status in {400, 422}
-        assert "query" == reply.problem["field"]
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("GET", f"/retry-tasks?{query}")
+        assert response.status in {400, 422}
+        assert "query" == response.problem["field"]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_pages_of_other_sites_are_not_served() -> None:
-    """A browser's `Origin` that is not the service's own may not change anything."""
+def test_cross_site_writes_are_403() -> None:
+    """A browser sends the `Origin` of another site."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET}
         foreign = {"Origin": "https://evil.example"}
         own = {"Origin": "http://tarry.test"}
-        assert 403 == (await rig.ask("POST", "/retry-tasks", document, headers=foreign)).status
-        assert 403 == (await rig.ask("DELETE", "/dead-letters", headers=foreign)).status
-        assert 200 == (await rig.ask("GET", "/retry-tasks", headers=foreign)).status
-        assert 201 == (await rig.ask("POST", "/retry-tasks", document, headers=own)).status
+        assert 403 == (await api.request("POST", "/retry-tasks", document, headers=foreign)).status
+        assert 403 == (await api.request("DELETE", "/dead-letters", headers=foreign)).status
+        assert 200 == (await api.request("GET", "/retry-tasks", headers=foreign)).status
+        assert 201 == (await api.request("POST", "/retry-tasks", document, headers=own)).status
 
-    with_rig(test)
+    run_with_api(test)
 
 
 @pytest.mark.parametrize("place", ["body", "headers", "policy"])
-def test_any_depth_gets_an_answer_that_is_no_mistake_of_ours(place: str) -> None:
-    """However deep a document is, it is taken or refused, alone and in a batch."""
+def test_deeply_nested_json_is_never_500(place: str) -> None:
+    """It is accepted or rejected, alone and in a batch."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         for depth in (10, 300, 500, 700, 800, 900, 950, 980, 1_000, 2_000):
             nested = "[" * depth + "]" * depth
             field = {"headers": "X-A", "policy": "maxAttempts"}.get(place)
             value = nested if field is None else f'{{"{field}": {nested}}}'
             task = f'{{"targetUrl": "{TARGET}", "{place}": {value}}}'
-            alone = await rig.ask("POST", "/retry-tasks", body=task.encode())
+            alone = await api.request("POST", "/retry-tasks", body=task.encode())
             assert alone.status in {201, 400, 422}
-            batch = await rig.ask(
+            batch = await api.request(
                 "POST", "/retry-tasks/batch", body=f'{{"tasks": [{task}]}}'.encode()
             )
             assert batch.status in {200, 400}
             if batch.status == 200:
                 assert batch.json["results"][0]["status"] in {201, 400, 422}
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_socket_is_closed() -> None:
-    """There is nothing here for web sockets."""
+def test_web_sockets_are_closed() -> None:
+    """The API has none."""
 
-    async def test(rig: Rig) -> None:
+    async def test(api: ApiHarness) -> None:
         sent: list[Any] = []
 
         async def receive() -> dict[str, Any]:
@@ -515,19 +519,49 @@ def test_a_socket_is_closed() -> None:
             sent.append(message)
 
         scope = {"type": "websocket", "path": "/x", "root_path": "", "headers": []}
-        await rig.api(scope, receive, send)
+        await api.api(scope, receive, send)
         assert ["websocket.close"] == [message["type"] for message in sent]
 
-    with_rig(test)
+    run_with_api(test)
 
 
-def test_a_grpc_target_is_refused_where_it_could_not_be_called() -> None:
-    """A service without grpcio says so at once, and does not accept what it can never send."""
+def test_a_grpc_target_needs_grpcio() -> None:
+    """A service without grpcio rejects a task that it could not send."""
 
-    async def test(rig: Rig) -> None:
-        reply = await rig.ask("POST", "/retry-tasks", {"targetUrl": "grpc://a.example:50051/p.S/M"})
-        assert (422, "targetUrl") == (reply.status, reply.problem["field"])
-        assert "tarry[grpc]" in reply.problem["detail"]
-        assert 0 == await rig.count()
+    async def test(api: ApiHarness) -> None:
+        response = await api.request(
+            "POST", "/retry-tasks", {"targetUrl": "grpc://a.example:50051/p.S/M"}
+        )
+        assert (422, "targetUrl") == (response.status, response.problem["field"])
+        assert "tarry[grpc]" in response.problem["detail"]
+        assert 0 == await api.count_tasks()
 
-    with_rig(test, grpc=False)
+    run_with_api(test, grpc=False)
+
+
+def test_header_names_are_returned_in_lower_case() -> None:
+    """In the order of the headers."""
+    given = {"X-One": "1", "content-type": "text/plain", "ETag": ""}
+    assert ("x-one", "content-type", "etag") == check_headers(given, ApiLimits())
+
+
+def test_invalid_header_names_are_not_cached() -> None:
+    """A caller cannot fill the memory with long names."""
+    before = lower_header_names.cache_info().currsize
+    for i in range(10):
+        with pytest.raises(ApiError, match="1 to 256 characters"):
+            check_headers({f"x{i}" + "y" * 5000: ""}, ApiLimits())
+    assert before == lower_header_names.cache_info().currsize
+
+
+@pytest.mark.parametrize("value", ["", "a", "a b", "a\tb  c", "~!"])
+def test_valid_header_values(value: str) -> None:
+    """Visible characters with blanks between them, or empty."""
+    assert ("x",) == check_headers({"x": value}, ApiLimits())
+
+
+@pytest.mark.parametrize("value", [" ", " a", "a ", "a\t", "a\nb", "a\r\nb: c", "a\n", "ä", "\x7f"])
+def test_invalid_header_values(value: str) -> None:
+    """No second header can be injected."""
+    with pytest.raises(ApiError, match="x must be visible ASCII"):
+        check_headers({"x": value}, ApiLimits())

@@ -1,0 +1,124 @@
+"""A task is created with the same response on the fast path and from a chunked body."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tarry.errors import Overloaded, StoreUnavailable
+from tarry.service.api.auth import make_key
+from tarry.service.api.context import ApiLimits
+from tests.service.api.harness import TARGET, ApiHarness, Response, run_with_api
+
+TASK = json.dumps({"targetUrl": TARGET, "idempotencyKey": "k"}).encode()
+SMALL = ApiLimits(
+    max_request_bytes=4096, inline_body_bytes=64, tenant_tasks_per_s=1.0, tenant_burst=3.0
+)
+JSON = {"content-type": "application/json"}
+
+
+def create_both_ways(
+    body: bytes, headers: dict[str, str], *, error: Exception | None = None, **options: Any
+) -> list[tuple[Sequence[Response], int]]:
+    """Send a request twice per path; return the responses and the number of tasks."""
+
+    async def test(api: ApiHarness, pieces: bytes | list[bytes]) -> tuple[Sequence[Response], int]:
+        api.engine.error = error
+        asked = [
+            await api.request("POST", "/retry-tasks", body=pieces, headers=headers)
+            for _ in range(2)
+        ]
+        return asked, await api.count_tasks()
+
+    ways: list[bytes | list[bytes]] = [body, [body[:9], body[9:]]]
+    return [run_with_api(partial(test, pieces=way), **options) for way in ways]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "statuses"),
+    [
+        (TASK, JSON, [201, 200]),
+        (TASK[:-1] + b', "body": "' + b"x" * 100 + b'"}', JSON, [201, 200]),
+        (TASK[:-1] + b', "policy": {"maxAttempts": 2}}', JSON, [201, 200]),
+        (TASK[:-1] + b', "policyId": "none"}', JSON, [422, 422]),
+        (TASK[:-1] + b', "bodyRef": "default/missing"}', JSON, [422, 422]),
+        (TASK, {**JSON, "idempotency-key": '"k"'}, [201, 200]),
+        (TASK, {**JSON, "idempotency-key": '"other"'}, [422, 422]),
+        (TASK, {**JSON, "idempotency-key": '"k'}, [400, 400]),
+        (TASK, {**JSON, "origin": "http://evil.example"}, [403, 403]),
+        (TASK, {"content-type": "text/plain"}, [415, 415]),
+        (TASK + b" " * 4096, JSON, [413, 413]),
+        (TASK[:-1], JSON, [400, 400]),
+        (TASK[:-1] + b', "body": ' + b"[" * 3000 + b"]" * 1000, JSON, [400, 400]),
+        (TASK.replace(b"https", b"ftp"), JSON, [422, 422]),
+        (TASK, {**JSON, "prefer": "wait=0"}, [201, 200]),
+    ],
+)
+def test_responses_are_equal(body: bytes, headers: dict[str, str], statuses: list[int]) -> None:
+    """Status, headers, body and stored tasks."""
+    (whole, kept), (pieces, kept_too) = create_both_ways(body, headers, limits=SMALL)
+    assert statuses == [response.status for response in whole]
+    assert [response.messages for response in pieces] == [response.messages for response in whole]
+    assert kept_too == kept == (201 in statuses)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (StoreUnavailable("gone"), 503),
+        (Overloaded("too much", retry_after=2.0), 503),
+        (ZeroDivisionError(), 500),
+    ],
+)
+def test_errors_of_the_engine_are_equal(error: Exception, status: int) -> None:
+    """For each exception that it raises."""
+    (whole, _), (pieces, _) = create_both_ways(TASK, JSON, error=error)
+    assert {status} == {response.problem["status"] for response in whole}
+    assert [response.messages for response in pieces] == [response.messages for response in whole]
+
+
+def test_another_host_is_rejected() -> None:
+    """421, if no key is required."""
+    (whole, _), (pieces, _) = create_both_ways(TASK, JSON, hosts=frozenset({"tarry.internal"}))
+    assert {421} == {response.problem["status"] for response in whole}
+    assert [response.messages for response in pieces] == [response.messages for response in whole]
+
+
+def test_keys_are_checked() -> None:
+    """Unknown, looked up, and cached keys."""
+
+    async def test(api: ApiHarness, pieces: bytes | list[bytes]) -> list[Any]:
+        secret, key = make_key("acme", "1")
+
+        async def request(**headers: str) -> Response:
+            return await api.request("POST", "/retry-tasks", body=pieces, headers=headers)
+
+        unknown = [await request(), await request(authorization=f"Bearer {secret}")]
+        await api.store.put_key(key)
+        api.time.ms += 60_000
+        known = [await request(authorization=f"Bearer {secret}") for _ in range(3)]
+        assert [401, 401, 201, 200, 200] == [response.status for response in (*unknown, *known)]
+        assert 1 == await api.count_tasks("acme")
+        return [response.messages for response in (*unknown, *known)]
+
+    ways: list[bytes | list[bytes]] = [TASK, [TASK, b""]]
+    whole, cut = (run_with_api(partial(test, pieces=way), keys=True) for way in ways)
+    assert cut == whole
+
+
+def test_a_cancelled_write_is_500() -> None:
+    """The caller gets a response."""
+
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        given_up = asyncio.get_running_loop().create_future()
+        given_up.cancel()
+        api.engine.submit = lambda *_: given_up  # type: ignore[method-assign]
+        assert 500 == (await api.request("POST", "/retry-tasks", body=TASK)).problem["status"]
+
+    run_with_api(test)
