@@ -1,7 +1,7 @@
-"""Write the table of the contention study into docs/contention.md, from a seed.
+"""Write the tables of the contention study into docs/contention.md.
 
-`make tables` writes it, and tests/simulator/scenarios/test_contention_table.py holds the page to
-it: the same seed gives the same bytes.
+`make tables` runs this module. tests/simulator/scenarios/test_contention_table.py checks that the
+page is current: the same seed gives the same text.
 """
 
 from pathlib import Path
@@ -16,8 +16,8 @@ BEGIN, END = "<!-- table: make tables -->\n", "<!-- end of table -->\n"
 TRIALS, SEED = 10, 2015
 
 
-def table() -> str:
-    """Return mean calls and milliseconds for every jitter and number of clients."""
+def render_tables() -> str:
+    """Return the tables of mean calls and milliseconds, by jitter and number of clients."""
     head = "".join(f" {clients} |" for clients in CLIENTS)
     rule = "---|" + "---:|" * len(CLIENTS)
     calls, times = [], []
@@ -34,11 +34,13 @@ def table() -> str:
     return "\n".join((*lines, *times)) + "\n"
 
 
-def between(page: str) -> str:
-    """Return the table that stands on the page."""
+def tables_on_page(page: str) -> str:
+    """Return the tables that are on the page."""
     return page.partition(BEGIN)[2].partition(END)[0]
 
 
 if __name__ == "__main__":
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}{table()}{END}{rest.partition(END)[2]}", encoding="utf-8")
+    PAGE.write_text(
+        f"{before}{BEGIN}{render_tables()}{END}{rest.partition(END)[2]}", encoding="utf-8"
+    )

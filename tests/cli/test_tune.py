@@ -97,7 +97,7 @@ def test_the_tables(log: Path) -> None:
     assert "hedge percentile" in result.stdout
     assert "simulated: " in result.stdout
     assert " requests at a time, about twice the concurrency in the log" in result.stdout
-    assert "requests for each call" in result.stdout
+    assert "requests per call" in result.stdout
     assert re.search(r" +in the log +now +proposed\n", result.stdout)
     assert re.search(r"Better: .*fewer\s+requests\s+for each", result.stdout, re.DOTALL)
     assert result.stdout == run(log, "--seed", 3).stdout

@@ -262,7 +262,7 @@ def test_a_small_loss_is_worse_and_no_alarm() -> None:
     assert (
         "Worse: fewer calls succeed: 97 % → 96.5 %, "
         "because more calls end where the retry budget is empty: 0 → 350. "
-        "Better: fewer requests for each call: 1.3x → 1.03x."
+        "Better: fewer requests per call: 1.3x → 1.03x."
     ) == changes_of(success_rate=0.965, amplification=1.03, reasons=reasons)
 
 
@@ -279,5 +279,5 @@ def test_all_can_be_better_or_worse() -> None:
     assert "Better: more calls succeed: 97 % → 99 %." == changes_of(success_rate=0.99)
     assert (
         "Worse: calls that succeed end later: p99 2,100 ms → 4,000 ms; "
-        "more requests for each call: 1.3x → 2x; recovered later: 3 s → never."
+        "more requests per call: 1.3x → 2x; recovered later: 3 s → never."
     ) == changes_of(p99=4.0, amplification=2.0, recovered_after=inf)

@@ -51,7 +51,7 @@ _MIN_SUCCESS_RATE_CHANGE = 0.001
 """Of 10,000 calls, ten more or fewer successes are not worth mentioning."""
 _LESS_IS_BETTER = (
     ("p99", "ms", 0.001, "calls that succeed end sooner: p99", "calls that succeed end later: p99"),
-    ("amplification", "x", 0.01, "fewer requests for each call:", "more requests for each call:"),
+    ("amplification", "x", 0.01, "fewer requests per call:", "more requests per call:"),
     ("recovered_after", "s", 2.0, "recovered sooner:", "recovered later:"),
 )
 """Metric, unit, smallest absolute change, and the texts for a decrease and an increase."""
