@@ -93,7 +93,7 @@ demo: $(SERVE)/.ready ## Show tasks that are retried until they succeed
 .PHONY: chaos
 chaos: $(READY) ## Simulate SEEDS runs of the service with faults; kill a real service ROUNDS times
 	@$(PY) -m tests.chaos.simulation --seeds $(SEEDS)
-	@ROUNDS=$(ROUNDS) $(PY) -m pytest -q tests/chaos/test_real.py
+	@ROUNDS=$(ROUNDS) $(PY) -m pytest -q tests/chaos/test_killed_service.py
 
 .PHONY: test-all
 test-all: ## Run the tests with each installed Python from 3.11 on, and with the lowest versions

@@ -1,11 +1,11 @@
-"""One run of the whole service on virtual time, from one seed.
+"""Simulates the whole service with faults, on virtual time, from one seed.
 
-    python -m tests.chaos.simulation SEED          # one run, with its story
-    python -m tests.chaos.simulation --seeds 1000  # many, from 0 on; stops at the first that fails
+    python -m tests.chaos.simulation SEED          # one run, prints its history
+    python -m tests.chaos.simulation --seeds 1000  # many, from seed 0; stops at the first failure
 
-Callers post, cancel, hurry and replay; one or two processes work on one store; targets have moods.
-Processes die at any await, the store refuses or loses answers, clocks jump. Then everything heals,
-and what must hold is checked.
+Callers post, cancel, retry and replay tasks; one or two processes share one store. Processes crash
+at any await, the store refuses calls or loses replies, the network and the targets fail, clocks
+jump. Then the faults stop, and the invariants are checked.
 """
 
 from __future__ import annotations
@@ -24,58 +24,64 @@ from tarry.service.api.application import Api
 from tarry.service.engine.context import EngineLimits
 from tarry.service.store import Lease
 from tarry.testing.clock import VirtualClock
-from tests.chaos.api import api_of, ask
-from tests.chaos.oracle import Broken
-from tests.chaos.world import FaultyStore, Network, Process, World
-from tests.service.engine.rig import Rig
+from tests.chaos.api_client import build_api, send_request
+from tests.chaos.environment import Environment, FaultyNetwork, FaultyStore, SimulatedProcess
+from tests.chaos.invariants import InvariantViolation
+from tests.service.engine.harness import EngineHarness
 
-TROUBLE = 60.0
-"""Seconds in which things go wrong."""
-HEALING = 400.0
-"""Seconds after which everything must be over."""
-LOOK = 5.0
-LEASE = 15_000
-HORIZON = 2_000
+FAULT_PHASE_S = 60.0
+"""How long faults occur."""
+RECOVERY_TIMEOUT_S = 400.0
+"""How long after the faults all tasks must have ended."""
+CHECK_INTERVAL_S = 5.0
+LEASE_MS = 15_000
+HORIZON_MS = 2_000
 
 
 class Simulation:
-    """A run."""
+    """One run."""
 
     def __init__(self, seed: int, folder: Path | None = None) -> None:
-        self.world = World(seed, folder)
-        self.dice = self.world.dice
-        self.rigs: list[Rig | None] = []
+        self.environment = Environment(seed, folder)
+        self.rng = self.environment.rng
+        self.harnesses: list[EngineHarness | None] = []
         self.apis: list[Api | None] = []
-        self.processes: list[Process] = []
+        self.processes: list[SimulatedProcess] = []
         self.names = iter(range(10_000))
-        self.lives = 0
+        self.process_count = 0
 
     async def run(self) -> None:
-        """Run until everything is over, and check what must hold."""
-        workers = self.dice.choice([1, 1, 2])
-        self.rigs, self.apis = [None] * workers, [None] * workers
-        jobs = [asyncio.ensure_future(self._live(place)) for place in range(workers)]
-        jobs += [asyncio.ensure_future(self._moods()), asyncio.ensure_future(self._clock())]
-        callers = [asyncio.ensure_future(self._caller()) for _ in range(self.dice.randint(1, 4))]
-        done, _ = await asyncio.wait([*callers, *jobs], timeout=TROUBLE)
+        """Run until all tasks have ended, and check the invariants."""
+        workers = self.rng.choice([1, 1, 2])
+        self.harnesses, self.apis = [None] * workers, [None] * workers
+        jobs = [asyncio.ensure_future(self._run_processes(place)) for place in range(workers)]
+        jobs += [
+            asyncio.ensure_future(self._change_hosts()),
+            asyncio.ensure_future(self._jump_clock()),
+        ]
+        callers = [asyncio.ensure_future(self._caller()) for _ in range(self.rng.randint(1, 4))]
+        done, _ = await asyncio.wait([*callers, *jobs], timeout=FAULT_PHASE_S)
         self._raise(done)
-        self.world.faults.heal()
-        for host in self.world.hosts.values():
-            host.mood = "well"
-        for _ in range(int(HEALING / LOOK)):
-            done, _ = await asyncio.wait([*callers, *jobs], timeout=LOOK)
+        self.environment.faults.stop()
+        for host in self.environment.hosts.values():
+            host.state = "healthy"
+        for _ in range(int(RECOVERY_TIMEOUT_S / CHECK_INTERVAL_S)):
+            done, _ = await asyncio.wait([*callers, *jobs], timeout=CHECK_INTERVAL_S)
             self._raise(done)
-            if all(caller.done() for caller in callers) and self.world.oracle.all_is_over():
+            if (
+                all(caller.done() for caller in callers)
+                and self.environment.invariants.all_tasks_ended()
+            ):
                 break
         for process in self.processes:
-            process.die()
+            process.kill()
         for job in [*callers, *jobs]:
             job.cancel()
         await asyncio.wait([*callers, *jobs])
         self._raise(jobs)
-        if self.world.oracle.broken is not None:
-            raise self.world.oracle.broken
-        await self.world.oracle.check_end()
+        if self.environment.invariants.violation is not None:
+            raise self.environment.invariants.violation
+        await self.environment.invariants.check_end()
 
     def _raise(self, jobs: Any) -> None:
         for job in jobs:
@@ -84,100 +90,106 @@ class Simulation:
 
     # --- processes --------------------------------------------------------------------------------
 
-    async def _live(self, place: int) -> None:
-        """Let one process live, die, and come back, again and again."""
+    async def _run_processes(self, place: int) -> None:
+        """Start a process, and another one after each crash or shutdown."""
         while True:
-            self.lives += 1
-            name = f"p{self.lives}"
-            process = Process(self.world, name, skew=self.dice.random() * 1e6)
+            self.process_count += 1
+            name = f"p{self.process_count}"
+            process = SimulatedProcess(self.environment, name, skew=self.rng.random() * 1e6)
             self.processes.append(process)
             await process.run(self._serve(place, process))
-            if process.alive:  # it was stopped in order
+            if process.alive:  # an orderly shutdown
                 process.alive = False
-            self.rigs[place] = self.apis[place] = None
-            self.world.crashes += 1
-            await asyncio.sleep(self.dice.random() * 20)
+            self.harnesses[place] = self.apis[place] = None
+            self.environment.crashes += 1
+            await asyncio.sleep(self.rng.random() * 20)
 
-    async def _serve(self, place: int, process: Process) -> None:
-        dice = self.dice
-        rig = Rig(
-            Network(process),
-            store=FaultyStore(process, self.world.store),
+    async def _serve(self, place: int, process: SimulatedProcess) -> None:
+        rng = self.rng
+        harness = EngineHarness(
+            FaultyNetwork(process),
+            store=FaultyStore(process, self.environment.store),
             limits=EngineLimits(
-                in_flight=dice.choice([2, 50]),
-                lane_in_flight=dice.choice([1, 20]),
-                leased=dice.choice([3, 100]),
-                lane_leased=dice.choice([2, 50]),
-                claim=dice.choice([2, 50]),
-                lane_claim=dice.choice([1, 50]),
+                in_flight=rng.choice([2, 50]),
+                lane_in_flight=rng.choice([1, 20]),
+                leased=rng.choice([3, 100]),
+                lane_leased=rng.choice([2, 50]),
+                claim=rng.choice([2, 50]),
+                lane_claim=rng.choice([1, 50]),
                 ingest=10,
             ),
             seed=int(process.name[1:]),
-            lease=Lease(process.name, LEASE, HORIZON),
-            breaker=lambda: Breaker(min_calls=dice.choice([3, 50]), open_for=3.0, max_open=15.0),
+            lease=Lease(process.name, LEASE_MS, HORIZON_MS),
+            breaker=lambda: Breaker(min_calls=rng.choice([3, 50]), open_for=3.0, max_open=15.0),
             monotonic=process.monotonic,
         )
         try:
-            await rig.engine.start()
+            await harness.engine.start()
         except StoreUnavailable:
             return
-        self.rigs[place], self.apis[place] = rig, api_of(rig)
-        if dice.random() < 0.3:
-            await asyncio.sleep(dice.random() * TROUBLE)
-            self.rigs[place] = self.apis[place] = None
-            await rig.engine.stop(dice.choice([0.0, 20.0]))  # SIGTERM
+        self.harnesses[place], self.apis[place] = harness, build_api(harness)
+        if rng.random() < 0.3:
+            await asyncio.sleep(rng.random() * FAULT_PHASE_S)
+            self.harnesses[place] = self.apis[place] = None
+            await harness.engine.stop(rng.choice([0.0, 20.0]))  # SIGTERM
             return
         await process.dead
 
-    async def _moods(self) -> None:
+    async def _change_hosts(self) -> None:
         while True:
-            await asyncio.sleep(self.dice.random() * 15)
-            if self.world.faults.slow or self.world.faults.network or self.world.faults.refused:
-                self.dice.choice(list(self.world.hosts.values())).turn()
+            await asyncio.sleep(self.rng.random() * 15)
+            if (
+                self.environment.faults.slow
+                or self.environment.faults.network_fault
+                or self.environment.faults.store_refusal
+            ):
+                self.rng.choice(list(self.environment.hosts.values())).change_state()
 
-    async def _clock(self) -> None:
+    async def _jump_clock(self) -> None:
         while True:
-            await asyncio.sleep(self.dice.random() * 40)
-            if self.world.faults.jump:
-                self.world.jump()
+            await asyncio.sleep(self.rng.random() * 40)
+            if self.environment.faults.max_clock_jump_s:
+                self.environment.jump_clock()
 
     # --- callers ----------------------------------------------------------------------------------
 
     async def _caller(self) -> None:
-        dice = self.dice
-        for _ in range(dice.randint(1, 10)):
-            await asyncio.sleep(dice.random() * dice.choice([0.01, 8]))
-            action = dice.random()
+        rng = self.rng
+        for _ in range(rng.randint(1, 10)):
+            await asyncio.sleep(rng.random() * rng.choice([0.01, 8]))
+            action = rng.random()
             if action < 0.7:
                 await self._post()
             elif action < 0.8:
-                await self._on_one("cancel")
+                await self._act_on_task("cancel")
             elif action < 0.9:
-                await self._on_one("retry")
+                await self._act_on_task("retry")
             else:
                 await self._replay()
 
-    async def _ask(self, method: str, path: str, document: object = None) -> tuple[int, Any]:
-        """Ask one of the processes; 0 stands for a process that is not there, or dies meanwhile."""
-        place = self.dice.randrange(len(self.apis))
+    async def _send(self, method: str, path: str, document: object = None) -> tuple[int, Any]:
+        """Send a request to a random process; status 0: it is not running, or crashes meanwhile."""
+        place = self.rng.randrange(len(self.apis))
         api, process = self.apis[place], self._process(place)
         if api is None or process is None:
             return 0, None
-        answer: tuple[int, Any] | None = await process.run(ask(api, method, path, document))
+        answer: tuple[int, Any] | None = await process.run(
+            send_request(api, method, path, document)
+        )
         return answer or (0, None)
 
     async def _post(self) -> None:
-        """Post one task, or a few, until somebody says that they are kept."""
-        dice = self.dice
-        names = [f"t{next(self.names)}" for _ in range(dice.choice([1, 1, 5]))]
+        """Post one task or a batch, until a process has accepted all of them."""
+        rng = self.rng
+        names = [f"t{next(self.names)}" for _ in range(rng.choice([1, 1, 5]))]
         policy = {
-            "maxAttempts": dice.randint(1, 6),
-            "initialDelayMs": dice.choice([10, 500, 3000]),
+            "maxAttempts": rng.randint(1, 6),
+            "initialDelayMs": rng.choice([10, 500, 3000]),
             "maxDelayMs": 10_000,
             "attemptTimeoutMs": 5_000,
-            **({"totalBudgetMs": 30_000} if dice.random() < 0.2 else {}),
+            **({"totalBudgetMs": 30_000} if rng.random() < 0.2 else {}),
         }
-        host, delay = dice.choice(list(self.world.hosts)), dice.choice([0, 0, 500, 5000])
+        host, delay = rng.choice(list(self.environment.hosts)), rng.choice([0, 0, 500, 5000])
         tasks: list[dict[str, Any]] = [
             {
                 "targetUrl": f"http://{host}/{name}",
@@ -188,51 +200,60 @@ class Simulation:
             for name in names
         ]
         if len(names) == 1:
-            if dice.random() < 0.1:
+            if rng.random() < 0.1:
                 tasks[0]["callbackUrl"] = f"http://b.example/callback-{names[0]}"
             path, document = "/retry-tasks", tasks[0]
         else:
             path, document = "/retry-tasks/batch", {"tasks": tasks}
         while True:
-            status, answer = await self._ask("POST", path, document)
+            status, answer = await self._send("POST", path, document)
             if status in {200, 201}:
-                one = {"status": status, "task": answer}
-                results = answer["results"] if len(names) > 1 else [one]
+                single = {"status": status, "task": answer}
+                results = answer["results"] if len(names) > 1 else [single]
                 for name, one in zip(names, results, strict=True):
                     if one["status"] in {200, 201}:
                         task = one["task"]
-                        self.world.oracle.promise(name, task["taskId"], task["idempotencyKey"])
+                        self.environment.invariants.record_accepted(
+                            name, task["taskId"], task["idempotencyKey"]
+                        )
                 status = max(one["status"] for one in results)
                 if status in {200, 201}:
                     return
             if status not in {0, 429, 503}:
-                raise Broken(f"{names}: {status} {answer}")
-            await asyncio.sleep(dice.random())
+                raise InvariantViolation(f"{names}: {status} {answer}")
+            await asyncio.sleep(rng.random())
 
-    async def _on_one(self, action: str) -> None:
-        promised = list(self.world.oracle.promised.values())
-        if not promised:
+    async def _act_on_task(self, action: str) -> None:
+        accepted_tasks = list(self.environment.invariants.accepted_tasks.values())
+        if not accepted_tasks:
             return
-        task_id, _ = self.dice.choice(promised)
+        task_id, _ = self.rng.choice(accepted_tasks)
         if action == "retry":
-            self.world.oracle.hurried.add(task_id)
-            await self._ask("POST", f"/retry-tasks/{task_id}/retry")
+            self.environment.invariants.retried_now.add(task_id)
+            await self._send("POST", f"/retry-tasks/{task_id}/retry")
         else:
-            await self._ask("DELETE", f"/retry-tasks/{task_id}")
+            await self._send("DELETE", f"/retry-tasks/{task_id}")
 
     async def _replay(self) -> None:
-        await self._ask("POST", "/dead-letters/replays", {})
+        await self._send("POST", "/dead-letters/replays", {})
 
-    def _process(self, place: int) -> Process | None:
-        rig = self.rigs[place]
+    def _process(self, place: int) -> SimulatedProcess | None:
+        harness = self.harnesses[place]
         for process in self.processes:
-            if rig is not None and process.alive and process.name == rig.context.lease.worker:
+            if (
+                harness is not None
+                and process.alive
+                and process.name == harness.context.lease.worker
+            ):
                 return process
         return None
 
 
 def simulate(seed: int, folder: Path | None = None) -> Simulation:
-    """Make one run, on a SQLite file in `folder` or in memory; raises what an invariant says."""
+    """Run one seed, on a SQLite file in `folder` or on the model store.
+
+    Raises `InvariantViolation`.
+    """
     made: list[Simulation] = []
 
     async def main() -> None:
@@ -251,28 +272,32 @@ def simulate(seed: int, folder: Path | None = None) -> Simulation:
 
 
 def main() -> int:
-    """Run one seed, or many."""
+    """Run one or many seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", nargs="?", type=int)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--sqlite", action="store_true", help="on a SQLite file, not in memory")
-    given = parser.parse_args()
+    parser.add_argument(
+        "--sqlite", action="store_true", help="use a SQLite file instead of the model store"
+    )
+    options = parser.parse_args()
     seeds = (
-        [given.seed] if given.seed is not None else range(given.first, given.first + given.seeds)
+        [options.seed]
+        if options.seed is not None
+        else range(options.first, options.first + options.seeds)
     )
     for seed in seeds:
         try:
             with tempfile.TemporaryDirectory() as folder:
-                run = simulate(seed, Path(folder) if given.sqlite else None)
+                run = simulate(seed, Path(folder) if options.sqlite else None)
         except BaseException:
             sys.stderr.write(f"seed {seed} fails: python -m tests.chaos.simulation {seed}\n")
             raise
         if seed and not seed % 1000:
             sys.stdout.write(f"{seed} runs\n")
             sys.stdout.flush()
-        if given.seed is not None:
-            sys.stdout.write("\n".join(run.world.oracle.history) + "\n")
+        if options.seed is not None:
+            sys.stdout.write("\n".join(run.environment.invariants.history) + "\n")
     sys.stdout.write(f"{len(seeds)} runs, all invariants hold\n")
     return 0
 

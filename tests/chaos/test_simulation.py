@@ -10,7 +10,7 @@ from tarry.service.engine.clock import StoreClock
 from tarry.service.engine.result_writer import ResultWriter
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus
-from tests.chaos.oracle import Broken
+from tests.chaos.invariants import InvariantViolation
 from tests.chaos.simulation import simulate
 from tests.service.stores.model_store import ModelStore
 
@@ -19,8 +19,8 @@ SEEDS, CHUNK = 2_000, 100
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_invariants_hold_whatever_goes_wrong(first: int) -> None:
-    """A failing seed is named by the error, and can be repeated."""
+def test_invariants_hold_with_random_faults(first: int) -> None:
+    """The error names the failing seed, so that the run can be repeated."""
     for seed in range(first, first + CHUNK):
         try:
             simulate(seed)
@@ -30,12 +30,12 @@ def test_invariants_hold_whatever_goes_wrong(first: int) -> None:
 
 
 def test_same_seed_is_the_same_run() -> None:
-    """Two runs of one seed tell the same story, to the last line."""
-    assert simulate(3).world.oracle.history == simulate(3).world.oracle.history
+    """Two runs of one seed have the same history."""
+    assert simulate(3).environment.invariants.history == simulate(3).environment.invariants.history
 
 
-def _forgets_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that says a task has succeeded, whatever came back."""
+def _ignore_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the worker record a success for every exhausted task."""
     monkeypatch.setattr(
         attempts,
         "exhausted_result",
@@ -43,48 +43,48 @@ def _forgets_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _starts_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker whose clock is ahead of the store's."""
+def _start_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the clock of the worker ahead of the store's."""
     now_ms = StoreClock.now_ms
     monkeypatch.setattr(StoreClock, "now_ms", lambda self: now_ms(self) + 500)
 
 
-def _loses_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that answers before it has written."""
+def _lose_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the store reply without having stored all tasks."""
     add = ModelStore.add
 
-    async def forgetful(self: Any, tasks: Any, lease: Any = None, **options: Any) -> Any:
+    async def add_and_lose(self: Any, tasks: Any, lease: Any = None, **options: Any) -> Any:
         added = await add(self, tasks, lease, **options)
         for one in added[1:]:
             self.state.rows[self.state.ids[one.task.id]].task.status = Status.PENDING
             self.state.rows.pop(self.state.ids.pop(one.task.id))
         return added
 
-    monkeypatch.setattr(ModelStore, "add", forgetful)
+    monkeypatch.setattr(ModelStore, "add", add_and_lose)
 
 
-def _ignores_a_lost_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that goes on with a task that somebody else has taken over."""
+def _ignore_lost_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the worker continue with tasks that it has finished."""
     write = ResultWriter._write_results
 
-    async def stubborn(self: Any, items: Any) -> Any:
+    async def write_and_requeue(self: Any, items: Any) -> Any:
         answers = await write(self, items)
         for (result, _, _), answer in zip(items, answers, strict=True):
             if answer is FinishStatus.DONE:
                 self._leased_tasks.add([result.task])
         return answers
 
-    monkeypatch.setattr(ResultWriter, "_write_results", stubborn)
+    monkeypatch.setattr(ResultWriter, "_write_results", write_and_requeue)
 
 
 @pytest.mark.parametrize(
-    "sabotage", [_forgets_answers, _starts_early, _loses_tasks, _ignores_a_lost_lease]
+    "break_service", [_ignore_failures, _start_early, _lose_tasks, _ignore_lost_leases]
 )
-def test_the_oracle_sees_what_is_broken(
-    sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+def test_invariant_checks_detect_a_broken_service(
+    break_service: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each sabotage of the service is found within a few runs."""
-    sabotage(monkeypatch)
-    with pytest.raises((Broken, KeyError)):
+    """Each defect is detected within a few runs."""
+    break_service(monkeypatch)
+    with pytest.raises((InvariantViolation, KeyError)):
         for seed in range(40):
             simulate(seed)

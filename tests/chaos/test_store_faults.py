@@ -1,4 +1,4 @@
-"""Faults of the disk under a server that runs: it says so, loses nothing, and goes on by itself."""
+"""Disk faults under a running service: it reports them, loses nothing, and recovers by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUNNING, LATER = 20, 20
 
 @contextmanager
 def full(running: Service) -> Iterator[None]:
-    """A disk without room: ENOSPC."""
+    """Fill the disk: ENOSPC."""
     disk = Path(f"/proc/{running.process.pid}/root{running.folder}")
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
@@ -37,7 +37,7 @@ def full(running: Service) -> Iterator[None]:
 
 @contextmanager
 def limited(running: Service) -> Iterator[None]:
-    """A limit of the processes that lets no file grow: EFBIG."""
+    """Limit the file size of the processes: EFBIG."""
     kind, pids = resource.RLIMIT_FSIZE, [running.process.pid, *children(running.process.pid)]
     soft, hard = resource.prlimit(pids[0], kind)
     for pid in pids:
@@ -50,14 +50,14 @@ def limited(running: Service) -> Iterator[None]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that a process has started."""
+    """Return the ids of the child processes."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for each in lists for child in each.read_text().split()]
 
 
 @contextmanager
 def read_only(running: Service) -> Iterator[None]:
-    """Files that nobody may write, not even who has them open: EPERM."""
+    """Make the files immutable, also for processes that have opened them: EPERM."""
     files = [str(running.folder / name) for name in ("tarry.db", "tarry.db-wal")]
     assert _can("chattr", "+i", *files)
     try:
@@ -68,7 +68,7 @@ def read_only(running: Service) -> Iterator[None]:
 
 @contextmanager
 def moved(running: Service) -> Iterator[None]:
-    """A file that is not where it was."""
+    """Rename the database file."""
     database = running.folder / "tarry.db"
     elsewhere = database.rename(running.folder / "elsewhere")
     try:
@@ -86,32 +86,32 @@ def _can(*command: str) -> bool:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", [full, limited, read_only, moved])
-def test_the_store_goes_away_and_comes_back(fault: Fault, tmp_path: Path) -> None:
-    """503 and readiness red, no attempt is lost or repeated; then it goes on without a restart."""
+def test_service_recovers_from_a_store_fault(fault: Fault, tmp_path: Path) -> None:
+    """It returns 503 and is not ready; no attempt is lost or repeated, and no restart is needed."""
     within: tuple[str, ...] = ()
     if fault is full:
         within = (*ON_A_SMALL_DISK, MOUNTED, str(tmp_path))
         if not _can(*within, "true"):
-            pytest.skip("a disk of one's own needs user namespaces: run as root, or allow them")
+            pytest.skip("a separate disk needs user namespaces: run as root, or allow them")
     if fault is read_only:
         (tmp_path / "file").touch()
         if not _can("chattr", "+i", str(tmp_path / "file")):
-            pytest.skip("needs chattr +i, which is root's, on a file system that has it")
+            pytest.skip("needs root, and a file system that supports chattr +i")
         _can("chattr", "-i", str(tmp_path / "file"))
     gate = threading.Event()
 
-    def slowly(_path: str, _number: int) -> int:
+    def respond_slowly(_path: str, _number: int) -> int:
         gate.wait(60)
         return 200
 
-    with target(slowly) as to, service(tmp_path, within=within) as running:
+    with target(respond_slowly) as to, service(tmp_path, within=within) as running:
         accepted = {running.post(targetUrl=f"{to.url}/{n}")["taskId"] for n in range(RUNNING)}
         for n in range(LATER):
             accepted.add(running.post(targetUrl=f"{to.url}/later/{n}", delayMs=2000)["taskId"])
         running.wait_for(lambda: len(to.seen) >= RUNNING)
         more = 0
         with fault(running):
-            while True:  # the log of the store may have room for a few more
+            while True:  # the WAL file may have space for a few more
                 status, answer, headers = running.reply(
                     "POST",
                     "/retry-tasks",
@@ -126,7 +126,7 @@ def test_the_store_goes_away_and_comes_back(fault: Fault, tmp_path: Path) -> Non
             running.wait_for(lambda: running.ask("GET", "/readyz")[0] == 503)
             assert 200 == running.ask("GET", "/healthz")[0]
             assert "store" in running.ask("GET", "/readyz")[1]["failing"]
-            gate.set()  # attempts end, and their results cannot be written down
+            gate.set()  # attempts end, and their results cannot be written
             for _ in range(50):
                 assert 503 == running.ask("GET", "/readyz")[0]
                 time.sleep(0.05)

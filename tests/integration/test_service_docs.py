@@ -228,7 +228,7 @@ def test_statuses_on_the_page_are_those_of_the_code() -> None:
 
 def test_limits_on_the_page_are_those_of_the_code() -> None:
     """The table of limits has the numbers that the engine and the API go by."""
-    rows = table_of(DOCS / "service-operations.md", "of one process")
+    rows = table_of(DOCS / "service-operations.md", "limit of one process")
     engine, api = EngineLimits(), ApiLimits()
 
     documented = [int(found.replace(",", "")) for row in rows for found in _NUMBER.findall(row[1])]

@@ -26,8 +26,8 @@ class Sender:
         return [item * 2 for item in items]
 
 
-def test_what_comes_while_a_call_runs_goes_into_the_next() -> None:
-    """The first goes alone, the others together, and each gets its own answer."""
+def test_items_that_arrive_during_a_commit_share_the_next() -> None:
+    """The first is committed alone, the others together; each gets its own result."""
 
     async def main() -> None:
         sender = Sender()
@@ -46,8 +46,8 @@ def test_what_comes_while_a_call_runs_goes_into_the_next() -> None:
     asyncio.run(main())
 
 
-def test_a_second_call_is_made_when_enough_wait_for_it() -> None:
-    """Few wait for the end of the first, and there is never a third."""
+def test_second_group_starts_early_when_enough_items_wait() -> None:
+    """Few items wait for the end of the first group, and there is never a third."""
 
     async def main() -> None:
         sender = Sender()
@@ -70,8 +70,8 @@ def test_a_second_call_is_made_when_enough_wait_for_it() -> None:
     asyncio.run(main())
 
 
-def test_after_a_stop_before_anything_began_the_next_goes() -> None:
-    """With what was left behind."""
+def test_commit_works_after_a_stop_before_the_first_group() -> None:
+    """The items that were waiting are committed too."""
 
     async def main() -> None:
         sender = Sender()
@@ -86,8 +86,8 @@ def test_after_a_stop_before_anything_began_the_next_goes() -> None:
     asyncio.run(main())
 
 
-def test_one_of_two_calls_that_fails_takes_nothing_of_the_other() -> None:
-    """Each has its own answer."""
+def test_failed_group_does_not_affect_the_other_in_flight() -> None:
+    """Each group has its own result."""
 
     async def main() -> None:
         sender = Sender()
@@ -110,8 +110,8 @@ def test_one_of_two_calls_that_fails_takes_nothing_of_the_other() -> None:
     asyncio.run(main())
 
 
-def test_what_is_posted_counts_towards_a_second_call() -> None:
-    """Nobody waits for it, and it goes as soon."""
+def test_posted_items_count_towards_an_early_start() -> None:
+    """They start a second group like submitted items."""
 
     async def main() -> None:
         sender = Sender()
@@ -131,8 +131,8 @@ def test_what_is_posted_counts_towards_a_second_call() -> None:
     asyncio.run(main())
 
 
-def test_a_call_takes_no_more_than_it_may() -> None:
-    """Parts stay together, but for those that no call can take; answers keep their order."""
+def test_group_has_at_most_max_items() -> None:
+    """Entries stay together unless they are larger than a group; results keep their order."""
 
     async def main() -> None:
         sender = Sender()
@@ -146,8 +146,8 @@ def test_a_call_takes_no_more_than_it_may() -> None:
     asyncio.run(main())
 
 
-def test_others_have_their_turn_between_the_calls_of_a_large_part() -> None:
-    """Which is refused as a whole, before anything of it is sent."""
+def test_other_entries_are_committed_between_parts_of_a_large_one() -> None:
+    """A large entry is refused as a whole, before any of it is committed."""
 
     async def main() -> None:
         sender = Sender()
@@ -165,8 +165,8 @@ def test_others_have_their_turn_between_the_calls_of_a_large_part() -> None:
     asyncio.run(main())
 
 
-def test_an_error_of_one_call_is_that_of_the_whole_part() -> None:
-    """Who put it may put it again: nothing is done twice."""
+def test_error_of_one_part_fails_the_whole_entry() -> None:
+    """The caller may submit it again: commits are idempotent."""
 
     async def main() -> None:
         sender = Sender()
@@ -181,8 +181,8 @@ def test_an_error_of_one_call_is_that_of_the_whole_part() -> None:
     asyncio.run(main())
 
 
-def test_more_than_may_wait_is_refused() -> None:
-    """Memory is bounded: who comes too many is told when to come again."""
+def test_items_above_max_pending_are_refused() -> None:
+    """Memory is bounded, and the caller learns when to retry."""
 
     async def main() -> None:
         sender = Sender()
@@ -198,8 +198,8 @@ def test_more_than_may_wait_is_refused() -> None:
     asyncio.run(main())
 
 
-def test_an_error_reaches_everybody_in_the_call_and_nobody_else() -> None:
-    """The next call is made as if nothing had been."""
+def test_error_reaches_all_callers_of_the_group_only() -> None:
+    """The next group is committed normally."""
 
     async def main() -> None:
         sender = Sender()
@@ -216,8 +216,8 @@ def test_an_error_reaches_everybody_in_the_call_and_nobody_else() -> None:
     asyncio.run(main())
 
 
-def test_a_caller_who_left_disturbs_nobody() -> None:
-    """His items are sent, and the others get their answers."""
+def test_cancelled_caller_does_not_affect_others() -> None:
+    """Its items are committed, and the others get their results."""
 
     async def main() -> None:
         sender = Sender()
@@ -232,8 +232,8 @@ def test_a_caller_who_left_disturbs_nobody() -> None:
     asyncio.run(main())
 
 
-def test_what_nobody_waits_for_goes_with_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    """In its order; an error of it is at least logged, and the next call is made."""
+def test_posted_items_are_committed_in_order(caplog: pytest.LogCaptureFixture) -> None:
+    """An error is logged, and the next group is committed."""
 
     async def main() -> None:
         sender = Sender()
@@ -257,8 +257,8 @@ def test_what_nobody_waits_for_goes_with_the_others(caplog: pytest.LogCaptureFix
     ]
 
 
-def test_what_nobody_waits_for_is_no_more_than_a_call_takes() -> None:
-    """It goes in parts, in its order, and what is put between stays between."""
+def test_posted_items_respect_max_items() -> None:
+    """They keep their order, also with submitted items between them."""
 
     async def main() -> None:
         sender = Sender()
@@ -280,8 +280,8 @@ def test_what_nobody_waits_for_is_no_more_than_a_call_takes() -> None:
     asyncio.run(main())
 
 
-def test_what_was_left_behind_goes_with_what_comes_next() -> None:
-    """A sender that was stopped is made anew."""
+def test_waiting_items_are_committed_after_a_stop() -> None:
+    """The next post starts the queue again."""
 
     async def main() -> None:
         sender = Sender()
@@ -299,8 +299,8 @@ def test_what_was_left_behind_goes_with_what_comes_next() -> None:
     asyncio.run(main())
 
 
-def test_stop_breaks_off() -> None:
-    """What is on its way is cancelled, what waits is not sent."""
+def test_stop_cancels_the_commit_in_flight() -> None:
+    """Waiting items are not committed."""
 
     async def main() -> None:
         sender = Sender()
@@ -316,7 +316,7 @@ def test_stop_breaks_off() -> None:
     asyncio.run(main())
 
 
-def test_stop_right_after_a_commit_has_ended_is_quiet() -> None:
+def test_stop_right_after_a_commit_raises_nothing() -> None:
     """The callback of a commit that has ended may run after `stop`, and starts nothing."""
 
     async def main() -> None:

@@ -7,8 +7,8 @@ from tarry.service.model import TRANSITIONS, Status
 
 
 @pytest.mark.parametrize("status", Status)
-def test_terminal_is_what_no_attempt_follows(status: Status) -> None:
-    """Nothing leads from there to IN_FLIGHT in one step; a number read from a store knows it."""
+def test_no_attempt_follows_a_terminal_status(status: Status) -> None:
+    """No transition leads from it to IN_FLIGHT, also for a status read as a number."""
     follows = Status.IN_FLIGHT in TRANSITIONS[status] or status is Status.IN_FLIGHT
     read = msgspec.convert(int(status), Status)
 

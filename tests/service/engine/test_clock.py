@@ -14,13 +14,13 @@ class Machine:
         return self.time
 
 
-def test_nothing_is_due_before_the_store_has_told_its_time() -> None:
-    """The time is far in the past."""
+def test_nothing_is_due_before_the_first_synchronization() -> None:
+    """The time is far in the past until then."""
     assert StoreClock(Machine()).now() < 0
 
 
-def test_the_store_is_never_run_ahead_of() -> None:
-    """Its answer is as old as the question at most; we take the later bound for granted."""
+def test_estimate_is_never_ahead_of_the_store() -> None:
+    """The store read its clock after the request was sent, so the lower bound is used."""
     machine = Machine()
     clock = StoreClock(machine)
     asked = clock.local_ms()
@@ -34,8 +34,8 @@ def test_the_store_is_never_run_ahead_of() -> None:
     assert (1_001_000, 1_001_000.75) == (clock.now(), clock.now_ms())
 
 
-def test_a_quick_answer_tells_more_than_a_slow_one() -> None:
-    """The highest lower bound stays, whatever slower answers say."""
+def test_fast_reply_is_more_precise_than_a_slow_one() -> None:
+    """The highest lower bound is kept, whatever slower replies say."""
     machine = Machine()
     clock = StoreClock(machine)
     clock.synchronize(clock.local_ms(), 1_000_000)
@@ -46,8 +46,8 @@ def test_a_quick_answer_tells_more_than_a_slow_one() -> None:
     assert 1_002_000 == clock.now()
 
 
-def test_a_clock_that_was_set_back_is_followed() -> None:
-    """What the store cannot have said shows that its clock was set."""
+def test_store_clock_that_was_set_back_is_followed() -> None:
+    """A time below the lower bound means that the store's clock was set back."""
     machine = Machine()
     clock = StoreClock(machine)
     clock.synchronize(clock.local_ms(), 1_000_000)
@@ -56,8 +56,8 @@ def test_a_clock_that_was_set_back_is_followed() -> None:
     assert 400_000 == clock.now()
 
 
-def test_a_clock_that_was_set_forward_is_followed() -> None:
-    """A higher time is a better lower bound."""
+def test_store_clock_that_was_set_forward_is_followed() -> None:
+    """A later time is a better lower bound."""
     machine = Machine()
     clock = StoreClock(machine)
     clock.synchronize(clock.local_ms(), 1_000_000)

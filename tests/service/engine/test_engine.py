@@ -12,16 +12,16 @@ from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult, Fau
 from tarry.service.engine.context import EngineLimits
 from tarry.service.model import Status
 from tarry.service.store import CancelStatus, Lease, RetryNowStatus
-from tests.service.engine.rig import BUSY, OK, Rig, Target, decided, run
+from tests.service.engine.harness import BUSY, OK, EngineHarness, FakeTarget, decision_fields, run
 
 
-def test_new_task_goes_straight_to_its_target() -> None:
-    """A task that is due is sent without a claim, with its key and its number."""
+def test_new_task_is_sent_without_a_claim() -> None:
+    """A due task is sent at once, with its idempotency key and attempt number."""
 
     async def main() -> None:
-        target = Target()
-        rig = Rig(target)
-        (task,) = await rig.add(rig.new(body=b"hello", headers={"x-a": "1"}))
+        target = FakeTarget()
+        harness = EngineHarness(target)
+        (task,) = await harness.add(harness.new(body=b"hello", headers={"x-a": "1"}))
         await asyncio.sleep(0.1)
 
         (request,) = target.seen
@@ -32,66 +32,68 @@ def test_new_task_goes_straight_to_its_target() -> None:
         )
         ours = [("Idempotency-Key", f'"{task.key}"'), ("X-Retry-Attempt", "1")]
         assert [("x-a", "1"), *ours] == request.headers
-        assert Status.SUCCEEDED is (await rig.task(task)).status
-        assert ["added", "attempt", "succeeded"] == rig.kinds()
+        assert Status.SUCCEEDED is (await harness.task(task)).status
+        assert ["added", "attempt", "succeeded"] == harness.event_kinds()
 
     run(main)
 
 
-def test_failure_is_retried_with_the_same_key_and_its_number() -> None:
-    """A 503 is followed by a wait of the policy, then by attempt 2, all in the log."""
+def test_failure_is_retried_with_the_same_key() -> None:
+    """A 503 is followed by the policy's delay and attempt 2; the log has both."""
 
     async def main() -> None:
-        target = Target(BUSY, OK)
-        rig = Rig(target)
-        (task,) = await rig.add(rig.new())
+        target = FakeTarget(BUSY, OK)
+        harness = EngineHarness(target)
+        (task,) = await harness.add(harness.new())
         await asyncio.sleep(5)
 
         first, second = target.seen
         assert first.headers[0] == second.headers[0]
         assert [("X-Retry-Attempt", "1")] == first.headers[1:]
         assert [("X-Retry-Attempt", "2")] == second.headers[1:]
-        ended = await rig.task(task)
+        ended = await harness.task(task)
         assert (Status.SUCCEEDED, 2) == (ended.status, ended.attempts)
-        log = await rig.attempts(task)
+        log = await harness.attempts(task)
         assert ["transient", "success"] == [attempt.outcome for attempt in log]
-        assert "wait" == decided(log[0])["action"]
+        assert "wait" == decision_fields(log[0])["action"]
         assert log[1].started_at >= log[1].scheduled_at
         waited = log[1].scheduled_at - log[0].started_at
-        assert 0 <= waited - decided(log[0])["delay_ms"] < 2
+        assert 0 <= waited - decision_fields(log[0])["delay_ms"] < 2
 
     run(main)
 
 
 def test_retry_within_the_horizon_keeps_its_lease() -> None:
-    """A retry that is near is not claimed: it stays with its worker."""
+    """A retry that is due soon is not claimed again: it stays with its worker."""
 
     async def main() -> None:
-        rig = Rig(Target(BUSY, OK))
-        (task,) = await rig.add(rig.new())
+        harness = EngineHarness(FakeTarget(BUSY, OK))
+        (task,) = await harness.add(harness.new())
         await asyncio.sleep(0)
         await asyncio.sleep(3)
 
-        assert Status.SUCCEEDED is (await rig.task(task)).status  # nothing claims in this test
+        assert Status.SUCCEEDED is (await harness.task(task)).status  # nothing claims in this test
 
     run(main)
 
 
 def test_retry_beyond_the_horizon_is_claimed() -> None:
-    """A retry that is far off goes back to the store, and comes by a claim."""
+    """A retry that is due later returns to the store, and is claimed in time."""
 
     async def main() -> None:
-        rig = Rig(Target(DeliveryResult(status=503, headers=[("retry-after", "100")]), OK))
-        (task,) = await rig.add(rig.new())
+        harness = EngineHarness(
+            FakeTarget(DeliveryResult(status=503, headers=[("retry-after", "100")]), OK)
+        )
+        (task,) = await harness.add(harness.new())
         await asyncio.sleep(1)
-        waiting = await rig.task(task)
+        waiting = await harness.task(task)
         assert (Status.PENDING, None) == (waiting.status, waiting.worker)
-        assert not len(rig.engine.worker.leased_tasks)
+        assert not len(harness.engine.worker.leased_tasks)
 
-        await rig.engine.start()
+        await harness.engine.start()
         await asyncio.sleep(200)
-        await rig.engine.stop(1)
-        log = await rig.attempts(task)
+        await harness.engine.stop(1)
+        log = await harness.attempts(task)
         assert ["transient", "success"] == [attempt.outcome for attempt in log]
         assert 100_000 <= log[1].started_at - log[0].started_at
         assert 0 <= log[1].started_at - log[1].scheduled_at <= 1
@@ -99,26 +101,26 @@ def test_retry_beyond_the_horizon_is_claimed() -> None:
     run(main)
 
 
-def test_attempts_end() -> None:
-    """After the last attempt a task is dead, with the reason of the core."""
+def test_task_is_exhausted_after_the_last_attempt() -> None:
+    """After the last attempt the task is a dead letter, with the core's reason."""
 
     async def main() -> None:
-        target = Target(BUSY)
-        rig = Rig(target)
-        (task,) = await rig.add(rig.new(overrides={"maxAttempts": 3}))
+        target = FakeTarget(BUSY)
+        harness = EngineHarness(target)
+        (task,) = await harness.add(harness.new(overrides={"maxAttempts": 3}))
         await asyncio.sleep(60)
 
-        ended = await rig.task(task)
+        ended = await harness.task(task)
         assert (Status.EXHAUSTED, "attempts", 3) == (ended.status, ended.reason, ended.attempts)
         assert 3 == len(target.seen)
-        assert "stop" == decided((await rig.attempts(task))[-1])["action"]
-        assert "exhausted" == rig.kinds()[-1]
+        assert "stop" == decision_fields((await harness.attempts(task))[-1])["action"]
+        assert "exhausted" == harness.event_kinds()[-1]
 
     run(main)
 
 
-def test_what_the_target_says_is_heeded() -> None:
-    """A 404, a redirect and x-should-retry: false end a task at once; a 410 does too."""
+def test_permanent_responses_end_a_task() -> None:
+    """A 404, a 410, a redirect and x-should-retry: false end a task at once."""
 
     async def main() -> None:
         said = {
@@ -131,179 +133,191 @@ def test_what_the_target_says_is_heeded() -> None:
         }
         for reason, answers in said.items():
             for answer in answers:
-                rig = Rig(Target(answer))
-                (task,) = await rig.add(rig.new())
+                harness = EngineHarness(FakeTarget(answer))
+                (task,) = await harness.add(harness.new())
                 await asyncio.sleep(60)
-                ended = await rig.task(task)
+                ended = await harness.task(task)
                 assert (Status.EXHAUSTED, reason) == (ended.status, ended.reason)
                 assert 1 == ended.attempts
 
     run(main)
 
 
-def test_a_success_that_the_policy_asks_again_for_is_none() -> None:
-    """A 202 of who is not ready yet, as in the library; the log knows the jitter of its day."""
+def test_success_status_that_the_policy_retries_is_a_failure() -> None:
+    """A 202 in retryable_statuses is retried; the log has the jitter that applied."""
 
     async def main() -> None:
-        target = Target(DeliveryResult(status=202), DeliveryResult(status=200))
-        rig = Rig(target)
+        target = FakeTarget(DeliveryResult(status=202), DeliveryResult(status=200))
+        harness = EngineHarness(target)
         overrides = {"retryableStatusCodes": [202], "jitterType": "EQUAL"}
-        (task,) = await rig.add(rig.new(overrides=overrides))
+        (task,) = await harness.add(harness.new(overrides=overrides))
         await asyncio.sleep(60)
 
         assert (Status.SUCCEEDED, 2) == (
-            (await rig.task(task)).status,
-            (await rig.task(task)).attempts,
+            (await harness.task(task)).status,
+            (await harness.task(task)).attempts,
         )
-        assert "equal" == decided((await rig.attempts(task))[0])["jitter"]
+        assert "equal" == decision_fields((await harness.attempts(task))[0])["jitter"]
 
     run(main)
 
 
-def test_address_that_is_blocked_is_not_tried_again() -> None:
-    """The guard's no is final."""
+def test_blocked_address_is_not_retried() -> None:
+    """A target that the guard refuses ends the task."""
 
     async def main() -> None:
-        rig = Rig(Target(DeliveryResult(fault=Fault.BLOCKED, error="10.0.0.1 is private")))
-        (task,) = await rig.add(rig.new())
+        harness = EngineHarness(
+            FakeTarget(DeliveryResult(fault=Fault.BLOCKED, error="10.0.0.1 is private"))
+        )
+        (task,) = await harness.add(harness.new())
         await asyncio.sleep(60)
 
         assert (Status.EXHAUSTED, "permanent") == (
-            (await rig.task(task)).status,
-            (await rig.task(task)).reason,
+            (await harness.task(task)).status,
+            (await harness.task(task)).reason,
         )
-        (attempt,) = await rig.attempts(task)
+        (attempt,) = await harness.attempts(task)
         assert ("blocked", "10.0.0.1 is private") == (attempt.error_class, attempt.error)
 
     run(main)
 
 
-def test_fault_of_our_own_charges_nobody() -> None:
-    """A failure on our side is no attempt, does not touch the breaker, and turns health red."""
+def test_internal_failure_counts_no_attempt() -> None:
+    """It does not affect the breaker either, and the delivery is reported as failing."""
 
     async def main() -> None:
         ours = DeliveryResult(fault=Fault.INTERNAL, error="proxy down")
-        target = Target(*[ours] * 30, OK)
-        rig = Rig(target)
-        await rig.engine.start()
-        (task,) = await rig.add(rig.new())
+        target = FakeTarget(*[ours] * 30, OK)
+        harness = EngineHarness(target)
+        await harness.engine.start()
+        (task,) = await harness.add(harness.new())
         await asyncio.sleep(10)
-        assert {"delivery": "proxy down"} == rig.context.health.failing
-        assert 0 == (await rig.task(task)).attempts
+        assert {"delivery": "proxy down"} == harness.context.health.failing
+        assert 0 == (await harness.task(task)).attempts
 
         await asyncio.sleep(100)
-        ended = await rig.task(task)
+        ended = await harness.task(task)
         assert (Status.SUCCEEDED, 1) == (ended.status, ended.attempts)
-        assert {} == rig.context.health.failing
-        await rig.engine.stop(1)
+        assert {} == harness.context.health.failing
+        await harness.engine.stop(1)
 
     run(main)
 
 
-def test_delivery_that_raises_is_a_fault_of_our_own() -> None:
-    """An error in our code costs the task nothing but time."""
+def test_delivery_that_raises_is_an_internal_failure() -> None:
+    """An exception in the delivery delays the task, and counts no attempt."""
 
     async def broken(_request: DeliveryRequest) -> DeliveryResult:
         msg = "bug"
         raise RuntimeError(msg)
 
     async def main() -> None:
-        rig = Rig(Target(broken, OK))
-        await rig.engine.start()
-        (task,) = await rig.add(rig.new())
+        harness = EngineHarness(FakeTarget(broken, OK))
+        await harness.engine.start()
+        (task,) = await harness.add(harness.new())
         await asyncio.sleep(10)
-        await rig.engine.stop(1)
+        await harness.engine.stop(1)
 
-        ended = await rig.task(task)
+        ended = await harness.task(task)
         assert (Status.SUCCEEDED, 1) == (ended.status, ended.attempts)
 
     run(main)
 
 
-def test_dead_lane_is_parked_and_costs_nothing() -> None:
-    """When the breaker opens, the lane is parked, its tasks go back, and none is sent."""
+def test_lane_is_parked_when_its_breaker_opens() -> None:
+    """Its tasks return to the store, and none is sent."""
 
     async def main() -> None:
-        target = Target(BUSY)
-        rig = Rig(target, breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0))
-        await rig.engine.start()
-        tasks = await rig.add(*[rig.new(overrides={"maxAttempts": 50}) for _ in range(20)])
+        target = FakeTarget(BUSY)
+        harness = EngineHarness(
+            target, breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
+        )
+        await harness.engine.start()
+        tasks = await harness.add(*[harness.new(overrides={"maxAttempts": 50}) for _ in range(20)])
         await asyncio.sleep(5)
-        lane = await rig.store.get_lane(tasks[0].lane)
+        lane = await harness.store.get_lane(tasks[0].lane)
         assert lane is not None
         assert lane.parked_until is not None
-        assert 0 == len(rig.engine.worker.leased_tasks)
+        assert 0 == len(harness.engine.worker.leased_tasks)
         sent = len(target.seen)
 
         await asyncio.sleep(20)
         assert sent == len(target.seen)
-        assert "parked" in rig.kinds()
-        await rig.engine.stop(1)
+        assert "parked" in harness.event_kinds()
+        await harness.engine.stop(1)
 
     run(main)
 
 
-def test_parked_lane_is_probed_and_drains() -> None:
-    """When its time is up a few probes go; they succeed, and the rest follows."""
+def test_parked_lane_is_probed_and_recovers() -> None:
+    """After its time a few probes are sent; if they succeed, the other tasks follow."""
 
     async def main() -> None:
-        target = Target(*[BUSY] * 20, OK)
-        rig = Rig(target, breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0))
-        await rig.engine.start()
-        tasks = await rig.add(*[rig.new(overrides={"maxAttempts": 50}) for _ in range(20)])
+        target = FakeTarget(*[BUSY] * 20, OK)
+        harness = EngineHarness(
+            target, breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
+        )
+        await harness.engine.start()
+        tasks = await harness.add(*[harness.new(overrides={"maxAttempts": 50}) for _ in range(20)])
         await asyncio.sleep(300)
 
-        assert {Status.SUCCEEDED} == {(await rig.task(task)).status for task in tasks}
-        kinds = rig.kinds()
-        assert kinds.index("parked") < kinds.index("probing") < kinds.index("resumed")
-        lane = await rig.store.get_lane(tasks[0].lane)
+        assert {Status.SUCCEEDED} == {(await harness.task(task)).status for task in tasks}
+        event_kinds = harness.event_kinds()
+        assert (
+            event_kinds.index("parked")
+            < event_kinds.index("probing")
+            < event_kinds.index("resumed")
+        )
+        lane = await harness.store.get_lane(tasks[0].lane)
         assert lane is not None
         assert lane.parked_until is None
-        await rig.engine.stop(1)
+        await harness.engine.stop(1)
 
     run(main)
 
 
-def test_probe_that_fails_parks_the_lane_for_longer() -> None:
-    """Each opening doubles the time, and the store knows how often that was."""
+def test_failed_probe_parks_the_lane_for_longer() -> None:
+    """Each opening doubles the time, and the store has the number of openings."""
 
     async def main() -> None:
-        rig = Rig(Target(BUSY), breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0))
-        await rig.engine.start()
-        tasks = await rig.add(*[rig.new(overrides={"maxAttempts": 50}) for _ in range(20)])
+        harness = EngineHarness(
+            FakeTarget(BUSY), breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
+        )
+        await harness.engine.start()
+        tasks = await harness.add(*[harness.new(overrides={"maxAttempts": 50}) for _ in range(20)])
         await asyncio.sleep(40)
-        lane = await rig.store.get_lane(tasks[0].lane)
+        lane = await harness.store.get_lane(tasks[0].lane)
         assert lane is not None
         assert lane.parked_until is not None
         assert 2 == lane.opened
-        left = lane.parked_until - rig.context.clock.now()
+        left = lane.parked_until - harness.context.clock.now()
         assert 45_000 < left <= 60_000
-        await rig.engine.stop(1)
+        await harness.engine.stop(1)
 
     run(main)
 
 
-def test_empty_budget_defers_and_consumes_no_attempts() -> None:
-    """Retries beyond the budget wait; all tasks get through in the end."""
+def test_empty_retry_budget_defers_without_counting_attempts() -> None:
+    """Retries above the budget are deferred; all tasks succeed in the end."""
 
     async def main() -> None:
-        target = Target(*[BUSY] * 300, OK)
+        target = FakeTarget(*[BUSY] * 300, OK)
         limits = EngineLimits(lane_in_flight=1000, in_flight=1000)
-        rig = Rig(target, limits=limits, breaker=lambda: Breaker(min_calls=10_000))
-        await rig.engine.start()
-        tasks = await rig.add(*[rig.new() for _ in range(300)])
+        harness = EngineHarness(target, limits=limits, breaker=lambda: Breaker(min_calls=10_000))
+        await harness.engine.start()
+        tasks = await harness.add(*[harness.new() for _ in range(300)])
         await asyncio.sleep(120)
 
-        assert {Status.SUCCEEDED} == {(await rig.task(task)).status for task in tasks}
-        assert {2} == {(await rig.task(task)).attempts for task in tasks}
-        assert "deferred" in rig.kinds()
-        await rig.engine.stop(1)
+        assert {Status.SUCCEEDED} == {(await harness.task(task)).status for task in tasks}
+        assert {2} == {(await harness.task(task)).attempts for task in tasks}
+        assert "deferred" in harness.event_kinds()
+        await harness.engine.stop(1)
 
     run(main)
 
 
-def test_slow_lane_does_not_hold_up_another() -> None:
-    """A lane that never answers keeps its own places; others have theirs."""
+def test_slow_lane_does_not_block_another() -> None:
+    """A lane that never responds uses only its own in-flight limit."""
 
     async def main() -> None:
         async def never(request: DeliveryRequest) -> DeliveryResult:
@@ -312,32 +326,32 @@ def test_slow_lane_does_not_hold_up_another() -> None:
             return OK
 
         limits = EngineLimits(in_flight=20, lane_in_flight=10)
-        rig = Rig(Target(never), limits=limits)
-        await rig.engine.start()
-        await rig.add(*[rig.new("http://slow.example:80/") for _ in range(100)])
-        quick = await rig.add(*[rig.new("http://quick.example:80/") for _ in range(100)])
+        harness = EngineHarness(FakeTarget(never), limits=limits)
+        await harness.engine.start()
+        await harness.add(*[harness.new("http://slow.example:80/") for _ in range(100)])
+        quick = await harness.add(*[harness.new("http://quick.example:80/") for _ in range(100)])
         await asyncio.sleep(1)
 
-        assert {Status.SUCCEEDED} == {(await rig.task(task)).status for task in quick}
+        assert {Status.SUCCEEDED} == {(await harness.task(task)).status for task in quick}
 
     run(main)
 
 
-def test_retry_that_is_due_goes_before_new_tasks() -> None:
-    """A task that has begun was promised a time; those that queue in its lane were not."""
+def test_due_retry_is_sent_before_queued_first_attempts() -> None:
+    """A retry has a promised time; first attempts in the queue of its lane do not."""
 
     async def main() -> None:
         async def slow(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(0.1)
             return OK
 
-        target = Target(BUSY, slow)
-        rig = Rig(target, limits=EngineLimits(lane_in_flight=1))
-        await rig.engine.start()
-        tasks = await rig.add(*[rig.new() for _ in range(50)])
+        target = FakeTarget(BUSY, slow)
+        harness = EngineHarness(target, limits=EngineLimits(lane_in_flight=1))
+        await harness.engine.start()
+        tasks = await harness.add(*[harness.new() for _ in range(50)])
         await asyncio.sleep(30)
 
-        (log,) = [log for log in [await rig.attempts(task) for task in tasks] if len(log) == 2]
+        (log,) = [log for log in [await harness.attempts(task) for task in tasks] if len(log) == 2]
         waited = (log[1].started_at - log[1].scheduled_at) / 1000
         assert 51 == len(target.seen)
         assert waited <= 0.1
@@ -345,23 +359,23 @@ def test_retry_that_is_due_goes_before_new_tasks() -> None:
     run(main)
 
 
-def test_total_budget_ends_a_task_before_an_attempt_that_cannot_fit() -> None:
-    """A task whose time is over is dead without another attempt."""
+def test_total_budget_ends_a_task_before_an_attempt() -> None:
+    """A task whose total budget is used up is exhausted without another attempt."""
 
     async def main() -> None:
-        target = Target(OK)
-        rig = Rig(target)
-        (task,) = await rig.add(rig.new(overrides={"totalBudgetMs": 5000}))
-        await rig.engine.pause(task.lane)  # too late for the task that runs
-        later = rig.new(overrides={"totalBudgetMs": 5000})
-        (late,) = await rig.add(later)
+        target = FakeTarget(OK)
+        harness = EngineHarness(target)
+        (task,) = await harness.add(harness.new(overrides={"totalBudgetMs": 5000}))
+        await harness.engine.pause(task.lane)  # too late for the task that runs
+        later = harness.new(overrides={"totalBudgetMs": 5000})
+        (late,) = await harness.add(later)
         await asyncio.sleep(10)
-        await rig.engine.resume(task.lane)
-        await rig.engine.start()
+        await harness.engine.resume(task.lane)
+        await harness.engine.start()
         await asyncio.sleep(5)
-        await rig.engine.stop(1)
+        await harness.engine.stop(1)
 
-        ended = await rig.task(late)
+        ended = await harness.task(late)
         assert (Status.EXHAUSTED, "total-budget", 0) == (
             ended.status,
             ended.reason,
@@ -372,25 +386,25 @@ def test_total_budget_ends_a_task_before_an_attempt_that_cannot_fit() -> None:
     run(main)
 
 
-def test_cancel_of_a_task_that_waits_here_is_confirmed() -> None:
-    """A leased task whose time has not come is cancelled for good: no attempt follows."""
+def test_cancelled_task_that_waits_here_is_cancelled_at_once() -> None:
+    """A leased task that is not due yet is cancelled: no attempt follows."""
 
     async def main() -> None:
-        target = Target()
-        rig = Rig(target)
-        (task,) = await rig.add(rig.new(delay=500))
-        assert CancelStatus.CANCELLED is await rig.engine.cancel("default", task.id)
+        target = FakeTarget()
+        harness = EngineHarness(target)
+        (task,) = await harness.add(harness.new(delay=500))
+        assert CancelStatus.CANCELLED is await harness.engine.cancel("default", task.id)
         await asyncio.sleep(5)
 
-        assert Status.CANCELLED is (await rig.task(task)).status
+        assert Status.CANCELLED is (await harness.task(task)).status
         assert [] == target.seen
-        assert CancelStatus.TERMINAL is await rig.engine.cancel("default", task.id)
-        assert await rig.engine.cancel("other", task.id) is None
+        assert CancelStatus.TERMINAL is await harness.engine.cancel("default", task.id)
+        assert await harness.engine.cancel("other", task.id) is None
 
     run(main)
 
 
-def test_cancel_while_an_attempt_runs_lets_it_finish_and_stops_the_next() -> None:
+def test_cancel_during_an_attempt_prevents_the_next() -> None:
     """The attempt is logged, and no other follows."""
 
     async def main() -> None:
@@ -398,50 +412,53 @@ def test_cancel_while_an_attempt_runs_lets_it_finish_and_stops_the_next() -> Non
             await asyncio.sleep(1)
             return BUSY
 
-        target = Target(slowly)
-        rig = Rig(target)
-        (task,) = await rig.add(rig.new())
+        target = FakeTarget(slowly)
+        harness = EngineHarness(target)
+        (task,) = await harness.add(harness.new())
         await asyncio.sleep(0.1)
-        assert CancelStatus.REQUESTED is await rig.engine.cancel("default", task.id)
+        assert CancelStatus.REQUESTED is await harness.engine.cancel("default", task.id)
         await asyncio.sleep(60)
 
-        ended = await rig.task(task)
-        assert (Status.CANCELLED, 1) == (ended.status, len(await rig.attempts(task)))
+        ended = await harness.task(task)
+        assert (Status.CANCELLED, 1) == (ended.status, len(await harness.attempts(task)))
         assert 1 == len(target.seen)
 
     run(main)
 
 
-def test_retry_now_does_not_wait() -> None:
-    """A task that waits here, and one that waits in the store, are sent at once, and only once."""
+def test_retry_now_sends_at_once() -> None:
+    """This holds for tasks that wait here and in the store, and each is sent only once."""
 
     async def main() -> None:
-        target = Target()
-        rig = Rig(target)
-        await rig.engine.start()
-        near, far = await rig.add(rig.new(delay=900), rig.new(delay=900_000))
-        assert RetryNowStatus.DUE is await rig.engine.retry_now("default", near.id)
-        assert RetryNowStatus.DUE is await rig.engine.retry_now("default", far.id)
+        target = FakeTarget()
+        harness = EngineHarness(target)
+        await harness.engine.start()
+        near, far = await harness.add(harness.new(delay=900), harness.new(delay=900_000))
+        assert RetryNowStatus.DUE is await harness.engine.retry_now("default", near.id)
+        assert RetryNowStatus.DUE is await harness.engine.retry_now("default", far.id)
         await asyncio.sleep(0.5)
         assert 2 == len(target.seen)
 
         await asyncio.sleep(1000)
         assert 2 == len(target.seen)
-        assert RetryNowStatus.FINISHED is await rig.engine.retry_now("default", near.id)
-        assert await rig.engine.retry_now("default", "0190a000-0000-7000-8000-ffffffffffff") is None
-        await rig.engine.stop(1)
+        assert RetryNowStatus.FINISHED is await harness.engine.retry_now("default", near.id)
+        assert (
+            await harness.engine.retry_now("default", "0190a000-0000-7000-8000-ffffffffffff")
+            is None
+        )
+        await harness.engine.stop(1)
 
     run(main)
 
 
-def test_waiter_gets_the_end_and_the_answer() -> None:
-    """Who waits for a task is told when it is over; who waits too short gets nothing."""
+def test_waiting_caller_gets_the_completion_and_the_response() -> None:
+    """After a timeout that is too short it gets None."""
 
     async def main() -> None:
-        rig = Rig(Target(BUSY, DeliveryResult(status=201, excerpt=b"made")))
-        (task,) = await rig.add(rig.new())
-        assert await rig.engine.wait_for_completion(task.id, 0.0) is None
-        settled = await rig.engine.wait_for_completion(task.id, 60)
+        harness = EngineHarness(FakeTarget(BUSY, DeliveryResult(status=201, excerpt=b"made")))
+        (task,) = await harness.add(harness.new())
+        assert await harness.engine.wait_for_completion(task.id, 0.0) is None
+        settled = await harness.engine.wait_for_completion(task.id, 60)
         assert settled is not None
         assert settled.delivered is not None
         assert (Status.SUCCEEDED, b"made") == (settled.status, settled.delivered.excerpt)
@@ -449,21 +466,21 @@ def test_waiter_gets_the_end_and_the_answer() -> None:
     run(main)
 
 
-def test_callback_is_a_task_of_its_own() -> None:
-    """The end of a task is posted to its callbackUrl, and retried like anything."""
+def test_callback_is_a_separate_task() -> None:
+    """The result of a task is posted to its callbackUrl, and retried like any task."""
 
     async def main() -> None:
         async def by_url(request: DeliveryRequest) -> DeliveryResult:
-            return OK if "a.example" in request.url or len(told.seen) > 2 else BUSY
+            return OK if "a.example" in request.url or len(published.seen) > 2 else BUSY
 
-        told = Target(by_url)
-        rig = Rig(told)
-        await rig.engine.start()
-        (task,) = await rig.add(rig.new(callback_url="http://hook.example/done"))
+        published = FakeTarget(by_url)
+        harness = EngineHarness(published)
+        await harness.engine.start()
+        (task,) = await harness.add(harness.new(callback_url="http://hook.example/done"))
         await asyncio.sleep(30)
-        await rig.engine.stop(1)
+        await harness.engine.stop(1)
 
-        callback = told.seen[-1]
+        callback = published.seen[-1]
         assert "http://hook.example/done" == callback.url
         news = msgspec.json.decode(callback.body)
         assert (task.id, "SUCCEEDED", 200) == (
@@ -471,46 +488,46 @@ def test_callback_is_a_task_of_its_own() -> None:
             news["status"],
             news["responseStatus"],
         )
-        assert 3 == len(told.seen)
+        assert 3 == len(published.seen)
 
     run(main)
 
 
-def test_stop_hands_back_what_has_not_begun_and_waits_for_what_runs() -> None:
-    """After a stop nothing is leased, and the attempt that ran is written down."""
+def test_stop_releases_waiting_tasks_and_waits_for_attempts() -> None:
+    """After a stop nothing is leased, and the attempt in flight is recorded."""
 
     async def main() -> None:
         async def slowly(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(3)
             return OK
 
-        rig = Rig(Target(slowly), limits=EngineLimits(in_flight=1))
-        await rig.engine.start()
-        runs, waits = await rig.add(rig.new(), rig.new())
+        harness = EngineHarness(FakeTarget(slowly), limits=EngineLimits(in_flight=1))
+        await harness.engine.start()
+        runs, waits = await harness.add(harness.new(), harness.new())
         await asyncio.sleep(1)
-        await rig.engine.stop(10)
+        await harness.engine.stop(10)
 
-        assert Status.SUCCEEDED is (await rig.task(runs)).status
-        waiting = await rig.task(waits)
+        assert Status.SUCCEEDED is (await harness.task(runs)).status
+        waiting = await harness.task(waits)
         assert (Status.PENDING, None, 0) == (waiting.status, waiting.worker, waiting.attempts)
 
     run(main)
 
 
-def test_stop_does_not_wait_for_ever() -> None:
-    """An attempt that outlives the patience is cut off; its lease ends by itself."""
+def test_stop_has_a_timeout() -> None:
+    """An attempt that takes longer is cancelled; its lease expires by itself."""
 
     async def main() -> None:
         async def never(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(1e6)
             return OK
 
-        rig = Rig(Target(never))
-        (task,) = await rig.add(rig.new())
+        harness = EngineHarness(FakeTarget(never))
+        (task,) = await harness.add(harness.new())
         await asyncio.sleep(1)
-        await rig.engine.stop(5)
+        await harness.engine.stop(5)
 
-        assert Status.IN_FLIGHT is (await rig.task(task)).status
+        assert Status.IN_FLIGHT is (await harness.task(task)).status
 
     run(main)
 
@@ -534,97 +551,97 @@ class Flaky:
         return fail
 
 
-def test_store_that_is_away_charges_nobody_and_comes_back() -> None:
-    """An answer is kept until the store takes it; readiness is red meanwhile."""
+def test_store_outage_counts_no_attempt_and_recovers() -> None:
+    """A result is kept until the store accepts it; health reports the store meanwhile."""
 
     async def main() -> None:
-        target = Target()
-        rig = Rig(target)
-        flaky = Flaky(rig.store)
-        rig = Rig(target, store=flaky)
-        await rig.engine.start()
+        target = FakeTarget()
+        harness = EngineHarness(target)
+        flaky = Flaky(harness.store)
+        harness = EngineHarness(target, store=flaky)
+        await harness.engine.start()
         flaky.down = {"finish", "claim", "sweep"}
-        (task,) = await rig.add(rig.new())
+        (task,) = await harness.add(harness.new())
         await asyncio.sleep(20)
-        assert "store" in rig.context.health.failing
+        assert "store" in harness.context.health.failing
         assert 1 == len(target.seen)
 
         flaky.down = set()
         await asyncio.sleep(5)
-        assert {} == rig.context.health.failing
-        assert Status.SUCCEEDED is (await rig.task(task)).status
+        assert {} == harness.context.health.failing
+        assert Status.SUCCEEDED is (await harness.task(task)).status
         assert 1 == len(target.seen)
-        await rig.engine.stop(1)
+        await harness.engine.stop(1)
 
     run(main)
 
 
-def test_task_whose_lease_was_lost_is_not_started() -> None:
-    """A worker that was held up past its lease hands a task back, and does not send it."""
+def test_task_whose_lease_has_expired_is_not_started() -> None:
+    """A worker that was suspended past its lease releases the task instead of sending it."""
 
     async def main() -> None:
-        target = Target()
+        target = FakeTarget()
         ahead = 0.0
         loop = asyncio.get_running_loop()
-        rig = Rig(
+        harness = EngineHarness(
             target,
             lease=Lease("worker", 40_000, 1_000),
             monotonic=lambda: loop.time() + ahead,
         )
-        (task,) = await rig.add(rig.new(delay=900))
+        (task,) = await harness.add(harness.new(delay=900))
         ahead = 60.0  # the process was stopped meanwhile
         await asyncio.sleep(2)
 
         assert [] == target.seen
-        assert Status.PENDING is (await rig.task(task)).status
+        assert Status.PENDING is (await harness.task(task)).status
 
     run(main)
 
 
 @pytest.mark.parametrize(("lost", "sent"), [(1, 1), (9, 1), (10, 0)])
-def test_lost_attempt_does_not_end_a_task(lost: int, sent: int) -> None:
-    """Nobody knows whether it was made, so another takes its place; but not for ever."""
+def test_lost_attempt_does_not_exhaust_a_task(lost: int, sent: int) -> None:
+    """It may not have been sent, so it is repeated, but not for ever."""
 
     async def main() -> None:
-        target = Target(OK)
-        rig = Rig(target, limits=EngineLimits(in_flight=1))
-        new = rig.new(overrides={"maxAttempts": 1})
+        target = FakeTarget(OK)
+        harness = EngineHarness(target, limits=EngineLimits(in_flight=1))
+        new = harness.new(overrides={"maxAttempts": 1})
         new.direct = True
-        await rig.store.add([new], Lease("dead", 10_000, 1_000))
+        await harness.store.add([new], Lease("dead", 10_000, 1_000))
         for worker in range(lost - 1):
             await asyncio.sleep(11)
             lease = Lease(f"dead {worker}", 10_000, 1_000)
-            assert (await rig.store.claim(lease, limit=1, per_lane=1)).tasks
+            assert (await harness.store.claim(lease, limit=1, per_lane=1)).tasks
         await asyncio.sleep(11)
 
-        await rig.engine.start()
+        await harness.engine.start()
         await asyncio.sleep(5)
 
-        ended = await rig.task(new.task)
+        ended = await harness.task(new.task)
         assert sent == len(target.seen)
         assert (Status.SUCCEEDED if sent else Status.EXHAUSTED) is ended.status
-        assert ["lost"] * lost == [one.outcome for one in await rig.attempts(ended)][:lost]
-        assert [1] == [event.attempts for event in rig.told if event.kind == "lost"]
-        page, _ = rig.metrics.render(await rig.store.counters(), 0.0)
+        assert ["lost"] * lost == [one.outcome for one in await harness.attempts(ended)][:lost]
+        assert [1] == [event.attempts for event in harness.published if event.kind == "lost"]
+        page, _ = harness.metrics.render(await harness.store.counters(), 0.0)
         assert b'retry_attempts_total{outcome="lost",policy=""} 1.0' in page
 
     run(main)
 
 
-def test_caller_who_leaves_while_a_task_is_written_does_not_stop_it() -> None:
-    """It is leased to this process, so this process makes it, and at once."""
+def test_cancelled_caller_does_not_stop_its_task() -> None:
+    """The task is leased to this process, so this process sends it at once."""
 
     async def main() -> None:
-        target = Target(OK)
-        rig = Rig(target)
-        add, written = rig.store.add, asyncio.Event()
+        target = FakeTarget(OK)
+        harness = EngineHarness(target)
+        add, written = harness.store.add, asyncio.Event()
 
         async def slowly(*args: Any, **options: Any) -> Any:
             await written.wait()
             return await add(*args, **options)
 
-        rig.store.add = slowly  # type: ignore[method-assign]
-        adding = asyncio.ensure_future(rig.add(rig.new()))
+        harness.store.add = slowly  # type: ignore[method-assign]
+        adding = asyncio.ensure_future(harness.add(harness.new()))
         await asyncio.sleep(1)
         adding.cancel()
         await asyncio.wait([adding])
@@ -637,17 +654,19 @@ def test_caller_who_leaves_while_a_task_is_written_does_not_stop_it() -> None:
     run(main)
 
 
-def test_result_after_a_lost_lease_is_void() -> None:
-    """Somebody else has taken the task over: our finish changes nothing, and is counted."""
+def test_result_after_a_lost_lease_is_discarded() -> None:
+    """Another worker has the task: the result changes nothing, and is counted."""
 
     async def main() -> None:
         async def slowly(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(200)  # past every timeout and the lease
             return OK
 
-        first = Rig(Target(slowly))
+        first = EngineHarness(FakeTarget(slowly))
         (task,) = await first.add(first.new())
-        second = Rig(Target(OK), store=first.store, seed=2, lease=Lease("second", 70_000, 1_000))
+        second = EngineHarness(
+            FakeTarget(OK), store=first.store, seed=2, lease=Lease("second", 70_000, 1_000)
+        )
         await second.engine.start()
         await asyncio.sleep(150)
         taken = await first.task(task)
@@ -657,7 +676,7 @@ def test_result_after_a_lost_lease_is_void() -> None:
 
         await asyncio.sleep(100)
         assert taken == await first.task(task)
-        assert 1 == first.kinds().count("superseded")
+        assert 1 == first.event_kinds().count("superseded")
         page, _ = first.metrics.render(await first.store.counters(), 0.0)
         assert b"retry_superseded_total 1.0" in page
         await second.engine.stop(1)
@@ -665,20 +684,20 @@ def test_result_after_a_lost_lease_is_void() -> None:
     run(main)
 
 
-def test_breaker_is_shared_by_way_of_the_store() -> None:
-    """A second worker that never saw a failure gets probes only, and parks for as long as due."""
+def test_breaker_state_is_shared_through_the_store() -> None:
+    """A second worker without failures gets probes only, and parks for the right time."""
 
     async def main() -> None:
         def breaker() -> Breaker:
             return Breaker(min_calls=5, open_for=30.0, spread=0.0)
 
-        first = Rig(Target(BUSY), breaker=breaker)
+        first = EngineHarness(FakeTarget(BUSY), breaker=breaker)
         tasks = await first.add(*[first.new(overrides={"maxAttempts": 50}) for _ in range(20)])
         await asyncio.sleep(5)
         await first.engine.stop(1)
 
-        target = Target(BUSY)
-        second = Rig(
+        target = FakeTarget(BUSY)
+        second = EngineHarness(
             target,
             store=first.store,
             seed=2,
@@ -696,84 +715,86 @@ def test_breaker_is_shared_by_way_of_the_store() -> None:
     run(main)
 
 
-def test_lane_opened_by_a_person_is_open_here_too() -> None:
-    """Resume closes the breaker and the tasks flow again, slowly at first."""
+def test_lane_resumed_by_an_operator_is_open_here_too() -> None:
+    """Resume closes the breaker, and tasks are sent again, slowly at first."""
 
     async def main() -> None:
-        target = Target(*[BUSY] * 5, OK)
-        rig = Rig(target, breaker=lambda: Breaker(min_calls=5, open_for=300.0, spread=0.0))
-        await rig.engine.start()
-        tasks = await rig.add(*[rig.new(overrides={"maxAttempts": 50}) for _ in range(5)])
+        target = FakeTarget(*[BUSY] * 5, OK)
+        harness = EngineHarness(
+            target, breaker=lambda: Breaker(min_calls=5, open_for=300.0, spread=0.0)
+        )
+        await harness.engine.start()
+        tasks = await harness.add(*[harness.new(overrides={"maxAttempts": 50}) for _ in range(5)])
         await asyncio.sleep(10)
         assert 5 == len(target.seen)
-        standing = rig.engine.local_stats(tasks[0].lane)
+        standing = harness.engine.local_stats(tasks[0].lane)
         assert standing is not None
         assert "open" == standing["breaker"]
 
-        await rig.engine.resume(tasks[0].lane)
+        await harness.engine.resume(tasks[0].lane)
         await asyncio.sleep(20)
-        assert {Status.SUCCEEDED} == {(await rig.task(task)).status for task in tasks}
-        await rig.engine.reset(tasks[0].lane)
-        assert rig.engine.local_stats("default/http:nobody.example:80") is None
-        await rig.engine.stop(1)
+        assert {Status.SUCCEEDED} == {(await harness.task(task)).status for task in tasks}
+        await harness.engine.reset(tasks[0].lane)
+        assert harness.engine.local_stats("default/http:nobody.example:80") is None
+        await harness.engine.stop(1)
 
     run(main)
 
 
-def test_policy_that_changes_is_used_from_the_next_decision_on() -> None:
-    """A new version is taken up within a second, also when another process wrote it."""
+def test_changed_policy_applies_to_the_next_decision() -> None:
+    """A new version is used within a second, also if another process wrote it."""
 
     async def main() -> None:
         from tarry.service.model import PolicyVersion
 
-        target = Target(BUSY)
-        rig = Rig(target)
-        await rig.engine.start()
+        target = FakeTarget(BUSY)
+        harness = EngineHarness(target)
+        await harness.engine.start()
         document = msgspec.json.encode({"maxAttempts": 50, "maxDelayMs": 1000})
-        await rig.store.put_policy(
+        await harness.store.put_policy(
             PolicyVersion(tenant="default", id="p", version=1, document=document), replace=False
         )
-        (task,) = await rig.add(rig.new(policy_id="p"))
+        (task,) = await harness.add(harness.new(policy_id="p"))
         await asyncio.sleep(6)
-        assert Status.EXHAUSTED is not (await rig.task(task)).status
+        assert Status.EXHAUSTED is not (await harness.task(task)).status
 
         document = msgspec.json.encode({"maxAttempts": 2})
-        await rig.store.put_policy(
+        await harness.store.put_policy(
             PolicyVersion(tenant="default", id="p", version=2, document=document), replace=True
         )
         await asyncio.sleep(60)
-        ended = await rig.task(task)
+        ended = await harness.task(task)
         assert (Status.EXHAUSTED, "attempts") == (ended.status, ended.reason)
         assert ended.attempts < 20
-        await rig.engine.stop(1)
+        await harness.engine.stop(1)
 
     run(main)
 
 
-def test_policy_that_is_gone_leaves_the_default() -> None:
-    """A task whose policy was deleted goes on by the default one, and nothing spins."""
+def test_deleted_policy_is_replaced_by_the_default() -> None:
+    """The task continues with the default policy, without a busy loop."""
 
     async def main() -> None:
-        rig = Rig(Target(BUSY))
-        (task,) = await rig.add(rig.new(policy_id="gone"))
+        harness = EngineHarness(FakeTarget(BUSY))
+        (task,) = await harness.add(harness.new(policy_id="gone"))
         await asyncio.sleep(60)
 
-        ended = await rig.task(task)
+        ended = await harness.task(task)
         assert (Status.EXHAUSTED, 5) == (ended.status, ended.attempts)
 
     run(main)
 
 
-def test_cancel_is_told() -> None:
-    """Whoever listens hears of a task that was cancelled while it waited."""
+def test_cancel_publishes_an_event() -> None:
+    """Listeners get an event for a task that was cancelled while it waited."""
 
     async def main() -> None:
-        rig = Rig(Target())
-        near, far = await rig.add(rig.new(delay=500), rig.new(delay=500_000))
+        harness = EngineHarness(FakeTarget())
+        near, far = await harness.add(harness.new(delay=500), harness.new(delay=500_000))
         for task in (near, far):
-            await rig.engine.cancel("default", task.id)
+            await harness.engine.cancel("default", task.id)
 
-        assert ["added", "added", "cancelled", "cancelled"] == rig.kinds()
+        assert ["added", "added", "cancelled", "cancelled"] == harness.event_kinds()
 
     run(main)
 
@@ -789,16 +810,16 @@ def test_cancel_is_told() -> None:
         (DeliveryResult(status=200, excerpt=b"fine", truncated=True), (None, False)),
     ],
 )
-def test_log_says_whether_an_answer_had_more(
+def test_attempt_log_marks_a_truncated_excerpt(
     answer: DeliveryResult, logged: tuple[str | None, bool]
 ) -> None:
-    """Of a failed attempt 512 characters are kept, of one that went well nothing."""
+    """It has 512 characters of a failed response, and none of a successful one."""
 
     async def main() -> None:
-        rig = Rig(Target(answer))
-        [task] = await rig.add(rig.new())
+        harness = EngineHarness(FakeTarget(answer))
+        [task] = await harness.add(harness.new())
         await asyncio.sleep(1)
-        [attempt] = await rig.attempts(task)
+        [attempt] = await harness.attempts(task)
         assert logged == (attempt.excerpt, attempt.truncated)
 
     run(main)

@@ -10,7 +10,7 @@ import pytest
 from tarry.core.breaker import BreakerState
 from tarry.service.engine.lanes import Lanes, LaneState, LeasedTask, build_downstream
 from tarry.service.model import Task
-from tests.service.engine.rig import OK, Rig, Target, run
+from tests.service.engine.harness import OK, EngineHarness, FakeTarget, run
 
 
 def lanes(*names: str) -> Lanes:
@@ -28,8 +28,8 @@ def lane(running: int) -> LaneState:
     return made
 
 
-def test_full_lane_is_not_asked_again_until_an_attempt_ends() -> None:
-    """What its limit let through is remembered."""
+def test_in_flight_limit_is_remembered_until_an_attempt_ends() -> None:
+    """A lane at its limit is full until then."""
     full = lane(2)
     before = full.is_full
     full.on_limit_reached(1000)
@@ -41,8 +41,8 @@ def test_full_lane_is_not_asked_again_until_an_attempt_ends() -> None:
     assert (False, True, True, True) == (before, after, has_room, full.is_full)
 
 
-def test_limit_that_ramps_is_asked_again() -> None:
-    """An attempt that ends later shows whether more may run by now."""
+def test_in_flight_limit_is_forgotten_after_a_while() -> None:
+    """It may have grown when a later attempt ends."""
     ramping = lane(2)
     ramping.on_limit_reached(1000)
     ramping.on_attempt_ended(1050)
@@ -50,14 +50,14 @@ def test_limit_that_ramps_is_asked_again() -> None:
 
 
 def test_idle_lane_is_never_full() -> None:
-    """Nothing would end there that could open it."""
+    """No attempt would end there that could make it available again."""
     idle = lane(0)
     idle.on_limit_reached(1000)
     assert not idle.is_full
 
 
-def test_lane_that_is_idle_and_well_is_forgotten() -> None:
-    """After two looks without a task in between; a new one takes its place."""
+def test_idle_healthy_lane_is_forgotten() -> None:
+    """It is removed by the second sweep without a task; a new one replaces it."""
     known = lanes("t/a", "t/b")
     first = known["t/a"]
     known.forget_idle()
@@ -71,8 +71,8 @@ def test_lane_that_is_idle_and_well_is_forgotten() -> None:
     assert first is not known["t/a"]
 
 
-def test_lane_that_matters_is_kept() -> None:
-    """One with a task, one with an attempt, one whose breaker moved, one that is parked."""
+def test_lane_with_state_is_kept() -> None:
+    """One with a task, one with an attempt, one with an open breaker, one that is parked."""
     known = lanes("t/held", "t/running", "t/open", "t/forced", "t/parked", "t/idle")
     known.count_leased(known["t/held"])
     known["t/running"].running = 1
@@ -84,8 +84,8 @@ def test_lane_that_matters_is_kept() -> None:
     assert BreakerState.HALF_OPEN is known["t/open"].breaker.state
 
 
-def test_lanes_are_bounded_even_if_all_are_shut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The well go first; what is shut and empty goes when nothing else is left to forget."""
+def test_number_of_lanes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Healthy empty lanes are evicted first, tripped ones if there are no others."""
     monkeypatch.setattr("tarry.service.engine.lanes._MAX_LANES", 4)
     known = lanes("t/1", "t/2", "t/3", "t/4")
     known.count_leased(known["t/1"])
@@ -100,16 +100,16 @@ def test_lanes_are_bounded_even_if_all_are_shut(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_maintenance_forgets_idle_lanes() -> None:
-    """A process that has called many hosts does not remember them for good."""
+    """A process that has called many hosts does not keep them all."""
 
     async def main() -> None:
-        rig = Rig(Target(OK))
-        await rig.add(*(rig.new(f"http://h{number}.example:80/") for number in range(5)))
+        harness = EngineHarness(FakeTarget(OK))
+        await harness.add(*(harness.new(f"http://h{number}.example:80/") for number in range(5)))
         await asyncio.sleep(1)
         left: list[int] = []
         for _ in range(4):
-            await rig.engine.maintenance.run_once()
-            left.append(len(rig.lanes.most_notable(9)))
+            await harness.engine.maintenance.run_once()
+            left.append(len(harness.lanes.most_notable(9)))
             await asyncio.sleep(200)
         assert [5, 5, 0, 0] == left
 
@@ -127,8 +127,8 @@ def held(of: LaneState, *, attempts: int = 0, forgiven: int = 0, lost: int = 0) 
     return made
 
 
-def test_every_third_place_is_for_tasks_that_have_begun() -> None:
-    """While there are new ones too; then they have all of them."""
+def test_every_third_attempt_is_a_retry() -> None:
+    """This holds while there are first attempts too; then all are retries."""
     busy = lane(0)
     for _ in range(6):
         held(busy)
@@ -139,8 +139,8 @@ def test_every_third_place_is_for_tasks_that_have_begun() -> None:
     assert [False, False, True] * 3 + [True] * 3 == begun
 
 
-def test_task_that_was_replayed_or_lost_has_not_begun() -> None:
-    """Nothing was promised to it: it queues with the new ones."""
+def test_replayed_or_lost_task_counts_as_a_first_attempt() -> None:
+    """It has no promised time, so it queues with the new tasks."""
     busy = lane(0)
 
     held(busy, attempts=5, forgiven=4, lost=1)
@@ -148,8 +148,8 @@ def test_task_that_was_replayed_or_lost_has_not_begun() -> None:
     assert (1, 0) == (len(busy.due_first), len(busy.due_retries))
 
 
-def test_retries_that_the_budget_refuses_come_one_after_the_other() -> None:
-    """No sooner than it may let them through, and no later than in a minute."""
+def test_deferred_retries_are_spaced() -> None:
+    """They return no sooner than the budget may admit them, and within a minute."""
     poor = lane(0)
 
     first, second = poor.defer_retry(10_000), poor.defer_retry(10_000)
@@ -159,8 +159,8 @@ def test_retries_that_the_budget_refuses_come_one_after_the_other() -> None:
     assert (11_000, 11_050, 70_000, 101_000) == (first, second, last, later)
 
 
-def test_full_lane_is_full_until_there_is_room() -> None:
-    """One task that leaves makes no room where there were too many."""
+def test_lane_is_full_until_it_is_below_its_limit() -> None:
+    """A task that leaves does not suffice if there were too many."""
     known = lanes("t/a")
     for _ in range(12):
         known.count_leased(known["t/a"])

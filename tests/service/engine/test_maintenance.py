@@ -9,32 +9,34 @@ import pytest
 from tarry.service.delivery.messages import DeliveryResult
 from tarry.service.engine.maintenance import replay_step_size
 from tarry.service.model import ReplayRecord
-from tests.service.engine.rig import EPOCH, OK, Rig, Target, run
+from tests.service.engine.harness import EPOCH, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.model_store import ModelStore
 
 WRONG = DeliveryResult(status=400, duration_ms=1.0)
 
 
-async def bury(rig: Rig, target: Target, count: int, tenant: str = "default") -> None:
+async def bury(
+    harness: EngineHarness, target: FakeTarget, count: int, tenant: str = "default"
+) -> None:
     """Make so many dead letters; then the target is well."""
     target.answers = [WRONG]
-    await rig.add(*(rig.new(tenant=tenant) for _ in range(count)))
+    await harness.add(*(harness.new(tenant=tenant) for _ in range(count)))
     await asyncio.sleep(5)
     target.answers = [OK]
     target.times.clear()
 
 
 @pytest.mark.parametrize(("rate", "count"), [(0.5, 5), (1.5, 12), (30.0, 240), (400.0, 1200)])
-def test_a_replay_keeps_to_its_rate(rate: float, count: int) -> None:
-    """From beginning to end, in small portions, whatever the rate is."""
+def test_replay_keeps_its_rate(rate: float, count: int) -> None:
+    """It holds from beginning to end, in small steps, for every rate."""
 
     async def main() -> None:
-        target = Target()
-        rig = Rig(target)
-        await rig.engine.start()
-        await bury(rig, target, count)
+        target = FakeTarget()
+        harness = EngineHarness(target)
+        await harness.engine.start()
+        await bury(harness, target, count)
 
-        await rig.store.start_replay(ReplayRecord(id="r", tenant="default", rate=rate))
+        await harness.store.start_replay(ReplayRecord(id="r", tenant="default", rate=rate))
         await asyncio.sleep(count / rate + 5)
 
         assert count == len(target.times)
@@ -44,38 +46,42 @@ def test_a_replay_keeps_to_its_rate(rate: float, count: int) -> None:
             assert number <= (time - begin + 1.1) * rate + portion
         length = target.times[-1] - begin
         assert (count - portion) / rate - 1.1 <= length <= count / rate + 1.1
-        await rig.engine.stop(0)
+        await harness.engine.stop(0)
 
     run(main)
 
 
-def test_a_portion_is_a_tenth_of_a_second() -> None:
-    """At least one letter, and no more than one transaction should hold."""
+def test_replay_step_is_a_tenth_of_a_second() -> None:
+    """It has at least one task, and no more than one transaction should have."""
     assert [1, 1, 2, 100, 200, 200] == [
         replay_step_size(rate) for rate in (0.001, 10.0, 11.0, 1000.0, 5000.0, 0.0)
     ]
 
 
-def test_a_hundred_slow_replays_keep_none_waiting() -> None:
-    """The replay of one tenant goes on, however many another has started before it and after."""
+def test_hundred_slow_replays_do_not_delay_another() -> None:
+    """The replay of one tenant continues, whatever another tenant has started."""
 
     async def main() -> None:
-        target = Target()
-        rig = Rig(target)
-        await rig.engine.start()
-        await bury(rig, target, 250, "evil")
-        await bury(rig, target, 10, "victim")
+        target = FakeTarget()
+        harness = EngineHarness(target)
+        await harness.engine.start()
+        await bury(harness, target, 250, "evil")
+        await bury(harness, target, 10, "victim")
         for number in range(110):
-            await rig.store.start_replay(ReplayRecord(id=f"a{number}", tenant="evil", rate=0.0001))
-        await rig.store.start_replay(ReplayRecord(id="v", tenant="victim", rate=2.0))
+            await harness.store.start_replay(
+                ReplayRecord(id=f"a{number}", tenant="evil", rate=0.0001)
+            )
+        await harness.store.start_replay(ReplayRecord(id="v", tenant="victim", rate=2.0))
         for number in range(110):
-            await rig.store.start_replay(ReplayRecord(id=f"z{number}", tenant="evil", rate=0.0001))
+            await harness.store.start_replay(
+                ReplayRecord(id=f"z{number}", tenant="evil", rate=0.0001)
+            )
         await asyncio.sleep(10)
 
-        job = await rig.store.get_replay("victim", "v")
+        job = await harness.store.get_replay("victim", "v")
         assert job is not None
         assert ("done", 10) == (job.status, job.replayed)
-        await rig.engine.stop(0)
+        await harness.engine.stop(0)
 
     run(main)
 
@@ -90,23 +96,23 @@ class Broken(ModelStore):
         return await super().replay_step(replay_id, limit)
 
 
-def test_a_replay_that_fails_takes_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged, the others go on, and so does the rest of maintenance."""
+def test_failing_replay_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged; other replays and the rest of maintenance continue."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        target = Target()
-        rig = Rig(target, store=Broken(lambda: int((EPOCH + loop.time()) * 1000)))
-        await rig.engine.start()
-        await bury(rig, target, 3)
+        target = FakeTarget()
+        harness = EngineHarness(target, store=Broken(lambda: int((EPOCH + loop.time()) * 1000)))
+        await harness.engine.start()
+        await bury(harness, target, 3)
         for replay_id in "ab":
-            await rig.store.start_replay(ReplayRecord(id=replay_id, tenant="default"))
+            await harness.store.start_replay(ReplayRecord(id=replay_id, tenant="default"))
         await asyncio.sleep(5)
 
-        job = await rig.store.get_replay("default", "b")
+        job = await harness.store.get_replay("default", "b")
         assert job is not None
         assert ("done", 3) == (job.status, job.replayed)
-        await rig.engine.stop(0)
+        await harness.engine.stop(0)
 
     run(main)
     assert "replay step failed, replay=a" in caplog.text

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tarry.core.breaker import Breaker
 from tarry.service.model import AttemptRecord, Decision
-from tests.service.engine.rig import BUSY, OK, Rig, Target, run
+from tests.service.engine.harness import BUSY, OK, EngineHarness, FakeTarget, run
 
 
 def samples(page: bytes) -> dict[str, float]:
@@ -20,25 +20,25 @@ def samples(page: bytes) -> dict[str, float]:
     return found
 
 
-async def rendered(rig: Rig, tenant: str | None = None) -> dict[str, float]:
+async def rendered(harness: EngineHarness, tenant: str | None = None) -> dict[str, float]:
     """Render a page and read it."""
-    page, kind = rig.metrics.render(
-        await rig.store.counters(tenant), rig.context.clock.seconds(), tenant
+    page, kind = harness.metrics.render(
+        await harness.store.counters(tenant), harness.context.clock.seconds(), tenant
     )
     assert kind.startswith("text/plain")
     return samples(page)
 
 
 def test_attempts_outcomes_delays_and_ages_are_counted() -> None:
-    """One task that was retried, one that was not, one that died."""
+    """One task is retried, one succeeds at once, one is exhausted."""
 
     async def main() -> None:
-        rig = Rig(Target(BUSY, OK, OK, BUSY))
+        harness = EngineHarness(FakeTarget(BUSY, OK, OK, BUSY))
         for overrides in ({}, {}, {"maxAttempts": 2}):
-            await rig.add(rig.new(overrides=overrides or None))
+            await harness.add(harness.new(overrides=overrides or None))
             await asyncio.sleep(5)
-        rig.metrics.lost(7)
-        found = await rendered(rig)
+        harness.metrics.lost(7)
+        found = await rendered(harness)
 
         assert 7 == found["retry_attempts_total{outcome=lost,policy=}"]
         assert 3 == found["retry_attempts_total{outcome=transient,policy=default}"]
@@ -57,12 +57,12 @@ def test_attempts_outcomes_delays_and_ages_are_counted() -> None:
     run(main)
 
 
-def test_everything_noted_is_counted_by_who_looks() -> None:
-    """Counts are exact at any moment, notes are few, and no time is negative."""
+def test_samples_are_counted_when_metrics_are_read() -> None:
+    """Counts are always exact, few samples are buffered, and no time is negative."""
 
     async def main() -> None:
-        rig = Rig(Target(OK))
-        metrics, notes = rig.metrics, 0
+        harness = EngineHarness(FakeTarget(OK))
+        metrics, notes = harness.metrics, 0
         for number in range(1, 1_235):
             late, wait = number % 4 - 1, Decision(action="wait", delay_ms=100.5)
             decision = wait if number % 2 else None
@@ -81,7 +81,7 @@ def test_everything_noted_is_counted_by_who_looks() -> None:
             notes = max(notes, len(metrics._attempt_samples), len(metrics._task_samples))
             if number not in (1, 2, 499, 500, 501, 1_234):
                 continue
-            found = await rendered(rig)
+            found = await rendered(harness)
 
             assert number == found["retry_attempts_total{outcome=success,policy=p}"]
             assert number // 3 == found["retry_attempt_duration_seconds_count{}"]
@@ -104,13 +104,13 @@ def test_everything_noted_is_counted_by_who_looks() -> None:
 
 
 def test_breakers_and_budgets_of_lanes_are_gauges() -> None:
-    """A lane whose breaker is open says so, and its move is counted."""
+    """An open breaker is shown, and its transition is counted."""
 
     async def main() -> None:
-        rig = Rig(Target(BUSY), breaker=lambda: Breaker(min_calls=2, spread=0.0))
-        await rig.add(rig.new(), rig.new(), rig.new())
+        harness = EngineHarness(FakeTarget(BUSY), breaker=lambda: Breaker(min_calls=2, spread=0.0))
+        await harness.add(harness.new(), harness.new(), harness.new())
         await asyncio.sleep(1)
-        found = await rendered(rig)
+        found = await rendered(harness)
 
         lane = "default/http:a.example:80"
         assert 1 == found[f"retry_breaker_state{{lane={lane},state=open}}"]
@@ -121,34 +121,34 @@ def test_breakers_and_budgets_of_lanes_are_gauges() -> None:
     run(main)
 
 
-def test_what_nobody_listens_to_is_counted() -> None:
-    """Attempts, ends and breakers that move; no event is made of them."""
+def test_metrics_are_counted_without_listeners() -> None:
+    """Attempts, finished tasks and transitions are counted; no event is built."""
 
     async def main() -> None:
-        rig = Rig(Target(BUSY), breaker=lambda: Breaker(min_calls=2, spread=0.0))
-        rig.events.listeners.clear()
-        await rig.add(*(rig.new(overrides={"maxAttempts": 1}) for _ in range(3)))
+        harness = EngineHarness(FakeTarget(BUSY), breaker=lambda: Breaker(min_calls=2, spread=0.0))
+        harness.events.listeners.clear()
+        await harness.add(*(harness.new(overrides={"maxAttempts": 1}) for _ in range(3)))
         await asyncio.sleep(1)
-        found = await rendered(rig)
+        found = await rendered(harness)
 
         assert 3 == found["retry_attempts_total{outcome=transient,policy=default}"]
         assert 3 == found["retry_task_outcomes_total{attempts=first,outcome=exhausted}"]
         assert 1 == found["retry_breaker_transitions_total{to=open}"]
-        assert [] == rig.told
+        assert [] == harness.published
 
     run(main)
 
 
-def test_what_a_person_does_is_counted() -> None:
-    """A task that is cancelled has ended, and a lane that is resumed is closed again."""
+def test_actions_of_an_operator_are_counted() -> None:
+    """A cancelled task is finished, and the breaker of a resumed lane is closed."""
 
     async def main() -> None:
-        rig = Rig(Target(OK))
-        (task,) = await rig.add(rig.new(delay=900))
-        await rig.engine.cancel(task.tenant, task.id)
-        await rig.engine.pause(task.lane)
-        await rig.engine.resume(task.lane)
-        found = await rendered(rig)
+        harness = EngineHarness(FakeTarget(OK))
+        (task,) = await harness.add(harness.new(delay=900))
+        await harness.engine.cancel(task.tenant, task.id)
+        await harness.engine.pause(task.lane)
+        await harness.engine.resume(task.lane)
+        found = await rendered(harness)
 
         assert 1 == found["retry_task_outcomes_total{attempts=first,outcome=cancelled}"]
         assert 1 == found["retry_breaker_transitions_total{to=closed}"]
@@ -161,12 +161,12 @@ def test_labels_are_bounded() -> None:
     """After a hundred policies and lanes there is `other`, and no more lines."""
 
     async def main() -> None:
-        rig = Rig(Target(OK))
+        harness = EngineHarness(FakeTarget(OK))
         for number in range(130):
             url = f"http://h{number}.example:80/"
-            await rig.add(rig.new(url, policy_id=f"p{number}"))
+            await harness.add(harness.new(url, policy_id=f"p{number}"))
         await asyncio.sleep(1)
-        found = await rendered(rig)
+        found = await rendered(harness)
 
         assert 30 == found["retry_attempts_total{outcome=success,policy=other}"]
         assert 101 == sum(name.startswith("retry_attempts_total") for name in found)
@@ -175,15 +175,17 @@ def test_labels_are_bounded() -> None:
     run(main)
 
 
-def test_tenant_sees_what_is_his() -> None:
-    """His tasks and his lanes, and no name of another tenant's lane or policy."""
+def test_tenant_sees_only_its_own_metrics() -> None:
+    """It gets no name of a lane or policy of another tenant."""
 
     async def main() -> None:
-        rig = Rig(Target(OK))
-        await rig.add(rig.new(tenant="ann"))
-        await rig.add(*(rig.new(f"http://h{n}.example:80/", tenant="bob") for n in range(120)))
+        harness = EngineHarness(FakeTarget(OK))
+        await harness.add(harness.new(tenant="ann"))
+        await harness.add(
+            *(harness.new(f"http://h{n}.example:80/", tenant="bob") for n in range(120))
+        )
         await asyncio.sleep(1)
-        found = await rendered(rig, "ann")
+        found = await rendered(harness, "ann")
 
         assert 1 == found["retry_tasks{status=SUCCEEDED}"]
         assert 1 == sum(name.startswith("retry_budget_balance{lane=ann/") for name in found)

@@ -13,8 +13,8 @@ TASK = Task(
 CONTENT = TaskContent(url="https://a/x?token=hush", callback_url="https://b/done")
 
 
-def test_a_callback_says_how_the_task_ended() -> None:
-    """In the words of the API, without the query, and with the size of what is sent."""
+def test_callback_has_the_result_of_the_task() -> None:
+    """It has the fields of the API, the target URL without its query, and the right body size."""
     attempt = AttemptRecord(number=3, scheduled_at=1, started_at=1, status=410, outcome="permanent")
     finish = exhausted_result(TASK, attempt, "permanent")
 

@@ -1,4 +1,4 @@
-"""Real faults: a server that is killed, stopped or asked to end, with a real file and sockets."""
+"""A real service that is killed, suspended or terminated, with a real file and sockets."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.integration.service import TERMINAL, Service, Target, service, target
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 
 
-def _sometimes(path: str, number: int) -> int:
+def _fail_every_fifth_task(path: str, number: int) -> int:
     """Fail the first attempt of every fifth task."""
     return 503 if number == 1 and int(path.rsplit("/", 1)[1]) % 5 == 0 else 200
 
 
 class Callers:
-    """Callers that post one task after the other, and remember which were accepted."""
+    """Threads that post tasks one after the other, and record which were accepted."""
 
     def __init__(self, running: Service, to: Target, count: int = 4) -> None:
         self.accepted: dict[str, str] = {}
@@ -31,13 +31,13 @@ class Callers:
         self._running, self._to = running, to
         self._numbers = iter(range(1_000_000))
         self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._is_stopping = threading.Event()
         self._threads = [threading.Thread(target=self._post) for _ in range(count)]
         for thread in self._threads:
             thread.start()
 
     def _post(self) -> None:
-        while not self._over.is_set():
+        while not self._is_stopping.is_set():
             with self._lock:
                 path = f"/t/{next(self._numbers)}"
             task = {
@@ -46,7 +46,7 @@ class Callers:
                 "body": "hello",
                 "policy": {"maxAttempts": 40, "maxDelayMs": 500},
             }
-            while True:  # until somebody has said that it is kept
+            while True:  # until it is accepted
                 try:
                     status, answer = self._running.ask("POST", "/retry-tasks", task)
                 except (OSError, HTTPException):
@@ -59,29 +59,29 @@ class Callers:
                 time.sleep(0.02)
 
     def stop(self) -> None:
-        """Let everybody finish the task at hand."""
-        self._over.set()
+        """Stop after each thread's current task was accepted."""
+        self._is_stopping.set()
         for thread in self._threads:
             thread.join()
 
 
-def _all_over(running: Service) -> bool:
+def _all_tasks_ended(running: Service) -> bool:
     return all(task["status"] in TERMINAL for task in running.all_tasks())
 
 
 @pytest.mark.timeout(120 + 30 * ROUNDS)
 def test_kill_9_at_random_moments_under_load(tmp_path: Path) -> None:
     """Every 201 is delivered at least once, no key changes, and the logs match what was sent."""
-    dice = random.Random(7)
-    with target(_sometimes) as to, service(tmp_path) as running:
+    rng = random.Random(7)
+    with target(_fail_every_fifth_task) as to, service(tmp_path) as running:
         callers = Callers(running, to)
         for _ in range(ROUNDS):
-            time.sleep(dice.random() * 1.5)
+            time.sleep(rng.random() * 1.5)
             running.kill()
             running.start()
         time.sleep(0.5)
         callers.stop()
-        running.wait_for(lambda: _all_over(running))
+        running.wait_for(lambda: _all_tasks_ended(running))
 
         tasks = {task["targetUrl"].removeprefix(to.url): task for task in running.all_tasks()}
         assert len(callers.accepted) > 10 * ROUNDS
@@ -99,17 +99,17 @@ def test_kill_9_at_random_moments_under_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_stopped_past_its_lease_it_overwrites_nothing(tmp_path: Path) -> None:
-    """Another process takes a task over; what the first one brings back is void, and counted."""
+def test_process_suspended_past_its_lease_overwrites_nothing(tmp_path: Path) -> None:
+    """Another process takes over the task; the first one's result is discarded and counted."""
     gate = threading.Event()
 
-    def slowly(_path: str, number: int) -> int:
+    def respond_slowly(_path: str, number: int) -> int:
         if number == 1:
             gate.wait(60)
         return 200
 
     flags = ("--set", "max_attempt_timeout_ms=1000", "--set", "lease_ms=6000")
-    with target(slowly) as to, service(tmp_path, *flags) as first:
+    with target(respond_slowly) as to, service(tmp_path, *flags) as first:
         task = {"targetUrl": f"{to.url}/t/1", "policy": {"attemptTimeoutMs": 1000}}
         task_id = first.ask("POST", "/retry-tasks", task)[1]["taskId"]
         first.wait_for(lambda: bool(to.seen["/t/1"]))
@@ -129,15 +129,15 @@ def test_stopped_past_its_lease_it_overwrites_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_sigterm_finishes_what_runs_and_hands_back_the_rest(tmp_path: Path) -> None:
-    """The attempt that runs is written down, and nothing stays leased."""
+def test_sigterm_finishes_attempts_and_releases_other_tasks(tmp_path: Path) -> None:
+    """The attempt in flight is recorded, and nothing stays leased."""
     gate = threading.Event()
 
-    def slowly(_path: str, _number: int) -> int:
+    def respond_slowly(_path: str, _number: int) -> int:
         gate.wait(30)
         return 200
 
-    with target(slowly) as to, service(tmp_path, "--set", "lane_in_flight=1") as running:
+    with target(respond_slowly) as to, service(tmp_path, "--set", "lane_in_flight=1") as running:
         for number in range(3):
             task = {"targetUrl": f"{to.url}/t/{number}"}
             running.ask("POST", "/retry-tasks", task)
@@ -147,5 +147,5 @@ def test_sigterm_finishes_what_runs_and_hands_back_the_rest(tmp_path: Path) -> N
         assert 1 == len(to.seen)
 
         running.start()
-        running.wait_for(lambda: _all_over(running))
+        running.wait_for(lambda: _all_tasks_ended(running))
         assert {1} == {task["attemptNumber"] for task in running.all_tasks()}

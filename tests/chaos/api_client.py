@@ -1,4 +1,4 @@
-"""The API of one simulated process, and a caller that speaks HTTP to it."""
+"""The API of one simulated process, and a client that sends ASGI requests to it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from tarry.service.api.context import ApiContext
 from tarry.service.delivery.guard import Guard
 from tarry.service.encryption import PlainCodec
 from tests.service.api.harness import FakePayloads
-from tests.service.engine.rig import Rig
+from tests.service.engine.harness import EngineHarness
 
 
 async def _no_metrics(_: str | None) -> tuple[bytes, str]:
     return b"", "text/plain"
 
 
-def api_of(rig: Rig) -> Api:
-    """Return the API that stands before an engine."""
+def build_api(harness: EngineHarness) -> Api:
+    """Return an API for an engine."""
     return Api(
         ApiContext(
-            engine=rig.engine,
-            store=rig.store,
+            engine=harness.engine,
+            store=harness.store,
             payloads=FakePayloads(),
             codec=PlainCodec(),
             guard=Guard(),
-            new_id=lambda: next(rig.ids),
+            new_id=lambda: next(harness.ids),
             monotonic=asyncio.get_running_loop().time,
             render_metrics=_no_metrics,
         )
     )
 
 
-async def ask(api: Api, method: str, path: str, document: object = None) -> tuple[int, Any]:
-    """Send one request; return the status and the JSON of the answer."""
+async def send_request(
+    api: Api, method: str, path: str, document: object = None
+) -> tuple[int, Any]:
+    """Send one request; return the status and the decoded JSON of the response."""
     body = b"" if document is None else json.dumps(document).encode()
     headers = [(b"host", b"tarry.test")]
     if document is not None:
@@ -49,19 +51,19 @@ async def ask(api: Api, method: str, path: str, document: object = None) -> tupl
         "root_path": "",
         "headers": headers,
     }
-    answer: list[dict[str, Any]] = []
-    asked = False
+    messages: list[dict[str, Any]] = []
+    is_sent = False
 
     async def receive() -> dict[str, Any]:
-        nonlocal asked
-        if asked:
+        nonlocal is_sent
+        if is_sent:
             return {"type": "http.disconnect"}
-        asked = True
+        is_sent = True
         return {"type": "http.request", "body": body}
 
     async def send(message: Any) -> None:
-        answer.append(dict(message))
+        messages.append(dict(message))
 
     await api(scope, receive, send)
-    whole = b"".join(message.get("body", b"") for message in answer[1:])
-    return answer[0]["status"], json.loads(whole) if whole else None
+    content = b"".join(message.get("body", b"") for message in messages[1:])
+    return messages[0]["status"], json.loads(content) if content else None

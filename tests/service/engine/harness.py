@@ -35,7 +35,7 @@ BUSY = DeliveryResult(status=503, duration_ms=1.0)
 Answer = Callable[[DeliveryRequest], Awaitable[DeliveryResult]]
 
 
-class Target:
+class FakeTarget:
     """A target whose answers a test gives out: in order, and the last one for ever."""
 
     def __init__(self, *answers: DeliveryResult | Answer) -> None:
@@ -54,7 +54,7 @@ class Target:
         """Nothing is open."""
 
 
-class Rig:
+class EngineHarness:
     """One engine over a store, whose clock is that of the running loop."""
 
     def __init__(
@@ -83,8 +83,8 @@ class Rig:
         )
         self.events = Events()
         self.metrics = Metrics(self.lanes)
-        self.told: list[Event] = []
-        self.events.listen(self.told.append)
+        self.published: list[Event] = []
+        self.events.listen(self.published.append)
         self.context = EngineContext(
             store=self.store,
             delivery=target,
@@ -147,9 +147,9 @@ class Rig:
         """Return a task's log."""
         return await self.store.list_attempts(task.tenant, task.id)
 
-    def kinds(self) -> list[str]:
+    def event_kinds(self) -> list[str]:
         """Return what was told, in order."""
-        return [event.kind for event in self.told]
+        return [event.kind for event in self.published]
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
@@ -171,7 +171,7 @@ async def _no_bodies(_refs: list[str]) -> None:
     pass
 
 
-def decided(attempt: AttemptRecord) -> dict[str, Any]:
+def decision_fields(attempt: AttemptRecord) -> dict[str, Any]:
     """Return an attempt's decision as a dict."""
     decision: dict[str, Any] = msgspec.to_builtins(attempt.decision)
     return decision
