@@ -8,7 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tarry.cli.demo_target import BUSY, DROP, PLANS, flaky_targets
+from tarry.cli.demo_target import (
+    DROP_CONNECTION,
+    RESPONSES_BY_PATH,
+    TOO_MANY_REQUESTS,
+    run_flaky_targets,
+)
 
 COMMAND = [sys.executable, "-m", "tarry", "demo"]
 
@@ -45,9 +50,10 @@ def test_all_calls_arrive(tmp_path: Path) -> None:
     code, screen = watched(tmp_path)
     out, err = piped.communicate()
 
-    attempts = sum(len(plan) + 1 for plan in PLANS.values())
-    retried = sum(bool(plan) for plan in PLANS.values())
-    ending = f"All {len(PLANS)} calls arrived, in {attempts} attempts: {retried} were retried"
+    attempts = sum(len(plan) + 1 for plan in RESPONSES_BY_PATH.values())
+    retried = sum(bool(plan) for plan in RESPONSES_BY_PATH.values())
+    calls = len(RESPONSES_BY_PATH)
+    ending = f"All {calls} calls were delivered, in {attempts} attempts: {retried} were retried"
     assert (0, 0, "") == (code, piped.returncode, err)
     assert attempts == out.count(": attempt ")
     assert "mail 12: attempt 4 got 503; stopped: no attempts left\n" in out
@@ -55,7 +61,7 @@ def test_all_calls_arrive(tmp_path: Path) -> None:
     assert "mail 12: attempt 5 got 200\n" in out
     assert ending in out
     assert ending in " ".join(screen.split())
-    for words in ("next attempt", "last answer", "PENDING", "SUCCEEDED", "EXHAUSTED", "reset"):
+    for words in ("next attempt", "last result", "PENDING", "SUCCEEDED", "EXHAUSTED", "reset"):
         assert words in screen
     assert [] == list(tmp_path.iterdir())
 
@@ -74,12 +80,14 @@ def test_service_that_does_not_start_is_told(tmp_path: Path) -> None:
 
 def test_target_fails_to_its_plan() -> None:
     """One step for each request, then success; after it is mended, success at once."""
-    with flaky_targets({"/a/1": ("503", DROP, BUSY), "/a/2": ("503", "503")}) as flaky:
-        steps = [flaky.answer("/a/1", "k") for _ in range(5)]
-        before = flaky.answer("/a/2", "k")
-        flaky.is_mended = True
-        after = flaky.answer("/a/2", "k")
+    with run_flaky_targets(
+        {"/a/1": ("503", DROP_CONNECTION, TOO_MANY_REQUESTS), "/a/2": ("503", "503")}
+    ) as flaky:
+        steps = [flaky.next_response("/a/1", "k") for _ in range(5)]
+        before = flaky.next_response("/a/2", "k")
+        flaky.is_fixed = True
+        after = flaky.next_response("/a/2", "k")
 
-    assert ["503", DROP, BUSY, "200", "200"] == steps
+    assert ["503", DROP_CONNECTION, TOO_MANY_REQUESTS, "200", "200"] == steps
     assert ["503", "200"] == [before, after]
     assert ["k", "k"] == flaky.keys["/a/2"]

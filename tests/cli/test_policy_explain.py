@@ -41,7 +41,7 @@ def test_explain_says_what_the_file_does(tmp_path: Path, defence: Defence) -> No
 @pytest.mark.parametrize(
     ("plain", "said"),
     [
-        ({}, "up to 4 attempts (every field is a default)"),
+        ({}, "up to 4 attempts (all fields have their defaults)"),
         ({"max_attempts": 1}, "1 attempt"),
         ({"breaker": {}, "budget": {"kind": "token"}}, "up to 4 attempts, breaker, budget"),
         ({"hedging": {"after": 0.1}}, "up to 2 attempts, hedged"),

@@ -60,8 +60,8 @@ def test_yaml_goes_to_stdout_and_losses_to_both(file: Path, to: str) -> None:
     assert [line.partition(": ")[2] for line in comments[1:]] == [
         line.partition(": ")[2] for line in result.stderr.splitlines()
     ]
-    assert f"{to} cannot say: max_hint = 120: " in result.stderr
-    assert result.stderr.startswith(f"{to} cannot say: safe = per call: ")
+    assert f"{to} differs: max_hint = 120: " in result.stderr
+    assert result.stderr.startswith(f"{to} differs: safe = per call: ")
 
 
 def test_documents_are_those_of_the_export(file: Path) -> None:
@@ -78,7 +78,7 @@ def test_grpc_is_json_without_comments(file: Path) -> None:
 
     expected = to_grpc(DEFENCE, service="a.B", method="C")
     assert expected.documents[0] == json.loads(result.stdout)
-    assert [f"grpc cannot say: {loss}" for loss in expected.losses] == result.stderr.splitlines()
+    assert [f"grpc differs: {loss}" for loss in expected.losses] == result.stderr.splitlines()
 
 
 def test_yaml_needs_its_extra(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,18 +112,24 @@ def test_file_named_like_a_preset_comes_first(
     ("arguments", "message"),
     [
         (["--to", "nginx"], "--to must be one of envoy, gateway-api, grpc, istio, got 'nginx'"),
-        (["--to", "istio"], "--host must name the service that is called to export to istio"),
+        (["--to", "istio"], "--host is required for --to istio"),
         (["--to", "grpc", "--method", "M"], "method needs service"),
         (["--to", "gateway-api", "--host", "a.b"], "host must be the plain name of a Service"),
         (
             ["--to", "grpc", "--host", "a"],
-            "--host is not for --to grpc: a service config names the service that is called by",
+            "--host cannot be used with --to grpc: use --service and --method",
         ),
-        (["--to", "grpc", "--name", "a"], "--name is not for --to grpc: a service config names"),
-        (["--to", "grpc", "--port", "80"], "--port is not for --to grpc: a service config names"),
-        (["--to", "istio", "--service", "a"], "--service is not for --to istio: it names the"),
-        (["--to", "envoy", "--method", "a"], "--method is not for --to envoy: it names the"),
-        (["--to", "envoy", "--host", "a", "--port", "80"], "--port is not for --to envoy: only"),
+        (["--to", "grpc", "--name", "a"], "--name cannot be used with --to grpc: use --service"),
+        (["--to", "grpc", "--port", "80"], "--port cannot be used with --to grpc: use --service"),
+        (
+            ["--to", "istio", "--service", "a"],
+            "--service cannot be used with --to istio: use --host",
+        ),
+        (["--to", "envoy", "--method", "a"], "--method cannot be used with --to envoy: use --host"),
+        (
+            ["--to", "envoy", "--host", "a", "--port", "80"],
+            "--port cannot be used with --to envoy: only",
+        ),
         (["--to", "grpc", "--out", "no/such/folder/a.json"], "a.json cannot be written: No such"),
     ],
     ids=" ".join,
@@ -153,8 +159,8 @@ def test_import_of_grpc_prints_toml(file: Path, tmp_path: Path) -> None:
     assert "retryable_statuses" not in result.stdout  # of which a service config says nothing
     expected = DEFENCE.policy.replace(jitter="equal", throttled_delay=0.1, attempt_timeout=2.0)
     assert (expected, DEFENCE.budget) == (read.policy, read.budget)
-    assert result.stdout.startswith("# Written by `tarry policy import --from grpc`.\n# Not said")
-    assert "tarry cannot say: methodConfig[0].retryPolicy = jitter: " in result.stderr
+    assert result.stdout.startswith("# Written by `tarry policy import --from grpc`.\n# Differs")
+    assert "tarry differs: methodConfig[0].retryPolicy = jitter: " in result.stderr
 
 
 def test_import_of_istio_reads_several_documents(file: Path, tmp_path: Path) -> None:
@@ -179,7 +185,7 @@ def test_import_of_istio_reads_several_documents(file: Path, tmp_path: Path) -> 
         ("a.json", "null", "a.json: the file is empty"),
         ("a.json", "[" * 100_000, "a.json: nested too deeply"),
         ("a.json", "[]", "a.json: the document must be an object, got []"),
-        ("a.yaml", "a: 1\n---\nb: 2\n", "a.yaml: a service config is one document, got 2"),
+        ("a.yaml", "a: 1\n---\nb: 2\n", "a.yaml: a service config must be one document, got 2"),
         ("a.yaml", "kind: Gateway\n", "a.yaml: this is no gRPC service config: it has kind, and"),
         (
             "a.json",
@@ -209,7 +215,7 @@ def test_document_that_is_wrong_is_refused(
         (["--from", "grpc"], "there is no such file"),
         (
             ["--from", "istio", "--service", "a"],
-            "--service is not for --from istio: the first route is read",
+            "--service cannot be used with --from istio: the first route",
         ),
     ],
     ids=" ".join,

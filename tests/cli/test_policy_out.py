@@ -70,5 +70,5 @@ def test_terminal_shows_each_loss_once(
     app(command, standalone_mode=False)
 
     shown = capsys.readouterr()
-    assert commented == ("# Not said here: " in shown.out)
-    assert (not (commented and terminal)) == (" cannot say: " in shown.err)
+    assert commented == ("# Differs: " in shown.out)
+    assert (not (commented and terminal)) == (" differs: " in shown.err)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tarry.cli.serve import _unheard
+from tarry.cli.serve import _bind_error_hint
 from tests.cli.operating import tarry
 
 SECRET = f"whsec_{'c2hoaGho' * 4}"
@@ -75,7 +75,7 @@ def test_greeting_has_a_line_that_works(tmp_path: Path) -> None:
 
     assert (201, "SUCCEEDED") == (status, json.loads(answer)["status"])
     assert f"data in {tmp_path / 'tarry-data' / 'tarry.db'}\n" in greeting
-    assert "--dev: tasks may go to this machine" in greeting
+    assert "--dev: this machine is allowed as a target" in greeting
     assert 0 == code
 
 
@@ -100,18 +100,21 @@ def test_service_that_cannot_start_says_so(tmp_path: Path) -> None:
 
     assert (4, "") == (taken.code, taken.out)
     assert taken.err.endswith(
-        f"error: port {port} of 127.0.0.1 is taken: choose another with --port\n"
+        f"error: port {port} of 127.0.0.1 is already in use: choose another with --port\n"
     )
     assert (4, "") == (elsewhere.code, elsewhere.out)
     assert elsewhere.err.endswith(
-        "error: 192.0.2.1 is no address of this machine: choose another with --host\n"
+        "error: 192.0.2.1 is not an address of this machine: choose another with --host\n"
     )
 
 
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (PermissionError(errno.EACCES, "permission denied"), "choose one above 1023 with --port"),
+        (
+            PermissionError(errno.EACCES, "permission denied"),
+            "choose a port above 1023 with --port",
+        ),
         (socket.gaierror(-2, "name or service not known"), "choose another with --host"),
         (OSError(errno.EIO, "odd"), None),
     ],
@@ -119,7 +122,7 @@ def test_service_that_cannot_start_says_so(tmp_path: Path) -> None:
 )
 def test_words_for_where_it_cannot_listen(error: OSError, words: str | None) -> None:
     """What is not known is in the log."""
-    said = _unheard(error, "nowhere", 80)
+    said = _bind_error_hint(error, "nowhere", 80)
 
     assert (said or "").endswith(words or "")
     assert (words is None) == (said is None)
@@ -166,7 +169,7 @@ def test_config_tells_where_values_come_from(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--set", "port"], "--set takes NAME=VALUE, got 'port'"),
+        (["--set", "port"], "--set must have the format NAME=VALUE, got 'port'"),
         (["--set", "prot=1"], "--set prot: there is no such setting; did you mean port?"),
         (["--set", "zz=1"], "--set zz: there is no such setting; there are allow_host, "),
         (["--set", "port=x"], "--set port: must be a whole number, got"),

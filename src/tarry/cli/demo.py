@@ -1,4 +1,4 @@
-"""`tarry demo`: a service, flaky targets, and twelve calls that arrive all the same."""
+"""`tarry demo`: run a service and failing targets, and show twelve calls being retried."""
 
 from __future__ import annotations
 
@@ -14,102 +14,101 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from tarry.cli.demo_target import Flaky
+    from tarry.cli.demo_target import FlakyTargets
     from tarry.client import Client
     from tarry.wire.tasks import AttemptLog, RetryTask
 
-_FIRST_DELAY = 0.6
-_PATIENCE = 60.0
-"""Seconds after which something is wrong with this machine, or with tarry."""
-_EVERY = 0.1
-_SERVES = "tarry serves "
+_INITIAL_DELAY_S = 0.6
+_TIMEOUT_S = 60.0
+_POLL_INTERVAL_S = 0.1
+_READY_PREFIX = "tarry serves "
 
 
 def demo() -> None:
-    """Watch calls being retried to success: a service, flaky targets and twelve calls.
+    """Show calls being retried until they succeed: a service, failing targets and twelve calls.
 
-    One call ends as a dead letter, is explained and replayed. It takes some ten seconds, needs no
-    network and leaves nothing behind.
+    One call becomes a dead letter, is explained and replayed. The demo takes about ten seconds,
+    needs no network and leaves no files.
     """
     from tempfile import TemporaryDirectory
 
-    from tarry.cli.demo_target import DOOMED, PLANS, flaky_targets
+    from tarry.cli.demo_target import DEAD_LETTER_PATH, RESPONSES_BY_PATH, run_flaky_targets
     from tarry.cli.output import console, print_text
 
-    print_text("starting a service, and three targets that fail ...")
+    print_text("starting a service and three failing targets ...")
     with (
         TemporaryDirectory(prefix="tarry-demo-") as folder,
-        flaky_targets(PLANS) as target,
-        _service(Path(folder)) as address,
+        run_flaky_targets(RESPONSES_BY_PATH) as targets,
+        _run_service(Path(folder)) as address,
         connect(address, None) as client,
     ):
-        print_text(f"the service is at {address}; it gets {len(PLANS)} calls to make:")
-        _send(client, target)
-        board = Board(client, is_plain=not console().is_terminal)
-        board.watch(PLANS)
-        _explain(client, board.tasks[DOOMED])
+        print_text(f"the service is at {address}; adding {len(RESPONSES_BY_PATH)} calls:")
+        _enqueue_calls(client, targets)
+        board = TaskBoard(client, as_lines=not console().is_terminal)
+        board.watch(RESPONSES_BY_PATH)
+        _print_explanation(client, board.tasks[DEAD_LETTER_PATH])
         print_text("")
-        print_text("The targets are mended, and `tarry dead replay` brings the call back:")
-        target.is_mended = True
+        print_text("The targets are fixed now, and `tarry dead replay` replays the call:")
+        targets.is_fixed = True
         client.replay()
-        board.watch([DOOMED], replays=1)
-        _sum_up(target, board)
+        board.watch([DEAD_LETTER_PATH], replays=1)
+        _print_summary(targets, board)
 
 
-class Board:
-    """The calls as they stand: a live table for people, lines for a pipe."""
+class TaskBoard:
+    """Shows the state of the calls: a live table in a terminal, otherwise lines."""
 
-    def __init__(self, client: Client, *, is_plain: bool) -> None:
+    def __init__(self, client: Client, *, as_lines: bool) -> None:
         self._client = client
-        self._is_plain = is_plain
-        self._told: dict[str, int] = {}
-        self._last: dict[str, AttemptLog] = {}
+        self._as_lines = as_lines
+        self._shown_attempts: dict[str, int] = {}
+        self._last_attempts: dict[str, AttemptLog] = {}
         self.tasks: dict[str, RetryTask] = {}
-        """By the path of their target."""
+        """By the path of the target URL."""
 
     def watch(self, paths: Iterable[str], replays: int = 0) -> None:
-        """Show calls until all have ended, and have been replayed so often."""
+        """Show calls until all have finished, after at least `replays` replays each."""
         from rich.live import Live
 
         from tarry.cli.output import console
         from tarry.client.operations import FINAL_STATUSES
         from tarry.runtime.clocks import system
 
-        end = system.now() + _PATIENCE
-        showing = Live(console=console(), auto_refresh=False)
-        with nullcontext() if self._is_plain else showing:
+        deadline = system.now() + _TIMEOUT_S
+        live = Live(console=console(), auto_refresh=False)
+        with nullcontext() if self._as_lines else live:
             while True:
-                self._look()
+                self._update()
                 watched = {path: self.tasks[path] for path in paths}
-                if not self._is_plain:
-                    showing.update(self._table(watched), refresh=True)
+                if not self._as_lines:
+                    live.update(self._table(watched), refresh=True)
                 if all(
-                    one.status in FINAL_STATUSES and one.replays >= replays
-                    for one in watched.values()
+                    task.status in FINAL_STATUSES and task.replays >= replays
+                    for task in watched.values()
                 ):
                     return
-                if system.now() > end:
-                    msg = f"the calls have not ended within {_PATIENCE:g} s"
+                if system.now() > deadline:
+                    msg = f"the calls have not finished within {_TIMEOUT_S:g} s"
                     raise NotFinished(msg)
-                system.sleep(_EVERY, None)
+                system.sleep(_POLL_INTERVAL_S, None)
 
-    def _look(self) -> None:
-        """Ask for what is new."""
+    def _update(self) -> None:
+        """Fetch the tasks, and the attempts that are new."""
         for task in self._client.tasks():
             path = "/" + task.target_url.split("/", 3)[3]
             self.tasks[path] = task
-            if task.attempt_number > self._told.get(path, 0):
-                self._tell(path, task)
+            if task.attempt_number > self._shown_attempts.get(path, 0):
+                self._add_attempts(path, task)
 
-    def _tell(self, path: str, task: RetryTask) -> None:
+    def _add_attempts(self, path: str, task: RetryTask) -> None:
         from tarry.cli.output import print_text
 
         for step in self._client.explain(task).steps:
-            if step.attempt_number > self._told.get(path, 0):
-                self._told[path] = step.attempt_number
-                self._last[path] = step.attempt
-                if self._is_plain:
-                    print_text(f"{name_of(path)}: {step.text}")
+            if step.attempt_number > self._shown_attempts.get(path, 0):
+                self._shown_attempts[path] = step.attempt_number
+                self._last_attempts[path] = step.attempt
+                if self._as_lines:
+                    print_text(f"{call_name(path)}: {step.text}")
 
     def _table(self, watched: Mapping[str, RetryTask]) -> Table:
         from tarry.cli.output import attempt_result, table, time_until
@@ -118,79 +117,83 @@ class Board:
         now = system.unix_time()
         rows = [
             (
-                name_of(path),
+                call_name(path),
                 task.status,
                 task.attempt_number,
                 "" if task.next_attempt_at is None else time_until(task.next_attempt_at, now),
-                attempt_result(self._last[path]) if path in self._last else "",
+                attempt_result(self._last_attempts[path]) if path in self._last_attempts else "",
             )
             for path, task in watched.items()
         ]
-        return table(("call", "status", "attempts", "next attempt", "last answer"), rows)
+        return table(("call", "status", "attempts", "next attempt", "last result"), rows)
 
 
-def name_of(path: str) -> str:
-    """Return a call's name: order 7."""
+def call_name(path: str) -> str:
+    """Return the name of a call: order 7."""
     return path.strip("/").replace("/", " ")
 
 
-def _send(client: Client, target: Flaky) -> None:
-    from tarry.cli.demo_target import ATTEMPTS, PLANS
+def _enqueue_calls(client: Client, targets: FlakyTargets) -> None:
+    from tarry.cli.demo_target import MAX_ATTEMPTS, RESPONSES_BY_PATH
     from tarry.core.policy import Policy
 
     policy = Policy(
-        max_attempts=ATTEMPTS, initial_delay=_FIRST_DELAY, max_delay=4.0, jitter="equal"
+        max_attempts=MAX_ATTEMPTS, initial_delay=_INITIAL_DELAY_S, max_delay=4.0, jitter="equal"
     )
     client.put_policy("demo", policy)
     results = client.enqueue_many(
         [
-            {"url": target.url_of(path), "body": {"order": place}, "policy": "demo"}
-            for place, path in enumerate(PLANS, 1)
+            {"url": targets.url_of(path), "body": {"order": number}, "policy": "demo"}
+            for number, path in enumerate(RESPONSES_BY_PATH, 1)
         ]
     )
-    refused = [result.problem for result in results if result.task is None]
-    if refused:
-        msg = f"the service did not take the calls: {refused[0]}"
+    problems = [result.problem for result in results if result.task is None]
+    if problems:
+        msg = f"the service rejected a call: {problems[0]}"
         raise ServiceUnreachable(msg)
 
 
-def _explain(client: Client, task: RetryTask) -> None:
-    from tarry.cli.demo_target import DOOMED
+def _print_explanation(client: Client, task: RetryTask) -> None:
+    from tarry.cli.demo_target import DEAD_LETTER_PATH
     from tarry.cli.output import print_text
     from tarry.cli.tasks import explanation_lines
 
     print_text("")
-    print_text(
-        f"{name_of(DOOMED).capitalize()} is a dead letter now. `tarry tasks explain` says why:"
-    )
-    explained = client.explain(task)
-    for line in explanation_lines(explained.text, explained.next.text):
+    name = call_name(DEAD_LETTER_PATH).capitalize()
+    print_text(f"{name} is a dead letter now. `tarry tasks explain` explains why:")
+    explanation = client.explain(task)
+    for line in explanation_lines(explanation.text, explanation.next.text):
         print_text(line)
 
 
-def _sum_up(target: Flaky, board: Board) -> None:
-    """Say what happened, or what should not have."""
-    from tarry.cli.demo_target import PLANS
+def _print_summary(targets: FlakyTargets, board: TaskBoard) -> None:
+    """Print how many attempts were needed; raise an error if a call was not delivered."""
+    from tarry.cli.demo_target import RESPONSES_BY_PATH
     from tarry.cli.output import print_text
 
-    lost = [name_of(path) for path in PLANS if board.tasks[path].status != "SUCCEEDED"]
-    rekeyed = [name_of(path) for path, keys in target.keys.items() if len(set(keys)) != 1]
-    if lost or rekeyed:
-        msg = f"not delivered: {lost}; sent with more than one key: {rekeyed}"
+    undelivered = [
+        call_name(path) for path in RESPONSES_BY_PATH if board.tasks[path].status != "SUCCEEDED"
+    ]
+    rekeyed = [call_name(path) for path, keys in targets.keys.items() if len(set(keys)) != 1]
+    if undelivered or rekeyed:
+        msg = f"not delivered: {undelivered}; sent with more than one key: {rekeyed}"
         raise NotFinished(msg)
-    requests = sum(map(len, target.keys.values()))
-    retried = sum(len(keys) > 1 for keys in target.keys.values())
+    requests = sum(map(len, targets.keys.values()))
+    retried = sum(len(keys) > 1 for keys in targets.keys.values())
     print_text("")
     print_text(
-        f"All {len(PLANS)} calls arrived, in {requests} attempts: {retried} were retried, each "
-        "with one idempotency key. Nobody had to wait for them."
+        f"All {len(RESPONSES_BY_PATH)} calls were delivered, in {requests} attempts: {retried} "
+        "were retried, each with one idempotency key."
     )
-    print_text("Now your own: `tarry serve --dev` in one terminal, `tarry send URL` in another.")
+    print_text("Try it yourself: `tarry serve --dev` in one terminal, `tarry send URL` in another.")
 
 
 @contextmanager
-def _service(folder: Path) -> Generator[str]:
-    """Run a service in a process of its own; what it is told here, no variable changes."""
+def _run_service(folder: Path) -> Generator[str]:
+    """Run a service in a separate process; yield its address.
+
+    Flags are used for all settings, because they take precedence over TARRY_* variables.
+    """
     import subprocess
     import sys
 
@@ -207,17 +210,17 @@ def _service(folder: Path) -> Generator[str]:
     command = [sys.executable, "-m", "tarry", "serve", *flags]
     with (
         (folder / "log").open("w+", encoding="utf-8") as log,
-        subprocess.Popen(  # noqa: S603 - ourselves
+        subprocess.Popen(  # noqa: S603 - runs tarry itself
             command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder
         ) as process,
     ):
         try:
             assert process.stdout is not None  # noqa: S101 - for the type checker
-            first = process.stdout.readline()
-            if not first.startswith(_SERVES):
+            greeting = process.stdout.readline()
+            if not greeting.startswith(_READY_PREFIX):
                 log.seek(0)
-                msg = f"the service did not start: {first}{log.read()}"
+                msg = f"the service did not start: {greeting}{log.read()}"
                 raise ServiceUnreachable(msg)
-            yield first.removeprefix(_SERVES).split()[0]
+            yield greeting.removeprefix(_READY_PREFIX).split()[0]
         finally:
             process.terminate()

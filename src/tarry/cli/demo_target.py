@@ -1,4 +1,4 @@
-"""The targets of `tarry demo`: HTTP servers on this machine that fail to a plan."""
+"""The targets of `tarry demo`: local HTTP servers that fail in a scripted way."""
 
 from __future__ import annotations
 
@@ -10,108 +10,108 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
-DROP = "drop"
-"""Ends the connection in the middle of its answer."""
-BUSY = "429"
-"""Comes with a wish: Retry-After."""
-ASKED = 1
-"""Seconds that a busy target asks for."""
+DROP_CONNECTION = "drop"
+"""Closes the connection in the middle of the response."""
+TOO_MANY_REQUESTS = "429"
+"""Sent with a Retry-After header."""
+RETRY_AFTER_S = 1
 
-ATTEMPTS = 4
-PLANS: dict[str, tuple[str, ...]] = {
+MAX_ATTEMPTS = 4
+RESPONSES_BY_PATH: dict[str, tuple[str, ...]] = {
     "/order/1": (),
     "/order/2": ("503",),
     "/order/3": ("503", "503"),
-    "/order/4": (DROP,),
-    "/invoice/5": (BUSY,),
+    "/order/4": (DROP_CONNECTION,),
+    "/invoice/5": (TOO_MANY_REQUESTS,),
     "/invoice/6": ("500",),
-    "/invoice/7": ("502", DROP),
+    "/invoice/7": ("502", DROP_CONNECTION),
     "/invoice/8": (),
     "/mail/9": ("503", "504", "503"),
     "/mail/10": (),
     "/mail/11": ("500",),
-    "/mail/12": ("503",) * ATTEMPTS,
+    "/mail/12": ("503",) * MAX_ATTEMPTS,
 }
-"""What the target answers to each call before it answers 200.
+"""Responses to each call before the first 200.
 
-Each first part is a host of its own: together, all these failures would open a breaker.
+The first part of a path selects one of three servers: on one server, all these failures together
+would open its breaker.
 """
-DOOMED = "/mail/12"
+DEAD_LETTER_PATH = "/mail/12"
 
 
-class Flaky:
-    """Answers each path by its plan, one step for each request, and 200 after the last."""
+class FlakyTargets:
+    """HTTP servers that send the scripted responses of each path, and 200 after the last."""
 
-    def __init__(self, plans: Mapping[str, Sequence[str]]) -> None:
-        self._plans = plans
+    def __init__(self, responses: Mapping[str, Sequence[str]]) -> None:
+        self._responses = responses
         self._lock = threading.Lock()
-        self.is_mended: bool = False
-        """Whether all plans are over."""
-        self.keys: dict[str, list[str]] = {path: [] for path in plans}
-        """The idempotency keys that came, one for each request."""
-        flaky = self
+        self.is_fixed: bool = False
+        """Set to answer every request with 200 from now on."""
+        self.keys: dict[str, list[str]] = {path: [] for path in responses}
+        """Idempotency key of each received request, by path."""
+        targets = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers.get("content-length", 0)))
-                step = flaky.answer(self.path, self.headers.get("idempotency-key", ""))
-                if step == DROP:
+                response = targets.next_response(self.path, self.headers.get("idempotency-key", ""))
+                if response == DROP_CONNECTION:
                     self.send_response(200)
                     self.send_header("content-length", "5")
                     self.end_headers()
                     self.close_connection = True
                     return
-                self.send_response(int(step))
-                if step == BUSY:
-                    self.send_header("retry-after", str(ASKED))
+                self.send_response(int(response))
+                if response == TOO_MANY_REQUESTS:
+                    self.send_header("retry-after", str(RETRY_AFTER_S))
                 self.send_header("content-length", "0")
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
-                """Say nothing."""
+                """Log nothing."""
 
         self._servers = {
-            host: ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-            for host in dict.fromkeys(map(_host_of, plans))
+            group: ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+            for group in dict.fromkeys(map(_group_of, responses))
         }
 
     def url_of(self, path: str) -> str:
-        """Return where a call goes."""
-        return f"http://127.0.0.1:{self._servers[_host_of(path)].server_port}{path}"
+        """Return the URL of a path."""
+        return f"http://127.0.0.1:{self._servers[_group_of(path)].server_port}{path}"
 
-    def answer(self, path: str, key: str) -> str:
-        """Return the next step of a path's plan."""
+    def next_response(self, path: str, key: str) -> str:
+        """Record a request, and return its scripted response."""
         with self._lock:
-            seen = self.keys.setdefault(path, [])
-            seen.append(key)
-            plan = () if self.is_mended else self._plans.get(path, ())
-            return plan[len(seen) - 1] if len(seen) <= len(plan) else "200"
+            keys = self.keys.setdefault(path, [])
+            keys.append(key)
+            responses = () if self.is_fixed else self._responses.get(path, ())
+            return responses[len(keys) - 1] if len(keys) <= len(responses) else "200"
 
     def start(self) -> None:
-        """Serve, each host in a thread."""
+        """Start a thread for each server."""
         for server in self._servers.values():
             server.daemon_threads = True
             threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the servers."""
         for server in self._servers.values():
             server.shutdown()
             server.server_close()
 
 
-def _host_of(path: str) -> str:
+def _group_of(path: str) -> str:
     return path.split("/")[1]
 
 
 @contextmanager
-def flaky_targets(plans: Mapping[str, Sequence[str]]) -> Generator[Flaky]:
-    """Run targets for the length of a block."""
-    flaky = Flaky(plans)
-    flaky.start()
+def run_flaky_targets(responses: Mapping[str, Sequence[str]]) -> Generator[FlakyTargets]:
+    """Run the targets during a with block."""
+    targets = FlakyTargets(responses)
+    targets.start()
     try:
-        yield flaky
+        yield targets
     finally:
-        flaky.close()
+        targets.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from tarry.cli.options import JsonOption, example_epilog
-from tarry.cli.serve import need_service
+from tarry.cli.serve import require_service_packages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -52,7 +52,7 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Create a key and print it. It is shown only once: the store keeps only a hash."""
-    need_service()
+    require_service_packages()
     from uuid_utils import uuid7
 
     from tarry.cli.output import print_json

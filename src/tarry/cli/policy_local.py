@@ -1,6 +1,7 @@
-"""`tarry policy`: look at a policy, check it, and carry it to a service or other systems and back.
+"""`tarry policy`: explain, check, export and import policy files.
 
-Only the document goes to standard output, so that it can be piped into another command.
+`policy_remote` has the subcommands that talk to a service. Only documents are written to standard
+output, so that they can be piped into another command.
 """
 
 from __future__ import annotations
@@ -26,91 +27,97 @@ FORMATS = (".json", ".toml")
 
 app: typer.Typer = typer.Typer(
     name="policy",
-    help="Explain a policy, check it, and carry it to the service or to other systems and back.",
+    help="Explain, check, export and import policies, and manage those of a service.",
     no_args_is_help=True,
 )
 app.command("list", epilog=example_epilog("tarry policy list"))(policy_remote.list_)
 app.command(epilog=example_epilog("tarry policy show webhook > webhook.toml"))(policy_remote.show)
 app.command(epilog=example_epilog("tarry policy apply webhook.toml"))(policy_remote.apply)
 
-File = Annotated[
-    str, typer.Argument(metavar="FILE", help="A policy in TOML, YAML or JSON, or a preset's name.")
+FileArgument = Annotated[
+    str,
+    typer.Argument(metavar="FILE", help="Policy in TOML, YAML or JSON, or the name of a preset."),
 ]
-Out = Annotated[Path | None, typer.Option(help="Write to this file instead of standard output.")]
-Service = Annotated[
-    str | None, typer.Option(help="grpc: the service, such as shop.Payments.", show_default="all")
+OutOption = Annotated[
+    Path | None, typer.Option(help="Write to this file instead of standard output.")
 ]
-Method = Annotated[str | None, typer.Option(help="grpc: the method.", show_default="all")]
+ServiceOption = Annotated[
+    str | None, typer.Option(help="grpc: service name, such as shop.Payments.", show_default="all")
+]
+MethodOption = Annotated[str | None, typer.Option(help="grpc: method name.", show_default="all")]
 
 
 @app.command(epilog=example_epilog("tarry policy export policy.toml --to istio --host payments"))
 def export(
-    file: File,
-    to: Annotated[str, typer.Option(help=f"The system: {', '.join(TARGETS)}.")],
+    file: FileArgument,
+    to: Annotated[str, typer.Option(help=f"Target system: {', '.join(TARGETS)}.")],
     host: Annotated[
-        str | None, typer.Option(help="The service that is called; not for grpc.")
+        str | None, typer.Option(help="Host of the called service; not for grpc.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="The name of the resources.", show_default="from the host")
+        str | None, typer.Option(help="Name of the resources.", show_default="from the host")
     ] = None,
-    service: Service = None,
-    method: Method = None,
+    service: ServiceOption = None,
+    method: MethodOption = None,
     port: Annotated[
         int | None,
-        typer.Option(help="gateway-api: the port of the service.", show_default=str(DEFAULT_PORT)),
+        typer.Option(help="gateway-api: port of the service.", show_default=str(DEFAULT_PORT)),
     ] = None,
-    out: Out = None,
+    out: OutOption = None,
 ) -> None:
-    """Write a policy as the configuration of a mesh, a proxy, a gateway or a gRPC channel.
+    """Export a policy as the configuration of a service mesh, a proxy, a gateway or gRPC.
 
-    What it cannot say is in comments at the top, and on standard error if piped.
+    Settings that the target system lacks, or treats differently, are listed in comments at the
+    top, and on standard error when the output is piped.
     """
     from tarry.cli.files import read_policy
     from tarry.core.checks import check_one_of
     from tarry.policyfile.export import to_envoy, to_gateway_api, to_grpc, to_istio
 
     check_one_of("--to", to, TARGETS)
-    _check(out)
+    _check_output(out)
     if to == "grpc":
-        reason = "a service config names the service that is called by --service and --method"
-        _unused(f"--to {to}", reason, host=host, name=name, port=port)
-        made = to_grpc(read_policy(file), service=service, method=method)
-        _put(_json(made.documents[0]), out)
-        _tell(made.losses, f"{to} cannot say")
+        reason = "use --service and --method to name the called service"
+        _reject_options(f"--to {to}", reason, host=host, name=name, port=port)
+        exported = to_grpc(read_policy(file), service=service, method=method)
+        _write(_to_json(exported.documents[0]), out)
+        _report_losses(exported.losses, f"{to} differs")
         return
-    reason = "it names the service that is called by --host"
-    _unused(f"--to {to}", reason, service=service, method=method)
+    reason = "use --host to name the called service"
+    _reject_options(f"--to {to}", reason, service=service, method=method)
     if to != "gateway-api":
-        _unused(f"--to {to}", "only an HTTPRoute of gateway-api has a port", port=port)
+        _reject_options(f"--to {to}", "only gateway-api has a port", port=port)
     if host is None:
         from tarry.errors import ConfigurationError
 
-        rule = f"must name the service that is called to export to {to}"
+        rule = f"is required for --to {to}: the host of the called service"
         raise ConfigurationError("--host", rule)
     defence = read_policy(file)
     if to == "gateway-api":
         port = DEFAULT_PORT if port is None else port
-        made = to_gateway_api(defence, host=host, port=port, name=name)
+        exported = to_gateway_api(defence, host=host, port=port, name=name)
     else:
-        made = (to_envoy if to == "envoy" else to_istio)(defence, host=host, name=name)
+        exported = (to_envoy if to == "envoy" else to_istio)(defence, host=host, name=name)
     from tarry.cli.files import yaml_text
 
-    _put_commented(yaml_text(made.documents), made.losses, ("export", "to", to), out)
+    _write_with_losses(yaml_text(exported.documents), exported.losses, ("export", "to", to), out)
 
 
 @app.command("import", epilog=example_epilog("tarry policy import config.json --from grpc"))
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A document in JSON or YAML.")],
-    source: Annotated[str, typer.Option("--from", help=f"The system: {', '.join(SOURCES)}.")],
-    service: Service = None,
-    method: Method = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Document in JSON or YAML.")],
+    source: Annotated[str, typer.Option("--from", help=f"Source system: {', '.join(SOURCES)}.")],
+    service: ServiceOption = None,
+    method: MethodOption = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write NAME.toml or NAME.json instead of printing TOML.")
+        Path | None,
+        typer.Option(help="Write to NAME.toml or NAME.json instead of standard output."),
     ] = None,
 ) -> None:
-    """Make a policy file from a gRPC service config, or from resources of Istio.
+    """Create a policy file from a gRPC service config, or from Istio resources.
 
-    What tarry cannot say is in comments at the top, and on standard error if piped.
+    Settings that tarry lacks, or treats differently, are listed in comments at the top, and on
+    standard error when the output is piped.
     """
     from tarry.cli.files import read_documents
     from tarry.core.checks import check_one_of
@@ -119,44 +126,44 @@ def import_(
     from tarry.policyfile.imports import from_grpc, from_istio
 
     check_one_of("--from", source, SOURCES)
-    _check(out, FORMATS)
+    _check_output(out, FORMATS)
     if source == "istio":
-        reason = "the first route is read: put the others into files of their own"
-        _unused(f"--from {source}", reason, service=service, method=method)
+        reason = "the first route of the file is imported"
+        _reject_options(f"--from {source}", reason, service=service, method=method)
     documents = read_documents(file)
     if source == "grpc" and len(documents) > 1:
-        msg = f"{file}: a service config is one document, got {len(documents)}"
+        msg = f"{file}: a service config must be one document, got {len(documents)}"
         raise ConfigurationError(msg)
     try:
         if source == "istio":
-            made = from_istio(documents)
+            imported = from_istio(documents)
         else:
-            made = from_grpc(documents[0], service=service, method=method)
+            imported = from_grpc(documents[0], service=service, method=method)
     except ConfigurationError as error:
         msg = f"{file}: {error}"
         raise ConfigurationError(msg) from None
-    printable = made.to_dict()
+    fields = imported.to_dict()
     if out is not None and out.suffix.lower() == ".json":
-        _put(_json(printable), out)
-        _tell(made.losses, "tarry cannot say")
+        _write(_to_json(fields), out)
+        _report_losses(imported.losses, "tarry differs")
     else:
-        _put_commented(toml.dumps(printable), made.losses, ("import", "from", source), out)
+        _write_with_losses(toml.dumps(fields), imported.losses, ("import", "from", source), out)
 
 
 @app.command(epilog=example_epilog("tarry policy explain webhook"))
-def explain(file: File) -> None:
-    """Say in words what a policy does: its delays, its worst case time and its worst case load."""
+def explain(file: FileArgument) -> None:
+    """Describe what a policy does: its delays, and the worst-case time and load."""
     from tarry.cli.files import read_policy
-    from tarry.policyfile.explain import explain as in_words
+    from tarry.policyfile.explain import explain as explain_policy
 
-    typer.echo(in_words(read_policy(file)))
+    typer.echo(explain_policy(read_policy(file)))
 
 
 @app.command(epilog=example_epilog("tarry policy check policy.toml"))
-def check(file: File) -> None:
-    """Say whether a policy file is right; the first mistake is named with its line.
+def check(file: FileArgument) -> None:
+    """Check a policy file; the first error is reported with its line.
 
-    What is allowed and looks wrong is told on standard error.
+    Settings that are valid but probably wrong are reported as warnings on standard error.
     """
     from tarry.cli.files import read_policy
     from tarry.policyfile.check import doubts
@@ -166,62 +173,61 @@ def check(file: File) -> None:
     for doubt in doubts(defence):
         typer.echo(f"{file}: warning: {doubt}", err=True)
     attempts = (defence.hedging or defence.policy).max_attempts
-    most = "1 attempt" if attempts == 1 else f"up to {attempts} attempts"
+    limit = "1 attempt" if attempts == 1 else f"up to {attempts} attempts"
     hedged = [] if defence.hedging is None else ["hedged"]
-    beside = [
+    guards = [
         name for name in ("breaker", "budget", "limiter") if getattr(defence, name) is not None
     ]
-    defaults = " (every field is a default)" if defence == Defence() else ""
-    typer.echo(f"{file}: ok: {', '.join([most, *hedged, *beside])}{defaults}")
+    defaults = " (all fields have their defaults)" if defence == Defence() else ""
+    typer.echo(f"{file}: ok: {', '.join([limit, *hedged, *guards])}{defaults}")
 
 
-def _unused(by: str, reason: str, **given: object) -> None:
-    """Refuse options that would be ignored."""
+def _reject_options(used_with: str, reason: str, **options: object) -> None:
+    """Raise an error for options that would be ignored."""
     from tarry.errors import ConfigurationError
 
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None:
-            msg = f"--{name} is not for {by}: {reason}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"--{name}", f"cannot be used with {used_with}: {reason}")
 
 
-def _json(printable: object) -> str:
+def _to_json(document: object) -> str:
     import json
 
-    return json.dumps(printable, indent=2) + "\n"
+    return json.dumps(document, indent=2) + "\n"
 
 
-def _put_commented(
+def _write_with_losses(
     text: str, losses: Sequence[Loss], command: tuple[str, str, str], out: Path | None
 ) -> None:
-    """Write a document with its losses as comments, and list them for those who see neither."""
+    """Write a document with its losses as comments; report them too, unless on a terminal."""
     from tarry.cli.output import printable
 
     verb, preposition, system = command
     lines = [
         f"Written by `tarry policy {verb} --{preposition} {system}`.",
-        *(f"Not said here: {printable(str(loss))}" for loss in losses),
+        *(f"Differs: {printable(str(loss))}" for loss in losses),
     ]
-    _put("".join(f"# {line}\n" for line in lines) + text, out)
+    _write("".join(f"# {line}\n" for line in lines) + text, out)
     if out is not None or not sys.stdout.isatty():
-        _tell(losses, f"{system if verb == 'export' else 'tarry'} cannot say")
+        _report_losses(losses, f"{system if verb == 'export' else 'tarry'} differs")
 
 
-def _tell(losses: Sequence[Loss], what: str) -> None:
+def _report_losses(losses: Sequence[Loss], what: str) -> None:
     from tarry.cli.output import printable
 
     for loss in losses:
         typer.echo(f"{what}: {printable(str(loss))}", err=True)
 
 
-def _check(out: Path | None, formats: tuple[str, ...] = ()) -> None:
+def _check_output(out: Path | None, formats: tuple[str, ...] = ()) -> None:
     from tarry.cli.files import check_output_path
 
     if out is not None:
         check_output_path(out, formats)
 
 
-def _put(text: str, out: Path | None) -> None:
+def _write(text: str, out: Path | None) -> None:
     from tarry.cli.files import write_text
 
     if out is None:

@@ -1,4 +1,4 @@
-"""`tarry serve`: the durable retry service, and `tarry config`: what it would go by."""
+"""`tarry serve`: run the retry service. `tarry config`: print its settings."""
 
 from __future__ import annotations
 
@@ -13,89 +13,94 @@ from tarry.errors import ConfigurationError, MissingExtra
 if TYPE_CHECKING:
     from tarry.service.settings import LoadedSettings
 
-Store = Annotated[
-    str | None, typer.Option(help="Where tasks are kept: sqlite:PATH or memory:", metavar="URL")
+StoreOption = Annotated[
+    str | None, typer.Option(help="Store of the tasks: sqlite:PATH or memory:", metavar="URL")
 ]
-Host = Annotated[str | None, typer.Option(help="The address to listen on.")]
-Port = Annotated[int | None, typer.Option(help="The port; 0 takes a free one.")]
-Allow = Annotated[
+HostOption = Annotated[str | None, typer.Option(help="Address to listen on.")]
+PortOption = Annotated[int | None, typer.Option(help="Port to listen on; 0 selects a free port.")]
+AllowTargetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-target",
-        help="Let tasks go to this network or host too: 10.1.0.0/16, *.internal. Repeatable.",
+        help="Also allow targets in this network or host: 10.1.0.0/16, *.internal. Repeatable.",
         metavar="CIDR|HOST",
     ),
 ]
-Dev = Annotated[
-    bool | None, typer.Option("--dev", help="Let tasks go to this machine, to try things out.")
+DevOption = Annotated[
+    bool | None,
+    typer.Option("--dev", help="Also allow this machine as a target. For development only."),
 ]
-Config = Annotated[Path | None, typer.Option(help="A TOML file with settings.", metavar="FILE")]
-Set = Annotated[
+ConfigOption = Annotated[
+    Path | None, typer.Option(help="Configuration file, in TOML.", metavar="FILE")
+]
+SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Any other setting; see `tarry config`.", metavar="NAME=VALUE"),
+    typer.Option(
+        "--set", help="Any setting; see `tarry config`. Can be repeated.", metavar="NAME=VALUE"
+    ),
 ]
-_PAUSED_FOR = 5
-"""Seconds that open connections get at the end, beyond what running attempts get."""
+_SHUTDOWN_GRACE_S = 5
+"""Extra time for open connections at shutdown, after the time for running attempts."""
 
 
 def serve(
-    store: Store = None,
-    host: Host = None,
-    port: Port = None,
-    allow: Allow = None,
-    dev: Dev = None,
-    config: Config = None,
-    changes: Set = None,
+    store: StoreOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    allow: AllowTargetOption = None,
+    dev: DevOption = None,
+    config: ConfigOption = None,
+    changes: SetOption = None,
 ) -> None:
-    """Take HTTP requests, keep them, and deliver each at least once.
+    """Run the retry service: store tasks durably, and deliver each at least once.
 
-    Settings come from flags, then TARRY_* variables, then the file. SIGTERM and Ctrl-C end it in
-    order: what runs is finished, the rest is handed back.
+    Settings come from flags, then TARRY_* variables, then the file. SIGTERM and Ctrl-C shut down
+    gracefully: running attempts finish, and other leased tasks are released.
     """
     import signal
 
-    loaded = settings_of(store, host, port, allow, dev, config, changes)
+    loaded = load_command_settings(store, host, port, allow, dev, config, changes)
     from tarry.cli.exit_codes import EXIT_UNREACHABLE
     from tarry.service.app import Service
     from tarry.service.http.server import Server
 
-    _log(loaded.settings.log, loaded.settings.log_level)
+    _configure_logging(loaded.settings.log, loaded.settings.log_level)
     service = Service(loaded.settings, writer_process=True)
-    server = Server(service, shutdown_timeout_s=loaded.settings.drain_ms / 1000 + _PAUSED_FOR)
-    signal.signal(signal.SIGTERM, _ended)
-    is_up = False
-    why = "the service did not start: the log above says why"
+    server = Server(service, shutdown_timeout_s=loaded.settings.drain_ms / 1000 + _SHUTDOWN_GRACE_S)
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    is_ready = False
+    reason = "the service did not start; see the log above"
 
-    def ready(address: str) -> None:
-        nonlocal is_up
-        is_up = True
-        _greet(address, loaded)
+    def on_ready(address: str) -> None:
+        nonlocal is_ready
+        is_ready = True
+        _print_greeting(address, loaded)
 
     try:
-        server.run(ready)
-    except SystemExit as end:  # the server's own way to say that it cannot listen
-        if not end.code:
+        server.run(on_ready)
+    except SystemExit as exit_:  # uvicorn exits when it cannot bind the port
+        if not exit_.code:
             raise
-        if isinstance(end.__context__, OSError):
+        if isinstance(exit_.__context__, OSError):
             settings = loaded.settings
-            why = _unheard(end.__context__, settings.host, settings.port) or why
-    if not is_up:
-        typer.echo(f"error: {why}", err=True)
+            reason = _bind_error_hint(exit_.__context__, settings.host, settings.port) or reason
+    if not is_ready:
+        typer.echo(f"error: {reason}", err=True)
         raise typer.Exit(EXIT_UNREACHABLE)
 
 
 def config(
-    store: Store = None,
-    host: Host = None,
-    port: Port = None,
-    allow: Allow = None,
-    dev: Dev = None,
-    config: Config = None,
-    changes: Set = None,
+    store: StoreOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    allow: AllowTargetOption = None,
+    dev: DevOption = None,
+    config: ConfigOption = None,
+    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the settings in force, and where each of them came from."""
-    loaded = settings_of(store, host, port, allow, dev, config, changes)
+    """Print the effective settings, and the source of each."""
+    loaded = load_command_settings(store, host, port, allow, dev, config, changes)
     import msgspec
 
     from tarry.cli.output import console, print_json, table
@@ -110,40 +115,45 @@ def config(
         )
         return
     rows = [
-        (field.name, loaded.format(field.name), loaded.sources[field.name], _meaning(field.type))
+        (
+            field.name,
+            loaded.format(field.name),
+            loaded.sources[field.name],
+            _description_of(field.type),
+        )
         for field in msgspec.structs.fields(Settings)
     ]
-    console().print(table(("setting", "value", "from", "what it is"), rows))
+    console().print(table(("setting", "value", "from", "description"), rows))
 
 
-def _unheard(error: OSError, host: str, port: int) -> str | None:
-    """Say what helps where the service cannot listen."""
+def _bind_error_hint(error: OSError, host: str, port: int) -> str | None:
+    """Return what to do about an error from binding the port; None for an unknown error."""
     import errno
     import socket
 
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is taken: choose another with --port"
+        return f"port {port} of {host} is already in use: choose another with --port"
     if error.errno == errno.EACCES:
-        return f"this user may not listen on port {port}: choose one above 1023 with --port"
+        return f"this user must not listen on port {port}: choose a port above 1023 with --port"
     if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-        return f"{host} is no address of this machine: choose another with --host"
+        return f"{host} is not an address of this machine: choose another with --host"
     return None
 
 
-def _meaning(annotated: Any) -> str:
-    """Return a setting's description, which stands in the outermost note on its type."""
+def _description_of(annotated: Any) -> str:
+    """Return the description of a setting: the last item of its type's metadata."""
     return str(annotated.__metadata__[-1].description)
 
 
-def _ended(_signal: int, _frame: object) -> None:
-    """Leave with 0: it was asked to end."""
+def _exit_on_sigterm(_signal: int, _frame: object) -> None:
+    """Exit with 0: SIGTERM is the normal way to stop the service."""
     import sys
 
     sys.exit(0)
 
 
-def need_service() -> None:
-    """Refuse to go on without what the service is built on; the error has the install line."""
+def require_service_packages() -> None:
+    """Raise `MissingExtra` unless the packages of the service are installed."""
     from importlib import import_module
 
     try:
@@ -156,7 +166,7 @@ def need_service() -> None:
         raise MissingExtra(msg) from missing
 
 
-def settings_of(
+def load_command_settings(
     store: str | None,
     host: str | None,
     port: int | None,
@@ -165,17 +175,16 @@ def settings_of(
     config: Path | None,
     changes: list[str] | None,
 ) -> LoadedSettings:
-    """Read what a user has said."""
-    need_service()
+    """Return the settings from command line flags, the environment and a file."""
+    require_service_packages()
     from tarry.service.settings import load_settings
 
-    changed: dict[str, str] = {}
+    overrides: dict[str, str] = {}
     for text in changes or ():
         name, equals, value = text.partition("=")
         if not equals:
-            msg = f"--set takes NAME=VALUE, got {text!r}"
-            raise ConfigurationError(msg)
-        changed[name.strip().replace("-", "_")] = value
+            raise ConfigurationError("--set", "must have the format NAME=VALUE", text)
+        overrides[name.strip().replace("-", "_")] = value
     flags = {
         "store": store,
         "host": host,
@@ -183,51 +192,53 @@ def settings_of(
         "allow_target": allow or None,
         "dev": dev or None,
     }
-    return load_settings(flags, file=config, changes=changed)
+    return load_settings(flags, file=config, changes=overrides)
 
 
-def _log(form: str, level: str) -> None:
+def _configure_logging(format_: str, level: str) -> None:
     import logging
     import sys
 
     from tarry.service.logs import JsonFormatter
 
     handler = logging.StreamHandler(sys.stderr)
-    plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(JsonFormatter() if form == "json" else plain)
+    text_formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(JsonFormatter() if format_ == "json" else text_formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its news are told by the greeting
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the greeting replaces its messages
 
 
-def _greet(address: str, loaded: LoadedSettings) -> None:
-    """Say where the service is, where its data lies, and how to try it."""
+def _print_greeting(address: str, loaded: LoadedSettings) -> None:
+    """Print the address, the location of the data, and a curl command to try the service."""
     import json
 
     from tarry.service.app import data_location, requires_keys
     from tarry.service.settings import DEFAULT
 
     settings = loaded.settings
-    # Where it listens on every address, this one can be pasted.
-    here = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    # A wildcard address cannot be requested: show the loopback address instead.
+    local_url = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     lines = [
-        f"tarry serves {address} (API at {here}/docs)",
+        f"tarry serves {address} (API at {local_url}/docs)",
         f"data in {data_location(settings)}",
     ]
     if settings.dev:
-        lines.append("--dev: tasks may go to this machine; never set it where others can post")
+        lines.append(
+            "--dev: this machine is allowed as a target; do not use it where others can add tasks"
+        )
     if requires_keys(settings):
         store = "" if loaded.sources["store"] == DEFAULT else f" --store {settings.store}"
-        lines.append(f"every request needs a key: tarry keys create --tenant NAME{store}")
+        lines.append(f"requests need an API key: tarry keys create --tenant NAME{store}")
         key = " -H 'Authorization: Bearer KEY'"
     else:
         key = ""
-    # Something that answers: the service itself, where it may be a target.
-    task: dict[str, Any] = {"targetUrl": f"{here}/healthz", "method": "GET"}
+    # With --dev the example targets the service itself, so that it succeeds.
+    task: dict[str, Any] = {"targetUrl": f"{local_url}/healthz", "method": "GET"}
     if not settings.dev:
         task = {"targetUrl": "https://example.com/hook", "body": {"hello": "world"}}
     lines += [
         "",
-        f"curl {here}/retry-tasks{key} \\",
+        f"curl {local_url}/retry-tasks{key} \\",
         f"  -H 'Content-Type: application/json' -H 'Prefer: wait=5' -d '{json.dumps(task)}'",
         "",
     ]
