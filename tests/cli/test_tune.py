@@ -99,7 +99,7 @@ def test_the_tables(log: Path) -> None:
     assert " requests at a time, about twice the concurrency in the log" in result.stdout
     assert "requests per call" in result.stdout
     assert re.search(r" +in the log +now +proposed\n", result.stdout)
-    assert re.search(r"Better: .*fewer\s+requests\s+for each", result.stdout, re.DOTALL)
+    assert re.search(r"Better: .*fewer\s+requests\s+per\s+call", result.stdout, re.DOTALL)
     assert result.stdout == run(log, "--seed", 3).stdout
 
 
