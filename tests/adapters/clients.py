@@ -1,4 +1,4 @@
-"""Every HTTP client behind one face, so that one scenario can go through all of them."""
+"""All HTTP client libraries behind one interface, so that a test can run with each of them."""
 
 from __future__ import annotations
 
@@ -23,49 +23,51 @@ from tarry.runtime.clocks import system
 
 Headers = dict[str, str]
 Send = Callable[[str, str, Any, Headers], Any]
-"""Method, URL, body and headers; answers with an `Answer`, or something to await for one."""
+"""Takes method, URL, body and headers; returns a `ClientResponse`, or an awaitable of one."""
 
-PIECES = (b"some", b"thing")
-"""What a body that is an iterator gives."""
+CHUNKS = (b"some", b"thing")
+"""The chunks of a body that is an iterator."""
 
 
-class Answer(NamedTuple):
-    """What came back."""
+class ClientResponse(NamedTuple):
+    """The response of a call."""
 
     status: int
     text: str
 
 
-class Plain:
-    """An open client that blocks."""
+class SyncSession:
+    """An open sync client."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
 
     def send(
         self, method: str, url: str, body: Any = None, headers: Headers | None = None
-    ) -> Answer:
+    ) -> ClientResponse:
         """Make one call."""
-        answer: Answer = self._send(method, url, body, headers or {})
-        return answer
+        response: ClientResponse = self._send(method, url, body, headers or {})
+        return response
 
     def iterator(self) -> Any:
         """Return a body that can be sent once."""
-        return iter(PIECES)
+        return iter(CHUNKS)
 
-    def while_waiting(self, patch: pytest.MonkeyPatch, method: str, url: str) -> list[Answer]:
-        """Make a call of its own during every wait of another."""
-        answers: list[Answer] = []
+    def call_during_waits(
+        self, patch: pytest.MonkeyPatch, method: str, url: str
+    ) -> list[ClientResponse]:
+        """Make another call during every wait of a call; return the responses."""
+        responses: list[ClientResponse] = []
 
         def sleep(*_: object) -> None:
-            answers.append(self.send(method, url))
+            responses.append(self.send(method, url))
 
         patch.setattr(system, "sleep", sleep)
-        return answers
+        return responses
 
 
-class Looped:
-    """An open client of an event loop, which runs only while a call does."""
+class AsyncSession:
+    """An open async client. Its event loop runs only during a call."""
 
     def __init__(self, runner: asyncio.Runner, send: Send) -> None:
         self._runner = runner
@@ -73,157 +75,159 @@ class Looped:
 
     def send(
         self, method: str, url: str, body: Any = None, headers: Headers | None = None
-    ) -> Answer:
+    ) -> ClientResponse:
         """Make one call."""
         call = self._send(method, url, body, headers or {})
-        answer: Answer = self._runner.run(call, context=copy_context())
-        return answer
+        response: ClientResponse = self._runner.run(call, context=copy_context())
+        return response
 
     def iterator(self) -> Any:
         """Return a body that can be sent once."""
 
-        async def pieces() -> AsyncIterator[bytes]:
-            for piece in PIECES:
-                yield piece
+        async def chunks() -> AsyncIterator[bytes]:
+            for chunk in CHUNKS:
+                yield chunk
 
-        return pieces()
+        return chunks()
 
     def close(self, other: Any) -> None:
-        """Close something else that has used the loop."""
+        """Close another object that has used the event loop."""
         self._runner.run(other.aclose())
 
-    def while_waiting(self, patch: pytest.MonkeyPatch, method: str, url: str) -> list[Answer]:
-        """Make a call of its own during every wait of another."""
-        answers: list[Answer] = []
+    def call_during_waits(
+        self, patch: pytest.MonkeyPatch, method: str, url: str
+    ) -> list[ClientResponse]:
+        """Make another call during every wait of a call; return the responses."""
+        responses: list[ClientResponse] = []
 
         async def asleep(_: float) -> None:
-            answers.append(await self._send(method, url, None, {}))
+            responses.append(await self._send(method, url, None, {}))
 
         patch.setattr(system, "async_sleep", asleep)
-        return answers
+        return responses
 
 
-Talker = Plain | Looped
+Session = SyncSession | AsyncSession
 
 
 @contextmanager
-def httpx_plain(package: Any, options: dict[str, Any]) -> Iterator[Talker]:
-    """`Client` of httpx and of httpx2."""
+def open_httpx_client(package: Any, options: dict[str, Any]) -> Iterator[Session]:
+    """Open a `Client` of httpx or httpx2."""
     limits = package.Limits(max_connections=options.pop("connections"))
     inner = package.HTTPTransport(verify=False, limits=limits)
-    patience = options.pop("timeout")
-    with package.Client(transport=RetryTransport(inner, **options), timeout=patience) as client:
+    timeout = options.pop("timeout")
+    with package.Client(transport=RetryTransport(inner, **options), timeout=timeout) as client:
 
-        def send(method: str, url: str, body: Any, headers: Headers) -> Answer:
+        def send(method: str, url: str, body: Any, headers: Headers) -> ClientResponse:
             response = client.request(method, url, content=body, headers=headers)
-            return Answer(response.status_code, response.text)
+            return ClientResponse(response.status_code, response.text)
 
-        yield Plain(send)
+        yield SyncSession(send)
 
 
 @contextmanager
-def httpx_looped(package: Any, options: dict[str, Any]) -> Iterator[Talker]:
-    """`AsyncClient` of httpx and of httpx2."""
+def open_httpx_async_client(package: Any, options: dict[str, Any]) -> Iterator[Session]:
+    """Open an `AsyncClient` of httpx or httpx2."""
     limits = package.Limits(max_connections=options.pop("connections"))
     inner = package.AsyncHTTPTransport(verify=False, limits=limits)
-    patience = options.pop("timeout")
-    client = package.AsyncClient(transport=AsyncRetryTransport(inner, **options), timeout=patience)
+    timeout = options.pop("timeout")
+    client = package.AsyncClient(transport=AsyncRetryTransport(inner, **options), timeout=timeout)
 
-    async def send(method: str, url: str, body: Any, headers: Headers) -> Answer:
+    async def send(method: str, url: str, body: Any, headers: Headers) -> ClientResponse:
         response = await client.request(method, url, content=body, headers=headers)
-        return Answer(response.status_code, response.text)
+        return ClientResponse(response.status_code, response.text)
 
     with asyncio.Runner() as runner:
         try:
-            yield Looped(runner, send)
+            yield AsyncSession(runner, send)
         finally:
             runner.run(client.aclose())
 
 
 @contextmanager
-def requests_plain(options: dict[str, Any]) -> Iterator[Talker]:
-    """`Session` of requests."""
-    connections, patience = options.pop("connections"), options.pop("timeout")
+def open_requests_session(options: dict[str, Any]) -> Iterator[Session]:
+    """Open a `Session` of requests."""
+    connections, timeout = options.pop("connections"), options.pop("timeout")
     adapter = RetryAdapter(pool_maxsize=connections, pool_block=True, **options)
     with requests.Session() as session:
         session.trust_env = False
         session.mount("http://", adapter)
         session.mount("https://", adapter)
 
-        def send(method: str, url: str, body: Any, headers: Headers) -> Answer:
-            response = session.request(method, url, data=body, headers=headers, timeout=patience)
-            return Answer(response.status_code, response.text)
+        def send(method: str, url: str, body: Any, headers: Headers) -> ClientResponse:
+            response = session.request(method, url, data=body, headers=headers, timeout=timeout)
+            return ClientResponse(response.status_code, response.text)
 
-        yield Plain(send)
+        yield SyncSession(send)
 
 
 @contextmanager
-def aiohttp_looped(options: dict[str, Any]) -> Iterator[Talker]:
-    """`ClientSession` of aiohttp."""
-    connections, patience = options.pop("connections"), options.pop("timeout")
+def open_aiohttp_session(options: dict[str, Any]) -> Iterator[Session]:
+    """Open a `ClientSession` of aiohttp."""
+    connections, timeout = options.pop("connections"), options.pop("timeout")
 
     async def begin() -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections),
-            timeout=aiohttp.ClientTimeout(total=3 * patience, sock_read=patience),
+            timeout=aiohttp.ClientTimeout(total=3 * timeout, sock_read=timeout),
             middlewares=(RetryMiddleware(**options),),
         )
 
     with asyncio.Runner() as runner:
         session = runner.run(begin())
 
-        async def send(method: str, url: str, body: Any, headers: Headers) -> Answer:
+        async def send(method: str, url: str, body: Any, headers: Headers) -> ClientResponse:
             async with session.request(method, url, data=body, headers=headers) as response:
-                return Answer(response.status, await response.text())
+                return ClientResponse(response.status, await response.text())
 
         try:
-            yield Looped(runner, send)
+            yield AsyncSession(runner, send)
         finally:
             runner.run(session.close())
 
 
 @dataclass(frozen=True)
-class Client:
-    """A kind of client, and its own names for what can happen to a connection."""
+class ClientLibrary:
+    """A client library, with its exceptions."""
 
     name: str
-    opened: Callable[[dict[str, Any]], AbstractContextManager[Talker]]
-    refused: type[Exception]
-    dropped: type[Exception]
-    cut_off: tuple[type[Exception], ...]
-    tls: type[Exception]
+    opener: Callable[[dict[str, Any]], AbstractContextManager[Session]]
+    connect_error: type[Exception]
+    disconnect_error: type[Exception]
+    timeout_errors: tuple[type[Exception], ...]
+    tls_error: type[Exception]
 
     def __str__(self) -> str:
         return self.name
 
-    def open(self, **options: Any) -> AbstractContextManager[Talker]:
-        """Open one with so many `connections` (1), whose adapter has these options."""
-        return self.opened({"connections": 1, "timeout": 10.0} | options)
+    def open(self, **options: Any) -> AbstractContextManager[Session]:
+        """Open a client with `connections` (1 by default) and these options of the adapter."""
+        return self.opener({"connections": 1, "timeout": 10.0} | options)
 
 
-CLIENTS = [
-    Client(
-        f"{package.__name__}-{kind}",
-        partial(opened, package),
+CLIENT_LIBRARIES = [
+    ClientLibrary(
+        f"{package.__name__}-{suffix}",
+        partial(opener, package),
         package.ConnectError,
         package.RemoteProtocolError,
         (package.ReadTimeout, TimeoutError),
         package.ConnectError,
     )
     for package in (httpx, httpx2)
-    for kind, opened in (("sync", httpx_plain), ("async", httpx_looped))
+    for suffix, opener in (("sync", open_httpx_client), ("async", open_httpx_async_client))
 ] + [
-    Client(
+    ClientLibrary(
         "requests",
-        requests_plain,
+        open_requests_session,
         requests.exceptions.ConnectionError,
         requests.exceptions.ConnectionError,
         (requests.exceptions.ReadTimeout,),
         requests.exceptions.SSLError,
     ),
-    Client(
+    ClientLibrary(
         "aiohttp",
-        aiohttp_looped,
+        open_aiohttp_session,
         aiohttp.ClientConnectorError,
         aiohttp.ServerDisconnectedError,
         (TimeoutError,),
@@ -231,5 +235,5 @@ CLIENTS = [
     ),
 ]
 
-HEDGING = [client for client in CLIENTS if client.name != "aiohttp"]
-"""Those that can send a copy: a request of aiohttp can be sent by one at a time."""
+HEDGING_LIBRARIES = [client for client in CLIENT_LIBRARIES if client.name != "aiohttp"]
+"""The libraries that can hedge: an aiohttp request cannot be sent twice in parallel."""

@@ -1,4 +1,4 @@
-"""What all tests of the adapters share."""
+"""Fixtures of the adapter tests."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from tarry.adapters.http import headers
 from tarry.testing import no_wait
-from tests.adapters.clients import CLIENTS, Client
+from tests.adapters.clients import CLIENT_LIBRARIES, ClientLibrary
 from tests.integration.flaky import Flaky, Seen, flaky_server
 
 _runs = count(1)
 
 
-class Server:
-    """A flaky server, as one test sees it."""
+class FlakyServerView:
+    """The flaky server, limited to the requests of one test."""
 
     def __init__(self, flaky: Flaky) -> None:
         self.flaky = flaky
@@ -30,65 +30,66 @@ class Server:
         return self.flaky.seen[self.run]
 
     @property
-    def opened(self) -> int:
+    def opened_connections(self) -> int:
         """How many connections were opened."""
         return self.flaky.opened - self._before
 
     def url(self, plan: str, run: str = "") -> str:
-        """Return the address that does to each request what the plan says."""
+        """Return a URL; the plan says what the server does with each request."""
         return f"{self.flaky.url}/thing?run={self.run}{run}&plan={plan}"
 
     def received(self, header: str) -> list[str | None]:
-        """Return what each request had in a header, None where it had none."""
+        """Return the value of a header in each request; None if it is missing."""
         lowered = [{name.lower(): text for name, text in one.headers.items()} for one in self.seen]
         return [headers.get(header.lower()) for headers in lowered]
 
-    def go_on(self) -> None:
-        """Let those go on that wait for it."""
+    def resume(self) -> None:
+        """Resume the responses that are paused."""
         self.flaky.go_on.set()
 
 
 @pytest.fixture(scope="session")
 def flaky() -> Iterator[Flaky]:
-    """Run one flaky server for all."""
+    """Run one flaky server for all tests."""
     with flaky_server() as flaky:
         yield flaky
 
 
 @pytest.fixture
-def server(flaky: Flaky) -> Iterator[Server]:
-    """Give a test its own view of the flaky server."""
+def server(flaky: Flaky) -> Iterator[FlakyServerView]:
+    """Return the view of one test on the flaky server."""
     flaky.go_on.clear()
-    yield Server(flaky)
+    yield FlakyServerView(flaky)
     flaky.go_on.set()
 
 
 @pytest.fixture
-def refused() -> Iterator[str]:
-    """Give the address of a port that is taken and where nobody listens."""
+def unreachable_url() -> Iterator[str]:
+    """Return a URL whose port is reserved but not listening."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}/thing"
 
 
-@pytest.fixture(params=CLIENTS, ids=str)
-def client(request: pytest.FixtureRequest) -> Client:
-    """Every client in turn."""
-    found: Client = request.param
+@pytest.fixture(params=CLIENT_LIBRARIES, ids=str)
+def client(request: pytest.FixtureRequest) -> ClientLibrary:
+    """Return each client library in turn."""
+    found: ClientLibrary = request.param
     return found
 
 
 @pytest.fixture(autouse=True)
-def _leisurely() -> Iterator[None]:
-    """Give answers that are let go all the time they need, on a machine that is slow."""
-    # Not the fixture of that name: tests patch what `_hurry` has, and it must be undone first.
+def _long_drain_timeout() -> Iterator[None]:
+    """Give the draining of responses enough time on a slow machine."""
+    # Not the `monkeypatch` fixture: tests patch what `_no_waits` patches, and that must be undone
+    # first.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(headers, "DRAIN_TIMEOUT_S", 5.0)
         yield
 
 
 @pytest.fixture
-def _hurry() -> Iterator[None]:
-    """Make no real waits."""
+def _no_waits() -> Iterator[None]:
+    """Make waits return at once."""
     with no_wait():
         yield

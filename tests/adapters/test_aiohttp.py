@@ -1,4 +1,4 @@
-"""What only aiohttp has: its own second attempt, a total timeout, payloads."""
+"""Behaviour specific to aiohttp: its own retry, its total timeout, its payloads."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import pytest
 import tarry
 from tarry import Breaker, Downstream, Policy, Reason
 from tarry.adapters.aiohttp import RetryMiddleware
-from tests.adapters.conftest import Server
+from tests.adapters.conftest import FlakyServerView
 
-pytestmark = pytest.mark.usefixtures("_hurry")
+pytestmark = pytest.mark.usefixtures("_no_waits")
 
 
 @asynccontextmanager
-async def opened(**options: Any) -> AsyncIterator[aiohttp.ClientSession]:
+async def open_session(**options: Any) -> AsyncIterator[aiohttp.ClientSession]:
     """Open a session whose middleware has these options."""
     async with aiohttp.ClientSession(middlewares=(RetryMiddleware(**options),)) as session:
         yield session
 
 
 def run(main: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a coroutine function, for its result."""
+    """Run a coroutine function and return its result."""
 
     async def begin() -> Any:
         return await main()
@@ -36,15 +36,15 @@ def run(main: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(begin())
 
 
-# --- aiohttp's own second attempt -----------------------------------------------------------------
+# --- aiohttp's own retry --------------------------------------------------------------------------
 
 
-def test_second_attempt_of_aiohttp_is_no_second_layer(server: Server) -> None:
-    """What the middleware gave up is not sent through it again by aiohttp; what follows is."""
+def test_retry_of_aiohttp_is_no_second_layer(server: FlakyServerView) -> None:
+    """A call that the middleware gave up is not sent again by aiohttp; the next call is."""
 
     async def main() -> list[int]:
         counts: list[int] = []
-        async with opened() as session:
+        async with open_session() as session:
             for _ in range(2):
                 with pytest.raises(aiohttp.ServerDisconnectedError):
                     await session.get(server.url("drop"))
@@ -54,15 +54,15 @@ def test_second_attempt_of_aiohttp_is_no_second_layer(server: Server) -> None:
     assert [4, 8] == run(main)
 
 
-def test_call_in_another_task_is_another_call(server: Server) -> None:
-    """A task that was started by one which has given up makes its own attempts."""
+def test_call_in_another_task_is_another_call(server: FlakyServerView) -> None:
+    """A task that was started by a task which gave up a call makes its own attempts."""
 
     async def again(session: aiohttp.ClientSession) -> None:
         with pytest.raises(aiohttp.ServerDisconnectedError):
             await session.get(server.url("drop"))
 
     async def main() -> None:
-        async with opened(policy=Policy(max_attempts=2)) as session:
+        async with open_session(policy=Policy(max_attempts=2)) as session:
             await again(session)
             await asyncio.gather(*(asyncio.create_task(again(session)) for _ in range(3)))
 
@@ -74,13 +74,13 @@ def test_call_in_another_task_is_another_call(server: Server) -> None:
 # --- the total timeout ----------------------------------------------------------------------------
 
 
-def test_total_timeout_ends_the_call(server: Server) -> None:
-    """The session's total timeout covers all attempts: none follows, and the breaker counts it."""
+def test_total_timeout_ends_the_call(server: FlakyServerView) -> None:
+    """The session's total timeout covers all attempts, and the breaker counts it."""
     payments = Downstream("payments", breaker=Breaker(consecutive=2))
 
     async def main() -> list[tuple[Reason, int]]:
         ends: list[tuple[Reason, int]] = []
-        async with opened(downstream=payments) as session:
+        async with open_session(downstream=payments) as session:
             for _ in range(2):
                 with pytest.raises(TimeoutError) as caught:
                     await session.get(server.url("hang"), timeout=aiohttp.ClientTimeout(total=0.2))
@@ -92,12 +92,15 @@ def test_total_timeout_ends_the_call(server: Server) -> None:
     assert [(Reason.DEADLINE, 1), (Reason.BREAKER_OPEN, 1)] == run(main)
 
 
-def test_read_timeout_is_one_attempt(server: Server) -> None:
-    """A timeout for reading ends an attempt and not the call."""
+def test_read_timeout_is_one_attempt(server: FlakyServerView) -> None:
+    """A read timeout ends an attempt, not the call."""
 
     async def main() -> int:
         timeout = aiohttp.ClientTimeout(sock_read=0.2)
-        async with opened() as session, session.get(server.url("hang,200"), timeout=timeout) as got:
+        async with (
+            open_session() as session,
+            session.get(server.url("hang,200"), timeout=timeout) as got,
+        ):
             return got.status
 
     assert 200 == run(main)
@@ -107,13 +110,13 @@ def test_read_timeout_is_one_attempt(server: Server) -> None:
 # --- bodies ---------------------------------------------------------------------------------------
 
 
-def test_answer_still_streams(server: Server) -> None:
-    """The first half of an answer is there before the server has sent the second."""
+def test_response_is_streamed(server: FlakyServerView) -> None:
+    """The first half of a response is available before the server sends the second."""
 
     async def main() -> tuple[bytes, bytes]:
-        async with opened() as session, session.get(server.url("503,stream")) as response:
+        async with open_session() as session, session.get(server.url("503,stream")) as response:
             first = await response.content.readany()
-            server.go_on()
+            server.resume()
             return first, await response.read()
 
     assert (b"first", b"later") == run(main)
@@ -121,7 +124,7 @@ def test_answer_still_streams(server: Server) -> None:
 
 @pytest.fixture
 def pipe() -> Iterator[Any]:
-    """Give a file that cannot go back."""
+    """Return a file that cannot be rewound."""
     reader, writer = os.pipe()
     os.write(writer, b"report")
     os.close(writer)
@@ -149,11 +152,16 @@ def form(file: Any) -> aiohttp.FormData:
     ],
     ids=["text", "file", "fields", "form", "json", "pipe", "form with a pipe"],
 )
-def test_payload(server: Server, pipe: Any, make: Callable[[Any], Any], arrive: int) -> None:
-    """A payload is sent again whole, unless it cannot go back."""
+def test_payload(
+    server: FlakyServerView, pipe: Any, make: Callable[[Any], Any], arrive: int
+) -> None:
+    """A payload is sent again completely, unless it cannot be rewound."""
 
     async def main() -> None:
-        async with opened() as session, session.put(server.url("503,503,200"), data=make(pipe)):
+        async with (
+            open_session() as session,
+            session.put(server.url("503,503,200"), data=make(pipe)),
+        ):
             pass
 
     run(main)
@@ -162,12 +170,12 @@ def test_payload(server: Server, pipe: Any, make: Callable[[Any], Any], arrive: 
     assert 1 == len({len(seen.body) for seen in server.seen})
 
 
-def test_body_of_a_broken_attempt_is_left_alone(server: Server) -> None:
-    """An attempt that ended early reads no more of a file that the next one sends."""
+def test_broken_attempt_stops_reading_its_body(server: FlakyServerView) -> None:
+    """An attempt that ended early does not read the file that the next attempt sends."""
     size = 3_000_000
 
     async def main() -> int:
-        async with opened() as session:
+        async with open_session() as session:
             data = io.BytesIO(b"x" * size)
             async with session.put(server.url("early,503,200"), data=data) as response:
                 return response.status
@@ -176,15 +184,15 @@ def test_body_of_a_broken_attempt_is_left_alone(server: Server) -> None:
     assert [0, size, size] == [len(seen.body) for seen in server.seen]
 
 
-def test_body_of_an_attempt_that_hangs_is_left_alone(server: Server) -> None:
-    """An attempt that was given up while it sent has stopped when the next one begins."""
+def test_hanging_attempt_stops_reading_its_body(server: FlakyServerView) -> None:
+    """An attempt that timed out while sending has stopped when the next one begins."""
     size = 10_000_000
     still: list[object] = []
 
     async def look(request: aiohttp.ClientRequest, handler: Any) -> aiohttp.ClientResponse:
         still.append(request._writer)
         if len(still) > 1:
-            server.go_on()  # and hang up on the first
+            server.resume()  # and hang up on the first
         response: aiohttp.ClientResponse = await handler(request)
         return response
 
@@ -217,8 +225,8 @@ def test_body_of_an_attempt_that_hangs_is_left_alone(server: Server) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_how_an_error_ends_a_post(server: Server, error: Exception, reason: Reason) -> None:
-    """What was never sent is sent again, what may have been read is not, the rest is permanent."""
+def test_post_after_each_error(server: FlakyServerView, error: Exception, reason: Reason) -> None:
+    """A POST is retried after an error before sending, but not if the server may have read it."""
 
     async def fail(request: aiohttp.ClientRequest, handler: Any) -> aiohttp.ClientResponse:
         raise error
@@ -238,12 +246,12 @@ def test_how_an_error_ends_a_post(server: Server, error: Exception, reason: Reas
 # --- keys -----------------------------------------------------------------------------------------
 
 
-def test_redirect_keeps_the_key(server: Server) -> None:
-    """A POST that is sent on is the same order there; the next call is another."""
+def test_redirect_keeps_the_key(server: FlakyServerView) -> None:
+    """A redirected POST has the same key; the next call has another."""
     there = server.url("200").replace("&", "%26")
 
     async def main() -> None:
-        async with opened(idempotency_key="auto") as session:
+        async with open_session(idempotency_key="auto") as session:
             for run in ("-first", "-second"):
                 async with session.post(
                     server.url(f"307:location={there}", run=run), data=b"order"

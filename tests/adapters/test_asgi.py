@@ -1,4 +1,4 @@
-"""The server's side of retrying at one layer."""
+"""The ASGI middleware that keeps retries at one layer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from tarry.adapters.httpx import AsyncRetryTransport
 from tarry.adapters.requests import RetryAdapter
 from tarry.runtime import deadlines
 from tarry.testing import no_wait
-from tests.adapters.conftest import Server
+from tests.adapters.conftest import FlakyServerView
 
 Message = MutableMapping[str, Any]
 
 
-def handled(app: Any, *headers: tuple[bytes, bytes]) -> tuple[list[Message], Exception | None]:
-    """Send one request through the middleware; return what it sent and what it raised."""
+def handle_request(
+    app: Any, *headers: tuple[bytes, bytes]
+) -> tuple[list[Message], Exception | None]:
+    """Send one request through the middleware; return the messages and the error."""
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -40,8 +42,8 @@ def handled(app: Any, *headers: tuple[bytes, bytes]) -> tuple[list[Message], Exc
     return sent, None
 
 
-def answers(status: int, *headers: tuple[bytes, bytes], fails: bool = False, once: bool = False):  # type: ignore[no-untyped-def]
-    """Return an application that makes a call, which may fail, and then answers."""
+def make_app(status: int, *headers: tuple[bytes, bytes], fails: bool = False, once: bool = False):  # type: ignore[no-untyped-def]
+    """Return an application that makes a call, which may fail, and then responds."""
 
     async def call() -> None:
         if fails:
@@ -71,35 +73,35 @@ def answers(status: int, *headers: tuple[bytes, bytes], fails: bool = False, onc
         (503, True, True, None),
     ],
 )
-def test_a_failure_that_was_retried_below_says_so(
+def test_failure_after_retries_has_the_header(
     status: int, fails: bool, once: bool, expected: bytes | None
 ) -> None:
-    """Only a failure, only after a call was given up on, and only if that was retried."""
-    sent, error = handled(answers(status, fails=fails, once=once))
+    """Only a failure has the header, only after a call was given up, and only if it was retried."""
+    sent, error = handle_request(make_app(status, fails=fails, once=once))
 
     assert None is error
     assert expected == dict(sent[0]["headers"]).get(b"x-should-retry")
 
 
 @pytest.mark.parametrize("header", [(b"X-Should-Retry", b"true"), (b"Retry-After", b"1")])
-def test_the_application_has_the_last_word(header: tuple[bytes, bytes]) -> None:
-    """What it says about retries itself is not changed: whether to come back, and when."""
-    sent, _ = handled(answers(503, header, fails=True))
+def test_headers_of_the_application_are_kept(header: tuple[bytes, bytes]) -> None:
+    """If the application sets Retry-After or X-Should-Retry, nothing is added."""
+    sent, _ = handle_request(make_app(503, header, fails=True))
 
     assert [header] == sent[0]["headers"]
 
 
-def test_a_handler_that_raises_is_answered_for() -> None:
-    """The client learns not to retry, and the error still reaches the server's log."""
-    sent, error = handled(answers(0, fails=True))
+def test_raising_handler_gets_a_response() -> None:
+    """The client gets the header, and the error still reaches the server's log."""
+    sent, error = handle_request(make_app(0, fails=True))
 
     assert isinstance(error, ConnectionError)
     assert (503, b"false") == (sent[0]["status"], dict(sent[0]["headers"])[b"x-should-retry"])
     assert b"Service Unavailable" in sent[1]["body"]
 
 
-def test_an_open_breaker_says_when_to_come_back() -> None:
-    """A call that was not let through is answered with its Retry-After."""
+def test_open_breaker_sets_retry_after() -> None:
+    """A call that was not let through gives its Retry-After."""
     breaker = tarry.Breaker(consecutive=1, open_for=7.0, spread=0.0)
     downstream = tarry.Downstream("below", breaker=breaker)
 
@@ -109,8 +111,8 @@ def test_an_open_breaker_says_when_to_come_back() -> None:
     async def app(_scope: Any, _receive: Any, _send: Any) -> None:
         await tarry.acall(fail, on=ConnectionError, attempts=1, downstream=downstream)
 
-    _, first = handled(app)
-    sent, second = handled(app)
+    _, first = handle_request(app)
+    sent, second = handle_request(app)
 
     assert isinstance(first, ConnectionError)
     assert isinstance(second, tarry.BreakerOpen)
@@ -121,7 +123,7 @@ def test_an_open_breaker_says_when_to_come_back() -> None:
 
 
 def failing(**options: Any) -> Any:
-    """Return an application whose only call fails so."""
+    """Return an application whose only call fails in this way."""
     outcome = tarry.Outcome(tarry.Kind.TRANSIENT, **options)
 
     async def call() -> None:
@@ -133,18 +135,18 @@ def failing(**options: Any) -> Any:
     return app
 
 
-def test_nobody_has_retried_what_is_not_safe_to_repeat() -> None:
-    """Whether the client may send its own request again is for the client to know."""
-    sent, error = handled(failing(safe=False))
+def test_unsafe_call_sets_no_header() -> None:
+    """Whether its own request is safe to send again is known to the client."""
+    sent, error = handle_request(failing(safe=False))
 
     assert [] == sent
     assert isinstance(error, ConnectionError)
     assert tarry.Reason.UNSAFE == getattr(tarry.record_of(error), "reason", None)
 
 
-def test_a_wait_that_was_too_long_is_passed_on() -> None:
-    """A server below that wants to be left alone is, by the clients of this one too."""
-    sent, _ = handled(failing(hint=tarry.Hint(600.0)))
+def test_long_retry_after_is_passed_on() -> None:
+    """The Retry-After of a server below is also sent to the clients of this one."""
+    sent, _ = handle_request(failing(hint=tarry.Hint(600.0)))
 
     assert (b"600", b"false") == (
         dict(sent[0]["headers"])[b"retry-after"],
@@ -152,16 +154,16 @@ def test_a_wait_that_was_too_long_is_passed_on() -> None:
     )
 
 
-def test_an_application_is_wanted() -> None:
-    """What is no application is refused before the first request."""
+def test_app_must_be_callable() -> None:
+    """A value that is no application raises before the first request."""
     with pytest.raises(tarry.ConfigurationTypeError, match="app must be an ASGI application"):
         OneRetryLayerMiddleware("app")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_other_errors_are_not_ours(fails: bool) -> None:
-    """A handler that fails by itself is left to the framework, also after a call it can miss."""
-    call = answers(200, fails=fails)
+def test_other_errors_are_left_to_the_framework(fails: bool) -> None:
+    """An unrelated error is left to the framework, also after a call that was given up."""
+    call = make_app(200, fails=fails)
 
     async def app(scope: Any, receive: Any, _send: Any) -> None:
         async def unsent(_message: Any) -> None:
@@ -170,15 +172,15 @@ def test_other_errors_are_not_ours(fails: bool) -> None:
         await call(scope, receive, unsent)
         raise ValueError("a bug")
 
-    sent, error = handled(app)
+    sent, error = handle_request(app)
 
     assert ([], "a bug") == (sent, str(error))
 
 
 @pytest.mark.parametrize("link", ["cause", "context", "group"])
-def test_errors_that_come_from_a_call_are_answered_for(link: str) -> None:
-    """An application may have errors of its own for what was given up on."""
-    call = answers(0, fails=True)
+def test_errors_caused_by_a_call_get_a_response(link: str) -> None:
+    """An application may raise its own errors from a call that was given up."""
+    call = make_app(0, fails=True)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         try:
@@ -190,14 +192,14 @@ def test_errors_that_come_from_a_call_are_answered_for(link: str) -> None:
                 raise ExceptionGroup("all", [error]) from None
             raise RuntimeError from error
 
-    sent, error = handled(app)
+    sent, error = handle_request(app)
 
     assert isinstance(error, RuntimeError | ExceptionGroup)
     assert b"false" == dict(sent[0]["headers"])[b"x-should-retry"]
 
 
-def test_an_error_made_of_the_last_answer_is_answered_for(server: Server) -> None:
-    """`raise_for_status` makes its error when the call is over; it knows the answer."""
+def test_raise_for_status_gets_a_response(server: FlakyServerView) -> None:
+    """`raise_for_status` raises after the call; its error refers to the response."""
 
     async def with_httpx(_scope: Any, _receive: Any, _send: Any) -> None:
         async with httpx.AsyncClient(transport=AsyncRetryTransport(), trust_env=False) as client:
@@ -213,7 +215,7 @@ def test_an_error_made_of_the_last_answer_is_answered_for(server: Server) -> Non
         await asyncio.to_thread(ask)
 
     with no_wait():
-        ends = [handled(with_httpx), handled(with_requests)]
+        ends = [handle_request(with_httpx), handle_request(with_requests)]
 
     assert [httpx.HTTPStatusError, requests.HTTPError] == [type(error) for _, error in ends]
     assert [b"false"] * 2 == [dict(sent[0]["headers"])[b"x-should-retry"] for sent, _ in ends]
@@ -230,16 +232,16 @@ def test_an_error_made_of_the_last_answer_is_answered_for(server: Server) -> Non
         ([(b"x-deadline-ms", b"1"), (b"x-deadline-ms", b"2")], None),
     ],
 )
-def test_the_clients_deadline_is_shared(
+def test_client_deadline_is_shared(
     headers: list[tuple[bytes, bytes]], expected: float | None
 ) -> None:
-    """Calls of the handler have the time that the client has; oddities are ignored."""
+    """Calls of the handler have the deadline of the client; invalid headers are ignored."""
     left: list[float | None] = []
 
     async def app(_scope: Any, _receive: Any, _send: Any) -> None:
         left.append(tarry.remaining())
 
-    handled(app, *headers)
+    handle_request(app, *headers)
 
     assert (expected is None) == (left[0] is None)
     assert (expected or 0.0) >= (left[0] or 0.0)
@@ -249,8 +251,8 @@ DEADLINE = (b"x-deadline-ms", b"60000")
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_deadline_is_left_with_the_request(fails: bool) -> None:
-    """Whoever handles requests in one task does not take the deadline of one to the next."""
+def test_deadline_ends_with_the_request(fails: bool) -> None:
+    """A task that handles several requests does not keep the deadline of one for the next."""
     scopes: list[Any] = []
 
     async def app(_scope: Any, _receive: Any, _send: Any) -> None:
@@ -271,8 +273,8 @@ def test_the_deadline_is_left_with_the_request(fails: bool) -> None:
 
 @pytest.mark.parametrize("last", ["http.response.body", "http.response.pathsend"])
 @pytest.mark.parametrize("in_task", [False, True])
-def test_the_deadline_ends_with_the_answer(in_task: bool, last: str) -> None:
-    """Work behind the last byte has its own time, in whichever task that byte was sent."""
+def test_deadline_ends_with_the_response(in_task: bool, last: str) -> None:
+    """Work after the last byte has no deadline, in whichever task the byte was sent."""
     left: list[float | None] = []
 
     async def later(answered: asyncio.Event) -> None:
@@ -295,13 +297,13 @@ def test_the_deadline_ends_with_the_answer(in_task: bool, last: str) -> None:
         answered.set()
         await task
 
-    handled(app, DEADLINE)
+    handle_request(app, DEADLINE)
 
     assert [True, True, False, False] == [moment is not None for moment in left]
 
 
-def test_calls_behind_the_answer_are_not_cut_off(server: Server) -> None:
-    """A client that runs out of time does not end what is done when it has its answer."""
+def test_calls_after_the_response_are_not_cut_off(server: FlakyServerView) -> None:
+    """The client's deadline does not end calls that are made after the response."""
     statuses: list[int] = []
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
@@ -313,14 +315,14 @@ def test_calls_behind_the_answer_are_not_cut_off(server: Server) -> None:
         async with httpx.AsyncClient(transport=AsyncRetryTransport(), trust_env=False) as client:
             statuses.append((await client.get(server.url("200"))).status_code)
 
-    _, error = handled(app, (b"x-deadline-ms", b"0"))
+    _, error = handle_request(app, (b"x-deadline-ms", b"0"))
 
     assert (None, [200]) == (error, statuses)
     assert [None] == server.received("X-Deadline-Ms")
 
 
 def test_other_connections_pass_through() -> None:
-    """Lifespan and websockets are none of its business."""
+    """Lifespan and websocket scopes pass through."""
     seen: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""Connections, and the dependency behind each origin, through every client."""
+"""Connections, and the downstream of each origin, with every client library."""
 
 from __future__ import annotations
 
@@ -6,98 +6,104 @@ import pytest
 
 import tarry
 from tarry import Breaker, BreakerState, Downstream, Policy
-from tests.adapters.clients import Answer, Client
-from tests.adapters.conftest import Server
+from tests.adapters.clients import ClientLibrary, ClientResponse
+from tests.adapters.conftest import FlakyServerView
 from tests.integration.flaky import flaky_server
 
-pytestmark = pytest.mark.usefixtures("_hurry")
+pytestmark = pytest.mark.usefixtures("_no_waits")
 
 
 def test_wait_holds_no_connection(
-    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+    server: FlakyServerView, client: ClientLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one connection for all, another call gets through while the first one waits."""
-    with client.open() as talker:
-        others = talker.while_waiting(monkeypatch, "GET", server.url("200", run="-other"))
-        answer = talker.send("GET", server.url("503,drop,long,200"))
+    """With a pool of one connection, another call succeeds while the first one waits."""
+    with client.open() as session:
+        others = session.call_during_waits(monkeypatch, "GET", server.url("200", run="-other"))
+        answer = session.send("GET", server.url("503,drop,long,200"))
 
-    assert Answer(200, "answer 4") == answer
-    assert [Answer(200, f"answer {number}") for number in (1, 2, 3)] == others
+    assert ClientResponse(200, "answer 4") == answer
+    assert [ClientResponse(200, f"answer {number}") for number in (1, 2, 3)] == others
 
 
-def test_connection_of_a_failure_is_kept(server: Server, client: Client) -> None:
-    """Short answers are read to their end, so that all attempts go through one connection."""
-    with client.open() as talker:
-        talker.send("GET", server.url("503,429,200"))
+def test_failure_keeps_its_connection(server: FlakyServerView, client: ClientLibrary) -> None:
+    """Short responses are read to their end, so that all attempts use one connection."""
+    with client.open() as session:
+        session.send("GET", server.url("503,429,200"))
 
-    assert 1 == server.opened
+    assert 1 == server.opened_connections
 
 
 @pytest.mark.parametrize("plan", ["503", "long"])
-def test_breaker_that_opens_during_the_wait(server: Server, client: Client, plan: str) -> None:
-    """The last answer is still whole if it was short; a long one is gone, and the error says so."""
+def test_breaker_opens_during_the_wait(
+    server: FlakyServerView, client: ClientLibrary, plan: str
+) -> None:
+    """A short last response is complete; a long one is gone, and the error explains that."""
     payments = Downstream("payments", breaker=Breaker())
 
     def opens(*_: object) -> float:
         payments.force("open")
         return 0.0
 
-    with client.open(downstream=payments, policy=Policy(jitter=opens)) as talker:
+    with client.open(downstream=payments, policy=Policy(jitter=opens)) as session:
         if plan == "long":
             with pytest.raises(tarry.BreakerOpen, match="the last answer was 503"):
-                talker.send("GET", server.url(plan))
+                session.send("GET", server.url(plan))
         else:
-            assert Answer(503, "answer 1") == talker.send("GET", server.url(plan))
+            assert ClientResponse(503, "answer 1") == session.send("GET", server.url(plan))
 
     assert 1 == len(server.seen)
 
 
-# --- the dependency -------------------------------------------------------------------------------
+# --- downstreams ----------------------------------------------------------------------------------
 
 
-def guarded(origin: str) -> Downstream:
-    """Return a dependency whose breaker opens at the second failure."""
+def downstream_with_breaker(origin: str) -> Downstream:
+    """Return a downstream whose breaker opens at the second failure."""
     return Downstream(origin, breaker=Breaker(consecutive=2))
 
 
-def test_breaker_of_one_origin_leaves_the_others_alone(server: Server, client: Client) -> None:
+def test_each_origin_has_its_own_breaker(server: FlakyServerView, client: ClientLibrary) -> None:
     """An open breaker stops calls to its own origin before they are sent, and no others."""
-    with client.open(downstream=guarded) as talker, flaky_server() as healthy:
-        last = talker.send("GET", server.url("503"))
+    with client.open(downstream=downstream_with_breaker) as session, flaky_server() as healthy:
+        last = session.send("GET", server.url("503"))
         with pytest.raises(tarry.BreakerOpen) as caught:
-            talker.send("GET", server.url("503"))
-        other = talker.send("GET", healthy.url)
+            session.send("GET", server.url("503"))
+        other = session.send("GET", healthy.url)
 
     assert (503, 200) == (last.status, other.status)
     assert 2 == len(server.seen)
     assert server.flaky.url == caught.value.downstream
 
 
-def test_permanent_answers_do_not_open_the_breaker(server: Server, client: Client) -> None:
-    """A 404 is an answer: the server lives."""
-    payments = guarded("payments")
-    with client.open(downstream=payments) as talker:
-        statuses = [talker.send("GET", server.url("404")).status for _ in range(5)]
+def test_permanent_responses_do_not_open_the_breaker(
+    server: FlakyServerView, client: ClientLibrary
+) -> None:
+    """A 404 is no failure of the server."""
+    payments = downstream_with_breaker("payments")
+    with client.open(downstream=payments) as session:
+        statuses = [session.send("GET", server.url("404")).status for _ in range(5)]
 
     assert [404] * 5 == statuses
     assert BreakerState.CLOSED == payments.state
 
 
-def test_breaker_by_default(server: Server, client: Client) -> None:
-    """Without a word about it, every origin has a breaker."""
-    with client.open(policy=Policy(max_attempts=1)) as talker:
+def test_breaker_by_default(server: FlakyServerView, client: ClientLibrary) -> None:
+    """By default every origin has a breaker."""
+    with client.open(policy=Policy(max_attempts=1)) as session:
         for _ in range(20):
-            talker.send("GET", server.url("503"))
+            session.send("GET", server.url("503"))
         with pytest.raises(tarry.BreakerOpen):
-            talker.send("GET", server.url("503"))
+            session.send("GET", server.url("503"))
 
     assert 20 == len(server.seen)
 
 
-def test_outer_loop_passes_on_what_the_adapter_gave_up(server: Server, client: Client) -> None:
-    """A retry around the client does not multiply the attempts of the adapter."""
-    with client.open() as talker, pytest.raises(client.dropped):
-        tarry.call(talker.send, "GET", server.url("drop"), on=Exception)
+def test_outer_retry_does_not_multiply_attempts(
+    server: FlakyServerView, client: ClientLibrary
+) -> None:
+    """A retry around the client does not repeat a call that the adapter gave up."""
+    with client.open() as session, pytest.raises(client.disconnect_error):
+        tarry.call(session.send, "GET", server.url("drop"), on=Exception)
 
     assert 4 == len(server.seen)
 
@@ -114,16 +120,18 @@ def test_outer_loop_passes_on_what_the_adapter_gave_up(server: Server, client: C
         ("policy", 4, "policy must be a tarry.Policy"),
     ],
 )
-def test_wrong_arguments(client: Client, option: str, value: object, says: str) -> None:
-    """A mistake is named when the adapter is made."""
+def test_invalid_argument_raises(
+    client: ClientLibrary, option: str, value: object, says: str
+) -> None:
+    """An invalid argument raises when the adapter is created."""
     with pytest.raises(tarry.ConfigurationError) as caught, client.open(**{option: value}):
         pass
 
     assert says in str(caught.value)
 
 
-def test_coroutine_function_makes_no_key(client: Client) -> None:
-    """The key is needed at once."""
+def test_key_function_must_not_be_async(client: ClientLibrary) -> None:
+    """A coroutine function is rejected, because the key is needed at once."""
 
     async def key(_: object) -> str:
         return "order-7"
@@ -135,12 +143,12 @@ def test_coroutine_function_makes_no_key(client: Client) -> None:
         pass
 
 
-def test_key_that_no_header_can_carry(server: Server, client: Client) -> None:
-    """A key outside of visible ASCII is refused before anything is sent."""
+def test_key_must_be_visible_ascii(server: FlakyServerView, client: ClientLibrary) -> None:
+    """Any other key raises before the request is sent."""
     with (
-        client.open(idempotency_key=lambda _: "Bestellung für\n") as talker,
+        client.open(idempotency_key=lambda _: "Bestellung für\n") as session,
         pytest.raises(tarry.ConfigurationError, match="visible ASCII"),
     ):
-        talker.send("POST", server.url("200"))
+        session.send("POST", server.url("200"))
 
     assert [] == server.seen

@@ -1,4 +1,4 @@
-"""What only httpx and httpx2 have: two packages, two transports, forms, extensions."""
+"""Behaviour specific to httpx and httpx2: two transports, forms, extensions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import trio
 import tarry
 from tarry import Hedging, Policy, Reason
 from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
-from tests.adapters.conftest import Server
+from tests.adapters.conftest import FlakyServerView
 
-pytestmark = pytest.mark.usefixtures("_hurry")
+pytestmark = pytest.mark.usefixtures("_no_waits")
 
 PACKAGES = pytest.mark.parametrize("package", [httpx, httpx2], ids=lambda package: package.__name__)
 
 
-def test_types_fit_both_clients(server: Server) -> None:
-    """Type checkers take the transports for those of httpx and of httpx2."""
+def test_types_fit_both_clients(server: FlakyServerView) -> None:
+    """Type checkers accept the transports for httpx and httpx2."""
     with httpx.Client(transport=RetryTransport()) as one:
         assert 200 == one.get(server.url("503,200")).status_code
     with httpx2.Client(transport=RetryTransport(httpx2.HTTPTransport())) as two:
@@ -40,8 +40,8 @@ def test_types_fit_both_clients(server: Server) -> None:
     asyncio.run(main())
 
 
-def test_retries_on_trio(server: Server) -> None:
-    """The asynchronous transport runs wherever its client does."""
+def test_retries_on_trio(server: FlakyServerView) -> None:
+    """The async transport works on trio."""
 
     async def main() -> int:
         async with httpx.AsyncClient(transport=AsyncRetryTransport()) as client:
@@ -50,8 +50,8 @@ def test_retries_on_trio(server: Server) -> None:
     assert 200 == trio.run(main)
 
 
-def test_hedges_on_trio(server: Server) -> None:
-    """So do the copies, and the loser is cancelled."""
+def test_hedges_on_trio(server: FlakyServerView) -> None:
+    """Hedging works on trio, and the loser is cancelled."""
 
     async def main() -> str:
         transport = AsyncRetryTransport(hedging=Hedging(after=0))
@@ -65,8 +65,8 @@ def test_hedges_on_trio(server: Server) -> None:
 
 
 @PACKAGES
-def test_answer_still_streams(server: Server, package: Any) -> None:
-    """The first half of an answer is there before the server has sent the second."""
+def test_response_is_streamed(server: FlakyServerView, package: Any) -> None:
+    """The first half of a response is available before the server sends the second."""
     transport = RetryTransport(package.HTTPTransport())
     with (
         package.Client(transport=transport) as client,
@@ -74,15 +74,15 @@ def test_answer_still_streams(server: Server, package: Any) -> None:
     ):
         pieces = response.iter_bytes()
         first = next(pieces)
-        server.go_on()
+        server.resume()
         rest = b"".join(pieces)
 
     assert (b"first", b"later") == (first, rest)
 
 
 @PACKAGES
-def test_answer_still_streams_on_a_loop(server: Server, package: Any) -> None:
-    """So it does on an event loop."""
+def test_response_is_streamed_async(server: FlakyServerView, package: Any) -> None:
+    """The same for the async client."""
 
     async def main() -> tuple[bytes, bytes]:
         transport = AsyncRetryTransport(package.AsyncHTTPTransport())
@@ -92,33 +92,33 @@ def test_answer_still_streams_on_a_loop(server: Server, package: Any) -> None:
         ):
             pieces = response.aiter_bytes()
             first = await anext(pieces)
-            server.go_on()
+            server.resume()
             return first, b"".join([piece async for piece in pieces])
 
     assert (b"first", b"later") == asyncio.run(main())
 
 
-class Once:
-    """A file that cannot go back."""
+class UnseekableFile:
+    """A file that cannot be rewound."""
 
     def __init__(self) -> None:
         self._rest = [b"report", b""]
 
     def read(self, _: int = -1) -> bytes:
-        """Return all of it, once."""
+        """Return the content, once."""
         return self._rest.pop(0)
 
 
 @PACKAGES
 @pytest.mark.parametrize(
     ("make", "arrive"),
-    [(lambda: b"report", 3), (lambda: io.BytesIO(b"report"), 3), (Once, 1)],
+    [(lambda: b"report", 3), (lambda: io.BytesIO(b"report"), 3), (UnseekableFile, 1)],
     ids=["bytes", "file", "file that cannot go back"],
 )
 def test_form_with_a_file(
-    server: Server, package: Any, make: Callable[[], Any], arrive: int
+    server: FlakyServerView, package: Any, make: Callable[[], Any], arrive: int
 ) -> None:
-    """A form is sent again whole, unless one of its files cannot go back."""
+    """A form is sent again completely, unless one of its files cannot be rewound."""
     transport = RetryTransport(package.HTTPTransport())
     with package.Client(transport=transport) as client:
         client.put(server.url("503,503,200"), data={"a": "b"}, files={"report": make()})
@@ -133,9 +133,9 @@ def test_form_with_a_file(
     ids=["bytes", "file"],
 )
 def test_copies_of_a_form(
-    server: Server, package: Any, make: Callable[[], Any], arrive: int
+    server: FlakyServerView, package: Any, make: Callable[[], Any], arrive: int
 ) -> None:
-    """Two copies cannot read one file at once, so that a form with one is sent once."""
+    """Two copies cannot read one file in parallel, so a form with a file is sent once."""
     transport = RetryTransport(package.HTTPTransport(), hedging=Hedging(after=3600))
     with package.Client(transport=transport) as client:
         client.put(server.url("503,200"), data={"a": "b"}, files={"report": make()})
@@ -143,7 +143,7 @@ def test_copies_of_a_form(
     assert [True] * arrive == [b"report\r\n" in seen.body for seen in server.seen]
 
 
-# --- what the transport does to a request ---------------------------------------------------------
+# --- requests of an attempt -----------------------------------------------------------------------
 
 
 @PACKAGES
@@ -152,10 +152,10 @@ def test_copies_of_a_form(
     [(None, (1.8, 2.0)), (5.0, (1.8, 2.0)), (1.0, (1.0, 1.0))],
     ids=["no timeout", "a longer one", "a shorter one"],
 )
-def test_timeouts_are_bounded(
+def test_timeouts_are_limited(
     package: Any, given: float | None, expected: tuple[float, float]
 ) -> None:
-    """No phase takes longer than the attempt, nor the way to a connection as long."""
+    """No phase takes longer than the attempt, and connecting takes less."""
     seen: list[dict[str, float]] = []
 
     def answer(request: Any) -> Any:
@@ -171,8 +171,8 @@ def test_timeouts_are_bounded(
 
 
 @PACKAGES
-def test_request_of_the_user_stays_as_it_is(package: Any) -> None:
-    """What attempts tell the server stands on copies of the request."""
+def test_user_request_is_not_changed(package: Any) -> None:
+    """The headers of an attempt are set on a copy of the request."""
     seen: list[Any] = []
 
     def answer(request: Any) -> Any:
@@ -191,8 +191,8 @@ def test_request_of_the_user_stays_as_it_is(package: Any) -> None:
 
 
 @PACKAGES
-def test_redirect_begins_to_count_anew(server: Server, package: Any) -> None:
-    """The client copies the headers of a redirected request, but not the number of its attempt."""
+def test_redirect_resets_the_attempt_number(server: FlakyServerView, package: Any) -> None:
+    """The headers of a redirected request do not contain the attempt number."""
     there = server.url("200").replace("&", "%26")
     first = server.url(f"503,307:location={there}", run="-first")
     transport = RetryTransport(package.HTTPTransport())
@@ -206,8 +206,8 @@ def test_redirect_begins_to_count_anew(server: Server, package: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["UnsupportedProtocol", "LocalProtocolError", "DecodingError", "TooManyRedirects"]
 )
-def test_mistakes_of_the_caller_are_permanent(package: Any, name: str) -> None:
-    """What is wrong with the request itself is not tried again."""
+def test_invalid_request_is_permanent(package: Any, name: str) -> None:
+    """An invalid request is not retried."""
 
     def fail(_: object) -> None:
         raise getattr(package, name)("no")
@@ -225,8 +225,8 @@ def test_mistakes_of_the_caller_are_permanent(package: Any, name: str) -> None:
 
 @PACKAGES
 @pytest.mark.parametrize("name", ["ConnectError", "ConnectTimeout", "PoolTimeout"])
-def test_never_sent(package: Any, name: str) -> None:
-    """Without a connection any method is tried again."""
+def test_connection_errors_are_retried(package: Any, name: str) -> None:
+    """Without a connection, any method is retried."""
     attempts = 0
 
     def fail(_: object) -> None:
@@ -243,8 +243,8 @@ def test_never_sent(package: Any, name: str) -> None:
     assert 4 == attempts
 
 
-def test_answer_that_breaks_while_it_is_let_go(server: Server) -> None:
-    """A connection that cannot be kept does not keep the call from going on."""
+def test_error_while_draining(server: FlakyServerView) -> None:
+    """If draining a response fails, the call goes on."""
 
     class Broken(httpx.SyncByteStream):
         def __iter__(self) -> Any:

@@ -1,4 +1,4 @@
-"""Proxies that are reached: what they have read is not sent again, what they refuse was not."""
+"""Proxies: requests that a proxy may have read are not repeated, refused tunnels are."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tarry import Reason
 from tarry.adapters.aiohttp import RetryMiddleware
 from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
 from tarry.adapters.requests import RetryAdapter
-from tests.adapters.conftest import Server
+from tests.adapters.conftest import FlakyServerView
 
-pytestmark = pytest.mark.usefixtures("_hurry")
+pytestmark = pytest.mark.usefixtures("_no_waits")
 
 Send = Callable[[str, str, str, Any], object]
 """Takes the proxy, the method, the URL and the body."""
 
 
-def by_httpx(proxy: str, method: str, url: str, body: Any) -> object:
-    """Send through the transport inside."""
+def send_with_httpx(proxy: str, method: str, url: str, body: Any) -> object:
+    """Send through a proxy of the inner transport."""
     with httpx.Client(transport=RetryTransport(httpx.HTTPTransport(proxy=proxy))) as client:
         return client.request(method, url, content=body)
 
 
-def by_httpx_looped(proxy: str, method: str, url: str, body: Any) -> object:
-    """Send through the transport inside."""
+def send_with_async_httpx(proxy: str, method: str, url: str, body: Any) -> object:
+    """Send through a proxy of the inner transport."""
 
     async def main() -> object:
         inner = httpx.AsyncHTTPTransport(proxy=proxy)
@@ -41,7 +41,7 @@ def by_httpx_looped(proxy: str, method: str, url: str, body: Any) -> object:
     return asyncio.run(main())
 
 
-def by_requests(proxy: str, method: str, url: str, body: Any) -> object:
+def send_with_requests(proxy: str, method: str, url: str, body: Any) -> object:
     """Send through the session's proxies."""
     with requests.Session() as session:
         session.mount("http://", RetryAdapter())
@@ -50,7 +50,7 @@ def by_requests(proxy: str, method: str, url: str, body: Any) -> object:
         return session.request(method, url, data=body, proxies=proxies, timeout=10)
 
 
-def by_aiohttp(proxy: str, method: str, url: str, body: Any) -> object:
+def send_with_aiohttp(proxy: str, method: str, url: str, body: Any) -> object:
     """Send through the proxy of the request."""
 
     async def main() -> object:
@@ -63,52 +63,54 @@ def by_aiohttp(proxy: str, method: str, url: str, body: Any) -> object:
     return asyncio.run(main())
 
 
-@pytest.fixture(params=[by_httpx, by_httpx_looped, by_requests, by_aiohttp])
+@pytest.fixture(
+    params=[send_with_httpx, send_with_async_httpx, send_with_requests, send_with_aiohttp]
+)
 def send(request: pytest.FixtureRequest) -> Send:
-    """Every client in turn."""
+    """Return each client's send function in turn."""
     found: Send = request.param
     return found
 
 
-def ended(error: BaseException) -> tuple[Reason, int]:
-    """Return how the call that ended with an error went."""
+def call_record(error: BaseException) -> tuple[Reason, int]:
+    """Return the record of a call that raises."""
     record = tarry.record_of(error)
     assert record is not None
     return record.reason, record.attempts
 
 
-def beyond(server: Server, plan: str) -> str:
-    """Return an address that only the proxy can answer for."""
+def url_behind_proxy(server: FlakyServerView, plan: str) -> str:
+    """Return a URL that only the proxy can reach."""
     return server.url(plan).replace(server.flaky.url, "http://example.test")
 
 
-def pieces() -> Iterator[bytes]:
+def chunks() -> Iterator[bytes]:
     """Return a body that can be sent once."""
     yield from (b"hello", b"world")
 
 
-def test_proxy_that_answers(server: Server, send: Send) -> None:
-    """What comes through a proxy is retried as if it came from the server."""
-    send(server.flaky.url, "GET", beyond(server, "503,drop,200"), None)
+def test_response_through_a_proxy(server: FlakyServerView, send: Send) -> None:
+    """A response through a proxy is retried like one of the server."""
+    send(server.flaky.url, "GET", url_behind_proxy(server, "503,drop,200"), None)
 
     assert 3 == len(server.seen)
 
 
-def test_post_that_a_proxy_has_read(server: Server, send: Send) -> None:
-    """A connection that breaks behind a proxy may have carried the request to the server."""
+def test_post_read_by_a_proxy(server: FlakyServerView, send: Send) -> None:
+    """A connection that breaks behind a proxy may have delivered the request."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - each client has its own
-        send(server.flaky.url, "POST", beyond(server, "drop,200"), b"order")
+        send(server.flaky.url, "POST", url_behind_proxy(server, "drop,200"), b"order")
 
-    assert (Reason.UNSAFE, 1) == ended(caught.value)
+    assert (Reason.UNSAFE, 1) == call_record(caught.value)
     assert [b"order"] == [seen.body for seen in server.seen]
 
 
-def test_body_that_a_proxy_has_used_up(server: Server) -> None:
-    """An iterator is not sent a second time, empty as it would be."""
+def test_iterator_read_by_a_proxy(server: FlakyServerView) -> None:
+    """An iterator is not sent again, because it would be empty."""
     with pytest.raises(requests.ConnectionError) as caught:
-        by_requests(server.flaky.url, "PUT", beyond(server, "drop,200"), pieces())
+        send_with_requests(server.flaky.url, "PUT", url_behind_proxy(server, "drop,200"), chunks())
 
-    assert (Reason.UNSAFE, 1) == ended(caught.value)
+    assert (Reason.UNSAFE, 1) == call_record(caught.value)
     assert [b"helloworld"] == [seen.body for seen in server.seen]
 
 
@@ -116,13 +118,13 @@ def test_body_that_a_proxy_has_used_up(server: Server) -> None:
     ("status", "reason", "attempts"),
     [(407, Reason.PERMANENT, 1), (403, Reason.PERMANENT, 1), (503, Reason.ATTEMPTS, 4)],
 )
-def test_proxy_that_does_not_connect(
-    server: Server, send: Send, status: int, reason: Reason, attempts: int
+def test_proxy_refuses_the_tunnel(
+    server: FlakyServerView, send: Send, status: int, reason: Reason, attempts: int
 ) -> None:
-    """Whoever is not let through stays so; a proxy in trouble has sent nothing on."""
+    """A 4xx of the proxy is permanent; after a 5xx the request is retried, as it was not sent."""
     host = f"{status}.{send.__name__.replace('_', '-')}.test"
     with pytest.raises(Exception) as caught:  # noqa: PT011 - each client has its own
         send(server.flaky.url, "POST", f"https://{host}/", b"order")
 
-    assert (reason, attempts) == ended(caught.value)
+    assert (reason, attempts) == call_record(caught.value)
     assert attempts == len(server.flaky.seen[host])

@@ -1,4 +1,4 @@
-"""What may be sent twice and what may not, through every client."""
+"""Which requests are repeated and which are not, with every client library."""
 
 from __future__ import annotations
 
@@ -10,47 +10,49 @@ import pytest
 
 import tarry
 from tarry import Policy, Reason
-from tests.adapters.clients import PIECES, Client
-from tests.adapters.conftest import Server
+from tests.adapters.clients import CHUNKS, ClientLibrary
+from tests.adapters.conftest import FlakyServerView
 
-pytestmark = pytest.mark.usefixtures("_hurry")
+pytestmark = pytest.mark.usefixtures("_no_waits")
 
 
 def reason_and_attempts(error: BaseException) -> tuple[Reason, int]:
-    """Return how the call that ended with an error went."""
+    """Return the reason and the number of attempts of a call that raises."""
     record = tarry.record_of(error)
     assert record is not None
     return record.reason, record.attempts
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_connection_that_was_never_made(client: Client, refused: str, method: str) -> None:
-    """Where nobody listens nothing was read, so that any method is retried."""
-    with client.open() as talker, pytest.raises(client.refused) as caught:
-        talker.send(method, refused, b"order" if method == "POST" else None)
+def test_refused_connection_is_retried(
+    client: ClientLibrary, unreachable_url: str, method: str
+) -> None:
+    """If no server listens, nothing was read, so any method is retried."""
+    with client.open() as session, pytest.raises(client.connect_error) as caught:
+        session.send(method, unreachable_url, b"order" if method == "POST" else None)
 
     assert (Reason.ATTEMPTS, 4) == reason_and_attempts(caught.value)
 
 
-def test_body_that_was_never_sent_is_not_used_up(client: Client, refused: str) -> None:
-    """An iterator is as good as new while no connection was made."""
-    with client.open() as talker, pytest.raises(client.refused) as caught:
-        talker.send("PUT", refused, talker.iterator())
+def test_unread_iterator_is_sent_again(client: ClientLibrary, unreachable_url: str) -> None:
+    """An iterator is not consumed as long as there is no connection."""
+    with client.open() as session, pytest.raises(client.connect_error) as caught:
+        session.send("PUT", unreachable_url, session.iterator())
 
     assert (Reason.ATTEMPTS, 4) == reason_and_attempts(caught.value)
 
 
-def test_tls_that_fails_is_not_tried_again(server: Server, client: Client) -> None:
-    """A server that does not speak TLS, or has a wrong certificate, will not change its mind."""
-    with client.open() as talker, pytest.raises(client.tls) as caught:
-        talker.send("GET", server.url("200").replace("http:", "https:"))
+def test_tls_error_is_permanent(server: FlakyServerView, client: ClientLibrary) -> None:
+    """A server without TLS, or with an invalid certificate, is not retried."""
+    with client.open() as session, pytest.raises(client.tls_error) as caught:
+        session.send("GET", server.url("200").replace("http:", "https:"))
 
     assert (Reason.PERMANENT, 1) == reason_and_attempts(caught.value)
 
 
 @pytest.fixture
-def restarting() -> Iterator[str]:
-    """Give the address of a server that hangs up in the middle of a TLS handshake."""
+def url_with_broken_handshake() -> Iterator[str]:
+    """Return the URL of a server that disconnects during the TLS handshake."""
 
     def serve() -> None:
         while True:
@@ -68,18 +70,20 @@ def restarting() -> Iterator[str]:
         thread.join(10)
 
 
-def test_tls_that_is_cut_short_is_tried_again(client: Client, restarting: str) -> None:
-    """A handshake that ends early is a lost connection, as of a load balancer that restarts."""
-    with client.open() as talker, pytest.raises(Exception) as caught:  # noqa: PT011
-        talker.send("GET", restarting)
+def test_interrupted_handshake_is_retried(
+    client: ClientLibrary, url_with_broken_handshake: str
+) -> None:
+    """A handshake that is interrupted is a lost connection, as when a load balancer restarts."""
+    with client.open() as session, pytest.raises(Exception) as caught:  # noqa: PT011
+        session.send("GET", url_with_broken_handshake)
 
     assert (Reason.ATTEMPTS, 4) == reason_and_attempts(caught.value)
 
 
-def test_error_says_that_a_key_is_missing(server: Server, client: Client) -> None:
-    """The notes on the error say why the request was not sent again, and what would help."""
-    with client.open() as talker, pytest.raises(client.dropped) as caught:
-        talker.send("POST", server.url("drop,200"), b"order")
+def test_note_about_a_missing_key(server: FlakyServerView, client: ClientLibrary) -> None:
+    """The notes explain why the request was not sent again, and what would help."""
+    with client.open() as session, pytest.raises(client.disconnect_error) as caught:
+        session.send("POST", server.url("drop,200"), b"order")
 
     first, second = caught.value.__notes__
     assert first.endswith("gave up after 1 attempt: the operation is not safe to repeat")
@@ -88,29 +92,36 @@ def test_error_says_that_a_key_is_missing(server: Server, client: Client) -> Non
 
 @pytest.mark.parametrize("key", ["auto", None])
 @pytest.mark.parametrize("method", ["POST", "PUT"])
-def test_body_that_is_used_up(server: Server, client: Client, method: str, key: str | None) -> None:
-    """An iterator is sent once, key or not, and the error says so."""
-    with client.open(idempotency_key=key) as talker, pytest.raises(client.dropped) as caught:
-        answer = talker.send(method, server.url("drop,200"), talker.iterator())
-        pytest.fail(f"{answer} came by {server.opened} connections: {server.seen}")
+def test_iterator_is_sent_once(
+    server: FlakyServerView, client: ClientLibrary, method: str, key: str | None
+) -> None:
+    """An iterator is sent once, with or without a key, and a note explains that."""
+    with (
+        client.open(idempotency_key=key) as session,
+        pytest.raises(client.disconnect_error) as caught,
+    ):
+        answer = session.send(method, server.url("drop,200"), session.iterator())
+        pytest.fail(f"{answer} came by {server.opened_connections} connections: {server.seen}")
 
     assert (Reason.UNSAFE, 1) == reason_and_attempts(caught.value)
     assert "its body cannot be sent a second time" in caught.value.__notes__[-1]
-    assert [b"".join(PIECES)] == [seen.body for seen in server.seen]
+    assert [b"".join(CHUNKS)] == [seen.body for seen in server.seen]
 
 
-def test_answer_to_a_body_that_is_used_up(server: Server, client: Client) -> None:
-    """A failure that answers an iterator is returned at once."""
-    with client.open() as talker:
-        answer = talker.send("PUT", server.url("503,200"), talker.iterator())
+def test_response_to_an_iterator_is_returned(
+    server: FlakyServerView, client: ClientLibrary
+) -> None:
+    """A failed response to an iterator is returned at once."""
+    with client.open() as session:
+        answer = session.send("PUT", server.url("503,200"), session.iterator())
 
     assert (503, 1) == (answer.status, len(server.seen))
 
 
-def test_body_is_sent_again_whole(server: Server, client: Client) -> None:
-    """Every attempt carries the same bytes."""
-    with client.open() as talker:
-        talker.send("PUT", server.url("503,drop,200"), b"the whole thing")
+def test_body_is_sent_again_completely(server: FlakyServerView, client: ClientLibrary) -> None:
+    """Every attempt has the same bytes."""
+    with client.open() as session:
+        session.send("PUT", server.url("503,drop,200"), b"the whole thing")
 
     assert [b"the whole thing"] * 3 == [seen.body for seen in server.seen]
 
@@ -120,52 +131,56 @@ def test_body_is_sent_again_whole(server: Server, client: Client) -> None:
 BRIEF = Policy(attempt_timeout=0.25)
 
 
-def test_attempt_that_takes_too_long_is_made_again(server: Server, client: Client) -> None:
-    """An attempt is cut off at its timeout, and an idempotent one is followed by the next."""
-    with client.open(policy=BRIEF) as talker:
-        answer = talker.send("GET", server.url("hang,200"))
+def test_timed_out_attempt_is_retried(server: FlakyServerView, client: ClientLibrary) -> None:
+    """An attempt ends at its timeout, and an idempotent request is retried."""
+    with client.open(policy=BRIEF) as session:
+        answer = session.send("GET", server.url("hang,200"))
 
     assert (200, 2) == (answer.status, len(server.seen))
     assert all(0 < int(text or 0) <= 250 for text in server.received("X-Deadline-Ms"))
 
 
-def test_post_that_took_too_long_is_not_made_again(server: Server, client: Client) -> None:
-    """A request that was cut off may have been read: without a key it is not sent again."""
-    with client.open(policy=BRIEF) as talker, pytest.raises(client.cut_off) as caught:
-        talker.send("POST", server.url("hang,200"))
+def test_timed_out_post_is_not_retried(server: FlakyServerView, client: ClientLibrary) -> None:
+    """A POST that timed out may have been read; without a key it is not retried."""
+    with client.open(policy=BRIEF) as session, pytest.raises(client.timeout_errors) as caught:
+        session.send("POST", server.url("hang,200"))
 
     assert (Reason.UNSAFE, 1) == reason_and_attempts(caught.value)
     assert 1 == len(server.seen)
 
 
-def test_deadline_is_sent(server: Server, client: Client) -> None:
-    """Every attempt tells the server what is left of the ambient deadline."""
-    with client.open() as talker, tarry.deadline(60):
-        talker.send("GET", server.url("503,200"))
+def test_deadline_is_sent(server: FlakyServerView, client: ClientLibrary) -> None:
+    """Every attempt sends the remaining time of the deadline."""
+    with client.open() as session, tarry.deadline(60):
+        session.send("GET", server.url("503,200"))
 
     left = [int(text or 0) for text in server.received("X-Deadline-Ms")]
     assert 60_000 >= left[0] >= left[1] > 0
 
 
-def test_no_deadline_is_sent_without_one(server: Server, client: Client) -> None:
-    """A call that may take for ever says nothing about time."""
-    with client.open() as talker:
-        talker.send("GET", server.url("200"))
+def test_no_deadline_is_sent_without_one(server: FlakyServerView, client: ClientLibrary) -> None:
+    """Without a deadline no time is sent."""
+    with client.open() as session:
+        session.send("GET", server.url("200"))
 
     assert [None] == server.received("X-Deadline-Ms")
 
 
-def test_deadline_ends_an_attempt(server: Server, client: Client) -> None:
-    """A server that hangs is left at the deadline, without another attempt."""
-    with client.open() as talker, tarry.deadline(0.25), pytest.raises(client.cut_off) as caught:
-        talker.send("GET", server.url("hang"))
+def test_deadline_ends_an_attempt(server: FlakyServerView, client: ClientLibrary) -> None:
+    """An attempt that hangs ends at the deadline, and no other attempt follows."""
+    with (
+        client.open() as session,
+        tarry.deadline(0.25),
+        pytest.raises(client.timeout_errors) as caught,
+    ):
+        session.send("GET", server.url("hang"))
 
     assert (Reason.DEADLINE, 1) == reason_and_attempts(caught.value)
 
 
-def test_nothing_is_sent_after_the_deadline(server: Server, client: Client) -> None:
-    """A call whose time is over does not reach the server."""
-    with client.open() as talker, tarry.deadline(0), pytest.raises(tarry.DeadlineExceeded):
-        talker.send("GET", server.url("200"))
+def test_nothing_is_sent_after_the_deadline(server: FlakyServerView, client: ClientLibrary) -> None:
+    """A call after its deadline does not reach the server."""
+    with client.open() as session, tarry.deadline(0), pytest.raises(tarry.DeadlineExceeded):
+        session.send("GET", server.url("200"))
 
     assert [] == server.seen

@@ -1,4 +1,4 @@
-"""One table of cases, and every client runs each: the same requests, the same answer."""
+"""One table of cases that every client library runs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 import tarry
 from tarry import Policy, Reason
 from tarry.testing import captured_events
-from tests.adapters.clients import Answer, Client
-from tests.adapters.conftest import Server
+from tests.adapters.clients import ClientLibrary, ClientResponse
+from tests.adapters.conftest import FlakyServerView
 
-pytestmark = pytest.mark.usefixtures("_hurry")
+pytestmark = pytest.mark.usefixtures("_no_waits")
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a server does to the requests of one call, and what comes of it."""
+    """The server's plan for one call, and the expected result."""
 
     name: str
     plan: str
@@ -41,7 +41,7 @@ KEY = {"Idempotency-Key": '"mine"'}
 
 
 def options(**values: Any) -> dict[str, Any]:
-    """The options of a policy."""
+    """The policy options of a case."""
     return {"policy": Policy(**values)}
 
 
@@ -77,17 +77,17 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_scenario(server: Server, client: Client, case: Case) -> None:
-    """A call sends as many requests as its case says, and ends with that answer or error."""
-    with client.open(**case.options) as talker:
+def test_scenario(server: FlakyServerView, client: ClientLibrary, case: Case) -> None:
+    """A call sends as many requests as its case says, and ends with that response or error."""
+    with client.open(**case.options) as session:
         if case.gives is not None:
-            answer = talker.send(case.method, server.url(case.plan), headers=dict(case.headers))
+            answer = session.send(case.method, server.url(case.plan), headers=dict(case.headers))
 
             text = "" if case.method == "HEAD" else f"answer {case.arrive}"
-            assert Answer(case.gives, text) == answer
+            assert ClientResponse(case.gives, text) == answer
         else:
-            with pytest.raises(client.dropped) as caught:
-                talker.send(case.method, server.url(case.plan))
+            with pytest.raises(client.disconnect_error) as caught:
+                session.send(case.method, server.url(case.plan))
 
             record = tarry.record_of(caught.value)
             assert record is not None
@@ -96,22 +96,22 @@ def test_scenario(server: Server, client: Client, case: Case) -> None:
     assert [case.method] * case.arrive == [seen.method for seen in server.seen]
 
 
-# --- what the server is told ----------------------------------------------------------------------
+# --- headers of an attempt ------------------------------------------------------------------------
 
 
-def test_attempts_are_numbered(server: Server, client: Client) -> None:
-    """The first attempt has no number, the others have theirs."""
-    with client.open() as talker:
-        talker.send("GET", server.url("503,drop,200"))
+def test_attempts_are_numbered(server: FlakyServerView, client: ClientLibrary) -> None:
+    """The first attempt has no number header, later ones have it."""
+    with client.open() as session:
+        session.send("GET", server.url("503,drop,200"))
 
     assert [None, "2", "3"] == server.received("X-Retry-Attempt")
 
 
-def test_one_key_for_all_attempts_of_a_call(server: Server, client: Client) -> None:
+def test_one_key_for_all_attempts_of_a_call(server: FlakyServerView, client: ClientLibrary) -> None:
     """The automatic key is the same on every attempt and another for the next call."""
-    with client.open(**AUTO) as talker:
-        talker.send("POST", server.url("503,503,200"), b"order")
-        talker.send("POST", server.url("200"), b"order")
+    with client.open(**AUTO) as session:
+        session.send("POST", server.url("503,503,200"), b"order")
+        session.send("POST", server.url("200"), b"order")
 
     first, second, third, other = server.received("Idempotency-Key")
     assert first == second == third != other
@@ -120,10 +120,12 @@ def test_one_key_for_all_attempts_of_a_call(server: Server, client: Client) -> N
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-def test_idempotent_request_gets_no_key(server: Server, client: Client, method: str) -> None:
-    """What may be repeated anyway is not given a key."""
-    with client.open(**AUTO) as talker:
-        talker.send(method, server.url("200"))
+def test_idempotent_request_gets_no_key(
+    server: FlakyServerView, client: ClientLibrary, method: str
+) -> None:
+    """A request that is repeatable anyway gets no key."""
+    with client.open(**AUTO) as session:
+        session.send(method, server.url("200"))
 
     assert [None] == server.received("Idempotency-Key")
 
@@ -138,19 +140,22 @@ def test_idempotent_request_gets_no_key(server: Server, client: Client, method: 
     ids=["of the request", "with quotes", "none"],
 )
 def test_key_from_a_function(
-    server: Server, client: Client, key: Callable[[Any], str | None], sent: list[str | None]
+    server: FlakyServerView,
+    client: ClientLibrary,
+    key: Callable[[Any], str | None],
+    sent: list[str | None],
 ) -> None:
-    """A function of the request makes the key, or says that this request has none."""
-    with client.open(idempotency_key=key) as talker:
-        talker.send("POST", server.url("503,200"))
+    """A function of the request returns the key, or None for no key."""
+    with client.open(idempotency_key=key) as session:
+        session.send("POST", server.url("503,200"))
 
     assert sent == server.received("Idempotency-Key")
 
 
-def test_key_of_the_user_stays(server: Server, client: Client) -> None:
-    """A key that the user has put on a request is not replaced."""
-    with client.open(**AUTO) as talker:
-        talker.send("POST", server.url("503,200"), headers=dict(KEY))
+def test_user_key_is_kept(server: FlakyServerView, client: ClientLibrary) -> None:
+    """A key that the user has set is not replaced."""
+    with client.open(**AUTO) as session:
+        session.send("POST", server.url("503,200"), headers=dict(KEY))
 
     assert ['"mine"', '"mine"'] == server.received("Idempotency-Key")
 
@@ -158,9 +163,9 @@ def test_key_of_the_user_stays(server: Server, client: Client) -> None:
 # --- events ---------------------------------------------------------------------------------------
 
 
-def test_events_name_method_and_origin(server: Server, client: Client) -> None:
+def test_events_name_method_and_origin(server: FlakyServerView, client: ClientLibrary) -> None:
     """The operation in events is the method and the origin, without path and query."""
-    with client.open() as talker, captured_events() as events:
-        talker.send("GET", server.url("503,200"))
+    with client.open() as session, captured_events() as events:
+        session.send("GET", server.url("503,200"))
 
     assert {f"GET {server.flaky.url}"} == {event.operation for event in events}

@@ -1,14 +1,14 @@
-"""Every test of a `way` runs in all of them."""
+"""A test with the `integration` fixture runs in all integrations."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.frameworks.ways import WAYS, Way
+from tests.frameworks.integrations import INTEGRATIONS, Integration
 
 
-@pytest.fixture(params=WAYS, ids=str)
-def way(request: pytest.FixtureRequest) -> Way:
-    """Every way in turn."""
-    found: Way = request.param
+@pytest.fixture(params=INTEGRATIONS, ids=str)
+def integration(request: pytest.FixtureRequest) -> Integration:
+    """Return each integration in turn."""
+    found: Integration = request.param
     return found

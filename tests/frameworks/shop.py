@@ -1,14 +1,14 @@
-"""One shop, told without a framework: what its handlers do, and how a test asks it.
+"""The shop that each framework serves: what its handlers do, and clients for it.
 
-Each `in_*.py` says the same routes in the words of one framework, all of them POST:
+Each `*_app.py` has the same routes in one framework, all of them POST:
 
-    /pay      reads JSON; answers 201 with a header and a cookie
-    /wait     answers 201 when it may go on
-    /fail     raises the first time, then answers 201
-    /refuse   is refused with 403, by the framework's own exception
-    /stream   answers in three pieces
-    /leave    waits for the client to go away
-    /down     gives up on a call below; `/down/thread` does so in a thread
+    /pay      reads JSON; responds 201 with a header and a cookie
+    /wait     responds 201 once the test allows it
+    /fail     raises the first time, then responds 201
+    /refuse   raises the framework's own exception for 403
+    /stream   responds in three parts
+    /leave    waits for the client to disconnect
+    /down     gives up a call; `/down/thread` does so in a thread
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from tarry.wire.asgi import App, Message
 from tests.idempotency.asgi_client import make_scope
 
 KEY = {"Idempotency-Key": '"4f2a"'}
-PATIENCE = 30.0
-PIECES = ("one ", "two ", "three")
+CLIENT_TIMEOUT_S = 30.0
+CHUNKS = ("one ", "two ", "three")
 
 Build: TypeAlias = Callable[..., App]
-"""(shop, middleware class, its options): the application with the middleware in its place."""
+"""Takes the shop, a middleware class and its options; returns the application with both."""
 
 
 @dataclass
 class Shop:
-    """What a test sees of the shop."""
+    """The handlers of the shop, and what tests observe."""
 
     runs: list[Any] = field(default_factory=list[Any])
-    """What each run of a handler was given."""
-    lives: list[str] = field(default_factory=list[str])
-    """What the lifespan did."""
+    """The argument of each run of a handler."""
+    lifespan_events: list[str] = field(default_factory=list[str])
+    """The events of the application's lifespan."""
     running: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
-    hesitates: bool = False
-    """A stream waits before its last piece."""
-    gone: bool = False
-    """A handler saw its client go away."""
+    pauses_stream: bool = False
+    """A stream waits before its last chunk."""
+    saw_disconnect: bool = False
+    """A handler saw its client disconnect."""
 
     def pay(self, order: Any) -> dict[str, int]:
         """Take a payment."""
@@ -57,7 +57,7 @@ class Shop:
         return {"payment": len(self.runs)}
 
     async def wait(self) -> dict[str, int]:
-        """Take a payment when told to."""
+        """Take a payment once the test allows it."""
         paid = self.pay("wait")
         self.running.set()
         await self.go_on.wait()
@@ -70,24 +70,24 @@ class Shop:
             raise RuntimeError("a bug")
         return paid
 
-    async def pieces(self) -> AsyncIterator[str]:
-        """Stream."""
+    async def chunks(self) -> AsyncIterator[str]:
+        """Stream the response."""
         self.pay("stream")
-        for piece in PIECES[:-1]:
-            yield piece
-        if self.hesitates:
+        for chunk in CHUNKS[:-1]:
+            yield chunk
+        if self.pauses_stream:
             self.running.set()
             await self.go_on.wait()
-        yield PIECES[-1]
+        yield CHUNKS[-1]
 
     async def down(self) -> None:
-        """Give up on a call below."""
+        """Give up a call."""
         self.runs.append(tarry.remaining())
         with no_wait():
             await tarry.acall(self._below_async, on=ConnectionError)
 
     def down_in_thread(self) -> None:
-        """Give up on a call below, where the framework runs what blocks."""
+        """Give up a call in a thread of the framework."""
         self.runs.append(tarry.remaining())
         with no_wait():
             tarry.call(self._below, on=ConnectionError)
@@ -100,21 +100,25 @@ class Shop:
 
 
 @asynccontextmanager
-async def client_of(app: App) -> AsyncGenerator[httpx.AsyncClient]:
-    """A client of the application itself; what is raised there is a 500, as with a server."""
+async def open_asgi_client(app: App) -> AsyncGenerator[httpx.AsyncClient]:
+    """Open a client of the application. An error in the application is a 500, as with a server."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://shop", headers=KEY) as one:
-        yield one
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://shop", headers=KEY
+    ) as client:
+        yield client
 
 
-async def turns() -> None:
-    """Let the loop turn: frameworks hear what they listen for."""
+async def run_pending_callbacks() -> None:
+    """Run the event loop for a while, so that frameworks handle their messages."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-async def ask_and_leave(app: App, path: str, shop: Shop, key: bytes | None = b'"4f2a"') -> None:
-    """Send a request, and be gone as soon as its handler runs."""
+async def send_and_disconnect(
+    app: App, path: str, shop: Shop, key: bytes | None = b'"4f2a"'
+) -> None:
+    """Send a request, and disconnect as soon as its handler runs."""
     headers = [(b"host", b"shop"), *([] if key is None else [(b"idempotency-key", key)])]
     unread = [b"}", b"{"]
 
@@ -125,14 +129,14 @@ async def ask_and_leave(app: App, path: str, shop: Shop, key: bytes | None = b'"
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
-        """Into the void, as servers do."""
+        """Drop the message, as servers do."""
 
     await app(make_scope(path=path, headers=headers), receive, send)
 
 
 @asynccontextmanager
-async def served(app: App) -> AsyncGenerator[httpx.AsyncClient]:
-    """A client of a real server, on a free port; requests wait in its socket until it is up."""
+async def open_server_client(app: App) -> AsyncGenerator[httpx.AsyncClient]:
+    """Open a client of a real server on a free port. Requests wait in the socket until it is up."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(app, log_config=None, date_header=False, server_header=False)
         server = uvicorn.Server(config)
@@ -140,9 +144,12 @@ async def served(app: App) -> AsyncGenerator[httpx.AsyncClient]:
         port = listener.getsockname()[1]
         try:
             async with httpx.AsyncClient(
-                base_url=f"http://127.0.0.1:{port}", headers=KEY, trust_env=False, timeout=PATIENCE
-            ) as one:
-                yield one
+                base_url=f"http://127.0.0.1:{port}",
+                headers=KEY,
+                trust_env=False,
+                timeout=CLIENT_TIMEOUT_S,
+            ) as client:
+                yield client
         finally:
             server.should_exit = True
             await serving

@@ -1,4 +1,4 @@
-"""The idempotency middleware in every framework: one table of scenarios over one table of ways."""
+"""The idempotency middleware in each framework."""
 
 from __future__ import annotations
 
@@ -10,15 +10,22 @@ import httpx
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, SqliteStore
-from tests.frameworks.shop import PIECES, Shop, ask_and_leave, client_of, served, turns
-from tests.frameworks.ways import ONE_OF_EACH, Way
+from tests.frameworks.integrations import DOCUMENTED_INTEGRATIONS, Integration
+from tests.frameworks.shop import (
+    CHUNKS,
+    Shop,
+    open_asgi_client,
+    open_server_client,
+    run_pending_callbacks,
+    send_and_disconnect,
+)
 
 ORDER = {"amount": 7, "note": "für Zoë"}
 REPLAYED = (b"idempotent-replayed", b"true")
 
 
-def same(first: httpx.Response, second: httpx.Response) -> bool:
-    """Whether the second answer is the first, to the byte, with the mark of a replay."""
+def is_stored_copy(first: httpx.Response, second: httpx.Response) -> bool:
+    """Return whether the second response is the stored first one."""
     return (first.status_code, [*first.headers.raw, REPLAYED], first.content) == (
         second.status_code,
         second.headers.raw,
@@ -26,29 +33,29 @@ def same(first: httpx.Response, second: httpx.Response) -> bool:
     )
 
 
-def test_second_request_is_replayed(way: Way) -> None:
-    """The handler reads its body and runs once; status, header, cookie and body come again."""
+def test_repeated_request_gets_the_stored_response(integration: Integration) -> None:
+    """The handler runs once; status, header, cookie and body are the same."""
     shop = Shop()
 
     async def main() -> None:
-        async with client_of(way.build(shop, IdempotencyMiddleware)) as client:
+        async with open_asgi_client(integration.build(shop, IdempotencyMiddleware)) as client:
             first = await client.post("/pay", json=ORDER)
             second = await client.post("/pay", json=ORDER)
 
         assert (201, {"payment": 1}) == (first.status_code, first.json())
         assert ("1", "empty") == (first.headers["x-payment"], first.cookies["basket"])
-        assert same(first, second)
+        assert is_stored_copy(first, second)
 
     asyncio.run(main())
     assert [ORDER] == shop.runs
 
 
-def test_other_payload_is_refused(way: Way) -> None:
-    """The same key with another order is a 422, and no handler runs."""
+def test_other_payload_is_422(integration: Integration) -> None:
+    """The same key with another body is a 422, and no handler runs."""
     shop = Shop()
 
     async def main() -> None:
-        async with client_of(way.build(shop, IdempotencyMiddleware)) as client:
+        async with open_asgi_client(integration.build(shop, IdempotencyMiddleware)) as client:
             await client.post("/pay", json=ORDER)
             assert 422 == (await client.post("/pay", json={**ORDER, "amount": 8})).status_code
 
@@ -56,13 +63,13 @@ def test_other_payload_is_refused(way: Way) -> None:
     assert [ORDER] == shop.runs
 
 
-def test_key_is_missing(way: Way) -> None:
-    """Where a key is required a request without one is a 400; elsewhere it runs each time."""
+def test_missing_key_is_400(integration: Integration) -> None:
+    """Where a key is required, a request without one is a 400; elsewhere it runs each time."""
     shop = Shop()
 
     async def main() -> None:
-        app = way.build(shop, IdempotencyMiddleware, require_key=["/pay"])
-        async with client_of(app) as client:
+        app = integration.build(shop, IdempotencyMiddleware, require_key=["/pay"])
+        async with open_asgi_client(app) as client:
             del client.headers["Idempotency-Key"]
             refused = await client.post("/pay", json=ORDER)
             assert (400, "Idempotency-Key is missing") == (
@@ -76,12 +83,12 @@ def test_key_is_missing(way: Way) -> None:
     assert ["stream", "stream"] == shop.runs
 
 
-def test_first_is_still_running(way: Way) -> None:
-    """A second request meanwhile is a 409; after the first has its answer, it gets the same."""
+def test_request_in_progress_is_409(integration: Integration) -> None:
+    """A concurrent second request is a 409; after the first has finished, it gets its response."""
     shop = Shop()
 
     async def main() -> None:
-        async with client_of(way.build(shop, IdempotencyMiddleware)) as client:
+        async with open_asgi_client(integration.build(shop, IdempotencyMiddleware)) as client:
             running = asyncio.create_task(client.post("/wait"))
             await shop.running.wait()
             early = await client.post("/wait")
@@ -90,33 +97,33 @@ def test_first_is_still_running(way: Way) -> None:
 
             assert (409, "1") == (early.status_code, early.headers["retry-after"])
             assert 201 == first.status_code
-            assert same(first, await client.post("/wait"))
+            assert is_stored_copy(first, await client.post("/wait"))
 
     asyncio.run(main())
     assert ["wait"] == shop.runs
 
 
-def test_handler_that_raises(way: Way) -> None:
-    """A bug is a 500, made by the framework inside or outside; either way the next request runs."""
+def test_raising_handler(integration: Integration) -> None:
+    """An error is a 500, raised inside or outside of the middleware; the next request runs."""
     shop = Shop()
 
     async def main() -> None:
-        async with client_of(way.build(shop, IdempotencyMiddleware)) as client:
+        async with open_asgi_client(integration.build(shop, IdempotencyMiddleware)) as client:
             first, second, third = [await client.post("/fail") for _ in range(3)]
 
         assert (500, 201) == (first.status_code, second.status_code)
-        assert same(second, third)
+        assert is_stored_copy(second, third)
 
     asyncio.run(main())
     assert ["fail", "fail"] == shop.runs
 
 
-def test_refusal_is_not_kept(way: Way) -> None:
-    """After the framework's own 403 who gets the permission needs no new key."""
+def test_403_is_not_stored(integration: Integration) -> None:
+    """After the framework's own 403, a client with the permission needs no new key."""
     shop = Shop()
 
     async def main() -> None:
-        async with client_of(way.build(shop, IdempotencyMiddleware)) as client:
+        async with open_asgi_client(integration.build(shop, IdempotencyMiddleware)) as client:
             first, second = [await client.post("/refuse") for _ in range(2)]
 
         assert [403, 403] == [first.status_code, second.status_code]
@@ -126,23 +133,23 @@ def test_refusal_is_not_kept(way: Way) -> None:
     assert ["refuse", "refuse"] == shop.runs
 
 
-def test_stream_is_kept(way: Way) -> None:
-    """A stream that stays below the limit is replayed whole."""
+def test_stream_is_stored(integration: Integration) -> None:
+    """A stream below the limit is stored as a whole."""
     shop = Shop()
 
     async def main() -> None:
-        async with client_of(way.build(shop, IdempotencyMiddleware)) as client:
+        async with open_asgi_client(integration.build(shop, IdempotencyMiddleware)) as client:
             first, second = [await client.post("/stream") for _ in range(2)]
 
-        assert (200, "".join(PIECES)) == (first.status_code, first.text)
-        assert same(first, second)
+        assert (200, "".join(CHUNKS)) == (first.status_code, first.text)
+        assert is_stored_copy(first, second)
 
     asyncio.run(main())
     assert ["stream"] == shop.runs
 
 
-def test_body_in_many_chunks(way: Way) -> None:
-    """A body that comes byte by byte, also within characters, is the one that is parsed."""
+def test_body_in_many_chunks(integration: Integration) -> None:
+    """A body that arrives byte by byte, also within characters, is parsed."""
     shop = Shop()
     body = httpx.Request("POST", "http://shop", json=ORDER).content
 
@@ -152,38 +159,38 @@ def test_body_in_many_chunks(way: Way) -> None:
 
     async def main() -> None:
         headers = {"Content-Type": "application/json"}
-        async with client_of(way.build(shop, IdempotencyMiddleware)) as client:
+        async with open_asgi_client(integration.build(shop, IdempotencyMiddleware)) as client:
             first = await client.post("/pay", content=chunks(), headers=headers)
-            assert same(first, await client.post("/pay", content=body, headers=headers))
+            assert is_stored_copy(first, await client.post("/pay", content=body, headers=headers))
 
     asyncio.run(main())
     assert [ORDER] == shop.runs
 
 
-def test_handler_sees_its_client_go(way: Way) -> None:
-    """Without a key it can stop: what comes after the body reaches the application."""
+def test_handler_sees_the_disconnect(integration: Integration) -> None:
+    """Without a key the handler can stop: the disconnect reaches the application."""
     shop = Shop()
 
     async def main() -> None:
-        app = way.build(shop, IdempotencyMiddleware)
-        await ask_and_leave(app, "/leave", shop, key=None)
+        app = integration.build(shop, IdempotencyMiddleware)
+        await send_and_disconnect(app, "/leave", shop, key=None)
 
     asyncio.run(main())
-    assert shop.gone
+    assert shop.saw_disconnect
 
 
-def test_client_that_went_away_asks_again(way: Way) -> None:
-    """The handler goes on, also where its framework would stop it; the retry gets its answer."""
+def test_retry_after_a_disconnect(integration: Integration) -> None:
+    """The handler goes on, also where its framework would stop it; the retry gets its response."""
     shop = Shop()
 
     async def main() -> None:
-        app = way.build(shop, IdempotencyMiddleware)
-        lost = asyncio.create_task(ask_and_leave(app, "/wait", shop))
+        app = integration.build(shop, IdempotencyMiddleware)
+        lost = asyncio.create_task(send_and_disconnect(app, "/wait", shop))
         await shop.running.wait()
-        await turns()
+        await run_pending_callbacks()
         shop.go_on.set()
         await lost
-        async with client_of(app) as client:
+        async with open_asgi_client(app) as client:
             again = await client.post("/wait", content=b"{}")
 
         assert (201, "true") == (again.status_code, again.headers["idempotent-replayed"])
@@ -192,34 +199,34 @@ def test_client_that_went_away_asks_again(way: Way) -> None:
     assert ["wait"] == shop.runs
 
 
-def test_stream_that_lost_its_client_is_replayed(way: Way) -> None:
-    """No framework hears that nobody listens before the stream was made whole, and kept."""
-    shop = Shop(hesitates=True)
+def test_stream_of_a_disconnected_client_is_stored(integration: Integration) -> None:
+    """The framework sees the disconnect only after the stream is complete and stored."""
+    shop = Shop(pauses_stream=True)
 
     async def main() -> None:
-        app = way.build(shop, IdempotencyMiddleware)
-        lost = asyncio.create_task(ask_and_leave(app, "/stream", shop))
+        app = integration.build(shop, IdempotencyMiddleware)
+        lost = asyncio.create_task(send_and_disconnect(app, "/stream", shop))
         await shop.running.wait()
-        await turns()
+        await run_pending_callbacks()
         shop.go_on.set()
         await lost
-        async with client_of(app) as client:
+        async with open_asgi_client(app) as client:
             again = await client.post("/stream", content=b"{}")
 
-        assert ("".join(PIECES), "true") == (again.text, again.headers["idempotent-replayed"])
+        assert ("".join(CHUNKS), "true") == (again.text, again.headers["idempotent-replayed"])
 
     asyncio.run(main())
     assert ["stream"] == shop.runs
 
 
-def test_stream_that_flows_stops_with_its_client(way: Way) -> None:
-    """What is too large to keep is not made for nobody; its request counts as done."""
-    shop = Shop(hesitates=True)
+def test_large_stream_stops_on_a_disconnect(integration: Integration) -> None:
+    """A stream above the limit stops on a disconnect; its request counts as done."""
+    shop = Shop(pauses_stream=True)
 
     async def main() -> None:
-        app = way.build(shop, IdempotencyMiddleware, max_response_bytes=4)
-        await ask_and_leave(app, "/stream", shop)
-        async with client_of(app) as client:
+        app = integration.build(shop, IdempotencyMiddleware, max_response_bytes=4)
+        await send_and_disconnect(app, "/stream", shop)
+        async with open_asgi_client(app) as client:
             again = await client.post("/stream", content=b"{}")
 
         assert (409, 200) == (again.status_code, again.json()["originalStatus"])
@@ -228,13 +235,15 @@ def test_stream_that_flows_stops_with_its_client(way: Way) -> None:
     assert ["stream"] == shop.runs
 
 
-def test_crowd(way: Way, tmp_path: Path) -> None:
-    """Of fifty requests at once one runs; the others get its answer or are asked to come again."""
+def test_concurrent_requests(integration: Integration, tmp_path: Path) -> None:
+    """One of fifty concurrent requests runs; the others get its response or a 409."""
     shop = Shop()
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db")
-        async with client_of(way.build(shop, IdempotencyMiddleware, store=store)) as client:
+        async with open_asgi_client(
+            integration.build(shop, IdempotencyMiddleware, store=store)
+        ) as client:
             crowd = await asyncio.gather(*(client.post("/pay", json=ORDER) for _ in range(50)))
         await store.close()
 
@@ -245,18 +254,20 @@ def test_crowd(way: Way, tmp_path: Path) -> None:
     assert [ORDER] == shop.runs
 
 
-@pytest.mark.parametrize("way", ONE_OF_EACH, ids=str)
-def test_behind_a_real_server(way: Way) -> None:
-    """Over sockets all is the same; and the lifespan of the application is what it was."""
+@pytest.mark.parametrize("integration", DOCUMENTED_INTEGRATIONS, ids=str)
+def test_behind_a_real_server(integration: Integration) -> None:
+    """The behaviour is the same over sockets, and the application's lifespan runs."""
     shop = Shop()
 
     async def main() -> None:
-        async with served(way.build(shop, IdempotencyMiddleware, require_key=["/pay"])) as client:
+        async with open_server_client(
+            integration.build(shop, IdempotencyMiddleware, require_key=["/pay"])
+        ) as client:
             first = await client.post("/pay", json=ORDER)
             assert (201, "1") == (first.status_code, first.headers["x-payment"])
-            assert same(first, await client.post("/pay", json=ORDER))
+            assert is_stored_copy(first, await client.post("/pay", json=ORDER))
             assert 422 == (await client.post("/pay", json={**ORDER, "amount": 8})).status_code
 
     asyncio.run(main())
     assert [ORDER] == shop.runs
-    assert (["up", "down"] if way.has_lifespan else []) == shop.lives
+    assert (["up", "down"] if integration.has_lifespan else []) == shop.lifespan_events

@@ -1,4 +1,4 @@
-"""The middleware of one layer in every framework."""
+"""The middleware that keeps retries at one layer, in each framework."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from starlette.routing import Route
 
 import tarry
 from tarry.adapters.asgi import OneRetryLayerMiddleware
-from tests.frameworks.shop import Shop, client_of, served
-from tests.frameworks.ways import ONE_OF_EACH, Way
+from tests.frameworks.integrations import DOCUMENTED_INTEGRATIONS, Integration
+from tests.frameworks.shop import Shop, open_asgi_client, open_server_client
 
 ORDER = {"amount": 7, "note": "for one"}
 
 
 @pytest.mark.parametrize("path", ["/down", "/down/thread"])
-def test_a_call_given_up_on_is_told(way: Way, path: str) -> None:
-    """The failure says not to retry, made by the framework or by us; threads know it, too."""
+def test_failure_after_retries_has_the_header(integration: Integration, path: str) -> None:
+    """The failure has X-Should-Retry: false, also for calls in a thread."""
     shop = Shop()
 
     async def main() -> None:
-        async with client_of(way.build(shop, OneRetryLayerMiddleware)) as client:
+        async with open_asgi_client(integration.build(shop, OneRetryLayerMiddleware)) as client:
             answer = await client.post(path, headers={"X-Deadline-Ms": "60000"})
 
         assert 500 <= answer.status_code
@@ -38,12 +38,12 @@ def test_a_call_given_up_on_is_told(way: Way, path: str) -> None:
     assert 0 < left <= 60
 
 
-def test_other_answers_are_left_alone(way: Way) -> None:
-    """A bug of the handler's own, a refusal and a success say nothing about retries."""
+def test_other_responses_are_unchanged(integration: Integration) -> None:
+    """An unrelated error, a refusal and a success have no header."""
     shop = Shop()
 
     async def main() -> None:
-        async with client_of(way.build(shop, OneRetryLayerMiddleware)) as client:
+        async with open_asgi_client(integration.build(shop, OneRetryLayerMiddleware)) as client:
             answers = [await client.post(path) for path in ("/fail", "/refuse", "/stream")]
             paid = await client.post("/pay", json=ORDER)
 
@@ -54,23 +54,23 @@ def test_other_answers_are_left_alone(way: Way) -> None:
     assert ["fail", "refuse", "stream", ORDER] == shop.runs
 
 
-@pytest.mark.parametrize("way", ONE_OF_EACH, ids=str)
-def test_behind_a_real_server(way: Way) -> None:
-    """Over sockets all is the same; and the lifespan of the application is what it was."""
+@pytest.mark.parametrize("integration", DOCUMENTED_INTEGRATIONS, ids=str)
+def test_behind_a_real_server(integration: Integration) -> None:
+    """The behaviour is the same over sockets, and the application's lifespan runs."""
     shop = Shop()
 
     async def main() -> None:
-        async with served(way.build(shop, OneRetryLayerMiddleware)) as client:
+        async with open_server_client(integration.build(shop, OneRetryLayerMiddleware)) as client:
             assert 201 == (await client.post("/pay", json=ORDER)).status_code
             assert "false" == (await client.post("/down")).headers["x-should-retry"]
 
     asyncio.run(main())
     assert [ORDER, None] == shop.runs
-    assert (["up", "down"] if way.has_lifespan else []) == shop.lives
+    assert (["up", "down"] if integration.has_lifespan else []) == shop.lifespan_events
 
 
-def test_the_applications_own_errors_are_its_own() -> None:
-    """A call that a handler can do without does not hide a bug from the error handlers."""
+def test_unrelated_errors_reach_the_error_handlers() -> None:
+    """A call that was given up before does not hide an unrelated error."""
     shop = Shop()
 
     async def handle(_request: Any) -> Response:
@@ -88,7 +88,7 @@ def test_the_applications_own_errors_are_its_own() -> None:
     )
 
     async def main() -> None:
-        async with client_of(app) as client:
+        async with open_asgi_client(app) as client:
             answer = await client.post("/")
 
         assert (500, "it is a bug") == (answer.status_code, answer.text)
@@ -98,8 +98,8 @@ def test_the_applications_own_errors_are_its_own() -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_background_tasks_have_their_own_time(streams: bool) -> None:
-    """The client's deadline ends with its answer; a real server sends streams in another task."""
+def test_background_tasks_have_no_deadline(streams: bool) -> None:
+    """The client's deadline ends with the response; a real server sends streams in another task."""
     shop = Shop()
 
     async def later() -> None:
@@ -110,7 +110,7 @@ def test_background_tasks_have_their_own_time(streams: bool) -> None:
         shop.runs.append(tarry.remaining())
         task = BackgroundTask(later)
         if streams:
-            return StreamingResponse(shop.pieces(), background=task)
+            return StreamingResponse(shop.chunks(), background=task)
         return PlainTextResponse("one", background=task)
 
     app = Starlette(
@@ -119,7 +119,7 @@ def test_background_tasks_have_their_own_time(streams: bool) -> None:
     )
 
     async def main() -> None:
-        async with served(app) as client:
+        async with open_server_client(app) as client:
             await client.post("/", headers={"X-Deadline-Ms": "60000"})
             await shop.running.wait()
 

@@ -20,7 +20,7 @@ import tarry
 from tarry.adapters.httpx import RetryTransport
 from tarry.telemetry.opentelemetry import OpenTelemetryListener
 from tarry.testing import VirtualClock, no_wait
-from tests.adapters.grpc.service import WATCH, channel, serving
+from tests.adapters.grpc.fake_service import WATCH, open_channel, run_fake_service
 from tests.integration.flaky import flaky_server
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
 from tests.telemetry.stories import (
@@ -162,9 +162,9 @@ def test_requests_are_client_spans(traces: Traces) -> None:
 def test_streams_of_grpc_are_client_spans(traces: Traces, elsewhere: bool) -> None:
     """Their spans end, also when another thread reads them, and they are not HTTP's."""
     with (
-        serving() as service,
+        run_fake_service() as service,
         no_wait(),
-        channel(service.target) as opened,
+        open_channel(service.target) as opened,
         listening(traces.listener),
         ThreadPoolExecutor(1) as pool,
     ):

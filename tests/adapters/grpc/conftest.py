@@ -1,4 +1,4 @@
-"""What all tests of the gRPC adapter share."""
+"""Fixtures of the gRPC adapter tests."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Iterator
 import pytest
 
 from tarry.testing import no_wait
-from tests.adapters.grpc.service import WAYS, Service, Way, serving
+from tests.adapters.grpc.fake_service import CALL_STYLES, CallStyle, FakeService, run_fake_service
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
-    """Run a server for one test, so that no late attempt of another arrives there."""
-    with serving() as service:
+def service() -> Iterator[FakeService]:
+    """Run a server for one test, so that late attempts of another test do not arrive there."""
+    with run_fake_service() as service:
         yield service
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: way.__name__)
-def way(request: pytest.FixtureRequest) -> Way:
-    """Every way to call."""
-    found: Way = request.param
+@pytest.fixture(params=CALL_STYLES, ids=lambda call_style: call_style.__name__)
+def call_style(request: pytest.FixtureRequest) -> CallStyle:
+    """Return each call style in turn."""
+    found: CallStyle = request.param
     return found
 
 
 @pytest.fixture(autouse=True)
-def _hurry() -> Iterator[None]:
-    """Make no real waits."""
+def _no_waits() -> Iterator[None]:
+    """Make waits return at once."""
     with no_wait():
         yield

@@ -1,4 +1,4 @@
-"""One layer that retries, and what the interceptors refuse to be made of."""
+"""Channel options that turn off gRPC's own retries, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import tarry
 from tarry.adapters.grpc import RetryInterceptor, async_retry_interceptors, channel_options
-from tests.adapters.grpc.service import CHARGE, OWN_CONNECTION, Service, grpc
+from tests.adapters.grpc.fake_service import CHARGE, OWN_CONNECTION, FakeService, grpc
 
 RETRY = {
     "maxAttempts": 4,
@@ -22,36 +22,42 @@ RETRY = {
 }
 
 
-def config(*names: dict[str, str], **entry: Any) -> tuple[str, str]:
-    """A service config with one entry."""
-    return config_of({"name": list(names), **entry})
+def service_config(*names: dict[str, str], **entry: Any) -> tuple[str, str]:
+    """Return a service config with one entry."""
+    return service_config_of({"name": list(names), **entry})
 
 
-def config_of(*entries: Any) -> tuple[str, str]:
-    """A service config with these entries."""
+def service_config_of(*entries: Any) -> tuple[str, str]:
+    """Return a service config with these entries."""
     return "grpc.service_config", json.dumps({"methodConfig": entries})
 
 
 @pytest.mark.parametrize(
     ("option", "found"),
     [
-        (config({}, retryPolicy=RETRY), "has a retryPolicy for all methods"),
-        (config({"service": "shop.A"}, retryPolicy=RETRY), "has a retryPolicy for shop.A"),
+        (service_config({}, retryPolicy=RETRY), "has a retryPolicy for all methods"),
+        (service_config({"service": "shop.A"}, retryPolicy=RETRY), "has a retryPolicy for shop.A"),
         (
-            config({"service": "a"}, {"service": "b", "method": "M"}, hedgingPolicy={}),
+            service_config({"service": "a"}, {"service": "b", "method": "M"}, hedgingPolicy={}),
             "has a hedgingPolicy for a, b/M",
         ),
-        (config_of({"retryPolicy": RETRY}), "has a retryPolicy for an entry without a name"),
-        (config_of({"timeout": "3s"}, {"name": [{}], "retryPolicy": RETRY}), "for all methods"),
         (
-            config_of(7, {"name": [{"service": "shop.A"}], "retryPolicy": RETRY}),
+            service_config_of({"retryPolicy": RETRY}),
+            "has a retryPolicy for an entry without a name",
+        ),
+        (
+            service_config_of({"timeout": "3s"}, {"name": [{}], "retryPolicy": RETRY}),
+            "for all methods",
+        ),
+        (
+            service_config_of(7, {"name": [{"service": "shop.A"}], "retryPolicy": RETRY}),
             "has a retryPolicy for shop.A",
         ),
         (("grpc.enable_retries", 1), "grpc.enable_retries is 1"),
     ],
 )
-def test_retries_of_the_channel_are_refused(option: tuple[str, Any], found: str) -> None:
-    """The error names what would retry beneath tarry, and why that is bad."""
+def test_channel_retries_raise(option: tuple[str, Any], found: str) -> None:
+    """The error names the option that retries, and why that is bad."""
     with pytest.raises(tarry.ConfigurationError, match="two layers multiply") as caught:
         channel_options([option])
 
@@ -61,43 +67,43 @@ def test_retries_of_the_channel_are_refused(option: tuple[str, Any], found: str)
 @pytest.mark.parametrize(
     "option",
     [
-        config({}, timeout="3s"),
+        service_config({}, timeout="3s"),
         ("grpc.service_config", "[1]"),
         ("grpc.service_config", json.dumps({"methodConfig": 7})),
         ("grpc.max_receive_message_length", -1),
     ],
 )
 def test_other_options_are_kept(option: tuple[str, Any]) -> None:
-    """What does not retry stays, and a config of another shape is left for gRPC to refuse."""
+    """Options without retries are kept, and an invalid config is left for gRPC to reject."""
     assert [option, ("grpc.enable_retries", 0)] == channel_options([option])
 
 
 @pytest.mark.parametrize("wrong", [{"grpc.x": 1}, "grpc.x", [("grpc.x", 1, 2)], 7])
-def test_options_are_pairs(wrong: Any) -> None:
-    """Options in another form are refused with the form they have."""
+def test_options_must_be_pairs(wrong: Any) -> None:
+    """Options in another format raise."""
     with pytest.raises(tarry.ConfigurationTypeError, match="options must be pairs of a name and"):
         channel_options(wrong)
 
 
 @pytest.mark.parametrize("wrong", ["{", "", None, {"methodConfig": []}])
-def test_service_config_is_json(wrong: Any) -> None:
-    """A config that cannot be read is refused: what it asks for is not known."""
+def test_service_config_must_be_json(wrong: Any) -> None:
+    """A config that cannot be parsed raises, because it may contain retries."""
     with pytest.raises(tarry.ConfigurationError, match="service_config must be a service config"):
         channel_options([("grpc.service_config", wrong)])
 
 
-def test_the_switch_is_there_once() -> None:
-    """Options may have passed through it before, or be none."""
+def test_enable_retries_is_set_once() -> None:
+    """The options may be None, or the result of an earlier call."""
     off = [("grpc.enable_retries", 0)]
 
     assert off == channel_options() == channel_options(None) == channel_options(off)
 
 
 @pytest.mark.parametrize(("switch", "attempts"), [([], 4), (channel_options(), 1)])
-def test_grpc_obeys_the_switch(service: Service, switch: list[Any], attempts: int) -> None:
-    """With it, a config that was not seen, such as a resolver's, does not retry."""
+def test_grpc_obeys_enable_retries(service: FakeService, switch: list[Any], attempts: int) -> None:
+    """With the option, a service config from a resolver does not retry."""
     service.steps = ["UNAVAILABLE"] * 9
-    options = [config({}, retryPolicy=RETRY), *OWN_CONNECTION, *switch]
+    options = [service_config({}, retryPolicy=RETRY), *OWN_CONNECTION, *switch]
 
     opened = grpc.insecure_channel(service.target, options=options)
     with opened, pytest.raises(grpc.RpcError):
@@ -117,14 +123,14 @@ def test_grpc_obeys_the_switch(service: Service, switch: list[Any], attempts: in
         ({"target": 50051}, "target must be the address"),
     ],
 )
-def test_wrong_arguments(make: Any, wrong: dict[str, Any], message: str) -> None:
-    """Mistakes are named where they are made."""
+def test_invalid_argument_raises(make: Any, wrong: dict[str, Any], message: str) -> None:
+    """An invalid argument raises at once."""
     with pytest.raises(tarry.ConfigurationError, match=message):
         make(**wrong)
 
 
-def test_one_downstream_for_a_service(service: Service) -> None:
-    """Without a target, the service is the dependency."""
+def test_one_downstream_per_service(service: FakeService) -> None:
+    """Without a target, each gRPC service has its own downstream."""
     made: list[str] = []
 
     def make(name: str) -> tarry.Downstream:
@@ -139,8 +145,8 @@ def test_one_downstream_for_a_service(service: Service) -> None:
     assert ["shop.Payments"] == made
 
 
-def test_the_extra_is_named() -> None:
-    """Without grpcio, the error has the line that installs it."""
+def test_missing_grpcio() -> None:
+    """Without grpcio, the error has the command that installs it."""
     code = "import sys; sys.modules['grpc'] = None; import tarry.adapters.grpc"
 
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the HTTP adapters share, without any client."""
+"""Header functions that the HTTP adapters share, tested without a client."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tarry.testing import VirtualClock
 
 
 @pytest.mark.parametrize("key", [None, "auto", lambda _: "8e03"])
-def test_good_keys(key: Any) -> None:
-    """None, "auto" and a function are taken as they are."""
+def test_valid_idempotency_key(key: Any) -> None:
+    """None, "auto" and a function are valid."""
     assert key is check_idempotency_key(key)
 
 
 @pytest.mark.parametrize("key", ["8e03", "", 7, b"auto"])
-def test_bad_keys(key: Any) -> None:
-    """Anything else is refused: one key for all requests above all."""
+def test_invalid_idempotency_key_raises(key: Any) -> None:
+    """Anything else raises, in particular one key for all requests."""
     with pytest.raises(tarry.ConfigurationError, match=r"^idempotency_key must be \"auto\""):
         check_idempotency_key(key)
 
@@ -52,10 +52,10 @@ def test_bad_keys(key: Any) -> None:
         ("get", None, {}, True, None),
     ],
 )
-def test_key_is_put_where_it_is_needed(
+def test_key_is_added_if_needed(
     method: str, key: Any, headers: dict[str, str], safe: bool, sent: str | None
 ) -> None:
-    """A request that is not idempotent gets a key, unless it has one or nobody wants that."""
+    """A request that is not idempotent gets a key, unless it has one or keys are off."""
     assert safe == make_repeatable(method, headers, key, "the request")
     assert sent == headers.get("Idempotency-Key")
 
@@ -70,17 +70,17 @@ def test_automatic_keys_differ() -> None:
     assert first != second
 
 
-# --- what the server is told ----------------------------------------------------------------------
+# --- headers of an attempt ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("limit", "left", "expected"),
     [(None, None, None), (2.0, None, 2.0), (None, 3.0, 3.0), (2.0, 3.0, 2.0), (4.0, 3.0, 3.0)],
 )
-def test_limit_of_an_attempt(
+def test_attempt_time_limit(
     limit: float | None, left: float | None, expected: float | None
 ) -> None:
-    """An attempt may take what the policy gives it, or what is left, whichever is less."""
+    """The limit is the policy's timeout or the remaining time, whichever is less."""
     with VirtualClock():
         if left is None:
             actual = attempt_time_limit(limit)
@@ -91,8 +91,8 @@ def test_limit_of_an_attempt(
     assert expected == actual
 
 
-def test_time_that_is_over() -> None:
-    """A deadline that has passed leaves nothing, and is no lack of one."""
+def test_deadline_in_the_past() -> None:
+    """A deadline in the past gives a limit of 0, not None."""
     with VirtualClock(), tarry.deadline(0):
         assert 0.0 == attempt_time_limit(None)
 
@@ -106,10 +106,8 @@ def test_time_that_is_over() -> None:
         (11, 1.5, {"X-Retry-Attempt": "11", "X-Deadline-Ms": "1500"}),
     ],
 )
-def test_what_the_server_is_told(
-    attempt: int, limit: float | None, expected: dict[str, str]
-) -> None:
-    """The number of every attempt but the first, and the time where it is limited."""
+def test_attempt_headers(attempt: int, limit: float | None, expected: dict[str, str]) -> None:
+    """The number of every attempt but the first, and the time limit if there is one."""
     headers: dict[str, str] = {}
 
     set_attempt_headers(headers, attempt, limit)
@@ -117,7 +115,7 @@ def test_what_the_server_is_told(
     assert expected == headers
 
 
-# --- answers --------------------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -130,8 +128,8 @@ def test_what_the_server_is_told(
         (503, Kind.TRANSIENT),
     ],
 )
-def test_answers_are_judged_by_the_policy(status: int, kind: Kind) -> None:
-    """The policy's statuses are worth a retry, also where they are no errors."""
+def test_responses_are_classified_by_the_policy(status: int, kind: Kind) -> None:
+    """The policy's statuses are retryable, also if they are no errors."""
     policy = Policy(retryable_statuses={202, 503})
     answer = SimpleNamespace(status_code=status, headers={})
 
@@ -154,8 +152,8 @@ def test_answers_are_judged_by_the_policy(status: int, kind: Kind) -> None:
         ("²", False),
     ],
 )
-def test_short_answers(length: str | None, short: bool) -> None:
-    """An answer is long if it says so, or nonsense; one in chunks is not known to be."""
+def test_worth_draining(length: str | None, short: bool) -> None:
+    """A response is too long by its Content-Length or if that is invalid; a chunked one is not."""
     headers = {} if length is None else {"Content-Length": length}
 
     assert short == is_worth_draining(headers)
@@ -164,8 +162,8 @@ def test_short_answers(length: str | None, short: bool) -> None:
 # --- notes ----------------------------------------------------------------------------------------
 
 
-def ended(*, safe: bool) -> ConnectionError:
-    """Return the error of a call that ended, for want of safety or of attempts."""
+def failed_call_error(*, safe: bool) -> ConnectionError:
+    """Return the error of a call that was given up as unsafe or after its attempts."""
 
     def fail() -> None:
         raise ConnectionError
@@ -182,9 +180,9 @@ def ended(*, safe: bool) -> ConnectionError:
     ("replayable", "says"),
     [(True, "its method is not idempotent"), (False, "its body cannot be sent a second time")],
 )
-def test_error_says_why(replayable: bool, says: str) -> None:
-    """One note more says what was missing, however often the object is raised."""
-    error = ended(safe=False)
+def test_safety_note(replayable: bool, says: str) -> None:
+    """One note explains why, even if the object is raised several times."""
+    error = failed_call_error(safe=False)
 
     for _ in range(2):
         add_safety_note(error, can_resend_body=replayable)
@@ -193,9 +191,11 @@ def test_error_says_why(replayable: bool, says: str) -> None:
     assert says in error.__notes__[-1]
 
 
-@pytest.mark.parametrize("error", [ValueError(), ended(safe=True)], ids=["strange", "exhausted"])
-def test_other_errors_say_nothing_about_safety(error: Exception) -> None:
-    """An error that was not about safety, or not of a call, stays as it is."""
+@pytest.mark.parametrize(
+    "error", [ValueError(), failed_call_error(safe=True)], ids=["strange", "exhausted"]
+)
+def test_other_errors_get_no_safety_note(error: Exception) -> None:
+    """An error for another reason, or not from a call, stays unchanged."""
     before = list(getattr(error, "__notes__", []))
 
     add_safety_note(error, can_resend_body=True)

@@ -1,4 +1,4 @@
-"""One dependency for each server, made when it is first called."""
+"""Downstreams and retry configurations by origin."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tarry.adapters.http.origins import OriginRegistry, default_downstream
 from tarry.errors import AttemptTimeout
 
 
-def origins(downstream: Any = None, policy: Policy | None = None) -> OriginRegistry:
-    """Return the origins of an adapter whose every failure is transient."""
+def make_registry(downstream: Any = None, policy: Policy | None = None) -> OriginRegistry:
+    """Return the registry of an adapter whose errors are all transient."""
     return OriginRegistry(
         policy,
         downstream,
@@ -26,9 +26,9 @@ def origins(downstream: Any = None, policy: Policy | None = None) -> OriginRegis
     )
 
 
-def test_each_origin_has_its_own_dependency() -> None:
-    """Two requests to one server share a dependency, those to another have another."""
-    made = origins()
+def test_each_origin_has_its_own_downstream() -> None:
+    """Requests to one origin share a downstream; another origin has another."""
+    made = make_registry()
 
     one, again, other = (made.downstream(name) for name in ("http://a", "http://a", "http://b"))
 
@@ -36,31 +36,31 @@ def test_each_origin_has_its_own_dependency() -> None:
     assert ("http://a", "http://b") == (one.name, other.name)
 
 
-def test_default_dependency_is_protected() -> None:
-    """Where nothing is said, an origin has a breaker and a budget."""
+def test_default_downstream() -> None:
+    """By default an origin has a breaker and a budget."""
     made = default_downstream("http://a")
 
     assert (tarry.BreakerState.CLOSED, 500.0) == (made.state, made.balance)
 
 
-def test_dependency_by_function() -> None:
-    """A function makes the dependency of an origin, once."""
+def test_downstream_function() -> None:
+    """A function returns the downstream of an origin, and is called once."""
     calls: list[str] = []
 
     def make(origin: str) -> Downstream:
         calls.append(origin)
         return Downstream("payments")
 
-    made = origins(make)
+    made = make_registry(make)
 
     assert made.downstream("http://a") is made.downstream("http://a")
     assert ["http://a"] == calls
 
 
-def test_one_dependency_for_all() -> None:
-    """A dependency that was given is that of every origin."""
+def test_one_downstream_for_all_origins() -> None:
+    """A given downstream is used for every origin."""
     payments = Downstream("payments")
-    made = origins(payments)
+    made = make_registry(payments)
 
     assert {payments} == {made.downstream("http://a"), made.downstream("http://b")}
 
@@ -69,15 +69,15 @@ def test_one_dependency_for_all() -> None:
     ("arguments", "says"),
     [(("payments", None), "downstream must be a tarry.Downstream"), ((None, 4), "policy must be")],
 )
-def test_wrong_arguments(arguments: tuple[Any, Any], says: str) -> None:
-    """A mistake is named at once."""
+def test_invalid_argument_raises(arguments: tuple[Any, Any], says: str) -> None:
+    """An invalid argument raises at once."""
     with pytest.raises(tarry.ConfigurationError, match=says):
-        origins(*arguments)
+        make_registry(*arguments)
 
 
-def test_loop_is_made_once() -> None:
-    """Requests of one method to one server share a loop, if they are alike in safety too."""
-    made = origins()
+def test_config_is_created_once() -> None:
+    """Requests with the same method, origin and repeatability share a configuration."""
+    made = make_registry()
 
     loop = made.retry_config("GET", "http://a", repeatable=True)
 
@@ -87,9 +87,9 @@ def test_loop_is_made_once() -> None:
     assert "GET http://a" == loop.operation
 
 
-def test_origins_that_are_not_used_are_forgotten() -> None:
-    """A client that follows links to everywhere keeps those that it goes back to."""
-    made = origins()
+def test_unused_origins_are_dropped() -> None:
+    """A client that calls many origins keeps those that it uses again."""
+    made = make_registry()
     used = made.retry_config("GET", "http://used", repeatable=True)
     made.retry_config("GET", "http://unused", repeatable=True)
 
@@ -102,9 +102,9 @@ def test_origins_that_are_not_used_are_forgotten() -> None:
     assert 1000 >= len(made._downstreams)
 
 
-def test_no_second_dependency_while_the_first_is_known() -> None:
-    """A loop that has its dependency shares it with a new one, however many came between."""
-    made = origins()
+def test_downstream_lives_as_long_as_its_configs() -> None:
+    """A new configuration shares the downstream of an existing one."""
+    made = make_registry()
     held = made.retry_config("GET", "http://a", repeatable=True)
 
     for number in range(2000):
@@ -113,15 +113,15 @@ def test_no_second_dependency_while_the_first_is_known() -> None:
     assert held.downstream is made.retry_config("PUT", "http://a", repeatable=True).downstream
 
 
-def test_one_dependency_for_threads_that_come_together() -> None:
-    """If several make the dependency of an origin at once, all use the same."""
+def test_concurrent_threads_share_a_downstream() -> None:
+    """Threads that create the downstream of an origin concurrently use the same one."""
     together = threading.Barrier(4)
 
     def make(origin: str) -> Downstream:
         together.wait(10)
         return Downstream(origin)
 
-    made = origins(make)
+    made = make_registry(make)
     with ThreadPoolExecutor(4) as pool:
         found = set(pool.map(made.downstream, ["http://a"] * 4))
 
@@ -129,25 +129,27 @@ def test_one_dependency_for_threads_that_come_together() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, "payments"])
-def test_function_that_makes_no_dependency(wrong: Any) -> None:
-    """The error says what it made, and for which origin."""
+def test_downstream_function_with_invalid_result(wrong: Any) -> None:
+    """The error names the result and the origin."""
     with pytest.raises(tarry.ConfigurationError, match=r"must return a .*for http://a"):
-        origins(lambda _: wrong).downstream("http://a")
+        make_registry(lambda _: wrong).downstream("http://a")
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
-def test_safety_reaches_every_failure(repeatable: bool) -> None:
-    """What may not be repeated is not after an error, nor after a timeout of the loop itself."""
-    loop = origins().retry_config("POST", "http://a", repeatable=repeatable)
+def test_repeatable_applies_to_errors_and_timeouts(repeatable: bool) -> None:
+    """A request that is not repeatable is unsafe after an error and after a timeout."""
+    loop = make_registry().retry_config("POST", "http://a", repeatable=repeatable)
 
     safe = [loop.classify_error(error, 0).safe for error in (OSError(), AttemptTimeout())]
 
     assert [repeatable] * 2 == safe
 
 
-def test_judge_knows_the_policy() -> None:
-    """An answer is judged by the policy of the adapter."""
-    loop = origins(policy=Policy(max_attempts=7)).retry_config("GET", "http://a", repeatable=True)
+def test_response_is_classified_by_the_policy() -> None:
+    """The classifier gets the policy of the adapter."""
+    loop = make_registry(policy=Policy(max_attempts=7)).retry_config(
+        "GET", "http://a", repeatable=True
+    )
 
     assert loop.classify_result is not None
     assert "7" == loop.classify_result(None).detail

@@ -1,4 +1,4 @@
-"""The loop of each kind of request, without any client."""
+"""The functions that send requests, tested without a client."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ GET = ("GET", "http", "a", None, True)
 POST = ("POST", "http", "a", None, False)
 
 
-def sending(send: Any, first: Any = None, **options: Any) -> RequestSender:
-    """Return the requests of an adapter whose every error is transient."""
+def make_sender(send: Any, first: Any = None, **options: Any) -> RequestSender:
+    """Return the sender of an adapter whose errors are all transient."""
     given: dict[str, Any] = {
         "is_async": False,
         "policy": None,
@@ -35,13 +35,13 @@ def sending(send: Any, first: Any = None, **options: Any) -> RequestSender:
     return RequestSender(send, first, **given | options)
 
 
-def answer(status: int) -> Any:
-    """Return an answer."""
+def make_response(status: int) -> Any:
+    """Return a response."""
     return SimpleNamespace(status_code=status, headers={})
 
 
-class Server:
-    """Answers with one status after the other, and notes the number of each attempt."""
+class FakeServer:
+    """Responds with one status after the other, and records the number of each attempt."""
 
     def __init__(self, *statuses: int) -> None:
         self._statuses = iter(statuses)
@@ -49,15 +49,15 @@ class Server:
         self.limits: list[float | None] = []
 
     def send(self, *, limit: float | None, number: int = 1) -> Any:
-        """Be sent a request."""
+        """Handle one attempt."""
         self.numbers.append(number)
         self.limits.append(limit)
-        return answer(next(self._statuses))
+        return make_response(next(self._statuses))
 
 
-def test_function_is_made_once_for_a_kind() -> None:
-    """The second request of a kind finds what the first has made."""
-    made = sending(Server().send)
+def test_send_function_is_cached() -> None:
+    """The second request with the same key uses the function of the first."""
+    made = make_sender(FakeServer().send)
 
     first = made.send_function(GET)
 
@@ -65,9 +65,9 @@ def test_function_is_made_once_for_a_kind() -> None:
     assert first is not made.send_function(POST)
 
 
-def test_kinds_that_are_used_are_kept() -> None:
-    """A client that follows links to everywhere keeps what it goes back to."""
-    made = sending(Server().send)
+def test_used_send_functions_are_kept() -> None:
+    """A client that calls many origins keeps the functions that it uses again."""
+    made = make_sender(FakeServer().send)
     used, unused = made.send_function(GET), made.send_function(POST)
 
     for number in range(2000):
@@ -81,9 +81,9 @@ def test_kinds_that_are_used_are_kept() -> None:
 
 @pytest.mark.parametrize("heard", [False, True], ids=["unheard", "heard"])
 def test_attempts_are_numbered(heard: bool) -> None:
-    """Every attempt knows its number, on the short way and where somebody listens."""
-    server = Server(503, 503, 200)
-    call = sending(server.send).send_function(GET)
+    """Every attempt gets its number, with and without listeners."""
+    server = FakeServer(503, 503, 200)
+    call = make_sender(server.send).send_function(GET)
 
     with no_wait():
         if heard:
@@ -95,11 +95,11 @@ def test_attempts_are_numbered(heard: bool) -> None:
     assert [1, 2, 3] == server.numbers
 
 
-def test_answer_that_cannot_be_judged_gives_its_permit_back() -> None:
-    """What is wrong with an answer ends the call, and a breaker does not wait for it for ever."""
+def test_classification_error_releases_the_permit() -> None:
+    """An error in the classification ends the call, and the breaker is not blocked."""
     payments = Downstream("payments", breaker=Breaker(consecutive=1, open_for=1.0, probes=1))
-    replies: list[Any] = [answer(503), object(), answer(200)]
-    call = sending(
+    replies: list[Any] = [make_response(503), object(), make_response(200)]
+    call = make_sender(
         lambda **_: replies.pop(0),
         downstream=payments,
         policy=Policy(max_attempts=1),
@@ -117,19 +117,19 @@ def test_answer_that_cannot_be_judged_gives_its_permit_back() -> None:
     assert "closed" == payments.state
 
 
-def test_time_for_an_attempt_is_the_clients_own() -> None:
-    """A client that blocks is told the time for an attempt; no thread cuts it off."""
-    server = Server(200)
-    made = sending(server.send, policy=Policy(attempt_timeout=2.0))
+def test_sync_client_enforces_the_attempt_timeout() -> None:
+    """A sync client gets the time limit of an attempt; no thread enforces it."""
+    server = FakeServer(200)
+    made = make_sender(server.send, policy=Policy(attempt_timeout=2.0))
 
     assert 200 == made.send_function(GET)().status_code
     assert [2.0] == server.limits
 
 
 def test_hedged_or_sent_once() -> None:
-    """With hedging, what may be repeated is copied, and the rest is sent once."""
-    server = Server(503, 200, 503)
-    made = sending(server.send, hedging=Hedging(after=3600))
+    """With hedging, repeatable requests are copied, and others are sent once."""
+    server = FakeServer(503, 200, 503)
+    made = make_sender(server.send, hedging=Hedging(after=3600))
 
     assert 200 == made.send_function(GET)().status_code
     with pytest.raises(tarry.ResultNotAccepted):
@@ -138,11 +138,11 @@ def test_hedged_or_sent_once() -> None:
     assert [1, 2, 1] == server.numbers
 
 
-# --- requests that go well at once ----------------------------------------------------------------
+# --- the fast path --------------------------------------------------------------------------------
 
 
-class Client:
-    """Sends in both ways, plain and on a loop, and notes which one was taken."""
+class FakeClient:
+    """Sends sync or async, and records which function was used."""
 
     def __init__(self, *replies: int | Exception) -> None:
         self._replies = iter(replies)
@@ -153,10 +153,10 @@ class Client:
         reply = next(self._replies)
         if isinstance(reply, Exception):
             raise reply
-        return answer(reply)
+        return make_response(reply)
 
     def send(self, request: str, *, looped: bool, **options: Any) -> Any:
-        """Send a request, with what this made of it."""
+        """Send a request with these options."""
 
         def first(_request: str) -> Any:
             return self._reply("first")
@@ -175,9 +175,9 @@ class Client:
             return True
 
         if not looped:
-            return sending(send, first, **options).send_function(GET)(request)
+            return make_sender(send, first, **options).send_function(GET)(request)
         options |= {"is_async": True, "release": arelease}
-        call = sending(asend, afirst, **options).send_function(GET)
+        call = make_sender(asend, afirst, **options).send_function(GET)
 
         async def main() -> Any:
             return await call(request)
@@ -189,10 +189,10 @@ looped_or_not = pytest.mark.parametrize("looped", [False, True], ids=["plain", "
 
 
 @looped_or_not
-def test_first_attempt_goes_the_short_way(looped: bool) -> None:
-    """What goes well at once is sent without a look at limits and numbers, and is counted."""
+def test_first_attempt_uses_the_fast_path(looped: bool) -> None:
+    """A first attempt that succeeds is sent without limit and number, and is counted."""
     payments = Downstream("payments", breaker=Breaker())
-    client = Client(200)
+    client = FakeClient(200)
 
     assert 200 == client.send("r", looped=looped, downstream=payments).status_code
 
@@ -202,10 +202,10 @@ def test_first_attempt_goes_the_short_way(looped: bool) -> None:
 
 @looped_or_not
 @pytest.mark.parametrize("trouble", [503, ConnectionError()], ids=["answer", "error"])
-def test_trouble_leaves_the_short_way(looped: bool, trouble: int | Exception) -> None:
-    """After a failure the attempts are numbered, and the failure has been counted."""
+def test_failure_leaves_the_fast_path(looped: bool, trouble: int | Exception) -> None:
+    """After a failure the attempts are numbered, and the failure is counted."""
     payments = Downstream("payments", breaker=Breaker(consecutive=2))
-    client = Client(trouble, 503, 200)
+    client = FakeClient(trouble, 503, 200)
 
     with no_wait(), pytest.raises((tarry.ResultNotAccepted, ConnectionError)):
         client.send("r", looped=looped, downstream=payments)
@@ -215,10 +215,10 @@ def test_trouble_leaves_the_short_way(looped: bool, trouble: int | Exception) ->
 
 
 @looped_or_not
-def test_what_is_not_to_be_sent_again_ends_the_call(looped: bool) -> None:
-    """An answer or an error that no attempt would change is the end, also on the short way."""
+def test_permanent_result_ends_the_call(looped: bool) -> None:
+    """A permanent response or error ends the call, also on the fast path."""
     refused = Outcome(Kind.PERMANENT)
-    client = Client(404, ValueError("no"))
+    client = FakeClient(404, ValueError("no"))
 
     assert 404 == client.send("r", looped=looped).status_code
     with pytest.raises(ValueError, match="no"):
@@ -228,13 +228,13 @@ def test_what_is_not_to_be_sent_again_ends_the_call(looped: bool) -> None:
 
 
 @looped_or_not
-def test_deadline_listener_and_open_breaker_need_numbered_attempts(looped: bool) -> None:
-    """Only where one of them is at work do first attempts go through the full driver."""
+def test_deadline_listener_and_disabled_breaker_use_the_driver(looped: bool) -> None:
+    """Only with one of them do first attempts use the full driver."""
     failing = Downstream("failing", breaker=Breaker(consecutive=2))
     failing.record(0, Outcome(Kind.TRANSIENT), 0.0, system.now(), 0.5)
     disabled = Downstream("disabled", breaker=Breaker())
     disabled.force("disabled")
-    client = Client(*[200] * 5)
+    client = FakeClient(*[200] * 5)
 
     client.send("r", looped=looped, downstream=failing)
     client.send("r", looped=looped, downstream=Downstream("bare"))
@@ -251,9 +251,9 @@ def test_deadline_listener_and_open_breaker_need_numbered_attempts(looped: bool)
 
 
 @looped_or_not
-def test_outer_loop_does_not_resend_an_unsafe_request(looped: bool) -> None:
-    """An error that ends an unsafe request on its first attempt is final for loops around it."""
-    client = Client(ConnectionError("lost"), ConnectionError("sent twice"))
+def test_outer_retry_does_not_resend_an_unsafe_request(looped: bool) -> None:
+    """An error that ends an unsafe request on its first attempt is final for an outer retry."""
+    client = FakeClient(ConnectionError("lost"), ConnectionError("sent twice"))
     unsafe = Outcome(Kind.TRANSIENT, safe=False)
 
     with no_wait(), pytest.raises(ConnectionError, match="lost"):
@@ -266,21 +266,21 @@ def test_outer_loop_does_not_resend_an_unsafe_request(looped: bool) -> None:
 
 
 @looped_or_not
-def test_successes_are_counted_before_there_are_many(looped: bool) -> None:
-    """They wait for the next look at the counts, but never more than a few."""
+def test_uncounted_successes_are_limited(looped: bool) -> None:
+    """Successes are counted later in batches, but only a few are pending."""
     payments = Downstream("payments", breaker=Breaker())
 
     for _ in range(MAX_UNCOUNTED_SUCCESSES + 1):
-        Client(200).send("r", looped=looped, downstream=payments)
+        FakeClient(200).send("r", looped=looped, downstream=payments)
 
     assert not payments.uncounted_successes
 
 
 @looped_or_not
-def test_late_failure_counts_after_the_successes_before_it(looped: bool) -> None:
-    """A breaker sees the successes that were not counted yet when a failure comes."""
+def test_failure_counts_after_pending_successes(looped: bool) -> None:
+    """A breaker counts the pending successes before a failure."""
     payments = Downstream("payments", breaker=Breaker(failure_rate=0.5, min_calls=2))
-    client = Client(200, 200, 200, 503)
+    client = FakeClient(200, 200, 200, 503)
 
     for _ in range(3):
         client.send("r", looped=looped, downstream=payments)

@@ -1,4 +1,4 @@
-"""What becomes of answers that failed: let go before a wait, and still whole if they come back."""
+"""Failed responses: released before a wait, and complete if they are returned."""
 
 from __future__ import annotations
 
@@ -20,51 +20,53 @@ from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
 from tarry.adapters.requests import RetryAdapter
 from tarry.runtime.clocks import system
 from tarry.testing import captured_events, scripted_random
-from tests.adapters.clients import Answer, Client
-from tests.adapters.conftest import Server
+from tests.adapters.clients import ClientLibrary, ClientResponse
+from tests.adapters.conftest import FlakyServerView
 
-pytestmark = pytest.mark.usefixtures("_hurry")
-
-
-# --- let go ---------------------------------------------------------------------------------------
+pytestmark = pytest.mark.usefixtures("_no_waits")
 
 
-def test_answer_that_stalls_holds_nobody_up(
-    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+# --- releasing responses --------------------------------------------------------------------------
+
+
+def test_stalled_response_is_dropped(
+    server: FlakyServerView, client: ClientLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer whose end does not come is given up at once, and its connection with it."""
+    """A response that does not end is dropped with its connection."""
     monkeypatch.setattr(headers, "DRAIN_TIMEOUT_S", 0.1)
-    with client.open(timeout=60.0) as talker, tarry.deadline(120):
-        answer = talker.send("GET", server.url("stall,200"))
+    with client.open(timeout=60.0) as session, tarry.deadline(120):
+        answer = session.send("GET", server.url("stall,200"))
 
-    assert Answer(200, "answer 2") == answer
+    assert ClientResponse(200, "answer 2") == answer
     assert 0 == server.flaky.waited_for
 
 
-def test_answers_in_chunks_keep_their_connection(server: Server, client: Client) -> None:
-    """An answer that does not say how long it is is read as well, while it is short."""
-    with client.open() as talker:
-        answer = talker.send("GET", server.url("chunks"))
+def test_chunked_responses_keep_their_connection(
+    server: FlakyServerView, client: ClientLibrary
+) -> None:
+    """A chunked response is read to its end if it is short."""
+    with client.open() as session:
+        answer = session.send("GET", server.url("chunks"))
 
-    assert (Answer(503, "answer 4"), 1) == (answer, server.opened)
-
-
-def test_answer_that_turns_out_to_be_long(server: Server, client: Client) -> None:
-    """It is not read to its end, and the next attempt has a new connection."""
-    with client.open() as talker:
-        answer = talker.send("GET", server.url("many,200"))
-
-    assert (Answer(200, "answer 2"), 2) == (answer, server.opened)
+    assert (ClientResponse(503, "answer 4"), 1) == (answer, server.opened_connections)
 
 
-# --- handed out after all -------------------------------------------------------------------------
+def test_long_chunked_response(server: FlakyServerView, client: ClientLibrary) -> None:
+    """It is not read to its end, and the next attempt uses a new connection."""
+    with client.open() as session:
+        answer = session.send("GET", server.url("many,200"))
+
+    assert (ClientResponse(200, "answer 2"), 2) == (answer, server.opened_connections)
+
+
+# --- released, then returned ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plan", ["503", "chunks", "long"])
-def test_deadline_that_passes_during_the_wait(
-    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch, plan: str
+def test_deadline_during_the_wait(
+    server: FlakyServerView, client: ClientLibrary, monkeypatch: pytest.MonkeyPatch, plan: str
 ) -> None:
-    """The last answer is still whole if it was short; a long one is gone, and the error says so."""
+    """A short last response is complete; a long one is gone, and the error explains that."""
     now = system.now
 
     def jump(*_: object) -> None:
@@ -75,12 +77,12 @@ def test_deadline_that_passes_during_the_wait(
 
     monkeypatch.setattr(system, "sleep", jump)
     monkeypatch.setattr(system, "async_sleep", ajump)
-    with client.open() as talker, tarry.deadline(60):
+    with client.open() as session, tarry.deadline(60):
         if plan == "long":
             with pytest.raises(tarry.DeadlineExceeded, match="the last answer was 503"):
-                talker.send("GET", server.url(plan))
+                session.send("GET", server.url(plan))
         else:
-            assert Answer(503, "answer 1") == talker.send("GET", server.url(plan))
+            assert ClientResponse(503, "answer 1") == session.send("GET", server.url(plan))
 
     assert 1 == len(server.seen)
 
@@ -89,8 +91,8 @@ Get = Callable[[str, Policy], tuple[Any, bytes]]
 """Returns an answer and its body, as a user reads it who streams."""
 
 
-def by_httpx(url: str, policy: Policy) -> tuple[Any, bytes]:
-    """Raw, as it came."""
+def read_with_httpx(url: str, policy: Policy) -> tuple[Any, bytes]:
+    """Return the raw body."""
     with (
         httpx.Client(transport=RetryTransport(policy=policy)) as client,
         client.stream("GET", url) as response,
@@ -98,8 +100,8 @@ def by_httpx(url: str, policy: Policy) -> tuple[Any, bytes]:
         return response, b"".join(response.iter_raw())
 
 
-def by_httpx_looped(url: str, policy: Policy) -> tuple[Any, bytes]:
-    """Raw, as it came."""
+def read_with_async_httpx(url: str, policy: Policy) -> tuple[Any, bytes]:
+    """Return the raw body."""
 
     async def main() -> tuple[Any, bytes]:
         async with (
@@ -111,16 +113,16 @@ def by_httpx_looped(url: str, policy: Policy) -> tuple[Any, bytes]:
     return asyncio.run(main())
 
 
-def by_requests(url: str, policy: Policy) -> tuple[Any, bytes]:
-    """In pieces."""
+def read_with_requests(url: str, policy: Policy) -> tuple[Any, bytes]:
+    """Return the body, read in chunks."""
     with requests.Session() as session:
         session.mount("http://", RetryAdapter(policy=policy))
         response = session.get(url, stream=True, timeout=10)
         return response, b"".join(response.iter_content(3))
 
 
-def by_aiohttp(url: str, policy: Policy) -> tuple[Any, bytes]:
-    """By `read`, which has its own idea of an answer that was released."""
+def read_with_aiohttp(url: str, policy: Policy) -> tuple[Any, bytes]:
+    """Return the body from `read`, which treats released responses differently."""
 
     async def main() -> tuple[Any, bytes]:
         async with (
@@ -132,15 +134,17 @@ def by_aiohttp(url: str, policy: Policy) -> tuple[Any, bytes]:
     return asyncio.run(main())
 
 
-GETS = pytest.mark.parametrize("get", [by_httpx, by_httpx_looped, by_requests, by_aiohttp])
+GETS = pytest.mark.parametrize(
+    "get", [read_with_httpx, read_with_async_httpx, read_with_requests, read_with_aiohttp]
+)
 
 
 @GETS
 @pytest.mark.parametrize("plan", ["503", "chunks"])
-def test_answer_is_as_good_as_new(
-    server: Server, get: Get, plan: str, monkeypatch: pytest.MonkeyPatch
+def test_released_response_can_be_read(
+    server: FlakyServerView, get: Get, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer that was let go, and is handed out after all, can be streamed."""
+    """A response that was released, and is returned after all, can be streamed."""
     now = system.now
 
     def late(*_: object) -> float:
@@ -156,8 +160,8 @@ def test_answer_is_as_good_as_new(
 
 
 @GETS
-def test_answer_says_why_it_is_the_last(server: Server, get: Get) -> None:
-    """The record of the call is on the answer, as it would be on an error."""
+def test_last_response_has_the_record(server: FlakyServerView, get: Get) -> None:
+    """The record of the call is attached to the response, as it would be to an error."""
     response, _ = get(server.url("503,429"), Policy(max_attempts=2))
 
     record = tarry.record_of(response)
@@ -170,14 +174,14 @@ def test_answer_says_why_it_is_the_last(server: Server, get: Get) -> None:
 
 @GETS
 @pytest.mark.parametrize("plan", ["200", "503,200", "404"])
-def test_other_answers_say_nothing(server: Server, get: Get, plan: str) -> None:
-    """What succeeded, or was never to be retried, has no record."""
+def test_other_responses_have_no_record(server: FlakyServerView, get: Get, plan: str) -> None:
+    """A success, or a response that is never retried, has no record."""
     response, _ = get(server.url(plan), Policy())
 
     assert None is tarry.record_of(response)
 
 
-# --- what the server says -------------------------------------------------------------------------
+# --- hints of the server --------------------------------------------------------------------------
 
 WAITS = [
     "retry-after=7",
@@ -193,12 +197,12 @@ WAITS = [
 
 @pytest.mark.parametrize("hint", WAITS)
 def test_hint_is_obeyed(
-    server: Server, client: Client, hint: str, monkeypatch: pytest.MonkeyPatch
+    server: FlakyServerView, client: ClientLibrary, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wait is as long as the server asks for, in whichever form it does."""
+    """The wait is as long as the server requests, in each format."""
     monkeypatch.setattr(system, "unix_time", lambda: 1_700_000_000.0)
-    with client.open() as talker, captured_events() as events, scripted_random([0.0]):
-        talker.send("GET", server.url(quote(f"503:{hint},200")))
+    with client.open() as session, captured_events() as events, scripted_random([0.0]):
+        session.send("GET", server.url(quote(f"503:{hint},200")))
 
     assert [7.0] == [event.delay for event in events if isinstance(event, tarry.WillWait)]
 
@@ -212,10 +216,12 @@ def test_hint_is_obeyed(
         ("503:x-should-retry=true|x-should-retry=false,200", 1),
     ],
 )
-def test_word_of_the_server(server: Server, client: Client, plan: str, arrive: int) -> None:
-    """Whether to retry is the server's to say; of two words, the cautious one holds."""
-    with client.open() as talker:
-        talker.send("GET", server.url(plan))
+def test_should_retry_header(
+    server: FlakyServerView, client: ClientLibrary, plan: str, arrive: int
+) -> None:
+    """The server decides whether to retry; of two values the cautious one wins."""
+    with client.open() as session:
+        session.send("GET", server.url(plan))
 
     assert arrive == len(server.seen)
 
@@ -224,12 +230,12 @@ def test_word_of_the_server(server: Server, client: Client, plan: str, arrive: i
 
 
 @pytest.mark.parametrize(("plan", "attempts"), [("404", 1), ("503,404", 2)])
-def test_permanent_answer_is_no_success(
-    server: Server, client: Client, plan: str, attempts: int
+def test_permanent_response_is_no_success(
+    server: FlakyServerView, client: ClientLibrary, plan: str, attempts: int
 ) -> None:
-    """Listeners hear that an attempt failed, and that the call was given up for good."""
-    with client.open() as talker, captured_events() as events:
-        talker.send("GET", server.url(plan))
+    """Listeners are notified that an attempt failed and that the call was given up."""
+    with client.open() as session, captured_events() as events:
+        session.send("GET", server.url(plan))
 
     last, end = events[-2:]
     assert isinstance(last, tarry.AttemptFailed)

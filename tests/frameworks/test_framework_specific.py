@@ -1,4 +1,4 @@
-"""What only one framework has: mounts and tasks of Starlette's, Django's guard against forgery."""
+"""Specific features: mounts and background tasks of Starlette, CSRF checks of Django."""
 
 from __future__ import annotations
 
@@ -18,14 +18,20 @@ from starlette.routing import Mount, Route
 
 from tarry.idempotency import IdempotencyMiddleware
 from tarry.wire.asgi import App
-from tests.frameworks import in_django, in_litestar
-from tests.frameworks.shop import PATIENCE, Shop, ask_and_leave, client_of, turns
+from tests.frameworks import django_app, litestar_app
+from tests.frameworks.shop import (
+    CLIENT_TIMEOUT_S,
+    Shop,
+    open_asgi_client,
+    run_pending_callbacks,
+    send_and_disconnect,
+)
 
 ORDER = {"amount": 7, "note": "for one"}
 
 
 def mounted(shop: Shop, *middleware: Middleware) -> Starlette:
-    """A shop below a path, that does something after each answer."""
+    """Return a shop below a path, with a background task after each response."""
 
     async def pay(request: Request) -> Response:
         paid = shop.pay(await request.json())
@@ -36,12 +42,12 @@ def mounted(shop: Shop, *middleware: Middleware) -> Starlette:
 
 
 def test_starlette_runs_background_tasks_once() -> None:
-    """A replay has no work to do after it; and paths are those that the client sees."""
+    """A stored response runs no background task; paths are those that the client sees."""
     shop = Shop()
 
     async def main() -> None:
         app = mounted(shop, Middleware(IdempotencyMiddleware, require_key=["/v1/*"]))
-        async with client_of(app) as client:
+        async with open_asgi_client(app) as client:
             for _ in range(2):
                 assert 201 == (await client.post("/v1/pay", json=ORDER)).status_code
             del client.headers["Idempotency-Key"]
@@ -53,7 +59,7 @@ def test_starlette_runs_background_tasks_once() -> None:
 
 @pytest.mark.parametrize("outside", [True, False])
 def test_starlette_beside_other_middleware(outside: bool) -> None:
-    """It stands outside or inside of one that runs the application in a task of its own."""
+    """It works outside or inside of a middleware that runs the application in its own task."""
 
     async def pass_on(request: Request, call_next: RequestResponseEndpoint) -> Response:
         return await call_next(request)
@@ -62,7 +68,9 @@ def test_starlette_beside_other_middleware(outside: bool) -> None:
     both = [Middleware(BaseHTTPMiddleware, dispatch=pass_on), Middleware(IdempotencyMiddleware)]
 
     async def main() -> None:
-        async with client_of(mounted(shop, *(reversed(both) if outside else both))) as client:
+        async with open_asgi_client(
+            mounted(shop, *(reversed(both) if outside else both))
+        ) as client:
             await client.post("/v1/pay", json=ORDER)
             second = await client.post("/v1/pay", json=ORDER)
         assert "true" == second.headers["idempotent-replayed"]
@@ -71,27 +79,27 @@ def test_starlette_beside_other_middleware(outside: bool) -> None:
     assert [ORDER, "!"] == shop.runs
 
 
-def test_litestar_makes_a_middleware_for_each_route() -> None:
-    """So each route has a store of its own, unless they are given one."""
+def test_litestar_creates_a_middleware_for_each_route() -> None:
+    """Each route has its own store, unless one is passed."""
     made: list[IdempotencyMiddleware] = []
 
     def counted(app: App) -> IdempotencyMiddleware:
         made.append(IdempotencyMiddleware(app))
         return made[-1]
 
-    in_litestar.listed(Shop(), counted)
+    litestar_app.make_app_with_middleware(Shop(), counted)
 
     assert len(made) == len({id(one._store) for one in made}) > 1
 
 
-def test_django_refuses_forgeries_inside() -> None:
-    """Its 403 is not kept, so the right token does; and a replay asks for no token."""
+def test_django_csrf_check_runs_inside() -> None:
+    """Its 403 is not stored, so a valid token succeeds; a stored response needs no token."""
     shop = Shop()
     token = "a" * 32
     right = {"X-CSRFToken": token, "Cookie": f"csrftoken={token}"}
 
     async def main() -> None:
-        async with client_of(IdempotencyMiddleware(in_django.app_of(shop))) as client:
+        async with open_asgi_client(IdempotencyMiddleware(django_app.make_app(shop))) as client:
             forged = await client.post("/form", json=ORDER)
             paid = await client.post("/form", json=ORDER, headers=right)
             again = await client.post("/form", json=ORDER)
@@ -103,8 +111,8 @@ def test_django_refuses_forgeries_inside() -> None:
     assert [ORDER] == shop.runs
 
 
-def test_django_keeps_the_answer_of_a_plain_view() -> None:
-    """A client that goes away does not stop the thread, and its retry gets what that made."""
+def test_django_sync_view_completes_after_a_disconnect() -> None:
+    """A disconnect does not stop the thread, and the retry gets the stored response."""
     shop = Shop()
     go_on = Event()
 
@@ -114,16 +122,16 @@ def test_django_keeps_the_answer_of_a_plain_view() -> None:
         def pay(_request: HttpRequest) -> HttpResponse:
             shop.pay("plain")
             loop.call_soon_threadsafe(shop.running.set)
-            assert go_on.wait(PATIENCE)
+            assert go_on.wait(CLIENT_TIMEOUT_S)
             return HttpResponse(status=201)
 
-        app = IdempotencyMiddleware(in_django.app_of(shop, plain=pay))
-        lost = asyncio.create_task(ask_and_leave(app, "/plain", shop))
+        app = IdempotencyMiddleware(django_app.make_app(shop, plain=pay))
+        lost = asyncio.create_task(send_and_disconnect(app, "/plain", shop))
         await shop.running.wait()
-        await turns()
+        await run_pending_callbacks()
         go_on.set()
         await lost
-        async with client_of(app) as client:
+        async with open_asgi_client(app) as client:
             again = await client.post("/plain", content=b"{}")
         assert "true" == again.headers["idempotent-replayed"]
 
@@ -131,8 +139,8 @@ def test_django_keeps_the_answer_of_a_plain_view() -> None:
     assert ["plain"] == shop.runs
 
 
-def test_a_thread_of_a_cancelled_request_runs_alone() -> None:
-    """A plain handler goes on in its thread when its request is cancelled: its key is not free."""
+def test_thread_of_a_cancelled_request_keeps_its_key() -> None:
+    """A sync handler goes on in its thread after a cancellation, so its key is not free."""
     shop = Shop()
     go_on = Event()
 
@@ -143,11 +151,11 @@ def test_a_thread_of_a_cancelled_request_runs_alone() -> None:
         def pay() -> None:
             shop.pay("plain")
             loop.call_soon_threadsafe(shop.running.set)
-            assert go_on.wait(PATIENCE)
+            assert go_on.wait(CLIENT_TIMEOUT_S)
 
         app.post("/plain")(pay)
         app.add_middleware(IdempotencyMiddleware)
-        async with client_of(app) as client:
+        async with open_asgi_client(app) as client:
             cut_off = asyncio.create_task(client.post("/plain"))
             await shop.running.wait()
             cut_off.cancel()

@@ -1,4 +1,4 @@
-"""One claim, every way to call: plain, by a future, as a stream, each without and with asyncio."""
+"""The client interceptors, with each call style: blocking, future, stream, sync and async."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ import tarry
 from tarry import Kind, Policy, Reason
 from tarry.adapters.grpc import RetryInterceptor
 from tarry.testing import captured_events, scripted_random
-from tests.adapters.grpc.service import (
+from tests.adapters.grpc.fake_service import (
     CHARGE,
     PUSHBACK,
-    Service,
-    Way,
+    CallStyle,
+    FakeService,
     async_stream,
-    channel,
     coroutine,
-    failure,
+    delays,
+    failing_call,
     grpc,
+    open_channel,
     reason_of,
-    waits,
 )
 
 PAID = b"paid"
 
 
-def test_a_call_that_works_is_made_once(service: Service, way: Way) -> None:
-    """Without a failure there is one attempt, and it says nothing of others."""
-    assert PAID == way(service, {}, {})
-    assert [None] == service.previous
+def test_successful_call_has_one_attempt(service: FakeService, call_style: CallStyle) -> None:
+    """A first attempt reports no previous attempts."""
+    assert PAID == call_style(service, {}, {})
+    assert [None] == service.previous_attempts
 
 
-def test_unavailable_is_retried(service: Service, way: Way) -> None:
-    """Each attempt says how many were before it."""
+def test_unavailable_is_retried(service: FakeService, call_style: CallStyle) -> None:
+    """Each attempt reports the number of previous attempts."""
     service.steps = ["UNAVAILABLE", "UNAVAILABLE"]
 
     with captured_events() as events:
-        assert PAID == way(service, {}, {})
+        assert PAID == call_style(service, {}, {})
 
-    assert [None, "1", "2"] == service.previous
-    assert 2 == len(waits(events))
+    assert [None, "1", "2"] == service.previous_attempts
+    assert 2 == len(delays(events))
     assert isinstance(events[-1], tarry.Succeeded)
     assert service.target == events[-1].downstream
     assert events[-1].operation.startswith("shop.Payments/")
 
 
-def test_the_log_names_the_code(
-    service: Service, way: Way, caplog: pytest.LogCaptureFixture
+def test_log_contains_the_code(
+    service: FakeService, call_style: CallStyle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Lines are short: the code, and what the server said; the code is a field, too."""
+    """Log lines have the code and the details; the code is also a field."""
     service.steps = ["UNAVAILABLE"]
 
-    way(service, {}, {})
+    call_style(service, {}, {})
 
     [wait] = [record for record in caplog.records if record.levelname == "WARNING"]
     operation = wait.__dict__["tarry"]["operation"]
@@ -62,19 +62,19 @@ def test_the_log_names_the_code(
     assert "UNAVAILABLE" == wait.__dict__["tarry"]["detail"]
 
 
-def test_metadata_of_the_user_is_kept(service: Service, way: Way) -> None:
-    """All attempts carry it, and a count that was passed on from elsewhere does not stay."""
+def test_user_metadata_is_kept(service: FakeService, call_style: CallStyle) -> None:
+    """All attempts have it, but a forwarded attempt count is dropped."""
     service.steps = ["UNAVAILABLE"]
     given = (("shop", "north"), ("grpc-previous-rpc-attempts", "7"))
 
-    way(service, {"metadata": given}, {})
+    call_style(service, {"metadata": given}, {})
 
     assert ["north", "north"] == [sent["shop"] for sent in service.metadata]
-    assert [None, "1"] == service.previous
+    assert [None, "1"] == service.previous_attempts
 
 
-def test_what_the_user_asks_of_a_call_reaches_each_attempt(service: Service, way: Way) -> None:
-    """Credentials and waiting for the server are kept, and on plain channels the compression."""
+def test_call_options_reach_each_attempt(service: FakeService, call_style: CallStyle) -> None:
+    """Credentials and wait_for_ready are kept, and on sync channels the compression."""
     service.steps = ["UNAVAILABLE"]
     seen: list[Any] = []
     asked = {
@@ -82,7 +82,7 @@ def test_what_the_user_asks_of_a_call_reaches_each_attempt(service: Service, way
         "wait_for_ready": True,
         "compression": grpc.Compression.Gzip,
     }
-    is_async = way in (coroutine, async_stream)
+    is_async = call_style in (coroutine, async_stream)
     if is_async:
         del asked["compression"]  # no interceptor of grpc.aio sees it
 
@@ -109,17 +109,17 @@ def test_what_the_user_asks_of_a_call_reaches_each_attempt(service: Service, way
     grpc.aio.UnaryUnaryClientInterceptor.register(Unary)
     grpc.aio.UnaryStreamClientInterceptor.register(Stream)
     behind = (Unary(), Stream()) if is_async else (Plain(),)
-    way(service, asked, {"behind": behind})
+    call_style(service, asked, {"behind": behind})
 
     assert [asked] * 2 == [{name: getattr(one, name) for name in asked} for one in seen]
 
 
 @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "INTERNAL", "CANCELLED", "DEADLINE_EXCEEDED"])
-def test_other_codes_are_final(service: Service, way: Way, code: str) -> None:
-    """The error is gRPC's own, with the reason on it; a server's word about time is a code, too."""
+def test_other_codes_are_final(service: FakeService, call_style: CallStyle, code: str) -> None:
+    """The error is gRPC's own, with the record; a DEADLINE_EXCEEDED of the server is final, too."""
     service.steps = [code]
 
-    error = failure(way, service, call={"timeout": 60})
+    error = failing_call(call_style, service, call={"timeout": 60})
 
     assert getattr(grpc.StatusCode, code) == error.code()
     assert "not now" == error.details()
@@ -128,19 +128,19 @@ def test_other_codes_are_final(service: Service, way: Way, code: str) -> None:
     assert 1 == service.attempts
 
 
-def test_codes_of_the_policy(service: Service, way: Way) -> None:
-    """The policy says which codes are retried."""
+def test_codes_of_the_policy(service: FakeService, call_style: CallStyle) -> None:
+    """The policy decides which codes are retried."""
     service.steps = ["ABORTED"]
 
-    assert PAID == way(service, {}, {"policy": Policy(retryable_codes=["ABORTED"])})
+    assert PAID == call_style(service, {}, {"policy": Policy(retryable_codes=["ABORTED"])})
     assert 2 == service.attempts
 
 
-def test_no_more_attempts_than_allowed(service: Service, way: Way) -> None:
-    """The last error is raised, and a note says how many attempts were made."""
+def test_max_attempts(service: FakeService, call_style: CallStyle) -> None:
+    """The last error is raised, with a note about the number of attempts."""
     service.steps = ["UNAVAILABLE"] * 9
 
-    error = failure(way, service, policy=Policy(max_attempts=3))
+    error = failing_call(call_style, service, policy=Policy(max_attempts=3))
 
     assert grpc.StatusCode.UNAVAILABLE == error.code()
     assert Reason.ATTEMPTS == reason_of(error)
@@ -148,38 +148,40 @@ def test_no_more_attempts_than_allowed(service: Service, way: Way) -> None:
     assert 3 == service.attempts
 
 
-def test_throttling_has_the_slower_delay(service: Service, way: Way) -> None:
-    """RESOURCE_EXHAUSTED waits from `throttled_delay` on."""
+def test_throttling_has_the_slower_delay(service: FakeService, call_style: CallStyle) -> None:
+    """After RESOURCE_EXHAUSTED the delay starts at `throttled_delay`."""
     service.steps = ["RESOURCE_EXHAUSTED", "UNAVAILABLE"]
 
     with captured_events() as events:
-        way(service, {}, {"policy": Policy(jitter="none", throttled_delay=3, initial_delay=0.1)})
+        call_style(
+            service, {}, {"policy": Policy(jitter="none", throttled_delay=3, initial_delay=0.1)}
+        )
 
-    assert [3, 0.2] == waits(events)
+    assert [3, 0.2] == delays(events)
     failed = [event.kind for event in events if isinstance(event, tarry.AttemptFailed)]
     assert [Kind.THROTTLED, Kind.TRANSIENT] == failed
 
 
-def test_pushback_is_exact(service: Service, way: Way) -> None:
-    """The wait is what the server says, and backoff starts over."""
+def test_pushback_is_exact(service: FakeService, call_style: CallStyle) -> None:
+    """The delay is the server's pushback, and backoff starts again."""
     service.steps = [("UNAVAILABLE", PUSHBACK, "7000"), "UNAVAILABLE"]
 
     with captured_events() as events:
-        way(service, {}, {"policy": Policy(jitter="none", initial_delay=0.1)})
+        call_style(service, {}, {"policy": Policy(jitter="none", initial_delay=0.1)})
 
-    assert [7, 0.1] == waits(events)
+    assert [7, 0.1] == delays(events)
 
 
-def test_negative_pushback_means_never(service: Service, way: Way) -> None:
-    """The server's no ends the call."""
+def test_negative_pushback_ends_the_call(service: FakeService, call_style: CallStyle) -> None:
+    """A negative pushback ends the call."""
     service.steps = [("UNAVAILABLE", PUSHBACK, "-1")]
 
-    assert Reason.OVERLOADED == reason_of(failure(way, service))
+    assert Reason.OVERLOADED == reason_of(failing_call(call_style, service))
     assert 1 == service.attempts
 
 
-def test_retry_info_is_a_floor(service: Service, way: Way) -> None:
-    """The status details ask for a time, and jitter goes on top of it."""
+def test_retry_info_is_a_minimum(service: FakeService, call_style: CallStyle) -> None:
+    """RetryInfo in the status details is the minimum delay, and jitter is added."""
     details = import_module("google.rpc.error_details_pb2").RetryInfo()
     details.retry_delay.seconds = 5
     status = import_module("google.rpc.status_pb2").Status(code=14)
@@ -187,19 +189,19 @@ def test_retry_info_is_a_floor(service: Service, way: Way) -> None:
     service.steps = [("UNAVAILABLE", "grpc-status-details-bin", status.SerializeToString())]
 
     with captured_events() as events, scripted_random([0.5]):
-        way(service, {}, {})
+        call_style(service, {}, {})
 
-    assert [5.25] == waits(events)
+    assert [5.25] == delays(events)
 
 
-def test_an_open_breaker_sends_nothing(service: Service, way: Way) -> None:
-    """The second call is refused with an error that says when to come back."""
+def test_open_breaker_sends_nothing(service: FakeService, call_style: CallStyle) -> None:
+    """The second call raises an error with the time until the next attempt."""
     service.steps = ["UNAVAILABLE"] * 9
     downstream = tarry.Downstream("payments", breaker=tarry.Breaker(consecutive=2))
 
-    error = failure(way, service, downstream=downstream)
+    error = failing_call(call_style, service, downstream=downstream)
     with pytest.raises(tarry.BreakerOpen) as caught:
-        way(service, {}, {"downstream": downstream})
+        call_style(service, {}, {"downstream": downstream})
 
     assert Reason.BREAKER_OPEN == reason_of(error)
     assert caught.value.retry_after is not None
@@ -207,40 +209,46 @@ def test_an_open_breaker_sends_nothing(service: Service, way: Way) -> None:
 
 
 @pytest.mark.parametrize("repeatable", [False, lambda method: "shop.Payments" not in method])
-def test_what_may_not_be_repeated(service: Service, way: Way, repeatable: Any) -> None:
-    """The server may have done it before it failed, so that there is one attempt."""
+def test_call_that_is_not_repeatable(
+    service: FakeService, call_style: CallStyle, repeatable: Any
+) -> None:
+    """The server may have executed the call, so there is one attempt."""
     service.steps = ["UNAVAILABLE"]
 
-    error = failure(way, service, repeatable=repeatable)
+    error = failing_call(call_style, service, repeatable=repeatable)
 
     assert Reason.UNSAFE == reason_of(error)
     assert "the operation is not safe to repeat" in error.__notes__[0]
     assert 1 == service.attempts
 
 
-def test_loops_around_do_not_multiply(service: Service, way: Way) -> None:
-    """A retry around a channel that retries passes the error on."""
+def test_outer_retry_does_not_multiply_attempts(
+    service: FakeService, call_style: CallStyle
+) -> None:
+    """A retry around a channel with retries does not repeat the call."""
     service.steps = ["UNAVAILABLE"] * 99
 
     with pytest.raises(grpc.RpcError):
-        tarry.call(way, service, {}, {}, on=grpc.RpcError)
+        tarry.call(call_style, service, {}, {}, on=grpc.RpcError)
 
     assert 4 == service.attempts
 
 
-def test_two_interceptors_do_not_multiply(service: Service) -> None:
-    """The outer of two passes on what the inner has given up on."""
+def test_two_interceptors_do_not_multiply_attempts(service: FakeService) -> None:
+    """The outer of two interceptors does not repeat a call that the inner gave up."""
     service.steps = ["UNAVAILABLE"] * 99
 
-    with channel(service.target) as inner, pytest.raises(grpc.RpcError):
+    with open_channel(service.target) as inner, pytest.raises(grpc.RpcError):
         grpc.intercept_channel(inner, RetryInterceptor()).unary_unary(CHARGE)(b"")
 
     assert 4 == service.attempts
 
 
 @pytest.mark.parametrize("by_future", [False, True])
-def test_errors_of_other_interceptors_pass(service: Service, by_future: bool) -> None:
-    """What is no error of gRPC's is raised as it is, and not retried."""
+def test_errors_of_other_interceptors_are_not_retried(
+    service: FakeService, by_future: bool
+) -> None:
+    """An error that is not from gRPC is raised unchanged."""
     raised: list[ValueError] = []
 
     class Broken:
@@ -258,8 +266,8 @@ def test_errors_of_other_interceptors_pass(service: Service, by_future: bool) ->
     assert Reason.PERMANENT == reason_of(caught.value)
 
 
-def test_a_limit_delays_an_attempt(service: Service, way: Way) -> None:
-    """A first attempt that has to wait for its turn is sent when it has come."""
+def test_limiter_delays_the_first_attempt(service: FakeService, call_style: CallStyle) -> None:
+    """A first attempt that must wait for the limiter is sent afterwards."""
 
     class Turns:
         def acquire(self, now: float) -> float:
@@ -273,4 +281,4 @@ def test_a_limit_delays_an_attempt(service: Service, way: Way) -> None:
 
     downstream = tarry.Downstream("payments", limiter=Turns())
 
-    assert PAID == way(service, {}, {"downstream": downstream})
+    assert PAID == call_style(service, {}, {"downstream": downstream})

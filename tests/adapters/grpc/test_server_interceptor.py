@@ -1,4 +1,4 @@
-"""The interceptors of servers: one claim, every kind of handler on plain and asyncio servers."""
+"""The server interceptors, with each type of handler on sync and async servers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import tarry
 from tarry import Reason
 from tarry.adapters.grpc import AsyncOneRetryLayerInterceptor, OneRetryLayerInterceptor
 from tarry.runtime import deadlines
-from tests.adapters.grpc.service import (
+from tests.adapters.grpc.fake_service import (
     CHARGE,
     OWN_CONNECTION,
     PUSHBACK,
     WATCH,
-    channel,
     grpc,
+    open_channel,
     reason_of,
 )
 
@@ -36,96 +36,103 @@ async def _fail() -> None:
 
 @dataclass
 class Handler:
-    """What a handler does: a call below, which may fail, and then its own end."""
+    """A handler makes a call, which may fail, and then ends in a given way."""
 
     end: Callable[[Any], Any] = lambda _: None
-    below: bool = True
-    tolerates: bool = True
-    left: list[float | None] = field(default_factory=list[float | None])
-    """What it saw of the deadline."""
+    makes_call: bool = True
+    catches_error: bool = True
+    remaining: list[float | None] = field(default_factory=list[float | None])
+    """The remaining time of the deadline in each call."""
 
-    def plain(self, context: Any) -> None:
-        """Do it in a thread."""
-        self.left.append(tarry.remaining())
+    def call_sync(self, context: Any) -> None:
+        """Make the call in a thread."""
+        self.remaining.append(tarry.remaining())
         asyncio.run(self._call())
         self.end(context)
 
-    async def coroutine(self, context: Any) -> None:
-        """Do it on the loop."""
-        self.left.append(tarry.remaining())
+    async def call_async(self, context: Any) -> None:
+        """Make the call on the event loop."""
+        self.remaining.append(tarry.remaining())
         await self._call()
         ended = self.end(context)
         if inspect.isawaitable(ended):
             await ended
 
     async def _call(self) -> None:
-        if self.below:
+        if self.makes_call:
             try:
                 await tarry.acall(_fail, on=ConnectionError)
             except ConnectionError:
-                if not self.tolerates:
+                if not self.catches_error:
                     raise
 
 
-def function(handler: Handler) -> Any:
-    """A function that answers once."""
+def unary_handler(handler: Handler) -> Any:
+    """A function that returns one response."""
 
     def charge(_request: bytes, context: Any) -> bytes:
-        handler.plain(context)
+        handler.call_sync(context)
         return b"paid"
 
     return grpc.unary_unary_rpc_method_handler(charge)
 
 
-def generator(handler: Handler) -> Any:
-    """A generator, which has sent a message before it fails."""
+def generator_handler(handler: Handler) -> Any:
+    """A generator that has sent a message before it fails."""
 
     def watch(_request: bytes, context: Any) -> Iterator[bytes]:
         yield b"paid"
-        handler.plain(context)
+        handler.call_sync(context)
 
     return grpc.unary_stream_rpc_method_handler(watch)
 
 
-def coroutine(handler: Handler) -> Any:
-    """A coroutine that answers once."""
+def coroutine_handler(handler: Handler) -> Any:
+    """A coroutine that returns one response."""
 
     async def charge(_request: bytes, context: Any) -> bytes:
-        await handler.coroutine(context)
+        await handler.call_async(context)
         return b"paid"
 
     return grpc.unary_unary_rpc_method_handler(charge)
 
 
-def writer(handler: Handler) -> Any:
+def writer_handler(handler: Handler) -> Any:
     """A coroutine that writes its messages."""
 
     async def watch(_request: bytes, context: Any) -> None:
         await context.write(b"paid")
-        await handler.coroutine(context)
+        await handler.call_async(context)
 
     return grpc.unary_stream_rpc_method_handler(watch)
 
 
-def async_generator(handler: Handler) -> Any:
-    """A generator on the loop; it reads a stream of requests, too."""
+def async_generator_handler(handler: Handler) -> Any:
+    """An async generator, which also reads a request stream."""
 
     async def watch(requests: Any, context: Any) -> AsyncIterator[bytes]:
         assert [b""] == [request async for request in requests]
         yield b"paid"
-        await handler.coroutine(context)
+        await handler.call_async(context)
 
     return grpc.stream_stream_rpc_method_handler(watch)
 
 
-PLAIN: list[Any] = [function, generator]
-AIO: list[Any] = [function, coroutine, writer, async_generator]
-KINDS = [("plain", kind) for kind in PLAIN] + [("aio", kind) for kind in AIO]
+SYNC_HANDLERS: list[Any] = [unary_handler, generator_handler]
+ASYNC_HANDLERS: list[Any] = [
+    unary_handler,
+    coroutine_handler,
+    writer_handler,
+    async_generator_handler,
+]
+SERVERS_AND_HANDLERS = [("sync", factory) for factory in SYNC_HANDLERS] + [
+    ("aio", factory) for factory in ASYNC_HANDLERS
+]
 
 
 @contextmanager
-def plain_server(handlers: Any) -> Iterator[str]:
-    """Run a plain server whose one thread serves all."""
+def sync_server(handlers: Any) -> Iterator[str]:
+    """Run a sync server with a single thread."""
     with ThreadPoolExecutor(1) as threads:
         server = grpc.server(threads, interceptors=[OneRetryLayerInterceptor()])
         server.add_generic_rpc_handlers((handlers,))
@@ -137,7 +144,7 @@ def plain_server(handlers: Any) -> Iterator[str]:
 
 @contextmanager
 def aio_server(handlers: Any) -> Iterator[str]:
-    """Run a server of grpc.aio in a thread."""
+    """Run a `grpc.aio` server in a thread."""
     ports: list[int] = []
     up = threading.Event()
     loop = asyncio.new_event_loop()
@@ -166,47 +173,49 @@ def aio_server(handlers: Any) -> Iterator[str]:
     loop.close()
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: f"{kind[0]}-{kind[1].__name__}")
-def ask(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """Return a function that serves a handler and asks it: the code, the trailers, the messages."""
-    where, kind = request.param
+@pytest.fixture(params=SERVERS_AND_HANDLERS, ids=lambda pair: f"{pair[0]}-{pair[1].__name__}")
+def call_handler(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Return a function that serves a handler and calls it: code, trailers, messages."""
+    server_type, handler_factory = request.param
     with ExitStack() as stack:
 
-        def ask(handler: Handler, **options: Any) -> tuple[Any, dict[str, str], list[bytes]]:
-            made = kind(handler)
-            name = WATCH if made.response_streaming else CHARGE
-            serve = plain_server if where == "plain" else aio_server
-            handlers = {name.rpartition("/")[2]: made}
+        def call_handler(
+            handler: Handler, **options: Any
+        ) -> tuple[Any, dict[str, str], list[bytes]]:
+            rpc_handler = handler_factory(handler)
+            name = WATCH if rpc_handler.response_streaming else CHARGE
+            serve = sync_server if server_type == "sync" else aio_server
+            handlers = {name.rpartition("/")[2]: rpc_handler}
             target = stack.enter_context(
                 serve(grpc.method_handlers_generic_handler("shop.Payments", handlers))
             )
-            with grpc.insecure_channel(target, options=OWN_CONNECTION) as opened:
-                if made.request_streaming:
-                    call = opened.stream_stream(name)(iter([b""]), **options)
-                elif made.response_streaming:
-                    call = opened.unary_stream(name)(b"", **options)
+            with grpc.insecure_channel(target, options=OWN_CONNECTION) as channel:
+                if rpc_handler.request_streaming:
+                    call = channel.stream_stream(name)(iter([b""]), **options)
+                elif rpc_handler.response_streaming:
+                    call = channel.unary_stream(name)(b"", **options)
                 else:
-                    call = opened.unary_unary(name).future(b"", **options)
+                    call = channel.unary_unary(name).future(b"", **options)
                 messages: list[bytes] = []
                 with suppress(grpc.RpcError):
-                    messages += call if made.response_streaming else [call.result()]
+                    messages += call if rpc_handler.response_streaming else [call.result()]
                 return call.code(), dict(call.trailing_metadata()), messages
 
-        yield ask
+        yield call_handler
 
 
 def aborts(code: str) -> Callable[[Any], Any]:
-    """End by `abort`."""
+    """End with `abort`."""
     return lambda context: context.abort(getattr(Status, code), "not now")
 
 
-def sets(code: str) -> Callable[[Any], Any]:
-    """End by a code and a usual return."""
+def sets_code(code: str) -> Callable[[Any], Any]:
+    """Set a code and return."""
     return lambda context: context.set_code(getattr(Status, code))
 
 
-def trails(text: str) -> Callable[[Any], Any]:
-    """Send trailers of one's own, then abort."""
+def sends_trailers(text: str) -> Callable[[Any], Any]:
+    """Set trailers, then abort."""
 
     def end(context: Any) -> Any:
         context.set_trailing_metadata([("shop", "north"), *([(PUSHBACK, text)] if text else [])])
@@ -216,12 +225,12 @@ def trails(text: str) -> Callable[[Any], Any]:
 
 
 def fails(_context: Any) -> None:
-    """End by a bug."""
+    """Raise an unrelated error."""
     raise ValueError("a bug")
 
 
 def fails_as_unavailable(context: Any) -> None:
-    """Set a code, and then raise."""
+    """Set a code, then raise."""
     context.set_code(Status.UNAVAILABLE)
     raise ValueError("a bug")
 
@@ -229,43 +238,43 @@ def fails_as_unavailable(context: Any) -> None:
 @pytest.mark.parametrize(
     ("handler", "code", "pushback"),
     [
-        (Handler(tolerates=False), "UNAVAILABLE", "-1"),
+        (Handler(catches_error=False), "UNAVAILABLE", "-1"),
         (Handler(aborts("UNAVAILABLE")), "UNAVAILABLE", "-1"),
-        (Handler(sets("INTERNAL")), "INTERNAL", "-1"),
+        (Handler(sets_code("INTERNAL")), "INTERNAL", "-1"),
         (Handler(fails_as_unavailable), "UNAVAILABLE", "-1"),
-        (Handler(trails("")), "UNAVAILABLE", "-1"),
-        (Handler(trails("7")), "UNAVAILABLE", "7"),
+        (Handler(sends_trailers("")), "UNAVAILABLE", "-1"),
+        (Handler(sends_trailers("7")), "UNAVAILABLE", "7"),
         (Handler(aborts("NOT_FOUND")), "NOT_FOUND", None),
         (Handler(fails), "UNKNOWN", None),
         (Handler(), "OK", None),
-        (Handler(aborts("UNAVAILABLE"), below=False), "UNAVAILABLE", None),
-        (Handler(trails(""), below=False), "UNAVAILABLE", None),
+        (Handler(aborts("UNAVAILABLE"), makes_call=False), "UNAVAILABLE", None),
+        (Handler(sends_trailers(""), makes_call=False), "UNAVAILABLE", None),
     ],
 )
-def test_what_was_retried_below_is_told(
-    ask: Callable[..., Any], handler: Handler, code: str, pushback: str | None
+def test_failure_after_retries_has_the_pushback(
+    call_handler: Callable[..., Any], handler: Handler, code: str, pushback: str | None
 ) -> None:
-    """A failure that comes from a call below says so; others do not, nor do handlers that know."""
-    ended, trailers, _ = ask(handler)
+    """Only a failure caused by a call that was given up has the pushback by default."""
+    ended, trailers, _ = call_handler(handler)
 
     assert (getattr(Status, code), pushback) == (ended, trailers.get(PUSHBACK))
-    assert (handler.end.__qualname__.startswith("trails")) == ("shop" in trailers)
+    assert (handler.end.__qualname__.startswith("sends_trailers")) == ("shop" in trailers)
 
 
-def test_the_clients_deadline_is_shared(ask: Callable[..., Any]) -> None:
-    """Calls of the handler have the time that the client has, and the next client has its own."""
-    handler = Handler(below=False)
+def test_client_deadline_is_shared(call_handler: Callable[..., Any]) -> None:
+    """Calls of the handler have the deadline of their client."""
+    handler = Handler(makes_call=False)
 
-    codes = [ask(handler, timeout=60)[0], ask(handler)[0]]
+    codes = [call_handler(handler, timeout=60)[0], call_handler(handler)[0]]
 
     assert [Status.OK] * 2 == codes
-    assert handler.left[1:] == [None]
-    assert 50 < (handler.left[0] or 0) < 70  # gRPC rounds it
+    assert handler.remaining[1:] == [None]
+    assert 50 < (handler.remaining[0] or 0) < 70  # gRPC rounds it
 
 
-@pytest.mark.parametrize("serve", [plain_server, aio_server])
-def test_threads_are_left_without_a_deadline(serve: Any) -> None:
-    """The thread that served one client does not take its deadline to the next."""
+@pytest.mark.parametrize("serve", [sync_server, aio_server])
+def test_thread_does_not_keep_the_deadline(serve: Any) -> None:
+    """A thread that served one client does not keep its deadline for the next."""
     left: list[deadlines.DeadlineScope | None] = []
 
     def charge(_request: bytes, _context: Any) -> bytes:
@@ -276,16 +285,16 @@ def test_threads_are_left_without_a_deadline(serve: Any) -> None:
     handlers = grpc.method_handlers_generic_handler("shop.Payments", methods)
     with (
         serve(handlers) as target,
-        grpc.insecure_channel(target, options=OWN_CONNECTION) as opened,
+        grpc.insecure_channel(target, options=OWN_CONNECTION) as channel,
     ):
-        opened.unary_unary(CHARGE)(b"", timeout=60)
-        opened.unary_unary(CHARGE)(b"")
+        channel.unary_unary(CHARGE)(b"", timeout=60)
+        channel.unary_unary(CHARGE)(b"")
 
     assert [True, False] == [scope is not None for scope in left]
 
 
-def test_the_deadline_ends_with_the_answer() -> None:
-    """What a handler leaves behind is not cut off by the time of a client that has its answer."""
+def test_deadline_ends_with_the_response() -> None:
+    """Background work of a handler is not cut off by the client's deadline."""
     left: list[Any] = []
     behind: list[asyncio.Task[None]] = []
 
@@ -307,8 +316,8 @@ def test_the_deadline_ends_with_the_answer() -> None:
         server.add_generic_rpc_handlers((handlers,))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
-            await opened.unary_unary(CHARGE)(b"", timeout=60)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await channel.unary_unary(CHARGE)(b"", timeout=60)
         answered.set()
         await behind[0]
         await server.stop(None)
@@ -318,26 +327,26 @@ def test_the_deadline_ends_with_the_answer() -> None:
     assert [True, False] == [moment is not None for moment in left]
 
 
-def test_a_chain_retries_at_one_layer() -> None:
-    """The client of a server that gave up makes one attempt, and knows why."""
-    handler = Handler(tolerates=False)
-    methods = {"Charge": function(handler)}
+def test_chain_retries_at_one_layer() -> None:
+    """The client of a server that gave up makes one attempt, and its record has the reason."""
+    handler = Handler(catches_error=False)
+    methods = {"Charge": unary_handler(handler)}
     handlers = grpc.method_handlers_generic_handler("shop.Payments", methods)
 
     with (
-        plain_server(handlers) as target,
-        channel(target) as opened,
+        sync_server(handlers) as target,
+        open_channel(target) as channel,
         pytest.raises(grpc.RpcError) as caught,
     ):
-        opened.unary_unary(CHARGE)(b"")
+        channel.unary_unary(CHARGE)(b"")
 
     assert Reason.OVERLOADED == reason_of(caught.value)
-    assert 1 == len(handler.left)
+    assert 1 == len(handler.remaining)
     assert "a service behind this one does not answer" == caught.value.details()
 
 
 def test_trailers_of_an_abort_are_kept() -> None:
-    """grpc.aio takes them with the abort, and a status brings its own."""
+    """The trailers of `abort` and of `abort_with_status` are sent."""
 
     @dataclass
     class Refused:
@@ -352,35 +361,35 @@ def test_trailers_of_an_abort_are_kept() -> None:
         return context.abort(Status.UNAVAILABLE, "not now", (("shop", "north"),))
 
     seen: list[dict[str, str]] = []
-    for serve, kind, end in (
-        (plain_server, function, with_status),
-        (aio_server, coroutine, with_status),
-        (aio_server, coroutine, with_trailers),
+    for serve, make_handler, end in (
+        (sync_server, unary_handler, with_status),
+        (aio_server, coroutine_handler, with_status),
+        (aio_server, coroutine_handler, with_trailers),
     ):
-        methods = {"Charge": kind(Handler(end))}
+        methods = {"Charge": make_handler(Handler(end))}
         handlers = grpc.method_handlers_generic_handler("shop.Payments", methods)
         with (
             serve(handlers) as target,
-            grpc.insecure_channel(target, options=OWN_CONNECTION) as opened,
+            grpc.insecure_channel(target, options=OWN_CONNECTION) as channel,
             pytest.raises(grpc.RpcError) as caught,
         ):
-            opened.unary_unary(CHARGE)(b"")
+            channel.unary_unary(CHARGE)(b"")
         seen.append(dict(caught.value.trailing_metadata()))
 
     assert [{"shop": "north", PUSHBACK: "-1"}] * 3 == seen
 
 
-def test_other_methods_are_still_unknown() -> None:
-    """A method that the server does not have is as unknown as without an interceptor."""
+def test_unknown_method() -> None:
+    """A method that the server does not have is UNIMPLEMENTED."""
     nothing = grpc.method_handlers_generic_handler("shop.Payments", {})
     codes: list[Any] = []
-    for serve in (plain_server, aio_server):
+    for serve in (sync_server, aio_server):
         with (
             serve(nothing) as target,
-            grpc.insecure_channel(target, options=OWN_CONNECTION) as opened,
+            grpc.insecure_channel(target, options=OWN_CONNECTION) as channel,
             pytest.raises(grpc.RpcError) as caught,
         ):
-            opened.unary_unary(CHARGE)(b"")
+            channel.unary_unary(CHARGE)(b"")
         codes.append(caught.value.code())
 
     assert [Status.UNIMPLEMENTED] * 2 == codes

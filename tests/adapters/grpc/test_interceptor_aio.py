@@ -1,4 +1,4 @@
-"""Calls of grpc.aio: what their user can do with them, on a server of grpc.aio."""
+"""Calls of `grpc.aio`: what users can do with the call objects."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 import tarry
 from tarry.runtime.clocks import system
 from tarry.testing import captured_events
-from tests.adapters.grpc.service import CHARGE, WATCH, Service, async_channel, grpc
+from tests.adapters.grpc.fake_service import CHARGE, WATCH, FakeService, grpc, open_async_channel
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
-class Asyncio:
-    """A service on the loop of the test: it fails so many times, then it answers."""
+class AsyncService:
+    """A service on the event loop of the test: fails a number of times, then succeeds."""
 
     def __init__(self, failures: int) -> None:
         self.left = failures
@@ -25,7 +25,7 @@ class Asyncio:
         self.attempts = 0
 
     async def charge(self, request: bytes, context: Any) -> bytes:
-        """Answer once; hold back what asks for it."""
+        """Handle a unary call; wait if the request says so."""
         self.attempts += 1
         if request == b"hold":
             self.arrived.set()
@@ -36,11 +36,13 @@ class Asyncio:
         return b"paid"
 
 
-def served(failures: int, use: Callable[[Asyncio, Any], Awaitable[None]], *behind: Any) -> int:
-    """Run a server and a client of it on one loop; return how many attempts arrived."""
+def run_server(
+    failures: int, use: Callable[[AsyncService, Any], Awaitable[None]], *behind: Any
+) -> int:
+    """Run a server and a client on one event loop; return the number of attempts."""
 
     async def main() -> int:
-        service = Asyncio(failures)
+        service = AsyncService(failures)
         server = grpc.aio.server()
         methods = {"Charge": grpc.unary_unary_rpc_method_handler(service.charge)}
         handler = grpc.method_handlers_generic_handler("shop.Payments", methods)
@@ -48,7 +50,7 @@ def served(failures: int, use: Callable[[Asyncio, Any], Awaitable[None]], *behin
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
-            async with async_channel(f"127.0.0.1:{port}", behind=behind) as opened:
+            async with open_async_channel(f"127.0.0.1:{port}", behind=behind) as opened:
                 await use(service, opened.unary_unary(CHARGE))
         finally:
             await server.stop(None)
@@ -57,10 +59,10 @@ def served(failures: int, use: Callable[[Asyncio, Any], Awaitable[None]], *behin
     return asyncio.run(main())
 
 
-def test_a_call_tells_of_its_last_attempt() -> None:
+def test_call_shows_its_last_attempt() -> None:
     """Code, details and metadata are those of the attempt that succeeded."""
 
-    async def use(_: Asyncio, charge: Any) -> None:
+    async def use(_: AsyncService, charge: Any) -> None:
         call = charge(b"")
 
         assert b"paid" == await call
@@ -70,13 +72,13 @@ def test_a_call_tells_of_its_last_attempt() -> None:
         assert 0 == len(await call.initial_metadata())
         assert call.done()
 
-    assert 3 == served(2, use)
+    assert 3 == run_server(2, use)
 
 
-def test_a_call_that_fails_is_grpcs() -> None:
-    """The status can be asked for without an exception."""
+def test_failed_call_has_its_status() -> None:
+    """The status can be read without an exception."""
 
-    async def use(_: Asyncio, charge: Any) -> None:
+    async def use(_: AsyncService, charge: Any) -> None:
         call = charge(b"")
 
         assert UNAVAILABLE == await call.code()
@@ -85,22 +87,22 @@ def test_a_call_that_fails_is_grpcs() -> None:
             await call
         assert "gave up after 4 attempts" in caught.value.__notes__[0]
 
-    assert 4 == served(9, use)
+    assert 4 == run_server(9, use)
 
 
-def test_calls_run_side_by_side() -> None:
-    """One interceptor serves many calls at once."""
+def test_concurrent_calls() -> None:
+    """One interceptor serves many concurrent calls."""
 
-    async def use(_: Asyncio, charge: Any) -> None:
+    async def use(_: AsyncService, charge: Any) -> None:
         assert [b"paid"] * 20 == await asyncio.gather(*(charge(b"") for _ in range(20)))
 
-    assert 22 == served(2, use)
+    assert 22 == run_server(2, use)
 
 
-def test_a_running_call_is_cancelled() -> None:
-    """It is not retried, and not told as a failure."""
+def test_running_call_is_cancelled() -> None:
+    """It is neither retried nor counted as a failure."""
 
-    async def use(service: Asyncio, charge: Any) -> None:
+    async def use(service: AsyncService, charge: Any) -> None:
         call = charge(b"hold")
         await service.arrived.wait()
         call.cancel()
@@ -109,15 +111,15 @@ def test_a_running_call_is_cancelled() -> None:
         assert call.cancelled()
 
     with captured_events() as events:
-        assert 1 == served(0, use)
+        assert 1 == run_server(0, use)
     assert [tarry.AttemptStarted] == [type(event) for event in events]
 
 
-def test_a_waiting_call_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_call_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait ends, and no further attempt is made."""
     monkeypatch.setattr(system, "async_sleep", asyncio.sleep)
 
-    async def use(_: Asyncio, charge: Any) -> None:
+    async def use(_: AsyncService, charge: Any) -> None:
         call = charge(b"")
         remove = tarry.listen(
             lambda event: call.cancel() if isinstance(event, tarry.WillWait) else None
@@ -126,11 +128,11 @@ def test_a_waiting_call_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
             await call
         remove()
 
-    assert 1 == served(9, use)
+    assert 1 == run_server(9, use)
 
 
-def test_interceptors_of_others_go_with_ours() -> None:
-    """Those behind see every attempt, and may change its details."""
+def test_other_interceptors() -> None:
+    """Interceptors behind ours see every attempt, and may change its details."""
     seen: list[str | None] = []
 
     class Others:
@@ -141,20 +143,20 @@ def test_interceptors_of_others_go_with_ours() -> None:
             seen.append(details.metadata.get("grpc-previous-rpc-attempts"))
             return await continuation(details, request)
 
-    async def use(_: Asyncio, charge: Any) -> None:
+    async def use(_: AsyncService, charge: Any) -> None:
         await charge(b"")
 
     grpc.aio.UnaryUnaryClientInterceptor.register(Others)
-    assert 2 == served(1, use, Others())
+    assert 2 == run_server(1, use, Others())
     assert [None, "1"] == seen
 
 
-def test_a_stream_is_the_callers_after_its_first_message(service: Service) -> None:
-    """An error behind the first message is raised at once, without a word of tarry's."""
+def test_stream_error_after_the_first_message(service: FakeService) -> None:
+    """An error after the first message is raised at once, without a note."""
     service.steps, service.fails_after = ["UNAVAILABLE"], 1
 
     async def main() -> Any:
-        async with async_channel(service.target) as opened:
+        async with open_async_channel(service.target) as opened:
             stream = opened.unary_stream(WATCH)(b"")
             assert b"one" == await stream.read()
             with pytest.raises(grpc.RpcError) as caught:
@@ -169,12 +171,12 @@ def test_a_stream_is_the_callers_after_its_first_message(service: Service) -> No
     assert 1 == service.attempts
 
 
-def test_an_empty_stream_is_a_success(service: Service) -> None:
-    """There is nothing to retry where the server has nothing to say."""
+def test_empty_stream_is_a_success(service: FakeService) -> None:
+    """A stream without messages is not retried."""
     service.steps, service.messages = ["UNAVAILABLE"], []
 
     async def main() -> None:
-        async with async_channel(service.target) as opened:
+        async with open_async_channel(service.target) as opened:
             stream = opened.unary_stream(WATCH)(b"")
             assert [] == [message async for message in stream]
             assert grpc.StatusCode.OK == await stream.code()

@@ -1,4 +1,4 @@
-"""Without the client's package, its adapter says what to install."""
+"""Without the client's package, its adapter raises an error with the install command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
     ],
 )
 def test_missing_package(hidden: list[str], code: str, extra: str) -> None:
-    """The error is an ImportError with the line that installs what is missing."""
+    """The error is an ImportError with the command that installs the package."""
     hide = f"import sys; sys.modules.update(dict.fromkeys({hidden}))"
     done = subprocess.run(
         [sys.executable, "-c", f"{hide}\n{code}"], capture_output=True, text=True, check=False
@@ -31,7 +31,7 @@ def test_missing_package(hidden: list[str], code: str, extra: str) -> None:
 
 
 def test_httpx2_alone_is_enough() -> None:
-    """Where only httpx2 is installed, the transport inside is taken from there."""
+    """If only httpx2 is installed, the default transport is from httpx2."""
     code = (
         "import sys; sys.modules['httpx'] = None\n"
         "from tarry.adapters.httpx import RetryTransport\n"

@@ -1,4 +1,4 @@
-"""Streams of plain channels: what their user can do before and after the first message."""
+"""Response streams of sync channels, before and after the first message."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 import tarry
 from tarry import Policy, Reason
-from tests.adapters.grpc.service import (
+from tests.adapters.grpc.fake_service import (
     CHARGE,
     WATCH,
-    Service,
-    cancel_at,
-    channel,
+    FakeService,
+    cancel_on_event,
     grpc,
+    open_channel,
     reason_of,
 )
 
@@ -26,11 +26,11 @@ OK, CANCELLED, UNAVAILABLE = (
 )
 
 
-def test_a_stream_is_the_callers_after_its_first_message(service: Service) -> None:
-    """An error behind the first message is raised at once, without a word of tarry's."""
+def test_stream_error_after_the_first_message(service: FakeService) -> None:
+    """An error after the first message is raised at once, without a note."""
     service.steps, service.fails_after = ["UNAVAILABLE"], 1
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         stream = opened.unary_stream(WATCH)(b"")
         assert b"one" == next(stream)
         with pytest.raises(grpc.RpcError) as caught:
@@ -41,30 +41,30 @@ def test_a_stream_is_the_callers_after_its_first_message(service: Service) -> No
     assert 1 == service.attempts
 
 
-def test_an_empty_stream_is_a_success(service: Service) -> None:
-    """There is nothing to retry where the server has nothing to say."""
+def test_empty_stream_is_a_success(service: FakeService) -> None:
+    """A stream without messages is not retried."""
     service.steps, service.messages = ["UNAVAILABLE"], []
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         assert [] == list(opened.unary_stream(WATCH)(b""))
     assert 2 == service.attempts
 
 
-def test_attempt_timeout_does_not_end_a_stream(service: Service) -> None:
-    """It is for one answer; gRPC would hold it against the whole stream."""
-    with channel(service.target, policy=Policy(attempt_timeout=5)) as opened:
+def test_attempt_timeout_does_not_end_a_stream(service: FakeService) -> None:
+    """GRPC would apply the timeout to the whole stream."""
+    with open_channel(service.target, policy=Policy(attempt_timeout=5)) as opened:
         opened.unary_unary(CHARGE)(b"")
         list(opened.unary_stream(WATCH)(b""))
 
     assert [False, True] == [remaining > 60 for remaining in service.remaining]
 
 
-def test_a_stream_is_a_call(service: Service) -> None:
-    """What is not a message comes from the last attempt, and so does its end."""
+def test_stream_is_a_call(service: FakeService) -> None:
+    """Metadata, status and callbacks are those of the last attempt."""
     service.steps = ["UNAVAILABLE", ("OK", "shop", "north")]
     over, done = threading.Event(), threading.Event()
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         stream = opened.unary_stream(WATCH)(b"")
         assert stream.add_callback(over.set)
         stream.add_done_callback(lambda _: done.set())
@@ -79,16 +79,16 @@ def test_a_stream_is_a_call(service: Service) -> None:
         assert not stream.add_callback(over.set)
 
 
-def test_a_stream_that_nobody_reads_is_cancelled(service: Service) -> None:
-    """Its end is told, and what it held is given back."""
+def test_unread_stream_is_cancelled(service: FakeService) -> None:
+    """Its callbacks are called, and its permit is released."""
     service.steps = ["hold"]
     over = threading.Event()
     downstream = tarry.Downstream("payments", max_in_flight=1)
 
-    with channel(service.target, downstream=downstream) as opened:
+    with open_channel(service.target, downstream=downstream) as opened:
         stream = opened.unary_stream(WATCH)(b"")
         stream.add_callback(over.set)
-        service.held.wait()
+        service.hold_started.wait()
         stream.cancel()
         over.wait()
         with pytest.raises(grpc.RpcError) as caught:
@@ -98,12 +98,12 @@ def test_a_stream_that_nobody_reads_is_cancelled(service: Service) -> None:
         assert b"paid" == opened.unary_unary(CHARGE)(b"")
 
 
-def test_a_stream_that_fails_tells_its_end(service: Service) -> None:
-    """Who waits for the end hears of it once, after the last attempt."""
+def test_failed_stream_calls_its_callbacks(service: FakeService) -> None:
+    """Callbacks are called once, after the last attempt."""
     service.steps = ["UNAVAILABLE"] * 9
     heard: list[int] = []
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         stream = opened.unary_stream(WATCH)(b"")
         stream.add_callback(lambda: heard.append(service.attempts))
         with pytest.raises(grpc.RpcError):
@@ -113,13 +113,13 @@ def test_a_stream_that_fails_tells_its_end(service: Service) -> None:
 
 
 @pytest.mark.parametrize("moment", [tarry.WillWait, tarry.AttemptStarted])
-def test_a_waiting_stream_is_cancelled(service: Service, moment: type[tarry.Event]) -> None:
+def test_waiting_stream_is_cancelled(service: FakeService, moment: type[tarry.Event]) -> None:
     """The reader gets the code of a cancelled stream."""
     service.steps = ["UNAVAILABLE", *["hold"] * 9]
     calls: list[Any] = []
-    made, remove = cancel_at(moment, calls)
+    made, remove = cancel_on_event(moment, calls)
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         calls.append(opened.unary_stream(WATCH)(b""))
         made.set()
         with pytest.raises(grpc.RpcError) as caught:
@@ -130,11 +130,11 @@ def test_a_waiting_stream_is_cancelled(service: Service, moment: type[tarry.Even
     assert "cancelled" in caught.value.details().lower()
 
 
-def test_the_code_of_a_stream_is_that_of_its_end(service: Service) -> None:
-    """Who asks before reading gets the answer of the last attempt, and nothing is lost."""
+def test_code_before_reading(service: FakeService) -> None:
+    """The code, read first, is that of the last attempt, and no message is lost."""
     service.steps = ["UNAVAILABLE"]
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         stream = opened.unary_stream(WATCH)(b"")
         assert [] == list(stream.initial_metadata())
         assert 2 == service.attempts
@@ -148,11 +148,11 @@ def test_the_code_of_a_stream_is_that_of_its_end(service: Service) -> None:
 
 
 @pytest.mark.parametrize("ask", ["code", "details", "trailing_metadata", "debug_error_string"])
-def test_a_stream_that_fails_is_asked_first(service: Service, ask: str) -> None:
-    """All attempts are made for the answer, and the reader gets the error with its record."""
+def test_code_of_a_failed_stream_before_reading(service: FakeService, ask: str) -> None:
+    """All attempts are made, and the reader gets the error with its record."""
     service.steps = ["UNAVAILABLE"] * 9
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         stream = opened.unary_stream(WATCH)(b"")
         getattr(stream, ask)()
         assert 4 == service.attempts
@@ -163,12 +163,12 @@ def test_a_stream_that_fails_is_asked_first(service: Service, ask: str) -> None:
     assert UNAVAILABLE == stream.code()
 
 
-def test_one_thread_reads_and_another_asks(service: Service) -> None:
-    """The threads share the attempts: none makes its own."""
+def test_one_thread_reads_and_another_waits(service: FakeService) -> None:
+    """The two threads share the attempts."""
     service.steps, service.messages = ["UNAVAILABLE"], []
     ends: list[Any] = []
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         stream = opened.unary_stream(WATCH)(b"")
         threads = [threading.Thread(target=lambda: ends.append(stream.code())) for _ in range(4)]
         threads.append(threading.Thread(target=lambda: ends.append(list(stream))))

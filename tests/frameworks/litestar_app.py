@@ -19,14 +19,14 @@ from tests.frameworks.shop import Shop
 
 @dataclass
 class Order:
-    """What is paid for."""
+    """A request body."""
 
     amount: int
     note: str
 
 
-def litestar_of(shop: Shop, middleware: Sequence[DefineMiddleware] = ()) -> Litestar:
-    """The application, as its own class."""
+def make_litestar(shop: Shop, middleware: Sequence[DefineMiddleware] = ()) -> Litestar:
+    """Return the application as a Litestar object."""
 
     @post("/pay")
     async def pay(data: JSONBody[Order]) -> Response[dict[str, int]]:
@@ -50,13 +50,13 @@ def litestar_of(shop: Shop, middleware: Sequence[DefineMiddleware] = ()) -> Lite
 
     @post("/stream", status_code=200)
     async def stream() -> Stream:
-        return Stream(shop.pieces(), media_type="text/plain")
+        return Stream(shop.chunks(), media_type="text/plain")
 
     @post("/leave")
     async def leave(request: Request[Any, Any, Any]) -> None:
         await request.body()
         shop.running.set()
-        shop.gone = (await request.receive())["type"] == "http.disconnect"
+        shop.saw_disconnect = (await request.receive())["type"] == "http.disconnect"
 
     @post("/down")
     async def down() -> None:
@@ -68,9 +68,9 @@ def litestar_of(shop: Shop, middleware: Sequence[DefineMiddleware] = ()) -> Lite
 
     @asynccontextmanager
     async def lifespan(_app: Litestar) -> AsyncGenerator[None]:
-        shop.lives.append("up")
+        shop.lifespan_events.append("up")
         yield
-        shop.lives.append("down")
+        shop.lifespan_events.append("down")
 
     return Litestar(
         [pay, wait, fail, refuse, stream, leave, down, down_in_thread],
@@ -81,11 +81,11 @@ def litestar_of(shop: Shop, middleware: Sequence[DefineMiddleware] = ()) -> Lite
     )
 
 
-def app_of(shop: Shop) -> App:
-    """The application."""
-    return litestar_of(shop)
+def make_app(shop: Shop) -> App:
+    """Return the application."""
+    return make_litestar(shop)
 
 
-def listed(shop: Shop, guard: Any, **options: Any) -> App:
-    """The application with a middleware in its list."""
-    return litestar_of(shop, [DefineMiddleware(guard, **options)])
+def make_app_with_middleware(shop: Shop, guard: Any, **options: Any) -> App:
+    """Return the application with a middleware in its list."""
+    return make_litestar(shop, [DefineMiddleware(guard, **options)])

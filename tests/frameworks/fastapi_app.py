@@ -14,20 +14,20 @@ from tests.frameworks.shop import Shop
 
 
 class Order(BaseModel):
-    """What is paid for."""
+    """A request body."""
 
     amount: int
     note: str
 
 
-def app_of(shop: Shop) -> FastAPI:
-    """The application."""
+def make_app(shop: Shop) -> FastAPI:
+    """Return the application."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
-        shop.lives.append("up")
+        shop.lifespan_events.append("up")
         yield
-        shop.lives.append("down")
+        shop.lifespan_events.append("down")
 
     app = FastAPI(lifespan=lifespan)
 
@@ -53,13 +53,13 @@ def app_of(shop: Shop) -> FastAPI:
 
     @app.post("/stream")
     async def stream() -> StreamingResponse:
-        return StreamingResponse(shop.pieces(), media_type="text/plain")
+        return StreamingResponse(shop.chunks(), media_type="text/plain")
 
     @app.post("/leave")
     async def leave(request: Request) -> None:
         await request.body()
         shop.running.set()
-        shop.gone = await request.is_disconnected()
+        shop.saw_disconnect = await request.is_disconnected()
 
     @app.post("/down")
     async def down() -> None:
@@ -72,8 +72,8 @@ def app_of(shop: Shop) -> FastAPI:
     return app
 
 
-def added(shop: Shop, guard: Any, **options: Any) -> FastAPI:
-    """The application with a middleware that was added to it."""
-    app = app_of(shop)
+def make_app_with_middleware(shop: Shop, guard: Any, **options: Any) -> FastAPI:
+    """Return the application with an added middleware."""
+    app = make_app(shop)
     app.add_middleware(guard, **options)
     return app

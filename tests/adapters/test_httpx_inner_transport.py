@@ -1,4 +1,4 @@
-"""The transport of httpx and httpx2 inside: its connections, and what it may not be."""
+"""The inner transport of httpx and httpx2: its connections, and invalid ones."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import trio
 import tarry
 from tarry import Breaker, Downstream, Policy, Reason
 from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
-from tests.adapters.conftest import Server
+from tests.adapters.conftest import FlakyServerView
 
-pytestmark = pytest.mark.usefixtures("_hurry")
+pytestmark = pytest.mark.usefixtures("_no_waits")
 
 PACKAGES = pytest.mark.parametrize("package", [httpx, httpx2], ids=lambda package: package.__name__)
 
@@ -28,8 +28,8 @@ PACKAGES = pytest.mark.parametrize("package", [httpx, httpx2], ids=lambda packag
 
 
 @PACKAGES
-def test_transport_that_is_patched_later(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Test doubles and tracers replace methods of clients that are there: none goes around them."""
+def test_transport_can_be_patched_later(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods that tests or tracers replace later are called."""
 
     def answer(_self: object, _request: object) -> Any:
         return package.Response(200, text="patched")
@@ -48,8 +48,8 @@ def test_transport_that_is_patched_later(package: Any, monkeypatch: pytest.Monke
     assert "patched" == client.get("http://127.0.0.1:9/").text == asyncio.run(main())
 
 
-def test_pool_that_is_full_says_nothing_about_the_server(server: Server) -> None:
-    """A call that finds all connections taken is retried, but the breaker does not count it."""
+def test_exhausted_pool_is_no_server_failure(server: FlakyServerView) -> None:
+    """A call that finds no free connection is retried, but the breaker does not count it."""
     payments = Downstream("payments", breaker=Breaker(consecutive=1))
     inner = httpx.HTTPTransport(limits=httpx.Limits(max_connections=1))
     with (
@@ -66,8 +66,8 @@ def test_pool_that_is_full_says_nothing_about_the_server(server: Server) -> None
 
 
 @pytest.fixture
-def full() -> Iterator[str]:
-    """Give the address of a server whose queue of new connections is full: nobody gets in."""
+def full_server_url() -> Iterator[str]:
+    """Return the URL of a server whose backlog of connections is full."""
     with ExitStack() as stack:
         listening = stack.enter_context(socket.socket())
         listening.bind(("127.0.0.1", 0))
@@ -84,14 +84,14 @@ def full() -> Iterator[str]:
 @pytest.mark.parametrize(
     "run", [lambda main: asyncio.run(main()), trio.run], ids=["asyncio", "trio"]
 )
-def test_attempt_that_found_no_connection_in_time(package: Any, full: str, run: Any) -> None:
-    """The time for an attempt does not hide that nothing was sent, so that a POST is retried."""
+def test_connect_timeout_of_an_attempt(package: Any, full_server_url: str, run: Any) -> None:
+    """The attempt timeout does not hide that nothing was sent, so a POST is retried."""
     policy = Policy(attempt_timeout=0.5, max_attempts=2)
 
     async def main() -> None:
         transport = AsyncRetryTransport(package.AsyncHTTPTransport(), policy=policy)
         async with package.AsyncClient(transport=transport, timeout=None) as client:
-            await client.post(full)
+            await client.post(full_server_url)
 
     with pytest.raises(package.ConnectTimeout) as caught:
         run(main)
@@ -101,21 +101,21 @@ def test_attempt_that_found_no_connection_in_time(package: Any, full: str, run: 
     assert (Reason.ATTEMPTS, 2) == (record.reason, record.attempts)
 
 
-def test_error_that_was_being_handled_is_not_ours(refused: str) -> None:
-    """A call made while the user deals with a certificate is not taken for one that failed so."""
+def test_unrelated_error_being_handled(unreachable_url: str) -> None:
+    """A call made while the user handles a certificate error is not classified as one."""
     with httpx.Client(transport=RetryTransport()) as client:
         try:
             raise ssl.SSLCertVerificationError
         except ssl.SSLError:
             with pytest.raises(httpx.ConnectError) as caught:
-                client.get(refused)
+                client.get(unreachable_url)
 
     record = tarry.record_of(caught.value)
     assert record is not None
     assert 4 == record.attempts
 
 
-# --- the transport inside -------------------------------------------------------------------------
+# --- the inner transport --------------------------------------------------------------------------
 
 
 @PACKAGES
@@ -132,21 +132,21 @@ def test_error_that_was_being_handled_is_not_ours(refused: str) -> None:
     ],
     ids=["async", "sync", "client", "class", "retries", "async retries", "twice"],
 )
-def test_wrong_transport(package: Any, transport: Any, wrong: Any, says: str) -> None:
-    """What cannot send, or would send again, is refused when the transport is made."""
+def test_invalid_transport_raises(package: Any, transport: Any, wrong: Any, says: str) -> None:
+    """A transport that cannot send, or that retries, raises."""
     with pytest.raises(tarry.ConfigurationError, match=says):
         transport(wrong(package))
 
 
 def test_transport_of_the_other_package() -> None:
-    """With both packages there, the error says which transport the client needs."""
+    """The error names the transport that the client needs."""
     client = httpx2.Client(transport=RetryTransport())
     with client, pytest.raises(tarry.ConfigurationError, match=r"httpx2\.HTTPTransport\(\)"):
         client.get("http://example.test")
 
 
-def test_assertion_of_another_is_left_alone() -> None:
-    """Only what comes of mixing two packages is explained."""
+def test_other_assertion_errors_are_not_changed() -> None:
+    """Only errors from mixing the two packages are explained."""
 
     def fail(_: object) -> httpx.Response:
         raise AssertionError
@@ -161,7 +161,7 @@ def test_assertion_of_another_is_left_alone() -> None:
     [(httpx.Client, AsyncRetryTransport), (httpx.AsyncClient, RetryTransport)],
 )
 def test_transport_in_the_wrong_client(client: Any, transport: Any) -> None:
-    """The error says which of the two belongs where."""
+    """The error names the transport for each client."""
 
     async def main() -> None:
         opened = client(transport=transport())
@@ -172,7 +172,7 @@ def test_transport_in_the_wrong_client(client: Any, transport: Any) -> None:
         asyncio.run(main())
 
 
-def test_transport_in_the_wrong_block() -> None:
-    """So it does where the client is entered."""
+def test_transport_in_the_wrong_client_entered() -> None:
+    """The same when the client is entered."""
     with pytest.raises(tarry.ConfigurationError, match="a Client takes a RetryTransport"):
         httpx.Client(transport=AsyncRetryTransport()).__enter__()  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Futures of plain channels: what their user can do while they are retried."""
+"""Futures of sync channels: what users can do while the call is retried."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tarry import Policy, Reason
 from tarry.adapters.grpc import RetryInterceptor
 from tarry.runtime.clocks import system
 from tarry.testing import captured_events
-from tests.adapters.grpc.service import (
+from tests.adapters.grpc.fake_service import (
     CHARGE,
     OWN_CONNECTION,
-    Service,
-    cancel_at,
-    channel,
+    FakeService,
+    cancel_on_event,
     grpc,
+    open_channel,
 )
 
 OK, CANCELLED, UNAVAILABLE = (
@@ -31,11 +31,11 @@ OK, CANCELLED, UNAVAILABLE = (
 )
 
 
-def test_with_call_gives_the_last_attempt(service: Service) -> None:
-    """The call beside the answer is that of the attempt that succeeded."""
+def test_with_call_returns_the_last_attempt(service: FakeService) -> None:
+    """The call object beside the response is that of the attempt that succeeded."""
     service.steps = ["UNAVAILABLE", ("OK", "shop", "north")]
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         answer, call = opened.unary_unary(CHARGE).with_call(b"")
 
     assert b"paid" == answer
@@ -43,13 +43,13 @@ def test_with_call_gives_the_last_attempt(service: Service) -> None:
     assert ("shop", "north") in [tuple(pair) for pair in call.trailing_metadata()]
 
 
-def test_a_future_does_not_hold_its_caller(service: Service) -> None:
-    """The caller has it while the first attempt is under way."""
+def test_future_is_returned_at_once(service: FakeService) -> None:
+    """The caller gets the future while the first attempt runs."""
     service.steps = ["hold"]
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         future = opened.unary_unary(CHARGE).future(b"", timeout=60)
-        service.held.wait()
+        service.hold_started.wait()
         with pytest.raises(grpc.FutureTimeoutError):
             future.result(timeout=0)
 
@@ -60,13 +60,13 @@ def test_a_future_does_not_hold_its_caller(service: Service) -> None:
         future.cancel()
 
 
-def test_a_future_that_was_retried(service: Service) -> None:
-    """It is over when the last attempt is, and tells of that."""
+def test_retried_future(service: FakeService) -> None:
+    """It is done when the last attempt is, and shows its status."""
     service.steps = ["UNAVAILABLE", ("OK", "shop", "north")]
     heard: list[Any] = []
     over = threading.Event()
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         future = opened.unary_unary(CHARGE).future(b"")
         future.add_done_callback(heard.append)
         future.add_done_callback(lambda _: over.set())
@@ -83,12 +83,12 @@ def test_a_future_that_was_retried(service: Service) -> None:
         assert ("shop", "north") in [tuple(pair) for pair in future.trailing_metadata()]
 
 
-def test_a_future_that_fails(service: Service) -> None:
-    """It gives the last error in every form that a future has."""
+def test_failed_future(service: FakeService) -> None:
+    """All methods of the future return or raise the last error."""
     service.steps = ["UNAVAILABLE"] * 9
     over = threading.Event()
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         future = opened.unary_unary(CHARGE).future(b"")
         if future.add_callback(over.set):
             over.wait()
@@ -102,15 +102,15 @@ def test_a_future_that_fails(service: Service) -> None:
     assert 4 == service.attempts
 
 
-def test_a_future_that_cannot_connect() -> None:
-    """A failure that comes before the caller has the future is retried like any other."""
-    nobody = tarry.Downstream("nobody")
+def test_future_that_cannot_connect() -> None:
+    """A failure before the caller has the future is retried like any other."""
+    unreachable = tarry.Downstream("unreachable")
     reasons: set[Reason | None] = set()
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         target = f"127.0.0.1:{taken.getsockname()[1]}"
-        with channel(target, policy=Policy(max_attempts=2), downstream=nobody) as opened:
+        with open_channel(target, policy=Policy(max_attempts=2), downstream=unreachable) as opened:
             for _ in range(50):
                 error = opened.unary_unary(CHARGE).future(b"").exception()
                 record = tarry.record_of(error)
@@ -119,24 +119,24 @@ def test_a_future_that_cannot_connect() -> None:
     assert {Reason.ATTEMPTS} == reasons
 
 
-def test_a_future_that_is_refused(service: Service) -> None:
-    """An open breaker is told by the result."""
+def test_future_with_an_open_breaker(service: FakeService) -> None:
+    """The result raises the breaker's error."""
     downstream = tarry.Downstream("payments", breaker=tarry.Breaker())
     downstream.force("open")
 
-    with channel(service.target, downstream=downstream) as opened:
+    with open_channel(service.target, downstream=downstream) as opened:
         future = opened.unary_unary(CHARGE).future(b"")
 
         assert isinstance(future.exception(), tarry.BreakerOpen)
 
 
-def test_a_running_future_is_cancelled(service: Service) -> None:
-    """It is not retried, and not told as a failure."""
+def test_running_future_is_cancelled(service: FakeService) -> None:
+    """It is neither retried nor counted as a failure."""
     service.steps = ["hold"]
 
-    with captured_events() as events, channel(service.target) as opened:
+    with captured_events() as events, open_channel(service.target) as opened:
         future = opened.unary_unary(CHARGE).future(b"")
-        service.held.wait()
+        service.hold_started.wait()
 
         assert future.cancel()
         with pytest.raises(grpc.FutureCancelledError):
@@ -147,13 +147,13 @@ def test_a_running_future_is_cancelled(service: Service) -> None:
 
 
 @pytest.mark.parametrize("moment", [tarry.WillWait, tarry.AttemptStarted])
-def test_a_waiting_future_is_cancelled(service: Service, moment: type[tarry.Event]) -> None:
-    """The wait ends, and no further attempt is made, or none that lasts."""
+def test_waiting_future_is_cancelled(service: FakeService, moment: type[tarry.Event]) -> None:
+    """The wait ends, and no further attempt runs."""
     service.steps = ["UNAVAILABLE", *["hold"] * 9]
     calls: list[Any] = []
-    made, remove = cancel_at(moment, calls)
+    made, remove = cancel_on_event(moment, calls)
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         calls.append(opened.unary_unary(CHARGE).future(b""))
         made.set()
         with pytest.raises(grpc.FutureCancelledError):
@@ -165,8 +165,8 @@ def test_a_waiting_future_is_cancelled(service: Service, moment: type[tarry.Even
         assert "cancelled" in calls[0].details().lower()
 
 
-def test_a_long_wait_is_cancelled(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who cancels does not wait for what would have come."""
+def test_cancel_does_not_wait(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelling does not wait for the next attempt."""
     service.steps = ["UNAVAILABLE"]
     waiting = threading.Event()
 
@@ -175,7 +175,7 @@ def test_a_long_wait_is_cancelled(service: Service, monkeypatch: pytest.MonkeyPa
         await asyncio.Event().wait()
 
     monkeypatch.setattr(system, "async_sleep", asleep)
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         future = opened.unary_unary(CHARGE).future(b"")
         waiting.wait()
         assert future.cancel()
@@ -185,21 +185,21 @@ def test_a_long_wait_is_cancelled(service: Service, monkeypatch: pytest.MonkeyPa
     assert 1 == service.attempts
 
 
-def test_a_cancelled_future_leaves_others_alone(service: Service) -> None:
-    """The calls of a method share a loop, but not who ends it."""
+def test_cancelling_one_future_leaves_others_running(service: FakeService) -> None:
+    """Calls of a method share a configuration, but not the cancel token."""
     service.steps = ["hold", "UNAVAILABLE"]
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         charge = opened.unary_unary(CHARGE)
         future = charge.future(b"")
-        service.held.wait()
+        service.hold_started.wait()
         future.cancel()
 
         assert b"paid" == charge(b"")
 
 
-def test_a_future_that_failed_at_once_does_not_hold_its_caller(service: Service) -> None:
-    """Even when the first attempt is over before it is looked at, the waits are a thread's."""
+def test_future_that_failed_at_once_does_not_block(service: FakeService) -> None:
+    """Even if the first attempt has failed already, the waits are in the background."""
     service.steps = ["UNAVAILABLE"]
 
     class Ended:
@@ -221,23 +221,23 @@ def test_a_future_that_failed_at_once_does_not_hold_its_caller(service: Service)
 
 
 @pytest.mark.parametrize("steps", [[], ["UNAVAILABLE"]])
-def test_listeners_hear_in_the_context_of_the_caller(service: Service, steps: list[Any]) -> None:
-    """A trace that the caller began goes on in whichever thread the future is ended."""
+def test_listeners_run_in_the_context_of_the_caller(service: FakeService, steps: list[Any]) -> None:
+    """Context variables of the caller are visible, in whichever thread the future ends."""
     service.steps = steps
     trace: ContextVar[str] = ContextVar("trace", default="none")
     trace.set("the caller's")
     heard: set[str] = set()
     remove = tarry.listen(lambda _: heard.add(trace.get()))
 
-    with channel(service.target) as opened:
+    with open_channel(service.target) as opened:
         opened.unary_unary(CHARGE).future(b"").result()
     remove()
 
     assert {"the caller's"} == heard
 
 
-def test_futures_wait_in_one_thread(service: Service) -> None:
-    """However many calls have failed, the waits are those of one thread."""
+def test_futures_wait_in_one_thread(service: FakeService) -> None:
+    """However many calls have failed, one thread makes the waits."""
     service.steps = ["UNAVAILABLE"] * 20
     threads: set[threading.Thread] = set()
 
@@ -247,7 +247,9 @@ def test_futures_wait_in_one_thread(service: Service) -> None:
 
     remove = tarry.listen(listener)
     many = Policy(max_attempts=30)
-    with channel(service.target, policy=many, downstream=tarry.Downstream("payments")) as opened:
+    with open_channel(
+        service.target, policy=many, downstream=tarry.Downstream("payments")
+    ) as opened:
         futures = [opened.unary_unary(CHARGE).future(b"") for _ in range(20)]
         assert [b"paid"] * 20 == [future.result() for future in futures]
     remove()
@@ -255,8 +257,8 @@ def test_futures_wait_in_one_thread(service: Service) -> None:
     assert 1 == len(threads)
 
 
-def test_others_may_block_while_a_future_is_retried(service: Service) -> None:
-    """Interceptors behind ours, and callbacks, may make calls that wait."""
+def test_interceptors_and_callbacks_may_block(service: FakeService) -> None:
+    """Interceptors behind ours, and callbacks, may make blocking calls."""
     service.steps = ["UNAVAILABLE"]
     ended: list[Any] = []
     over = threading.Event()
@@ -293,8 +295,8 @@ def test_others_may_block_while_a_future_is_retried(service: Service) -> None:
     assert ["waited"] * 3 == ended
 
 
-def test_a_future_whose_limiter_raises(service: Service) -> None:
-    """An error of the user's own ends the future, and leaves nobody waiting."""
+def test_future_with_a_raising_limiter(service: FakeService) -> None:
+    """An error of the user's limiter ends the future."""
 
     class Broken:
         def acquire(self, now: float) -> float:
@@ -307,5 +309,5 @@ def test_a_future_whose_limiter_raises(service: Service) -> None:
             raise LookupError("a bug")
 
     downstream = tarry.Downstream("payments", limiter=Broken())
-    with channel(service.target, downstream=downstream) as opened:
+    with open_channel(service.target, downstream=downstream) as opened:
         assert isinstance(opened.unary_unary(CHARGE).future(b"").exception(), LookupError)

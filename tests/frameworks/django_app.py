@@ -1,6 +1,6 @@
-"""The shop in Django, as its asgi.py makes it, with the middleware that a new project has.
+"""The shop in Django, as asgi.py creates it, with the middleware of a new project.
 
-Django has one configuration for each process, so the shop that was made last is the one that runs.
+Django has one configuration for each process, so the shop that was created last is served.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tests.frameworks.shop import Shop
 View: TypeAlias = Callable[[Any], Any]
 
 
-def app_of(shop: Shop, **more: View) -> App:
-    """The application, with more views by their paths; only `/form` minds forgeries."""
+def make_app(shop: Shop, **more: View) -> App:
+    """Return the application with additional views by path. Only `/form` checks CSRF tokens."""
 
     async def pay(request: HttpRequest) -> HttpResponse:
         paid = shop.pay(json.loads(request.body))
@@ -48,14 +48,14 @@ def app_of(shop: Shop, **more: View) -> App:
         raise PermissionDenied
 
     async def stream(_request: HttpRequest) -> HttpResponse:
-        return StreamingHttpResponse(shop.pieces(), content_type="text/plain")
+        return StreamingHttpResponse(shop.chunks(), content_type="text/plain")
 
     async def leave(_request: HttpRequest) -> HttpResponse:
         shop.running.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            shop.gone = True
+            shop.saw_disconnect = True
             raise
 
     async def down(_request: HttpRequest) -> HttpResponse:

@@ -16,8 +16,8 @@ from starlette.routing import Route
 from tests.frameworks.shop import Shop
 
 
-def app_of(shop: Shop, middleware: Sequence[Middleware] = ()) -> Starlette:
-    """The application."""
+def make_app(shop: Shop, middleware: Sequence[Middleware] = ()) -> Starlette:
+    """Return the application."""
 
     async def pay(request: Request) -> Response:
         paid = shop.pay(await request.json())
@@ -36,12 +36,12 @@ def app_of(shop: Shop, middleware: Sequence[Middleware] = ()) -> Starlette:
         raise HTTPException(403)
 
     async def stream(_request: Request) -> Response:
-        return StreamingResponse(shop.pieces(), media_type="text/plain")
+        return StreamingResponse(shop.chunks(), media_type="text/plain")
 
     async def leave(request: Request) -> Response:
         await request.body()
         shop.running.set()
-        shop.gone = await request.is_disconnected()
+        shop.saw_disconnect = await request.is_disconnected()
         return Response()
 
     async def down(_request: Request) -> Response:
@@ -54,9 +54,9 @@ def app_of(shop: Shop, middleware: Sequence[Middleware] = ()) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
-        shop.lives.append("up")
+        shop.lifespan_events.append("up")
         yield
-        shop.lives.append("down")
+        shop.lifespan_events.append("down")
 
     handlers: dict[str, Any] = {
         "/pay": pay,
@@ -72,6 +72,6 @@ def app_of(shop: Shop, middleware: Sequence[Middleware] = ()) -> Starlette:
     return Starlette(routes=routes, middleware=list(middleware), lifespan=lifespan)
 
 
-def listed(shop: Shop, guard: Any, **options: Any) -> Starlette:
-    """The application with a middleware in its list."""
-    return app_of(shop, [Middleware(guard, **options)])
+def make_app_with_middleware(shop: Shop, guard: Any, **options: Any) -> Starlette:
+    """Return the application with a middleware in its list."""
+    return make_app(shop, [Middleware(guard, **options)])

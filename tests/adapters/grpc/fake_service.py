@@ -1,4 +1,4 @@
-"""A gRPC service that does what a test tells it to, and the ways to call it."""
+"""A gRPC service that follows the steps of a test, and the styles of calling it."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ PUSHBACK = "grpc-retry-pushback-ms"
 OWN_CONNECTION = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
 
 Step: TypeAlias = str | tuple[str, str, str | bytes]
-"""A code, perhaps with an entry of trailing metadata; "hold" never answers."""
+"""A status code, with an optional entry of trailing metadata; "hold" never responds."""
 
 
-class Service:
-    """Takes one step for each attempt, then answers; remembers what it was sent."""
+class FakeService:
+    """Takes one step for each attempt, then succeeds; records the metadata it received."""
 
     def __init__(self) -> None:
         self.target = ""
         self.steps: list[Step] = []
         self.fails_after = 0
-        """How many messages a stream has before its step is taken."""
+        """The number of messages that a stream sends before its step."""
         self.messages = [b"one", b"two"]
-        self.held = threading.Event()
+        self.hold_started = threading.Event()
         self.metadata: list[dict[str, str]] = []
         self.remaining: list[float] = []
 
     @property
     def attempts(self) -> int:
-        """Attempts that have arrived."""
+        """The number of attempts that have arrived."""
         return len(self.metadata)
 
     @property
-    def previous(self) -> list[str | None]:
-        """How many attempts each says were before it."""
+    def previous_attempts(self) -> list[str | None]:
+        """The number of previous attempts that each attempt reports."""
         return [sent.get("grpc-previous-rpc-attempts") for sent in self.metadata]
 
     def charge(self, _request: bytes, context: Any) -> bytes:
-        """Answer once."""
+        """Handle a unary call."""
         self._arrived(context)
         self._step(context)
         return b"paid"
 
     def watch(self, _request: bytes, context: Any) -> Iterator[bytes]:
-        """Answer with messages."""
+        """Handle a call with a response stream."""
         self._arrived(context)
         yield from self.messages[: self.fails_after]
         self._step(context)
@@ -75,16 +75,16 @@ class Service:
         if code == "hold":
             over = threading.Event()
             if context.add_callback(over.set):
-                self.held.set()
+                self.hold_started.set()
                 over.wait()
         elif code != "OK":
             context.abort(getattr(grpc.StatusCode, code), "not now")
 
 
 @contextmanager
-def serving() -> Iterator[Service]:
-    """Run the service on a port of its own."""
-    service = Service()
+def run_fake_service() -> Iterator[FakeService]:
+    """Run the service on its own port."""
+    service = FakeService()
     with ThreadPoolExecutor(8) as threads:
         server = grpc.server(threads)
         methods = {
@@ -100,85 +100,87 @@ def serving() -> Iterator[Service]:
 
 
 @contextmanager
-def channel(target: str, *, behind: Any = (), **retries: Any) -> Iterator[Any]:
-    """Open a plain channel with retries, and the interceptors of others behind them."""
+def open_channel(target: str, *, behind: Any = (), **retries: Any) -> Iterator[Any]:
+    """Open a channel with retries, and with other interceptors behind them."""
     options = channel_options(OWN_CONNECTION)
-    with grpc.insecure_channel(target, options=options) as opened:
-        yield grpc.intercept_channel(opened, RetryInterceptor(target=target, **retries), *behind)
+    with grpc.insecure_channel(target, options=options) as channel:
+        yield grpc.intercept_channel(channel, RetryInterceptor(target=target, **retries), *behind)
 
 
-def async_channel(target: str, *, behind: Any = (), **retries: Any) -> Any:
-    """Open a channel of grpc.aio with retries, and the interceptors of others behind them."""
+def open_async_channel(target: str, *, behind: Any = (), **retries: Any) -> Any:
+    """Open a `grpc.aio` channel with retries, and with other interceptors behind them."""
     interceptors = [*async_retry_interceptors(target=target, **retries), *behind]
     options = channel_options(OWN_CONNECTION)
     return grpc.aio.insecure_channel(target, options=options, interceptors=interceptors)
 
 
-def plain(service: Service, call: dict[str, Any], retries: dict[str, Any]) -> Any:
-    """Make a call that blocks."""
-    with channel(service.target, **retries) as opened:
-        return opened.unary_unary(CHARGE)(b"", **call)
+def blocking(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
+    """Make a blocking call."""
+    with open_channel(service.target, **retries) as channel:
+        return channel.unary_unary(CHARGE)(b"", **call)
 
 
-def future(service: Service, call: dict[str, Any], retries: dict[str, Any]) -> Any:
-    """Make a call by its future."""
-    with channel(service.target, **retries) as opened:
-        return opened.unary_unary(CHARGE).future(b"", **call).result()
+def future(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
+    """Make a call with `future()`."""
+    with open_channel(service.target, **retries) as channel:
+        return channel.unary_unary(CHARGE).future(b"", **call).result()
 
 
-def stream(service: Service, call: dict[str, Any], retries: dict[str, Any]) -> Any:
-    """Read a stream that blocks; its messages are joined."""
-    with channel(service.target, **retries) as opened:
-        messages = b"".join(opened.unary_stream(WATCH)(b"", **call))
+def stream(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
+    """Read a response stream; its messages are joined."""
+    with open_channel(service.target, **retries) as channel:
+        messages = b"".join(channel.unary_stream(WATCH)(b"", **call))
         return messages.replace(b"onetwo", b"paid")
 
 
-def coroutine(service: Service, call: dict[str, Any], retries: dict[str, Any]) -> Any:
+def coroutine(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
     """Await a call."""
 
     async def main() -> Any:
-        async with async_channel(service.target, **retries) as opened:
-            return await opened.unary_unary(CHARGE)(b"", **call)
+        async with open_async_channel(service.target, **retries) as channel:
+            return await channel.unary_unary(CHARGE)(b"", **call)
 
     return asyncio.run(main())
 
 
-def async_stream(service: Service, call: dict[str, Any], retries: dict[str, Any]) -> Any:
-    """Read a stream on an event loop; its messages are joined."""
+def async_stream(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
+    """Read a response stream with `grpc.aio`; its messages are joined."""
 
     async def main() -> Any:
-        async with async_channel(service.target, **retries) as opened:
-            messages = [one async for one in opened.unary_stream(WATCH)(b"", **call)]
+        async with open_async_channel(service.target, **retries) as channel:
+            messages = [message async for message in channel.unary_stream(WATCH)(b"", **call)]
             return b"".join(messages).replace(b"onetwo", b"paid")
 
     return asyncio.run(main())
 
 
-Way: TypeAlias = Callable[[Service, dict[str, Any], dict[str, Any]], Any]
-WAYS: list[Way] = [plain, future, stream, coroutine, async_stream]
+CallStyle: TypeAlias = Callable[[FakeService, dict[str, Any], dict[str, Any]], Any]
+CALL_STYLES: list[CallStyle] = [blocking, future, stream, coroutine, async_stream]
 
 
-def failure(way: Way, service: Service, *, call: Any = None, **retries: Any) -> Any:
+def failing_call(
+    call_style: CallStyle, service: FakeService, *, call: Any = None, **retries: Any
+) -> Any:
     """Make a call that fails, and return its error."""
     with pytest.raises(grpc.RpcError) as caught:
-        way(service, call or {}, retries)
+        call_style(service, call or {}, retries)
     return caught.value
 
 
 def reason_of(error: BaseException) -> Reason:
-    """Why the call ended."""
+    """Return the reason why the call was given up."""
     record = tarry.record_of(error)
     assert record is not None
     return record.reason
 
 
-def waits(events: list[tarry.Event]) -> list[float]:
-    """The delays that were decided."""
+def delays(events: list[tarry.Event]) -> list[float]:
+    """Return the delays between the attempts."""
     return [event.delay for event in events if isinstance(event, tarry.WillWait)]
 
 
-def cancel_at(kind: type[tarry.Event], calls: list[Any]) -> Any:
-    """Cancel a call as soon as it waits for its second attempt, or begins it."""
+def cancel_on_event(kind: type[tarry.Event], calls: list[Any]) -> Any:
+    """Cancel a call when it waits for its second attempt, or begins it."""
     made = threading.Event()
 
     def listener(event: tarry.Event) -> None:

@@ -1,4 +1,4 @@
-"""Timeouts and deadlines of calls, by every way to call."""
+"""Timeouts and deadlines of calls, with each call style."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import tarry
 from tarry import Policy, Reason
 from tarry.adapters.grpc import RetryInterceptor
 from tarry.runtime.clocks import system
-from tests.adapters.grpc.service import (
+from tests.adapters.grpc.fake_service import (
     CHARGE,
     OWN_CONNECTION,
     PUSHBACK,
-    Service,
-    Way,
-    failure,
+    CallStyle,
+    FakeService,
+    failing_call,
     grpc,
     reason_of,
 )
@@ -22,10 +22,10 @@ from tests.adapters.grpc.service import (
 PAID = b"paid"
 
 
-def test_the_timeout_covers_all_attempts(
-    service: Service, way: Way, monkeypatch: pytest.MonkeyPatch
+def test_timeout_covers_all_attempts(
+    service: FakeService, call_style: CallStyle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a minute of waiting, an attempt is left with what the caller's 100 seconds have."""
+    """After waits of 60 s, an attempt has the rest of the caller's 100 s."""
     real, slept = system.now, [0.0]
 
     async def asleep(seconds: float) -> None:
@@ -36,59 +36,59 @@ def test_the_timeout_covers_all_attempts(
     monkeypatch.setattr(system, "sleep", lambda seconds, _: slept.append(slept.pop() + seconds))
     service.steps = [("UNAVAILABLE", PUSHBACK, "60000")]
 
-    assert PAID == way(service, {"timeout": 100}, {})
+    assert PAID == call_style(service, {"timeout": 100}, {})
     assert [True, False] == [remaining > 50 for remaining in service.remaining]
 
 
-def test_no_attempt_beyond_the_timeout(service: Service, way: Way) -> None:
-    """A wait that the caller's time does not allow is not begun."""
+def test_no_attempt_after_the_timeout(service: FakeService, call_style: CallStyle) -> None:
+    """A wait that exceeds the caller's timeout is not started."""
     service.steps = [("UNAVAILABLE", PUSHBACK, "90000")]
 
-    error = failure(way, service, call={"timeout": 60})
+    error = failing_call(call_style, service, call={"timeout": 60})
 
     assert grpc.StatusCode.UNAVAILABLE == error.code()
     assert Reason.DEADLINE == reason_of(error)
 
 
-def test_no_time_at_all_is_left_to_grpc(service: Service, way: Way) -> None:
-    """A timeout that is over gives the error that it gives without tarry."""
-    error = failure(way, service, call={"timeout": -1})
+def test_timeout_of_zero(service: FakeService, call_style: CallStyle) -> None:
+    """A timeout that is over raises the same error as without tarry."""
+    error = failing_call(call_style, service, call={"timeout": -1})
 
     assert grpc.StatusCode.DEADLINE_EXCEEDED == error.code()
 
 
-def test_the_ambient_deadline_is_sent(service: Service, way: Way) -> None:
-    """The server learns how long the caller's caller waits."""
-    way(service, {}, {})
+def test_deadline_is_sent(service: FakeService, call_style: CallStyle) -> None:
+    """The server gets the deadline of `tarry.deadline`."""
+    call_style(service, {}, {})
     with tarry.deadline(100):
-        way(service, {"timeout": 10_000}, {})
+        call_style(service, {"timeout": 10_000}, {})
 
     assert [True, False] == [remaining > 1000 for remaining in service.remaining]
 
 
-def test_a_deadline_that_has_passed(service: Service, way: Way) -> None:
+def test_deadline_in_the_past(service: FakeService, call_style: CallStyle) -> None:
     """Nothing is sent, and the error is tarry's."""
     with tarry.deadline(0), pytest.raises(tarry.DeadlineExceeded):
-        way(service, {}, {})
+        call_style(service, {}, {})
 
     assert 0 == service.attempts
 
 
-def test_time_that_runs_out_counts_against_the_server(service: Service, way: Way) -> None:
-    """A call that took all its time is gRPC's error, and a failure of the dependency."""
+def test_timeout_is_a_server_failure(service: FakeService, call_style: CallStyle) -> None:
+    """A call that exceeds its timeout raises gRPC's error and counts as a failure."""
     service.steps = ["hold"]
     breaker = tarry.Breaker(consecutive=1)
     downstream = tarry.Downstream("payments", breaker=breaker)
 
-    error = failure(way, service, call={"timeout": 0.1}, downstream=downstream)
+    error = failing_call(call_style, service, call={"timeout": 0.1}, downstream=downstream)
 
     assert grpc.StatusCode.DEADLINE_EXCEEDED == error.code()
     assert Reason.PERMANENT != reason_of(error)
     assert tarry.BreakerState.OPEN == downstream.state
 
 
-def test_an_attempt_that_hangs_is_cut_off(service: Service) -> None:
-    """The policy's timeout ends it, and the next one succeeds."""
+def test_attempt_timeout(service: FakeService) -> None:
+    """The policy's timeout ends an attempt that hangs, and the next one succeeds."""
     service.steps = ["hold"]
     policy = Policy(attempt_timeout=0.2, max_attempts=20)
 

@@ -1,0 +1,494 @@
+"""Calls that are handed off to a real service, with every client library.
+
+All tests share one service and one target. A task succeeds there or waits for an hour, so that the
+service's breaker does not open and disturb the next test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+
+import tarry
+from tarry import Breaker, Downstream, InFlight, Policy, Reason, TokenBudget
+from tarry.adapters.aiohttp import RetryMiddleware
+from tarry.adapters.http.hand_off import HAND_OFF_TIMEOUT_S
+from tarry.adapters.httpx import RetryTransport
+from tarry.runtime.clocks import system
+from tests.adapters.clients import (
+    HEDGING_LIBRARIES,
+    AsyncSession,
+    ClientLibrary,
+    ClientResponse,
+    Session,
+)
+from tests.adapters.conftest import FlakyServerView
+from tests.integration.service import Service, service
+
+pytestmark = pytest.mark.usefixtures("_no_waits")
+
+BLOCKING = {"httpx-sync", "httpx2-sync", "requests"}
+BODY = b'{"order": 7}'
+HEADERS = {"Content-Type": "application/json", "X-Tenant": "shop", "Accept-Language": "en"}
+SLOW = Policy(initial_delay=30.0, max_delay=30.0, jitter="none")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Run one service for all tests."""
+    with service(tmp_path_factory.mktemp("service")) as running:
+        yield running
+
+
+@contextmanager
+def open_with_hand_off(client: ClientLibrary, url: str, **options: Any) -> Iterator[Session]:
+    """Open a client that hands off to the service at this URL."""
+    if client.name in BLOCKING:
+        with tarry.Client(url) as blocks, client.open(hand_off=blocks, **options) as session:
+            yield session
+        return
+    awaits = tarry.AsyncClient(url)
+    with client.open(hand_off=awaits, **options) as session:
+        assert isinstance(session, AsyncSession)
+        try:
+            yield session
+        finally:
+            session.close(awaits)
+
+
+@contextmanager
+def open_with_running_service(
+    client: ClientLibrary, running: Service, **options: Any
+) -> Iterator[Session]:
+    """Open a client that hands off to the running service."""
+    options = {"idempotency_key": "auto"} | options
+    with open_with_hand_off(client, f"http://127.0.0.1:{running.port}", **options) as session:
+        yield session
+
+
+def call_and_hand_off(
+    session: Session, method: str, url: str, body: Any, **headers: str
+) -> tarry.HandedOff:
+    """Make a call that is handed off, and return its error."""
+    with pytest.raises(tarry.HandedOff) as caught:
+        session.send(method, url, body, HEADERS | headers)
+    return caught.value
+
+
+def wait_for_status(running: Service, error: tarry.HandedOff) -> str:
+    """Wait until the task is finished, and return its status."""
+    if error.task.next_attempt_at > error.task.created_at:
+        running.ask("POST", f"/retry-tasks/{error.task.task_id}/retry")
+    status: str = running.end_of(error.task.task_id)["status"]
+    return status
+
+
+def tasks_for(running: Service, server: FlakyServerView) -> list[dict[str, Any]]:
+    """Return the tasks of one test."""
+    return [task for task in running.all_tasks() if f"run={server.run}&" in task["targetUrl"]]
+
+
+# --- each reason ----------------------------------------------------------------------------------
+
+
+def downstream_with_open_breaker() -> Downstream:
+    """Return a downstream whose breaker is open."""
+    downstream = Downstream("shop", breaker=Breaker())
+    downstream.force("open")
+    return downstream
+
+
+def downstream_at_its_limit() -> Downstream:
+    """Return a downstream whose in-flight limit is reached."""
+    downstream = Downstream("shop", limiter=InFlight(1))
+    downstream.admit(system.now())
+    return downstream
+
+
+def downstream_without_budget() -> Downstream:
+    """Return a downstream whose retry budget does not allow a retry."""
+    return Downstream("shop", budget=TokenBudget(capacity=1))
+
+
+TWO = Policy(max_attempts=2)
+REASONS: list[tuple[Reason, str, dict[str, Any]]] = [
+    (Reason.ATTEMPTS, "503,503,200", {"policy": TWO}),
+    (Reason.ATTEMPTS, "drop,drop,200", {"policy": TWO}),
+    (Reason.BREAKER_OPEN, "200", {"downstream": downstream_with_open_breaker}),
+    (Reason.BUDGET_EMPTY, "503,200", {"downstream": downstream_without_budget}),
+    (Reason.LIMIT, "200", {"downstream": downstream_at_its_limit}),
+    (Reason.HINT_TOO_LONG, "429:retry-after=3600,200", {}),
+    (Reason.TOTAL_BUDGET, "503,200", {"policy": SLOW.replace(total_budget=20.0)}),
+    (Reason.DEADLINE, "503,200", {"policy": SLOW, "deadline": 20.0}),
+    (Reason.DEADLINE, "200", {"deadline": 0.0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("reason", "plan", "options"), REASONS, ids=[f"{one[0]}-{one[1][:4]}" for one in REASONS]
+)
+def test_each_reason_is_delivered(
+    running: Service,
+    server: FlakyServerView,
+    client: ClientLibrary,
+    reason: Reason,
+    plan: str,
+    options: dict[str, Any],
+) -> None:
+    """The service sends the same request with the same key."""
+    options = dict(options)
+    if "downstream" in options:
+        options["downstream"] = options["downstream"]()
+    seconds = options.pop("deadline", 60.0)
+    with open_with_running_service(client, running, **options) as session, tarry.deadline(seconds):
+        error = call_and_hand_off(session, "POST", server.url(plan), BODY)
+
+    record = tarry.record_of(error)
+    assert record is not None
+    assert reason is record.reason
+    assert "SUCCEEDED" == wait_for_status(running, error)
+    assert record.attempts + 1 == len(server.seen)
+    last = server.seen[-1]
+    assert ("POST", BODY) == (last.method, last.body)
+    assert {f'"{error.task.idempotency_key}"'} == set(server.received("Idempotency-Key"))
+    sent = {name.lower(): value for name, value in last.headers.items()}
+    assert {name.lower(): value for name, value in HEADERS.items()}.items() <= sent.items()
+    assert "x-deadline-ms" not in sent
+
+
+def test_error_contains_the_original_result(
+    running: Service, server: FlakyServerView, client: ClientLibrary
+) -> None:
+    """The error names the task and the reason, and has the response or the error as its cause."""
+    with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
+        answered = call_and_hand_off(session, "PUT", server.url("503,200"), BODY)
+        dropped = call_and_hand_off(session, "PUT", server.url("drop,200", run="-2"), BODY)
+
+    assert f"handed off as task {answered.task.task_id}, for no attempts left" in str(answered)
+    assert isinstance(answered.__cause__, tarry.ResultNotAccepted)
+    answer: Any = answered.__cause__.result
+    assert 503 == (answer.status if client.name == "aiohttp" else answer.status_code)
+    assert isinstance(dropped.__cause__, client.disconnect_error)
+
+
+@pytest.mark.parametrize("plan", ["503", "long", "chunks"])
+def test_hand_off_releases_the_connection(
+    running: Service, server: FlakyServerView, client: ClientLibrary, plan: str
+) -> None:
+    """With a pool of one connection, another call succeeds after a hand-off."""
+    with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
+        call_and_hand_off(session, "DELETE", server.url(f"{plan},200"), None)
+        answer = session.send("GET", server.url("200", run="-2"))
+
+    assert ClientResponse(200, "answer 1") == answer
+
+
+@pytest.mark.parametrize("asked", ["60", "3600"])
+def test_retry_after_delays_the_task(
+    running: Service, server: FlakyServerView, client: ClientLibrary, asked: str
+) -> None:
+    """The task's first delay is `Retry-After`, plus at most a tenth."""
+    with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
+        task = call_and_hand_off(session, "POST", server.url(f"503:retry-after={asked}"), BODY).task
+
+    waits = task.next_attempt_at - task.created_at
+    assert int(asked) * 1000 <= waits <= int(asked) * 1100 + 1
+
+
+def test_headers_of_the_attempt_are_dropped(
+    running: Service, server: FlakyServerView, client: ClientLibrary
+) -> None:
+    """Headers of one attempt, one connection or the client itself are not sent to the service."""
+    own = {"Connection": "X-Hop", "X-Hop": "1", "TE": "trailers", "Traceparent": "00-1-2-01"}
+    with (
+        open_with_running_service(
+            client, running, policy=Policy(max_attempts=2, attempt_timeout=9.0)
+        ) as session,
+        tarry.deadline(60.0),
+    ):
+        error = call_and_hand_off(session, "PUT", server.url("503,503,200"), BODY, **own)
+
+    assert "SUCCEEDED" == wait_for_status(running, error)
+    sent = {name.lower() for name in server.seen[-1].headers}
+    assert set() == {"x-hop", "te", "x-deadline-ms"} & sent
+    assert ["1", "2", "1"] == [value or "1" for value in server.received("X-Retry-Attempt")]
+
+
+# --- the key --------------------------------------------------------------------------------------
+
+
+def test_same_key_is_one_task(
+    running: Service, server: FlakyServerView, client: ClientLibrary
+) -> None:
+    """With the same key, the second hand-off returns the task of the first."""
+    key = {"Idempotency-Key": f'"{server.run} of \\"{client}\\""'}
+    url = server.url("503:retry-after=3600")
+    with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
+        first, second = (call_and_hand_off(session, "POST", url, BODY, **key) for _ in range(2))
+
+    assert first.task.task_id == second.task.task_id
+    assert f'{server.run} of "{client}"' == first.task.idempotency_key
+    assert 1 == len(tasks_for(running, server))
+
+
+def test_outer_retry_creates_no_second_task(
+    running: Service, server: FlakyServerView, client: ClientLibrary
+) -> None:
+    """An outer retry does not retry `HandedOff`."""
+    with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
+        send = tarry.retry(on=Exception, attempts=3)(session.send)
+        with pytest.raises(tarry.HandedOff):
+            send("POST", server.url("503:retry-after=3600"), BODY)
+
+    assert 1 == len(tasks_for(running, server))
+
+
+# --- calls that are not handed off ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "plan", "headers", "why"),
+    [
+        ("PUT", "404", {}, None),
+        ("PUT", "503:x-should-retry=false", {}, None),
+        ("POST", "503", {}, None),
+        ("PUT", "503", {"Host": "elsewhere.example"}, "is set by the service itself"),
+        ("PUT", "503", {"Webhook-Id": "7"}, "is set by the service itself"),
+        ("POST", "503", {"Idempotency-Key": "bare"}, "in double quotes"),
+    ],
+)
+def test_responses_that_are_not_handed_off(
+    running: Service,
+    server: FlakyServerView,
+    client: ClientLibrary,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    plan: str,
+    headers: dict[str, str],
+    why: str | None,
+) -> None:
+    """The response is returned, and the reason is logged if the service could have helped."""
+    caplog.set_level(logging.WARNING, "tarry")
+    options = {"policy": Policy(max_attempts=1), "idempotency_key": None}
+    with open_with_running_service(client, running, **options) as session:
+        answer = session.send(method, server.url(plan), BODY, headers)
+
+    assert ClientResponse(int(plan[:3]), "answer 1") == answer
+    assert [] == tasks_for(running, server)
+    lines = [one.message for one in caplog.records if "not handed off" in one.message]
+    assert (why is not None) == bool(lines)
+    assert why is None or why in lines[0]
+
+
+def test_unsafe_request_is_not_handed_off(
+    running: Service, client: ClientLibrary, unreachable_url: str
+) -> None:
+    """A POST without a key is not handed off, even if nothing was sent; a note explains that."""
+    options = {"policy": TWO, "idempotency_key": None}
+    with (
+        open_with_running_service(client, running, **options) as session,
+        pytest.raises(client.connect_error) as caught,
+    ):
+        session.send("POST", unreachable_url, BODY)
+
+    assert 'an Idempotency-Key (idempotency_key="auto") makes it so' in caught.value.__notes__[-1]
+
+
+def test_iterator_is_not_handed_off(
+    running: Service, client: ClientLibrary, unreachable_url: str
+) -> None:
+    """An iterator is not read for the service; a note explains that."""
+    with (
+        open_with_running_service(client, running, policy=TWO) as session,
+        pytest.raises(client.connect_error) as caught,
+    ):
+        session.send("PUT", unreachable_url, session.iterator())
+
+    assert "its body is a file or a stream" in caught.value.__notes__[-1]
+
+
+def test_unreachable_service(
+    server: FlakyServerView,
+    client: ClientLibrary,
+    unreachable_url: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Response and error are as without a hand-off; the note and the log name the failure."""
+    caplog.set_level(logging.WARNING, "tarry")
+    url = unreachable_url.removesuffix("/thing")
+    with open_with_hand_off(client, url, policy=Policy(max_attempts=1)) as session:
+        answer = session.send("PUT", server.url("503"), BODY)
+        with pytest.raises(client.disconnect_error) as caught:
+            session.send("PUT", server.url("drop", run="-2"), BODY)
+
+    assert ClientResponse(503, "answer 1") == answer
+    said = "not handed off to the retry service: ServiceUnreachable: POST /retry-tasks got no "
+    said += f"response from {url}"
+    assert said in caught.value.__notes__[-1]
+    assert 2 == len([one for one in caplog.records if said in one.message])
+
+
+# --- other failures -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hedger", HEDGING_LIBRARIES, ids=str)
+def test_hedged_requests(running: Service, server: FlakyServerView, hedger: ClientLibrary) -> None:
+    """A request whose copies all failed is handed off."""
+    hedging = tarry.Hedging(after=30.0)
+    with open_with_running_service(hedger, running, hedging=hedging, connections=2) as session:
+        error = call_and_hand_off(session, "POST", server.url("503,503,200"), BODY)
+
+    assert "SUCCEEDED" == wait_for_status(running, error)
+    assert 1 == len(set(server.received("Idempotency-Key")))
+
+
+def test_total_timeout_of_aiohttp(running: Service, server: FlakyServerView) -> None:
+    """The session's total timeout ends the call, but not the hand-off."""
+
+    async def call() -> tarry.HandedOff:
+        async with (
+            tarry.AsyncClient(f"http://127.0.0.1:{running.port}") as service,
+            aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=0.2),
+                middlewares=(RetryMiddleware(hand_off=service),),
+            ) as session,
+        ):
+            with pytest.raises(tarry.HandedOff) as caught:
+                await session.put(server.url("hang,200"), data=BODY)
+            return caught.value
+
+    error = asyncio.run(call())
+
+    assert isinstance(error.__cause__, TimeoutError)
+    assert "SUCCEEDED" == wait_for_status(running, error)
+
+
+# --- fake task client -----------------------------------------------------------------------------
+
+
+class FakeTaskClient:
+    """A client that records the enqueued tasks."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.orders: list[dict[str, Any]] = []
+        self._error = error
+
+    def enqueue(self, url: str, body: bytes | None, **options: Any) -> Any:
+        """Record a task, or raise."""
+        self.orders.append({"url": url, "body": body} | options)
+        if self._error is not None:
+            raise self._error
+        return "task-7"
+
+    def for_library(self, client: ClientLibrary) -> Any:
+        """Return this client, or its async version for an async library."""
+        return self if client.name in BLOCKING else AsyncFakeTaskClient(self)
+
+
+class AsyncFakeTaskClient:
+    """The async version of `FakeTaskClient`."""
+
+    def __init__(self, inside: FakeTaskClient) -> None:
+        self._inside = inside
+
+    async def enqueue(self, url: str, body: bytes | None, **options: Any) -> Any:
+        """Record a task, or raise."""
+        return self._inside.enqueue(url, body, **options)
+
+
+class Interrupted(BaseException):
+    """An exception like CancelledError or KeyboardInterrupt."""
+
+
+def test_enqueued_task(server: FlakyServerView, client: ClientLibrary) -> None:
+    """Credentials of a URL are in a header, not in the stored URL."""
+    service = FakeTaskClient()
+    url = server.url("503").replace("http://", "http://ann:secret@") + "#here"
+    policy = Policy(max_attempts=1)
+    with client.open(hand_off=service.for_library(client), policy=policy) as session:
+        error = call_and_hand_off(session, "DELETE", url, None, Cookie="a=1; b=2")
+
+    (order,) = service.orders
+    assert "task-7" == error.task
+    assert (server.url("503"), None, "DELETE") == (order["url"], order["body"], order["method"])
+    assert order["headers"]["authorization"].startswith("Basic ")
+    assert "a=1; b=2" == order["headers"]["cookie"]
+    assert (None, 32) == (order["delay"], len(order["key"]))
+
+
+def test_repeated_header_is_joined(server: FlakyServerView) -> None:
+    """The service takes one value for each header, so values are joined (RFC 9110, 5.3)."""
+    service: Any = FakeTaskClient()
+    transport = RetryTransport(hand_off=service, policy=Policy(max_attempts=1))
+    with httpx.Client(transport=transport) as client, pytest.raises(tarry.HandedOff):
+        client.put(server.url("503"), headers=[("X-Tag", "a"), ("X-Tag", "b")])
+
+    assert "a, b" == service.orders[0]["headers"]["x-tag"]
+
+
+def test_cancelled_hand_off_releases_the_connection(
+    server: FlakyServerView, client: ClientLibrary
+) -> None:
+    """A call that is cancelled during the hand-off releases its connection."""
+    service = FakeTaskClient(Interrupted())
+    policy = Policy(max_attempts=1)
+    with client.open(hand_off=service.for_library(client), policy=policy) as session:
+        with pytest.raises(Interrupted):
+            session.send("PUT", server.url("long"), BODY)
+        answer = session.send("GET", server.url("200", run="-2"))
+
+    assert ClientResponse(200, "answer 1") == answer
+
+
+def test_hand_off_has_its_own_deadline(server: FlakyServerView, client: ClientLibrary) -> None:
+    """The hand-off ignores the caller's deadline, which is restored afterwards."""
+    left: list[float | None] = []
+
+    class Watching(FakeTaskClient):
+        def enqueue(self, url: str, body: bytes | None, **options: Any) -> Any:
+            left.append(tarry.remaining())
+            return super().enqueue(url, body, **options)
+
+    with client.open(hand_off=Watching().for_library(client)) as session, tarry.deadline(0.0):
+        call_and_hand_off(session, "PUT", server.url("200"), BODY)
+        assert 0.0 == tarry.remaining()
+
+    (seconds,) = left
+    assert seconds is not None
+    assert 0.0 < seconds <= HAND_OFF_TIMEOUT_S
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def test_successful_calls_are_not_handed_off(
+    server: FlakyServerView, client: ClientLibrary
+) -> None:
+    """Neither a success nor a success after retries uses the service."""
+    service = FakeTaskClient()
+    with client.open(hand_off=service.for_library(client)) as session:
+        answers = [session.send("PUT", server.url("503,drop,200"), BODY) for _ in range(2)]
+
+    assert [ClientResponse(200, "answer 3"), ClientResponse(200, "answer 4")] == answers
+    assert [] == service.orders
+
+
+@pytest.mark.parametrize("given", [tarry.Client, 7, "http://127.0.0.1:8080", "other"])
+def test_invalid_client_raises(client: ClientLibrary, given: Any) -> None:
+    """An invalid client raises when the adapter is created; the error names the valid type."""
+    blocks = client.name in BLOCKING
+    if given == "other":
+        given = AsyncFakeTaskClient(FakeTaskClient()) if blocks else FakeTaskClient()
+    wanted = "tarry.Client" if blocks else "tarry.AsyncClient"
+    with (
+        pytest.raises(tarry.ConfigurationError, match=rf"hand_off must be a {wanted}\("),
+        client.open(hand_off=given),
+    ):
+        pytest.fail("it was taken")

@@ -1,0 +1,49 @@
+"""The table of integrations: how each framework's users add a middleware."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tarry.wire.asgi import App
+from tests.frameworks import django_app, fastapi_app, litestar_app, starlette_app
+from tests.frameworks.shop import Build, Shop
+
+
+@dataclass(frozen=True)
+class Integration:
+    """A framework, and how the middleware is added."""
+
+    name: str
+    build: Build
+    has_lifespan: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def wrap_app(make_app: Callable[[Shop], App]) -> Build:
+    """Return a function that wraps the whole application in the middleware."""
+
+    def build(shop: Shop, guard: Any, **options: Any) -> App:
+        app: App = guard(make_app(shop), **options)
+        return app
+
+    return build
+
+
+DOCUMENTED_INTEGRATIONS = [
+    Integration("starlette", starlette_app.make_app_with_middleware),
+    Integration("fastapi", fastapi_app.make_app_with_middleware),
+    Integration("litestar", litestar_app.make_app_with_middleware),
+    Integration("django", wrap_app(django_app.make_app), has_lifespan=False),
+]
+"""The integration that each framework's documentation shows."""
+
+INTEGRATIONS = [
+    *DOCUMENTED_INTEGRATIONS,
+    Integration("around-starlette", wrap_app(starlette_app.make_app)),
+    Integration("around-fastapi", wrap_app(fastapi_app.make_app)),
+    Integration("around-litestar", wrap_app(litestar_app.make_app)),
+]
