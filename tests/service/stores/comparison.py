@@ -1,8 +1,8 @@
-"""Stores driven side by side: the same calls, the same clock, and nothing to tell them apart.
+"""Comparison of stores: the same calls on the same clock must have the same results.
 
-An engine joins by a line in `ENGINES`. What the port leaves free is not compared: versions, the
-order among tasks of one time, `next_at` (which has only to be early enough), and lanes in which
-nothing is left.
+Every engine in `ENGINES` takes part. Details that the port leaves open are not compared: versions,
+the order of tasks due at the same time, `next_at` (it only must not be too late), and empty
+lanes.
 """
 
 from __future__ import annotations
@@ -26,30 +26,29 @@ T = TypeVar("T")
 OpenStore = Callable[[ManualClock], Store]
 
 TENANTS = ("acme", "beta")
-COUNTED = (Status.PENDING, Status.IN_FLIGHT, Status.EXHAUSTED)
-"""What a lane counts."""
+LANE_COUNTED_STATUSES = (Status.PENDING, Status.IN_FLIGHT, Status.EXHAUSTED)
 
 
 def model_stores(folder: Path) -> OpenStore:
-    """Stores over one `Data`."""
+    """Return a function that opens model stores with one state."""
     state = ModelState()
     return lambda clock: ModelStore(clock, state)
 
 
 def sqlite_stores(folder: Path) -> OpenStore:
-    """Stores over one file."""
+    """Return a function that opens SQLite stores on one file."""
     return lambda clock: SqliteStore(folder / "tasks.db", clock=clock)
 
 
 ENGINES: dict[str, Callable[[Path], OpenStore]] = {
-    "memory": model_stores,
-    "sqlite_stores": sqlite_stores,
+    "model": model_stores,
+    "sqlite": sqlite_stores,
 }
-"""Each engine: for an empty folder, a way to open its store, again and again."""
+"""For each engine, a function that takes an empty folder and returns a function to open stores."""
 
 
 class StoreSnapshot(NamedTuple):
-    """All that can be seen of a store."""
+    """Everything that the port returns about the contents of a store."""
 
     tasks: dict[str, list[Task]]
     attempts: dict[str, list[AttemptRecord]]
@@ -75,32 +74,32 @@ class StoreComparison:
         self.crash()
 
     def crash(self) -> None:
-        """Go on with new stores over the same data."""
+        """Open new stores over the same data, without closing the old ones."""
         self.stores = [make(self.clock) for make in self._makes]
         self._opened += self.stores
         for store in self.stores:
             self._run(store.open())
 
     def close(self) -> None:
-        """Close all that was opened."""
+        """Close all stores."""
         for store in self._opened:
             self._run(store.close())
         self._runner.close()
         self._folder.cleanup()
 
     def each(self, call: Callable[[int, Store], Awaitable[T]]) -> list[T]:
-        """Make a call on every store; return the answers in the order of the engines."""
+        """Make a call on every store; return the results in the order of `ENGINES`."""
         return [self._run(call(index, store)) for index, store in enumerate(self.stores)]
 
     def agree(self, call: Callable[[Store], Awaitable[T]]) -> T:
-        """Make a call on every store, and look that the answers are the same."""
+        """Make a call on every store, and check that the results are equal."""
         first, *others = self.each(lambda _, store: call(store))
         for name, other in zip(list(ENGINES)[1:], others, strict=True):
-            assert first == other, f"memory and {name} disagree"
+            assert first == other, f"model and {name} disagree"
         return first
 
     def snapshot(self) -> StoreSnapshot:
-        """Look that all that can be seen is the same everywhere, and return it."""
+        """Return the contents of the stores, and check that they are equal."""
         return self.agree(snapshot)
 
     def _own(self, name: str) -> Path:
@@ -116,14 +115,14 @@ class StoreComparison:
 
 
 def without_engine_details(task: Task) -> Task:
-    """A task without what engines may have otherwise."""
+    """Return a task without the details that differ between engines."""
     if task.status.is_terminal:
         task = replace(task, wake_at=0, cancelling=False)
     return replace(task, version=0)
 
 
 async def snapshot(store: Store) -> StoreSnapshot:
-    """Ask a store for everything, in small pages, and look that its counts are exact."""
+    """Read everything in a store, in small pages, and check that its counts are exact."""
     tasks = {tenant: await every_task(store, tenant) for tenant in TENANTS}
     found = [task for tenant in TENANTS for task in tasks[tenant]]
     logs = await asyncio.gather(*(store.list_attempts(task.tenant, task.id) for task in found))
@@ -138,7 +137,7 @@ async def snapshot(store: Store) -> StoreSnapshot:
     for lane in lanes:
         exact = Counter(task.status for task in found if task.lane == lane.name)
         shown = (lane.pending, lane.in_flight, lane.dead)
-        assert tuple(exact[status] for status in COUNTED) == shown
+        assert tuple(exact[status] for status in LANE_COUNTED_STATUSES) == shown
     return StoreSnapshot(
         {tenant: [without_engine_details(task) for task in tasks[tenant]] for tenant in TENANTS},
         attempts,
@@ -153,7 +152,7 @@ async def snapshot(store: Store) -> StoreSnapshot:
 
 
 async def every_task(store: Store, tenant: str) -> list[Task]:
-    """All pages of a tenant's tasks."""
+    """Return all tasks of a tenant, page by page."""
     page = await store.list_tasks(tenant, TaskFilter(), limit=7)
     found = page.items
     while page.cursor is not None:
@@ -163,7 +162,7 @@ async def every_task(store: Store, tenant: str) -> list[Task]:
 
 
 async def every_lane(store: Store) -> list[LaneRecord]:
-    """All pages of all lanes."""
+    """Return all lanes, page by page."""
     page = await store.list_lanes(None, limit=3)
     found = page.items
     while page.cursor is not None:
@@ -173,7 +172,7 @@ async def every_lane(store: Store) -> list[LaneRecord]:
 
 
 def is_used(lane: LaneRecord) -> bool:
-    """Whether a lane has to be kept."""
+    """Return whether a lane must be listed: it is not empty, or not open."""
     shut = lane.paused or lane.parked_until is not None
     return shut or lane.pending + lane.in_flight + lane.dead > 0
 
@@ -185,7 +184,7 @@ def check_claim(
     lease: Lease,
     skip: Collection[str],
 ) -> None:
-    """Look at what a claim says of itself: order, lanes, time, and when to come again."""
+    """Check the order, lanes, times and `next_at` of a claim."""
     times = [task.next_attempt_at for task in claimed.tasks]
     assert sorted(times) == times
     lanes = {lane.name: lane for lane in before.lanes}
@@ -207,7 +206,7 @@ def check_claim(
 def earliest_claim(
     seen: StoreSnapshot, lease: Lease, now: int, skip: Collection[str]
 ) -> int | None:
-    """When the next claim may find something, by a look at every task."""
+    """Return when the next claim may find a task, computed from all tasks."""
     times = []
     for lane in seen.lanes:
         if lane.paused or lane.name in skip:

@@ -1,4 +1,4 @@
-"""An empty store under test, a hand on its clock, and short ways to make what the cases need."""
+"""The harness of store tests: an open store, its clock, and builders of tasks and results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
 from tarry.service.store import AddResult, ClaimResult, Lease, NewTask, Store, TaskResult
 
 START_MS = 1_800_000_000_000
-"""When every case begins, in epoch ms: the beginning of a minute."""
+"""Time at which every test starts; the first millisecond of a minute."""
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1000, 60_000, 3_600_000, 86_400_000
 HORIZON_MS = 1000
 LEASE = Lease("worker", 30 * SECOND_MS, HORIZON_MS)
@@ -19,26 +19,26 @@ LANE = "acme/https:a.example:443"
 
 
 class ManualClock:
-    """A clock in epoch ms that is set by hand."""
+    """A clock in epoch milliseconds that only tests advance."""
 
     def __init__(self) -> None:
         self.now = START_MS
 
     def __call__(self) -> int:
-        """Tell the time."""
+        """Return the time."""
         return self.now
 
     def advance(self, ms: int) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.now += ms
 
 
 @dataclass
 class StoreHarness:
-    """A store, its clock, and a way to open the same data again."""
+    """An open store, its clock, and a way to open the same data again."""
 
-    make: Callable[[ManualClock], Store]
-    """Return a new store over the same durable state, each time it is called."""
+    new_store: Callable[[ManualClock], Store]
+    """Returns a new store over the same durable state, each time it is called."""
     clock: ManualClock = field(default_factory=ManualClock)
     opened: list[Store] = field(default_factory=list)
 
@@ -48,14 +48,14 @@ class StoreHarness:
         return self.opened[-1]
 
     async def reopen(self) -> Store:
-        """Go on with a new store, as after a crash: the old one was not closed."""
-        store = self.make(self.clock)
+        """Open a new store without closing the old one, as after a crash."""
+        store = self.new_store(self.clock)
         await store.open()
         self.opened.append(store)
         return store
 
     async def run(self, case: Case) -> None:
-        """Run a case on an open store, and close what was opened."""
+        """Run a case on an open store, and close all stores."""
         try:
             await self.reopen()
             await case(self)
@@ -63,44 +63,44 @@ class StoreHarness:
             for store in self.opened:
                 await store.close()
 
-    # --- short ways -------------------------------------------------------------------------------
+    # --- shortcuts --------------------------------------------------------------------------------
 
     async def add(self, *tasks: Task, **options: Any) -> list[AddResult]:
-        """Add tasks, each at its own time."""
+        """Add tasks, due at their own times."""
         return await self.store.add([NewTask(task) for task in tasks], **options)
 
     async def claim(
         self, lease: Lease = LEASE, *, limit: int = 1000, per_lane: int = 1000, skip: Any = ()
     ) -> ClaimResult:
-        """Claim with room for everything."""
+        """Claim all claimable tasks, unless a limit is given."""
         return await self.store.claim(lease, limit=limit, per_lane=per_lane, skip=skip)
 
     async def leased(self, number: int = 1, lease: Lease = LEASE, **fields: Any) -> Task:
-        """Return a task that was added and claimed, and nothing else with it."""
+        """Add and claim a task; no other task may be claimable."""
         await self.add(task(number, **fields))
-        [held] = (await self.claim(lease)).tasks
-        return held
+        [leased] = (await self.claim(lease)).tasks
+        return leased
 
     async def dead(self, number: int, reason: str = "attempts", **fields: Any) -> Task:
-        """Return a dead letter, with one attempt."""
-        held = await self.leased(number, **fields)
-        await self.store.finish([dead_result(held, reason)])
-        return await self.get(number, held.tenant)
+        """Return a new dead letter with one attempt."""
+        leased = await self.leased(number, **fields)
+        await self.store.finish([dead_result(leased, reason)])
+        return await self.get(number, leased.tenant)
 
     async def get(self, number: int, tenant: str = "acme") -> Task:
-        """Return a task that must be there."""
+        """Return a task that must exist."""
         found = await self.store.get_task(tenant, task_id(number))
         assert found is not None
         return found
 
     async def lane(self, name: str = LANE) -> LaneRecord:
-        """Return a lane that must be there."""
+        """Return a lane that must exist."""
         found = await self.store.get_lane(name)
         assert found is not None
         return found
 
     async def counts(self, tenant: str | None = None) -> dict[Status, int]:
-        """The counts that are not 0, after a look that every status is named."""
+        """Return the counts that are not 0; every status must be counted."""
         counts = (await self.store.counters(tenant)).tasks
         assert set(Status) == set(counts)
         return {status: count for status, count in counts.items() if count}
@@ -112,23 +112,23 @@ CASES: list[Case] = []
 
 
 def conformance_case(case: Case) -> Case:
-    """Add a case to the list."""
+    """Add a case to the conformance suite."""
     CASES.append(case)
     return case
 
 
 def case_name(case: Case) -> str:
-    """The name of a case."""
+    """Return the name of a case, for test ids."""
     return getattr(case, "__name__", repr(case))
 
 
 def task_id(number: int) -> str:
-    """An id in the form of a UUIDv7; a higher number is a later one."""
+    """Return an id in the form of a UUIDv7; ids grow with the number."""
     return f"0195d000-0000-7000-8000-{number:012x}"
 
 
 def task(number: int = 1, host: str = "a", tenant: str = "acme", **fields: Any) -> Task:
-    """A task to add, of the lane of a host."""
+    """Return a task to add, in the lane of a host."""
     fields = {
         "lane": f"{tenant}/https:{host}.example:443",
         "key": f"key {number}",
@@ -139,23 +139,23 @@ def task(number: int = 1, host: str = "a", tenant: str = "acme", **fields: Any) 
     return Task(id=task_id(number), tenant=tenant, **fields)
 
 
-def next_attempt(held: Task, outcome: str = "transient", **fields: Any) -> AttemptRecord:
-    """The next attempt of a task, as a worker logs it."""
+def next_attempt(leased: Task, outcome: str = "transient", **fields: Any) -> AttemptRecord:
+    """Return the next attempt of a leased task, as a worker logs it."""
     return AttemptRecord(
-        number=held.attempts + 1,
-        scheduled_at=held.next_attempt_at,
-        started_at=held.next_attempt_at + 1,
+        number=leased.attempts + 1,
+        scheduled_at=leased.next_attempt_at,
+        started_at=leased.next_attempt_at + 1,
         outcome=outcome,
-        worker=held.worker,
+        worker=leased.worker,
         **fields,
     )
 
 
-def retry_result(held: Task, until: int, **fields: Any) -> TaskResult:
-    """An attempt that failed, and another at a time."""
+def retry_result(leased: Task, until: int, **fields: Any) -> TaskResult:
+    """Return the result of a failed attempt that is retried at a time."""
     return TaskResult(
-        task=held,
-        attempt=next_attempt(held),
+        task=leased,
+        attempt=next_attempt(leased),
         status=Status.PENDING,
         next_attempt_at=until,
         last_kind="transient",
@@ -163,22 +163,22 @@ def retry_result(held: Task, until: int, **fields: Any) -> TaskResult:
     )
 
 
-def success_result(held: Task, **fields: Any) -> TaskResult:
-    """An attempt that succeeded."""
+def success_result(leased: Task, **fields: Any) -> TaskResult:
+    """Return the result of a successful attempt."""
     return TaskResult(
-        task=held,
-        attempt=next_attempt(held, "success"),
+        task=leased,
+        attempt=next_attempt(leased, "success"),
         status=Status.SUCCEEDED,
         last_kind="success",
         **fields,
     )
 
 
-def dead_result(held: Task, reason: str = "attempts", **fields: Any) -> TaskResult:
-    """An attempt that failed, and none after it."""
+def dead_result(leased: Task, reason: str = "attempts", **fields: Any) -> TaskResult:
+    """Return the result of a failed attempt that makes the task a dead letter."""
     return TaskResult(
-        task=held,
-        attempt=next_attempt(held),
+        task=leased,
+        attempt=next_attempt(leased),
         status=Status.EXHAUSTED,
         reason=reason,
         last_kind="transient",
@@ -187,5 +187,5 @@ def dead_result(held: Task, reason: str = "attempts", **fields: Any) -> TaskResu
 
 
 def task_numbers(tasks: list[Task]) -> list[int]:
-    """The numbers of tasks, in their order."""
+    """Return the numbers of tasks, in their order."""
     return [int(found.id[-12:], 16) for found in tasks]

@@ -1,4 +1,4 @@
-"""A machine that makes random calls on all stores: as callers, workers, people, maintenance."""
+"""A Hypothesis state machine that makes random calls on all stores and compares them."""
 
 from __future__ import annotations
 
@@ -45,85 +45,85 @@ from tests.service.stores.strategies import (
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """All that anybody does with a store; after every step the stores are compared in full."""
+    """Random calls of the port; after every step the complete contents are compared."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.fleet = StoreComparison()
-        self.last = 0
-        self.jobs = 0
-        self.held: list[list[Task]] = []
-        """Leases, each as every store gave it out: versions are their own."""
+        self.comparison = StoreComparison()
+        self.last_task = 0
+        self.last_replay = 0
+        self.leased: list[list[Task]] = []
+        """Leased tasks, each as a list with the task of every store, whose versions may differ."""
 
     def teardown(self) -> None:
         """Close the stores."""
-        self.fleet.close()
+        self.comparison.close()
 
     def check_invariants(self, *args: Any, **kwargs: Any) -> None:
-        """After every step, look that everything is the same."""
+        """Compare the stores after every step."""
         super().check_invariants(*args, **kwargs)
-        self.fleet.snapshot()
+        self.comparison.snapshot()
 
     @property
     def now(self) -> int:
         """The time on the stores' clock."""
-        return self.fleet.clock.now
+        return self.comparison.clock.now
 
-    def number(self) -> int:
-        """The number of a new task."""
-        self.last += 1
-        return self.last
+    def new_number(self) -> int:
+        """Return the number of a new task."""
+        self.last_task += 1
+        return self.last_task
 
-    def hold(self, answers: list[list[Task]]) -> None:
-        """Remember leases, the same of each store."""
-        self.held = [*self.held, *(list(same) for same in zip(*answers, strict=True))][
+    def remember(self, results: list[list[Task]]) -> None:
+        """Remember leased tasks; `results` has one list for each store."""
+        self.leased = [*self.leased, *(list(same) for same in zip(*results, strict=True))][
             -MAX_REMEMBERED_LEASES:
         ]
 
     @initialize(
-        wanted=st.lists(task_drafts, min_size=6, max_size=12),
+        drafts=st.lists(task_drafts, min_size=6, max_size=12),
         batch=st.lists(result_drafts, max_size=8),
     )
-    def begin(self, wanted: list[TaskDraft], batch: list[ResultDraft]) -> None:
-        """Begin with tasks in all states."""
-        self.add(wanted, LEASE, None)
-        self.fleet.clock.advance(SECOND_MS)
+    def begin(self, drafts: list[TaskDraft], batch: list[ResultDraft]) -> None:
+        """Start with tasks in all states."""
+        self.add(drafts, LEASE, None)
+        self.comparison.clock.advance(SECOND_MS)
         self.work(LEASE, 2, frozenset(), batch)
 
-    # --- callers and workers ----------------------------------------------------------------------
+    # --- tasks and attempts -----------------------------------------------------------------------
 
     @rule(ms=st.sampled_from([1, 999, 1000, 2000, 30_000, MINUTE_MS, HOUR_MS]))
     def time_passes(self, ms: int) -> None:
-        """Let the clock go on."""
-        self.fleet.clock.advance(ms)
+        """Advance the clock."""
+        self.comparison.clock.advance(ms)
 
     @rule(
-        wanted=st.lists(task_drafts, min_size=1, max_size=4),
+        drafts=st.lists(task_drafts, min_size=1, max_size=4),
         lease=st.one_of(st.none(), leases),
         quota=st.sampled_from([None, None, 3, 8]),
     )
-    def add(self, wanted: list[TaskDraft], lease: Lease | None, quota: int | None) -> None:
-        """Add tasks with new keys and old, some of them directly leased."""
-        batch = [self._new(wish) for wish in wanted]
-        answers = self.fleet.each(lambda _, store: store.add(batch, lease, quota=quota))
-        views = [[_shown(added) for added in answer] for answer in answers]
-        assert [views[0]] * len(views) == views
-        self.hold([[added.task for added in answer if added.leased] for answer in answers])
+    def add(self, drafts: list[TaskDraft], lease: Lease | None, quota: int | None) -> None:
+        """Add tasks with new and existing keys, some of them directly leased."""
+        batch = [self._new_task(draft) for draft in drafts]
+        results = self.comparison.each(lambda _, store: store.add(batch, lease, quota=quota))
+        comparable = [[_comparable(added) for added in result] for result in results]
+        assert [comparable[0]] * len(comparable) == comparable
+        self.remember([[added.task for added in result if added.leased] for result in results])
 
-    def _new(self, wish: TaskDraft) -> NewTask:
-        number = self.number()
-        key = f"key {number if wish.key is None else wish.key}"
+    def _new_task(self, draft: TaskDraft) -> NewTask:
+        number = self.new_number()
+        key = f"key {number if draft.key is None else draft.key}"
         made = task(
             number,
-            wish.host,
-            wish.tenant,
+            draft.host,
+            draft.tenant,
             key=key,
             fingerprint=b"print %d" % (number % 2),
-            policy_id=wish.policy_id,
-            next_attempt_at=self.now - 500 + wish.at,
-            body_ref=f"body {number}" if wish.body else None,
+            policy_id=draft.policy_id,
+            next_attempt_at=self.now - 500 + draft.at,
+            body_ref=f"body {number}" if draft.has_body else None,
         )
-        return NewTask(made, wish.delay, wish.direct)
+        return NewTask(made, draft.delay, draft.direct)
 
     @rule(
         lease=leases,
@@ -132,22 +132,26 @@ class StoreMachine(RuleBasedStateMachine):
         late=st.sampled_from([0, 0, 1000, 30_000]),
     )
     def claim(self, lease: Lease, per_lane: int, skip: frozenset[str], late: int = 0) -> None:
-        """Claim from all lanes: whose turn it is under a limit is the business of each engine."""
-        self.fleet.clock.advance(late)
-        before = self.fleet.snapshot()
-        answers = self.fleet.each(
+        """Claim from all lanes; the limit is high, because engines may choose different lanes."""
+        self.comparison.clock.advance(late)
+        before = self.comparison.snapshot()
+        results = self.comparison.each(
             lambda _, store: store.claim(lease, limit=1000, per_lane=per_lane, skip=skip)
         )
-        after = self.fleet.snapshot()
-        for answer in answers:
-            check_claim(answer, before, after, lease, skip)
-            answer.tasks.sort(key=lambda held: held.id)
-        views = [
-            (answer.now, [without_engine_details(held) for held in answer.tasks], answer.probing)
-            for answer in answers
+        after = self.comparison.snapshot()
+        for result in results:
+            check_claim(result, before, after, lease, skip)
+            result.tasks.sort(key=lambda leased: leased.id)
+        comparable = [
+            (
+                result.now,
+                [without_engine_details(leased) for leased in result.tasks],
+                result.probing,
+            )
+            for result in results
         ]
-        assert [views[0]] * len(views) == views
-        self.hold([answer.tasks for answer in answers])
+        assert [comparable[0]] * len(comparable) == comparable
+        self.remember([result.tasks for result in results])
 
     @rule(
         lease=leases,
@@ -158,73 +162,73 @@ class StoreMachine(RuleBasedStateMachine):
     def work(
         self, lease: Lease, per_lane: int, skip: frozenset[str], batch: list[ResultDraft]
     ) -> None:
-        """Claim, and end some of what is held."""
+        """Claim, and finish some leased tasks."""
         self.claim(lease, per_lane, skip)
-        if self.held:
+        if self.leased:
             self.finish(batch, lease)
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.leased)
     @rule(batch=st.lists(result_drafts, min_size=1, max_size=4), lease=leases)
     def finish(self, batch: list[ResultDraft], lease: Lease) -> None:
-        """End attempts: of leases that are held, were lost, or have been ended before."""
-        callbacks = [self.number() for _ in batch]
+        """Finish attempts of leases that are valid, lost, or finished before."""
+        callbacks = [self.new_number() for _ in batch]
 
-        def results(index: int) -> list[TaskResult]:
+        def results_for(index: int) -> list[TaskResult]:
             return [
-                self._result(ending, index, lease, number)
-                for ending, number in zip(batch, callbacks, strict=True)
+                self._result(draft, index, lease, number)
+                for draft, number in zip(batch, callbacks, strict=True)
             ]
 
-        answers = self.fleet.each(lambda index, store: store.finish(results(index)))
-        assert [answers[0]] * len(answers) == answers
-        self._hold_again([self._pick(ending.pick)[0].id for ending in batch if ending.keep])
+        statuses = self.comparison.each(lambda index, store: store.finish(results_for(index)))
+        assert [statuses[0]] * len(statuses) == statuses
+        self._remember_kept([self._pick(draft.lease_index)[0].id for draft in batch if draft.keep])
 
     def _pick(self, pick: int) -> list[Task]:
-        return self.held[pick % len(self.held)]
+        return self.leased[pick % len(self.leased)]
 
-    def _result(self, ending: ResultDraft, index: int, lease: Lease, number: int) -> TaskResult:
-        held = self._pick(ending.pick)[index]
+    def _result(self, draft: ResultDraft, index: int, lease: Lease, number: int) -> TaskResult:
+        leased = self._pick(draft.lease_index)[index]
         attempt = AttemptRecord(
-            number=held.attempts + 1,
-            scheduled_at=held.next_attempt_at,
+            number=leased.attempts + 1,
+            scheduled_at=leased.next_attempt_at,
             started_at=self.now,
-            outcome="success" if ending.status is Status.SUCCEEDED else "transient",
-            worker=held.worker,
+            outcome="success" if draft.status is Status.SUCCEEDED else "transient",
+            worker=leased.worker,
         )
         return TaskResult(
-            task=held,
-            attempt=attempt if ending.is_logged else None,
-            status=ending.status,
-            reason=ending.reason if ending.status is Status.EXHAUSTED else None,
-            next_attempt_at=self.now + ending.delay,
-            keep=lease if ending.keep else None,
-            previous_delay=ending.delay / 7,
-            restarted=ending.pick,
+            task=leased,
+            attempt=attempt if draft.is_logged else None,
+            status=draft.status,
+            reason=draft.reason if draft.status is Status.EXHAUSTED else None,
+            next_attempt_at=self.now + draft.delay,
+            keep=lease if draft.keep else None,
+            previous_delay=draft.delay / 7,
+            restarted=draft.lease_index,
             last_kind="transient",
-            callback=task(number, "b", held.tenant) if ending.callback else None,
+            callback=task(number, "b", leased.tenant) if draft.has_callback else None,
         )
 
-    def _hold_again(self, ids: list[str]) -> None:
-        """Remember leases that were kept, as each store has them now."""
-        for held_id in dict.fromkeys(ids):
+    def _remember_kept(self, ids: list[str]) -> None:
+        """Remember kept leases with the version that each store has now."""
+        for leased_id in dict.fromkeys(ids):
             for tenant in TENANTS:
-                self._hold_one(tenant, held_id)
+                self._remember_if_leased(tenant, leased_id)
 
-    def _hold_one(self, tenant: str, held_id: str) -> None:
-        found = self.fleet.each(lambda _, store: store.get_task(tenant, held_id))
+    def _remember_if_leased(self, tenant: str, leased_id: str) -> None:
+        found = self.comparison.each(lambda _, store: store.get_task(tenant, leased_id))
         kept = [one for one in found if one and one.status is Status.IN_FLIGHT]
         if kept:
-            self.hold([[one] for one in kept])
+            self.remember([[one] for one in kept])
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.leased)
     @rule(
         picks=st.lists(st.integers(0, MAX_REMEMBERED_LEASES - 1), min_size=1, max_size=3),
         delay=delays,
     )
     def release(self, picks: list[int], delay: int) -> None:
-        """Hand leases back, held or not."""
+        """Release leases, valid or not."""
         at = self.now + delay if delay else None
-        self.fleet.each(
+        self.comparison.each(
             lambda index, store: store.release(
                 [Release(self._pick(one)[index], at) for one in picks]
             )
@@ -232,10 +236,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """All stores start again over their data."""
-        self.fleet.crash()
+        """Restart all stores over their data."""
+        self.comparison.crash()
 
-    # --- people -----------------------------------------------------------------------------------
+    # --- operators --------------------------------------------------------------------------------
 
     @rule(
         lane=lanes,
@@ -244,26 +248,28 @@ class StoreMachine(RuleBasedStateMachine):
         probes=st.integers(1, 3),
         opened=st.integers(1, 3),
     )
-    def shut_or_open(self, lane: str, how: str, delay: int, probes: int, opened: int) -> None:
-        """A breaker opens or closes, or an operator's hand is on a lane."""
+    def change_lane(self, lane: str, how: str, delay: int, probes: int, opened: int) -> None:
+        """Park, pause, resume or unpark a lane."""
         until = self.now + delay
         if how == "park":
-            self.fleet.agree(lambda store: store.park(lane, until, probes=probes, opened=opened))
+            self.comparison.agree(
+                lambda store: store.park(lane, until, probes=probes, opened=opened)
+            )
         elif how == "pause":
-            self.fleet.agree(lambda store: store.pause(lane))
+            self.comparison.agree(lambda store: store.pause(lane))
         elif how == "resume":
-            self.fleet.agree(lambda store: store.resume(lane))
+            self.comparison.agree(lambda store: store.resume(lane))
         else:
-            self.fleet.agree(lambda store: store.unpark(lane))
+            self.comparison.agree(lambda store: store.unpark(lane))
 
-    @rule(tenant=tenants, pick=st.integers(0, 30), cancels=st.booleans())
-    def cancel_or_retry(self, tenant: str, pick: int, cancels: bool) -> None:
-        """Somebody cancels a task or retries it, perhaps one of another tenant."""
-        some_id = task_id(pick % (self.last + 1))
-        if cancels:
-            self.fleet.agree(lambda store: store.cancel(tenant, some_id))
+    @rule(tenant=tenants, pick=st.integers(0, 30), cancel=st.booleans())
+    def cancel_or_retry(self, tenant: str, pick: int, cancel: bool) -> None:
+        """Cancel a task or retry it now, perhaps with the wrong tenant."""
+        some_id = task_id(pick % (self.last_task + 1))
+        if cancel:
+            self.comparison.agree(lambda store: store.cancel(tenant, some_id))
         else:
-            self.fleet.agree(lambda store: store.retry_now(tenant, some_id))
+            self.comparison.agree(lambda store: store.retry_now(tenant, some_id))
 
     @rule(
         tenant=tenants,
@@ -272,16 +278,16 @@ class StoreMachine(RuleBasedStateMachine):
         lane=maybe_lane,
         reason=maybe_reason,
     )
-    def look(self, tenant: str, **fields: Any) -> None:
-        """Somebody lists tasks."""
+    def list_tasks(self, tenant: str, **fields: Any) -> None:
+        """List tasks with a filter."""
         query = TaskFilter(**fields)
 
-        async def found(store: Store) -> list[Task]:
+        async def listed(store: Store) -> list[Task]:
             return [
                 without_engine_details(one) for one in (await store.list_tasks(tenant, query)).items
             ]
 
-        self.fleet.agree(found)
+        self.comparison.agree(listed)
 
     # --- dead letters -----------------------------------------------------------------------------
 
@@ -295,47 +301,47 @@ class StoreMachine(RuleBasedStateMachine):
     def replay(
         self, tenant: str, chosen: dict[str, Any], rate: float, age: int, limit: int
     ) -> None:
-        """Somebody wants dead letters back, and the first step is made."""
-        self.jobs += 1
+        """Start a replay and make its first step."""
+        self.last_replay += 1
         before = self.now - age if age else 0
-        job = ReplayRecord(id=self.job_id(0), tenant=tenant, rate=rate, before=before, **chosen)
-        matched = self.fleet.agree(lambda store: store.count_dead(job))
-        assert matched == self.fleet.agree(lambda store: store.start_replay(job)).matched
-        self.go_on_with_replay(0, limit, tenant, cancels=False)
+        job = ReplayRecord(id=self.replay_id(0), tenant=tenant, rate=rate, before=before, **chosen)
+        matched = self.comparison.agree(lambda store: store.count_dead(job))
+        assert matched == self.comparison.agree(lambda store: store.start_replay(job)).matched
+        self.continue_replay(0, limit, tenant, cancel=False)
 
-    def job_id(self, age: int) -> str:
-        """The id of the last job, or of one before it."""
-        return task_id(1000 + max(self.jobs - age, 0))
+    def replay_id(self, age: int) -> str:
+        """Return the id of the last replay, or of one before it."""
+        return task_id(1000 + max(self.last_replay - age, 0))
 
-    @precondition(lambda self: self.jobs)
+    @precondition(lambda self: self.last_replay)
     @rule(
         pick=st.integers(0, 2),
         limit=st.integers(1, 4),
         tenant=tenants,
-        cancels=st.sampled_from([False, False, False, True]),
+        cancel=st.sampled_from([False, False, False, True]),
     )
-    def go_on_with_replay(self, pick: int, limit: int, tenant: str, cancels: bool) -> None:
-        """Maintenance brings letters back, or somebody ends the job."""
-        job_id = self.job_id(pick)
+    def continue_replay(self, pick: int, limit: int, tenant: str, cancel: bool) -> None:
+        """Make a step of a replay, or cancel it."""
+        job_id = self.replay_id(pick)
 
         async def step(store: Store) -> ReplayRecord | None:
             job = await (
-                store.cancel_replay(tenant, job_id) if cancels else store.replay_step(job_id, limit)
+                store.cancel_replay(tenant, job_id) if cancel else store.replay_step(job_id, limit)
             )
             return job and replace(job, cursor=None)
 
-        self.fleet.agree(step)
+        self.comparison.agree(step)
 
     @rule(tenant=tenants, chosen=filters, limit=st.integers(1, 3))
     def purge(self, tenant: str, chosen: dict[str, Any], limit: int) -> None:
-        """Somebody removes dead letters."""
-        self.fleet.agree(lambda store: store.purge(tenant, TaskFilter(**chosen), limit))
+        """Purge dead letters."""
+        self.comparison.agree(lambda store: store.purge(tenant, TaskFilter(**chosen), limit))
 
-    # --- upkeep -----------------------------------------------------------------------------------
+    # --- maintenance ------------------------------------------------------------------------------
 
     @rule(limit=st.integers(1, 5), kept=st.sampled_from([0, SECOND_MS, HOUR_MS, DAY_MS]))
     def sweep(self, limit: int, kept: int) -> None:
-        """Maintenance removes what is out of time, to the end, for the order is free."""
+        """Sweep until nothing is left to delete, because the order of deletion is not defined."""
 
         async def swept(store: Store) -> int:
             removed = 0
@@ -346,12 +352,14 @@ class StoreMachine(RuleBasedStateMachine):
                 if not step.more:
                     return removed
 
-        self.fleet.agree(swept)
+        self.comparison.agree(swept)
 
     @rule(picks=st.lists(st.integers(0, 30), max_size=5))
-    def bury(self, picks: list[int]) -> None:
-        """Maintenance has deleted bodies."""
-        self.fleet.agree(lambda store: store.forget_orphans([f"body {pick}" for pick in picks]))
+    def forget_orphans(self, picks: list[int]) -> None:
+        """Forget bodies of deleted tasks."""
+        self.comparison.agree(
+            lambda store: store.forget_orphans([f"body {pick}" for pick in picks])
+        )
 
     @rule(
         tenant=tenants,
@@ -360,23 +368,23 @@ class StoreMachine(RuleBasedStateMachine):
         how=st.sampled_from(["write", "replace", "delete"]),
     )
     def policies(self, tenant: str, policy_id: str, document: bytes, how: str) -> None:
-        """Somebody writes or deletes a policy."""
+        """Write or delete a policy."""
         policy = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
         if how == "delete":
-            self.fleet.agree(lambda store: store.delete_policy(tenant, policy_id))
+            self.comparison.agree(lambda store: store.delete_policy(tenant, policy_id))
         else:
-            self.fleet.agree(lambda store: store.put_policy(policy, replace=how == "replace"))
+            self.comparison.agree(lambda store: store.put_policy(policy, replace=how == "replace"))
 
     @rule(tenant=tenants, pick=st.integers(0, 3), revoke=st.booleans())
     def keys(self, tenant: str, pick: int, revoke: bool) -> None:
-        """Somebody makes or revokes a key."""
+        """Store or revoke a key."""
         key = ApiKey(id=f"key {pick}", tenant=tenant, digest=b"digest %d" % pick)
         if revoke:
-            self.fleet.agree(lambda store: store.revoke_key(key.id))
+            self.comparison.agree(lambda store: store.revoke_key(key.id))
         else:
-            self.fleet.agree(lambda store: store.put_key(key))
-        self.fleet.agree(lambda store: store.find_key(key.digest))
+            self.comparison.agree(lambda store: store.put_key(key))
+        self.comparison.agree(lambda store: store.find_key(key.digest))
 
 
-def _shown(added: AddResult) -> tuple[Any, ...]:
+def _comparable(added: AddResult) -> tuple[Any, ...]:
     return added.status, without_engine_details(added.task), added.leased

@@ -1,4 +1,4 @@
-"""What the machine may draw: tasks that callers want, and how attempts end."""
+"""Hypothesis strategies for the store state machine: new tasks, results, filters, leases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORKERS = ("one", "two")
 POLICIES = ("default", "webhook")
 REASONS = ("attempts", "budget")
 MAX_REMEMBERED_LEASES = 20
-"""Leases that the test remembers, among them some that were lost."""
+"""Leases that the machine remembers, valid or lost."""
 
 tenants = st.sampled_from(TENANTS)
 hosts = st.sampled_from("ab")
@@ -36,28 +36,28 @@ leases = st.builds(
 
 
 class TaskDraft(NamedTuple):
-    """A task that a caller wants added."""
+    """The drawn fields of a task to add."""
 
     tenant: str
     host: str
     key: int | None
-    """The number of a key that may be there; None is a new one."""
+    """The number of a key that may exist; None for a new key."""
     delay: int | None
     at: int
     policy_id: str
     direct: bool
-    body: bool
+    has_body: bool
 
 
 class ResultDraft(NamedTuple):
-    """How an attempt of some lease ends."""
+    """The drawn fields of a result, and which remembered lease it is for."""
 
-    pick: int
+    lease_index: int
     status: Status
     delay: int
     keep: bool
     is_logged: bool
-    callback: bool
+    has_callback: bool
     reason: str
 
 

@@ -65,14 +65,14 @@ def test_heaps_do_not_grow() -> None:
     """Heaps stay small although a task changes its state thousands of times."""
 
     async def main(harness: StoreHarness) -> None:
-        held = await harness.leased(1)
+        leased = await harness.leased(1)
         for _ in range(2000):
-            await harness.store.finish([retry_result(held, harness.clock.now, keep=LEASE)])
-            held = await harness.get(1)
-            await harness.store.finish([retry_result(held, harness.clock.now + DAY_MS)])
-            await harness.store.retry_now("acme", held.id)
-            [held] = (await harness.claim()).tasks
-        await harness.store.finish([success_result(held)])
+            await harness.store.finish([retry_result(leased, harness.clock.now, keep=LEASE)])
+            leased = await harness.get(1)
+            await harness.store.finish([retry_result(leased, harness.clock.now + DAY_MS)])
+            await harness.store.retry_now("acme", leased.id)
+            [leased] = (await harness.claim()).tasks
+        await harness.store.finish([success_result(leased)])
 
         assert isinstance(harness.store, ModelStore)
         state = harness.store.state
@@ -88,9 +88,9 @@ def test_deleted_tasks_leave_nothing_behind() -> None:
 
     async def main(harness: StoreHarness) -> None:
         for number in range(500):
-            held = await harness.leased(number)
-            await harness.store.finish([retry_result(held, harness.clock.now, keep=LEASE)])
-            await harness.store.cancel("acme", held.id)
+            leased = await harness.leased(number)
+            await harness.store.finish([retry_result(leased, harness.clock.now, keep=LEASE)])
+            await harness.store.cancel("acme", leased.id)
             await harness.store.release([])
             await harness.store.finish([success_result(await harness.get(number))])
             harness.clock.advance(5 * MINUTE_MS)

@@ -1,4 +1,4 @@
-"""What every store must do: tasks that are added."""
+"""Conformance: adding tasks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.service.stores.harness import (
 
 
 @conformance_case
-async def a_task_is_kept_as_it_was_given(harness: StoreHarness) -> None:
-    """What the caller asked for comes back to the byte, times set by the store's clock."""
+async def an_added_task_is_stored_unchanged(harness: StoreHarness) -> None:
+    """The caller's fields come back byte by byte; times are set by the store's clock."""
     given = task(
         key="kä ' \" % \\ " + "k" * 200,
         fingerprint=bytes(range(256)),
@@ -51,8 +51,8 @@ async def a_task_is_kept_as_it_was_given(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_delay_counts_from_the_moment_of_adding(harness: StoreHarness) -> None:
-    """`delay` is added to the store's now, and wins over a time of the task's own."""
+async def a_delay_counts_from_the_time_of_adding(harness: StoreHarness) -> None:
+    """`delay` is added to the store's time, and has precedence over `next_attempt_at`."""
     given = task(next_attempt_at=START_MS + 99)
 
     [added] = await harness.store.add([NewTask(given, delay=2000)])
@@ -62,8 +62,8 @@ async def a_delay_counts_from_the_moment_of_adding(harness: StoreHarness) -> Non
 
 
 @conformance_case
-async def a_time_that_has_passed_is_now(harness: StoreHarness) -> None:
-    """A task without a time, or with an old one, is due at once."""
+async def a_task_with_a_past_time_is_due_now(harness: StoreHarness) -> None:
+    """A task without `next_attempt_at`, or with a past one, is due at once."""
     added = await harness.add(task(1), task(2, next_attempt_at=START_MS - 5))
 
     assert [START_MS, START_MS] == [answer.task.next_attempt_at for answer in added]
@@ -71,8 +71,8 @@ async def a_time_that_has_passed_is_now(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_new_task_begins_afresh(harness: StoreHarness) -> None:
-    """State that a task carries when it is added is not looked at."""
+async def state_of_an_added_task_is_ignored(harness: StoreHarness) -> None:
+    """Attempts, status and other state that a new task carries are not stored."""
     stale = task(
         status=Status.EXHAUSTED,
         reason="attempts",
@@ -100,21 +100,21 @@ async def a_new_task_begins_afresh(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def the_same_key_is_the_same_task(harness: StoreHarness) -> None:
-    """A key again, with the same fingerprint, is the first task, in its state of now."""
+async def an_existing_key_returns_the_stored_task(harness: StoreHarness) -> None:
+    """A known key with the same fingerprint returns the stored task in its present state."""
     await harness.add(task(1, key="k", fingerprint=b"p"))
-    held = (await harness.claim()).tasks[0]
+    leased = (await harness.claim()).tasks[0]
 
     [again] = await harness.add(task(2, key="k", fingerprint=b"p", content=b"as good"))
 
-    assert (AddStatus.EXISTING, held, False) == (again.status, again.task, again.leased)
+    assert (AddStatus.EXISTING, leased, False) == (again.status, again.task, again.leased)
     assert await harness.store.get_task("acme", task_id(2)) is None
     assert {Status.IN_FLIGHT: 1} == await harness.counts()
 
 
 @conformance_case
-async def the_same_key_with_another_fingerprint_is_a_conflict(harness: StoreHarness) -> None:
-    """A conflict names the task that is stored, and changes nothing."""
+async def an_existing_key_with_another_fingerprint_is_a_conflict(harness: StoreHarness) -> None:
+    """The conflict returns the stored task and changes nothing."""
     [first] = await harness.add(task(1, key="k", fingerprint=b"p"))
 
     [again] = await harness.add(task(2, key="k", fingerprint=b"q"))
@@ -125,8 +125,8 @@ async def the_same_key_with_another_fingerprint_is_a_conflict(harness: StoreHarn
 
 
 @conformance_case
-async def keys_are_those_of_a_tenant(harness: StoreHarness) -> None:
-    """One tenant's key says nothing about another's, nor about one that looks alike."""
+async def keys_are_unique_per_tenant(harness: StoreHarness) -> None:
+    """Two tenants may use the same key; keys that only look alike are different."""
     keys = ["k", "K", "k ", "k%", "k_", "k'", "kä", "ka\u0308", ""]
     added = await harness.add(
         *(task(number, key=key) for number, key in enumerate(keys)),
@@ -137,8 +137,8 @@ async def keys_are_those_of_a_tenant(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_batch_is_as_its_tasks_one_by_one(harness: StoreHarness) -> None:
-    """Twice in a batch is as in two: the first is added, the others are told of it, in order."""
+async def a_batch_equals_single_additions(harness: StoreHarness) -> None:
+    """Of two tasks with one key in a batch the first is added; results keep the order."""
     answers = await harness.add(
         task(1, key="k", fingerprint=b"p"),
         task(2, key="other"),
@@ -157,8 +157,8 @@ async def a_batch_is_as_its_tasks_one_by_one(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def adding_again_changes_nothing(harness: StoreHarness) -> None:
-    """After a lost answer the same batch again comes to the same state, also after a crash."""
+async def adding_is_idempotent(harness: StoreHarness) -> None:
+    """Adding a batch again, also after a crash, leaves the state unchanged."""
     batch = [NewTask(task(1), direct=True), NewTask(task(2), delay=500)]
     first = await harness.store.add(batch, LEASE)
     harness.clock.advance(7)
@@ -172,8 +172,8 @@ async def adding_again_changes_nothing(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_key_is_taken_while_its_task_is_kept(harness: StoreHarness) -> None:
-    """A terminal task still holds its key; when the task is removed the key is free."""
+async def a_key_is_reserved_until_its_task_is_deleted(harness: StoreHarness) -> None:
+    """A terminal task keeps its key; once the task is deleted, the key is free."""
     await harness.dead(1, key="k")
     [kept] = await harness.add(task(2, key="k", fingerprint=b"print 1"))
     assert (AddStatus.EXISTING, Status.EXHAUSTED) == (kept.status, kept.task.status)
@@ -185,8 +185,8 @@ async def a_key_is_taken_while_its_task_is_kept(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_quota_bounds_the_live_tasks_of_each_tenant(harness: StoreHarness) -> None:
-    """What exceeds the quota is FULL, told in order; another tenant has its own."""
+async def a_quota_limits_live_tasks_per_tenant(harness: StoreHarness) -> None:
+    """Tasks beyond the quota are FULL, in order; other tenants are not affected."""
     answers = await harness.add(task(1), task(2), task(3), task(4, tenant="beta"), task(5), quota=2)
 
     assert [
@@ -202,15 +202,15 @@ async def a_quota_bounds_the_live_tasks_of_each_tenant(harness: StoreHarness) ->
 
 
 @conformance_case
-async def a_quota_counts_what_is_live(harness: StoreHarness) -> None:
-    """A task in flight counts, a terminal one does not; a key that is there is told first."""
-    held = await harness.leased(1)
+async def a_quota_counts_live_tasks_only(harness: StoreHarness) -> None:
+    """IN_FLIGHT counts, terminal does not; an existing key is reported before the quota."""
+    leased = await harness.leased(1)
     assert AddStatus.FULL is (await harness.add(task(2), quota=1))[0].status
     assert AddStatus.EXISTING is (await harness.add(task(1), quota=1))[0].status
     conflict = task(1, fingerprint=b"other")
     assert AddStatus.CONFLICT is (await harness.add(conflict, quota=1))[0].status
 
-    assert [FinishStatus.DONE] == await harness.store.finish([dead_result(held)])
+    assert [FinishStatus.DONE] == await harness.store.finish([dead_result(leased)])
 
     assert AddStatus.ADDED is (await harness.add(task(2), quota=1))[0].status
     assert AddStatus.FULL is (await harness.add(task(3), quota=0))[0].status
@@ -218,8 +218,8 @@ async def a_quota_counts_what_is_live(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_direct_task_is_leased_to_who_adds_it(harness: StoreHarness) -> None:
-    """Due within the horizon it comes leased, until the lease's end, and no other gets it."""
+async def a_direct_task_is_leased_when_it_is_added(harness: StoreHarness) -> None:
+    """If it is due within the horizon, the adding worker gets the lease, and no other."""
     [now, soon] = await harness.store.add(
         [NewTask(task(1), direct=True), NewTask(task(2), delay=HORIZON_MS, direct=True)], LEASE
     )
@@ -236,8 +236,8 @@ async def a_direct_task_is_leased_to_who_adds_it(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_direct_task_beyond_the_horizon_waits(harness: StoreHarness) -> None:
-    """A task that is due later, that was not to be direct, or that has no lease is PENDING."""
+async def a_direct_task_beyond_the_horizon_is_pending(harness: StoreHarness) -> None:
+    """Tasks that are due later, not direct, or added without a lease are PENDING."""
     later, plain = await harness.store.add(
         [NewTask(task(1), delay=HORIZON_MS + 1, direct=True), NewTask(task(2))], LEASE
     )
@@ -251,7 +251,7 @@ async def a_direct_task_beyond_the_horizon_waits(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_lane_that_is_not_open_gives_no_direct_lease(harness: StoreHarness) -> None:
-    """Paused, parked and half-open lanes keep a direct task waiting; a resumed one does not."""
+    """In a paused, parked or half-open lane a direct task is PENDING."""
 
     async def leased(number: int) -> bool:
         [answer] = await harness.store.add([NewTask(task(number), direct=True)], LEASE)
@@ -269,8 +269,8 @@ async def a_lane_that_is_not_open_gives_no_direct_lease(harness: StoreHarness) -
 
 
 @conformance_case
-async def an_existing_task_is_not_leased_again(harness: StoreHarness) -> None:
-    """A direct task whose key is there is not leased, though it waits and is due."""
+async def an_existing_direct_task_is_not_leased(harness: StoreHarness) -> None:
+    """A direct task whose key exists is not leased, even if the stored task is due."""
     await harness.add(task(1))
 
     [again] = await harness.store.add([NewTask(task(1), direct=True)], LEASE)
@@ -280,6 +280,6 @@ async def an_existing_task_is_not_leased_again(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def nothing_to_add_is_nothing(harness: StoreHarness) -> None:
-    """An empty batch has an empty answer."""
+async def an_empty_batch_has_no_results(harness: StoreHarness) -> None:
+    """Adding an empty batch returns an empty list."""
     assert [] == await harness.store.add([], LEASE, quota=1)

@@ -1,4 +1,4 @@
-"""What every store must do: what a claim gives, and what it says about it."""
+"""Conformance: tasks and other fields of a claim result."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from tests.service.stores.harness import (
 
 
 @conformance_case
-async def a_claim_leases_what_is_due_within_the_horizon(harness: StoreHarness) -> None:
-    """Up to the horizon and no further, with the store's now, to the end that the lease says."""
+async def a_claim_leases_tasks_due_within_the_horizon(harness: StoreHarness) -> None:
+    """Tasks up to the horizon are leased until the end that the lease defines."""
     times = (START_MS, START_MS + 1, START_MS + HORIZON_MS, START_MS + HORIZON_MS + 1)
     await harness.add(*(task(number, next_attempt_at=at) for number, at in enumerate(times)))
 
     claimed = await harness.claim()
 
     assert (START_MS, [0, 1, 2], {}) == (claimed.now, task_numbers(claimed.tasks), claimed.probing)
-    for number, held in enumerate(claimed.tasks):
-        assert (Status.IN_FLIGHT, "worker") == (held.status, held.worker)
-        assert times[number] + LEASE.length == held.wake_at
-        assert (0, times[number]) == (held.attempts, held.next_attempt_at)
-        assert held == await harness.get(number)
+    for number, leased in enumerate(claimed.tasks):
+        assert (Status.IN_FLIGHT, "worker") == (leased.status, leased.worker)
+        assert times[number] + LEASE.length == leased.wake_at
+        assert (0, times[number]) == (leased.attempts, leased.next_attempt_at)
+        assert leased == await harness.get(number)
     assert {Status.PENDING: 1, Status.IN_FLIGHT: 3} == await harness.counts()
 
 
 @conformance_case
-async def a_lease_counts_from_now_when_the_task_is_late(harness: StoreHarness) -> None:
-    """A task that has been due for long is leased for the whole length."""
+async def a_lease_of_a_late_task_counts_from_now(harness: StoreHarness) -> None:
+    """A task that has been due for long is leased for the full length."""
     await harness.add(task(1))
     harness.clock.advance(HOUR_MS)
 
-    [held] = (await harness.claim()).tasks
+    [leased] = (await harness.claim()).tasks
 
-    assert (START_MS, START_MS + HOUR_MS + LEASE.length) == (held.next_attempt_at, held.wake_at)
+    assert (START_MS, START_MS + HOUR_MS + LEASE.length) == (leased.next_attempt_at, leased.wake_at)
 
 
 @conformance_case
@@ -56,14 +56,14 @@ async def a_claim_changes_the_version(harness: StoreHarness) -> None:
     """The version of a leased task is one higher than before."""
     [added] = await harness.add(task(1))
 
-    [held] = (await harness.claim()).tasks
+    [leased] = (await harness.claim()).tasks
 
-    assert added.task.version + 1 == held.version
+    assert added.task.version + 1 == leased.version
 
 
 @conformance_case
-async def the_earliest_come_first(harness: StoreHarness) -> None:
-    """Tasks are told in the order of their time, and under a limit the earliest of a lane go."""
+async def claimed_tasks_are_sorted_by_due_time(harness: StoreHarness) -> None:
+    """Tasks are returned by due time, and a limit selects the earliest of a lane."""
     for number, delay in enumerate((30, 10, 20, 10)):
         await harness.add(task(number, next_attempt_at=START_MS + delay))
 
@@ -75,21 +75,21 @@ async def the_earliest_come_first(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def times_are_told_in_order_across_lanes(harness: StoreHarness) -> None:
-    """However many lanes gave them, tasks come earliest first."""
+async def claimed_tasks_are_sorted_across_lanes(harness: StoreHarness) -> None:
+    """Tasks of several lanes are returned by due time."""
     for number in range(12):
         at = START_MS + 7 * number % 11
         await harness.add(task(number, "abc"[number % 3], next_attempt_at=at))
 
     tasks = (await harness.claim()).tasks
 
-    times = [held.next_attempt_at for held in tasks]
+    times = [leased.next_attempt_at for leased in tasks]
     assert (12, sorted(times)) == (len(tasks), times)
 
 
 @conformance_case
 async def a_task_is_leased_once(harness: StoreHarness) -> None:
-    """What one worker holds no other gets, also after a crash of the store."""
+    """A leased task is not given to another worker, also after a crash of the store."""
     await harness.add(task(1), task(2))
     assert 2 == len((await harness.claim()).tasks)
 
@@ -101,22 +101,22 @@ async def a_task_is_leased_once(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def limits_are_kept(harness: StoreHarness) -> None:
-    """No more than the limit in all, and no more than `per_lane` of a lane."""
+async def a_claim_respects_its_limits(harness: StoreHarness) -> None:
+    """A claim returns at most `limit` tasks, and at most `per_lane` of each lane."""
     await harness.add(*(task(number, "ab"[number % 2]) for number in range(20)))
 
     assert 3 == len((await harness.claim(limit=3)).tasks)
     harness.clock.advance(1)
     tasks = (await harness.claim(per_lane=2)).tasks
 
-    assert 2 == sum(held.lane == LANE for held in tasks) == len(tasks) - 2
+    assert 2 == sum(leased.lane == LANE for leased in tasks) == len(tasks) - 2
     assert [] == (await harness.claim(limit=0)).tasks
     assert 13 == len((await harness.claim()).tasks)
 
 
 @conformance_case
-async def skipped_lanes_give_nothing(harness: StoreHarness) -> None:
-    """Lanes in `skip` are left alone, and do not call for the next claim."""
+async def skipped_lanes_are_ignored(harness: StoreHarness) -> None:
+    """No task of a lane in `skip` is leased, and `next_at` ignores the lane."""
     await harness.add(task(1, "a"), task(2, "b"), task(3, "b", next_attempt_at=START_MS + HOUR_MS))
 
     claimed = await harness.claim(skip={LANE, "acme/https:unknown:443"})
@@ -129,8 +129,8 @@ async def skipped_lanes_give_nothing(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def next_at_leads_to_the_next_task(harness: StoreHarness) -> None:
-    """Who claims whenever `next_at` says gets each task in time, in few claims."""
+async def claiming_at_next_at_finds_every_task(harness: StoreHarness) -> None:
+    """Claims that are made only at `next_at` get every task in time, with few claims."""
     await harness.add(
         *(task(number, next_attempt_at=START_MS + number * HOUR_MS) for number in range(1, 5))
     )
@@ -140,9 +140,9 @@ async def next_at_leads_to_the_next_task(harness: StoreHarness) -> None:
         claimed = await harness.claim()
         claims += 1
         got += claimed.tasks
-        for held in claimed.tasks:
-            assert harness.clock.now <= held.next_attempt_at
-            await harness.store.finish([success_result(held)])
+        for leased in claimed.tasks:
+            assert harness.clock.now <= leased.next_attempt_at
+            await harness.store.finish([success_result(leased)])
         if not claimed.tasks:
             assert claimed.next_at is not None
             assert claimed.next_at > harness.clock.now
@@ -153,8 +153,8 @@ async def next_at_leads_to_the_next_task(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def next_at_is_no_later_than_what_is_left(harness: StoreHarness) -> None:
-    """When a limit left something behind, the next claim may be made at once."""
+async def next_at_is_now_if_tasks_are_left(harness: StoreHarness) -> None:
+    """When a limit has left tasks behind, `next_at` is now."""
     await harness.add(task(1), task(2), task(3))
 
     for limit, per_lane in ((1, 1000), (1000, 1)):
@@ -165,19 +165,19 @@ async def next_at_is_no_later_than_what_is_left(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def next_at_knows_the_end_of_a_lease(harness: StoreHarness) -> None:
-    """While a task is in flight, the end of its lease is when it may be claimed again."""
-    held = await harness.leased(1)
+async def next_at_includes_the_end_of_a_lease(harness: StoreHarness) -> None:
+    """While a task is IN_FLIGHT, `next_at` is the end of its lease."""
+    leased = await harness.leased(1)
 
     next_at = (await harness.claim()).next_at
 
     assert next_at is not None
-    assert START_MS < next_at <= held.wake_at
+    assert START_MS < next_at <= leased.wake_at
 
 
 @conformance_case
-async def nothing_waits_in_an_empty_store(harness: StoreHarness) -> None:
-    """A claim of nothing has no tasks and no next time."""
+async def a_claim_of_an_empty_store_is_empty(harness: StoreHarness) -> None:
+    """A claim of an empty store has no tasks and no `next_at`."""
     claimed = await harness.claim()
 
     assert (START_MS, [], {}, None) == (
@@ -189,14 +189,14 @@ async def nothing_waits_in_an_empty_store(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def what_is_handed_out_is_a_copy(harness: StoreHarness) -> None:
-    """Who changes what he gave or was given changes nothing in the store."""
+async def returned_values_are_copies(harness: StoreHarness) -> None:
+    """Changing arguments or results afterwards does not change the store."""
     given = task(1)
     [added] = await harness.add(given)
     given.status = added.task.status = Status.CANCELLED
-    [held] = (await harness.claim()).tasks
-    lease = replace(held)
-    held.version += 5
+    [leased] = (await harness.claim()).tasks
+    lease = replace(leased)
+    leased.version += 5
     assert lease == await harness.get(1)
     (await harness.get(1)).worker = "thief"
     (await harness.add(task(1)))[0].task.worker = "thief"

@@ -1,4 +1,4 @@
-"""What every store must do: leases that run out, and whose holder is late."""
+"""Conformance: leases that expire, and results that arrive after that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.service.stores.harness import (
 
 @conformance_case
 async def an_abandoned_task_is_claimed_again(harness: StoreHarness) -> None:
-    """When a lease ends the attempt is logged as lost, counts, and the task has a new holder."""
+    """The attempt is logged as lost and counts, and the task is leased to another worker."""
     old = await harness.leased(1, next_attempt_at=START_MS + 500)
     harness.clock.now = old.wake_at
 
@@ -51,8 +51,8 @@ async def an_abandoned_task_is_claimed_again(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def the_horizon_is_not_for_leases(harness: StoreHarness) -> None:
-    """A lease that ends within the horizon is still held."""
+async def a_lease_is_valid_until_its_end(harness: StoreHarness) -> None:
+    """A lease that ends within the claim's horizon has not expired."""
     old = await harness.leased(1)
     harness.clock.now = old.wake_at - 1
 
@@ -61,8 +61,8 @@ async def the_horizon_is_not_for_leases(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def who_lost_a_lease_is_superseded(harness: StoreHarness) -> None:
-    """Once another holds the task, the first can neither finish nor release it; the other can."""
+async def the_result_of_a_lost_lease_is_superseded(harness: StoreHarness) -> None:
+    """Once another worker has the task, the first can neither finish nor release it."""
     old = await harness.leased(1)
     harness.clock.now = old.wake_at
     [new] = (await harness.claim(OTHER_LEASE)).tasks
@@ -78,16 +78,16 @@ async def who_lost_a_lease_is_superseded(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_task_may_be_abandoned_again_and_again(harness: StoreHarness) -> None:
-    """Each lost attempt has its row, numbered on, and a store that crashes loses none."""
-    held = await harness.leased(1)
+async def every_abandoned_attempt_is_logged(harness: StoreHarness) -> None:
+    """Lost attempts are numbered consecutively, also across crashes of the store."""
+    leased = await harness.leased(1)
     for _ in range(3):
         harness.clock.advance(LEASE.length)
         await harness.reopen()
-        [held] = (await harness.claim()).tasks
+        [leased] = (await harness.claim()).tasks
 
-    assert 3 == held.attempts
-    rows = await harness.store.list_attempts("acme", held.id)
+    assert 3 == leased.attempts
+    rows = await harness.store.list_attempts("acme", leased.id)
     assert [(1, LOST), (2, LOST), (3, LOST)] == [(row.number, row.outcome) for row in rows]
     assert {"lost": 3} == _outcomes(await harness.store.series(None, since=0))
 
@@ -101,8 +101,8 @@ def _outcomes(points: list[SeriesPoint]) -> dict[str, int]:
 
 
 @conformance_case
-async def an_abandoned_task_that_was_cancelled_ends(harness: StoreHarness) -> None:
-    """Nobody gets it: the lost attempt is logged, and the task is CANCELLED."""
+async def an_abandoned_task_being_cancelled_is_cancelled(harness: StoreHarness) -> None:
+    """The lost attempt is logged, and the task is CANCELLED instead of leased."""
     old = await harness.leased(1)
     assert CancelStatus.REQUESTED is await harness.store.cancel("acme", old.id)
     harness.clock.now = old.wake_at
@@ -118,10 +118,10 @@ async def an_abandoned_task_that_was_cancelled_ends(harness: StoreHarness) -> No
 
 
 @conformance_case
-async def what_the_next_decision_needs_outlives_a_lost_attempt(harness: StoreHarness) -> None:
-    """A lost attempt leaves previous delay and class as the last outcome set them."""
-    held = await harness.leased(1)
-    result = retry_result(held, START_MS + 10, previous_delay=0.1 + 0.2, restarted=2)
+async def a_lost_attempt_keeps_the_backoff_state(harness: StoreHarness) -> None:
+    """Previous delay and last outcome are unchanged by a lost attempt."""
+    leased = await harness.leased(1)
+    result = retry_result(leased, START_MS + 10, previous_delay=0.1 + 0.2, restarted=2)
     await harness.store.finish([result])
     await harness.claim()
     harness.clock.advance(HOUR_MS)
@@ -133,8 +133,8 @@ async def what_the_next_decision_needs_outlives_a_lost_attempt(harness: StoreHar
 
 
 @conformance_case
-async def an_abandoned_task_is_late_since_its_lease_ended(harness: StoreHarness) -> None:
-    """However late it is claimed, the next attempt was due when the lease ran out."""
+async def an_abandoned_task_is_due_since_its_lease_ended(harness: StoreHarness) -> None:
+    """The next attempt was due when the lease expired, however late it is claimed."""
     old = await harness.leased(1)
     harness.clock.advance(HOUR_MS)
 

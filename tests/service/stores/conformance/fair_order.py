@@ -1,4 +1,4 @@
-"""What every store must do: lanes and tenants that take turns."""
+"""Conformance: fair order of lanes and tenants."""
 
 from __future__ import annotations
 
@@ -18,84 +18,84 @@ from tests.service.stores.harness import (
 BETA = "beta/https:a.example:443"
 
 
-async def serve(
+async def claim_repeatedly(
     harness: StoreHarness, times: int, limit: int, per_lane: int = 1000
 ) -> list[list[Task]]:
-    """Claim so many times, a millisecond apart, and end what was claimed."""
+    """Claim so many times, a millisecond apart, and finish the claimed tasks."""
     rounds = []
     for _ in range(times):
         harness.clock.advance(1)
         tasks = (await harness.claim(limit=limit, per_lane=per_lane)).tasks
-        await harness.store.finish([success_result(held) for held in tasks])
+        await harness.store.finish([success_result(leased) for leased in tasks])
         rounds.append(tasks)
     return rounds
 
 
 @conformance_case
 async def lanes_take_turns(harness: StoreHarness) -> None:
-    """The least recently served lane comes first, however long the backlog of another is."""
+    """The least recently served lane is next, however long the queue of another lane is."""
     await harness.add(*(task(number) for number in range(50)))
     harness.clock.advance(1)
     await harness.add(task(101, "b"), task(102, "b"), task(103, "c"), task(104, "c"))
 
-    rounds = await serve(harness, 6, limit=1)
+    rounds = await claim_repeatedly(harness, 6, limit=1)
 
-    lanes = [held.lane for [held] in rounds]
+    lanes = [leased.lane for [leased] in rounds]
     assert [2, 2, 2] == [lanes.count(f"acme/https:{host}.example:443") for host in "abc"]
     assert 3 == len(set(lanes[:3])) == len(set(lanes[3:]))
 
 
 @conformance_case
-async def a_lane_served_later_waits_behind(harness: StoreHarness) -> None:
-    """A lane that was served moves behind one that was not, also across a crash."""
+async def a_served_lane_moves_to_the_end(harness: StoreHarness) -> None:
+    """A served lane comes after lanes that were not served, also across a crash."""
     await harness.add(*(task(number, "ab"[number % 2]) for number in range(8)))
-    [[first]] = await serve(harness, 1, limit=1)
+    [[first]] = await claim_repeatedly(harness, 1, limit=1)
     await harness.reopen()
 
-    [[second]] = await serve(harness, 1, limit=1)
+    [[second]] = await claim_repeatedly(harness, 1, limit=1)
 
     assert first.lane != second.lane
 
 
 @conformance_case
 async def tenants_take_turns(harness: StoreHarness) -> None:
-    """A tenant with a thousand lanes does not starve another with one."""
+    """A tenant with a thousand lanes does not starve a tenant with one."""
     await harness.add(*(task(number, f"h{number}") for number in range(1000)))
     harness.clock.advance(1)
     await harness.add(*(task(2000 + number, tenant="beta") for number in range(3)))
 
-    rounds = await serve(harness, 6, limit=1)
+    rounds = await claim_repeatedly(harness, 6, limit=1)
 
-    assert 3 == sum(held.tenant == "beta" for [held] in rounds)
+    assert 3 == sum(leased.tenant == "beta" for [leased] in rounds)
 
 
 @conformance_case
 async def tenants_share_a_claim(harness: StoreHarness) -> None:
-    """When a claim has room for several lanes, every tenant has a part in it."""
+    """When a claim covers several lanes, every tenant gets a part of it."""
     await harness.add(*(task(number, f"h{number % 40}") for number in range(400)))
     await harness.add(*(task(1000 + number, tenant="beta") for number in range(10)))
     await harness.add(*(task(2000 + number, tenant="gamma") for number in range(10)))
 
-    [tasks] = await serve(harness, 1, limit=12, per_lane=2)
+    [tasks] = await claim_repeatedly(harness, 1, limit=12, per_lane=2)
 
-    counts = {name: sum(held.tenant == name for held in tasks) for name in ("beta", "gamma")}
+    counts = {name: sum(leased.tenant == name for leased in tasks) for name in ("beta", "gamma")}
     assert (12, {"beta": 2, "gamma": 2}) == (len(tasks), counts)
 
 
 @conformance_case
-async def a_large_backlog_shuts_nobody_out(harness: StoreHarness) -> None:
-    """A claim smaller than one lane's share still comes around to every lane."""
+async def small_claims_reach_every_lane(harness: StoreHarness) -> None:
+    """Claims that are smaller than the queue of one lane still reach every lane."""
     await harness.add(*(task(number) for number in range(300)))
     await harness.add(*(task(1000 + number, "b") for number in range(3)))
 
-    rounds = await serve(harness, 2, limit=5, per_lane=50)
+    rounds = await claim_repeatedly(harness, 2, limit=5, per_lane=50)
 
-    assert 3 == sum(held.lane != LANE for tasks in rounds for held in tasks)
+    assert 3 == sum(leased.lane != LANE for tasks in rounds for leased in tasks)
 
 
 @conformance_case
-async def a_lane_with_nothing_due_costs_no_turn(harness: StoreHarness) -> None:
-    """Lanes whose tasks are due later, parked or paused do not take the place of others."""
+async def lanes_without_due_tasks_take_no_turn(harness: StoreHarness) -> None:
+    """Lanes that are parked, paused or due later do not take the turn of others."""
     later = START_MS + HORIZON_MS + HOUR_MS
     await harness.add(*(task(number, f"h{number}", next_attempt_at=later) for number in range(30)))
     for number in range(30, 60):

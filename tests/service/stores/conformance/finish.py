@@ -1,4 +1,4 @@
-"""What every store must do: attempts that end, and leases that are handed back."""
+"""Conformance: results of attempts."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from tests.service.stores.harness import (
 
 
 @conformance_case
-async def a_failed_attempt_waits_for_the_next(harness: StoreHarness) -> None:
-    """The task is PENDING until its time, holds no lease, and knows what the core has to know."""
-    held = await harness.leased(1)
-    result = retry_result(held, START_MS + HOUR_MS, previous_delay=0.1 + 0.2, restarted=1)
+async def a_failed_attempt_schedules_the_next(harness: StoreHarness) -> None:
+    """The task is PENDING without a lease, and has the state for the next decision."""
+    leased = await harness.leased(1)
+    result = retry_result(leased, START_MS + HOUR_MS, previous_delay=0.1 + 0.2, restarted=1)
 
     assert [FinishStatus.DONE] == await harness.store.finish([result])
 
     expected = replace(
-        held,
+        leased,
         status=Status.PENDING,
         attempts=1,
-        version=held.version + 1,
+        version=leased.version + 1,
         worker=None,
         next_attempt_at=START_MS + HOUR_MS,
         wake_at=START_MS + HOUR_MS,
@@ -54,11 +54,11 @@ async def a_failed_attempt_waits_for_the_next(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_success_ends_a_task(harness: StoreHarness) -> None:
-    """SUCCEEDED at the store's now, out of the queue, counted."""
-    held = await harness.leased(1)
+    """The task is SUCCEEDED at the store's time, is counted, and is not claimed again."""
+    leased = await harness.leased(1)
     harness.clock.advance(70)
 
-    assert [FinishStatus.DONE] == await harness.store.finish([success_result(held)])
+    assert [FinishStatus.DONE] == await harness.store.finish([success_result(leased)])
 
     ended = await harness.get(1)
     assert (Status.SUCCEEDED, START_MS + 70, None, 1) == (
@@ -76,7 +76,7 @@ async def a_success_ends_a_task(harness: StoreHarness) -> None:
 
 @conformance_case
 async def an_exhausted_task_is_a_dead_letter(harness: StoreHarness) -> None:
-    """EXHAUSTED with its reason, out of the queue, counted as dead in its lane."""
+    """The task is EXHAUSTED with its reason, and counted as dead in its lane."""
     ended = await harness.dead(1, "budget")
 
     assert (Status.EXHAUSTED, "budget", START_MS) == (ended.status, ended.reason, ended.finished_at)
@@ -88,33 +88,37 @@ async def an_exhausted_task_is_a_dead_letter(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def without_an_attempt_none_is_counted(harness: StoreHarness) -> None:
-    """A task is deferred, or ended before an attempt that cannot fit, without a row in the log."""
-    held = await harness.leased(1)
+async def a_result_without_an_attempt_logs_nothing(harness: StoreHarness) -> None:
+    """A task can be deferred or ended without an attempt in the log."""
+    leased = await harness.leased(1)
     deferral = TaskResult(
-        task=held,
+        task=leased,
         attempt=None,
         status=Status.PENDING,
         next_attempt_at=START_MS + 50,
         previous_delay=1.5,
     )
     assert [FinishStatus.DONE] == await harness.store.finish([deferral])
-    [held] = (await harness.claim()).tasks
-    assert (0, 1.5, START_MS + 50) == (held.attempts, held.previous_delay, held.next_attempt_at)
+    [leased] = (await harness.claim()).tasks
+    assert (0, 1.5, START_MS + 50) == (
+        leased.attempts,
+        leased.previous_delay,
+        leased.next_attempt_at,
+    )
 
-    end = TaskResult(task=held, attempt=None, status=Status.EXHAUSTED, reason="budget")
+    end = TaskResult(task=leased, attempt=None, status=Status.EXHAUSTED, reason="budget")
     assert [FinishStatus.DONE] == await harness.store.finish([end])
 
     ended = await harness.get(1)
     assert (Status.EXHAUSTED, "budget", 0) == (ended.status, ended.reason, ended.attempts)
-    assert [] == await harness.store.list_attempts("acme", held.id)
+    assert [] == await harness.store.list_attempts("acme", leased.id)
     assert [] == await harness.store.series(None, since=0)
 
 
 @conformance_case
-async def the_log_keeps_every_field(harness: StoreHarness) -> None:
-    """A row of the attempt log comes back as it was written, decision and all."""
-    held = await harness.leased(1)
+async def the_attempt_log_keeps_every_field(harness: StoreHarness) -> None:
+    """An attempt is read from the log exactly as it was written."""
+    leased = await harness.leased(1)
     full = AttemptRecord(
         number=1,
         scheduled_at=START_MS,
@@ -150,31 +154,33 @@ async def the_log_keeps_every_field(harness: StoreHarness) -> None:
         status="UNAVAILABLE",
         outcome="transient",
     )
-    first = retry_result(held, START_MS + 5)
+    first = retry_result(leased, START_MS + 5)
     first.attempt = full
     await harness.store.finish([first])
-    [held] = (await harness.claim()).tasks
-    second = dead_result(held)
+    [leased] = (await harness.claim()).tasks
+    second = dead_result(leased)
     second.attempt = bare
     await harness.store.finish([second])
     await harness.reopen()
 
-    assert [full, bare] == await harness.store.list_attempts("acme", held.id)
+    assert [full, bare] == await harness.store.list_attempts("acme", leased.id)
 
 
 @conformance_case
-async def a_kept_lease_goes_on(harness: StoreHarness) -> None:
-    """The task stays with its worker for a time within the horizon, its version one higher."""
-    held = await harness.leased(1)
+async def a_lease_can_be_kept_for_the_next_attempt(harness: StoreHarness) -> None:
+    """The task stays with its worker, and its version is one higher."""
+    leased = await harness.leased(1)
     harness.clock.advance(10)
     due = harness.clock.now + 500
 
-    assert [FinishStatus.DONE] == await harness.store.finish([retry_result(held, due, keep=LEASE)])
+    assert [FinishStatus.DONE] == await harness.store.finish(
+        [retry_result(leased, due, keep=LEASE)]
+    )
 
     kept = replace(
-        held,
+        leased,
         attempts=1,
-        version=held.version + 1,
+        version=leased.version + 1,
         next_attempt_at=due,
         wake_at=due + LEASE.length,
         last_kind="transient",
@@ -185,55 +191,55 @@ async def a_kept_lease_goes_on(harness: StoreHarness) -> None:
     harness.clock.now = due
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
     assert [FinishStatus.DONE] == await harness.store.finish([success_result(kept)])
-    assert [1, 2] == [row.number for row in await harness.store.list_attempts("acme", held.id)]
+    assert [1, 2] == [row.number for row in await harness.store.list_attempts("acme", leased.id)]
 
 
 @conformance_case
-async def a_kept_lease_ends_too(harness: StoreHarness) -> None:
+async def a_kept_lease_expires(harness: StoreHarness) -> None:
     """A worker that dies with a kept lease loses it like any other."""
-    held = await harness.leased(1)
-    await harness.store.finish([retry_result(held, START_MS + 500, keep=LEASE)])
+    leased = await harness.leased(1)
+    await harness.store.finish([retry_result(leased, START_MS + 500, keep=LEASE)])
     harness.clock.now = START_MS + 500 + LEASE.length
 
     [new] = (await harness.claim(OTHER_LEASE)).tasks
 
     assert (2, "other") == (new.attempts, new.worker)
     assert ["transient", "lost"] == [
-        row.outcome for row in await harness.store.list_attempts("acme", held.id)
+        row.outcome for row in await harness.store.list_attempts("acme", leased.id)
     ]
 
 
 @conformance_case
-async def a_lease_is_not_kept_at_the_end(harness: StoreHarness) -> None:
-    """A terminal task holds no lease, whatever was asked."""
-    held = await harness.leased(1)
+async def a_terminal_task_keeps_no_lease(harness: StoreHarness) -> None:
+    """`keep` is ignored for a terminal status."""
+    leased = await harness.leased(1)
 
-    await harness.store.finish([success_result(held, keep=LEASE)])
+    await harness.store.finish([success_result(leased, keep=LEASE)])
 
     ended = await harness.get(1)
     assert (Status.SUCCEEDED, None) == (ended.status, ended.worker)
 
 
 @conformance_case
-async def being_late_alone_does_no_harm(harness: StoreHarness) -> None:
-    """A lease that ran out is its holder's to finish until another claims the task."""
-    held = await harness.leased(1)
+async def an_expired_lease_is_valid_until_it_is_claimed(harness: StoreHarness) -> None:
+    """A late result is stored if no other worker has claimed the task."""
+    leased = await harness.leased(1)
     harness.clock.advance(HOUR_MS)
 
-    assert [FinishStatus.DONE] == await harness.store.finish([success_result(held)])
+    assert [FinishStatus.DONE] == await harness.store.finish([success_result(leased)])
     assert Status.SUCCEEDED is (await harness.get(1)).status
 
 
 @conformance_case
-async def a_finish_again_changes_nothing(harness: StoreHarness) -> None:
-    """After a lost answer the same batch again is superseded, also after a crash."""
+async def finishing_again_is_superseded(harness: StoreHarness) -> None:
+    """The same results again are SUPERSEDED, also after a crash."""
     await harness.add(task(1), task(2), task(3), task(4))
-    held = (await harness.claim()).tasks
+    leased = (await harness.claim()).tasks
     batch = [
-        success_result(held[0]),
-        dead_result(held[1]),
-        retry_result(held[2], START_MS + SECOND_MS, keep=LEASE),
-        retry_result(held[3], START_MS + HOUR_MS, callback=task(9)),
+        success_result(leased[0]),
+        dead_result(leased[1]),
+        retry_result(leased[2], START_MS + SECOND_MS, keep=LEASE),
+        retry_result(leased[3], START_MS + HOUR_MS, callback=task(9)),
     ]
     assert [FinishStatus.DONE] * 4 == await harness.store.finish(batch)
     before = [await harness.get(number) for number in (1, 2, 3, 4, 9)]
@@ -243,7 +249,7 @@ async def a_finish_again_changes_nothing(harness: StoreHarness) -> None:
     assert [FinishStatus.SUPERSEDED] * 4 == await harness.store.finish(batch)
 
     assert before == [await harness.get(number) for number in (1, 2, 3, 4, 9)]
-    assert [1] * 4 == [len(await harness.store.list_attempts("acme", one.id)) for one in held]
+    assert [1] * 4 == [len(await harness.store.list_attempts("acme", one.id)) for one in leased]
     assert {
         Status.PENDING: 2,
         Status.IN_FLIGHT: 1,
@@ -255,8 +261,8 @@ async def a_finish_again_changes_nothing(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_batch_is_answered_one_by_one(harness: StoreHarness) -> None:
-    """Each result has its own answer, in order; twice the same task is once and superseded."""
+async def each_result_has_its_own_status(harness: StoreHarness) -> None:
+    """Statuses keep the order; of two results of one task the second is SUPERSEDED."""
     await harness.add(task(1), task(2))
     one, two = (await harness.claim()).tasks
     stranger = replace(one, id=task_id(77))
@@ -286,8 +292,8 @@ async def a_batch_is_answered_one_by_one(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def what_waits_cannot_be_finished(harness: StoreHarness) -> None:
-    """A task that nobody holds is finished by nobody."""
+async def a_pending_task_cannot_be_finished(harness: StoreHarness) -> None:
+    """The result of a task that is not leased is SUPERSEDED."""
     [added] = await harness.add(task(1))
 
     assert [FinishStatus.SUPERSEDED] == await harness.store.finish([success_result(added.task)])
@@ -295,21 +301,21 @@ async def what_waits_cannot_be_finished(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_cancelled_attempt_is_the_last(harness: StoreHarness) -> None:
-    """The attempt is logged and counts, no other follows, and a kept lease is not kept."""
+async def a_task_being_cancelled_gets_no_further_attempt(harness: StoreHarness) -> None:
+    """The attempt is logged and counted, and the lease is not kept."""
     await harness.add(task(1), task(2), task(3))
-    held = (await harness.claim()).tasks
-    for one in held:
+    leased = (await harness.claim()).tasks
+    for one in leased:
         assert CancelStatus.REQUESTED is await harness.store.cancel("acme", one.id)
     harness.clock.advance(5)
     deferral = TaskResult(
-        task=held[2], attempt=None, status=Status.PENDING, next_attempt_at=START_MS + 50
+        task=leased[2], attempt=None, status=Status.PENDING, next_attempt_at=START_MS + 50
     )
 
     answers = await harness.store.finish(
         [
-            retry_result(held[0], START_MS + SECOND_MS, keep=LEASE, callback=task(8)),
-            dead_result(held[1], callback=task(9)),
+            retry_result(leased[0], START_MS + SECOND_MS, keep=LEASE, callback=task(8)),
+            dead_result(leased[1], callback=task(9)),
             deferral,
         ]
     )
@@ -331,13 +337,13 @@ async def a_cancelled_attempt_is_the_last(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_success_that_was_to_be_cancelled_is_a_success(harness: StoreHarness) -> None:
-    """What the target accepted cannot be taken back: it SUCCEEDED, and its callback is added."""
-    held = await harness.leased(1)
-    await harness.store.cancel("acme", held.id)
+async def a_success_wins_over_a_cancel_request(harness: StoreHarness) -> None:
+    """The task SUCCEEDED, and its callback is added."""
+    leased = await harness.leased(1)
+    await harness.store.cancel("acme", leased.id)
 
     assert [FinishStatus.DONE] == await harness.store.finish(
-        [success_result(held, callback=task(9))]
+        [success_result(leased, callback=task(9))]
     )
 
     assert Status.SUCCEEDED is (await harness.get(1)).status
@@ -345,12 +351,12 @@ async def a_success_that_was_to_be_cancelled_is_a_success(harness: StoreHarness)
 
 
 @conformance_case
-async def a_callback_is_added_in_the_same_step(harness: StoreHarness) -> None:
-    """It is a task like any other, due at once or at its time, and no quota holds it back."""
-    held = await harness.leased(1)
+async def a_callback_is_added_with_the_result(harness: StoreHarness) -> None:
+    """It is a normal task, due at once or at its own time, and no quota applies to it."""
+    leased = await harness.leased(1)
     harness.clock.advance(5)
 
-    await harness.store.finish([success_result(held, callback=task(9, "hook", body_ref="b"))])
+    await harness.store.finish([success_result(leased, callback=task(9, "hook", body_ref="b"))])
 
     callback = await harness.get(9)
     times = (callback.created_at, callback.next_attempt_at, callback.started_at, callback.wake_at)
@@ -363,14 +369,14 @@ async def a_callback_is_added_in_the_same_step(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_callback_whose_key_is_there_is_not_added_twice(harness: StoreHarness) -> None:
-    """The task that has the key stays as it is, and the finish is done."""
+async def a_callback_with_an_existing_key_is_not_added(harness: StoreHarness) -> None:
+    """The stored task with that key is unchanged, and the result is DONE."""
     [first] = await harness.add(task(9, next_attempt_at=START_MS + HOUR_MS))
-    held = await harness.leased(1)
+    leased = await harness.leased(1)
 
     callback = task(10, key="key 9")
     assert [FinishStatus.DONE] == await harness.store.finish(
-        [success_result(held, callback=callback)]
+        [success_result(leased, callback=callback)]
     )
 
     assert first.task == await harness.get(9)
@@ -378,12 +384,12 @@ async def a_callback_whose_key_is_there_is_not_added_twice(harness: StoreHarness
 
 
 @conformance_case
-async def a_superseded_finish_adds_no_callback(harness: StoreHarness) -> None:
-    """Who lost the lease tells nobody."""
-    held = await harness.leased(1)
+async def a_superseded_result_adds_no_callback(harness: StoreHarness) -> None:
+    """A worker that lost its lease adds no callback."""
+    leased = await harness.leased(1)
     harness.clock.advance(HOUR_MS)
     await harness.claim(OTHER_LEASE)
 
-    result = success_result(held, callback=task(9))
+    result = success_result(leased, callback=task(9))
     assert [FinishStatus.SUPERSEDED] == await harness.store.finish([result])
     assert await harness.store.get_task("acme", task_id(9)) is None

@@ -1,4 +1,4 @@
-"""What every store must do: lanes that are parked, probed, paused and listed, and fairness."""
+"""Conformance: lanes that are parked, half-open, paused and listed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ BETA = "beta/https:a.example:443"
 
 
 @conformance_case
-async def a_parked_lane_gives_nothing_until_its_time(harness: StoreHarness) -> None:
-    """Its tasks are left as they are, other lanes go on, and `next_at` knows the time."""
+async def a_parked_lane_gives_no_tasks(harness: StoreHarness) -> None:
+    """Its tasks are unchanged, other lanes continue, and `next_at` includes its end."""
     added = await harness.add(task(1), task(2, "b"))
     await harness.store.park(LANE, START_MS + MINUTE_MS, probes=1, opened=1)
 
@@ -43,8 +43,8 @@ async def a_parked_lane_gives_nothing_until_its_time(harness: StoreHarness) -> N
 
 
 @conformance_case
-async def a_half_open_lane_gives_its_probes(harness: StoreHarness) -> None:
-    """No more are in flight at a time than the probes; each that ends makes room for one."""
+async def a_half_open_lane_gives_as_many_tasks_as_probes(harness: StoreHarness) -> None:
+    """Each probe that ends allows another one."""
     await harness.add(*(task(number) for number in range(6)))
     await harness.store.park(LANE, START_MS + SECOND_MS, probes=2, opened=3)
     harness.clock.advance(SECOND_MS)
@@ -61,26 +61,26 @@ async def a_half_open_lane_gives_its_probes(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def attempts_from_before_the_parking_take_probes(harness: StoreHarness) -> None:
-    """What was in flight when the lane was parked counts until it ends."""
+async def attempts_started_before_parking_count_as_probes(harness: StoreHarness) -> None:
+    """Attempts that were IN_FLIGHT when the lane was parked count until they end."""
     await harness.add(*(task(number) for number in range(5)))
-    held = (await harness.claim(limit=3)).tasks
+    leased = (await harness.claim(limit=3)).tasks
     await harness.store.park(LANE, START_MS + SECOND_MS, probes=2, opened=1)
     harness.clock.advance(SECOND_MS)
     assert [] == (await harness.claim()).tasks
 
-    await harness.store.finish([success_result(one) for one in held[:2]])
+    await harness.store.finish([success_result(one) for one in leased[:2]])
 
     assert [3] == task_numbers((await harness.claim()).tasks)
 
 
 @conformance_case
-async def probes_of_a_dead_worker_do_not_block_the_lane(harness: StoreHarness) -> None:
-    """Leases that ran out leave their room: they are claimed anew, as probes."""
+async def expired_probes_do_not_block_the_lane(harness: StoreHarness) -> None:
+    """Expired leases free their slots, and their tasks are claimed again as probes."""
     await harness.add(*(task(number) for number in range(4)))
-    held = (await harness.claim(limit=2)).tasks
+    leased = (await harness.claim(limit=2)).tasks
     await harness.store.park(LANE, START_MS + SECOND_MS, probes=1, opened=1)
-    harness.clock.now = held[0].wake_at
+    harness.clock.now = leased[0].wake_at
 
     claimed = await harness.claim(OTHER_LEASE)
 
@@ -91,8 +91,8 @@ async def probes_of_a_dead_worker_do_not_block_the_lane(harness: StoreHarness) -
 
 
 @conformance_case
-async def a_late_finish_makes_no_room_for_a_second_probe(harness: StoreHarness) -> None:
-    """A lease that ran out takes no probe, so its end gives none back."""
+async def a_late_result_frees_no_second_probe(harness: StoreHarness) -> None:
+    """An expired lease holds no probe, so its result does not free one."""
     await harness.add(*(task(number) for number in range(4)))
     [late] = (await harness.claim(limit=1)).tasks
     await harness.store.park(LANE, START_MS + SECOND_MS, probes=1, opened=1)
@@ -105,8 +105,8 @@ async def a_late_finish_makes_no_room_for_a_second_probe(harness: StoreHarness) 
 
 
 @conformance_case
-async def a_half_open_lane_with_nothing_to_probe_is_not_named(harness: StoreHarness) -> None:
-    """`probing` names only lanes whose tasks are in the answer."""
+async def probing_names_only_lanes_with_leased_tasks(harness: StoreHarness) -> None:
+    """`probing` names only lanes of which the claim has tasks."""
     await harness.add(task(1, next_attempt_at=START_MS + HOUR_MS), task(2, "b"))
     await harness.store.park(LANE, START_MS, probes=1, opened=1)
 
@@ -116,8 +116,8 @@ async def a_half_open_lane_with_nothing_to_probe_is_not_named(harness: StoreHarn
 
 
 @conformance_case
-async def a_lane_parked_again_stays_shut_for_longer(harness: StoreHarness) -> None:
-    """The last call stands, with its count and its probes."""
+async def parking_again_replaces_the_first_parking(harness: StoreHarness) -> None:
+    """The last call counts, with its time, probes and number of openings."""
     await harness.add(*(task(number) for number in range(5)))
     await harness.store.park(LANE, START_MS + SECOND_MS, probes=1, opened=1)
     harness.clock.advance(SECOND_MS)
@@ -135,8 +135,8 @@ async def a_lane_parked_again_stays_shut_for_longer(harness: StoreHarness) -> No
 
 
 @conformance_case
-async def a_lane_that_recovered_stays_paused(harness: StoreHarness) -> None:
-    """Unparking forgets what the breaker said, and leaves the operator's hand where it is."""
+async def unparking_keeps_a_lane_paused(harness: StoreHarness) -> None:
+    """Unparking resets the breaker's state, not the operator's pause."""
     await harness.add(*(task(number) for number in range(5)))
     await harness.store.park(LANE, START_MS + HOUR_MS, probes=1, opened=4)
     await harness.store.pause(LANE)
@@ -153,7 +153,7 @@ async def a_lane_that_recovered_stays_paused(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_resumed_lane_is_open(harness: StoreHarness) -> None:
-    """Resuming forgets that a lane was parked, and how often."""
+    """Resuming a lane also ends its parking, and resets the number of openings."""
     await harness.add(*(task(number) for number in range(5)))
     await harness.store.park(LANE, START_MS + HOUR_MS, probes=1, opened=4)
 
@@ -166,8 +166,8 @@ async def a_resumed_lane_is_open(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_paused_lane_gives_nothing(harness: StoreHarness) -> None:
-    """However long it takes, parked or not, abandoned or due, until it is resumed."""
+async def a_paused_lane_gives_no_tasks(harness: StoreHarness) -> None:
+    """Neither due tasks nor expired leases are claimed until the lane is resumed."""
     await harness.add(task(1), task(2))
     await harness.claim(limit=1)
     await harness.store.pause(LANE)
@@ -184,8 +184,8 @@ async def a_paused_lane_gives_nothing(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_running_attempt_ends_in_a_lane_that_is_shut(harness: StoreHarness) -> None:
-    """Parking and pausing touch no lease: finishes are written as ever."""
+async def results_are_stored_in_parked_and_paused_lanes(harness: StoreHarness) -> None:
+    """Parking and pausing do not affect leases."""
     await harness.add(task(1), task(2))
     one, two = (await harness.claim()).tasks
     await harness.store.park(LANE, START_MS + HOUR_MS, probes=1, opened=1)
@@ -197,8 +197,8 @@ async def a_running_attempt_ends_in_a_lane_that_is_shut(harness: StoreHarness) -
 
 
 @conformance_case
-async def a_lane_without_tasks_can_be_shut(harness: StoreHarness) -> None:
-    """A lane may be paused or parked before its first task; to resume an unknown one is nothing."""
+async def an_empty_lane_can_be_paused_and_parked(harness: StoreHarness) -> None:
+    """This works before its first task; resuming an unknown lane does nothing."""
     await harness.store.resume("acme/https:unknown:443")
     assert await harness.store.get_lane("acme/https:unknown:443") is None
     await harness.store.pause(LANE)
@@ -213,7 +213,7 @@ async def a_lane_without_tasks_can_be_shut(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_lane_counts_its_tasks(harness: StoreHarness) -> None:
-    """Pending, in flight and dead are counted as things happen; it knows when it was served."""
+    """Pending, in-flight and dead tasks are counted, and the time of the last claim is known."""
     await harness.add(*(task(number) for number in range(5)))
     lane = await harness.lane()
     assert (LANE, "acme", 5, 0, 0) == (
@@ -225,9 +225,13 @@ async def a_lane_counts_its_tasks(harness: StoreHarness) -> None:
     )
     assert lane.served_at is None
     harness.clock.advance(5)
-    held = (await harness.claim(limit=4)).tasks
+    leased = (await harness.claim(limit=4)).tasks
     await harness.store.finish(
-        [success_result(held[0]), dead_result(held[1]), retry_result(held[2], START_MS + HOUR_MS)]
+        [
+            success_result(leased[0]),
+            dead_result(leased[1]),
+            retry_result(leased[2], START_MS + HOUR_MS),
+        ]
     )
 
     lane = await harness.lane()
@@ -238,8 +242,8 @@ async def a_lane_counts_its_tasks(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_direct_lease_is_no_claim(harness: StoreHarness) -> None:
-    """A lane that was served by direct leases alone has not been claimed from."""
+async def a_direct_lease_does_not_count_as_a_claim(harness: StoreHarness) -> None:
+    """`served_at` of a lane with only direct leases is None."""
     await harness.store.add([NewTask(task(1), direct=True)], LEASE)
 
     assert (await harness.lane()).served_at is None
@@ -247,7 +251,7 @@ async def a_direct_lease_is_no_claim(harness: StoreHarness) -> None:
 
 @conformance_case
 async def lanes_are_listed_by_name(harness: StoreHarness) -> None:
-    """In pages without gaps or repeats, of one tenant or of all."""
+    """Pages have no gaps and no repeats, for one tenant or for all."""
     hosts = [f"h{number}" for number in range(7)]
     for number, host in enumerate(reversed(hosts)):
         await harness.add(task(number, host), task(100 + number, host, tenant="beta"))
@@ -271,4 +275,4 @@ async def lanes_are_listed_by_name(harness: StoreHarness) -> None:
         assert acme == await listed("acme", limit)
         assert beta == await listed("beta", limit)
         assert acme + beta == await listed(None, limit)
-    assert [] == await listed("nobody", 100)
+    assert [] == await listed("unknown", 100)

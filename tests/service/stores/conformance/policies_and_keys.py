@@ -1,4 +1,4 @@
-"""What every store must do: policies and API keys."""
+"""Conformance: policies and API keys."""
 
 from __future__ import annotations
 
@@ -19,56 +19,58 @@ from tests.service.stores.harness import (
 KEEP = Retention(succeeded=HOUR_MS, dead=DAY_MS)
 
 
-def policy(policy_id: str = "p", document: bytes = b'{"a":1}', **fields: Any) -> PolicyVersion:
-    """A policy to write."""
+def new_policy(policy_id: str = "p", document: bytes = b'{"a":1}', **fields: Any) -> PolicyVersion:
+    """Return a policy to write."""
     return PolicyVersion(
         **{"tenant": "acme", "version": 0, **fields}, id=policy_id, document=document
     )
 
 
 @conformance_case
-async def a_policy_is_written_once(harness: StoreHarness) -> None:
-    """The same again is the same; other content is a conflict that names the one that is there."""
-    change, first = await harness.store.put_policy(policy(version=7), replace=False)
+async def writing_a_policy_is_idempotent(harness: StoreHarness) -> None:
+    """The same document is SAME; another document is a CONFLICT with the stored policy."""
+    change, first = await harness.store.put_policy(new_policy(version=7), replace=False)
     assert PolicyWriteStatus.CREATED is change
-    assert policy(version=1, created_at=START_MS) == first
+    assert new_policy(version=1, created_at=START_MS) == first
     harness.clock.advance(5)
 
     for replace in (False, True):
-        same = await harness.store.put_policy(policy(), replace=replace)
+        same = await harness.store.put_policy(new_policy(), replace=replace)
         assert (PolicyWriteStatus.SAME, first) == same
-    other = await harness.store.put_policy(policy(document=b"{}"), replace=False)
+    other = await harness.store.put_policy(new_policy(document=b"{}"), replace=False)
     assert (PolicyWriteStatus.CONFLICT, first) == other
     assert first == await harness.store.get_policy("acme", "p")
 
 
 @conformance_case
 async def a_replaced_policy_is_a_new_version(harness: StoreHarness) -> None:
-    """The newest is given by default, and older ones stay for those who pinned them."""
-    _, first = await harness.store.put_policy(policy(), replace=True)
+    """The newest version is the default, and older versions can still be read."""
+    _, first = await harness.store.put_policy(new_policy(), replace=True)
     harness.clock.advance(5)
 
-    change, second = await harness.store.put_policy(policy(document=b"{}"), replace=True)
+    change, second = await harness.store.put_policy(new_policy(document=b"{}"), replace=True)
 
     assert PolicyWriteStatus.DONE is change
-    assert policy(document=b"{}", version=2, created_at=START_MS + 5) == second
+    assert new_policy(document=b"{}", version=2, created_at=START_MS + 5) == second
     await harness.reopen()
     assert second == await harness.store.get_policy("acme", "p")
     assert [first, second, None] == [
         await harness.store.get_policy("acme", "p", version) for version in (1, 2, 3)
     ]
-    change, third = await harness.store.put_policy(policy(), replace=True)
+    change, third = await harness.store.put_policy(new_policy(), replace=True)
     assert (PolicyWriteStatus.DONE, 3) == (change, third.version)
 
 
 @conformance_case
-async def policies_are_those_of_a_tenant(harness: StoreHarness) -> None:
+async def policies_belong_to_a_tenant(harness: StoreHarness) -> None:
     """The same id of two tenants is two policies; an unknown one is None."""
-    await harness.store.put_policy(policy(), replace=False)
+    await harness.store.put_policy(new_policy(), replace=False)
 
     assert await harness.store.get_policy("beta", "p") is None
     assert await harness.store.get_policy("acme", "unknown") is None
-    change, _ = await harness.store.put_policy(policy(tenant="beta", document=b"{}"), replace=False)
+    change, _ = await harness.store.put_policy(
+        new_policy(tenant="beta", document=b"{}"), replace=False
+    )
     assert PolicyWriteStatus.CREATED is change
     assert PolicyWriteStatus.DONE is await harness.store.delete_policy("beta", "p")
     assert await harness.store.get_policy("acme", "p") is not None
@@ -76,12 +78,12 @@ async def policies_are_those_of_a_tenant(harness: StoreHarness) -> None:
 
 @conformance_case
 async def policies_are_listed_by_id(harness: StoreHarness) -> None:
-    """The newest version of each, in pages without gaps or repeats."""
+    """The newest version of each is listed, in pages without gaps or repeats."""
     ids = [f"p{number}" for number in range(7)]
     for policy_id in reversed(ids):
-        await harness.store.put_policy(policy(policy_id), replace=False)
-    await harness.store.put_policy(policy("p3", b"{}"), replace=True)
-    await harness.store.put_policy(policy("p3", tenant="beta"), replace=True)
+        await harness.store.put_policy(new_policy(policy_id), replace=False)
+    await harness.store.put_policy(new_policy("p3", b"{}"), replace=True)
+    await harness.store.put_policy(new_policy("p3", tenant="beta"), replace=True)
 
     for limit in (1, 3, 7, 100):
         found: list[PolicyVersion] = []
@@ -99,14 +101,14 @@ async def policies_are_listed_by_id(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_policy_in_use_is_not_deleted(harness: StoreHarness) -> None:
-    """While live tasks name it, waiting or in flight, a deletion is a conflict."""
-    await harness.store.put_policy(policy(), replace=False)
-    await harness.store.put_policy(policy(document=b"{}"), replace=True)
+    """While live tasks use it, PENDING or IN_FLIGHT, a deletion is a CONFLICT."""
+    await harness.store.put_policy(new_policy(), replace=False)
+    await harness.store.put_policy(new_policy(document=b"{}"), replace=True)
     await harness.add(task(1, policy_id="p"), task(2, tenant="beta", policy_id="other"))
     assert PolicyWriteStatus.CONFLICT is await harness.store.delete_policy("acme", "p")
-    held = next(one for one in (await harness.claim()).tasks if one.tenant == "acme")
+    leased = next(one for one in (await harness.claim()).tasks if one.tenant == "acme")
     assert PolicyWriteStatus.CONFLICT is await harness.store.delete_policy("acme", "p")
-    await harness.store.finish([dead_result(held)])
+    await harness.store.finish([dead_result(leased)])
 
     assert PolicyWriteStatus.DONE is await harness.store.delete_policy("acme", "p")
 
@@ -117,28 +119,28 @@ async def a_policy_in_use_is_not_deleted(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_version_that_was_deleted_does_not_come_back(harness: StoreHarness) -> None:
-    """A task that pinned it must never go by another content."""
-    await harness.store.put_policy(policy(), replace=False)
-    await harness.store.put_policy(policy(document=b"{}"), replace=True)
+async def a_deleted_version_number_is_not_used_again(harness: StoreHarness) -> None:
+    """A task that pinned it must never use another document."""
+    await harness.store.put_policy(new_policy(), replace=False)
+    await harness.store.put_policy(new_policy(document=b"{}"), replace=True)
     await harness.store.delete_policy("acme", "p")
     await harness.reopen()
 
-    change, anew = await harness.store.put_policy(policy(), replace=False)
+    change, anew = await harness.store.put_policy(new_policy(), replace=False)
 
     assert (PolicyWriteStatus.CREATED, 3) == (change, anew.version)
     assert [None, None, anew, None] == [
         await harness.store.get_policy("acme", "p", version) for version in (1, 2, 3, 4)
     ]
     await harness.store.delete_policy("acme", "p")
-    _, again = await harness.store.put_policy(policy(), replace=True)
+    _, again = await harness.store.put_policy(new_policy(), replace=True)
     assert 4 == again.version
 
 
 @conformance_case
-async def a_replayed_letter_uses_its_policy_again(harness: StoreHarness) -> None:
-    """A dead letter does not keep its policy; once it lives again, it does."""
-    await harness.store.put_policy(policy(), replace=False)
+async def a_revived_dead_letter_uses_its_policy_again(harness: StoreHarness) -> None:
+    """A dead letter does not prevent the deletion of its policy; a revived one does."""
+    await harness.store.put_policy(new_policy(), replace=False)
     dead = await harness.dead(1, policy_id="p")
     await harness.store.retry_now("acme", dead.id)
 
@@ -150,36 +152,36 @@ async def a_replayed_letter_uses_its_policy_again(harness: StoreHarness) -> None
 # --- keys -----------------------------------------------------------------------------------------
 
 
-def key(number: int, tenant: str = "acme", **fields: Any) -> ApiKey:
-    """A key to keep."""
+def new_key(number: int, tenant: str = "acme", **fields: Any) -> ApiKey:
+    """Return a key to store."""
     return ApiKey(id=f"key{number}", tenant=tenant, digest=b"digest %d" % number, **fields)
 
 
 @conformance_case
 async def a_key_is_found_by_its_digest(harness: StoreHarness) -> None:
-    """With the name it was given and the time it was made; another digest finds nothing."""
-    await harness.store.put_key(key(1, name="ci"))
+    """The name and the creation time are stored; an unknown digest finds nothing."""
+    await harness.store.put_key(new_key(1, name="ci"))
 
     found = await harness.store.find_key(b"digest 1")
 
-    assert key(1, name="ci", created_at=START_MS) == found
+    assert new_key(1, name="ci", created_at=START_MS) == found
     assert await harness.store.find_key(b"digest 2") is None
     await harness.reopen()
     assert found == await harness.store.find_key(b"digest 1")
 
 
 @conformance_case
-async def a_revoked_key_says_so(harness: StoreHarness) -> None:
-    """It is still found, with the time it ended, which neither revoking nor writing again moves."""
-    await harness.store.put_key(key(1))
+async def a_revoked_key_has_its_time_of_revocation(harness: StoreHarness) -> None:
+    """It is still found, and revoking or storing it again does not change the time."""
+    await harness.store.put_key(new_key(1))
     harness.clock.advance(5)
 
     assert await harness.store.revoke_key("key1")
     harness.clock.advance(5)
     assert await harness.store.revoke_key("key1")
-    await harness.store.put_key(key(1, name="again"))
+    await harness.store.put_key(new_key(1, name="again"))
 
-    assert key(1, created_at=START_MS, revoked_at=START_MS + 5) == await harness.store.find_key(
+    assert new_key(1, created_at=START_MS, revoked_at=START_MS + 5) == await harness.store.find_key(
         b"digest 1"
     )
     assert not await harness.store.revoke_key("unknown")
@@ -187,10 +189,10 @@ async def a_revoked_key_says_so(harness: StoreHarness) -> None:
 
 @conformance_case
 async def keys_are_listed_by_tenant(harness: StoreHarness) -> None:
-    """Those of one tenant or all, the revoked too."""
+    """Keys of one tenant or of all are listed, including revoked ones."""
     for number in range(3):
-        await harness.store.put_key(key(number))
-    await harness.store.put_key(key(3, "beta"))
+        await harness.store.put_key(new_key(number))
+    await harness.store.put_key(new_key(3, "beta"))
     await harness.store.revoke_key("key1")
 
     async def ids(tenant: str | None = None) -> list[str]:
@@ -199,4 +201,4 @@ async def keys_are_listed_by_tenant(harness: StoreHarness) -> None:
     assert ["key0", "key1", "key2"] == await ids("acme")
     assert ["key3"] == await ids("beta")
     assert ["key0", "key1", "key2", "key3"] == await ids()
-    assert [] == await ids("nobody")
+    assert [] == await ids("unknown")

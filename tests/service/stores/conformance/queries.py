@@ -1,4 +1,4 @@
-"""What every store must do: what people ask of tasks, each tenant of its own."""
+"""Conformance: queries, cancel and retry now, each limited to one tenant."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ UNKNOWN = [task_id(999), "nope", "", "a" * 5000, "' OR 1=1 --", "\x00", "%", "k�
 
 
 @conformance_case
-async def the_ping_tells_the_time(harness: StoreHarness) -> None:
-    """A ping returns the store's now."""
+async def ping_returns_the_stores_time(harness: StoreHarness) -> None:
+    """A ping returns the store's time."""
     assert START_MS == await harness.store.ping()
     harness.clock.advance(7)
     assert START_MS + 7 == await harness.store.ping()
 
 
 @conformance_case
-async def an_unknown_id_is_not_there(harness: StoreHarness) -> None:
-    """Whatever it looks like, an id without a task is None or nothing, never an error."""
+async def an_unknown_id_is_none(harness: StoreHarness) -> None:
+    """Unknown and malformed ids return None or nothing, and never raise."""
     await harness.add(task(1))
     for unknown in UNKNOWN:
         assert await harness.store.get_task("acme", unknown) is None
@@ -47,8 +47,8 @@ async def an_unknown_id_is_not_there(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def another_tenants_task_is_not_there(harness: StoreHarness) -> None:
-    """No call by tenant sees or changes what is another's."""
+async def tasks_of_another_tenant_are_invisible(harness: StoreHarness) -> None:
+    """No call for a tenant reads or changes tasks of another."""
     dead = await harness.dead(1)
     [waits] = await harness.add(task(2, next_attempt_at=START_MS + HOUR_MS))
     store = harness.store
@@ -71,8 +71,8 @@ async def another_tenants_task_is_not_there(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_waiting_task_is_cancelled_at_once(harness: StoreHarness) -> None:
-    """It is terminal, and no claim gives it."""
+async def a_pending_task_is_cancelled_at_once(harness: StoreHarness) -> None:
+    """It is terminal, and is not claimed."""
     [added] = await harness.add(task(1))
     harness.clock.advance(5)
 
@@ -88,21 +88,25 @@ async def a_waiting_task_is_cancelled_at_once(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_task_in_flight_is_asked_to_end(harness: StoreHarness) -> None:
-    """Its version stays, so that its attempt can be finished; asking again is the same."""
-    held = await harness.leased(1)
+async def cancelling_a_task_in_flight_is_requested(harness: StoreHarness) -> None:
+    """Its version stays, so that its result is accepted; a second request is the same."""
+    leased = await harness.leased(1)
 
     for _ in range(2):
-        assert CancelStatus.REQUESTED is await harness.store.cancel("acme", held.id)
+        assert CancelStatus.REQUESTED is await harness.store.cancel("acme", leased.id)
 
     asked = await harness.get(1)
-    assert (Status.IN_FLIGHT, True, held.version) == (asked.status, asked.cancelling, asked.version)
-    assert [FinishStatus.CANCELLED] == await harness.store.finish([dead_result(held)])
+    assert (Status.IN_FLIGHT, True, leased.version) == (
+        asked.status,
+        asked.cancelling,
+        asked.version,
+    )
+    assert [FinishStatus.CANCELLED] == await harness.store.finish([dead_result(leased)])
 
 
 @conformance_case
-async def a_lease_ahead_of_its_time_is_asked_to_end(harness: StoreHarness) -> None:
-    """Its holder starts without asking, so the cancel is only requested; of a late one too."""
+async def cancelling_an_early_lease_is_requested(harness: StoreHarness) -> None:
+    """The worker starts without asking, so a cancel is only requested."""
     ahead = await harness.leased(1, next_attempt_at=START_MS + 500)
     assert CancelStatus.REQUESTED is await harness.store.cancel("acme", ahead.id)
     harness.clock.advance(HOUR_MS)
@@ -110,11 +114,11 @@ async def a_lease_ahead_of_its_time_is_asked_to_end(harness: StoreHarness) -> No
 
 
 @conformance_case
-async def a_terminal_task_stays(harness: StoreHarness) -> None:
-    """What has ended cannot be cancelled, nor cancelled again."""
+async def a_terminal_task_cannot_be_cancelled(harness: StoreHarness) -> None:
+    """A terminal task is unchanged, also if it was cancelled before."""
     await harness.dead(1)
-    held = await harness.leased(2)
-    await harness.store.finish([success_result(held)])
+    leased = await harness.leased(2)
+    await harness.store.finish([success_result(leased)])
     await harness.add(task(3))
     await harness.store.cancel("acme", task_id(3))
     before = [await harness.get(number) for number in (1, 2, 3)]
@@ -130,13 +134,13 @@ async def a_terminal_task_stays(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_waiting_task_is_made_due(harness: StoreHarness) -> None:
-    """Its time is now, it keeps its history, and it is claimed once."""
-    held = await harness.leased(1)
-    await harness.store.finish([retry_result(held, START_MS + HOUR_MS, previous_delay=2.5)])
+async def retry_now_makes_a_pending_task_due(harness: StoreHarness) -> None:
+    """It is due now, keeps its attempts, and is claimed once."""
+    leased = await harness.leased(1)
+    await harness.store.finish([retry_result(leased, START_MS + HOUR_MS, previous_delay=2.5)])
     harness.clock.advance(5)
 
-    assert RetryNowStatus.DUE is await harness.store.retry_now("acme", held.id)
+    assert RetryNowStatus.DUE is await harness.store.retry_now("acme", leased.id)
 
     due = await harness.get(1)
     assert (START_MS + 5, START_MS + 5, START_MS) == (
@@ -152,8 +156,8 @@ async def a_waiting_task_is_made_due(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_task_that_is_due_keeps_its_time(harness: StoreHarness) -> None:
-    """A task that is late does not become younger by being asked for."""
+async def retry_now_keeps_an_earlier_due_time(harness: StoreHarness) -> None:
+    """A task that is late keeps its due time."""
     await harness.add(task(1))
     harness.clock.advance(HOUR_MS)
 
@@ -162,31 +166,31 @@ async def a_task_that_is_due_keeps_its_time(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_dead_letter_begins_anew(harness: StoreHarness) -> None:
-    """Its attempts are forgiven but counted, its budget starts now, and its log goes on."""
-    held = await harness.leased(1)
-    await harness.store.finish([dead_result(held, previous_delay=1.0, restarted=2)])
+async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
+    """Attempts stay in the log but no longer count, and the total budget starts now."""
+    leased = await harness.leased(1)
+    await harness.store.finish([dead_result(leased, previous_delay=1.0, restarted=2)])
     harness.clock.advance(HOUR_MS)
     now = harness.clock.now
 
-    assert RetryNowStatus.DUE is await harness.store.retry_now("acme", held.id)
+    assert RetryNowStatus.DUE is await harness.store.retry_now("acme", leased.id)
 
     anew = await harness.get(1)
     assert (Status.PENDING, None, None) == (anew.status, anew.reason, anew.finished_at)
     assert (1, 1, 1) == (anew.attempts, anew.forgiven, anew.replays)
     assert (None, 0, None) == (anew.previous_delay, anew.restarted, anew.last_kind)
     assert (now, now, now) == (anew.next_attempt_at, anew.started_at, anew.wake_at)
-    assert (held.key, held.content, START_MS) == (anew.key, anew.content, anew.created_at)
+    assert (leased.key, leased.content, START_MS) == (anew.key, anew.content, anew.created_at)
     lane = await harness.lane()
     assert (1, 0, 0) == (lane.pending, lane.in_flight, lane.dead)
-    [held] = (await harness.claim()).tasks
-    await harness.store.finish([success_result(held)])
-    assert [1, 2] == [row.number for row in await harness.store.list_attempts("acme", held.id)]
+    [leased] = (await harness.claim()).tasks
+    await harness.store.finish([success_result(leased)])
+    assert [1, 2] == [row.number for row in await harness.store.list_attempts("acme", leased.id)]
 
 
 @conformance_case
-async def what_runs_or_has_ended_is_left_alone(harness: StoreHarness) -> None:
-    """A task in flight runs already; one that succeeded or was cancelled is finished."""
+async def retry_now_ignores_running_and_finished_tasks(harness: StoreHarness) -> None:
+    """An IN_FLIGHT task is RUNNING; a succeeded or cancelled one is FINISHED."""
     await harness.add(task(1), task(2), task(3, next_attempt_at=START_MS + 500))
     one, _, _ = (await harness.claim()).tasks
     await harness.store.finish([success_result(one)])
@@ -206,8 +210,8 @@ async def what_runs_or_has_ended_is_left_alone(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_parked_lane_holds_a_retried_task(harness: StoreHarness) -> None:
-    """To retry now is no way around a breaker."""
+async def retry_now_does_not_open_a_parked_lane(harness: StoreHarness) -> None:
+    """A task of a parked lane is not claimed, although it is due."""
     await harness.add(task(1, next_attempt_at=START_MS + HOUR_MS))
     await harness.store.park(LANE, START_MS + 5000, probes=1, opened=1)
 
@@ -218,10 +222,10 @@ async def a_parked_lane_holds_a_retried_task(harness: StoreHarness) -> None:
 UNKNOWN = [task_id(999), "nope", "", "a" * 5000, "' OR 1=1 --", "\x00", "%", "kä"]
 
 
-async def listed(
+async def list_all(
     harness: StoreHarness, query: TaskFilter, limit: int, tenant: str = "acme"
 ) -> list[Task]:
-    """List all pages."""
+    """Return all pages of a list."""
     found: list[Task] = []
     cursor = None
     for _ in range(200):
@@ -236,20 +240,22 @@ async def listed(
 
 @conformance_case
 async def tasks_are_listed_newest_first(harness: StoreHarness) -> None:
-    """In pages of any size, without gaps or repeats, and only those of the tenant."""
+    """Pages of any size have no gaps and no repeats, and only tasks of the tenant."""
     for number in range(10):
         await harness.add(task(number), task(100 + number, tenant="beta"))
         harness.clock.advance(number % 2)
 
     for limit in (1, 3, 10, 100):
-        assert list(range(9, -1, -1)) == task_numbers(await listed(harness, TaskFilter(), limit))
-    assert list(range(109, 99, -1)) == task_numbers(await listed(harness, TaskFilter(), 4, "beta"))
-    assert [] == await listed(harness, TaskFilter(), 10, "nobody")
+        assert list(range(9, -1, -1)) == task_numbers(await list_all(harness, TaskFilter(), limit))
+    assert list(range(109, 99, -1)) == task_numbers(
+        await list_all(harness, TaskFilter(), 4, "beta")
+    )
+    assert [] == await list_all(harness, TaskFilter(), 10, "unknown")
 
 
 @conformance_case
-async def a_list_holds_still_while_tasks_are_added(harness: StoreHarness) -> None:
-    """What was there when paging began comes exactly once, whatever is added or changes state."""
+async def a_list_is_stable_while_tasks_are_added(harness: StoreHarness) -> None:
+    """Tasks that existed at the first page are listed exactly once."""
     await harness.add(*(task(number) for number in range(9)))
     page = await harness.store.list_tasks("acme", TaskFilter(), limit=3)
     found = task_numbers(page.items)
@@ -267,15 +273,15 @@ async def a_list_holds_still_while_tasks_are_added(harness: StoreHarness) -> Non
 
 
 @conformance_case
-async def filters_and_their_combinations(harness: StoreHarness) -> None:
-    """Status, policy, lane and reason, each alone and together."""
+async def filters_can_be_combined(harness: StoreHarness) -> None:
+    """Status, policy, lane and reason select, alone and together."""
     for number in range(24):
         fields = {"host": "ab"[number % 2], "policy_id": ("default", "webhook")[number // 2 % 2]}
         if number % 3 == 0:
             await harness.dead(number, "attempts" if number % 4 else "budget", **fields)
         else:
             await harness.add(task(number, **fields, next_attempt_at=START_MS + HOUR_MS))
-    everything = await listed(harness, TaskFilter(), 100)
+    everything = await list_all(harness, TaskFilter(), 100)
     assert 24 == len(everything)
     queries = [
         TaskFilter(status=status, policy_id=policy, lane=lane, reason=reason)
@@ -294,12 +300,12 @@ async def filters_and_their_combinations(harness: StoreHarness) -> None:
             and query.lane in {None, one.lane}
             and query.reason in {None, one.reason}
         ]
-        assert expected == await listed(harness, query, 5)
+        assert expected == await list_all(harness, query, 5)
 
 
 @conformance_case
 async def a_malformed_cursor_is_an_error(harness: StoreHarness) -> None:
-    """What no page has given is refused, and said to be the cursor."""
+    """A cursor that no page returned raises an error that names the cursor."""
     await harness.add(task(1), task(2))
     for cursor in ("", "nope", "-1", "1.5", "☃", "' OR 1=1", "9" * 500, "\x00"):
         with pytest.raises(ConfigurationError, match="cursor"):
@@ -308,14 +314,14 @@ async def a_malformed_cursor_is_an_error(harness: StoreHarness) -> None:
 
 @conformance_case
 async def the_attempt_log_has_pages(harness: StoreHarness) -> None:
-    """From the attempt after a number, up to a limit, in order."""
-    held = await harness.leased(1)
+    """Attempts after a number are returned in order, up to a limit."""
+    leased = await harness.leased(1)
     for _ in range(6):
-        await harness.store.finish([retry_result(held, harness.clock.now, keep=LEASE)])
-        held = await harness.get(1)
+        await harness.store.finish([retry_result(leased, harness.clock.now, keep=LEASE)])
+        leased = await harness.get(1)
 
     async def page(after: int, limit: int) -> list[int]:
-        rows = await harness.store.list_attempts("acme", held.id, after=after, limit=limit)
+        rows = await harness.store.list_attempts("acme", leased.id, after=after, limit=limit)
         return [row.number for row in rows]
 
     assert [1, 2, 3, 4, 5, 6] == await page(0, 100)

@@ -1,4 +1,4 @@
-"""What every store must do: leases that are handed back."""
+"""Conformance: leases that are released before an attempt."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.service.stores.harness import (
 
 
 @conformance_case
-async def a_released_task_is_due_when_it_was(harness: StoreHarness) -> None:
-    """No attempt is counted, another may claim it at once, and the old holder has lost it."""
-    held = await harness.leased(1, next_attempt_at=START_MS + 500)
+async def a_released_task_keeps_its_due_time(harness: StoreHarness) -> None:
+    """No attempt is counted, another worker may claim it, and the old lease is lost."""
+    leased = await harness.leased(1, next_attempt_at=START_MS + 500)
 
-    assert [FinishStatus.DONE] == await harness.store.release([Release(held)])
+    assert [FinishStatus.DONE] == await harness.store.release([Release(leased)])
 
     freed = await harness.get(1)
     assert (Status.PENDING, None, 0, START_MS + 500, START_MS + 500) == (
@@ -37,15 +37,15 @@ async def a_released_task_is_due_when_it_was(harness: StoreHarness) -> None:
         freed.next_attempt_at,
         freed.wake_at,
     )
-    assert [] == await harness.store.list_attempts("acme", held.id)
+    assert [] == await harness.store.list_attempts("acme", leased.id)
     assert {Status.PENDING: 1} == await harness.counts()
     assert [1] == task_numbers((await harness.claim(OTHER_LEASE)).tasks)
-    assert [FinishStatus.SUPERSEDED] == await harness.store.finish([success_result(held)])
+    assert [FinishStatus.SUPERSEDED] == await harness.store.finish([success_result(leased)])
 
 
 @conformance_case
-async def a_task_is_released_for_later_but_not_for_earlier(harness: StoreHarness) -> None:
-    """A time puts it off; no attempt comes before the time that it had."""
+async def a_release_can_only_delay_a_task(harness: StoreHarness) -> None:
+    """A later time delays the task; an earlier time is ignored."""
     await harness.add(
         task(1, next_attempt_at=START_MS + 500), task(2, next_attempt_at=START_MS + 500)
     )
@@ -63,8 +63,8 @@ async def a_task_is_released_for_later_but_not_for_earlier(harness: StoreHarness
 
 
 @conformance_case
-async def only_a_lease_that_is_held_is_released(harness: StoreHarness) -> None:
-    """Twice, unknown, finished, or from before a kept lease: nothing happens."""
+async def only_a_valid_lease_is_released(harness: StoreHarness) -> None:
+    """Releasing twice, unknown tasks or outdated versions changes nothing."""
     await harness.add(task(1), task(2), task(3))
     one, two, three = (await harness.claim()).tasks
     await harness.store.finish([success_result(one), retry_result(two, START_MS + 500, keep=LEASE)])
@@ -81,12 +81,12 @@ async def only_a_lease_that_is_held_is_released(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_released_task_that_was_cancelled_ends(harness: StoreHarness) -> None:
-    """No attempt follows a request to cancel, also when none was made."""
-    held = await harness.leased(1)
-    await harness.store.cancel("acme", held.id)
+async def a_released_task_being_cancelled_is_cancelled(harness: StoreHarness) -> None:
+    """It is CANCELLED without an attempt."""
+    leased = await harness.leased(1)
+    await harness.store.cancel("acme", leased.id)
 
-    assert [FinishStatus.CANCELLED] == await harness.store.release([Release(held)])
+    assert [FinishStatus.CANCELLED] == await harness.store.release([Release(leased)])
 
     ended = await harness.get(1)
     assert (Status.CANCELLED, 0, START_MS) == (ended.status, ended.attempts, ended.finished_at)
@@ -94,8 +94,8 @@ async def a_released_task_that_was_cancelled_ends(harness: StoreHarness) -> None
 
 
 @conformance_case
-async def a_direct_lease_is_a_lease(harness: StoreHarness) -> None:
-    """What was leased when it was added is released, kept, lost and finished like any other."""
+async def a_direct_lease_is_a_normal_lease(harness: StoreHarness) -> None:
+    """It can be released, kept, lost and finished like any other."""
     batch = [NewTask(task(number), direct=True) for number in range(1, 5)]
     one, two, three, four = [answer.task for answer in await harness.store.add(batch, LEASE)]
     await harness.store.release([Release(one)])
@@ -107,5 +107,5 @@ async def a_direct_lease_is_a_lease(harness: StoreHarness) -> None:
     tasks = (await harness.claim(OTHER_LEASE)).tasks
 
     assert [1, 4] == task_numbers(tasks)
-    assert [0, 1] == [held.attempts for held in tasks]
+    assert [0, 1] == [leased.attempts for leased in tasks]
     assert next_attempt(tasks[1]).number == 2

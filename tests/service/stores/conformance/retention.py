@@ -1,4 +1,4 @@
-"""What every store must do: numbers, and what is swept away."""
+"""Conformance: counters, the time series, and retention."""
 
 from __future__ import annotations
 
@@ -27,15 +27,19 @@ KEEP = Retention(succeeded=HOUR_MS, dead=DAY_MS)
 
 @conformance_case
 async def counters_follow_every_change(harness: StoreHarness) -> None:
-    """By tenant and in all, through a whole life, and after a crash."""
+    """Counts are exact per tenant and in total after every transition, and after a crash."""
     await harness.add(*(task(number) for number in range(6)), task(9, tenant="beta"))
     assert {Status.PENDING: 6} == await harness.counts("acme")
     assert {Status.PENDING: 1} == await harness.counts("beta")
     assert {Status.PENDING: 7} == await harness.counts()
     await harness.store.cancel("acme", task_id(5))
-    held = [one for one in (await harness.claim()).tasks if one.tenant == "acme"]
+    leased = [one for one in (await harness.claim()).tasks if one.tenant == "acme"]
     await harness.store.finish(
-        [success_result(held[0]), dead_result(held[1]), retry_result(held[2], START_MS + HOUR_MS)]
+        [
+            success_result(leased[0]),
+            dead_result(leased[1]),
+            retry_result(leased[2], START_MS + HOUR_MS),
+        ]
     )
     expected = {
         Status.PENDING: 1,
@@ -49,14 +53,14 @@ async def counters_follow_every_change(harness: StoreHarness) -> None:
     await harness.reopen()
     assert expected == await harness.counts("acme")
     assert {Status.IN_FLIGHT: 1} == await harness.counts("beta")
-    assert {} == await harness.counts("nobody")
+    assert {} == await harness.counts("unknown")
 
 
 @conformance_case
 async def the_series_counts_attempts_by_minute(harness: StoreHarness) -> None:
-    """When they were logged, by outcome, by tenant and in all; quiet minutes are left out."""
+    """By the time of logging, by outcome and tenant; minutes without attempts are left out."""
     await harness.add(task(1), task(2), task(3, tenant="beta"))
-    one, two, three = sorted((await harness.claim()).tasks, key=lambda held: held.id)
+    one, two, three = sorted((await harness.claim()).tasks, key=lambda leased: leased.id)
     harness.clock.now = START_MS + MINUTE_MS - 1
     await harness.store.finish([success_result(one), dead_result(three)])
     harness.clock.now = START_MS + 3 * MINUTE_MS
@@ -78,25 +82,25 @@ async def the_series_counts_attempts_by_minute(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_day_of_the_series_is_kept(harness: StoreHarness) -> None:
-    """What is older than a day is not told, whether swept or not."""
-    held = await harness.leased(1)
-    await harness.store.finish([success_result(held)])
+async def the_series_covers_one_day(harness: StoreHarness) -> None:
+    """Points older than a day are not returned, whether they were swept or not."""
+    leased = await harness.leased(1)
+    await harness.store.finish([success_result(leased)])
     harness.clock.advance(DAY_MS - MINUTE_MS)
     assert 1 == len(await harness.store.series(None, since=0))
     harness.clock.advance(2 * MINUTE_MS)
 
     assert [] == await harness.store.series(None, since=0)
-    held = await harness.leased(2)
-    await harness.store.finish([success_result(held)])
+    leased = await harness.leased(2)
+    await harness.store.finish([success_result(leased)])
     assert 1 == len(await harness.store.series("acme", since=0))
 
 
 # --- sweep ----------------------------------------------------------------------------------------
 
 
-async def swept(harness: StoreHarness, limit: int) -> int:
-    """Sweep until there is no more to do, in steps within the limit."""
+async def sweep_all(harness: StoreHarness, limit: int) -> int:
+    """Sweep until no work is left; each step stays within the limit."""
     total = 0
     for _ in range(100):
         result = await harness.store.sweep(KEEP, limit)
@@ -108,25 +112,25 @@ async def swept(harness: StoreHarness, limit: int) -> int:
 
 
 @conformance_case
-async def a_sweep_removes_what_is_out_of_time(harness: StoreHarness) -> None:
-    """Succeeded and cancelled ones after one time, dead ones after another, live ones never."""
-    held = await harness.leased(1)
-    await harness.store.finish([success_result(held)])
+async def a_sweep_deletes_expired_tasks(harness: StoreHarness) -> None:
+    """Terminal tasks expire by status; live tasks never do."""
+    leased = await harness.leased(1)
+    await harness.store.finish([success_result(leased)])
     await harness.dead(2)
     await harness.add(task(3))
     await harness.store.cancel("acme", task_id(3))
     await harness.add(task(4, next_attempt_at=START_MS + 9 * DAY_MS))
     await harness.leased(5)
     harness.clock.now = START_MS + HOUR_MS - 1
-    assert 0 == await swept(harness, 10)
+    assert 0 == await sweep_all(harness, 10)
 
     harness.clock.advance(1)
-    assert 2 == await swept(harness, 10)
+    assert 2 == await sweep_all(harness, 10)
     assert {Status.EXHAUSTED: 1, Status.PENDING: 1, Status.IN_FLIGHT: 1} == await harness.counts()
     assert await harness.store.get_task("acme", task_id(1)) is None
     assert [] == await harness.store.list_attempts("acme", task_id(1))
     harness.clock.now = START_MS + DAY_MS
-    assert 1 == await swept(harness, 10)
+    assert 1 == await sweep_all(harness, 10)
 
     assert {Status.PENDING: 1, Status.IN_FLIGHT: 1} == await harness.counts()
     assert 0 == (await harness.lane()).dead
@@ -134,10 +138,10 @@ async def a_sweep_removes_what_is_out_of_time(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_sweep_goes_in_small_steps(harness: StoreHarness) -> None:
-    """No more than the limit at a time, and it says whether there is more to do."""
+async def a_sweep_respects_its_limit(harness: StoreHarness) -> None:
+    """A step deletes at most `limit` tasks, and reports whether there are more."""
     await harness.add(*(task(number) for number in range(10)))
-    await harness.store.finish([success_result(held) for held in (await harness.claim()).tasks])
+    await harness.store.finish([success_result(leased) for leased in (await harness.claim()).tasks])
     harness.clock.advance(HOUR_MS)
 
     first = await harness.store.sweep(KEEP, 4)
@@ -145,27 +149,29 @@ async def a_sweep_goes_in_small_steps(harness: StoreHarness) -> None:
     assert (4, True) == (first.tasks, first.more)
     assert {Status.SUCCEEDED: 6} == await harness.counts()
     await harness.reopen()
-    assert 6 == await swept(harness, 4)
+    assert 6 == await sweep_all(harness, 4)
     last = await harness.store.sweep(KEEP, 4)
     assert (0, False) == (last.tasks, last.more)
 
 
 @conformance_case
-async def bodies_are_orphans_until_they_are_buried(harness: StoreHarness) -> None:
-    """Only those of tasks that are gone; a crash before the burial forgets none."""
+async def bodies_are_orphans_until_they_are_forgotten(harness: StoreHarness) -> None:
+    """Bodies of deleted tasks are listed as orphans, also after a crash."""
     await harness.add(*(task(number, body_ref=f"b{number}") for number in range(5)))
-    held = (await harness.claim(limit=4)).tasks
-    await harness.store.finish([success_result(one) for one in held[:3]] + [dead_result(held[3])])
+    leased = (await harness.claim(limit=4)).tasks
+    await harness.store.finish(
+        [success_result(one) for one in leased[:3]] + [dead_result(leased[3])]
+    )
     await harness.add(task(9))
     await harness.store.cancel("acme", task_id(9))
     assert [] == await harness.store.orphans(10)
     harness.clock.advance(HOUR_MS)
-    assert 4 == await swept(harness, 2)
+    assert 4 == await sweep_all(harness, 2)
 
     assert 2 == len(await harness.store.orphans(2))
     await harness.reopen()
     orphans = await harness.store.orphans(10)
-    assert {f"b{int(one.id[-12:], 16)}" for one in held[:3]} == set(orphans)
+    assert {f"b{int(one.id[-12:], 16)}" for one in leased[:3]} == set(orphans)
     await harness.store.forget_orphans(orphans[:2])
     await harness.store.forget_orphans([])
     await harness.store.forget_orphans(["unknown", orphans[0]])
@@ -174,36 +180,36 @@ async def bodies_are_orphans_until_they_are_buried(harness: StoreHarness) -> Non
 
 
 @conformance_case
-async def a_replayed_letter_is_not_swept(harness: StoreHarness) -> None:
-    """A letter that lives again has no end until it ends again."""
+async def a_revived_dead_letter_is_not_swept(harness: StoreHarness) -> None:
+    """A revived task does not expire until it is terminal again."""
     await harness.dead(1)
     harness.clock.advance(DAY_MS - 1)
     await harness.store.retry_now("acme", task_id(1))
     harness.clock.advance(DAY_MS)
-    assert 0 == await swept(harness, 10)
-    [held] = (await harness.claim()).tasks
-    await harness.store.finish([dead_result(held)])
+    assert 0 == await sweep_all(harness, 10)
+    [leased] = (await harness.claim()).tasks
+    await harness.store.finish([dead_result(leased)])
     harness.clock.advance(DAY_MS - 1)
 
-    assert 0 == await swept(harness, 10)
+    assert 0 == await sweep_all(harness, 10)
     harness.clock.advance(1)
-    assert 1 == await swept(harness, 10)
+    assert 1 == await sweep_all(harness, 10)
 
 
 @conformance_case
-async def replays_that_have_ended_are_swept(harness: StoreHarness) -> None:
-    """When they ended as long ago as a dead letter may have; one that runs stays."""
+async def ended_replays_are_swept(harness: StoreHarness) -> None:
+    """They expire like dead letters, by the time they ended; running ones stay."""
     ended, running = task_id(7), task_id(8)
     await harness.store.start_replay(ReplayRecord(id=ended, tenant="acme"))
     await harness.store.start_replay(ReplayRecord(id=running, tenant="acme"))
     harness.clock.advance(DAY_MS)
     await harness.store.replay_step(ended, 1)
     harness.clock.advance(DAY_MS - 1)
-    await swept(harness, 10)
+    await sweep_all(harness, 10)
     assert await harness.store.get_replay("acme", ended) is not None
     harness.clock.advance(1)
 
-    await swept(harness, 10)
+    await sweep_all(harness, 10)
 
     assert await harness.store.get_replay("acme", ended) is None
     assert await harness.store.get_replay("acme", running) is not None
@@ -211,8 +217,8 @@ async def replays_that_have_ended_are_swept(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def letters_that_a_replay_has_promised_are_not_swept(harness: StoreHarness) -> None:
-    """Those of its tenant wait for its end; those of others do not."""
+async def dead_letters_of_a_running_replay_are_not_swept(harness: StoreHarness) -> None:
+    """Dead letters of its tenant stay until it ends; those of other tenants do not."""
     await harness.dead(1)
     await harness.dead(2)
     await harness.dead(3, tenant="beta")
@@ -221,18 +227,18 @@ async def letters_that_a_replay_has_promised_are_not_swept(harness: StoreHarness
     await harness.store.replay_step(job.id, 1)
     harness.clock.advance(DAY_MS)
 
-    assert 1 == await swept(harness, 10)
+    assert 1 == await sweep_all(harness, 10)
 
     assert [2] == task_numbers(
         (await harness.store.list_tasks("acme", TaskFilter(status=Status.EXHAUSTED))).items
     )
     await harness.store.cancel_replay("acme", job.id)
-    assert 1 == await swept(harness, 10)
+    assert 1 == await sweep_all(harness, 10)
 
 
 @conformance_case
 async def closing_twice_is_harmless(harness: StoreHarness) -> None:
-    """A store may be closed by more than one hand."""
+    """A second close does nothing."""
     await harness.add(task(1))
 
     await harness.store.close()

@@ -1,4 +1,4 @@
-"""The write-ahead log of the SQLite store: always on, and kept short whoever reads."""
+"""The write-ahead log (WAL) of the SQLite store: always used, and kept short."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from tarry.service.store import NewTask, TaskFilter
 from tarry.service.stores.sqlite import Database, SqliteStore, connection
 from tarry.service.stores.sqlite.transaction import ReadTransaction
 from tests.service.stores.harness import START_MS, task
-from tests.service.stores.sqlite.test_store import on
+from tests.service.stores.sqlite.test_store import run_on_store
 
 MOST = 1 << 20
 
 
-def size(path: Path) -> int:
-    """How long the log of a file is."""
+def wal_size(path: Path) -> int:
+    """Return the size of the WAL of a database."""
     return Path(f"{os.path.realpath(path)}-wal").stat().st_size
 
 
-def mode(path: Path) -> str:
-    """How a file keeps its changes."""
+def journal_mode(path: Path) -> str:
+    """Return the journal mode of a database."""
     with closing(sqlite3.connect(path)) as other:
         return str(other.execute("PRAGMA journal_mode").fetchone()[0])
 
 
-def test_steady_reading_does_not_let_it_grow(
+def test_the_wal_stays_short_under_steady_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One read follows another, and still no group of changes finds more than the most."""
+    """Although one read follows another, no transaction finds the WAL above its limit."""
     monkeypatch.setattr(connection, "MAX_WAL_BYTES", MOST)
     monkeypatch.setattr(connection, "_MAX_CHECKPOINT_TRIES", 100_000)
     path = tmp_path / "link.db"
@@ -54,19 +54,19 @@ def test_steady_reading_does_not_let_it_grow(
             for begin in range(0, 100 * group, group):
                 numbers = range(begin, begin + group)
                 await store.add([NewTask(task(number, content=bytes(1000))) for number in numbers])
-                assert size(path) < MOST + MOST // 2
+                assert wal_size(path) < MOST + MOST // 2
         finally:
             for reader in readers:
                 reader.cancel()
             await asyncio.wait(readers)
 
-    on(path, main)
+    run_on_store(path, main)
 
 
-def test_a_long_read_keeps_it_and_nobody_spins(
+def test_a_long_read_delays_truncation_without_busy_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While another process reads, changes go on; a new try waits for as much again."""
+    """Writes continue during a long read; the next try waits until the WAL has grown."""
     monkeypatch.setattr(connection, "MAX_WAL_BYTES", MOST)
     monkeypatch.setattr(connection, "_MAX_CHECKPOINT_TRIES", 2)
     monkeypatch.setattr(connection, "_CHECKPOINT_TIMEOUT_MS", 1)
@@ -85,23 +85,23 @@ def test_a_long_read_keeps_it_and_nobody_spins(
             for _ in range(20):
                 await store.ping()
             assert 2 * 2 == _tries(said)
-            assert size(path) > 2 * MOST
+            assert wal_size(path) > 2 * MOST
         await store.add([NewTask(task(4, content=bytes(MOST)))])
         await store.ping()
 
         assert 2 * 2 + 1 == _tries(said)
-        assert size(path) < MOST
+        assert wal_size(path) < MOST
         assert [(5000,)] == store.database.open()[0].execute("PRAGMA busy_timeout").fetchall()
 
-    on(path, main)
+    run_on_store(path, main)
 
 
 def _tries(said: list[str]) -> int:
     return sum("wal_checkpoint" in statement for statement in said)
 
 
-def test_many_questions_are_no_long_read(tmp_path: Path) -> None:
-    """They are answered in order, a few in a transaction: none keeps the log for long."""
+def test_many_queries_use_several_read_transactions(tmp_path: Path) -> None:
+    """Queries are answered in order, a few per transaction, so none blocks truncation."""
     said: list[str] = []
     database = Database(tmp_path / "tasks.db", lambda: START_MS)
     database.open()[0].set_trace_callback(said.append)
@@ -117,8 +117,8 @@ def _echo(number: int, _view: ReadTransaction) -> int:
     return number
 
 
-def test_a_copy_of_the_file_has_it_too(tmp_path: Path) -> None:
-    """`VACUUM INTO` writes a file without a log; opened as a store, it gets one."""
+def test_a_copy_of_the_file_gets_a_wal(tmp_path: Path) -> None:
+    """`VACUUM INTO` writes a file without a WAL; opened as a store, it gets one."""
     path, copy = tmp_path / "tasks.db", tmp_path / "copy.db"
 
     async def fill(store: SqliteStore) -> None:
@@ -128,17 +128,17 @@ def test_a_copy_of_the_file_has_it_too(tmp_path: Path) -> None:
 
     async def look(store: SqliteStore) -> None:
         assert 1 == (await store.counters()).tasks[Status.PENDING]
-        assert "wal" == mode(copy)
+        assert "wal" == journal_mode(copy)
 
-    on(path, fill)
-    assert "delete" == mode(copy)
-    on(copy, look)
+    run_on_store(path, fill)
+    assert "delete" == journal_mode(copy)
+    run_on_store(copy, look)
 
 
-def test_a_disk_that_cannot_have_it_is_refused(
+def test_a_file_system_without_wal_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where memory cannot be shared between processes, the error says what is needed."""
+    """The error says that the store needs a local disk."""
     connect = sqlite3.connect
 
     def without_shared_memory(path: Path, **options: Any) -> sqlite3.Connection:

@@ -1,4 +1,4 @@
-"""The store when its file fails: told in words, and well again without anybody's doing."""
+"""The store when its file fails: clear errors, and recovery without a restart."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tarry.service.model import PolicyVersion, Status
 from tarry.service.store import NewTask, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore, connection, schema
 from tests.service.stores.harness import LEASE, ManualClock, success_result, task
-from tests.service.stores.sqlite.test_store import on
+from tests.service.stores.sqlite.test_store import run_on_store
 
 NOBODY = 65_534
 
 
-def test_a_file_of_the_first_version_is_brought_up_to_date(
+def test_a_file_of_an_older_version_is_upgraded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What later versions have to know is there, too."""
+    """Opening an older file runs the missing migrations, and the store works on it."""
     path = tmp_path / "tasks.db"
-    with monkeypatch.context() as then:
-        then.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
-        connection.connect(path).close()
+    connection.connect(path).close()
+    new_column = "ALTER TABLE policy_use ADD COLUMN added INTEGER NOT NULL DEFAULT 7"
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, new_column))
 
     async def change(store: SqliteStore) -> None:
         policy = PolicyVersion(tenant="acme", id="p", version=0, document=b"{}")
@@ -42,22 +42,24 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(
         _, again = await store.put_policy(policy, replace=False)
         assert 2 == again.version
 
-    on(path, change)
+    run_on_store(path, change)
+    with closing(sqlite3.connect(path)) as other:
+        assert [(7,)] == other.execute("SELECT added FROM policy_use").fetchall()
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    """What does not fit is refused, what fits is written, and with room again all goes on."""
+    """Tasks that do not fit are refused, smaller ones are stored; with space, all are."""
 
     async def main(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])
-        held = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
+        leased = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
         connection, _ = store.database.open()
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages + 2}").fetchall()
 
         big = [NewTask(task(number, content=bytes(100_000))) for number in (2, 3)]
         answers = await asyncio.gather(
-            store.add(big), store.finish([success_result(held[0])]), return_exceptions=True
+            store.add(big), store.finish([success_result(leased[0])]), return_exceptions=True
         )
 
         assert isinstance(answers[0], StoreUnavailable)
@@ -70,12 +72,12 @@ def test_a_full_disk(tmp_path: Path) -> None:
         connection.execute("PRAGMA max_page_count = 1000000").fetchall()
         assert 2 == len(await store.add(big))
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder in which we are an ordinary user, whom permissions bind."""
+def unprivileged_folder() -> Iterator[Path]:
+    """Return a folder, and drop root privileges, which would bypass permissions."""
     path = Path(tempfile.mkdtemp())
     is_root = os.geteuid() == 0
     if is_root:
@@ -90,8 +92,8 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def kept_open(path: Path) -> Iterator[None]:
-    """Another process that has a file open, so that its log stays when we close it."""
+def keep_open(path: Path) -> Iterator[None]:
+    """Return a process that keeps a file open, so that its WAL stays when we close it."""
     code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
     code += "c.execute('SELECT count(*) FROM task').fetchone(); print('open', flush=True); input()"
     with subprocess.Popen(
@@ -107,14 +109,14 @@ def kept_open(path: Path) -> Iterator[None]:
         process.communicate("\n")
 
 
-def test_a_file_that_is_read_only(folder: Path) -> None:
-    """Writing is refused, reading goes on; as soon as it may be written again, it is."""
-    path = folder / "tasks.db"
+def test_a_read_only_file(unprivileged_folder: Path) -> None:
+    """Writes are refused and reads work; once the file is writable, writes work again."""
+    path = unprivileged_folder / "tasks.db"
 
     async def main(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])
         assert 1 == len((await store.list_tasks("acme", TaskFilter())).items)
-        with kept_open(path):
+        with keep_open(path):
             path.chmod(0o444)
             for database in (store.database, store._read_database):
                 database.close()  # as after an error: what is open could still be written
@@ -130,11 +132,11 @@ def test_a_file_that_is_read_only(folder: Path) -> None:
             await store.add([NewTask(task(2))])
             assert 2 == len((await store.list_tasks("acme", TaskFilter())).items)
 
-    on(path, main)
+    run_on_store(path, main)
 
 
-def test_a_file_that_was_moved_away(tmp_path: Path) -> None:
-    """Nothing is promised that a restart would not find; put back, it is used again."""
+def test_a_moved_file(tmp_path: Path) -> None:
+    """Operations fail while the file is missing, and work once it is back."""
     path, away = tmp_path / "tasks.db", tmp_path / "away.db"
 
     async def main(store: SqliteStore) -> None:
@@ -149,11 +151,11 @@ def test_a_file_that_was_moved_away(tmp_path: Path) -> None:
         await store.add([NewTask(task(2))])
         assert 2 == (await store.counters()).tasks[Status.PENDING]
 
-    on(path, main)
+    run_on_store(path, main)
 
 
-def test_a_file_that_another_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While another process keeps the write lock the store is away; reads do not wait for it."""
+def test_a_file_locked_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes fail while another process holds the write lock; reads do not wait for it."""
     monkeypatch.setattr(connection, "_BUSY_TIMEOUT_MS", 1)
 
     async def main(store: SqliteStore) -> None:
@@ -168,11 +170,11 @@ def test_a_file_that_another_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             other.execute("ROLLBACK")
         await store.add([NewTask(task(2))])
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
-def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
-    """A store that could not be opened works as soon as it can be."""
+def test_a_missing_folder(tmp_path: Path) -> None:
+    """A store that could not be opened works as soon as its folder exists."""
     path = tmp_path / "later" / "tasks.db"
 
     async def main() -> None:
@@ -192,7 +194,7 @@ def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
 
 
 def open_error(path: Path) -> str:
-    """What is said when a file is refused."""
+    """Return the error with which a file is refused."""
 
     async def main() -> str:
         store = SqliteStore(path)
@@ -207,13 +209,13 @@ def open_error(path: Path) -> str:
 
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
-    """A file that a newer tarry wrote is named, left as it is, and read by none but that one."""
+    """A file of a newer schema version is refused, named and left unchanged."""
     path = tmp_path / "tasks.db"
 
     async def fill(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])
 
-    on(path, fill)
+    run_on_store(path, fill)
     newer = len(schema.MIGRATIONS) + 1
     with closing(sqlite3.connect(path)) as other:
         other.execute(f"PRAGMA user_version = {newer}")
@@ -225,7 +227,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
-    """Neither another program's tables nor what is no database is written to."""
+    """Databases of other programs and files that are no database are left unchanged."""
     path = tmp_path / "theirs.db"
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE task (theirs)")
@@ -239,7 +241,7 @@ def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_old_sqlite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Python with a SQLite that lacks what is used is told which one is needed."""
+    """The error names the SQLite version that is needed."""
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 37, 2))
     monkeypatch.setattr(sqlite3, "sqlite_version", "3.37.2")
 
@@ -248,16 +250,14 @@ def test_an_old_sqlite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_a_migration_that_fails_leaves_the_file_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step is taken whole or not at all, and the next opening takes it."""
+def test_a_failed_migration_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A migration is applied completely or not at all, and is tried again later."""
     path = tmp_path / "tasks.db"
 
     async def fill(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])
 
-    on(path, fill)
+    run_on_store(path, fill)
     good = "CREATE TABLE extra (a); INSERT INTO extra VALUES (1)"
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, f"{good}; nonsense"))
 
@@ -273,7 +273,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     async def look(store: SqliteStore) -> None:
         assert 1 == (await store.counters()).tasks[Status.PENDING]
 
-    on(path, look)
+    run_on_store(path, look)
     with closing(sqlite3.connect(path)) as other:
         assert [(1,)] == other.execute("SELECT a FROM extra").fetchall()
         assert [(len(schema.MIGRATIONS),)] == other.execute("PRAGMA user_version").fetchall()

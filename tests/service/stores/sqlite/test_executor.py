@@ -1,4 +1,4 @@
-"""Group commits: what waits together is written together, and each has its own answer."""
+"""Group commit in the SQLite store: one transaction for many callers, one result for each."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tarry.service.store import AddStatus, FinishStatus, NewTask
 from tarry.service.stores.sqlite import SqliteStore, executor
 from tarry.service.stores.sqlite.transaction import Transaction
 from tests.service.stores.harness import LEASE, success_result, task
-from tests.service.stores.sqlite.test_store import on
+from tests.service.stores.sqlite.test_store import run_on_store
 
 T = TypeVar("T")
 
 
-async def together(store: SqliteStore, calls: Iterable[Coroutine[Any, Any, T]]) -> list[Any]:
-    """Make calls while the writer is busy, so that all wait when it comes back."""
+async def submit_together(store: SqliteStore, calls: Iterable[Coroutine[Any, Any, T]]) -> list[Any]:
+    """Submit operations while the writer is busy, so that they form one group."""
     started, gate = threading.Event(), threading.Event()
 
     def busy(tx: Transaction) -> None:
@@ -38,27 +38,27 @@ async def together(store: SqliteStore, calls: Iterable[Coroutine[Any, Any, T]]) 
     return await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def test_what_waits_together_is_written_together(tmp_path: Path) -> None:
-    """A thousand callers with a task each have their answers after one transaction."""
+def test_waiting_operations_share_a_transaction(tmp_path: Path) -> None:
+    """A thousand callers with one task each need one transaction."""
 
     async def main(store: SqliteStore) -> None:
         before = store.database.commits
-        answers = await together(store, (store.add([NewTask(task(n))]) for n in range(1000)))
+        answers = await submit_together(store, (store.add([NewTask(task(n))]) for n in range(1000)))
 
         assert [AddStatus.ADDED] * 1000 == [added.status for [added] in answers]
         assert 1 == store.database.commits - before
-        held = (await store.claim(LEASE, limit=1000, per_lane=1000)).tasks
+        leased = (await store.claim(LEASE, limit=1000, per_lane=1000)).tasks
         before = store.database.commits
-        done = await together(store, (store.finish([success_result(one)]) for one in held))
+        done = await submit_together(store, (store.finish([success_result(one)]) for one in leased))
 
         assert [[FinishStatus.DONE]] * 1000 == done
         assert 1 == store.database.commits - before
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
 def test_a_group_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large batches that wait together are not one transaction without end."""
+    """Large batches that wait together are split into several transactions."""
     monkeypatch.setattr(executor, "_MAX_GROUP_WEIGHT", 100)
 
     async def main(store: SqliteStore) -> None:
@@ -69,11 +69,11 @@ def test_a_group_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
         assert 5 == store.database.commits - before
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
-def test_what_may_wait_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than that is refused at once, and the store goes on with the rest."""
+def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations beyond the limit are refused at once, and the others are committed."""
     monkeypatch.setattr(executor, "MAX_PENDING", 50)
 
     async def main(store: SqliteStore) -> None:
@@ -87,15 +87,15 @@ def test_what_may_wait_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert 50 == (await store.counters()).tasks[Status.PENDING]
         await store.add([NewTask(task(200))])
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
-def test_a_bad_operation_harms_no_other(tmp_path: Path) -> None:
-    """What fails in a group is told to its caller alone, and leaves nothing of itself behind."""
+def test_a_failing_operation_does_not_affect_its_group(tmp_path: Path) -> None:
+    """Only its caller gets the error, and nothing of the operation is stored."""
 
     async def main(store: SqliteStore) -> None:
         bad = [NewTask(task(1000, "new", "stranger")), NewTask(task(1001, content=object()))]
-        answers = await together(
+        answers = await submit_together(
             store,
             [
                 *(store.add([NewTask(task(number))]) for number in range(5)),
@@ -115,11 +115,11 @@ def test_a_bad_operation_harms_no_other(tmp_path: Path) -> None:
         [added] = await store.add([NewTask(task(1000, "new", "stranger"))])
         assert AddStatus.ADDED is added.status
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
-def test_who_goes_away_does_not_stop_the_rest(tmp_path: Path) -> None:
-    """A caller that is cancelled while its operation waits leaves the others their answers."""
+def test_a_cancelled_caller_does_not_affect_its_group(tmp_path: Path) -> None:
+    """The other operations of the group still return their results."""
 
     async def main(store: SqliteStore) -> None:
         calls = [asyncio.ensure_future(store.add([NewTask(task(number))])) for number in range(10)]
@@ -131,11 +131,11 @@ def test_who_goes_away_does_not_stop_the_rest(tmp_path: Path) -> None:
         assert [3] == [n for n, answer in enumerate(answers) if isinstance(answer, BaseException)]
         assert 10 == (await store.counters()).tasks[Status.PENDING]
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
-def test_nobody_waits_for_a_thread_that_failed() -> None:
-    """An error of the machinery itself is told to all who wait, and the thread goes on."""
+def test_an_unexpected_error_reaches_all_callers() -> None:
+    """Every caller of the group gets the error, and the thread continues."""
 
     def fail(work: object) -> list[tuple[Any, Exception | None]]:
         raise MemoryError

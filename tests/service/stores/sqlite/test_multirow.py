@@ -1,4 +1,4 @@
-"""Batches: written with few statements, and each of their parts as if it had come alone."""
+"""Batches are written with few statements, with the same effect as single operations."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ TABLES = ("task", "state", "attempt", "tenant", "lane", "policy_use", "worker", 
 SIZES = (1, 2, 3, 63, 64, 65, 127, 200)
 
 
-class File:
-    """A file, and operations on it that must succeed."""
+class DatabaseFile:
+    """A database file, and operations on it that must succeed."""
 
     def __init__(self, path: Path) -> None:
         self.database = Database(path, ManualClock())
@@ -44,23 +44,23 @@ class File:
                 raise error
         return [value for value, _ in answers]
 
-    def add(self, news: list[NewTask], quota: int | None = None) -> list[AddResult]:
+    def add(self, batch: list[NewTask], quota: int | None = None) -> list[AddResult]:
         """Add a batch."""
-        [answers] = self.run(lambda tx: add.add(tx, news, LEASE, quota))
-        return add.to_add_results(news, LEASE, answers)
+        [answers] = self.run(lambda tx: add.add(tx, batch, LEASE, quota))
+        return add.to_add_results(batch, LEASE, answers)
 
-    def add_singly(self, news: list[NewTask], quota: int | None = None) -> list[AddResult]:
-        """Add tasks as so many batches."""
-        return [added for new in news for added in self.add([new], quota)]
+    def add_singly(self, batch: list[NewTask], quota: int | None = None) -> list[AddResult]:
+        """Add tasks one by one."""
+        return [added for new in batch for added in self.add([new], quota)]
 
     def finish(self, results: list[TaskResult]) -> list[FinishStatus]:
         """Finish a batch."""
-        ends = [finish.pack_result(result) for result in results]
-        [finished] = self.run(lambda tx: finish.finish(tx, ends))
+        packed = [finish.pack_result(result) for result in results]
+        [finished] = self.run(lambda tx: finish.finish(tx, packed))
         return list(finished)
 
     def finish_singly(self, results: list[TaskResult]) -> list[FinishStatus]:
-        """Finish attempts as so many batches."""
+        """Finish attempts one by one."""
         return [finished for result in results for finished in self.finish([result])]
 
     def cancel(self, tasks: list[Task]) -> None:
@@ -68,29 +68,29 @@ class File:
         self.run(lambda tx: [transitions.cancel(tx, one.tenant, one.id) for one in tasks])
 
     def rows(self) -> dict[str, list[Any]]:
-        """Everything that is kept about tasks."""
+        """Return all rows of the tables that concern tasks."""
         connection, _ = self.database.open()
         read = "SELECT * FROM {}".format
         return {name: connection.execute(read(name)).fetchall() for name in TABLES}
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Iterator[list[File]]:
-    """Two empty files."""
-    made = [File(tmp_path / "whole.db"), File(tmp_path / "singly.db")]
+def two_files(tmp_path: Path) -> Iterator[list[DatabaseFile]]:
+    """Yield two empty database files."""
+    made = [DatabaseFile(tmp_path / "whole.db"), DatabaseFile(tmp_path / "singly.db")]
     yield made
     for file in made:
         file.database.close()
 
 
 @pytest.fixture
-def file(files: list[File]) -> File:
-    """One empty file."""
-    return files[0]
+def one_file(two_files: list[DatabaseFile]) -> DatabaseFile:
+    """Yield one empty database file."""
+    return two_files[0]
 
 
-def news(size: int) -> list[NewTask]:
-    """A batch of which a third is new, in several lanes, and the rest is there or comes twice."""
+def mixed_batch(size: int) -> list[NewTask]:
+    """Return a batch of new, existing and repeated keys in several lanes."""
     batch = [
         NewTask(task(n, f"h{n % 5}", f"t{n % 2}"), delay=n * 100 or None, direct=n % 2 == 0)
         for n in range(size)
@@ -104,14 +104,14 @@ def news(size: int) -> list[NewTask]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("quota", [None, 1000, 40])
-def test_a_batch_is_added_as_its_tasks_one_by_one(
-    files: list[File], size: int, quota: int | None
+def test_adding_a_batch_equals_adding_its_tasks_singly(
+    two_files: list[DatabaseFile], size: int, quota: int | None
 ) -> None:
-    """New keys, known keys, conflicts and what a quota refuses, wherever in a batch they stand."""
-    batch = news(size)
-    for file in files:
+    """New keys, existing keys, conflicts and refusals by quota may be mixed in any order."""
+    batch = mixed_batch(size)
+    for file in two_files:
         file.add_singly(batch[2::3])
-    whole, singly = files
+    whole, singly = two_files
 
     answers = whole.add(batch, quota)
 
@@ -124,31 +124,35 @@ def test_a_batch_is_added_as_its_tasks_one_by_one(
         assert found == {answer.status for answer in answers}
 
 
-def results(held: list[Task]) -> list[TaskResult]:
-    """An end of every kind for leased tasks."""
-    ends: list[Callable[[Task], TaskResult]] = [
+def results_of_every_status(leased: list[Task]) -> list[TaskResult]:
+    """Return results of every status for leased tasks."""
+    builders: list[Callable[[Task], TaskResult]] = [
         success_result,
         dead_result,
-        lambda held: retry_result(held, START_MS + HOUR_MS),
-        lambda held: retry_result(held, START_MS + 5, keep=LEASE, previous_delay=0.5, restarted=1),
-        lambda held: success_result(replace(held, version=held.version + 1)),
-        lambda held: success_result(held, callback=task(int(held.id[-12:], 16) + 5000)),
-        lambda held: replace(retry_result(held, START_MS + HOUR_MS), attempt=None),
+        lambda leased: retry_result(leased, START_MS + HOUR_MS),
+        lambda leased: retry_result(
+            leased, START_MS + 5, keep=LEASE, previous_delay=0.5, restarted=1
+        ),
+        lambda leased: success_result(replace(leased, version=leased.version + 1)),
+        lambda leased: success_result(leased, callback=task(int(leased.id[-12:], 16) + 5000)),
+        lambda leased: replace(retry_result(leased, START_MS + HOUR_MS), attempt=None),
     ]
-    return [ends[n % len(ends)](task) for n, task in enumerate(held)]
+    return [builders[n % len(builders)](task) for n, task in enumerate(leased)]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_batch_is_finished_as_its_attempts_one_by_one(files: list[File], size: int) -> None:
-    """Every kind of end, of tasks that are held, lost, gone or cancelled, wherever it stands."""
+def test_finishing_a_batch_equals_finishing_singly(
+    two_files: list[DatabaseFile], size: int
+) -> None:
+    """Results may be for leased, lost, deleted or cancelled tasks, in any order."""
     batch = [NewTask(task(n, f"h{n % 5}"), direct=True) for n in range(size)]
     ends: list[TaskResult] = []
-    for file in files:
-        ends = results([added.task for added in file.add(batch)])
-        file.cancel([one.task for one in batch[3::4]])
+    for one_file in two_files:
+        ends = results_of_every_status([added.task for added in one_file.add(batch)])
+        one_file.cancel([one.task for one in batch[3::4]])
     for n in range(5, size, 9):
         ends[n].task.id = "none" if n % 2 else task_id(9000 + n)
-    whole, singly = files
+    whole, singly = two_files
 
     answers = whole.finish(ends)
 
@@ -158,13 +162,13 @@ def test_a_batch_is_finished_as_its_attempts_one_by_one(files: list[File], size:
         assert set(FinishStatus) == set(answers)
 
 
-def test_one_task_twice_in_a_batch_of_ends(file: File) -> None:
-    """The second sees what the first did: it is superseded, or goes on from the next version."""
+def test_two_results_of_one_task_in_a_batch(one_file: DatabaseFile) -> None:
+    """The second result sees the version that the first has set."""
     first, second = (
-        added.task for added in file.add([NewTask(task(n), direct=True) for n in (1, 2)])
+        added.task for added in one_file.add([NewTask(task(n), direct=True) for n in (1, 2)])
     )
 
-    answers = file.finish(
+    answers = one_file.finish(
         [
             success_result(first),
             retry_result(second, START_MS, keep=LEASE),
@@ -177,45 +181,49 @@ def test_one_task_twice_in_a_batch_of_ends(file: File) -> None:
     assert [done, done, late, done] == answers
 
 
-def test_an_id_that_comes_with_two_keys_in_a_batch(file: File) -> None:
-    """It is refused, and nothing of the batch is kept."""
+def test_one_id_with_two_keys_in_a_batch(one_file: DatabaseFile) -> None:
+    """The batch is refused, and nothing of it is stored."""
     with pytest.raises(ConfigurationError, match="id must be a new one"):
-        file.add([NewTask(task(1)), NewTask(task(2)), NewTask(task(1, key="other"))])
+        one_file.add([NewTask(task(1)), NewTask(task(2)), NewTask(task(1, key="other"))])
 
-    assert [] == file.rows()["task"]
+    assert [] == one_file.rows()["task"]
 
 
-def test_ends_find_their_tasks_in_whatever_order_the_rows_come(
-    file: File, monkeypatch: pytest.MonkeyPatch
+def test_results_match_states_in_any_row_order(
+    one_file: DatabaseFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite promises no order of the rows that it gathers into one."""
-    held = [added.task for added in file.add([NewTask(task(n), direct=True) for n in range(70)])]
-    late = replace(held[0], version=held[0].version + 1)
+    """SQLite does not define the order of rows in json_group_array."""
+    leased = [
+        added.task for added in one_file.add([NewTask(task(n), direct=True) for n in range(70)])
+    ]
+    late = replace(leased[0], version=leased[0].version + 1)
     decode = finish._decode_states
     monkeypatch.setattr(finish, "_decode_states", lambda text: decode(text)[::-1])
 
     ends = [
         dead_result(one) if n % 2 else success_result(one)
-        for n, one in enumerate([late, *held[1:]])
+        for n, one in enumerate([late, *leased[1:]])
     ]
-    answers = file.finish(ends)
+    answers = one_file.finish(ends)
 
     assert [FinishStatus.SUPERSEDED] + [FinishStatus.DONE] * 69 == answers
     statement = "SELECT t.key, s.status FROM task AS t JOIN state AS s USING (seq)"
-    found = dict(file.database.open()[0].execute(statement).fetchall())
+    found = dict(one_file.database.open()[0].execute(statement).fetchall())
     ended = {True: int(Status.EXHAUSTED), False: int(Status.SUCCEEDED)}
     expected = {f"key {n}": ended[n % 2 == 1] for n in range(1, 70)}
     assert {"key 0": int(Status.IN_FLIGHT), **expected} == found
 
 
-def test_many_lanes_take_no_more_statements_than_one(files: list[File]) -> None:
-    """The lanes of a group are read together and written together."""
+def test_the_number_of_statements_does_not_grow_with_lanes(two_files: list[DatabaseFile]) -> None:
+    """All lanes of a group are read and written with one statement each."""
     said: list[list[str]] = []
-    for file, lanes in zip(files, (1, 48), strict=True):
-        file.add([NewTask(task(1000 + n, f"h{n}")) for n in range(lanes)])
+    for one_file, lanes in zip(two_files, (1, 48), strict=True):
+        one_file.add([NewTask(task(1000 + n, f"h{n}")) for n in range(lanes)])
         said.append([])
-        file.database.open()[0].set_trace_callback(said[-1].append)
+        one_file.database.open()[0].set_trace_callback(said[-1].append)
         batch = [NewTask(task(n, f"h{n % lanes}"), direct=True) for n in range(48)]
-        file.finish([retry_result(added.task, START_MS + HOUR_MS) for added in file.add(batch)])
+        one_file.finish(
+            [retry_result(added.task, START_MS + HOUR_MS) for added in one_file.add(batch)]
+        )
 
     assert len(said[0]) == len(said[1])

@@ -1,4 +1,4 @@
-"""What each call costs: every statement finds its rows by an index, in the order it needs them."""
+"""Query plans: every statement finds its rows with an index, in the order it needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.service.stores.harness import (
     success_result,
     task,
 )
-from tests.service.stores.sqlite.test_store import on
+from tests.service.stores.sqlite.test_store import run_on_store
 
 SMALL = re.compile(
     r"SCAN (CONSTANT ROW|\d+ CONSTANT ROWS|wanted|json_each|\(subquery-\d+\)"
@@ -32,8 +32,8 @@ MERGED = re.compile(r"USE TEMP B-TREE FOR ORDER BY\b")
 """A page is sorted that was merged from the pages of five statuses."""
 
 
-def test_no_statement_reads_a_table(tmp_path: Path) -> None:
-    """From adding to sweeping, no call scans tasks, lanes or tenants, or sorts what it found."""
+def test_no_statement_scans_a_table(tmp_path: Path) -> None:
+    """No operation scans tasks, lanes or tenants, or sorts them."""
     statements: set[str] = set()
 
     async def main(store: SqliteStore) -> None:
@@ -47,27 +47,27 @@ def test_no_statement_reads_a_table(tmp_path: Path) -> None:
         )
         await store.add([NewTask(task(1, "h1"))])
         await store.park("acme/https:h1.example:443", START_MS, probes=2, opened=1)
-        held = (await store.claim(LEASE, limit=5, per_lane=2)).tasks
+        leased = (await store.claim(LEASE, limit=5, per_lane=2)).tasks
         results = [
-            success_result(held[0]),
-            dead_result(held[1]),
-            retry_result(held[2], START_MS + 5, keep=LEASE),
+            success_result(leased[0]),
+            dead_result(leased[1]),
+            retry_result(leased[2], START_MS + 5, keep=LEASE),
         ]
-        await store.finish([*results, retry_result(held[3], START_MS + HOUR_MS)])
-        await store.release([Release(held[4])])
+        await store.finish([*results, retry_result(leased[3], START_MS + HOUR_MS)])
+        await store.release([Release(leased[4])])
         clock.advance(HOUR_MS)
         await store.claim(OTHER_LEASE, limit=100, per_lane=100, skip=["acme/https:h2.example:443"])
-        await store.cancel("acme", held[3].id)
-        await store.retry_now("acme", held[1].id)
+        await store.cancel("acme", leased[3].id)
+        await store.retry_now("acme", leased[1].id)
         for query in (
             TaskFilter(),
             TaskFilter(status=Status.PENDING),
             TaskFilter(status=Status.EXHAUSTED, reason="attempts"),
-            TaskFilter(lane=held[0].lane, policy_id="default"),
+            TaskFilter(lane=leased[0].lane, policy_id="default"),
         ):
             await store.list_tasks("acme", query, limit=2)
-        await store.get_task("acme", held[0].id)
-        await store.list_attempts("acme", held[0].id, after=1)
+        await store.get_task("acme", leased[0].id)
+        await store.list_attempts("acme", leased[0].id, after=1)
         await store.list_lanes("acme", limit=2)
         await store.list_lanes(None, limit=2)
         await store.start_replay(ReplayRecord(id="r", tenant="acme"))
@@ -103,17 +103,17 @@ def test_no_statement_reads_a_table(tmp_path: Path) -> None:
         indexes = "SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL"
         steps = " ".join(step for plan in plans.values() for step in plan)
         unused = [name for (name,) in connection.execute(indexes) if f" {name} " not in steps]
-        assert [] == unused, "an index that nobody needs is paid for with every write"
+        assert [] == unused, "an unused index makes every write slower"
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
 def _reads_much(step: str, statement: str) -> bool:
     if step.startswith("SCAN"):
-        return not (SMALL.match(step) or LEASED.match(step) or _takes_the_first(step, statement))
+        return not (SMALL.match(step) or LEASED.match(step) or _stops_early(step, statement))
     return "TEMP B-TREE" in step and not (MERGED.match(step) and "UNION ALL" in statement)
 
 
-def _takes_the_first(step: str, statement: str) -> bool:
-    """Whether an index is walked in its order, and left after the few rows that are wanted."""
+def _stops_early(step: str, statement: str) -> bool:
+    """Return whether a step reads an index in order and stops at a LIMIT."""
     return "USING" in step and "INDEX" in step and "LIMIT" in statement

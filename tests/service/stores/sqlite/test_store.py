@@ -1,4 +1,4 @@
-"""The store in a SQLite file: the conformance cases, group commits, and several on one file."""
+"""`SqliteStore`: conformance, durability, and several stores on one file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case, tmp_path: Path) -> None:
-    """The store does what every store must do."""
+    """The store passes the conformance suite."""
     asyncio.run(
         StoreHarness(lambda clock: SqliteStore(tmp_path / "tasks.db", clock=clock)).run(case)
     )
@@ -42,14 +42,14 @@ def test_conformance(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance_without_threads(case: Case, tmp_path: Path) -> None:
-    """The synchronous database alone does what every store must do."""
+    """The synchronous database passes the conformance suite."""
     asyncio.run(
         StoreHarness(lambda clock: SynchronousSqliteStore(tmp_path / "tasks.db", clock)).run(case)
     )
 
 
-def on(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
-    """Run a test on an open store."""
+def run_on_store(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
+    """Run a coroutine function with an open store."""
 
     async def run() -> None:
         store = SqliteStore(path, clock=ManualClock())
@@ -62,8 +62,8 @@ def on(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-def test_an_id_is_used_once(tmp_path: Path) -> None:
-    """A new key with the id of another task, or with what is no id, is refused by its field."""
+def test_an_existing_or_malformed_id_is_refused(tmp_path: Path) -> None:
+    """The error names the field `id`."""
 
     async def main(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])
@@ -77,11 +77,11 @@ def test_an_id_is_used_once(tmp_path: Path) -> None:
             await store.add([NewTask(wrong)])
         assert 1 == (await store.counters()).tasks[Status.PENDING]
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
 def test_two_stores_share_a_file(tmp_path: Path) -> None:
-    """Each sees what the other wrote, no task is leased twice, and leases hold between them."""
+    """Each store sees the other's changes, and no task is leased twice."""
 
     async def main(one: SqliteStore) -> None:
         two = SqliteStore(tmp_path / "tasks.db", clock=ManualClock())
@@ -100,12 +100,12 @@ def test_two_stores_share_a_file(tmp_path: Path) -> None:
                     for store, lease in ((one, LEASE), (two, OTHER_LEASE))
                 )
             )
-            held = [task for claimed in claims for task in claimed.tasks]
+            leased = [task for claimed in claims for task in claimed.tasks]
 
-            assert list(range(200)) == sorted(task_numbers(held))
-            assert {"worker", "other"} == {task.worker for task in held}
+            assert list(range(200)) == sorted(task_numbers(leased))
+            assert {"worker", "other"} == {task.worker for task in leased}
             assert [FinishStatus.DONE] * 200 == await two.finish(
-                [success_result(one) for one in held]
+                [success_result(one) for one in leased]
             )
             assert 200 == (await one.counters()).tasks[Status.SUCCEEDED]
             [again] = await two.add([NewTask(task(7, "h0"))])
@@ -113,11 +113,11 @@ def test_two_stores_share_a_file(tmp_path: Path) -> None:
         finally:
             await two.close()
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
-def test_a_filter_that_matches_rarely_has_short_pages(tmp_path: Path) -> None:
-    """A page looks at a bounded number of rows, and its cursor goes on behind them."""
+def test_pages_of_a_selective_filter_are_short(tmp_path: Path) -> None:
+    """A page reads a bounded number of rows, and its cursor continues after them."""
 
     async def main(store: SqliteStore) -> None:
         await store.add([NewTask(task(0, "rare"))])
@@ -130,17 +130,17 @@ def test_a_filter_that_matches_rarely_has_short_pages(tmp_path: Path) -> None:
 
         assert [[], [], [0]] == [task_numbers(page.items) for page in pages]
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
-def test_many_letters_are_looked_at_in_steps(tmp_path: Path) -> None:
-    """However many there are, all are counted, and a filter finds the one among them."""
+def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
+    """All of them are counted, and a filter finds the only match."""
 
     async def main(store: SqliteStore) -> None:
         new = [NewTask(task(number), direct=True) for number in range(4100)]
-        held = [added.task for added in await store.add(new, LEASE)]
+        leased = [added.task for added in await store.add(new, LEASE)]
         await store.finish(
-            [dead_result(one, "rare" if one is held[4000] else "usual") for one in held]
+            [dead_result(one, "rare" if one is leased[4000] else "usual") for one in leased]
         )
 
         assert 4100 == await store.count_dead(ReplayRecord(id="", tenant="acme"))
@@ -153,11 +153,11 @@ def test_many_letters_are_looked_at_in_steps(tmp_path: Path) -> None:
         assert 1 == await store.purge("acme", TaskFilter(reason="usual"), 1)
         assert 0 == await store.purge("acme", TaskFilter(reason="rare"), 1)
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
-def test_a_lane_is_not_claimed_from_ahead_of_its_parking(tmp_path: Path) -> None:
-    """A task that is due after the parking, but within the horizon, waits for the parking's end."""
+def test_a_parked_lane_is_not_claimed_ahead_of_time(tmp_path: Path) -> None:
+    """A task due after the parking but within the horizon waits until the parking ends."""
     clock = ManualClock()
 
     async def main() -> None:
@@ -178,8 +178,8 @@ def test_a_lane_is_not_claimed_from_ahead_of_its_parking(tmp_path: Path) -> None
     asyncio.run(main())
 
 
-def test_the_machine_has_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a clock of its own, the store counts the milliseconds of the machine."""
+def test_default_clock_is_the_system_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a clock argument the store's time is the Unix time in milliseconds."""
     monkeypatch.setattr(system, "unix_time", lambda: 12.3456)
 
     async def main() -> int:
@@ -194,18 +194,18 @@ def test_the_machine_has_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_commit_is_on_the_disk(tmp_path: Path) -> None:
-    """The file keeps a log that is flushed with every commit."""
+    """The database uses a WAL that is flushed with every commit."""
 
     async def main(store: SqliteStore) -> None:
         connection, _ = store.database.open()
         assert [("wal",)] == connection.execute("PRAGMA journal_mode").fetchall()
         assert [(2,)] == connection.execute("PRAGMA synchronous").fetchall()
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
-def test_a_new_file_is_made_once(tmp_path: Path) -> None:
-    """Several that open a file that is not there yet end with the same one."""
+def test_several_stores_create_one_file(tmp_path: Path) -> None:
+    """Stores that open a missing file at the same time end up with the same file."""
 
     async def main() -> None:
         stores = [SqliteStore(tmp_path / "tasks.db", clock=ManualClock()) for _ in range(5)]
@@ -222,8 +222,8 @@ def test_a_new_file_is_made_once(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
-    """Before `open` and after `close` a call is told what is missing."""
+def test_a_closed_store_raises(tmp_path: Path) -> None:
+    """Before `open` and after `close`, an operation raises an error that names `open`."""
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "tasks.db")
@@ -237,8 +237,8 @@ def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_file_can_be_run_without_threads() -> None:
-    """The synchronous database alone applies operations and answers questions, also in memory."""
+def test_the_database_works_without_threads() -> None:
+    """The synchronous database runs operations and queries, also in memory."""
     database = Database(":memory:", lambda: START_MS)
 
     [(added, error)] = database.apply([lambda tx: add.add(tx, [NewTask(task(1))], None, None)])

@@ -1,4 +1,4 @@
-"""Values on their way into the file: cheap to write, and the same when they come back."""
+"""Parameters of statements: cheap to bind, and read back unchanged."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.service.stores.harness import (
     task,
     task_id,
 )
-from tests.service.stores.sqlite.test_multirow import File
+from tests.service.stores.sqlite.test_multirow import DatabaseFile
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[File]:
-    """An empty file."""
-    made = File(tmp_path / "tasks.db")
+def one_file(tmp_path: Path) -> Iterator[DatabaseFile]:
+    """Yield an empty database file."""
+    made = DatabaseFile(tmp_path / "tasks.db")
     yield made
     made.database.close()
 
@@ -37,22 +37,22 @@ def file(tmp_path: Path) -> Iterator[File]:
 @pytest.mark.parametrize(
     ("number", "ref", "reason"), [(None, None, None), (0, "", ""), (7, "0", "0")]
 )
-def test_what_is_missing_differs_from_what_is_empty(
-    file: File, number: int | None, ref: str | None, reason: str | None
+def test_none_differs_from_empty_and_zero(
+    one_file: DatabaseFile, number: int | None, ref: str | None, reason: str | None
 ) -> None:
-    """None, nothing and zero come back as they were written: what stands for None is neither."""
+    """None, empty and zero are read back as they were written."""
     batch = [
         NewTask(
             task(n, policy_version=number, body_ref=ref), direct=n == 1, delay=None if n == 1 else 5
         )
         for n in (1, 2)
     ]
-    held, waiting = (added.task for added in file.add(batch))
+    leased, waiting = (added.task for added in one_file.add(batch))
     delay = None if number is None else float(number)
 
-    file.finish([replace(dead_result(held, previous_delay=delay), reason=reason)])
+    one_file.finish([replace(dead_result(leased, previous_delay=delay), reason=reason)])
 
-    ended, kept = file.run(
+    ended, kept = one_file.run(
         *(partial(queries.get_task, tenant="acme", task_id=task_id(n)) for n in (1, 2))
     )
     assert (number, ref) == (ended.policy_version, ended.body_ref)
@@ -60,11 +60,11 @@ def test_what_is_missing_differs_from_what_is_empty(
     assert waiting == kept
 
 
-def test_no_value_asks_how_it_wants_to_be_written(file: File) -> None:
-    """Each one that is neither int, float, str nor bytearray costs as much as ten that are."""
+def test_no_parameter_needs_an_adapter(one_file: DatabaseFile) -> None:
+    """Binding another type than int, float, str or bytearray costs ten times as much."""
     kinds: set[type] = set()
 
-    def live(tx: Transaction) -> None:
+    def add_and_finish(tx: Transaction) -> None:
         execute = tx.execute
 
         def note(statement: str, values: list[Any]) -> Any:
@@ -74,13 +74,13 @@ def test_no_value_asks_how_it_wants_to_be_written(file: File) -> None:
         tx.execute = note
         batch = [NewTask(task(n), direct=n > 1) for n in range(4)]
         answers = add.add(tx, batch, LEASE, None)
-        held = [added.task for added in add.to_add_results(batch, LEASE, answers) if added.leased]
-        ends = [success_result(held[0]), retry_result(held[1], START_MS + 5, keep=LEASE)]
+        leased = [added.task for added in add.to_add_results(batch, LEASE, answers) if added.leased]
+        ends = [success_result(leased[0]), retry_result(leased[1], START_MS + 5, keep=LEASE)]
         finish.finish(tx, [finish.pack_result(end) for end in ends])
         tx.flush()
 
-    file.add([NewTask(task(9))])
-    file.run(live)
+    one_file.add([NewTask(task(9))])
+    one_file.run(add_and_finish)
 
     assert {int, str, bytearray} == kinds
 
@@ -100,6 +100,6 @@ def test_no_value_asks_how_it_wants_to_be_written(file: File) -> None:
         [task_id(1).replace("-", "0")],
     ],
 )
-def test_ids_are_found_together_as_one_by_one(ids: list[str]) -> None:
-    """One that is malformed harms no other, and none is taken for two."""
+def test_packing_ids_together_equals_packing_singly(ids: list[str]) -> None:
+    """A malformed id affects no other, and two ids are never taken for one."""
     assert [pack_id(one) for one in ids] == pack_ids(ids)

@@ -1,4 +1,4 @@
-"""Workers that die: their leases end at once, known by a lock that dies with the process."""
+"""Leases of dead worker processes end at once: a file lock shows that the process is gone."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ asyncio.run(main())
 
 
 @contextmanager
-def worker(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds leases: one that may be under way, and two ahead of their time."""
+def worker_process(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Yield a process with leases: one that may be running, and two ahead of time."""
     process = subprocess.Popen(
         [sys.executable, "-c", WORKER, str(path)],
         stdout=subprocess.PIPE,
@@ -70,28 +70,30 @@ def worker(path: Path) -> Iterator[subprocess.Popen[str]]:
         process.stdout.close()
 
 
-def locks(path: Path) -> list[str]:
-    """The lock files beside a database."""
+def lock_files(path: Path) -> list[str]:
+    """Return the lock files beside a database."""
     return sorted(found.name for found in path.parent.glob("*.worker-*"))
 
 
-async def opened(path: Path) -> SqliteStore:
-    """A store on the same clock."""
+async def open_store(path: Path) -> SqliteStore:
+    """Return an open store on the same clock."""
     store = SqliteStore(path, clock=ManualClock())
     await store.open()
     return store
 
 
-def test_a_killed_worker_is_known_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next store to open gives its tasks out again: one attempt lost, two never begun."""
+def test_opening_a_store_recovers_leases_of_a_killed_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One attempt is logged as lost, and two leases return to the queue."""
     monkeypatch.setattr(store, "_LEASES_PER_RECOVERY", 1)
     path = tmp_path / "tasks.db"
-    with worker(path) as process:
+    with worker_process(path) as process:
         process.kill()
         process.wait()
 
         async def main() -> None:
-            store = await opened(path)
+            store = await open_store(path)
             try:
                 assert {0: 1, 1: 0, 2: 0, 3: 0} == {
                     number: (await store.get_task("acme", task_id(number))).status  # type: ignore[union-attr]
@@ -100,33 +102,33 @@ def test_a_killed_worker_is_known_at_once(tmp_path: Path, monkeypatch: pytest.Mo
                 claimed = await store.claim(OTHER_LEASE, limit=10, per_lane=10)
 
                 assert [0, 1, 2] == sorted(task_numbers(claimed.tasks))
-                attempts = {held.id: held.attempts for held in claimed.tasks}
+                attempts = {leased.id: leased.attempts for leased in claimed.tasks}
                 assert {task_id(0): 1, task_id(1): 0, task_id(2): 0} == attempts
                 [lost] = await store.list_attempts("acme", task_id(0))
                 assert (LOST, "worker", START_MS) == (lost.outcome, lost.worker, lost.scheduled_at)
                 assert [FinishStatus.DONE] * 3 == await store.finish(
-                    [success_result(held) for held in claimed.tasks]
+                    [success_result(leased) for leased in claimed.tasks]
                 )
                 lane = await store.get_lane("acme/https:a.example:443")
                 assert lane is not None
                 assert (1, 0) == (lane.pending, lane.in_flight)
-                assert 1 == len(locks(path))
+                assert 1 == len(lock_files(path))
             finally:
                 await store.close()
 
         asyncio.run(main())
-    assert [] == locks(path)
+    assert [] == lock_files(path)
 
 
-def test_a_sweep_finds_the_dead(tmp_path: Path) -> None:
-    """A store that was open already learns of a death when it sweeps, in steps if need be."""
+def test_a_sweep_recovers_leases_of_a_killed_worker(tmp_path: Path) -> None:
+    """A store that is open recovers the leases when it sweeps, in steps if there are many."""
     path = tmp_path / "tasks.db"
 
     async def main() -> None:
-        store = await opened(path)
+        store = await open_store(path)
         try:
-            with worker(path) as process:
-                assert 2 == len(locks(path))
+            with worker_process(path) as process:
+                assert 2 == len(lock_files(path))
                 assert not (await store.sweep(KEEP, 100)).more
                 assert [] == (await store.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
                 cancelled = await store.cancel("acme", task_id(2))
@@ -143,7 +145,7 @@ def test_a_sweep_finds_the_dead(tmp_path: Path) -> None:
             ended = await store.get_task("acme", task_id(2))
             assert ended is not None
             assert (Status.CANCELLED, 0) == (ended.status, ended.attempts)
-            assert 1 == len(locks(path))
+            assert 1 == len(lock_files(path))
             [(workers, _)] = store.database.read(
                 [lambda tx: tx.execute("SELECT name FROM worker").fetchall()]
             )
@@ -155,11 +157,11 @@ def test_a_sweep_finds_the_dead(tmp_path: Path) -> None:
 
 
 def test_a_stopped_worker_is_not_dead(tmp_path: Path) -> None:
-    """A process that only stands still keeps its leases until they end by their time."""
+    """A process that is only stopped keeps its leases until they expire."""
     path = tmp_path / "tasks.db"
 
     async def main(process: subprocess.Popen[str]) -> None:
-        store = await opened(path)
+        store = await open_store(path)
         try:
             process.send_signal(signal.SIGSTOP)
             await store.sweep(KEEP, 100)
@@ -168,24 +170,24 @@ def test_a_stopped_worker_is_not_dead(tmp_path: Path) -> None:
         finally:
             await store.close()
 
-    with worker(path) as process:
+    with worker_process(path) as process:
         asyncio.run(main(process))
 
 
-def test_a_store_that_closes_leaves_its_leases(tmp_path: Path) -> None:
-    """Who holds leases when his store is closed has given them up; by any name of the file."""
+def test_leases_of_a_closed_store_are_recovered(tmp_path: Path) -> None:
+    """This works whichever path of the file the stores use."""
     path = tmp_path / "tasks.db"
     link = tmp_path / "link.db"
     link.symlink_to(path)
 
     async def main() -> None:
-        with worker(path):
-            other = await opened(link)
+        with worker_process(path):
+            other = await open_store(link)
             assert [] == (await other.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
             await other.close()
-        one, two = await opened(path), await opened(path)
-        held = (await one.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
-        assert 3 == len(held)
+        one, two = await open_store(path), await open_store(path)
+        leased = (await one.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
+        assert 3 == len(leased)
         await two.sweep(KEEP, 10)
         assert [] == (await two.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
         await one.close()
@@ -196,8 +198,8 @@ def test_a_store_that_closes_leaves_its_leases(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_lock_without_a_worker_is_tidied_away(tmp_path: Path) -> None:
-    """The file of a store that died before it had a worker goes; the files of others stay."""
+def test_a_leftover_lock_file_is_removed(tmp_path: Path) -> None:
+    """The file of a store that died without a worker is removed; others stay."""
     path = tmp_path / "tasks.db"
     (tmp_path / "tasks.db.worker-0123").touch()
     (tmp_path / "tasks.db.keep").touch()
@@ -205,21 +207,21 @@ def test_a_lock_without_a_worker_is_tidied_away(tmp_path: Path) -> None:
     living.acquire()
 
     async def main() -> None:
-        store = await opened(path)
-        assert f"tasks.db.worker-{living.token}" in locks(path)
-        assert "tasks.db.worker-0123" not in locks(path)
+        store = await open_store(path)
+        assert f"tasks.db.worker-{living.token}" in lock_files(path)
+        assert "tasks.db.worker-0123" not in lock_files(path)
         await store.close()
 
     asyncio.run(main())
     assert (tmp_path / "tasks.db.keep").exists()
     living.release()
-    assert [] == locks(path)
+    assert [] == lock_files(path)
 
 
-def test_without_locks_nobody_is_known_to_be_dead(
+def test_leases_expire_where_locks_do_not_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder that is not there, or a file system without locks, leaves leases to their time."""
+    """With a missing folder or a file system without locks, leases only expire."""
     nowhere = WorkerLock(tmp_path / "nowhere" / "tasks.db")
     nowhere.acquire()
     assert nowhere.token is None
@@ -235,16 +237,16 @@ def test_without_locks_nobody_is_known_to_be_dead(
     other.acquire()
     assert other.token is None
     assert [] == other.remove_dead([str(living.token)])
-    assert [f"tasks.db.worker-{living.token}"] == locks(tmp_path / "tasks.db")
+    assert [f"tasks.db.worker-{living.token}"] == lock_files(tmp_path / "tasks.db")
     monkeypatch.setattr(worker_locks, "fcntl", None)
     assert [] == other.remove_dead([str(living.token)])
     living.release()
 
 
-def test_a_lock_that_is_tidied_away_while_it_is_taken(
+def test_a_lock_file_removed_during_acquire_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who finds his new file gone, or held by one who tidies up, takes another."""
+    """If another process locked or deleted the new file, another file is created."""
     path = tmp_path / "tasks.db"
     flock = fcntl.flock
     turns: list[int] = []
@@ -252,7 +254,7 @@ def test_a_lock_that_is_tidied_away_while_it_is_taken(
     def meddled(file: int, operation: int) -> None:
         turns.append(file)
         if len(turns) == 1:
-            (tmp_path / locks(path)[0]).unlink()
+            (tmp_path / lock_files(path)[0]).unlink()
         if len(turns) == 2:
             raise BlockingIOError
         flock(file, operation)
@@ -262,18 +264,18 @@ def test_a_lock_that_is_tidied_away_while_it_is_taken(
     ours.acquire()
 
     assert 3 == len(turns)
-    assert f"tasks.db.worker-{ours.token}" in locks(path)
+    assert f"tasks.db.worker-{ours.token}" in lock_files(path)
     monkeypatch.setattr(fcntl, "flock", flock)
     assert [] == WorkerLock(path).remove_dead([str(ours.token)])
     WorkerLock(path).remove_leftover_files()
-    assert [f"tasks.db.worker-{ours.token}"] == locks(path)
+    assert [f"tasks.db.worker-{ours.token}"] == lock_files(path)
     token = str(ours.token)
     ours.release()
     assert [token] == WorkerLock(path).remove_dead([token])
 
 
-def test_what_is_no_lock_is_nobodys_death(tmp_path: Path) -> None:
-    """Something else under the name of a lock is left alone."""
+def test_a_folder_named_like_a_lock_is_ignored(tmp_path: Path) -> None:
+    """Something else with the name of a lock file is left alone."""
     (tmp_path / "tasks.db.worker-folder").mkdir()
 
     assert [] == WorkerLock(tmp_path / "tasks.db").remove_dead(["folder"])

@@ -1,4 +1,4 @@
-"""The SQLite store whose writer is a process of its own: what crosses, and who ends when."""
+"""The writer process: its protocol, restarts, and the end of both processes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from tests.service.stores.synchronous_store import SynchronousSqliteStore
 T = TypeVar("T")
 
 
-class Sent(SynchronousSqliteStore):
-    """A store whose calls and answers take the form in which they cross."""
+class SerializedStore(SynchronousSqliteStore):
+    """A store whose calls and results are encoded and decoded as for the writer process."""
 
     async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
         assert isinstance(operation, OperationCall)
@@ -45,13 +45,13 @@ class Sent(SynchronousSqliteStore):
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_conformance_of_what_crosses(case: Case, tmp_path: Path) -> None:
-    """Nothing is lost between the two processes."""
-    asyncio.run(StoreHarness(lambda clock: Sent(tmp_path / "tasks.db", clock)).run(case))
+def test_conformance_of_the_protocol(case: Case, tmp_path: Path) -> None:
+    """Nothing is lost when calls and results are encoded and decoded."""
+    asyncio.run(StoreHarness(lambda clock: SerializedStore(tmp_path / "tasks.db", clock)).run(case))
 
 
-def on(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
-    """Run a test on an open store."""
+def run_on_store(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
+    """Run a coroutine function with an open store."""
 
     async def run() -> None:
         store = SqliteStore(path, writer_process=True)
@@ -66,37 +66,37 @@ def on(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
 
 @pytest.fixture(params=LOOPS)
 def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test runs twice: loops differ in what they say of a process that has ended."""
+    """Run the test on asyncio and on uvloop, which report ended processes differently."""
     use_loop(request.param, monkeypatch)
 
 
-def writer_of(store: SqliteStore) -> int:
-    """Return the id of the process that writes."""
+def writer_pid(store: SqliteStore) -> int:
+    """Return the process id of the writer process."""
     assert isinstance(store._writer, WriterProcessExecutor)
     assert store._writer.process is not None
     return store._writer.process.pid
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
+    """Return whether a process exists and has not ended."""
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-async def until_gone(pid: int) -> None:
+async def wait_until_ended(pid: int) -> None:
     """Wait until a process has ended."""
     async with asyncio.timeout(30):
-        while is_alive(pid):  # noqa: ASYNC110 - it may be nobody's child
+        while is_alive(pid):  # noqa: ASYNC110 - it may not be our child process
             await asyncio.sleep(0.01)
 
 
 @pytest.mark.usefixtures("either_loop")
-def test_a_task_lives_in_both_processes(tmp_path: Path) -> None:
-    """It is added and finished by one, and read by the other; the writer ends with the store."""
+def test_the_writer_process_writes_and_the_service_reads(tmp_path: Path) -> None:
+    """A task is added and finished there and read here; closing the store ends the process."""
     writers: list[int] = []
 
     async def main(store: SqliteStore) -> None:
-        writers.append(writer_of(store))
+        writers.append(writer_pid(store))
         added = await store.add([NewTask(task(n), direct=True) for n in range(3)], LEASE)
         assert [True] * 3 == [each.leased for each in added]
         done = await store.finish([success_result(each.task) for each in added])
@@ -104,22 +104,22 @@ def test_a_task_lives_in_both_processes(tmp_path: Path) -> None:
         assert 3 == (await store.counters()).tasks[Status.SUCCEEDED]
         assert is_alive(writers[0])
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
     assert not is_alive(writers[0])
 
 
 @pytest.mark.usefixtures("either_loop")
-def test_a_writer_that_is_killed_is_started_again(tmp_path: Path) -> None:
-    """What it was asked for is refused, and can be asked for again; leases are still held."""
+def test_a_killed_writer_is_started_again(tmp_path: Path) -> None:
+    """Operations that it had received fail and can be repeated; leases stay valid."""
 
     async def main(store: SqliteStore) -> None:
         [added] = await store.add([NewTask(task(1), direct=True)], LEASE)
-        os.kill(writer_of(store), signal.SIGSTOP)
+        os.kill(writer_pid(store), signal.SIGSTOP)
         asked = asyncio.ensure_future(store.add([NewTask(task(2))]))
         await asyncio.sleep(0)
         later = asyncio.ensure_future(store.add([NewTask(task(3))]))
         await asyncio.sleep(0)
-        os.kill(writer_of(store), signal.SIGKILL)
+        os.kill(writer_pid(store), signal.SIGKILL)
         with pytest.raises(StoreUnavailable, match="started again"):
             await asked
         await later
@@ -128,17 +128,17 @@ def test_a_writer_that_is_killed_is_started_again(tmp_path: Path) -> None:
         assert [2, 3] == sorted(task_numbers(claimed.tasks))
         assert [FinishStatus.DONE] == await store.finish([success_result(added.task)])
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
 @pytest.mark.usefixtures("either_loop")
-def test_a_writer_that_ends_is_told_of_though_nobody_waits(
+def test_an_idle_writer_that_ends_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who looks at the log sees it; the end of the store is none of that kind."""
+    """The log has a warning, unless the store was closed."""
 
     async def main(store: SqliteStore) -> None:
-        before = writer_of(store)
+        before = writer_pid(store)
         os.kill(before, signal.SIGKILL)
         executor = store._writer
         assert isinstance(executor, WriterProcessExecutor)
@@ -146,22 +146,22 @@ def test_a_writer_that_ends_is_told_of_though_nobody_waits(
             while executor.process is not None:  # noqa: ASYNC110 - nothing else tells
                 await asyncio.sleep(0.01)
         await store.add([NewTask(task(1))])
-        assert before != writer_of(store)
+        assert before != writer_pid(store)
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
     assert ["has ended, and is started again"] == [
         message.partition("tasks.db ")[2] for message in caplog.messages
     ]
 
 
 @pytest.mark.usefixtures("either_loop")
-def test_a_second_group_goes_before_the_first_is_answered(tmp_path: Path) -> None:
-    """When it is large enough; what comes after it waits. A writer that is killed had both."""
+def test_a_second_group_is_sent_before_the_first_is_answered(tmp_path: Path) -> None:
+    """Only if it is large enough; a killed writer fails both groups."""
 
     async def main(store: SqliteStore) -> None:
         executor = store._writer
         assert isinstance(executor, WriterProcessExecutor)
-        os.kill(writer_of(store), signal.SIGSTOP)
+        os.kill(writer_pid(store), signal.SIGSTOP)
         asked: list[asyncio.Future[Any]] = []
         for first, size in ((0, 1), (1, 1), (2, 200), (202, 100)):
             news = [NewTask(task(n)) for n in range(first, first + size)]
@@ -171,21 +171,21 @@ def test_a_second_group_goes_before_the_first_is_answered(tmp_path: Path) -> Non
         assert [[1], [1, 200]] == [
             [entry.weight for entry in group] for group in executor._in_flight
         ]
-        os.kill(writer_of(store), signal.SIGKILL)
+        os.kill(writer_pid(store), signal.SIGKILL)
         *lost, kept = await asyncio.gather(*asked, return_exceptions=True)
         assert [StoreUnavailable] * 3 == [type(error) for error in lost]
         assert isinstance(kept, list)
         assert 100 == len(kept)
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
 @pytest.mark.usefixtures("either_loop")
 @pytest.mark.parametrize("error", [RuntimeError("closed"), BrokenPipeError()], ids=repr)
-def test_whoever_asks_a_dying_writer_is_told_the_same(
+def test_operations_sent_to_an_ended_writer_are_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """A loop may refuse to write to one before it says that it has ended: uvloop does."""
+    """The event loop may refuse to write before it reports that the process has ended."""
 
     def refuse(_: bytes) -> None:
         raise error
@@ -197,17 +197,17 @@ def test_whoever_asks_a_dying_writer_is_told_the_same(
         asked = asyncio.ensure_future(store.add([NewTask(task(1))]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        os.kill(writer_of(store), signal.SIGKILL)
+        os.kill(writer_pid(store), signal.SIGKILL)
         with pytest.raises(StoreUnavailable, match="started again"):
             await asked
         assert 1 == len(await store.add([NewTask(task(1))]))
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
 @pytest.mark.usefixtures("either_loop")
 def test_groups_are_answered_in_their_order(tmp_path: Path) -> None:
-    """Each call gets its own answer, however many are on their way."""
+    """Each call gets its own result, however many are in flight."""
 
     async def main(store: SqliteStore) -> None:
         parts = [
@@ -219,21 +219,21 @@ def test_groups_are_answered_in_their_order(tmp_path: Path) -> None:
         counters = await store.counters()
         assert 900 == counters.tasks[Status.PENDING]
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
 @pytest.mark.usefixtures("either_loop")
 def test_signals_for_the_service_do_not_end_the_writer(tmp_path: Path) -> None:
-    """A supervisor may send them to all processes: what runs is still to be written down."""
+    """A supervisor may signal all processes, but results still have to be written."""
 
     async def main(store: SqliteStore) -> None:
-        before = writer_of(store)
+        before = writer_pid(store)
         for each in (signal.SIGINT, signal.SIGTERM):
             os.kill(before, each)
         await store.add([NewTask(task(1))])
-        assert before == writer_of(store)
+        assert before == writer_pid(store)
 
-    on(tmp_path / "tasks.db", main)
+    run_on_store(tmp_path / "tasks.db", main)
 
 
 _DIES = """
@@ -252,7 +252,7 @@ asyncio.run(main())
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")
 def test_the_writer_does_not_outlive_the_service(tmp_path: Path) -> None:
-    """Also when that is killed."""
+    """The process ends even if the service is killed."""
     ended = subprocess.run(
         [sys.executable, "-c", _DIES, str(tmp_path / "tasks.db")],
         stdout=subprocess.PIPE,
@@ -261,11 +261,11 @@ def test_the_writer_does_not_outlive_the_service(tmp_path: Path) -> None:
     )
     pid = int(ended.stdout)
 
-    asyncio.run(until_gone(pid))
+    asyncio.run(wait_until_ended(pid))
 
 
-def test_a_file_that_cannot_be_made_is_told(tmp_path: Path) -> None:
-    """In the words of the store, and no process is started for it."""
+def test_a_file_that_cannot_be_created_is_unavailable(tmp_path: Path) -> None:
+    """Opening raises `StoreUnavailable`, and no process is started."""
 
     async def run() -> None:
         store = SqliteStore(tmp_path / "nowhere" / "tasks.db", writer_process=True)
@@ -278,8 +278,8 @@ def test_a_file_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_an_error_keeps_its_kind(tmp_path: Path) -> None:
-    """One of tarry's own is itself, any other is told in words."""
+def test_errors_of_tarry_keep_their_class(tmp_path: Path) -> None:
+    """Other errors become a `RuntimeError` with class name and message."""
 
     def broken(tx: Transaction, what: Any) -> None:
         raise KeyError(what)
@@ -288,7 +288,7 @@ def test_an_error_keeps_its_kind(tmp_path: Path) -> None:
 
     operations.OPERATIONS["broken"] = operations.Operation(broken, tuple[str], None)
     try:
-        store = Sent(tmp_path / "tasks.db", lambda: 1)
+        store = SerializedStore(tmp_path / "tasks.db", lambda: 1)
         with pytest.raises(RuntimeError, match="KeyError: 'x'"):
             asyncio.run(store._write(OperationCall(broken, "x")))
         asyncio.run(store.close())

@@ -68,7 +68,7 @@ class SqliteStore:
         clock: Callable[[], int] | None = None,
         writer_process: bool = False,
     ) -> None:
-        clock = clock or _now
+        clock = clock or _system_clock
         if path == IN_MEMORY:
             if writer_process:
                 msg = "a store in memory cannot have a writer process"
@@ -97,10 +97,10 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Finish pending operations, and close the database."""
-        lines, self._writer, self._reader = (self._writer, self._reader), None, None
-        for line in lines:
-            if line is not None:
-                await line.close()
+        executors, self._writer, self._reader = (self._writer, self._reader), None, None
+        for executor in executors:
+            if executor is not None:
+                await executor.close()
         self._read_database.close()
         self.database.close()
         if self.database.worker_lock is not None:
@@ -109,12 +109,13 @@ class SqliteStore:
     async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
         """Run an operation in a transaction that is durable before this returns.
 
-        `weight` is about the number of tasks; the executor bounds groups and its queue by it.
+        `weight` is about the number of tasks that it changes: the executor limits the size of its
+        groups and of its queue by it.
         """
-        return await _put(self._writer, operation, weight)
+        return await _submit(self._writer, operation, weight)
 
     async def _read(self, query: Callable[[ReadTransaction], T]) -> T:
-        return await _put(self._reader, query, 1)
+        return await _submit(self._reader, query, 1)
 
     async def ping(self) -> int:
         return await self._write(OperationCall(ping))
@@ -204,9 +205,9 @@ class SqliteStore:
         )
         if existing is not None:
             return existing
-        job = copy_with(replay, before=min(replay.before or now, now))
-        job.matched = await self.count_dead(job)
-        return await self._write(OperationCall(dead_letters.start_replay, job))
+        new = copy_with(replay, before=min(replay.before or now, now))
+        new.matched = await self.count_dead(new)
+        return await self._write(OperationCall(dead_letters.start_replay, new))
 
     async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         return await self._read(lambda tx: dead_letters.get_replay(tx, tenant, replay_id))
@@ -284,7 +285,7 @@ class SqliteStore:
         await self._write(OperationCall(forget_orphans, refs), len(refs))
 
 
-async def _put(executor: Executor | None, work: Callable[[Any], T], weight: int) -> T:
+async def _submit(executor: Executor | None, work: Callable[[Any], T], weight: int) -> T:
     if executor is None:
         msg = "the store is not open: call open() first"
         raise StoreUnavailable(msg)
@@ -292,7 +293,7 @@ async def _put(executor: Executor | None, work: Callable[[Any], T], weight: int)
     return result
 
 
-def _now() -> int:
+def _system_clock() -> int:
     return int(system.unix_time() * 1000)
 
 
