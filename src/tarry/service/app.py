@@ -7,7 +7,7 @@ import secrets
 from functools import partial
 from importlib.metadata import version
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.runtime.clocks import system
@@ -40,6 +40,8 @@ except ImportError as _missing:
     raise MissingExtra(_needed) from _missing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tarry.service.delivery.messages import Delivery
     from tarry.service.model import Task
     from tarry.service.settings import Settings
@@ -236,17 +238,17 @@ def allowed_hosts(settings: Settings) -> frozenset[str] | None:
 
 
 async def _delete_orphaned_bodies(payloads: PayloadStore, store: Store) -> int:
-    async def is_live(tenant: str, task_id: str) -> bool:
+    async def task_exists(tenant: str, task_id: str) -> bool:
         return await store.get_task(tenant, task_id) is not None
 
-    return await payloads.sweep(is_live, system.unix_time(), limit=100)
+    return await payloads.sweep(task_exists, system.unix_time(), limit=100)
 
 
 def _new_id() -> str:
     return str(uuid7())
 
 
-def _build_signer(settings: Settings) -> Any:
+def _build_signer(settings: Settings) -> Callable[[Task, bytes], list[tuple[str, str]]]:
     if not settings.signing_secrets:
         return _no_signature
     signer = Signer(settings.signing_secrets)

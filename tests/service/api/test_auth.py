@@ -60,12 +60,12 @@ def test_other_hosts_are_rejected(host: str) -> None:
     async def test(api: ApiHarness) -> None:
         lines = [(b"host", host.encode("latin-1"))]
         for path in ("/retry-tasks", "/downstreams", "/metrics", "/readyz", "/docs"):
-            refused = await api.request("GET", path, lines=lines)
-            assert (421, "/docs#problem-wrong-host") == (refused.status, refused.problem["type"])
-            assert "allow_host" in refused.problem["detail"]
+            rejected = await api.request("GET", path, lines=lines)
+            assert (421, "/docs#problem-wrong-host") == (rejected.status, rejected.problem["type"])
+            assert "allow_host" in rejected.problem["detail"]
         own = [(b"origin", b"http://" + lines[0][1]), *lines]
-        refused = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, lines=own)
-        assert (421, 0) == (refused.status, await api.count_tasks())
+        rejected = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, lines=own)
+        assert (421, 0) == (rejected.status, await api.count_tasks())
 
     run_with_api(test, hosts=HOSTS)
 
@@ -130,8 +130,8 @@ def test_an_invalid_key_is_401(headers: dict[str, str]) -> None:
 
     async def test(api: ApiHarness) -> None:
         secret, _ = await create_key(api, "acme")
-        given = {name: value.replace("{}", secret) for name, value in headers.items()}
-        assert 401 == (await api.request("GET", "/retry-tasks", headers=given)).status
+        sent_headers = {name: value.replace("{}", secret) for name, value in headers.items()}
+        assert 401 == (await api.request("GET", "/retry-tasks", headers=sent_headers)).status
 
     run_with_api(test, keys=True)
 
@@ -179,7 +179,7 @@ def test_resources_of_other_tenants_are_not_visible() -> None:
         await request(one, "PUT", "/retry-policies/mine", {})
         replay = (await request(one, "POST", "/dead-letters/replays", {})).json["replayId"]
         place = f"/retry-tasks/{task['taskId']}"
-        asked = [
+        requests = [
             ("GET", place),
             ("DELETE", place),
             ("GET", f"{place}/attempts"),
@@ -193,7 +193,7 @@ def test_resources_of_other_tenants_are_not_visible() -> None:
             ("GET", f"/dead-letters/replays/{replay}"),
             ("DELETE", f"/dead-letters/replays/{replay}"),
         ]
-        for method, path in asked:
+        for method, path in requests:
             assert 404 == (await request(other, method, path)).status, path
         for path in ("/retry-tasks", "/downstreams", "/dead-letters/replays"):
             assert [] == (await request(other, "GET", path)).json["items"]
@@ -258,13 +258,13 @@ def test_the_key_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     run_with_api(test)
 
 
-@pytest.mark.parametrize(("operator", "told"), [("", b"of acme\n"), ("acme", b"of all\n")])
-def test_only_the_operator_reads_the_metrics_of_all_tenants(operator: str, told: bytes) -> None:
+@pytest.mark.parametrize(("operator", "returned"), [("", b"of acme\n"), ("acme", b"of all\n")])
+def test_only_the_operator_reads_the_metrics_of_all_tenants(operator: str, returned: bytes) -> None:
     """Other tenants read their own."""
 
     async def test(api: ApiHarness) -> None:
         secret, _ = await create_key(api, "acme")
         response = await api.request("GET", "/metrics", headers={"X-API-Key": secret})
-        assert told == response.body
+        assert returned == response.body
 
     run_with_api(test, keys=True, operator=operator)

@@ -59,8 +59,8 @@ def test_a_replay_is_a_job() -> None:
     async def test(api: ApiHarness) -> None:
         await api.create()
         (letter,) = await api.exhaust_due_tasks()
-        asked = {"filter": {"lane": "https:example.com:443", "reason": "attempts"}, "rate": 5}
-        response = await api.request("POST", "/dead-letters/replays", asked)
+        document = {"filter": {"lane": "https:example.com:443", "reason": "attempts"}, "rate": 5}
+        response = await api.request("POST", "/dead-letters/replays", document)
         path = f"/dead-letters/replays/{response.json['replayId']}"
         assert (201, path) == (response.status, response.header("location"))
         expected = {
@@ -109,7 +109,7 @@ def test_an_unknown_replay_is_404(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "field"),
+    ("document", "field"),
     [
         ({"rate": -1}, "rate"),
         ({"rate": 0}, "rate"),
@@ -125,11 +125,11 @@ def test_an_unknown_replay_is_404(method: str) -> None:
         ({"lane": "x"}, "lane"),
     ],
 )
-def test_an_invalid_replay_is_422_with_its_field(asked: dict[str, object], field: str) -> None:
+def test_an_invalid_replay_is_422_with_its_field(document: dict[str, object], field: str) -> None:
     """No job is created."""
 
     async def test(api: ApiHarness) -> None:
-        response = await api.request("POST", "/dead-letters/replays", asked)
+        response = await api.request("POST", "/dead-letters/replays", document)
         assert (422, field) == (response.status, response.problem["field"])
         assert [] == (await api.request("GET", "/dead-letters/replays")).json["items"]
 

@@ -97,11 +97,11 @@ def test_events_have_no_text_of_the_target() -> None:
             number=1, scheduled_at=NOW, started_at=NOW, status=401, outcome="permanent", excerpt="s"
         )
         api.engine.events.publish(build_event("attempt", task_id="i", attempt=attempt))
-        told = (await reader.next_event())[2]["attempt"]
+        returned = (await reader.next_event())[2]["attempt"]
         assert (401, None, "i") == (
-            told["responseStatus"],
-            told["responseExcerpt"],
-            told["taskId"],
+            returned["responseStatus"],
+            returned["responseExcerpt"],
+            returned["taskId"],
         )
         attempt.status, attempt.error = "UNAUTHENTICATED", "token s is not valid"
         api.engine.events.publish(build_event("attempt", task_id="i", attempt=attempt))
@@ -163,8 +163,8 @@ def test_the_number_of_streams_is_limited() -> None:
     async def test(api: ApiHarness) -> None:
         reader = EventReader(api.api)
         await reader.wait_for_start()
-        refused = await api.request("GET", "/events")
-        assert (503, "10") == (refused.status, refused.header("retry-after"))
+        rejected = await api.request("GET", "/events")
+        assert (503, "10") == (rejected.status, rejected.header("retry-after"))
         reader.disconnect.set()
         await reader.task
         head = EventReader(api.api, "HEAD")

@@ -14,19 +14,19 @@ LANE = LaneRecord(name="t/https:a:443", tenant="t")
 
 def build_attempt(number: int, **fields: object) -> AttemptRecord:
     """Return an attempt that got 503, with changes."""
-    given: dict[str, object] = {
+    values: dict[str, object] = {
         "status": 503,
         "outcome": "transient",
         "scheduled_at": fields.get("started_at", NOW),
         "started_at": NOW,
         **fields,
     }
-    return AttemptRecord(number=number, **given)  # type: ignore[arg-type]
+    return AttemptRecord(number=number, **values)  # type: ignore[arg-type]
 
 
 def build_task(**fields: object) -> Task:
     """Return a pending task, with changes."""
-    given: dict[str, object] = {"next_attempt_at": NOW, **fields}
+    values: dict[str, object] = {"next_attempt_at": NOW, **fields}
     return Task(
         id="i",
         tenant="t",
@@ -34,13 +34,13 @@ def build_task(**fields: object) -> Task:
         key="k",
         fingerprint=b"",
         content=b"",
-        **given,  # type: ignore[arg-type]
+        **values,  # type: ignore[arg-type]
     )
 
 
 def explain_text(subject: Task, *attempts: AttemptRecord, lane: LaneRecord | None = LANE) -> str:
     """Return the text of the explanation."""
-    told = explain_task(
+    returned = explain_task(
         subject,
         TaskContent(url="https://a/"),
         list(attempts),
@@ -48,7 +48,7 @@ def explain_text(subject: Task, *attempts: AttemptRecord, lane: LaneRecord | Non
         lane=lane,
         now=NOW,
     )
-    return told.text
+    return returned.text
 
 
 STOP = Decision(action="stop", reason="attempts")
@@ -232,7 +232,7 @@ def test_errors_are_explained_without_secrets() -> None:
         1, status=None, error_class="tls", error="TLS error for hush-hush: wrong version.",
         decision=STOP,
     )  # fmt: skip
-    told = explain_task(
+    returned = explain_task(
         build_task(status=Status.EXHAUSTED, reason="attempts"),
         TaskContent(url="https://a/?token=hush-hush"),
         [failed],
@@ -241,13 +241,13 @@ def test_errors_are_explained_without_secrets() -> None:
         now=NOW,
     )
     expected = "attempt 1 failed (tls: TLS error for [redacted]: wrong version); stopped: no"
-    assert told.text.startswith(expected)
+    assert returned.text.startswith(expected)
 
 
 @pytest.mark.parametrize("status", Status)
 def test_a_deleted_policy_is_mentioned_if_it_still_matters(status: Status) -> None:
     """The default policy replaces it, for pending tasks and dead letters."""
-    told = explain_task(
+    returned = explain_task(
         build_task(status=status, policy_id="mine", policy_version=3),
         TaskContent(url="https://a/"),
         [],
@@ -257,5 +257,5 @@ def test_a_deleted_policy_is_mentioned_if_it_still_matters(status: Status) -> No
     )
     gone = "Its policy mine was deleted: it uses the default policy."
     ended = status in {Status.SUCCEEDED, Status.CANCELLED}
-    assert told.text.endswith(gone) is not ended
-    assert (status is Status.PENDING) is ("Attempt 1 of 5" in told.text)
+    assert returned.text.endswith(gone) is not ended
+    assert (status is Status.PENDING) is ("Attempt 1 of 5" in returned.text)

@@ -14,21 +14,21 @@ def test_creating_a_policy_twice() -> None:
     """200 for equal fields, however they are written, and 409 for different ones."""
 
     async def test(api: ApiHarness) -> None:
-        asked = {"policyId": "mine", "maxAttempts": 7, "totalBudgetMs": 60_000}
-        first = await api.request("POST", "/retry-policies", asked)
+        document = {"policyId": "mine", "maxAttempts": 7, "totalBudgetMs": 60_000}
+        first = await api.request("POST", "/retry-policies", document)
         assert (201, "/retry-policies/mine") == (first.status, first.header("location"))
-        told = first.json
+        returned = first.json
         assert ("mine", 1, NOW, 7, 60_000) == (
-            told["policyId"],
-            told["version"],
-            told["createdAt"],
-            told["maxAttempts"],
-            told["totalBudgetMs"],
+            returned["policyId"],
+            returned["version"],
+            returned["createdAt"],
+            returned["maxAttempts"],
+            returned["totalBudgetMs"],
         )
         same = {"totalBudgetMs": 60_000.0, "maxAttempts": 7, "multiplier": 2, "policyId": "mine"}
         again = await api.request("POST", "/retry-policies", same)
-        assert (200, told) == (again.status, again.json)
-        other = await api.request("POST", "/retry-policies", {**asked, "maxAttempts": 8})
+        assert (200, returned) == (again.status, again.json)
+        other = await api.request("POST", "/retry-policies", {**document, "maxAttempts": 8})
         assert (409, "policyId") == (other.status, other.problem["field"])
 
     run_with_api(test)
@@ -64,10 +64,10 @@ def test_a_change_applies_to_the_next_task() -> None:
         assert 409 == (await api.request("DELETE", "/retry-policies/mine")).status
         await api.exhaust_due_tasks()
         assert 204 == (await api.request("DELETE", "/retry-policies/mine")).status
-        refused = await api.request(
+        rejected = await api.request(
             "POST", "/retry-tasks", {"targetUrl": "https://a.b/", "policyId": "mine"}
         )
-        assert "policyId" == refused.problem["field"]
+        assert "policyId" == rejected.problem["field"]
 
     run_with_api(test)
 
@@ -110,7 +110,7 @@ def test_a_built_in_policy_can_be_replaced_and_restored() -> None:
 
 
 def test_a_policy_in_use_cannot_be_deleted() -> None:
-    """The problem tells how to find the tasks, and how to restore the built-in default."""
+    """The problem says how to find the tasks, and how to restore the built-in default."""
 
     async def test(api: ApiHarness) -> None:
         path = "/retry-policies/default"
@@ -134,15 +134,15 @@ def test_an_unknown_version_names_the_newest() -> None:
             await api.request("PUT", "/retry-policies/mine", {"maxAttempts": attempts})
         versions = "the newest version of mine is 2"
         task = {"targetUrl": TARGET, "policyId": "mine", "policyVersion": 9}
-        refused = await api.request("POST", "/retry-tasks", task)
+        rejected = await api.request("POST", "/retry-tasks", task)
         assert (f"policyVersion must exist: {versions}, got 9.", "policyVersion") == (
-            refused.problem["detail"],
-            refused.problem["field"],
+            rejected.problem["detail"],
+            rejected.problem["field"],
         )
-        looked_at = await api.request("GET", "/retry-policies/mine?version=9")
+        read = await api.request("GET", "/retry-policies/mine?version=9")
         assert (404, f"Version 9 does not exist: {versions}.") == (
-            looked_at.status,
-            looked_at.problem["detail"],
+            read.status,
+            read.problem["detail"],
         )
 
     run_with_api(test)
@@ -152,8 +152,8 @@ def test_a_schedule_is_returned_as_a_list() -> None:
     """The list of delays is stored and returned."""
 
     async def test(api: ApiHarness) -> None:
-        asked = {"backoffType": "SCHEDULE", "scheduleMs": [1000, 5000]}
-        response = await api.request("PUT", "/retry-policies/steps", asked)
+        document = {"backoffType": "SCHEDULE", "scheduleMs": [1000, 5000]}
+        response = await api.request("PUT", "/retry-policies/steps", document)
         assert ("SCHEDULE", [1000, 5000]) == (
             response.json["backoffType"],
             response.json["scheduleMs"],

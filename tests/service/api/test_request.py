@@ -14,9 +14,9 @@ from tarry.service.api.request import ApiRequest
 JSON = {b"content-type": b"application/json"}
 
 
-def chunked_request(*pieces: bytes) -> ApiRequest:
+def chunked_request(*chunks: bytes) -> ApiRequest:
     """Return a request whose body arrives in chunks."""
-    left = list(pieces)
+    left = list(chunks)
 
     async def receive() -> dict[str, Any]:
         piece = left.pop(0)
@@ -33,10 +33,10 @@ def test_partial_bodies_are_limited_together(monkeypatch: pytest.MonkeyPatch) ->
     async def main() -> None:
         many = [chunked_request(b"12345", b"67890").read_body(100) for _ in range(4)]
         ends = await asyncio.gather(*many, return_exceptions=True)
-        refused = [end for end in ends if isinstance(end, ApiError)]
+        rejected = [end for end in ends if isinstance(end, ApiError)]
 
-        assert {503} == {one.problem.status for one in refused}
-        assert len(ends) - len(refused) == ends.count(b"1234567890") > 0
+        assert {503} == {one.problem.status for one in rejected}
+        assert len(ends) - len(rejected) == ends.count(b"1234567890") > 0
         assert b"1234567890" == await chunked_request(b"12345", b"67890").read_body(100)
 
     asyncio.run(main())

@@ -113,7 +113,7 @@ def test_all_fields_are_stored() -> None:
 
     async def test(api: ApiHarness) -> None:
         await api.request("PUT", "/retry-policies/slow", {"maxAttempts": 9})
-        asked = {
+        document = {
             "targetUrl": "https://EXAMPLE.com:443/a?b=c",
             "method": "PURGE",
             "policyId": "slow",
@@ -123,7 +123,9 @@ def test_all_fields_are_stored() -> None:
             "callbackUrl": "https://example.org",
             "idempotencyKey": "a key",
         }
-        response = await api.request("POST", "/retry-tasks", asked, headers={"traceparent": TRACE})
+        response = await api.request(
+            "POST", "/retry-tasks", document, headers={"traceparent": TRACE}
+        )
         task, content = await api.stored_task(response.json["taskId"])
         assert ("slow", 1, NOW + 5_000, "a key") == (
             task.policy_id,
@@ -432,9 +434,9 @@ def test_the_rate_limit_is_429() -> None:
     async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET}
         batch = await api.request("POST", "/retry-tasks/batch", {"tasks": [document] * 4})
-        refused = await api.request("POST", "/retry-tasks", document)
-        assert [200, 429] == [batch.status, refused.status]
-        assert "2" == refused.header("retry-after")  # 1 - (2 - 4) = 3 tokens, 2 a second
+        rejected = await api.request("POST", "/retry-tasks", document)
+        assert [200, 429] == [batch.status, rejected.status]
+        assert "2" == rejected.header("retry-after")  # 1 - (2 - 4) = 3 tokens, 2 a second
         api.time.ms += 1_500
         assert 201 == (await api.request("POST", "/retry-tasks", document)).status
         assert 5 == await api.count_tasks()
@@ -595,8 +597,8 @@ def test_the_size_of_a_batch_is_limited() -> None:
 
     async def test(api: ApiHarness) -> None:
         one = {"targetUrl": TARGET}
-        most = await api.request("POST", "/retry-tasks/batch", {"tasks": [one] * 1000})
-        assert [201] * 1000 == [result["status"] for result in most.json["results"]]
+        largest = await api.request("POST", "/retry-tasks/batch", {"tasks": [one] * 1000})
+        assert [201] * 1000 == [result["status"] for result in largest.json["results"]]
         more = await api.request("POST", "/retry-tasks/batch", {"tasks": [one] * 1001})
         assert (422, "tasks") == (more.status, more.problem["field"])
         none = await api.request("POST", "/retry-tasks/batch", {"tasks": []})

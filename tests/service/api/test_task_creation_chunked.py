@@ -27,16 +27,16 @@ def create_both_ways(
 ) -> list[tuple[Sequence[Response], int]]:
     """Send a request twice per path; return the responses and the number of tasks."""
 
-    async def test(api: ApiHarness, pieces: bytes | list[bytes]) -> tuple[Sequence[Response], int]:
+    async def test(api: ApiHarness, chunks: bytes | list[bytes]) -> tuple[Sequence[Response], int]:
         api.engine.error = error
-        asked = [
-            await api.request("POST", "/retry-tasks", body=pieces, headers=headers)
+        responses = [
+            await api.request("POST", "/retry-tasks", body=chunks, headers=headers)
             for _ in range(2)
         ]
-        return asked, await api.count_tasks()
+        return responses, await api.count_tasks()
 
-    ways: list[bytes | list[bytes]] = [body, [body[:9], body[9:]]]
-    return [run_with_api(partial(test, pieces=way), **options) for way in ways]
+    variants: list[bytes | list[bytes]] = [body, [body[:9], body[9:]]]
+    return [run_with_api(partial(test, chunks=variant), **options) for variant in variants]
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,12 @@ def create_both_ways(
 )
 def test_responses_are_equal(body: bytes, headers: dict[str, str], statuses: list[int]) -> None:
     """Status, headers, body and stored tasks."""
-    (whole, kept), (pieces, kept_too) = create_both_ways(body, headers, limits=SMALL)
-    assert statuses == [response.status for response in whole]
-    assert [response.messages for response in pieces] == [response.messages for response in whole]
-    assert kept_too == kept == (201 in statuses)
+    (complete, stored), (chunks, stored_chunked) = create_both_ways(body, headers, limits=SMALL)
+    assert statuses == [response.status for response in complete]
+    assert [response.messages for response in chunks] == [
+        response.messages for response in complete
+    ]
+    assert stored_chunked == stored == (201 in statuses)
 
 
 @pytest.mark.parametrize(
@@ -77,26 +79,30 @@ def test_responses_are_equal(body: bytes, headers: dict[str, str], statuses: lis
 )
 def test_errors_of_the_engine_are_equal(error: Exception, status: int) -> None:
     """For each exception that it raises."""
-    (whole, _), (pieces, _) = create_both_ways(TASK, JSON, error=error)
-    assert {status} == {response.problem["status"] for response in whole}
-    assert [response.messages for response in pieces] == [response.messages for response in whole]
+    (complete, _), (chunks, _) = create_both_ways(TASK, JSON, error=error)
+    assert {status} == {response.problem["status"] for response in complete}
+    assert [response.messages for response in chunks] == [
+        response.messages for response in complete
+    ]
 
 
 def test_another_host_is_rejected() -> None:
     """421, if no key is required."""
-    (whole, _), (pieces, _) = create_both_ways(TASK, JSON, hosts=frozenset({"tarry.internal"}))
-    assert {421} == {response.problem["status"] for response in whole}
-    assert [response.messages for response in pieces] == [response.messages for response in whole]
+    (complete, _), (chunks, _) = create_both_ways(TASK, JSON, hosts=frozenset({"tarry.internal"}))
+    assert {421} == {response.problem["status"] for response in complete}
+    assert [response.messages for response in chunks] == [
+        response.messages for response in complete
+    ]
 
 
 def test_keys_are_checked() -> None:
     """Unknown, looked up, and cached keys."""
 
-    async def test(api: ApiHarness, pieces: bytes | list[bytes]) -> list[Any]:
+    async def test(api: ApiHarness, chunks: bytes | list[bytes]) -> list[Any]:
         secret, key = make_key("acme", "1")
 
         async def request(**headers: str) -> Response:
-            return await api.request("POST", "/retry-tasks", body=pieces, headers=headers)
+            return await api.request("POST", "/retry-tasks", body=chunks, headers=headers)
 
         unknown = [await request(), await request(authorization=f"Bearer {secret}")]
         await api.store.put_key(key)
@@ -106,9 +112,9 @@ def test_keys_are_checked() -> None:
         assert 1 == await api.count_tasks("acme")
         return [response.messages for response in (*unknown, *known)]
 
-    ways: list[bytes | list[bytes]] = [TASK, [TASK, b""]]
-    whole, cut = (run_with_api(partial(test, pieces=way), keys=True) for way in ways)
-    assert cut == whole
+    variants: list[bytes | list[bytes]] = [TASK, [TASK, b""]]
+    complete, cut = (run_with_api(partial(test, chunks=variant), keys=True) for variant in variants)
+    assert cut == complete
 
 
 def test_a_cancelled_write_is_500() -> None:

@@ -94,7 +94,7 @@ BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"policy": {"initialDelayMs": 0}}, "policy.initialDelayMs", "greater than 0"),
     ({"policy": {"jitterType": "full"}}, "policy.jitterType", "one of"),
     ({"policy": {"retryableStatusCodes": [700]}}, "policy.retryableStatusCodes[0]", "100 to 599"),
-    ({"policy": {"retryableStatusCodes": ["x"]}}, "policy.retryableStatusCodes[0]", "whole"),
+    ({"policy": {"retryableStatusCodes": ["x"]}}, "policy.retryableStatusCodes[0]", "whole number"),
     ({"policy": {"scheduleMs": [1] * 1001}}, "policy.scheduleMs", "1,000 entries"),
     ({"policy": {"attemptTimeoutMs": 60_001}}, "policy.attemptTimeoutMs", "at most 60000"),
     ({"policy": {"backoffType": "SCHEDULE"}}, "policy.backoffType", "scheduleMs"),
@@ -362,8 +362,10 @@ def test_a_key_header_on_a_batch_is_400_unless_each_task_has_a_key() -> None:
         assert (400, "Idempotency-Key") == (response.status, response.problem["field"])
         assert "each task of a batch its own idempotencyKey" in response.problem["detail"]
         assert 0 == await api.count_tasks()
-        taken = await api.request("POST", "/retry-tasks/batch", {"tasks": tasks}, headers=headers)
-        assert [201, 422] == [one["status"] for one in taken.json["results"]]
+        response = await api.request(
+            "POST", "/retry-tasks/batch", {"tasks": tasks}, headers=headers
+        )
+        assert [201, 422] == [one["status"] for one in response.json["results"]]
 
     run_with_api(test)
 
@@ -541,8 +543,8 @@ def test_a_grpc_target_needs_grpcio() -> None:
 
 def test_header_names_are_returned_in_lower_case() -> None:
     """In the order of the headers."""
-    given = {"X-One": "1", "content-type": "text/plain", "ETag": ""}
-    assert ("x-one", "content-type", "etag") == check_headers(given, ApiLimits())
+    headers = {"X-One": "1", "content-type": "text/plain", "ETag": ""}
+    assert ("x-one", "content-type", "etag") == check_headers(headers, ApiLimits())
 
 
 def test_invalid_header_names_are_not_cached() -> None:

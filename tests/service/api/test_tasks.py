@@ -28,7 +28,7 @@ async def read_all_pages(api: ApiHarness, path: str) -> list[list[Any]]:
 
 
 async def fail_once(api: ApiHarness, task_id: str, excerpt: str | None = None) -> None:
-    """Let a task fail once and wait for its second attempt."""
+    """Finish the first attempt of a task as failed; its second attempt is pending."""
     (task,) = [task for task in await api.lease_due_tasks() if task.id == task_id]
     decision = Decision(
         action="wait",
@@ -308,12 +308,12 @@ def test_explaining_a_task() -> None:
     async def test(api: ApiHarness) -> None:
         task_id = (await api.create(policy={"maxAttempts": 2, "jitterType": "EQUAL"}))["taskId"]
         await fail_once(api, task_id)
-        told = (await api.request("GET", f"/retry-tasks/{task_id}/explain")).json
+        returned = (await api.request("GET", f"/retry-tasks/{task_id}/explain")).json
         assert (
             "attempt 1 got 503; waits 800 ms (ceiling 1 s, full jitter, retry-after asked for "
             "500 ms). Attempt 2 of 2 is due in 800 ms."
-        ) == told["text"]
-        assert {"text": "Attempt 2 of 2 is due in 800 ms.", "at": NOW + 800} == told["next"]
-        assert [1] == [step["attempt"]["attemptNumber"] for step in told["steps"]]
+        ) == returned["text"]
+        assert {"text": "Attempt 2 of 2 is due in 800 ms.", "at": NOW + 800} == returned["next"]
+        assert [1] == [step["attempt"]["attemptNumber"] for step in returned["steps"]]
 
     run_with_api(test)

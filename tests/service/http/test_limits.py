@@ -92,8 +92,8 @@ def test_the_scope_has_the_request() -> None:
 
     asyncio.run(run())
     first, second = seen
-    assert ("GET", "/x", b"", "1.1") == _line(first)
-    assert ("PUT", "//y", b"z=1", "1.0") == _line(second)
+    assert ("GET", "/x", b"", "1.1") == _request_line(first)
+    assert ("PUT", "//y", b"z=1", "1.0") == _request_line(second)
     assert [(b"host", b"h")] == first["headers"]
     assert [(b"x-a", b"1"), (b"x-a", b"2")] == second["headers"]
 
@@ -162,5 +162,5 @@ def test_the_grace_period_starts_when_there_is_something_to_read() -> None:
     asyncio.run(run())
 
 
-def _line(scope: dict[str, Any]) -> tuple[str, str, bytes, str]:
+def _request_line(scope: dict[str, Any]) -> tuple[str, str, bytes, str]:
     return scope["method"], scope["path"], scope["query_string"], scope["http_version"]

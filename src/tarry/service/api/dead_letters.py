@@ -65,7 +65,7 @@ class DeadLetterResource:
                 path="/dead-letters",
                 operation_id="listDeadLetters",
                 summary="List dead letters, newest first.",
-                handler=self.search,
+                handler=self.list_dead_letters,
                 query_type=DeadLetterQuery,
                 responses={200: Page[RetryTask]},
                 error_statuses=(400, 422, 503),
@@ -86,7 +86,7 @@ class DeadLetterResource:
                 operation_id="createReplay",
                 summary="Replay dead letters: a durable job with an optional rate. A dry run only "
                 "counts them.",
-                handler=self.start,
+                handler=self.start_replay,
                 request_type=ReplayRequest,
                 responses={201: ReplayJob, 200: ReplayJob},
                 error_statuses=(400, 413, 415, 422, 503),
@@ -96,7 +96,7 @@ class DeadLetterResource:
                 path="/dead-letters/replays",
                 operation_id="listReplays",
                 summary="List the latest 100 replays, newest first.",
-                handler=self.replays,
+                handler=self.list_replays,
                 query_type=NoQuery,
                 responses={200: Page[ReplayJob]},
                 error_statuses=(400, 422, 503),
@@ -106,7 +106,7 @@ class DeadLetterResource:
                 path=replay_path,
                 operation_id="getReplay",
                 summary="Get the progress of a replay.",
-                handler=self.replay,
+                handler=self.get_replay,
                 query_type=NoQuery,
                 responses={200: ReplayJob},
                 error_statuses=(400, 404, 422, 503),
@@ -116,17 +116,19 @@ class DeadLetterResource:
                 path=replay_path,
                 operation_id="cancelReplay",
                 summary="Cancel a running replay. Tasks that it has replayed are not affected.",
-                handler=self.cancel,
+                handler=self.cancel_replay,
                 query_type=NoQuery,
                 responses={200: ReplayJob},
                 error_statuses=(400, 404, 409, 422, 503),
             ),
         ]
 
-    async def search(self, request: ApiRequest) -> ApiResponse:
+    async def list_dead_letters(self, request: ApiRequest) -> ApiResponse:
         """List dead letters, newest first."""
         query = request.parse_query(DeadLetterQuery)
-        return json_response(200, await self._tasks.page(request.tenant, query, Status.EXHAUSTED))
+        return json_response(
+            200, await self._tasks.read_page(request.tenant, query, Status.EXHAUSTED)
+        )
 
     async def purge(self, request: ApiRequest) -> ApiResponse:
         """Delete dead letters permanently, up to 10,000 per request."""
@@ -147,7 +149,7 @@ class DeadLetterResource:
                 break
         return json_response(200, PurgeResult(purged=purged, more=has_more))
 
-    async def start(self, request: ApiRequest) -> ApiResponse:
+    async def start_replay(self, request: ApiRequest) -> ApiResponse:
         """Start a replay job, or preview one (dry run)."""
         replay = await request.read_json(_replay_decoder, self._context.limits.max_request_bytes)
         letter_filter = replay.filter or ReplayFilter()
@@ -170,13 +172,13 @@ class DeadLetterResource:
         location = (b"location", f"/dead-letters/replays/{job.id}".encode())
         return json_response(201, replay_view(job), location)
 
-    async def replays(self, request: ApiRequest) -> ApiResponse:
+    async def list_replays(self, request: ApiRequest) -> ApiResponse:
         """List replay jobs."""
         request.parse_query(NoQuery)
         jobs = await self._context.store.list_replays(running=False, tenant=request.tenant)
         return json_response(200, Page(items=[replay_view(job) for job in jobs], next_cursor=None))
 
-    async def replay(self, request: ApiRequest) -> ApiResponse:
+    async def get_replay(self, request: ApiRequest) -> ApiResponse:
         """Return a replay job."""
         request.parse_query(NoQuery)
         job = await self._context.store.get_replay(request.tenant, request.path_params["replayId"])
@@ -184,7 +186,7 @@ class DeadLetterResource:
             raise problems.no_such("replay")
         return json_response(200, replay_view(job))
 
-    async def cancel(self, request: ApiRequest) -> ApiResponse:
+    async def cancel_replay(self, request: ApiRequest) -> ApiResponse:
         """Cancel a running replay job."""
         request.parse_query(NoQuery)
         job = await self._context.store.cancel_replay(

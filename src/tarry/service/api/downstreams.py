@@ -44,7 +44,7 @@ class DownstreamResource:
                 path="/downstreams",
                 operation_id="listDownstreams",
                 summary="List downstreams by name, with breaker, budget, latency and backlog.",
-                handler=self.search,
+                handler=self.list_downstreams,
                 query_type=PageQuery,
                 responses={200: Page[DownstreamInfo]},
                 error_statuses=(400, 422, 503),
@@ -74,7 +74,7 @@ class DownstreamResource:
             ),
         ]
 
-    async def search(self, request: ApiRequest) -> ApiResponse:
+    async def list_downstreams(self, request: ApiRequest) -> ApiResponse:
         """List lanes by name."""
         query = request.parse_query(PageQuery)
         try:

@@ -44,7 +44,7 @@ class HealthResource:
                 path="/healthz",
                 operation_id="isAlive",
                 summary="Liveness: the process responds.",
-                handler=self.alive,
+                handler=self.get_liveness,
                 responses={200: HealthStatus},
                 is_public=True,
             ),
@@ -53,7 +53,7 @@ class HealthResource:
                 path="/readyz",
                 operation_id="isReady",
                 summary="Readiness: tasks are accepted and processed.",
-                handler=self.ready,
+                handler=self.get_readiness,
                 responses={200: HealthStatus},
                 error_statuses=(503,),
                 is_public=True,
@@ -63,16 +63,16 @@ class HealthResource:
                 path="/metrics",
                 operation_id="getMetrics",
                 summary="Get the metrics in the Prometheus format; with keys, those of the tenant.",
-                handler=self.metrics,
+                handler=self.get_metrics,
                 responses={200: "text/plain"},
             ),
         ]
 
-    async def alive(self, _: ApiRequest) -> ApiResponse:
+    async def get_liveness(self, _: ApiRequest) -> ApiResponse:
         """Return 200: the process responds."""
         return json_response(200, HealthStatus())
 
-    async def ready(self, _: ApiRequest) -> ApiResponse:
+    async def get_readiness(self, _: ApiRequest) -> ApiResponse:
         """Return 200, or a problem that names the failing components."""
         await self._check_store()
         failing = self._context.engine.health.failing
@@ -86,7 +86,7 @@ class HealthResource:
         detail = f"Failing: {', '.join(sorted(failing))}."
         raise problems.unavailable(detail, _RETRY_AFTER_S, failing=shown)
 
-    async def metrics(self, request: ApiRequest) -> ApiResponse:
+    async def get_metrics(self, request: ApiRequest) -> ApiResponse:
         """Return all metrics to the operator, and to another tenant its own."""
         sees_all = not self._context.require_keys or request.tenant == self._context.operator
         body, content_type = await self._context.render_metrics(

@@ -139,7 +139,7 @@ def _describe_operation(
     if operation.query_type is not None:
         properties = schemas[operation.query_type.__name__].get("properties", {})
         parameters += [
-            {"name": name, "in": "query", "required": False, "schema": _not_null(schema)}
+            {"name": name, "in": "query", "required": False, "schema": _without_null(schema)}
             for name, schema in properties.items()
         ]
     parameters += [
@@ -168,7 +168,7 @@ def _describe_callback(schema: dict[str, Any]) -> dict[str, Any]:
     return {"{$request.body#/callbackUrl}": {"post": post}}
 
 
-def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a query parameter: it may be omitted, but not null."""
     result: dict[str, Any] = {name: value for name, value in schema.items() if value is not None}
     choices = [choice for choice in result.pop("anyOf", ()) if choice != {"type": "null"}]

@@ -119,7 +119,7 @@ class PolicyResource:
                 path="/retry-policies",
                 operation_id="listPolicies",
                 summary="List the newest version of each policy; built-in policies come last.",
-                handler=self.search,
+                handler=self.list_policies,
                 query_type=PageQuery,
                 responses={200: Page[RetryPolicy]},
                 error_statuses=(400, 422, 503),
@@ -191,7 +191,7 @@ class PolicyResource:
             201 if write_status is PolicyWriteStatus.CREATED else 200, _stored_view(policy)
         )
 
-    async def search(self, request: ApiRequest) -> ApiResponse:
+    async def list_policies(self, request: ApiRequest) -> ApiResponse:
         """List the policies of the tenant, then the built-in ones that it has not replaced."""
         query = request.parse_query(PageQuery)
         items: list[RetryPolicy] = []

@@ -81,7 +81,7 @@ class TaskResource:
                 path="/retry-tasks",
                 operation_id="listTasks",
                 summary="List tasks, newest first.",
-                handler=self.search,
+                handler=self.list_tasks,
                 query_type=TaskQuery,
                 responses={200: Page[RetryTask]},
                 error_statuses=(400, 422, 503),
@@ -112,7 +112,7 @@ class TaskResource:
                 path="/retry-tasks/{taskId}/attempts",
                 operation_id="listAttempts",
                 summary="List the attempts of a task, oldest first.",
-                handler=self.attempts,
+                handler=self.list_attempts,
                 query_type=AttemptQuery,
                 responses={200: Page[AttemptLog]},
                 error_statuses=(400, 404, 422, 503),
@@ -140,13 +140,13 @@ class TaskResource:
             ),
         ]
 
-    async def search(self, request: ApiRequest) -> ApiResponse:
+    async def list_tasks(self, request: ApiRequest) -> ApiResponse:
         """List tasks, newest first."""
         query = request.parse_query(TaskQuery)
         status = None if query.status is None else Status[query.status]
-        return json_response(200, await self.page(request.tenant, query, status))
+        return json_response(200, await self.read_page(request.tenant, query, status))
 
-    async def page(
+    async def read_page(
         self, tenant: str, query: DeadLetterQuery, status: Status | None
     ) -> Page[RetryTask]:
         """Return a page of tasks with a status, or with any status for None."""
@@ -213,7 +213,7 @@ class TaskResource:
             202 if retry_status is RetryNowStatus.RUNNING else 200, self._view(task)
         )
 
-    async def attempts(self, request: ApiRequest) -> ApiResponse:
+    async def list_attempts(self, request: ApiRequest) -> ApiResponse:
         """List the attempts of a task, oldest first."""
         query = request.parse_query(AttemptQuery)
         after = 0
