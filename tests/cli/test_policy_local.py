@@ -186,7 +186,11 @@ def test_import_of_istio_reads_several_documents(file: Path, tmp_path: Path) -> 
         ("a.json", "[" * 100_000, "a.json: nested too deeply"),
         ("a.json", "[]", "a.json: the document must be an object, got []"),
         ("a.yaml", "a: 1\n---\nb: 2\n", "a.yaml: a service config must be one document, got 2"),
-        ("a.yaml", "kind: Gateway\n", "a.yaml: this is no gRPC service config: it has kind, and"),
+        (
+            "a.yaml",
+            "kind: Gateway\n",
+            "a.yaml: this is not a gRPC service config: it has kind, and",
+        ),
         (
             "a.json",
             '{"methodConfig": [{"retryPolicy": {"maxAttempts": 1}}]}',

@@ -8,7 +8,7 @@ import pytest
 
 from tarry.core.hedging import Hedging
 from tarry.core.policy import PRESETS, Policy
-from tarry.policyfile.check import doubts
+from tarry.policyfile.check import find_warnings
 from tarry.policyfile.defence import Defence
 
 
@@ -17,28 +17,25 @@ from tarry.policyfile.defence import Defence
     [
         (
             {"retryable_statuses": [200, 302, 503]},
-            "retryable_statuses has 200, 302: an answer that is no error is asked for again",
+            "retryable_statuses has 200, 302: responses without an error are retried",
         ),
         (
             {"retryable_statuses": [404, 501, 503]},
-            "retryable_statuses has 404, 501: the same request gets the same answer again",
+            "retryable_statuses has 404, 501: the same request fails again",
         ),
         ({"retryable_codes": ["OK"]}, "retryable_codes has OK: a success is never retried"),
         (
             {"retryable_codes": ["NOT_FOUND", "UNAVAILABLE"]},
-            "retryable_codes has NOT_FOUND: the same request gets the same answer again",
+            "retryable_codes has NOT_FOUND: the same request fails again",
         ),
-        ({"jitter": "none"}, 'jitter is "none": clients that fail together come back together'),
+        ({"jitter": "none"}, 'jitter is "none": clients that fail together retry together'),
         (
             {"initial_delay": 0.001},
-            "initial_delay = 0.001 is 1 ms: nothing has recovered by then",
+            "initial_delay = 0.001 is 1 ms: too short for a dependency to recover",
         ),
         (
             {"max_attempts": 500},
-            (
-                "max_attempts = 500: one call may be sent 500 times; a total_budget ends it by its "
-                "time"
-            ),
+            ("max_attempts = 500: one call may be sent 500 times; a total_budget limits its time"),
         ),
         (
             {"initial_delay": 20, "total_budget": 5, "jitter": "equal"},
@@ -48,7 +45,7 @@ from tarry.policyfile.defence import Defence
             {"initial_delay": 20, "total_budget": 5},
             (
                 "total_budget = 5 is shorter than a wait: the first retry waits for up to 20 s, "
-                "and there is none if 5 s or more are drawn"
+                "and there is no retry if the delay is 5 s or longer"
             ),
         ),
     ],
@@ -56,13 +53,13 @@ from tarry.policyfile.defence import Defence
 )
 def test_doubt_is_told(changes: dict[str, Any], line: str) -> None:
     """One line names the field, the value and what comes of it."""
-    assert [line] == doubts(Defence(Policy(**changes)))
+    assert [line] == find_warnings(Defence(Policy(**changes)))
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_presets_are_beyond_doubt(name: str) -> None:
     """What tarry recommends draws no warning."""
-    assert [] == doubts(Defence(PRESETS[name]))
+    assert [] == find_warnings(Defence(PRESETS[name]))
 
 
 @pytest.mark.parametrize(
@@ -77,4 +74,4 @@ def test_presets_are_beyond_doubt(name: str) -> None:
 )
 def test_what_can_be_meant_draws_no_warning(defence: Defence) -> None:
     """A conflict or a lock can pass, and where nothing is retried no wait is too long."""
-    assert [] == doubts(defence)
+    assert [] == find_warnings(defence)

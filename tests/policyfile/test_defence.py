@@ -142,7 +142,7 @@ def test_other_arguments_are_another_defence() -> None:
 
 def test_retries_and_hedging_are_refused() -> None:
     """A call has a policy or a hedging (gRFC A6)."""
-    with pytest.raises(ConfigurationError, match="a policy or a hedging, never both"):
+    with pytest.raises(ConfigurationError, match="a policy or hedging, not both"):
         Defence.from_dict({"max_attempts": 3, "hedging": {"after": 0.1}})
 
 
@@ -152,7 +152,7 @@ def test_retries_and_hedging_are_refused() -> None:
         ({"preset": "fast"}, "^preset must be one of default, interactive"),
         ({"preset": 7}, "^preset must be one of"),
         ({"attempts": 3}, "^a policy has no field 'attempts'; did you mean 'max_attempts'"),
-        ({"breaker": {"rate": 1}}, "^breaker has no field 'rate'; it has failure_rate"),
+        ({"breaker": {"rate": 1}}, "^breaker has no field 'rate'; did you mean"),
         ({"breaker": {"open_for": 0}}, "^open_for must be greater than 0"),
         ({"budget": {}}, r"^budget\.kind must be one of ratio, throttle, token, got None"),
         ({"budget": {"kind": "token", "x": 1}}, "^budget has no field 'x'; it has preset"),

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarry.errors import ConfigurationError
-from tarry.policyfile.durations import gateway, milliseconds, parse, parse_proto, proto
+from tarry.policyfile.durations import (
+    format_gateway,
+    format_proto,
+    parse_duration,
+    parse_proto,
+    round_to_ms,
+)
 
 GATEWAY = re.compile(r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")
 
@@ -21,7 +27,7 @@ GATEWAY = re.compile(r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")
 )
 def test_proto(seconds: float, expected: str) -> None:
     """proto3 JSON has seconds with as many decimals as it takes."""
-    assert expected == proto("field", seconds)
+    assert expected == format_proto("field", seconds)
 
 
 @pytest.mark.parametrize(
@@ -30,22 +36,22 @@ def test_proto(seconds: float, expected: str) -> None:
 )
 def test_gateway(seconds: float, expected: str) -> None:
     """The Gateway API has whole numbers of units, the large ones first."""
-    assert expected == gateway("field", seconds)
+    assert expected == format_gateway("field", seconds)
 
 
 @given(st.integers(0, 10**11))
 def test_gateway_form_is_valid_and_reads_back(ms: int) -> None:
     """Whole milliseconds come back as they were, in a form that the API takes."""
-    text = gateway("field", ms / 1000)
+    text = format_gateway("field", ms / 1000)
 
     assert GATEWAY.fullmatch(text)
-    assert pytest.approx(ms / 1000) == parse("field", text)
+    assert pytest.approx(ms / 1000) == parse_duration("field", text)
 
 
 @given(st.floats(1e-9, 1e9))
 def test_proto_form_reads_back(seconds: float) -> None:
     """A duration comes back to the nanosecond."""
-    text = proto("field", seconds)
+    text = format_proto("field", seconds)
 
     assert pytest.approx(seconds, rel=1e-11, abs=1e-9) == parse_proto("field", text)
 
@@ -68,14 +74,14 @@ def test_proto_has_seconds_only(text: str, right: str) -> None:
 )
 def test_forms_of_go_are_read(text: str, expected: float) -> None:
     """Istio takes what Go takes, so that is read, too."""
-    assert expected == parse("field", text)
+    assert expected == parse_duration("field", text)
 
 
 @pytest.mark.parametrize("text", ["", "1", "s", "-1s", "1 s", "1d", "1s ", "1s,", None, 3, 1.5])
 def test_what_is_no_duration_is_refused(text: Any) -> None:
     """The message has the path, the form and the value."""
     with pytest.raises(ConfigurationError, match=r'^a\.b must be a duration such as "0\.1s", got'):
-        parse("a.b", text)
+        parse_duration("a.b", text)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +89,12 @@ def test_what_is_no_duration_is_refused(text: Any) -> None:
 )
 def test_milliseconds(seconds: float, expected: float) -> None:
     """Proxies count whole milliseconds, and at least one."""
-    assert expected == milliseconds(seconds)
+    assert expected == round_to_ms(seconds)
 
 
 def test_lengths_that_no_format_holds_are_refused() -> None:
     """What is too long is refused by the name of the field."""
     with pytest.raises(ConfigurationError, match=r"^max_delay must be at most 315,576,000,000 s"):
-        proto("max_delay", 1e12)
+        format_proto("max_delay", 1e12)
     with pytest.raises(ConfigurationError, match=r"^total_budget must be less than 100,000 h"):
-        gateway("total_budget", 4e8)
+        format_gateway("total_budget", 4e8)

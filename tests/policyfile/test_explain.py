@@ -44,14 +44,14 @@ def test_policy_comes_first(name: str) -> None:
         (
             {"kind": "token"},
             (
-                "retries take 5 of 500 tokens each, and a success gives 5; while none succeeds "
+                "retries take 5 of 500 tokens each, and a success adds 5; while none succeeds "
                 "there are 100 retries, and then none: 1 x the calls"
             ),
         ),
         (
             {"kind": "token", "preset": "aws-2026", "capacity": 100},
             (
-                "retries take 14 of 100 tokens each, and a success gives 1; while none succeeds "
+                "retries take 14 of 100 tokens each, and a success adds 1; while none succeeds "
                 "there are 7 retries, and then none: 1 x the calls"
             ),
         ),
@@ -106,8 +106,8 @@ def test_hedging_is_told_with_its_load(hedging: Hedging, after: str, load: str) 
     defence = Defence(hedging=hedging)
 
     said = line(defence, "hedging")
-    assert said.startswith(f"{hedging.max_attempts} copies of a call at most, and the first")
-    assert f"another one is sent after {after} without an answer, or when one fails" in said
+    assert said.startswith(f"at most {hedging.max_attempts} copies of a call, and the first")
+    assert f"another copy is sent after {after} without a result, or when one fails" in said
     assert load == line(defence, "worst case load")
     capped = hedging.max_extra_load is not None
     assert capped == ("budget: none" not in explain(defence))
@@ -127,8 +127,8 @@ def test_budget_of_a_hedging_is_about_copies() -> None:
             {},
             (
                 "opens when 50 % of at least 20 calls in 10 s failed; then it sends nothing for "
-                "30 s, 2 x as long each further time, 5 min at most, plus up to 10 %, drawn, and "
-                "closes when 3 probes have succeeded"
+                "30 s, 2 x as long each further time, 5 min at most, plus a random part of up to "
+                "10 %, and closes when 3 probes have succeeded"
             ),
         ),
         (
@@ -150,9 +150,9 @@ def test_breaker_is_told(breaker: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("limiter", "start"),
     [
-        ({"kind": "in-flight", "limit": 20}, "at most 20 attempts at a time, others are refused"),
+        ({"kind": "in-flight", "limit": 20}, "at most 20 attempts at a time, others are rejected"),
         ({"kind": "aimd", "max_limit": 50}, "at most 10 attempts at a time at first"),
-        ({"kind": "adaptive"}, "no limit before the first throttled answer"),
+        ({"kind": "adaptive"}, "no limit before the first throttled response"),
     ],
     ids=str,
 )
@@ -161,4 +161,4 @@ def test_limiter_is_told(limiter: dict[str, Any], start: str) -> None:
     said = line(Defence(limiter=limiter), "limiter")
 
     assert said.startswith(start)
-    assert "refused" in said
+    assert "rejected" in said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.policyfile.losses import Loss, Rank, ranked
+from tarry.policyfile.losses import Loss, Severity, sort_losses
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_value_is_shown_as_a_person_would(value: object, expected: str) -> None:
 
 def test_what_matters_most_is_first() -> None:
     """Losses are sorted by their rank, and equals stay in their order."""
-    ranks = [Rank.DETAIL, Rank.TIMED, Rank.SENT, Rank.TIMED, Rank.ALARM]
+    ranks = [Severity.DETAIL, Severity.TIMING, Severity.LOAD, Severity.TIMING, Severity.CRITICAL]
     losses = [Loss(str(i), None, "", rank) for i, rank in enumerate(ranks)]
 
-    assert ["4", "2", "1", "3", "0"] == [loss.field for loss in ranked(losses)]
+    assert ["4", "2", "1", "3", "0"] == [loss.field for loss in sort_losses(losses)]

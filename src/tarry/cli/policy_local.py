@@ -166,11 +166,11 @@ def check(file: FileArgument) -> None:
     Settings that are valid but probably wrong are reported as warnings on standard error.
     """
     from tarry.cli.files import read_policy
-    from tarry.policyfile.check import doubts
+    from tarry.policyfile.check import find_warnings
     from tarry.policyfile.defence import Defence
 
     defence = read_policy(file)
-    for doubt in doubts(defence):
+    for doubt in find_warnings(defence):
         typer.echo(f"{file}: warning: {doubt}", err=True)
     attempts = (defence.hedging or defence.policy).max_attempts
     limit = "1 attempt" if attempts == 1 else f"up to {attempts} attempts"

@@ -1,4 +1,4 @@
-"""A policy together with what stands around it, as one file can say it.
+"""A defence: a policy with its breaker, budget and limiter, or hedging, as in one policy file.
 
     max_attempts = 4            # the policy's own fields, or preset = "interactive"
     [breaker]                   # the arguments of tarry.Breaker
@@ -6,7 +6,7 @@
     [limiter]                   # kind = "in-flight", "aimd" or "adaptive", and its arguments
     [hedging]                   # instead of the policy's fields: a call is retried or hedged
 
-A breaker or a budget has a state, so this holds their arguments and makes new ones.
+Breakers, budgets and limiters have state, so a defence holds their arguments and builds new ones.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tarry.core.downstream import Downstream
 from tarry.core.hedging import Hedging
 from tarry.core.limiter import AIMD, AdaptiveRate, InFlight
 from tarry.core.policy import PRESETS, Policy
+from tarry.core.suggest import did_you_mean
 from tarry.core.value import Value
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
@@ -44,7 +45,7 @@ _TABLES = (*_PARTS, "hedging")
 
 
 class Defence(Value):
-    """A policy or a hedging, and the arguments of the breaker, budget and limiter beside it."""
+    """A policy or hedging, with the arguments of its breaker, budget and limiter."""
 
     __slots__ = __match_args__ = _fields = ("policy", "hedging", "breaker", "budget", "limiter")
 
@@ -64,40 +65,40 @@ class Defence(Value):
         limiter: Mapping[str, Any] | None = None,
     ) -> None:
         if policy is not None and hedging is not None:
-            msg = "a call has a policy or a hedging, never both: leave one out"
+            msg = "a call has a policy or hedging, not both: leave one out"
             raise ConfigurationError(msg)
         self._set(
             policy=Policy() if policy is None else policy,
             hedging=hedging,
-            breaker=_kept("breaker", breaker),
-            budget=_kept("budget", budget),
-            limiter=_kept("limiter", limiter),
+            breaker=_copy_table("breaker", breaker),
+            budget=_copy_table("budget", budget),
+            limiter=_copy_table("limiter", limiter),
         )
-        self.downstream("check")  # so that a bad argument is refused here and not in the run
+        self.downstream("check")  # so that a bad argument is rejected here and not later
 
     def downstream(self, name: str) -> Downstream:
-        """Make a dependency with a fresh state."""
+        """Return a new downstream with new state."""
         return Downstream(
             name,
-            breaker=None if self.breaker is None else made("breaker", Breaker, self.breaker),
+            breaker=None if self.breaker is None else build_part("breaker", Breaker, self.breaker),
             budget=None if self.budget is None else _of_kind("budget", BUDGETS, self.budget),
             limiter=None if self.limiter is None else _of_kind("limiter", LIMITERS, self.limiter),
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values that JSON and TOML can hold."""
+        """Return the defence as a dict of JSON and TOML types."""
         plain: dict[str, Any] = {} if self.hedging is not None else self.policy.to_dict()
-        given = self._asdict()
-        plain |= {name: given[name] for name in _PARTS if given[name] is not None}
+        values = self._asdict()
+        plain |= {name: values[name] for name in _PARTS if values[name] is not None}
         if self.hedging is not None:
             hedging = self.hedging
-            values = {field: getattr(hedging, field) for field in signature(Hedging).parameters}
-            plain["hedging"] = {name: value for name, value in values.items() if value is not None}
+            fields = {field: getattr(hedging, field) for field in signature(Hedging).parameters}
+            plain["hedging"] = {name: value for name, value in fields.items() if value is not None}
         return plain
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """Build from what `to_dict` gave; `preset` names the policy to start from."""
+        """Return a defence from the result of `to_dict`; `preset` can name a base policy."""
         tables = {name: _table(name, plain[name]) for name in _TABLES if name in plain}
         fields = {name: value for name, value in plain.items() if name not in _TABLES}
         policy: Policy | None = None
@@ -108,22 +109,22 @@ class Defence(Value):
         hedging = tables.get("hedging")
         return cls(
             policy,
-            hedging=None if hedging is None else made("hedging", Hedging, hedging),
+            hedging=None if hedging is None else build_part("hedging", Hedging, hedging),
             breaker=tables.get("breaker"),
             budget=tables.get("budget"),
             limiter=tables.get("limiter"),
         )
 
     def _asdict(self) -> dict[str, Any]:
-        """Return the arguments that make an equal one, tables as plain dicts.
+        """Return the arguments of the constructor, used for comparison, repr and pickling.
 
-        Equality, the text form and pickling go by these. A view of a dict cannot be pickled, and
-        the policy beside a hedging is none that was given.
+        Tables become plain dicts, because a mapping proxy cannot be pickled. With hedging the
+        policy is None, because only one of the two can be passed.
         """
-        given = super()._asdict()
+        values = super()._asdict()
         if self.hedging is not None:
-            given["policy"] = None
-        return given | {name: dict(given[name]) for name in _PARTS if given[name] is not None}
+            values["policy"] = None
+        return values | {name: dict(values[name]) for name in _PARTS if values[name] is not None}
 
     def __hash__(self) -> int:
         tables = (getattr(self, name) for name in _PARTS)
@@ -131,15 +132,15 @@ class Defence(Value):
         return hash((type(self), self.policy, self.hedging, *parts))
 
 
-def made(table: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Call a class with the arguments of a table, and refuse what it does not know."""
+def build_part(table: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Build a part from the arguments in its table; reject unknown and missing fields."""
     known = [name for name in signature(make).parameters if name != "kind"]
     for name in arguments:
         if name not in known:
-            msg = f"{table} has no field {name!r}; it has {', '.join(known)}"
+            msg = f"{table} has no field {name!r}; {did_you_mean(name, known)}"
             raise ConfigurationError(msg)
-    for name, one in signature(make).parameters.items():
-        if one.default is Parameter.empty and name not in arguments:
+    for name, parameter in signature(make).parameters.items():
+        if parameter.default is Parameter.empty and name not in arguments:
             msg = f"{table} needs the field {name!r}"
             raise ConfigurationError(msg)
     return make(**arguments)
@@ -151,13 +152,13 @@ def _of_kind(
     kind = arguments.get("kind")
     check_one_of(f"{table}.kind", kind, kinds)
     rest = {name: value for name, value in arguments.items() if name != "kind"}
-    return made(table, kinds[cast("str", kind)], rest)
+    return build_part(table, kinds[cast("str", kind)], rest)
 
 
-def _kept(name: str, arguments: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Copy the arguments: what the caller does to its dict later is no change of a defence.
+def _copy_table(name: str, arguments: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return a read-only copy of a table, so that later changes by the caller have no effect.
 
-    One level is enough, because each argument is a number or a name: no class takes a list.
+    A shallow copy is enough, because every argument is a number or a name.
     """
     return None if arguments is None else MappingProxyType(dict(_table(name, arguments)))
 

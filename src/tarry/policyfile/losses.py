@@ -1,4 +1,7 @@
-"""What another system cannot say: told, never dropped."""
+"""Losses: settings that a translation to or from another system cannot keep.
+
+Every loss is reported to the user; none is dropped silently.
+"""
 
 from __future__ import annotations
 
@@ -11,66 +14,66 @@ from tarry.core.policy import Policy
 if TYPE_CHECKING:
     from tarry.policyfile.defence import Defence
 
-_MOST_SHOWN = 8
+_MAX_LISTED = 8
 
 
-class Rank(IntEnum):
-    """How much a loss matters; those that matter most are told first."""
+class Severity(IntEnum):
+    """How serious a loss is; the most serious losses are reported first."""
 
-    ALARM = 0
-    """What arrives is another policy."""
-    SENT = 1
-    """Whether and how often something is sent."""
-    TIMED = 2
-    """When it is sent, and for how long it may take."""
+    CRITICAL = 0
+    """The result is a different policy."""
+    LOAD = 1
+    """Changes whether and how often requests are sent."""
+    TIMING = 2
+    """Changes when requests are sent and how long they can take."""
     DETAIL = 3
-    """What few would notice: roundings, and what comes from a default."""
+    """Small differences: rounding, and effects of default values."""
 
 
 class Loss(NamedTuple):
-    """One setting that does not arrive as it was: its name, its value, what happens instead."""
+    """A setting that cannot be kept: its name, its value and what happens instead."""
 
     field: str
     value: object
     instead: str
-    rank: Rank = Rank.TIMED
+    severity: Severity = Severity.TIMING
 
     def __str__(self) -> str:
-        return f"{self.field} = {shown(self.value)}: {self.instead}"
+        return f"{self.field} = {format_value(self.value)}: {self.instead}"
 
 
 class Exported(NamedTuple):
-    """The documents of another system, as plain values, and what they do not say, by rank."""
+    """The documents for another system, as plain values, and the losses by severity."""
 
     documents: tuple[dict[str, Any], ...]
     losses: tuple[Loss, ...]
 
 
 class Imported(NamedTuple):
-    """What a document of another system comes to here, and what it says besides."""
+    """The defence from a document of another system, and the losses."""
 
     defence: Defence
     losses: tuple[Loss, ...]
-    read: tuple[str, ...] = ()
-    """The fields of the policy that the document speaks about."""
+    fields_set: tuple[str, ...] = ()
+    """The fields of the policy that the document sets."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plain form of the defence, without defaults that nobody has spoken about."""
+        """Return the defence as a dict, without defaults that the document does not set."""
         defaults = Policy().to_dict()
         return {
             name: value
             for name, value in self.defence.to_dict().items()
-            if name in self.read or value != defaults.get(name)
+            if name in self.fields_set or value != defaults.get(name)
         }
 
 
-def ranked(losses: Iterable[Loss]) -> tuple[Loss, ...]:
-    """Return what matters most first; equals stay in their order."""
-    return tuple(sorted(losses, key=lambda loss: loss.rank))
+def sort_losses(losses: Iterable[Loss]) -> tuple[Loss, ...]:
+    """Return losses with the most serious first; the order is otherwise kept."""
+    return tuple(sorted(losses, key=lambda loss: loss.severity))
 
 
-def shown(value: object) -> str:
-    """Return a value as a person would write it into a policy file, on one short line."""
+def format_value(value: object) -> str:
+    """Return a value as short text, as in a policy file."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -78,20 +81,20 @@ def shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.10g}"
     if isinstance(value, (set, frozenset)):
-        return _listed(sorted(map(str, value)))  # pyright: ignore[reportUnknownArgumentType]
+        return _join(sorted(map(str, value)))  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, (list, tuple)):
-        return _listed(list(map(shown, value)))  # pyright: ignore[reportUnknownArgumentType]
+        return _join(list(map(format_value, value)))  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, Mapping):
         items = cast("Mapping[str, object]", value).items()
-        return _listed([f"{name} {_within(item)}" for name, item in items])
+        return _join([f"{name} {_format_nested(item)}" for name, item in items])
     return "a function" if callable(value) else str(value)
 
 
-def _within(value: object) -> str:
-    return "{...}" if isinstance(value, Mapping) else shown(value)
+def _format_nested(value: object) -> str:
+    return "{...}" if isinstance(value, Mapping) else format_value(value)
 
 
-def _listed(words: list[str]) -> str:
-    if len(words) > _MOST_SHOWN:
-        words = [*words[:_MOST_SHOWN], f"and {len(words) - _MOST_SHOWN} more"]
+def _join(words: list[str]) -> str:
+    if len(words) > _MAX_LISTED:
+        words = [*words[:_MAX_LISTED], f"and {len(words) - _MAX_LISTED} more"]
     return ", ".join(words) or "nothing"

@@ -1,7 +1,7 @@
-"""Plain values as TOML: the standard library reads it and does not write it.
+"""A TOML writer; the standard library has only a reader.
 
-What stands directly in a table comes before its sub-tables, as the format wants it. A table within
-a list is written inline.
+The values of a table are written before its sub-tables, as TOML requires. A table within a list is
+written inline.
 """
 
 from __future__ import annotations
@@ -26,59 +26,57 @@ _TO_ESCAPE = re.compile(r'[\x00-\x1f"\\\x7f]')
 
 
 def dumps(plain: Mapping[str, Any]) -> str:
-    """Return a text that `tomllib.loads` turns back into these values."""
+    """Return the values as TOML text."""
     return "\n\n".join(_tables(plain, ())) + "\n" if plain else ""
 
 
 def _tables(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    """Return the blocks of a table: its own values first, then each of its sub-tables."""
+    """Return the blocks of a table: its values first, then each of its sub-tables."""
     lines = [f"[{'.'.join(map(_key, path))}]"] if path else []
     blocks: list[str] = []
     for name, value in table.items():
-        here = (*path, name)
+        value_path = (*path, name)
         key = _key(name)
         if isinstance(value, Mapping):
-            blocks += _tables(cast("Mapping[str, Any]", value), here)
+            blocks += _tables(cast("Mapping[str, Any]", value), value_path)
         else:
-            lines.append(f"{key} = {_value(value, here)}")
+            lines.append(f"{key} = {_value(value, value_path)}")
     return ["\n".join(lines), *blocks] if lines else blocks
 
 
 def _key(name: object) -> str:
     if not isinstance(name, str):
-        msg = f"a key of TOML must be text, got {name!r}"
-        raise ConfigurationTypeError(msg)
-    return name if _BARE_KEY.fullmatch(name) else _text(name)
+        raise ConfigurationTypeError("a key of TOML", "must be text", name)
+    return name if _BARE_KEY.fullmatch(name) else _quote(name)
 
 
 def _value(value: object, path: tuple[str, ...]) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return _text(value)
+        return _quote(value)
     if isinstance(value, int):
         return int.__repr__(value)
     if isinstance(value, float):
         return float.__repr__(value)
     if isinstance(value, Mapping):
         items = cast("Mapping[str, Any]", value).items()
-        inside = ", ".join(f"{_key(name)} = {_value(one, (*path, name))}" for name, one in items)
+        inside = ", ".join(f"{_key(name)} = {_value(item, (*path, name))}" for name, item in items)
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, (list, tuple)):
         listed = cast("list[object]", value)
-        return f"[{', '.join(_value(one, path) for one in listed)}]"
+        return f"[{', '.join(_value(item, path) for item in listed)}]"
     where = ".".join(path)
     if value is None:
-        msg = f"{where} is None, and TOML has no word for it: leave it out"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(where, "is None, which TOML does not have: leave it out")
     rule = "must be text, a number, true or false, a list or a table"
     raise ConfigurationTypeError(where, rule, value)
 
 
-def _text(text: str) -> str:
-    return f'"{_TO_ESCAPE.sub(_escaped, text)}"'
+def _quote(text: str) -> str:
+    return f'"{_TO_ESCAPE.sub(_escape, text)}"'
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape(found: re.Match[str]) -> str:
     character = found[0]
     return _ESCAPES.get(character, f"\\u{ord(character):04x}")

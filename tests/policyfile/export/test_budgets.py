@@ -10,7 +10,7 @@ import pytest
 from tarry.core.budget import Budget
 from tarry.core.outcome import TRANSIENT
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.export.budgets import allowance
+from tarry.policyfile.export.budgets import summarize_budget
 
 
 def retries_without_success(budget: Budget) -> int:
@@ -40,7 +40,7 @@ def retries_without_success(budget: Budget) -> int:
 def test_burst_is_what_a_fresh_budget_pays_for(arguments: dict[str, Any]) -> None:
     """The number that is exported is the one that can be counted."""
     defence = Defence(budget=arguments)
-    found, budget = allowance(defence), defence.downstream("payments").budget
+    found, budget = summarize_budget(defence), defence.downstream("payments").budget
     assert found is not None
     assert budget is not None
 
@@ -49,4 +49,4 @@ def test_burst_is_what_a_fresh_budget_pays_for(arguments: dict[str, Any]) -> Non
 
 def test_no_budget_is_no_allowance() -> None:
     """Nothing is made up."""
-    assert allowance(Defence()) is None
+    assert summarize_budget(Defence()) is None

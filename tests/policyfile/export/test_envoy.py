@@ -138,9 +138,9 @@ def test_other_backoffs_that_come_to_the_same(
         ),
         (
             {"jitter": "equal"},
-            "jitter = equal: Envoy draws every delay from 0 to the ceiling (full)",
+            "jitter = equal: Envoy chooses every delay from 0 to the ceiling (full)",
         ),
-        ({"jitter": "decorrelated"}, "jitter = decorrelated: Envoy draws every delay from 0"),
+        ({"jitter": "decorrelated"}, "jitter = decorrelated: Envoy chooses every delay from 0"),
         (
             {"initial_delay": 0.0004, "throttled_delay": 0.0004},
             "max_delay = 30: Envoy waits up to 1 ms, 2 ms, 4 ms, where tarry has 0.4 ms,",
@@ -149,9 +149,9 @@ def test_other_backoffs_that_come_to_the_same(
             {"attempt_timeout": 0.1234},
             "attempt_timeout = 0.1234: rounded to whole milliseconds: 0.123",
         ),
-        ({"total_budget": 2.0}, "total_budget = 2: Envoy cuts off the attempt that runs"),
+        ({"total_budget": 2.0}, "total_budget = 2: Envoy stops a running attempt"),
         ({"throttled_delay": 1.0}, "throttled_delay = 1: Envoy does not wait longer after thr"),
-        ({"retry_marked": False}, "retry_marked = false: Envoy retries what a layer below"),
+        ({"retry_marked": False}, "retry_marked = false: Envoy retries also what a layer below"),
         ({"retryable_codes": ["ABORTED", "INTERNAL"]}, "retryable_codes = ABORTED: Envoy cannot"),
         ({"max_hint": 0}, "max_hint = 0: Envoy ignores Retry-After, where tarry would give up"),
     ],

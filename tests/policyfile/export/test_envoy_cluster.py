@@ -42,7 +42,7 @@ def test_budget_counts_in_another_way() -> None:
     made = to_envoy(defence(budget={"kind": "token"}), host="payments")
 
     assert (
-        "budget.kind = token: Envoy counts what is in flight: retries are at most 20 % of all "
+        "budget.kind = token: Envoy counts requests in flight: retries are at most 20 % of all "
         "requests, and 3 in any case" == words(made, "budget.kind")
     )
 
@@ -116,5 +116,5 @@ def test_other_limiters_are_left_out() -> None:
     """A limit that finds itself cannot be written down."""
     made = to_envoy(defence(limiter={"kind": "aimd"}), host="payments")
 
-    assert "limiter.kind = aimd: left out: Envoy has none like it" == words(made, "limiter.kind")
+    assert "limiter.kind = aimd: left out: Envoy has no such limiter" == words(made, "limiter.kind")
     assert 1 == len(made.documents)

@@ -47,7 +47,7 @@ def test_hedged_attempt_is_a_failure_of_its_host() -> None:
     """Hedging beside a breaker ejects hosts for being slow, which neither does alone."""
     line = words(exported(Hedging(after=0.2), breaker={}), "breaker.failure_rate")
 
-    assert line.startswith("breaker.failure_rate = 0.5: Envoy takes an attempt that gets a copy")
+    assert line.startswith("breaker.failure_rate = 0.5: Envoy counts an attempt that gets a copy")
     assert "breaker.failure_rate" not in fields(to_envoy(Defence(breaker={}), host="payments"))
 
 

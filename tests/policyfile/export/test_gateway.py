@@ -13,7 +13,7 @@ from tarry.core.hedging import Hedging
 from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.durations import parse
+from tarry.policyfile.durations import parse_duration
 from tarry.policyfile.export import to_gateway_api
 from tests.policyfile.export.said import defence, fields, plain_policy, words
 
@@ -40,7 +40,9 @@ def check_rule(rule: dict[str, Any]) -> None:
     assert set() == set(timeouts) - {"request", "backendRequest"}
     assert all(map(DURATION.match, timeouts.values()))
     if len(timeouts) > 1:
-        assert parse("", timeouts["backendRequest"]) <= parse("", timeouts["request"])
+        assert parse_duration("", timeouts["backendRequest"]) <= parse_duration(
+            "", timeouts["request"]
+        )
     if "retry" in rule:
         assert {"attempts", "backoff"} <= set(rule["retry"]) <= {"attempts", "backoff", "codes"}
         assert DURATION.match(rule["retry"]["backoff"])
@@ -52,7 +54,7 @@ def check_constraint(constraint: dict[str, Any]) -> None:
     assert {"budget", "minRetryRate"} == set(constraint)
     for part in constraint.values():
         assert DURATION.match(part["interval"])
-        assert 1 <= parse("", part["interval"]) <= 3600
+        assert 1 <= parse_duration("", part["interval"]) <= 3600
     assert 0 <= constraint["budget"]["percent"] <= 100
     assert isinstance(constraint["budget"]["percent"], int)
     assert 1 <= constraint["minRetryRate"]["count"] <= 1_000_000
@@ -97,7 +99,7 @@ def test_budget_becomes_a_retry_constraint() -> None:
     }
 
     assert expected == made.documents[1]
-    assert "over it, the client gets a 503" in words(made, "budget")
+    assert "above it, the client gets a 503" in words(made, "budget")
 
 
 @pytest.mark.parametrize(
@@ -137,10 +139,10 @@ def test_one_attempt_has_no_retry() -> None:
             {},
             "retryable_statuses = 408, 425, 429: an implementation need not support more than 500,",
         ),
-        ({}, "backoff = exponential: 0.1 s is the least wait: growth, cap and jitter are up to"),
+        ({}, "backoff = exponential: 0.1 s is the shortest wait: growth, cap and jitter depend on"),
         ({"retryable_statuses": [304, 503]}, "retryable_statuses = 304: the Gateway API has codes"),
         ({"retryable_codes": ["UNKNOWN"]}, "retryable_codes = UNKNOWN: an HTTPRoute cannot retry"),
-        ({"total_budget": 2.0}, "total_budget = 2: a gateway cuts off the attempt that runs"),
+        ({"total_budget": 2.0}, "total_budget = 2: a gateway stops a running attempt"),
         ({"attempt_timeout": 0.0122}, "attempt_timeout = 0.0122: rounded to whole milliseconds"),
         ({"initial_delay": 0.0122}, "initial_delay = 0.0122: rounded to whole milliseconds: 0.012"),
     ],

@@ -14,7 +14,7 @@ from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.durations import parse
+from tarry.policyfile.durations import parse_duration
 from tarry.policyfile.export import to_grpc
 from tests.policyfile.export.said import defence, fields, plain_policy, words
 
@@ -126,21 +126,24 @@ def test_backoffs_that_come_to_the_same(
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"max_attempts": 9}, "max_attempts = 9: gRPC makes 5 at most"),
+        ({"max_attempts": 9}, "max_attempts = 9: gRPC makes at most 5"),
         ({"backoff": "linear"}, "backoff = linear: gRPC waits up to 100 ms, 173 ms, 300 ms, where"),
         (
             {"initial_delay": 0.001, "throttled_delay": 0.001},
             "max_delay = 30: gRPC waits up to 5 ms, 10 ms, 20 ms, where tarry has 1 ms, 2 ms, 4 ms",
         ),
-        ({"jitter": "none"}, "jitter = none: gRPC draws from 0.8 to 1.2 of the ceiling"),
-        ({"jitter": "full"}, "jitter = full: gRPC draws from 0.8 to 1.2 of the ceiling: twice"),
-        ({"jitter": lambda c, _p, _u: c}, "jitter = a function: gRPC draws from 0.8 to 1.2"),
+        ({"jitter": "none"}, "jitter = none: gRPC waits 0.8 to 1.2 times the ceiling"),
+        ({"jitter": "full"}, "jitter = full: gRPC waits 0.8 to 1.2 times the ceiling: twice"),
+        ({"jitter": lambda c, _p, _u: c}, "jitter = a function: gRPC waits 0.8 to 1.2"),
         ({"attempt_timeout": 0.5}, "attempt_timeout = 0.5: gRPC has no timeout for one attempt"),
-        ({"total_budget": 2.0}, "total_budget = 2: gRPC cuts off the attempt that runs"),
+        ({"total_budget": 2.0}, "total_budget = 2: gRPC stops a running attempt"),
         ({"throttled_delay": 1.0}, "throttled_delay = 1: gRPC does not wait longer after RESOURCE"),
-        ({"retry_marked": False}, "retry_marked = false: gRPC retries what a layer below"),
-        ({"retryable_statuses": [503]}, "retryable_statuses = 503: gRPC knows no HTTP status"),
-        ({"max_hint": 9}, "max_hint = 9: gRPC obeys a pushback of any length, and no RetryInfo"),
+        ({"retry_marked": False}, "retry_marked = false: gRPC retries also what a layer below"),
+        ({"retryable_statuses": [503]}, "retryable_statuses = 503: gRPC has no HTTP statuses"),
+        (
+            {"max_hint": 9},
+            "max_hint = 9: gRPC follows a pushback of any length, and ignores RetryInfo",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -221,5 +224,9 @@ def test_any_policy_keeps_the_rules(
     retry = json.loads(json.dumps(method_config(policy)))["retryPolicy"]
 
     assert 2 <= retry["maxAttempts"] <= 5
-    assert 0.005 <= parse("", retry["initialBackoff"]) <= parse("", retry["maxBackoff"])
+    assert (
+        0.005
+        <= parse_duration("", retry["initialBackoff"])
+        <= parse_duration("", retry["maxBackoff"])
+    )
     assert 0 < retry["backoffMultiplier"]

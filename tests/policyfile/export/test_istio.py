@@ -113,10 +113,10 @@ def test_one_attempt_is_said() -> None:
         ({"multiplier": 3.0}, "multiplier = 3: Istio waits up to 100 ms, 200 ms, 400 ms, where"),
         ({"backoff": "fixed"}, "backoff = fixed: Istio waits up to 100 ms, 200 ms, 400 ms, where"),
         ({"backoff": Schedule((5, 9))}, "backoff = 5, 9: Istio waits up to 5 s, 10 s, 20 s, where"),
-        ({"jitter": "none"}, "jitter = none: Istio draws every delay from 0 to the ceiling"),
-        ({"total_budget": 2.0}, "total_budget = 2: Istio cuts off the attempt that runs"),
+        ({"jitter": "none"}, "jitter = none: Istio chooses every delay from 0 to the ceiling"),
+        ({"total_budget": 2.0}, "total_budget = 2: Istio stops a running attempt"),
         ({"throttled_delay": 2.0}, "throttled_delay = 2: Istio does not wait longer after thr"),
-        ({"retry_marked": False}, "retry_marked = false: Istio retries what a layer below"),
+        ({"retry_marked": False}, "retry_marked = false: Istio retries also what a layer below"),
         ({"retryable_codes": ["UNKNOWN"]}, "retryable_codes = UNKNOWN: Istio cannot retry on"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -161,7 +161,7 @@ def test_other_limiters_are_left_out() -> None:
     """A limit that finds itself cannot be written down."""
     made = to_istio(defence(limiter={"kind": "adaptive"}), host=HOST)
 
-    assert "limiter.kind = adaptive: left out: Istio has none like it" == words(
+    assert "limiter.kind = adaptive: left out: Istio has no such limiter" == words(
         made, "limiter.kind"
     )
 

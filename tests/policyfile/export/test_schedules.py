@@ -44,7 +44,7 @@ def test_lost_schedule_is_told_first(target: str, preset: str, instead: str) -> 
         "patient": "99 retries within 24 h, 60 min apart at most",
     }
     assert (
-        f"schedule = {meant[preset]}: THE SCHEDULE CANNOT BE SAID: {target} makes {instead}, "
+        f"schedule = {meant[preset]}: THE SCHEDULE CANNOT BE EXPRESSED: {target} makes {instead}, "
         "and gives up" == str(first)
     )
 
@@ -53,7 +53,7 @@ def test_a_gateway_has_a_schedule_of_its_own() -> None:
     """Only the first delay is said there, whatever the schedule."""
     first = to_gateway_api(Defence(PRESETS["webhook"]), host="payments").losses[0]
 
-    assert ("backoff", "THE SCHEDULE CANNOT BE SAID: 5 s is the least wait") == (
+    assert ("backoff", "THE SCHEDULE CANNOT BE EXPRESSED: 5 s is the shortest wait") == (
         first.field,
         first.instead.rpartition(":")[0],
     )

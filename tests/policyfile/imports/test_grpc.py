@@ -60,7 +60,7 @@ def test_pushback_has_a_bound_here(name: str, policy: dict[str, Any]) -> None:
     """The longest wait that tarry obeys is told, because gRPC has none."""
     told = [str(loss) for loss in from_grpc(config(**{name: policy})).losses]
 
-    line = "pushback: gRPC obeys one of any length; tarry waits for up to 2 min, or gives up"
+    line = "pushback: gRPC follows one of any length; tarry waits for up to 2 min, or gives up"
     assert f"methodConfig[0].{name} = {line}" in told
 
 
@@ -135,24 +135,24 @@ def test_what_is_not_read_is_told() -> None:
     ("document", "message"),
     [
         ([], "^the document must be an object"),
-        ({}, "^this is no gRPC service config: it has nothing, and no methodConfig$"),
+        ({}, "^this is not a gRPC service config: it has nothing, and no methodConfig$"),
         (
             {"apiVersion": "v1", "kind": "VirtualService", "spec": {}},
-            r"^this is no gRPC .* has apiVersion, kind, spec, and no methodConfig: --from istio\?$",
+            r"^this is not a gRPC .* apiVersion, kind, spec, and no methodConfig: --from istio\?$",
         ),
-        ({"methodConfigs": []}, "^methodConfigs is no key .* did you mean 'methodConfig'"),
+        ({"methodConfigs": []}, "^methodConfigs is not a known key: .*did you mean 'methodConfig'"),
         (
             {"methodConfig": [{"name": [{"servce": "a.A"}]}]},
-            r"^methodConfig\[0\]\.name\[0\]\.servce is no key .* did you mean 'service'",
+            r"^methodConfig\[0\]\.name\[0\]\.servce is not a known key: .*did you mean 'service'",
         ),
-        (config(timeOut="1s"), r"^methodConfig\[0\]\.timeOut is no key .* mean 'timeout'"),
+        (config(timeOut="1s"), r"^methodConfig\[0\]\.timeOut is not a known key: .*mean 'timeout'"),
         (
             config(hedgingPolicy={"maxAttempts": 2, "hedgeDelay": "1s"}),
-            r"^methodConfig\[0\]\.hedgingPolicy\.hedgeDelay is no key .* mean 'hedgingDelay'",
+            r"^methodConfig\[0\]\.hedgingPolicy\.hedgeDelay is not a known .*mean 'hedgingDelay'",
         ),
         (
             {"retryThrottling": {"maxToken": 1}},
-            r"^retryThrottling\.maxToken is no key that is known: did you mean 'maxTokens'",
+            r"^retryThrottling\.maxToken is not a known key: did you mean 'maxTokens'",
         ),
         (config(timeout="1500ms"), r"^methodConfig\[0\]\.timeout .* '1500ms': write \"1\.5s\""),
         ({"methodConfig": {}}, "^methodConfig must be a list"),
@@ -173,7 +173,7 @@ def test_what_is_not_read_is_told() -> None:
         ),
         (
             {"methodConfig": [{"name": [{}]}, {"name": [{}]}]},
-            r"^methodConfig\[1\]\.name\[0\] names what methodConfig\[0\] names already",
+            r"^methodConfig\[1\]\.name\[0\] has the same name as methodConfig\[0\]",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -188,8 +188,8 @@ def test_mistakes_are_refused_by_their_path(document: Any, message: str) -> None
     ("changes", "message"),
     [
         ({"maxAttempts": 1}, "maxAttempts must be at least 2, got 1"),
-        ({"maxAtempts": 4}, "maxAtempts is no key that is known: did you mean 'maxAttempts'"),
-        ({"max_attempts": 4}, "max_attempts is no key that is known: did you mean 'maxAttempts'"),
+        ({"maxAtempts": 4}, "maxAtempts is not a known key: did you mean 'maxAttempts'"),
+        ({"max_attempts": 4}, "max_attempts is not a known key: did you mean 'maxAttempts'"),
         (
             {"initialBackoff": "50ms"},
             "initialBackoff must be a duration .* '50ms': write \"0.05s\"",

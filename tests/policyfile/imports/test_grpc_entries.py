@@ -40,8 +40,8 @@ def test_entry_is_the_one_that_a_channel_would_use(
 @pytest.mark.parametrize(
     ("name", "start"),
     [
-        (("a.a", None), "methodConfig[2] = a.a: no entry names it, so that of all calls"),
-        (("a.A", "N"), "methodConfig[0] = a.A/N: no entry names it, so that of a.A"),
+        (("a.a", None), "methodConfig[2] = a.a: no entry has this name, so that of all calls"),
+        (("a.A", "N"), "methodConfig[0] = a.A/N: no entry has this name, so that of a.A"),
     ],
     ids=str,
 )

@@ -179,7 +179,7 @@ def test_a_list_of_resources_is_opened() -> None:
         ([{"kind": "VirtualService"}], "^spec must be given"),
         (
             [virtual_service({"retries": {"attempts": 1, "perTryTimeot": "1s"}})],
-            r"^spec\.http\[0\]\.retries\.perTryTimeot is no key .* mean 'perTryTimeout'",
+            r"^spec\.http\[0\]\.retries\.perTryTimeot is not a known key: .*mean 'perTryTimeout'",
         ),
         ([3], "^the document must be an object, got 3"),
         ([virtual_service()], r"^spec\.http must have at least one route"),

@@ -65,8 +65,8 @@ def test_timeout_of_several_attempts_bounds_each(made: Any, path: str) -> None:
     """No attempt starts after the time, none takes longer, and what is left over is told."""
     assert (1.0, 1.0) == times(made)
     assert (
-        f"{path} = 1: no attempt starts after it, but tarry lets the one that runs end: "
-        "2 s in all at most" == words(made, path)
+        f"{path} = 1: no attempt starts after it, but tarry lets a running one finish: "
+        "at most 2 s in total" == words(made, path)
     )
 
 
@@ -75,7 +75,7 @@ def test_shorter_timeout_of_an_attempt_is_kept() -> None:
     made = istio(timeout="2s", retries={"attempts": 2, "perTryTimeout": "500ms"})
 
     assert (2.0, 0.5) == times(made)
-    assert words(made, "spec.http[0].timeout").endswith("2.5 s in all at most")
+    assert words(made, "spec.http[0].timeout").endswith("at most 2.5 s in total")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The same policy for other systems: documents as plain values, and what they cannot say."""
+"""Exporters: a defence as documents of other systems, with the losses."""
 
 from tarry.policyfile.export.envoy import to_envoy
 from tarry.policyfile.export.gateway import to_gateway_api

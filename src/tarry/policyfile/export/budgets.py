@@ -1,4 +1,4 @@
-"""A retry budget for targets that count in another way: the nearest one that they have."""
+"""Retry budgets for targets with other kinds of budgets: the closest one that they have."""
 
 from __future__ import annotations
 
@@ -8,70 +8,70 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tarry.core.budget import TokenBudget
 from tarry.core.outcome import SUCCESS, TRANSIENT
 from tarry.policyfile.defence import BUDGETS
-from tarry.policyfile.export.common import filled
-from tarry.policyfile.losses import Loss, Rank
+from tarry.policyfile.export.common import with_defaults
+from tarry.policyfile.losses import Loss, Severity
 
 if TYPE_CHECKING:
     from tarry.policyfile.defence import Defence
 
-DEFAULT_SHARE = 0.2
-DEFAULT_IN_FLIGHT = 3
-"""What Envoy and Istio allow by default, and the Gateway API (the share)."""
+DEFAULT_RETRY_SHARE = 0.2
+DEFAULT_MIN_RETRIES_IN_FLIGHT = 3
+"""Defaults of Envoy and Istio; the share is also the default of the Gateway API."""
 
 
-class Allowance(NamedTuple):
-    """What a budget comes to, whichever kind it is of."""
+class BudgetSummary(NamedTuple):
+    """The properties of a budget that do not depend on its kind."""
 
     kind: str
     arguments: dict[str, Any]
     earned: float
-    """Retries that a success pays for."""
+    """Number of retries that one success pays for."""
     burst: float
-    """Retries that can be made with no success at all."""
+    """Number of retries that are possible without any success."""
 
     @property
     def share(self) -> float:
-        """Retries as a share of all calls, for targets that know nothing but that.
+        """Retries as a fraction of all calls, for targets that support only that.
 
-        A bucket may allow a retry for each success and still end them all in an outage. A share
-        does not end them, so it is held to what the targets have by default.
+        A token bucket may allow one retry per success and still stops all retries in an outage. A
+        fraction does not stop them, so it is limited to the default of the targets.
         """
-        return self.earned if self.kind == "ratio" else min(self.earned, DEFAULT_SHARE)
+        return self.earned if self.kind == "ratio" else min(self.earned, DEFAULT_RETRY_SHARE)
 
 
-def allowance(defence: Defence) -> Allowance | None:
-    """Read the budget of a defence: its arguments, and what a fresh one has to spend."""
+def summarize_budget(defence: Defence) -> BudgetSummary | None:
+    """Return the arguments, earnings and burst of a defence's budget, or None without one."""
     budget = defence.downstream("export").budget
     if budget is None or defence.budget is None:
         return None
     kind = defence.budget["kind"]
     rest = {name: value for name, value in defence.budget.items() if name != "kind"}
-    given = filled(BUDGETS[kind], rest)
+    arguments = with_defaults(BUDGETS[kind], rest)
     if kind == "token":
-        price, gain = prices(given["preset"])
-        return Allowance(kind, given, gain / price, budget.balance(0.0) / price)
-    earned = given["ratio" if kind == "ratio" else "token_ratio"]
-    return Allowance(kind, given, earned, budget.balance(0.0))
+        price, gain = token_prices(arguments["preset"])
+        return BudgetSummary(kind, arguments, gain / price, budget.balance(0.0) / price)
+    earned = arguments["ratio" if kind == "ratio" else "token_ratio"]
+    return BudgetSummary(kind, arguments, earned, budget.balance(0.0))
 
 
-def in_flight(defence: Defence, target: str, losses: list[Loss]) -> tuple[float, int] | None:
-    """Return the percentage and the least number of retries in flight, for Envoy and Istio."""
-    budget = allowance(defence)
+def in_flight_budget(defence: Defence, target: str, losses: list[Loss]) -> tuple[float, int] | None:
+    """Return the percentage and the minimum of retries in flight, for Envoy and Istio."""
+    budget = summarize_budget(defence)
     if budget is None:
         return None
-    percent, least = round(100 * budget.share, 6), DEFAULT_IN_FLIGHT
+    percent, minimum = round(100 * budget.share, 6), DEFAULT_MIN_RETRIES_IN_FLIGHT
     if budget.kind == "ratio":
-        least = max(1, ceil(budget.arguments["min_per_second"]))
+        minimum = max(1, ceil(budget.arguments["min_per_second"]))
     instead = (
-        f"{target} counts what is in flight: retries are at most {percent:g} % of all requests, "
-        f"and {least} in any case"
+        f"{target} counts requests in flight: retries are at most {percent:g} % of all requests, "
+        f"and {minimum} in any case"
     )
-    losses.append(Loss("budget.kind", budget.kind, instead, Rank.SENT))
-    return percent, least
+    losses.append(Loss("budget.kind", budget.kind, instead, Severity.LOAD))
+    return percent, minimum
 
 
-def prices(preset: str) -> tuple[float, float]:
-    """Ask a bucket what a retry costs and what a success gives."""
+def token_prices(preset: str) -> tuple[float, float]:
+    """Return the price of a retry and the tokens for a success of a TokenBudget preset."""
     bucket = TokenBudget(preset)
     price = bucket.cost(TRANSIENT)
     bucket.withdraw(price, 0.0)

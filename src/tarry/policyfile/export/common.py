@@ -1,4 +1,4 @@
-"""What the targets have in common: how a policy is read for them and which words are the same."""
+"""Functions that the exporters share: delays, and the losses that several targets have."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tarry.core.breaker import Breaker
 from tarry.core.durations import format_duration
 from tarry.core.outcome import RETRYABLE_CODES, RETRYABLE_STATUSES
 from tarry.errors import ConfigurationError
-from tarry.policyfile.durations import milliseconds
-from tarry.policyfile.losses import Loss, Rank
+from tarry.policyfile.durations import round_to_ms
+from tarry.policyfile.losses import Loss, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,206 +21,214 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
     from tarry.policyfile.defence import Defence
 
-NO_SCHEDULE = "THE SCHEDULE CANNOT BE SAID"
-_FIRST_DELAYS = 32
-"""No exponential ceiling that matters grows for longer."""
-_SHOWN_DELAYS = 4
-_EVERYBODYS_FACTOR = 2
-_ANOTHER_SCHEDULE, _NOTICED = 10, 60.0
-"""Times as long in all, and seconds: what then arrives is not what was meant."""
+SCHEDULE_LOST = "THE SCHEDULE CANNOT BE EXPRESSED"
+_MAX_COMPARED_DELAYS = 32
+"""After so many retries an exponential ceiling no longer grows."""
+_MAX_LISTED_DELAYS = 4
+_COMMON_MULTIPLIER = 2
+_CRITICAL_RATIO, _MIN_CRITICAL_S = 10, 60.0
+"""A total wait of at least 60 s that differs by this factor is a different schedule."""
 _THROTTLED_STATUS, _THROTTLED_CODE = 429, "RESOURCE_EXHAUSTED"
 
 
-def filled(make: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a class with its defaults filled in."""
+def with_defaults(make: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments for a class, with its defaults for missing ones."""
     defaults = {name: parameter.default for name, parameter in signature(make).parameters.items()}
-    return {**defaults, **given}
+    return {**defaults, **arguments}
 
 
-def breaker_of(defence: Defence) -> dict[str, Any] | None:
-    """Return all arguments of the breaker."""
-    return None if defence.breaker is None else filled(Breaker, defence.breaker)
+def breaker_arguments(defence: Defence) -> dict[str, Any] | None:
+    """Return all arguments of the breaker, or None without one."""
+    return None if defence.breaker is None else with_defaults(Breaker, defence.breaker)
 
 
 # --- delays --------------------------------------------------------------------------------------
 
 
-def ceilings(policy: Policy, *, throttled: bool = False) -> list[float]:
+def first_ceilings(policy: Policy, *, throttled: bool = False) -> list[float]:
     """Return the ceilings of the first retries."""
-    last = min(policy.max_attempts - 1, _FIRST_DELAYS)
+    last = min(policy.max_attempts - 1, _MAX_COMPARED_DELAYS)
     return [policy.ceiling(k, throttled) for k in range(1, last + 1)]
 
 
-def slower_throttled(policy: Policy) -> bool:
-    """Say whether the policy waits longer after throttling than after another failure."""
-    return ceilings(policy, throttled=True) != ceilings(policy)
+def waits_longer_when_throttled(policy: Policy) -> bool:
+    """Return whether the policy waits longer after throttling than after other failures."""
+    return first_ceilings(policy, throttled=True) != first_ceilings(policy)
 
 
-def bounds(policy: Policy) -> tuple[float, float]:
-    """Return the first ceiling and the one that none exceeds, at least a millisecond each."""
-    if policy.jitter == "decorrelated":  # which knows no ceiling, only these two
+def delay_bounds(policy: Policy) -> tuple[float, float]:
+    """Return the first and the largest ceiling, at least a millisecond each."""
+    if policy.jitter == "decorrelated":  # it has no ceilings, only these bounds
         return policy.initial_delay, policy.max_delay
-    delays = ceilings(policy)
+    delays = first_ceilings(policy)
     first = max(delays[0], 0.001)
     if policy.backoff in ("exponential", "linear") and len(set(delays)) > 1:
         return first, policy.max_delay
     return first, max(*delays, first)
 
 
-def delay_losses(policy: Policy, target: str, theirs: list[float], retries: int) -> list[Loss]:
-    """Say where the ceilings of the target are other ones; `retries` is how many it makes."""
+def delay_losses(
+    policy: Policy, target: str, target_delays: list[float], retries: int
+) -> list[Loss]:
+    """Return the losses for delays of the target that differ; it makes `retries` retries."""
     if policy.jitter == "decorrelated":
         return []
-    ours, most = ceilings(policy), policy.max_attempts - 1
-    here, there = _in_all(policy, ours, most), _in_all(policy, theirs, retries)
-    if max(here, there) >= max(_NOTICED, _ANOTHER_SCHEDULE * min(here, there)):
-        meant = (
-            f"{most} retries within {format_duration(here)}, "
-            f"{format_duration(max(ours))} apart at most"
+    delays, max_retries = first_ceilings(policy), policy.max_attempts - 1
+    total = _total_wait(policy, delays, max_retries)
+    target_total = _total_wait(policy, target_delays, retries)
+    shorter, longer = sorted((total, target_total))
+    if longer >= max(_MIN_CRITICAL_S, _CRITICAL_RATIO * shorter):
+        schedule = (
+            f"{max_retries} retries within {format_duration(total)}, "
+            f"{format_duration(max(delays))} apart at most"
         )
         instead = (
-            f"{NO_SCHEDULE}: {target} makes {retries} within {format_duration(there)}, "
-            f"{format_duration(max(theirs))} apart at most, and gives up"
+            f"{SCHEDULE_LOST}: {target} makes {retries} within {format_duration(target_total)}, "
+            f"{format_duration(max(target_delays))} apart at most, and gives up"
         )
-        return [Loss("schedule", meant, instead, Rank.ALARM)]
-    if all(map(_same, ours, theirs)):
+        return [Loss("schedule", schedule, instead, Severity.CRITICAL)]
+    if all(map(_is_close, delays, target_delays)):
         return []
-    field, value = _culprit(policy)
-    instead = f"{target} waits up to {_spelled(theirs)}, where tarry has {_spelled(ours)}"
+    field, value = _field_of_difference(policy)
+    instead = (
+        f"{target} waits up to {_format_delays(target_delays)}, where tarry has "
+        f"{_format_delays(delays)}"
+    )
     return [Loss(field, value, instead)]
 
 
-def _in_all(policy: Policy, delays: list[float], retries: int) -> float:
-    """Return the longest that all retries wait; those past the known ones wait like the last."""
+def _total_wait(policy: Policy, delays: list[float], retries: int) -> float:
+    """Return the longest total wait; retries beyond `delays` wait as long as the last."""
     waits = sum(delays) + (retries - len(delays)) * delays[-1]
     return waits if policy.total_budget is None else min(waits, policy.total_budget)
 
 
-def _culprit(policy: Policy) -> tuple[str, object]:
+def _field_of_difference(policy: Policy) -> tuple[str, object]:
+    """Return the field of the policy that makes its delays differ from the target's."""
     if isinstance(policy.backoff, Schedule):
         return "backoff", policy.backoff.delays
     if policy.backoff != "exponential":
         return "backoff", policy.backoff
-    if policy.multiplier != _EVERYBODYS_FACTOR:
+    if policy.multiplier != _COMMON_MULTIPLIER:
         return "multiplier", policy.multiplier
     return "max_delay", policy.max_delay
 
 
-def _same(ours: float, theirs: float) -> bool:
-    return isclose(ours, theirs, rel_tol=1e-6)
+def _is_close(delay: float, target_delay: float) -> bool:
+    return isclose(delay, target_delay, rel_tol=1e-6)
 
 
-def _spelled(delays: list[float]) -> str:
-    more = ", ..." if len(delays) > _SHOWN_DELAYS else ""
-    return ", ".join(map(format_duration, delays[:_SHOWN_DELAYS])) + more
+def _format_delays(delays: list[float]) -> str:
+    more = ", ..." if len(delays) > _MAX_LISTED_DELAYS else ""
+    return ", ".join(map(format_duration, delays[:_MAX_LISTED_DELAYS])) + more
 
 
-def rounded(losses: list[Loss], field: str, seconds: float) -> float:
-    """Round to whole milliseconds, and say so where that changes something."""
-    result = milliseconds(seconds)
+def round_delay(losses: list[Loss], field: str, seconds: float) -> float:
+    """Return seconds rounded to whole milliseconds; add a loss when that changes the value."""
+    result = round_to_ms(seconds)
     if result != seconds:
         instead = f"rounded to whole milliseconds: {result:g} s"
-        losses.append(Loss(field, seconds, instead, Rank.DETAIL))
+        losses.append(Loss(field, seconds, instead, Severity.DETAIL))
     return result
 
 
-# --- what no proxy does --------------------------------------------------------------------------
+# --- losses of proxies ---------------------------------------------------------------------------
 
 
 def proxy_losses(policy: Policy, target: str) -> list[Loss]:
-    """Say what neither Envoy nor a gateway knows of a call."""
+    """Return the losses that all proxies have."""
     instead = f"{target} repeats a POST like a GET: match methods in the route"
-    losses = [Loss("safe", "per call", instead, Rank.SENT)]
-    chosen = policy.retryable_codes != RETRYABLE_CODES  # the defaults are nobody's wish
+    losses = [Loss("safe", "per call", instead, Severity.LOAD)]
+    chosen = policy.retryable_codes != RETRYABLE_CODES  # the defaults are not a choice of the user
     retries_throttled = _THROTTLED_STATUS in policy.retryable_statuses or (
         chosen and _THROTTLED_CODE in policy.retryable_codes
     )
-    if retries_throttled and slower_throttled(policy):
+    if retries_throttled and waits_longer_when_throttled(policy):
         instead = f"{target} does not wait longer after throttling than after any other failure"
         losses.append(Loss("throttled_delay", policy.throttled_delay, instead))
     if not policy.retry_marked:
-        instead = f"{target} retries what a layer below has retried already"
-        losses.append(Loss("retry_marked", policy.retry_marked, instead, Rank.DETAIL))
+        instead = f"{target} retries also what a layer below has already retried"
+        losses.append(Loss("retry_marked", policy.retry_marked, instead, Severity.DETAIL))
     return losses
 
 
-def other_codes(policy: Policy, known: frozenset[str], target: str) -> list[Loss]:
-    """Say which gRPC codes the target cannot name, if they were chosen."""
+def code_losses(policy: Policy, known: frozenset[str], target: str) -> list[Loss]:
+    """Return the loss of gRPC codes that the target does not know, unless they are defaults."""
     lost = policy.retryable_codes - known - {"OK"}
     if not lost or policy.retryable_codes == RETRYABLE_CODES:
         return []
-    return [Loss("retryable_codes", lost, f"{target} cannot retry on these", Rank.SENT)]
+    return [Loss("retryable_codes", lost, f"{target} cannot retry on these", Severity.LOAD)]
 
 
-def other_statuses(policy: Policy, target: str) -> list[Loss]:
-    """Say that HTTP statuses are lost, if they were chosen."""
+def status_losses(policy: Policy, target: str) -> list[Loss]:
+    """Return the loss of the HTTP statuses, unless they are the defaults."""
     if policy.retryable_statuses == RETRYABLE_STATUSES:
         return []
-    instead = f"{target} knows no HTTP status"
-    return [Loss("retryable_statuses", policy.retryable_statuses, instead, Rank.SENT)]
+    instead = f"{target} has no HTTP statuses"
+    return [Loss("retryable_statuses", policy.retryable_statuses, instead, Severity.LOAD)]
 
 
 def call_timeout(policy: Policy, target: str, losses: list[Loss]) -> float | None:
-    """Return the seconds for the call in all; those of an only attempt are such, too."""
+    """Return the timeout of the whole call; that of a single attempt is one, too."""
     only = policy.attempt_timeout if policy.max_attempts == 1 else None
     total = policy.total_budget
     if total is None or (only is not None and only <= total):
         return only
-    instead = f"{target} cuts off the attempt that runs when the time is over; tarry lets it end"
+    instead = f"{target} stops a running attempt when the time is over; tarry lets it finish"
     losses.append(Loss("total_budget", total, instead))
     return total
 
 
-def no_breaker(breaker: Mapping[str, Any], why: str) -> Loss:
-    """Say that a breaker is left out."""
-    return Loss("breaker", breaker or "its defaults", f"left out: {why}", Rank.SENT)
+def breaker_left_out(breaker: Mapping[str, Any], why: str) -> Loss:
+    """Return the loss of a breaker that is left out."""
+    return Loss("breaker", breaker or "its defaults", f"left out: {why}", Severity.LOAD)
 
 
 def breaker_losses(breaker: dict[str, Any], target: str) -> list[Loss]:
-    """Say what ejecting hosts is not."""
+    """Return the differences between a breaker and the ejection of hosts."""
     losses = [
         Loss(
             "breaker.probes",
             breaker["probes"],
-            f"{target} ejects single hosts, for 5xx and lost connections only, and gives them "
-            "their full load back when the time is over",
-            Rank.SENT,
+            f"{target} ejects single hosts, for 5xx and lost connections only, and sends them "
+            "their full load again after the ejection",
+            Severity.LOAD,
         )
     ]
     if breaker["slow_after"] is not None:
         instead = f"{target} does not eject a host for being slow"
-        losses.append(Loss("breaker.slow_after", breaker["slow_after"], instead, Rank.SENT))
+        losses.append(Loss("breaker.slow_after", breaker["slow_after"], instead, Severity.LOAD))
     return losses
 
 
-def no_limiter(defence: Defence, target: str) -> list[Loss]:
-    """Say that a limiter is left out."""
+def limiter_losses(defence: Defence, target: str) -> list[Loss]:
+    """Return the loss of a limiter that is left out."""
     if defence.limiter is None:
         return []
-    instead = f"left out: {target} has none like it"
-    return [Loss("limiter.kind", defence.limiter["kind"], instead, Rank.SENT)]
+    instead = f"left out: {target} has no such limiter"
+    return [Loss("limiter.kind", defence.limiter["kind"], instead, Severity.LOAD)]
 
 
 # --- hedging -------------------------------------------------------------------------------------
 
 
 def hedging_delay(hedging: Hedging, target: str) -> float:
-    """Return the seconds before a copy: a percentile that is measured cannot be written down."""
+    """Return the seconds before a copy; a percentile cannot be exported."""
     if isinstance(hedging.after, float):
         return hedging.after
-    wish = "max_extra_load alone" if hedging.after is None else repr(hedging.after)
+    setting = "max_extra_load alone" if hedging.after is None else repr(hedging.after)
     rule = (
-        f"must be seconds to be exported to {target}, got {wish}: no live percentile is known "
-        "there, so write down the one that you measure"
+        f"must be seconds to be exported to {target}, got {setting}: it does not measure "
+        "percentiles, so write the value that you measured"
     )
     raise ConfigurationError("hedging.after", rule)
 
 
-def refuse_hedging(defence: Defence, target: str) -> None:
-    """A hedged call without its hedging is another call: nothing is exported."""
+def reject_hedging(defence: Defence, target: str) -> None:
+    """Raise ConfigurationError for hedging: without it the export would be a different policy."""
     if defence.hedging is not None:
         msg = (
-            f"hedging cannot be exported to {target}, which has none: export to grpc or envoy, or "
-            "write a policy with retries for it"
+            f"hedging cannot be exported to {target}, which has no hedging: export to grpc or "
+            "envoy, or use a policy with retries"
         )
         raise ConfigurationError(msg)

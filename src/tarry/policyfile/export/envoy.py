@@ -1,8 +1,11 @@
-"""Envoy: a VirtualHost with its retry policy, and what belongs into the Cluster.
+"""Export to Envoy: a VirtualHost with its retry policy, and the settings of its Cluster.
 
-The names are those of the protobufs in envoy.config.route.v3 and envoy.config.cluster.v3. Retry n
-is drawn from 0 to base_interval x 2**(n - 1), which is full jitter. Envoy's documentation, and
-versions of 2018, have base_interval x (2**n - 1) instead.
+The names are those of the protobufs in envoy.config.route.v3 and envoy.config.cluster.v3. The
+delay of retry n is random between 0 and base_interval x 2**(n - 1), which is full jitter. Envoy's
+documentation, and versions of 2018, have base_interval x (2**n - 1) instead.
+
+Envoy's "circuit breakers" are limits. The closest equivalent of a breaker is outlier detection,
+which ejects single hosts of a cluster.
 """
 
 from __future__ import annotations
@@ -13,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 from tarry.core.outcome import RETRYABLE_STATUSES
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
-from tarry.policyfile.durations import milliseconds, proto
-from tarry.policyfile.export.budgets import DEFAULT_IN_FLIGHT, in_flight
+from tarry.policyfile.durations import format_proto, round_to_ms
+from tarry.policyfile.export.budgets import DEFAULT_MIN_RETRIES_IN_FLIGHT, in_flight_budget
 from tarry.policyfile.export.common import (
-    bounds,
+    breaker_arguments,
     breaker_losses,
-    breaker_of,
     call_timeout,
-    ceilings,
+    code_losses,
+    delay_bounds,
     delay_losses,
+    first_ceilings,
     hedging_delay,
-    no_limiter,
-    other_codes,
+    limiter_losses,
     proxy_losses,
-    rounded,
+    round_delay,
 )
-from tarry.policyfile.losses import Exported, Loss, Rank, ranked
+from tarry.policyfile.losses import Exported, Loss, Severity, sort_losses
 
 if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
@@ -39,10 +42,10 @@ _GRPC_CODES = frozenset(
     {"CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
 )
 _NO_ANSWER = ("connect-failure", "refused-stream", "reset")
-"""`reset` is what covers an attempt that timed out, too."""
+"""`reset` also covers an attempt that timed out."""
 _TOO_EARLY = 425
-_AT_ONCE = {"base_interval": "0.001s", "max_interval": "0.001s"}
-"""Envoy draws whole milliseconds below the interval, so none."""
+_NO_BACKOFF = {"base_interval": "0.001s", "max_interval": "0.001s"}
+"""Envoy uses random whole milliseconds below the interval, so the delay is 0."""
 
 
 def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exported:
@@ -51,7 +54,7 @@ def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exporte
         raise ConfigurationError("host", "must name the domain that clients call, got nothing")
     cluster = name or host.partition(".")[0]
     losses: list[Loss] = []
-    action: dict[str, Any] = {"cluster": cluster, "timeout": "0s"}  # without it there are 15 s
+    action: dict[str, Any] = {"cluster": cluster, "timeout": "0s"}  # the default is 15 s
     if defence.hedging is not None:
         _add_hedging(action, defence.hedging, losses)
     else:
@@ -62,57 +65,59 @@ def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exporte
     documents: list[dict[str, Any]] = [virtual_host]
     if settings:
         documents.append({"name": cluster, **settings})
-    return Exported(tuple(documents), ranked(losses))
+    return Exported(tuple(documents), sort_losses(losses))
 
 
-def retry_on(policy: Policy, target: str, losses: list[Loss]) -> list[str]:
-    """Return the conditions of a retry other than statuses."""
-    losses += other_codes(policy, _GRPC_CODES, target)
+def retry_conditions(policy: Policy, target: str, losses: list[Loss]) -> list[str]:
+    """Return the retry conditions other than statuses."""
+    losses += code_losses(policy, _GRPC_CODES, target)
     known = sorted(policy.retryable_codes & _GRPC_CODES)
     return [*_NO_ANSWER, *(code.lower().replace("_", "-") for code in known)]
 
 
-def full_jitter(policy: Policy, target: str) -> list[Loss]:
-    """Say that there is but one jitter."""
+def jitter_losses(policy: Policy, target: str) -> list[Loss]:
+    """Return the loss of a jitter other than full."""
     if policy.jitter == "full":
         return []
-    instead = f"{target} draws every delay from 0 to the ceiling (full)"
+    instead = f"{target} chooses every delay from 0 to the ceiling (full)"
     return [Loss("jitter", policy.jitter, instead)]
 
 
-def too_early(policy: Policy, target: str) -> list[Loss]:
-    """Say that one status has no delay, if it was chosen: Envoy waits for the early data only."""
+def too_early_losses(policy: Policy, target: str) -> list[Loss]:
+    """Return the loss of the delay after status 425, unless the statuses are the defaults."""
     chosen = policy.retryable_statuses != RETRYABLE_STATUSES
     if not chosen or _TOO_EARLY not in policy.retryable_statuses:
         return []
     instead = f"{target} retries it at once, without delay"
-    return [Loss("retryable_statuses", _TOO_EARLY, instead, Rank.DETAIL)]
+    return [Loss("retryable_statuses", _TOO_EARLY, instead, Severity.DETAIL)]
 
 
 def _add_policy(action: dict[str, Any], policy: Policy, losses: list[Loss]) -> None:
     timeout = call_timeout(policy, _ENVOY, losses)
     if timeout is not None:
-        action["timeout"] = proto("total_budget", rounded(losses, "total_budget", timeout))
+        action["timeout"] = format_proto(
+            "total_budget", round_delay(losses, "total_budget", timeout)
+        )
     if policy.max_attempts == 1:
         return
-    first, longest = bounds(policy)
-    base, cap = milliseconds(first), milliseconds(longest)
+    first, longest = delay_bounds(policy)
+    base, cap = round_to_ms(first), round_to_ms(longest)
     retry = _conditions(policy, losses)
     retry["num_retries"] = policy.max_attempts - 1
     if policy.attempt_timeout is not None:
-        seconds = rounded(losses, "attempt_timeout", policy.attempt_timeout)
-        retry["per_try_timeout"] = proto("attempt_timeout", seconds)
+        seconds = round_delay(losses, "attempt_timeout", policy.attempt_timeout)
+        retry["per_try_timeout"] = format_proto("attempt_timeout", seconds)
     retry["retry_back_off"] = {
-        "base_interval": proto("initial_delay", base),
-        "max_interval": proto("max_delay", cap),
+        "base_interval": format_proto("initial_delay", base),
+        "max_interval": format_proto("max_delay", cap),
     }
     action["retry_policy"] = retry
-    theirs = [min(cap, base * 2**k) for k in range(len(ceilings(policy)))]
-    losses += delay_losses(policy, _ENVOY, theirs, policy.max_attempts - 1)
-    losses += full_jitter(policy, _ENVOY)
-    losses += too_early(policy, _ENVOY)
+    target_delays = [min(cap, base * 2**k) for k in range(len(first_ceilings(policy)))]
+    losses += delay_losses(policy, _ENVOY, target_delays, policy.max_attempts - 1)
+    losses += jitter_losses(policy, _ENVOY)
+    losses += too_early_losses(policy, _ENVOY)
     if policy.max_hint:
-        retry["rate_limited_retry_back_off"] = _hinted(policy.max_hint, losses)
+        retry["rate_limited_retry_back_off"] = _add_max_hint(policy.max_hint, losses)
     else:
         instead = "Envoy ignores Retry-After, where tarry would give up"
         losses.append(Loss("max_hint", policy.max_hint, instead))
@@ -120,7 +125,7 @@ def _add_policy(action: dict[str, Any], policy: Policy, losses: list[Loss]) -> N
 
 
 def _conditions(policy: Policy, losses: list[Loss]) -> dict[str, Any]:
-    conditions = retry_on(policy, _ENVOY, losses)
+    conditions = retry_conditions(policy, _ENVOY, losses)
     if not policy.retryable_statuses:
         return {"retry_on": ",".join(conditions)}
     return {
@@ -129,86 +134,91 @@ def _conditions(policy: Policy, losses: list[Loss]) -> dict[str, Any]:
     }
 
 
-def _hinted(max_hint: float, losses: list[Loss]) -> dict[str, Any]:
+def _add_max_hint(max_hint: float, losses: list[Loss]) -> dict[str, Any]:
     instead = (
         "Envoy reads Retry-After in whole seconds only, adds up to half, and ignores a longer one "
         "instead of giving up"
     )
-    losses.append(Loss("max_hint", max_hint, instead, Rank.DETAIL))
+    losses.append(Loss("max_hint", max_hint, instead, Severity.DETAIL))
     return {
         "reset_headers": [{"name": "Retry-After", "format": "SECONDS"}],
-        "max_interval": proto("max_hint", rounded(losses, "max_hint", max_hint)),
+        "max_interval": format_proto("max_hint", round_delay(losses, "max_hint", max_hint)),
     }
 
 
 def _add_hedging(action: dict[str, Any], hedging: Hedging, losses: list[Loss]) -> None:
-    """A try that takes too long is not cut off, and another one starts beside it."""
+    """Add hedging: a slow attempt is not stopped, and another one starts in parallel."""
     after = hedging_delay(hedging, "envoy")
     retry = _conditions(Policy(), losses)
     retry["num_retries"] = hedging.max_attempts - 1
-    seconds = rounded(losses, "hedging.after", after)
-    retry["per_try_timeout"] = proto("hedging.after", seconds)
-    # A copy is a retry to Envoy: left out, it would leave up to 25 ms after its time.
-    retry["retry_back_off"] = dict(_AT_ONCE)
+    seconds = round_delay(losses, "hedging.after", after)
+    retry["per_try_timeout"] = format_proto("hedging.after", seconds)
+    # For Envoy a copy is a retry: with its default backoff it would start up to 25 ms late.
+    retry["retry_back_off"] = dict(_NO_BACKOFF)
     action["retry_policy"] = retry
     action["hedge_policy"] = {"hedge_on_per_try_timeout": True}
     instead = "Envoy sends a copy when per_try_timeout is over, and repeats a POST like a GET"
-    losses.append(Loss("hedging.after", after, instead, Rank.SENT))
+    losses.append(Loss("hedging.after", after, instead, Severity.LOAD))
     if hedging.max_extra_load is not None:
         instead = "Envoy bounds copies by its retry budget only"
-        load = Loss("hedging.max_extra_load", hedging.max_extra_load, instead, Rank.SENT)
+        load = Loss("hedging.max_extra_load", hedging.max_extra_load, instead, Severity.LOAD)
         losses.append(load)
     instead = "Envoy ignores Retry-After here"
-    losses.append(Loss("hedging.max_hint", hedging.max_hint, instead, Rank.DETAIL))
+    losses.append(Loss("hedging.max_hint", hedging.max_hint, instead, Severity.DETAIL))
 
 
 def cluster_settings(defence: Defence, losses: list[Loss], *, retries: bool) -> dict[str, Any]:
-    """Return what the Cluster has to say of the limiter, the budget and the breaker."""
+    """Return the settings of the Cluster for the limiter, the budget and the breaker."""
     settings: dict[str, Any] = {}
     threshold: dict[str, Any] = {}
     if defence.limiter is not None and defence.limiter["kind"] == "in-flight":
         threshold["max_requests"] = defence.limiter["limit"]
-        instead = "Envoy has no ramp after an outage: the whole limit holds at once"
+        instead = "Envoy has no ramp after an outage: the full limit applies at once"
         losses.append(Loss("limiter.kind", "in-flight", instead))
     else:
-        losses += no_limiter(defence, _ENVOY)
-    budget = in_flight(defence, _ENVOY, losses) if retries else None
+        losses += limiter_losses(defence, _ENVOY)
+    budget = in_flight_budget(defence, _ENVOY, losses) if retries else None
     if budget is not None:
-        percent, least = budget
+        percent, minimum = budget
         threshold["retry_budget"] = {
             "budget_percent": {"value": percent},
-            "min_retry_concurrency": least,
+            "min_retry_concurrency": minimum,
         }
     elif retries:
-        instead = f"Envoy makes {DEFAULT_IN_FLIGHT} retries at a time, unless the cluster says more"
-        losses.append(Loss("budget", None, instead, Rank.SENT))
+        instead = (
+            f"Envoy makes {DEFAULT_MIN_RETRIES_IN_FLIGHT} retries at a time, unless the cluster "
+            "sets more"
+        )
+        losses.append(Loss("budget", None, instead, Severity.LOAD))
     if threshold:
         settings["circuit_breakers"] = {"thresholds": [threshold]}
-    breaker = breaker_of(defence)
+    breaker = breaker_arguments(defence)
     if breaker is not None:
         settings["outlier_detection"] = _outlier_detection(breaker, losses)
         if defence.hedging is not None:
             instead = (
-                "Envoy takes an attempt that gets a copy for a failure of its host, so the hosts "
-                "that are slow now and then are ejected while they are healthy"
+                "Envoy counts an attempt that gets a copy as a failure of its host, so hosts that "
+                "are slow now and then are ejected although they are healthy"
             )
-            losses.append(Loss("breaker.failure_rate", breaker["failure_rate"], instead, Rank.SENT))
-        # Below 50 % of healthy hosts Envoy would use the ejected ones again.
+            losses.append(
+                Loss("breaker.failure_rate", breaker["failure_rate"], instead, Severity.LOAD)
+            )
+        # With fewer than 50 % healthy hosts Envoy would use the ejected ones again.
         settings["common_lb_config"] = {"healthy_panic_threshold": {"value": 0}}
     return settings
 
 
 def _outlier_detection(breaker: dict[str, Any], losses: list[Loss]) -> dict[str, Any]:
-    """Eject by share and by row, as asked; switch off what Envoy would do besides."""
+    """Return outlier detection by failure rate and by consecutive errors; all else is off."""
     percent = 100 * breaker["failure_rate"]
     whole = max(1, ceil(percent - 1e-9))
-    if abs(whole - percent) > 1e-9:  # noqa: PLR2004 - a hair
+    if abs(whole - percent) > 1e-9:  # noqa: PLR2004 - rounding error
         rounding = Loss(
-            "breaker.failure_rate", breaker["failure_rate"], f"{whole} % in Envoy", Rank.DETAIL
+            "breaker.failure_rate", breaker["failure_rate"], f"{whole} % in Envoy", Severity.DETAIL
         )
         losses.append(rounding)
     consecutive = breaker["consecutive"]
-    # Ejections grow by their number, which a bound of one base undoes.
+    # Ejection times grow with each ejection; without growth the maximum is the base time.
     longest = breaker["open_for"] if breaker["growth"] == 1 else breaker["max_open"]
     detection: dict[str, Any] = {
         "failure_percentage_threshold": whole,
@@ -217,22 +227,22 @@ def _outlier_detection(breaker: dict[str, Any], losses: list[Loss]) -> dict[str,
         "enforcing_failure_percentage": 100,
         "enforcing_success_rate": 0,
         "enforcing_consecutive_5xx": 0 if consecutive is None else 100,
-        "interval": _ejection(losses, "window", breaker["window"]),
-        "base_ejection_time": _ejection(losses, "open_for", breaker["open_for"]),
-        "max_ejection_time": _ejection(losses, "max_open", longest),
+        "interval": _format_ejection(losses, "window", breaker["window"]),
+        "base_ejection_time": _format_ejection(losses, "open_for", breaker["open_for"]),
+        "max_ejection_time": _format_ejection(losses, "max_open", longest),
         "max_ejection_percent": 100,
     }
     if consecutive is not None:
         detection["consecutive_5xx"] = consecutive
     if breaker["spread"]:
         jitter = breaker["spread"] * breaker["open_for"]
-        detection["max_ejection_time_jitter"] = _ejection(losses, "spread", jitter)
+        detection["max_ejection_time_jitter"] = _format_ejection(losses, "spread", jitter)
     losses += breaker_losses(breaker, _ENVOY)
     if longest > breaker["open_for"]:
         instead = "ejection n lasts n x open_for in Envoy, up to max_open, and spread does not grow"
-        losses.append(Loss("breaker.growth", breaker["growth"], instead, Rank.DETAIL))
+        losses.append(Loss("breaker.growth", breaker["growth"], instead, Severity.DETAIL))
     return detection
 
 
-def _ejection(losses: list[Loss], field: str, seconds: float) -> str:
-    return proto(f"breaker.{field}", rounded(losses, f"breaker.{field}", seconds))
+def _format_ejection(losses: list[Loss], field: str, seconds: float) -> str:
+    return format_proto(f"breaker.{field}", round_delay(losses, f"breaker.{field}", seconds))

@@ -1,7 +1,7 @@
-"""Gateway API: an HTTPRoute with retry and timeouts, and an XBackendTrafficPolicy for a budget.
+"""Export to the Gateway API: an HTTPRoute, and an XBackendTrafficPolicy for a budget.
 
-Both are experimental (GEP-1731 and GEP-3388). The route is attached to the Service itself, as a
-mesh has it; behind a gateway, `parentRefs` names that instead. Durations have no fractions.
+Both are experimental (GEP-1731 and GEP-3388). The route is attached to the Service itself, as in a
+mesh; behind a gateway, change `parentRefs`. Durations have no fractions.
 """
 
 from __future__ import annotations
@@ -12,46 +12,46 @@ from tarry.core.backoff import Schedule
 from tarry.core.checks import check_count
 from tarry.core.outcome import RETRYABLE_STATUSES
 from tarry.errors import ConfigurationError
-from tarry.policyfile.durations import gateway
-from tarry.policyfile.export.budgets import Allowance, allowance
+from tarry.policyfile.durations import format_gateway
+from tarry.policyfile.export.budgets import BudgetSummary, summarize_budget
 from tarry.policyfile.export.common import (
-    NO_SCHEDULE,
-    bounds,
+    SCHEDULE_LOST,
+    breaker_left_out,
     call_timeout,
-    no_breaker,
-    no_limiter,
-    other_codes,
+    code_losses,
+    delay_bounds,
+    limiter_losses,
     proxy_losses,
-    refuse_hedging,
-    rounded,
+    reject_hedging,
+    round_delay,
 )
-from tarry.policyfile.export.istio import resource_name
-from tarry.policyfile.losses import Exported, Loss, Rank, ranked, shown
+from tarry.policyfile.export.istio import check_resource_name
+from tarry.policyfile.losses import Exported, Loss, Severity, format_value, sort_losses
 
 if TYPE_CHECKING:
     from tarry.core.policy import Policy
     from tarry.policyfile.defence import Defence
 
 _GATEWAY = "a gateway"
-_MUST_SUPPORT = frozenset({500, 502, 503, 504})
-_FIRST_CODE = 400
-_LAST_PORT = 65_535
-_SHORTEST_INTERVAL, _LONGEST_INTERVAL = 1.0, 3600.0
-_DEFAULT_INTERVAL = 10.0
-_MOST_RETRIES = 1_000_000
+_REQUIRED_STATUSES = frozenset({500, 502, 503, 504})
+_LOWEST_STATUS = 400
+_MAX_PORT = 65_535
+_MIN_INTERVAL_S, _MAX_INTERVAL_S = 1.0, 3600.0
+_DEFAULT_INTERVAL_S = 10.0
+_MAX_RETRY_COUNT = 1_000_000
 
 
 def to_gateway_api(
     defence: Defence, *, host: str, port: int = 80, name: str | None = None
 ) -> Exported:
-    """Export for the Kubernetes Service `host`, named without its namespace."""
-    refuse_hedging(defence, "gateway-api")
+    """Export for the Kubernetes Service `host`, a name without a namespace."""
+    reject_hedging(defence, "gateway-api")
     if "." in host:
         requirement = "must be the plain name of a Service for the Gateway API"
         raise ConfigurationError("host", requirement, host)
-    if check_count("port", port) > _LAST_PORT:
-        raise ConfigurationError("port", f"must be at most {_LAST_PORT}, got {port}")
-    service, name = resource_name(host), resource_name(name or host)
+    if check_count("port", port) > _MAX_PORT:
+        raise ConfigurationError("port", f"must be at most {_MAX_PORT}, got {port}")
+    service, name = check_resource_name(host), check_resource_name(name or host)
     losses: list[Loss] = []
     rule: dict[str, Any] = {"backendRefs": [{"name": service, "port": port}]}
     _add_policy(rule, defence.policy, losses)
@@ -64,7 +64,7 @@ def to_gateway_api(
         "spec": {"parentRefs": [parent], "rules": [rule]},
     }
     documents: list[dict[str, Any]] = [route]
-    budget = allowance(defence)
+    budget = summarize_budget(defence)
     if budget is not None and "retry" in rule:
         spec = {"targetRefs": [target], "retryConstraint": _constraint(budget, losses)}
         documents.append(
@@ -76,81 +76,87 @@ def to_gateway_api(
             }
         )
     if defence.breaker is not None:
-        losses.append(no_breaker(defence.breaker, f"{_GATEWAY} has none"))
-    losses += no_limiter(defence, _GATEWAY)
-    return Exported(tuple(documents), ranked(losses))
+        losses.append(breaker_left_out(defence.breaker, f"{_GATEWAY} has none"))
+    losses += limiter_losses(defence, _GATEWAY)
+    return Exported(tuple(documents), sort_losses(losses))
 
 
 def _add_policy(rule: dict[str, Any], policy: Policy, losses: list[Loss]) -> None:
     timeouts: dict[str, str] = {}
     total = call_timeout(policy, _GATEWAY, losses)
     if total is not None:
-        timeouts["request"] = gateway("total_budget", rounded(losses, "total_budget", total))
+        timeouts["request"] = format_gateway(
+            "total_budget", round_delay(losses, "total_budget", total)
+        )
     if policy.attempt_timeout is not None and policy.max_attempts > 1:
-        # One attempt may not have more time than the call: the API refuses such a route.
+        # The API rejects a route whose attempt timeout is longer than that of the call.
         seconds = min(policy.attempt_timeout, policy.attempt_timeout if total is None else total)
-        seconds = rounded(losses, "attempt_timeout", seconds)
-        timeouts["backendRequest"] = gateway("attempt_timeout", seconds)
+        seconds = round_delay(losses, "attempt_timeout", seconds)
+        timeouts["backendRequest"] = format_gateway("attempt_timeout", seconds)
     if timeouts:
         rule["timeouts"] = timeouts
     if policy.max_attempts == 1:
         return
-    codes = sorted(code for code in policy.retryable_statuses if code >= _FIRST_CODE)
+    codes = sorted(code for code in policy.retryable_statuses if code >= _LOWEST_STATUS)
     _code_losses(policy, losses)
-    first = rounded(losses, "initial_delay", bounds(policy)[0])
+    first = round_delay(losses, "initial_delay", delay_bounds(policy)[0])
     rule["retry"] = {
         **({"codes": codes} if codes else {}),
         "attempts": policy.max_attempts - 1,
-        "backoff": gateway("initial_delay", first),
+        "backoff": format_gateway("initial_delay", first),
     }
-    instead = f"{first:g} s is the least wait: growth, cap and jitter are up to the implementation"
+    instead = (
+        f"{first:g} s is the shortest wait: growth, cap and jitter depend on the implementation"
+    )
     if isinstance(policy.backoff, Schedule):
-        instead = f"{NO_SCHEDULE}: {instead}"
-        losses.append(Loss("backoff", policy.backoff.delays, instead, Rank.ALARM))
+        instead = f"{SCHEDULE_LOST}: {instead}"
+        losses.append(Loss("backoff", policy.backoff.delays, instead, Severity.CRITICAL))
     else:
         losses.append(Loss("backoff", policy.backoff, instead))
-    losses.append(Loss("max_hint", policy.max_hint, "Retry-After is up to the implementation"))
+    losses.append(Loss("max_hint", policy.max_hint, "Retry-After depends on the implementation"))
     losses += proxy_losses(policy, _GATEWAY)
 
 
 def _code_losses(policy: Policy, losses: list[Loss]) -> None:
     statuses = policy.retryable_statuses
-    optional = {code for code in statuses - _MUST_SUPPORT if code >= _FIRST_CODE}
+    optional = {code for code in statuses - _REQUIRED_STATUSES if code >= _LOWEST_STATUS}
     if optional:
-        instead = f"an implementation need not support more than {shown(_MUST_SUPPORT)}"
-        rank = Rank.DETAIL if statuses == RETRYABLE_STATUSES else Rank.SENT
+        instead = f"an implementation need not support more than {format_value(_REQUIRED_STATUSES)}"
+        rank = Severity.DETAIL if statuses == RETRYABLE_STATUSES else Severity.LOAD
         losses.append(Loss("retryable_statuses", optional, instead, rank))
-    if statuses and min(statuses) < _FIRST_CODE:
-        below = {code for code in statuses if code < _FIRST_CODE}
+    if statuses and min(statuses) < _LOWEST_STATUS:
+        below = {code for code in statuses if code < _LOWEST_STATUS}
         instead = "the Gateway API has codes from 400 on"
-        losses.append(Loss("retryable_statuses", below, instead, Rank.SENT))
-    losses += other_codes(policy, frozenset(), "an HTTPRoute")
+        losses.append(Loss("retryable_statuses", below, instead, Severity.LOAD))
+    losses += code_losses(policy, frozenset(), "an HTTPRoute")
 
 
-def _constraint(budget: Allowance, losses: list[Loss]) -> dict[str, Any]:
-    """Return the budget; where it is no share of the calls, the nearest one that is."""
+def _constraint(budget: BudgetSummary, losses: list[Loss]) -> dict[str, Any]:
+    """Return the retry constraint: the closest fraction of calls for the budget."""
     exact = 100 * budget.share
     percent = max(1, round(exact))
-    window = budget.arguments["window"] if budget.kind == "ratio" else _DEFAULT_INTERVAL
-    interval = min(_LONGEST_INTERVAL, max(_SHORTEST_INTERVAL, window))
-    least = max(1, min(_MOST_RETRIES, round(budget.burst * interval / window)))
+    window = budget.arguments["window"] if budget.kind == "ratio" else _DEFAULT_INTERVAL_S
+    interval = min(_MAX_INTERVAL_S, max(_MIN_INTERVAL_S, window))
+    minimum = max(1, min(_MAX_RETRY_COUNT, round(budget.burst * interval / window)))
     if budget.kind != "ratio":
         instead = f"retries are at most {percent} % of the requests of {interval:g} s"
-        losses.append(Loss("budget.kind", budget.kind, instead, Rank.SENT))
-    elif abs(percent - exact) > 1e-9:  # noqa: PLR2004 - a hair
-        losses.append(Loss("budget.ratio", budget.share, f"rounded to {percent} %", Rank.DETAIL))
+        losses.append(Loss("budget.kind", budget.kind, instead, Severity.LOAD))
+    elif abs(percent - exact) > 1e-9:  # noqa: PLR2004 - rounding error
+        losses.append(
+            Loss("budget.ratio", budget.share, f"rounded to {percent} %", Severity.DETAIL)
+        )
     if interval != window:
-        instead = f"{interval:g} s: it has 1 s to 1 h"
-        losses.append(Loss("budget.window", window, instead, Rank.DETAIL))
-    if budget.kind == "ratio" and abs(least - budget.burst * interval / window) > 1e-9:  # noqa: PLR2004
-        instead = f"rounded to {least} retries in {interval:g} s"
-        least_rate = budget.arguments["min_per_second"]
-        losses.append(Loss("budget.min_per_second", least_rate, instead, Rank.DETAIL))
+        instead = f"{interval:g} s: the range is 1 s to 1 h"
+        losses.append(Loss("budget.window", window, instead, Severity.DETAIL))
+    if budget.kind == "ratio" and abs(minimum - budget.burst * interval / window) > 1e-9:  # noqa: PLR2004
+        instead = f"rounded to {minimum} retries in {interval:g} s"
+        minimum_rate = budget.arguments["min_per_second"]
+        losses.append(Loss("budget.min_per_second", minimum_rate, instead, Severity.DETAIL))
     losses.append(
-        Loss("budget", budget.kind, "over it, the client gets a 503 and not the last answer")
+        Loss("budget", budget.kind, "above it, the client gets a 503 instead of the last response")
     )
-    every = gateway("budget.window", rounded(losses, "budget.window", interval))
+    every = format_gateway("budget.window", round_delay(losses, "budget.window", interval))
     return {
         "budget": {"percent": percent, "interval": every},
-        "minRetryRate": {"count": least, "interval": every},
+        "minRetryRate": {"count": minimum, "interval": every},
     }

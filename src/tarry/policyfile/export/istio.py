@@ -1,7 +1,8 @@
-"""Istio: a VirtualService with retries and timeout, and a DestinationRule where one is needed.
+"""Export to Istio: a VirtualService with retries and timeout, and a DestinationRule if needed.
 
-Istio configures Envoys, so what Envoy cannot do, it cannot do either. It passes on less: the base
-of the backoff and not its cap (10 x the base), and outlier detection by errors in a row only.
+Istio configures Envoy, so it has at most the features of Envoy. It supports fewer settings: the
+base of the backoff but not its cap (10 x the base), and outlier detection by consecutive errors
+only.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError
-from tarry.policyfile.durations import milliseconds, proto
-from tarry.policyfile.export.budgets import in_flight
+from tarry.policyfile.durations import format_proto, round_to_ms
+from tarry.policyfile.export.budgets import in_flight_budget
 from tarry.policyfile.export.common import (
-    bounds,
+    breaker_arguments,
     breaker_losses,
-    breaker_of,
     call_timeout,
-    ceilings,
+    delay_bounds,
     delay_losses,
-    no_limiter,
+    first_ceilings,
+    limiter_losses,
     proxy_losses,
-    refuse_hedging,
-    rounded,
+    reject_hedging,
+    round_delay,
 )
-from tarry.policyfile.export.envoy import full_jitter, retry_on, too_early
-from tarry.policyfile.losses import Exported, Loss, Rank, ranked
+from tarry.policyfile.export.envoy import jitter_losses, retry_conditions, too_early_losses
+from tarry.policyfile.losses import Exported, Loss, Severity, sort_losses
 
 if TYPE_CHECKING:
     from tarry.core.policy import Policy
@@ -33,34 +34,36 @@ if TYPE_CHECKING:
 
 _ISTIO = "Istio"
 _API_VERSION = "networking.istio.io/v1"
-_CAP = 10
+_CAP_FACTOR = 10
 """Times the base: the cap that Envoy takes when it is given none."""
-_LONGEST_EJECTION = 300.0
+_MAX_EJECTION_S = 300.0
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def to_istio(defence: Defence, *, host: str, name: str | None = None) -> Exported:
     """Export for the service `host`, such as payments.prod.svc.cluster.local."""
-    refuse_hedging(defence, "istio")
+    reject_hedging(defence, "istio")
     if not host:
         raise ConfigurationError("host", "must name the service that is called, got nothing")
-    name = resource_name(name or host.partition(".")[0])
+    name = check_resource_name(name or host.partition(".")[0])
     losses: list[Loss] = []
     route: dict[str, Any] = {"route": [{"destination": {"host": host}}]}
     timeout = call_timeout(defence.policy, _ISTIO, losses)
     if timeout is not None:
-        route["timeout"] = proto("total_budget", rounded(losses, "total_budget", timeout))
+        route["timeout"] = format_proto(
+            "total_budget", round_delay(losses, "total_budget", timeout)
+        )
     route["retries"] = _retries(defence.policy, losses)
     virtual_service = _resource("VirtualService", name, {"hosts": [host], "http": [route]})
     traffic = _traffic_policy(defence, losses)
     if not traffic:
-        return Exported((virtual_service,), ranked(losses))
+        return Exported((virtual_service,), sort_losses(losses))
     rule = _resource("DestinationRule", name, {"host": host, "trafficPolicy": traffic})
-    return Exported((virtual_service, rule), ranked(losses))
+    return Exported((virtual_service, rule), sort_losses(losses))
 
 
-def resource_name(name: str) -> str:
-    """Check a name by the rule of Kubernetes."""
+def check_resource_name(name: str) -> str:
+    """Return a resource name that follows the rules of Kubernetes."""
     if not _NAME.fullmatch(name):
         rule = "must be lower case letters, digits and '-', at most 63"
         raise ConfigurationError("name", rule, name)
@@ -73,19 +76,24 @@ def _resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 def _retries(policy: Policy, losses: list[Loss]) -> dict[str, Any]:
     if policy.max_attempts == 1:
-        return {"attempts": 0}  # said, because left out it would be 2
-    base = milliseconds(bounds(policy)[0])
-    conditions = [*map(str, sorted(policy.retryable_statuses)), *retry_on(policy, _ISTIO, losses)]
+        return {"attempts": 0}  # explicit, because the default is 2
+    base = round_to_ms(delay_bounds(policy)[0])
+    conditions = [
+        *map(str, sorted(policy.retryable_statuses)),
+        *retry_conditions(policy, _ISTIO, losses),
+    ]
     retries: dict[str, Any] = {"attempts": policy.max_attempts - 1}
     if policy.attempt_timeout is not None:
-        seconds = rounded(losses, "attempt_timeout", policy.attempt_timeout)
-        retries["perTryTimeout"] = proto("attempt_timeout", seconds)
+        seconds = round_delay(losses, "attempt_timeout", policy.attempt_timeout)
+        retries["perTryTimeout"] = format_proto("attempt_timeout", seconds)
     retries["retryOn"] = ",".join(conditions)
-    retries["backoff"] = proto("initial_delay", base)
-    theirs = [min(_CAP * base, base * 2**k) for k in range(len(ceilings(policy)))]
-    losses += delay_losses(policy, _ISTIO, theirs, policy.max_attempts - 1)
-    losses += full_jitter(policy, _ISTIO)
-    losses += too_early(policy, _ISTIO)
+    retries["backoff"] = format_proto("initial_delay", base)
+    target_delays = [
+        min(_CAP_FACTOR * base, base * 2**k) for k in range(len(first_ceilings(policy)))
+    ]
+    losses += delay_losses(policy, _ISTIO, target_delays, policy.max_attempts - 1)
+    losses += jitter_losses(policy, _ISTIO)
+    losses += too_early_losses(policy, _ISTIO)
     losses.append(Loss("max_hint", policy.max_hint, "Istio does not read Retry-After"))
     losses += proxy_losses(policy, _ISTIO)
     return retries
@@ -95,16 +103,16 @@ def _traffic_policy(defence: Defence, losses: list[Loss]) -> dict[str, Any]:
     traffic: dict[str, Any] = {}
     if defence.limiter is not None and defence.limiter["kind"] == "in-flight":
         traffic["connectionPool"] = {"http": {"http2MaxRequests": defence.limiter["limit"]}}
-        instead = "Istio has no ramp after an outage: the whole limit holds at once"
+        instead = "Istio has no ramp after an outage: the full limit applies at once"
         losses.append(Loss("limiter.kind", "in-flight", instead))
     else:
-        losses += no_limiter(defence, _ISTIO)
+        losses += limiter_losses(defence, _ISTIO)
     retries = defence.policy.max_attempts > 1
-    budget = in_flight(defence, _ISTIO, losses) if retries else None
+    budget = in_flight_budget(defence, _ISTIO, losses) if retries else None
     if budget is not None:
-        percent, least = budget
-        traffic["retryBudget"] = {"percent": percent, "minRetryConcurrency": least}
-    breaker = breaker_of(defence)
+        percent, minimum = budget
+        traffic["retryBudget"] = {"percent": percent, "minRetryConcurrency": minimum}
+    breaker = breaker_arguments(defence)
     if breaker is not None:
         detection = _outlier_detection(breaker, losses)
         if detection is not None:
@@ -118,17 +126,17 @@ def _outlier_detection(breaker: dict[str, Any], losses: list[Loss]) -> dict[str,
     )
     if consecutive is None:
         instead = "left out: Istio ejects hosts by errors in a row only, so set breaker.consecutive"
-        losses.append(Loss("breaker.failure_rate", rate, instead, Rank.SENT))
+        losses.append(Loss("breaker.failure_rate", rate, instead, Severity.LOAD))
         return None
     instead = "Istio ejects by errors in a row only"
-    losses.append(Loss("breaker.failure_rate", rate, instead, Rank.SENT))
+    losses.append(Loss("breaker.failure_rate", rate, instead, Severity.LOAD))
     losses += breaker_losses(breaker, _ISTIO)
-    longest = max(_LONGEST_EJECTION, open_for)
+    longest = max(_MAX_EJECTION_S, open_for)
     instead = f"ejection n lasts n x {open_for:g} s in Istio, {longest:g} s at most, without spread"
-    losses.append(Loss("breaker.growth", breaker["growth"], instead, Rank.DETAIL))
-    seconds = rounded(losses, "breaker.open_for", open_for)
+    losses.append(Loss("breaker.growth", breaker["growth"], instead, Severity.DETAIL))
+    seconds = round_delay(losses, "breaker.open_for", open_for)
     return {
         "consecutive5xxErrors": consecutive,
-        "baseEjectionTime": proto("breaker.open_for", seconds),
+        "baseEjectionTime": format_proto("breaker.open_for", seconds),
         "maxEjectionPercent": 100,
     }

@@ -1,4 +1,4 @@
-"""Policies from the documents of other systems, as far as they map."""
+"""Importers: a defence from documents of other systems, with the losses."""
 
 from tarry.policyfile.imports.grpc import from_grpc
 from tarry.policyfile.imports.istio import from_istio

@@ -1,4 +1,4 @@
-"""Read foreign documents key by key: every refusal names the path, and what is not read is told."""
+"""Access to documents of other systems: errors have the path, and unread keys become losses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tarry.core.durations import format_duration
 from tarry.core.suggest import suggest
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.policyfile.durations import parse
+from tarry.policyfile.durations import parse_duration
 from tarry.policyfile.losses import Loss
 
 if TYPE_CHECKING:
@@ -17,118 +17,124 @@ if TYPE_CHECKING:
 
     from tarry.core.policy import Policy
 
-_A_TYPO = 0.8
-"""How alike two keys are, from 0 to 1, if one is taken for the other misspelt."""
+_TYPO_SIMILARITY = 0.8
+"""From 0 to 1: a key that is so similar to a known one is taken for a misspelling."""
 
 
-class Table:
-    """A table of a document and its path. It knows which keys were asked for."""
+class DocumentTable:
+    """A table of a document with its path. It keeps track of the keys that were read."""
 
     def __init__(self, path: str, value: object) -> None:
         if not isinstance(value, Mapping):
-            rule = f"must be an object, got {value!r:.60}"
-            raise ConfigurationTypeError(path or "the document", rule)
+            raise ConfigurationTypeError(path or "the document", "must be an object", value)
         self.path = path
         self._values = cast("Mapping[str, Any]", value)
-        self._asked: set[str] = set()
+        self._keys_read: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
-        self._asked.add(key)
+        self._keys_read.add(key)
         return self._values.get(key) is not None
 
     def keys(self) -> list[str]:
-        """Return the keys that are there."""
+        """Return all keys."""
         return list(self._values)
 
-    def spelled(self, known: Iterable[str]) -> None:
-        """Refuse a key that is nearly one of these; another one may be somebody else's."""
+    def check_spelling(self, known: Iterable[str]) -> None:
+        """Reject a key that looks like a misspelt known key; other keys may be valid elsewhere."""
         names = list(known)
         for key in self._values:
-            close = None if key in names else suggest(str(key), names, similarity=_A_TYPO)
+            close = None if key in names else suggest(str(key), names, similarity=_TYPO_SIMILARITY)
             if close:
-                msg = f"{self.at(key)} is no key that is known: did you mean {close!r}?"
-                raise ConfigurationError(msg)
+                rule = f"is not a known key: did you mean {close!r}?"
+                raise ConfigurationError(self.path_of(key), rule)
 
-    def at(self, key: str) -> str:
+    def path_of(self, key: str) -> str:
         """Return the path of a key."""
         return f"{self.path}.{key}" if self.path else key
 
     def get(self, key: str) -> Any:
-        """Return a value as it stands, or None."""
-        self._asked.add(key)
+        """Return a value, or None when it is missing."""
+        self._keys_read.add(key)
         return self._values.get(key)
 
-    def table(self, key: str) -> Table | None:
-        """Return a table within this one."""
-        return Table(self.at(key), self.get(key)) if key in self else None
+    def table(self, key: str) -> DocumentTable | None:
+        """Return a nested table, or None when it is missing."""
+        return DocumentTable(self.path_of(key), self.get(key)) if key in self else None
 
     def items(self, key: str) -> list[Any]:
-        """Return a list, empty if there is none."""
+        """Return a list; it is empty when the key is missing."""
         value = self.get(key)
         if value is None:
             return []
         if not isinstance(value, list):
-            raise ConfigurationTypeError(self.at(key), f"must be a list, got {value!r:.60}")
+            raise ConfigurationTypeError(self.path_of(key), "must be a list", value)
         return value  # pyright: ignore[reportUnknownVariableType]
 
-    def tables(self, key: str) -> list[Table]:
-        """Return a list of tables."""
-        return [Table(f"{self.at(key)}[{i}]", item) for i, item in enumerate(self.items(key))]
+    def tables(self, key: str) -> list[DocumentTable]:
+        """Return a list of nested tables."""
+        return [
+            DocumentTable(f"{self.path_of(key)}[{i}]", item)
+            for i, item in enumerate(self.items(key))
+        ]
 
     def seconds(
         self,
         key: str,
         *,
         above: float = 0.0,
-        read: Callable[[str, object], float] = parse,
+        read: Callable[[str, object], float] = parse_duration,
     ) -> float | None:
-        """Return a duration that is longer than `above`, or None."""
+        """Return a duration that is longer than `above`, or None when it is missing."""
         if key not in self:
             return None
-        seconds = read(self.at(key), self.get(key))
+        seconds = read(self.path_of(key), self.get(key))
         if seconds <= above:
             rule = f"must be longer than {above:g} s"
-            raise ConfigurationError(self.at(key), rule, self.get(key))
+            raise ConfigurationError(self.path_of(key), rule, self.get(key))
         return seconds
 
-    def number(self, key: str, default: float | None = None, *, least: float = 0.0) -> float:
-        """Return a finite number that is not below `least`; without a default it must be there."""
+    def number(self, key: str, default: float | None = None, *, minimum: float = 0.0) -> float:
+        """Return a finite number that is at least `minimum`; without a default it is required."""
         value = self.get(key)
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-            raise ConfigurationTypeError(self.at(key), f"must be a number, got {value!r:.60}")
-        if value < least:
-            raise ConfigurationError(self.at(key), f"must be at least {least:g}", value)
+            raise ConfigurationTypeError(self.path_of(key), "must be a number", value)
+        if value < minimum:
+            raise ConfigurationError(self.path_of(key), f"must be at least {minimum:g}", value)
         return value
 
-    def count(self, key: str, default: int | None = None, *, least: int = 0) -> int:
-        """Return a whole number that is not below `least`; without a default it must be there."""
-        value = self.number(key, default, least=least)
+    def count(self, key: str, default: int | None = None, *, minimum: int = 0) -> int:
+        """Return a whole number that is at least `minimum`; without a default it is required."""
+        value = self.number(key, default, minimum=minimum)
         if value != int(value):
-            raise ConfigurationTypeError(self.at(key), "must be a whole number", value)
+            raise ConfigurationTypeError(self.path_of(key), "must be a whole number", value)
         return int(value)
 
     def text(self, key: str, default: str) -> str:
-        """Return a text."""
+        """Return a text, or the default when it is missing."""
         value = self.get(key)
         if value is None:
             return default
         if not isinstance(value, str):
-            raise ConfigurationTypeError(self.at(key), f"must be a text, got {value!r:.60}")
+            raise ConfigurationTypeError(self.path_of(key), "must be a text", value)
         return value
 
-    def unread(self, *beside: str) -> Iterator[Loss]:
-        """Say what nobody has asked for, except what is beside the point."""
+    def unread_losses(self, *ignored: str) -> Iterator[Loss]:
+        """Return a loss for each key that was not read, except the `ignored` ones."""
         for key, value in self._values.items():
-            if key not in self._asked and key not in beside and value is not None:
-                yield Loss(self.at(key), value, "left out: no policy of tarry says this")
+            if key not in self._keys_read and key not in ignored and value is not None:
+                yield Loss(
+                    self.path_of(key), value, "left out: a policy of tarry has no such setting"
+                )
 
 
-def within(policy: Policy, timeout: float | None, path: str, losses: list[Loss]) -> Policy:
-    """Bound a policy by the time that its source gives the call, all attempts together.
+def apply_call_timeout(
+    policy: Policy, timeout: float | None, path: str, losses: list[Loss]
+) -> Policy:
+    """Return the policy with the timeout of the source for the whole call.
 
-    A total budget alone bounds no attempt that has started, so each has a timeout, too.
+    A total budget does not end an attempt that has started, so attempts get a timeout, too.
     """
     if timeout is None:
         return policy
@@ -136,15 +142,15 @@ def within(policy: Policy, timeout: float | None, path: str, losses: list[Loss])
     if policy.max_attempts == 1:
         return policy.replace(attempt_timeout=attempt)
     instead = (
-        "no attempt starts after it, but tarry lets the one that runs end: "
-        f"{format_duration(timeout + attempt)} in all at most"
+        "no attempt starts after it, but tarry lets a running one finish: "
+        f"at most {format_duration(timeout + attempt)} in total"
     )
     losses.append(Loss(path, timeout, instead))
     return policy.replace(total_budget=timeout, attempt_timeout=attempt)
 
 
-def hinted(path: str, name: str, source: str, max_hint: float) -> Loss:
-    """Say that the source does something else when a server asks for a wait."""
+def hint_loss(path: str, name: str, source: str, max_hint: float) -> Loss:
+    """Return the loss for a source that treats waits requested by a server differently."""
     return Loss(
         path, name, f"{source}; tarry waits for up to {format_duration(max_hint)}, or gives up"
     )
