@@ -9,18 +9,18 @@ from tarry.errors import Overloaded, StoreUnavailable
 from tarry.service.group_commit import AsyncGroupCommit
 
 
-class Sender:
-    """Answers each item with its double, when it is let."""
+class DoublingCommit:
+    """Returns the double of each item, once `may_finish` is set."""
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
-        self.gate = asyncio.Event()
+        self.may_finish = asyncio.Event()
         self.error: BaseException | None = None
 
     async def __call__(self, items: Sequence[int]) -> Sequence[int]:
-        """Answer."""
+        """Commit a group."""
         self.calls.append(list(items))
-        await self.gate.wait()
+        await self.may_finish.wait()
         if self.error is not None:
             raise self.error
         return [item * 2 for item in items]
@@ -30,16 +30,16 @@ def test_items_that_arrive_during_a_commit_share_the_next() -> None:
     """The first is committed alone, the others together; each gets its own result."""
 
     async def main() -> None:
-        sender = Sender()
-        commits = AsyncGroupCommit(sender, max_items=10, max_pending=100)
+        commit = DoublingCommit()
+        commits = AsyncGroupCommit(commit, max_items=10, max_pending=100)
         first = commits.submit([1])
         await asyncio.sleep(0)
         others = [commits.submit([2, 3]), commits.submit([4])]
-        sender.gate.set()
+        commit.may_finish.set()
 
         assert [2] == list(await first)
         assert [[4, 6], [8]] == [list(await other) for other in others]
-        assert [[1], [2, 3, 4]] == sender.calls
+        assert [[1], [2, 3, 4]] == commit.calls
         await commits.flush()
         assert 0 == commits.pending
 
@@ -50,20 +50,20 @@ def test_second_group_starts_early_when_enough_items_wait() -> None:
     """Few items wait for the end of the first group, and there is never a third."""
 
     async def main() -> None:
-        sender = Sender()
-        commits = AsyncGroupCommit(sender, max_items=100, max_pending=1000)
+        commit = DoublingCommit()
+        commits = AsyncGroupCommit(commit, max_items=100, max_pending=1000)
         sizes = (1, 31, 1, 50)
         answers: list[asyncio.Future[Sequence[int]]] = []
         seen: list[list[int]] = []
         for size in sizes:
             answers.append(commits.submit([size] * size))
             await asyncio.sleep(0)
-            seen.append([len(call) for call in sender.calls])
+            seen.append([len(call) for call in commit.calls])
         assert [[1], [1], [1, 32], [1, 32]] == seen
-        sender.gate.set()
+        commit.may_finish.set()
 
         assert list(sizes) == [len(await answer) for answer in answers]
-        assert [1, 32, 50] == [len(call) for call in sender.calls]
+        assert [1, 32, 50] == [len(call) for call in commit.calls]
         await commits.flush()
         assert 0 == commits.pending
 
@@ -74,14 +74,14 @@ def test_commit_works_after_a_stop_before_the_first_group() -> None:
     """The items that were waiting are committed too."""
 
     async def main() -> None:
-        sender = Sender()
-        sender.gate.set()
-        commits = AsyncGroupCommit(sender, max_items=10, max_pending=100)
+        commit = DoublingCommit()
+        commit.may_finish.set()
+        commits = AsyncGroupCommit(commit, max_items=10, max_pending=100)
         commits.post(1)
         await commits.stop()
-        assert [] == sender.calls
+        assert [] == commit.calls
         assert [4] == list(await commits.submit([2]))
-        assert [[1, 2]] == sender.calls
+        assert [[1, 2]] == commit.calls
 
     asyncio.run(main())
 
@@ -90,17 +90,17 @@ def test_failed_group_does_not_affect_the_other_in_flight() -> None:
     """Each group has its own result."""
 
     async def main() -> None:
-        sender = Sender()
-        commits = AsyncGroupCommit(sender, max_items=40, max_pending=1000)
+        commit = DoublingCommit()
+        commits = AsyncGroupCommit(commit, max_items=40, max_pending=1000)
         first = commits.submit([1] * 40)
         await asyncio.sleep(0)
         second = commits.submit([2] * 40)
         await asyncio.sleep(0)
-        assert [40, 40] == [len(call) for call in sender.calls]
+        assert [40, 40] == [len(call) for call in commit.calls]
         first.cancel()
-        sender.gate.set()
+        commit.may_finish.set()
         assert [4] * 40 == list(await second)
-        sender.error = StoreUnavailable("away")
+        commit.error = StoreUnavailable("away")
         failed = commits.submit([3])
         with pytest.raises(StoreUnavailable):
             await failed
@@ -114,19 +114,19 @@ def test_posted_items_count_towards_an_early_start() -> None:
     """They start a second group like submitted items."""
 
     async def main() -> None:
-        sender = Sender()
-        commits = AsyncGroupCommit(sender, max_items=100, max_pending=1000)
+        commit = DoublingCommit()
+        commits = AsyncGroupCommit(commit, max_items=100, max_pending=1000)
         for n in range(40):
             commits.post(n)
             if n in {0, 30}:
                 await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert [1, 39] == [len(call) for call in sender.calls]
+        assert [1, 39] == [len(call) for call in commit.calls]
         commits.post(40)
         await asyncio.sleep(0)
-        sender.gate.set()
+        commit.may_finish.set()
         await commits.flush()
-        assert [1, 39, 1] == [len(call) for call in sender.calls]
+        assert [1, 39, 1] == [len(call) for call in commit.calls]
 
     asyncio.run(main())
 
@@ -135,13 +135,13 @@ def test_group_has_at_most_max_items() -> None:
     """Entries stay together unless they are larger than a group; results keep their order."""
 
     async def main() -> None:
-        sender = Sender()
-        sender.gate.set()
-        commits = AsyncGroupCommit(sender, max_items=3, max_pending=100)
+        commit = DoublingCommit()
+        commit.may_finish.set()
+        commits = AsyncGroupCommit(commit, max_items=3, max_pending=100)
         answers = [commits.submit(part) for part in ([1, 2], [3, 4], [5], [6, 7, 8, 9, 10])]
         assert [12, 14, 16, 18, 20] == list((await asyncio.gather(*answers))[-1])
 
-        assert [[1, 2], [3, 4, 5], [6, 7, 8], [9, 10]] == sender.calls
+        assert [[1, 2], [3, 4, 5], [6, 7, 8], [9, 10]] == commit.calls
 
     asyncio.run(main())
 
@@ -150,17 +150,17 @@ def test_other_entries_are_committed_between_parts_of_a_large_one() -> None:
     """A large entry is refused as a whole, before any of it is committed."""
 
     async def main() -> None:
-        sender = Sender()
-        commits = AsyncGroupCommit(sender, max_items=2, max_pending=6)
+        commit = DoublingCommit()
+        commits = AsyncGroupCommit(commit, max_items=2, max_pending=6)
         large = commits.submit([1, 2, 3, 4, 5])
         with pytest.raises(Overloaded):
             commits.submit([6, 7, 8])
         small = commits.submit([9])
-        sender.gate.set()
+        commit.may_finish.set()
 
         assert [2, 4, 6, 8, 10] == list(await large)
         assert [18] == list(await small)
-        assert [[1, 2], [3, 4], [5, 9]] == sender.calls
+        assert [[1, 2], [3, 4], [5, 9]] == commit.calls
 
     asyncio.run(main())
 
@@ -169,10 +169,10 @@ def test_error_of_one_part_fails_the_whole_entry() -> None:
     """The caller may submit it again: commits are idempotent."""
 
     async def main() -> None:
-        sender = Sender()
-        sender.error = StoreUnavailable("away")
-        sender.gate.set()
-        commits = AsyncGroupCommit(sender, max_items=2, max_pending=100)
+        commit = DoublingCommit()
+        commit.error = StoreUnavailable("away")
+        commit.may_finish.set()
+        commits = AsyncGroupCommit(commit, max_items=2, max_pending=100)
         with pytest.raises(StoreUnavailable):
             await commits.submit([1, 2, 3])
         await commits.flush()
@@ -185,15 +185,15 @@ def test_items_above_max_pending_are_refused() -> None:
     """Memory is bounded, and the caller learns when to retry."""
 
     async def main() -> None:
-        sender = Sender()
-        commits = AsyncGroupCommit(sender, max_items=10, max_pending=3)
+        commit = DoublingCommit()
+        commits = AsyncGroupCommit(commit, max_items=10, max_pending=3)
         taken = commits.submit([1, 2])
         with pytest.raises(Overloaded, match="2 tasks wait") as caught:
             commits.submit([3, 4])
         assert 1.0 == caught.value.retry_after
-        sender.gate.set()
+        commit.may_finish.set()
         await taken
-        await commits.submit([3, 4, 5, 6])  # nobody waits: a large one is taken all the same
+        await commits.submit([3, 4, 5, 6])  # nothing is pending: a large entry is accepted
 
     asyncio.run(main())
 
@@ -202,15 +202,15 @@ def test_error_reaches_all_callers_of_the_group_only() -> None:
     """The next group is committed normally."""
 
     async def main() -> None:
-        sender = Sender()
-        sender.error = StoreUnavailable("away")
-        commits = AsyncGroupCommit(sender, max_items=10, max_pending=100)
+        commit = DoublingCommit()
+        commit.error = StoreUnavailable("away")
+        commits = AsyncGroupCommit(commit, max_items=10, max_pending=100)
         failed = [commits.submit([1]), commits.submit([2])]
-        sender.gate.set()
+        commit.may_finish.set()
         for answer in failed:
             with pytest.raises(StoreUnavailable):
                 await answer
-        sender.error = None
+        commit.error = None
         assert [6] == list(await commits.submit([3]))
 
     asyncio.run(main())
@@ -220,14 +220,14 @@ def test_cancelled_caller_does_not_affect_others() -> None:
     """Its items are committed, and the others get their results."""
 
     async def main() -> None:
-        sender = Sender()
-        commits = AsyncGroupCommit(sender, max_items=10, max_pending=100)
+        commit = DoublingCommit()
+        commits = AsyncGroupCommit(commit, max_items=10, max_pending=100)
         gone, stays = commits.submit([1]), commits.submit([2])
         gone.cancel()
-        sender.gate.set()
+        commit.may_finish.set()
 
         assert [4] == list(await stays)
-        assert [[1, 2]] == sender.calls
+        assert [[1, 2]] == commit.calls
 
     asyncio.run(main())
 
@@ -236,18 +236,18 @@ def test_posted_items_are_committed_in_order(caplog: pytest.LogCaptureFixture) -
     """An error is logged, and the next group is committed."""
 
     async def main() -> None:
-        sender = Sender()
-        commits = AsyncGroupCommit(sender, max_items=10, max_pending=100)
+        commit = DoublingCommit()
+        commits = AsyncGroupCommit(commit, max_items=10, max_pending=100)
         commits.post(1)
         second = commits.submit([2])
-        sender.gate.set()
+        commit.may_finish.set()
         assert [4] == list(await second)
-        assert [[1, 2]] == sender.calls
+        assert [[1, 2]] == commit.calls
 
-        sender.error = StoreUnavailable("away")
+        commit.error = StoreUnavailable("away")
         commits.post(3)
         await commits.flush()
-        sender.error = None
+        commit.error = None
         assert [8] == list(await commits.submit([4]))
         assert 0 == commits.pending
 
@@ -261,20 +261,20 @@ def test_posted_items_respect_max_items() -> None:
     """They keep their order, also with submitted items between them."""
 
     async def main() -> None:
-        sender = Sender()
-        commits = AsyncGroupCommit(sender, max_items=3, max_pending=100)
+        commit = DoublingCommit()
+        commits = AsyncGroupCommit(commit, max_items=3, max_pending=100)
         for item in range(1, 5):
             commits.post(item)
         between = commits.submit([5, 6])
         commits.post(7)
         assert 7 == commits.pending
         await asyncio.sleep(0)
-        commits.post(8)  # the first are on their way
-        sender.gate.set()
+        commits.post(8)  # the first group is in flight
+        commit.may_finish.set()
         assert [10, 12] == list(await between)
         await commits.flush()
 
-        assert [[1, 2, 3], [4, 5, 6], [7, 8]] == sender.calls
+        assert [[1, 2, 3], [4, 5, 6], [7, 8]] == commit.calls
         assert 0 == commits.pending
 
     asyncio.run(main())
@@ -284,17 +284,17 @@ def test_waiting_items_are_committed_after_a_stop() -> None:
     """The next post starts the queue again."""
 
     async def main() -> None:
-        sender = Sender()
-        commits = AsyncGroupCommit(sender, max_items=1, max_pending=100)
+        commit = DoublingCommit()
+        commits = AsyncGroupCommit(commit, max_items=1, max_pending=100)
         commits.post(1)
         await asyncio.sleep(0)
         commits.post(2)
         await commits.stop()
-        sender.gate.set()
+        commit.may_finish.set()
         commits.post(3)
         await commits.flush()
 
-        assert [[1], [2], [3]] == sender.calls
+        assert [[1], [2], [3]] == commit.calls
 
     asyncio.run(main())
 
@@ -303,15 +303,15 @@ def test_stop_cancels_the_commit_in_flight() -> None:
     """Waiting items are not committed."""
 
     async def main() -> None:
-        sender = Sender()
-        commits = AsyncGroupCommit(sender, max_items=1, max_pending=100)
+        commit = DoublingCommit()
+        commits = AsyncGroupCommit(commit, max_items=1, max_pending=100)
         first = commits.submit([1])
         await asyncio.sleep(0)
         commits.post(2)
         await commits.stop()
 
         assert first.cancelled()
-        assert [[1]] == sender.calls
+        assert [[1]] == commit.calls
 
     asyncio.run(main())
 
@@ -322,15 +322,15 @@ def test_stop_right_after_a_commit_raises_nothing() -> None:
     async def main() -> None:
         errors: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
-        sender = Sender()
-        sender.gate.set()
-        commits = AsyncGroupCommit(sender, max_items=10, max_pending=100)
+        commit = DoublingCommit()
+        commit.may_finish.set()
+        commits = AsyncGroupCommit(commit, max_items=10, max_pending=100)
         commits.post(1)
         await asyncio.sleep(0)
         await commits.stop()
         await asyncio.sleep(0)
 
         assert [] == errors
-        assert [[1]] == sender.calls
+        assert [[1]] == commit.calls
 
     asyncio.run(main())

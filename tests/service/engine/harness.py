@@ -1,4 +1,4 @@
-"""An engine with everything around it that a test can hold in its hand: time, targets, a store."""
+"""An engine with fake dependencies: virtual time, a fake target, a model store."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ DAY = 86_400_000
 OK = DeliveryResult(status=200, duration_ms=1.0)
 BUSY = DeliveryResult(status=503, duration_ms=1.0)
 
-Answer = Callable[[DeliveryRequest], Awaitable[DeliveryResult]]
+Responder = Callable[[DeliveryRequest], Awaitable[DeliveryResult]]
 
 
 class FakeTarget:
-    """A target whose answers a test gives out: in order, and the last one for ever."""
+    """A target with scripted responses: in order, and then the last one repeatedly."""
 
-    def __init__(self, *answers: DeliveryResult | Answer) -> None:
-        self.answers = list(answers) or [OK]
-        self.seen: list[DeliveryRequest] = []
+    def __init__(self, *responses: DeliveryResult | Responder) -> None:
+        self.responses = list(responses) or [OK]
+        self.requests: list[DeliveryRequest] = []
         self.times: list[float] = []
 
     async def send(self, request: DeliveryRequest) -> DeliveryResult:
-        """Give the next answer."""
-        self.seen.append(request)
+        """Return the next response."""
+        self.requests.append(request)
         self.times.append(asyncio.get_running_loop().time())
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        answer = self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
         return answer if isinstance(answer, DeliveryResult) else await answer(request)
 
     async def close(self) -> None:
@@ -55,7 +55,7 @@ class FakeTarget:
 
 
 class EngineHarness:
-    """One engine over a store, whose clock is that of the running loop."""
+    """One engine and its store, which use the clock of the running event loop."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class EngineHarness:
         loop = asyncio.get_running_loop()
         self.store: Store = store or ModelStore(lambda: int((EPOCH + loop.time()) * 1000))
         limits = limits or EngineLimits()
-        dice = Random(seed)
+        rng = Random(seed)
         self.ids = (f"0190a000-0000-7000-8000-{i:012x}" for i in range(seed << 24, 1 << 47))
         plain = PlainCodec()
         clock = StoreClock(monotonic or loop.time)
@@ -98,7 +98,7 @@ class EngineHarness:
             lease=lease,
             limits=limits,
             retention=Retention(7 * DAY, 30 * DAY),
-            draw=dice.random,
+            draw=rng.random,
             unpack=plain.unpack,
             read_body=read_body or _no_body,
             delete_bodies=_no_bodies,
@@ -108,7 +108,7 @@ class EngineHarness:
         )
         self.engine = Engine(self.context)
 
-    def new(self, url: str = "http://a.example:80/", **changes: Any) -> NewTask:
+    def new_task(self, url: str = "http://a.example:80/", **changes: Any) -> NewTask:
         """Return a task to add, for a target at `url`."""
         content = {
             name: changes.pop(name)
@@ -144,11 +144,11 @@ class EngineHarness:
         return found
 
     async def attempts(self, task: Task) -> list[AttemptRecord]:
-        """Return a task's log."""
+        """Return the attempt log of a task."""
         return await self.store.list_attempts(task.tenant, task.id)
 
     def event_kinds(self) -> list[str]:
-        """Return what was told, in order."""
+        """Return the kinds of the published events, in order."""
         return [event.kind for event in self.published]
 
 
@@ -159,7 +159,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _no_body(_content: TaskContent) -> bytes:
-    msg = "no body lies elsewhere in this test"
+    msg = "this test has no body in the payload store"
     raise AssertionError(msg)
 
 
@@ -172,6 +172,6 @@ async def _no_bodies(_refs: list[str]) -> None:
 
 
 def decision_fields(attempt: AttemptRecord) -> dict[str, Any]:
-    """Return an attempt's decision as a dict."""
+    """Return the decision of an attempt as a dict."""
     decision: dict[str, Any] = msgspec.to_builtins(attempt.decision)
     return decision

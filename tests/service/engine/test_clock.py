@@ -3,53 +3,53 @@ from __future__ import annotations
 from tarry.service.engine.clock import StoreClock
 
 
-class Machine:
-    """A monotonic clock to turn."""
+class FakeMonotonicClock:
+    """A monotonic clock that the test sets."""
 
     def __init__(self) -> None:
         self.time = 50.0
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return the time."""
         return self.time
 
 
 def test_nothing_is_due_before_the_first_synchronization() -> None:
     """The time is far in the past until then."""
-    assert StoreClock(Machine()).now() < 0
+    assert StoreClock(FakeMonotonicClock()).now() < 0
 
 
 def test_estimate_is_never_ahead_of_the_store() -> None:
     """The store read its clock after the request was sent, so the lower bound is used."""
-    machine = Machine()
-    clock = StoreClock(machine)
-    asked = clock.local_ms()
-    machine.time += 0.5
-    clock.synchronize(asked, 1_000_000)
+    monotonic = FakeMonotonicClock()
+    clock = StoreClock(monotonic)
+    sent_at = clock.local_ms()
+    monotonic.time += 0.5
+    clock.synchronize(sent_at, 1_000_000)
 
     assert 1_000_000 == clock.now()
-    machine.time += 1
+    monotonic.time += 1
     assert (1_001_000, 1001.0) == (clock.now(), clock.seconds())
-    machine.time += 0.000_75
+    monotonic.time += 0.000_75
     assert (1_001_000, 1_001_000.75) == (clock.now(), clock.now_ms())
 
 
 def test_fast_reply_is_more_precise_than_a_slow_one() -> None:
     """The highest lower bound is kept, whatever slower replies say."""
-    machine = Machine()
-    clock = StoreClock(machine)
+    monotonic = FakeMonotonicClock()
+    clock = StoreClock(monotonic)
     clock.synchronize(clock.local_ms(), 1_000_000)
-    asked = clock.local_ms()
-    machine.time += 2.0
-    clock.synchronize(asked, 1_000_500)  # said half a second after it was asked
+    sent_at = clock.local_ms()
+    monotonic.time += 2.0
+    clock.synchronize(sent_at, 1_000_500)  # half a second after the request
 
     assert 1_002_000 == clock.now()
 
 
 def test_store_clock_that_was_set_back_is_followed() -> None:
     """A time below the lower bound means that the store's clock was set back."""
-    machine = Machine()
-    clock = StoreClock(machine)
+    monotonic = FakeMonotonicClock()
+    clock = StoreClock(monotonic)
     clock.synchronize(clock.local_ms(), 1_000_000)
     clock.synchronize(clock.local_ms(), 400_000)
 
@@ -58,8 +58,8 @@ def test_store_clock_that_was_set_back_is_followed() -> None:
 
 def test_store_clock_that_was_set_forward_is_followed() -> None:
     """A later time is a better lower bound."""
-    machine = Machine()
-    clock = StoreClock(machine)
+    monotonic = FakeMonotonicClock()
+    clock = StoreClock(monotonic)
     clock.synchronize(clock.local_ms(), 1_000_000)
     clock.synchronize(clock.local_ms(), 9_000_000)
 

@@ -21,10 +21,10 @@ def test_new_task_is_sent_without_a_claim() -> None:
     async def main() -> None:
         target = FakeTarget()
         harness = EngineHarness(target)
-        (task,) = await harness.add(harness.new(body=b"hello", headers={"x-a": "1"}))
+        (task,) = await harness.add(harness.new_task(body=b"hello", headers={"x-a": "1"}))
         await asyncio.sleep(0.1)
 
-        (request,) = target.seen
+        (request,) = target.requests
         assert ("http://a.example:80/", "POST", b"hello") == (
             request.url,
             request.method,
@@ -44,10 +44,10 @@ def test_failure_is_retried_with_the_same_key() -> None:
     async def main() -> None:
         target = FakeTarget(BUSY, OK)
         harness = EngineHarness(target)
-        (task,) = await harness.add(harness.new())
+        (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(5)
 
-        first, second = target.seen
+        first, second = target.requests
         assert first.headers[0] == second.headers[0]
         assert [("X-Retry-Attempt", "1")] == first.headers[1:]
         assert [("X-Retry-Attempt", "2")] == second.headers[1:]
@@ -68,11 +68,13 @@ def test_retry_within_the_horizon_keeps_its_lease() -> None:
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(BUSY, OK))
-        (task,) = await harness.add(harness.new())
+        (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(0)
         await asyncio.sleep(3)
 
-        assert Status.SUCCEEDED is (await harness.task(task)).status  # nothing claims in this test
+        assert (
+            Status.SUCCEEDED is (await harness.task(task)).status
+        )  # no scheduler runs in this test
 
     run(main)
 
@@ -84,7 +86,7 @@ def test_retry_beyond_the_horizon_is_claimed() -> None:
         harness = EngineHarness(
             FakeTarget(DeliveryResult(status=503, headers=[("retry-after", "100")]), OK)
         )
-        (task,) = await harness.add(harness.new())
+        (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(1)
         waiting = await harness.task(task)
         assert (Status.PENDING, None) == (waiting.status, waiting.worker)
@@ -107,12 +109,12 @@ def test_task_is_exhausted_after_the_last_attempt() -> None:
     async def main() -> None:
         target = FakeTarget(BUSY)
         harness = EngineHarness(target)
-        (task,) = await harness.add(harness.new(overrides={"maxAttempts": 3}))
+        (task,) = await harness.add(harness.new_task(overrides={"maxAttempts": 3}))
         await asyncio.sleep(60)
 
         ended = await harness.task(task)
         assert (Status.EXHAUSTED, "attempts", 3) == (ended.status, ended.reason, ended.attempts)
-        assert 3 == len(target.seen)
+        assert 3 == len(target.requests)
         assert "stop" == decision_fields((await harness.attempts(task))[-1])["action"]
         assert "exhausted" == harness.event_kinds()[-1]
 
@@ -134,7 +136,7 @@ def test_permanent_responses_end_a_task() -> None:
         for reason, answers in said.items():
             for answer in answers:
                 harness = EngineHarness(FakeTarget(answer))
-                (task,) = await harness.add(harness.new())
+                (task,) = await harness.add(harness.new_task())
                 await asyncio.sleep(60)
                 ended = await harness.task(task)
                 assert (Status.EXHAUSTED, reason) == (ended.status, ended.reason)
@@ -150,7 +152,7 @@ def test_success_status_that_the_policy_retries_is_a_failure() -> None:
         target = FakeTarget(DeliveryResult(status=202), DeliveryResult(status=200))
         harness = EngineHarness(target)
         overrides = {"retryableStatusCodes": [202], "jitterType": "EQUAL"}
-        (task,) = await harness.add(harness.new(overrides=overrides))
+        (task,) = await harness.add(harness.new_task(overrides=overrides))
         await asyncio.sleep(60)
 
         assert (Status.SUCCEEDED, 2) == (
@@ -169,7 +171,7 @@ def test_blocked_address_is_not_retried() -> None:
         harness = EngineHarness(
             FakeTarget(DeliveryResult(fault=Fault.BLOCKED, error="10.0.0.1 is private"))
         )
-        (task,) = await harness.add(harness.new())
+        (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(60)
 
         assert (Status.EXHAUSTED, "permanent") == (
@@ -190,7 +192,7 @@ def test_internal_failure_counts_no_attempt() -> None:
         target = FakeTarget(*[ours] * 30, OK)
         harness = EngineHarness(target)
         await harness.engine.start()
-        (task,) = await harness.add(harness.new())
+        (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(10)
         assert {"delivery": "proxy down"} == harness.context.health.failing
         assert 0 == (await harness.task(task)).attempts
@@ -214,7 +216,7 @@ def test_delivery_that_raises_is_an_internal_failure() -> None:
     async def main() -> None:
         harness = EngineHarness(FakeTarget(broken, OK))
         await harness.engine.start()
-        (task,) = await harness.add(harness.new())
+        (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(10)
         await harness.engine.stop(1)
 
@@ -233,16 +235,18 @@ def test_lane_is_parked_when_its_breaker_opens() -> None:
             target, breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
         )
         await harness.engine.start()
-        tasks = await harness.add(*[harness.new(overrides={"maxAttempts": 50}) for _ in range(20)])
+        tasks = await harness.add(
+            *[harness.new_task(overrides={"maxAttempts": 50}) for _ in range(20)]
+        )
         await asyncio.sleep(5)
         lane = await harness.store.get_lane(tasks[0].lane)
         assert lane is not None
         assert lane.parked_until is not None
         assert 0 == len(harness.engine.worker.leased_tasks)
-        sent = len(target.seen)
+        sent = len(target.requests)
 
         await asyncio.sleep(20)
-        assert sent == len(target.seen)
+        assert sent == len(target.requests)
         assert "parked" in harness.event_kinds()
         await harness.engine.stop(1)
 
@@ -258,7 +262,9 @@ def test_parked_lane_is_probed_and_recovers() -> None:
             target, breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
         )
         await harness.engine.start()
-        tasks = await harness.add(*[harness.new(overrides={"maxAttempts": 50}) for _ in range(20)])
+        tasks = await harness.add(
+            *[harness.new_task(overrides={"maxAttempts": 50}) for _ in range(20)]
+        )
         await asyncio.sleep(300)
 
         assert {Status.SUCCEEDED} == {(await harness.task(task)).status for task in tasks}
@@ -284,7 +290,9 @@ def test_failed_probe_parks_the_lane_for_longer() -> None:
             FakeTarget(BUSY), breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
         )
         await harness.engine.start()
-        tasks = await harness.add(*[harness.new(overrides={"maxAttempts": 50}) for _ in range(20)])
+        tasks = await harness.add(
+            *[harness.new_task(overrides={"maxAttempts": 50}) for _ in range(20)]
+        )
         await asyncio.sleep(40)
         lane = await harness.store.get_lane(tasks[0].lane)
         assert lane is not None
@@ -305,7 +313,7 @@ def test_empty_retry_budget_defers_without_counting_attempts() -> None:
         limits = EngineLimits(lane_in_flight=1000, in_flight=1000)
         harness = EngineHarness(target, limits=limits, breaker=lambda: Breaker(min_calls=10_000))
         await harness.engine.start()
-        tasks = await harness.add(*[harness.new() for _ in range(300)])
+        tasks = await harness.add(*[harness.new_task() for _ in range(300)])
         await asyncio.sleep(120)
 
         assert {Status.SUCCEEDED} == {(await harness.task(task)).status for task in tasks}
@@ -328,8 +336,10 @@ def test_slow_lane_does_not_block_another() -> None:
         limits = EngineLimits(in_flight=20, lane_in_flight=10)
         harness = EngineHarness(FakeTarget(never), limits=limits)
         await harness.engine.start()
-        await harness.add(*[harness.new("http://slow.example:80/") for _ in range(100)])
-        quick = await harness.add(*[harness.new("http://quick.example:80/") for _ in range(100)])
+        await harness.add(*[harness.new_task("http://slow.example:80/") for _ in range(100)])
+        quick = await harness.add(
+            *[harness.new_task("http://quick.example:80/") for _ in range(100)]
+        )
         await asyncio.sleep(1)
 
         assert {Status.SUCCEEDED} == {(await harness.task(task)).status for task in quick}
@@ -348,12 +358,12 @@ def test_due_retry_is_sent_before_queued_first_attempts() -> None:
         target = FakeTarget(BUSY, slow)
         harness = EngineHarness(target, limits=EngineLimits(lane_in_flight=1))
         await harness.engine.start()
-        tasks = await harness.add(*[harness.new() for _ in range(50)])
+        tasks = await harness.add(*[harness.new_task() for _ in range(50)])
         await asyncio.sleep(30)
 
         (log,) = [log for log in [await harness.attempts(task) for task in tasks] if len(log) == 2]
         waited = (log[1].started_at - log[1].scheduled_at) / 1000
-        assert 51 == len(target.seen)
+        assert 51 == len(target.requests)
         assert waited <= 0.1
 
     run(main)
@@ -365,9 +375,9 @@ def test_total_budget_ends_a_task_before_an_attempt() -> None:
     async def main() -> None:
         target = FakeTarget(OK)
         harness = EngineHarness(target)
-        (task,) = await harness.add(harness.new(overrides={"totalBudgetMs": 5000}))
-        await harness.engine.pause(task.lane)  # too late for the task that runs
-        later = harness.new(overrides={"totalBudgetMs": 5000})
+        (task,) = await harness.add(harness.new_task(overrides={"totalBudgetMs": 5000}))
+        await harness.engine.pause(task.lane)  # too late for the attempt in flight
+        later = harness.new_task(overrides={"totalBudgetMs": 5000})
         (late,) = await harness.add(later)
         await asyncio.sleep(10)
         await harness.engine.resume(task.lane)
@@ -381,7 +391,7 @@ def test_total_budget_ends_a_task_before_an_attempt() -> None:
             ended.reason,
             ended.attempts,
         )
-        assert 1 == len(target.seen)
+        assert 1 == len(target.requests)
 
     run(main)
 
@@ -392,12 +402,12 @@ def test_cancelled_task_that_waits_here_is_cancelled_at_once() -> None:
     async def main() -> None:
         target = FakeTarget()
         harness = EngineHarness(target)
-        (task,) = await harness.add(harness.new(delay=500))
+        (task,) = await harness.add(harness.new_task(delay=500))
         assert CancelStatus.CANCELLED is await harness.engine.cancel("default", task.id)
         await asyncio.sleep(5)
 
         assert Status.CANCELLED is (await harness.task(task)).status
-        assert [] == target.seen
+        assert [] == target.requests
         assert CancelStatus.TERMINAL is await harness.engine.cancel("default", task.id)
         assert await harness.engine.cancel("other", task.id) is None
 
@@ -414,14 +424,14 @@ def test_cancel_during_an_attempt_prevents_the_next() -> None:
 
         target = FakeTarget(slowly)
         harness = EngineHarness(target)
-        (task,) = await harness.add(harness.new())
+        (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(0.1)
         assert CancelStatus.REQUESTED is await harness.engine.cancel("default", task.id)
         await asyncio.sleep(60)
 
         ended = await harness.task(task)
         assert (Status.CANCELLED, 1) == (ended.status, len(await harness.attempts(task)))
-        assert 1 == len(target.seen)
+        assert 1 == len(target.requests)
 
     run(main)
 
@@ -433,14 +443,14 @@ def test_retry_now_sends_at_once() -> None:
         target = FakeTarget()
         harness = EngineHarness(target)
         await harness.engine.start()
-        near, far = await harness.add(harness.new(delay=900), harness.new(delay=900_000))
+        near, far = await harness.add(harness.new_task(delay=900), harness.new_task(delay=900_000))
         assert RetryNowStatus.DUE is await harness.engine.retry_now("default", near.id)
         assert RetryNowStatus.DUE is await harness.engine.retry_now("default", far.id)
         await asyncio.sleep(0.5)
-        assert 2 == len(target.seen)
+        assert 2 == len(target.requests)
 
         await asyncio.sleep(1000)
-        assert 2 == len(target.seen)
+        assert 2 == len(target.requests)
         assert RetryNowStatus.FINISHED is await harness.engine.retry_now("default", near.id)
         assert (
             await harness.engine.retry_now("default", "0190a000-0000-7000-8000-ffffffffffff")
@@ -456,7 +466,7 @@ def test_waiting_caller_gets_the_completion_and_the_response() -> None:
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(BUSY, DeliveryResult(status=201, excerpt=b"made")))
-        (task,) = await harness.add(harness.new())
+        (task,) = await harness.add(harness.new_task())
         assert await harness.engine.wait_for_completion(task.id, 0.0) is None
         settled = await harness.engine.wait_for_completion(task.id, 60)
         assert settled is not None
@@ -471,16 +481,16 @@ def test_callback_is_a_separate_task() -> None:
 
     async def main() -> None:
         async def by_url(request: DeliveryRequest) -> DeliveryResult:
-            return OK if "a.example" in request.url or len(published.seen) > 2 else BUSY
+            return OK if "a.example" in request.url or len(published.requests) > 2 else BUSY
 
         published = FakeTarget(by_url)
         harness = EngineHarness(published)
         await harness.engine.start()
-        (task,) = await harness.add(harness.new(callback_url="http://hook.example/done"))
+        (task,) = await harness.add(harness.new_task(callback_url="http://hook.example/done"))
         await asyncio.sleep(30)
         await harness.engine.stop(1)
 
-        callback = published.seen[-1]
+        callback = published.requests[-1]
         assert "http://hook.example/done" == callback.url
         news = msgspec.json.decode(callback.body)
         assert (task.id, "SUCCEEDED", 200) == (
@@ -488,7 +498,7 @@ def test_callback_is_a_separate_task() -> None:
             news["status"],
             news["responseStatus"],
         )
-        assert 3 == len(published.seen)
+        assert 3 == len(published.requests)
 
     run(main)
 
@@ -503,7 +513,7 @@ def test_stop_releases_waiting_tasks_and_waits_for_attempts() -> None:
 
         harness = EngineHarness(FakeTarget(slowly), limits=EngineLimits(in_flight=1))
         await harness.engine.start()
-        runs, waits = await harness.add(harness.new(), harness.new())
+        runs, waits = await harness.add(harness.new_task(), harness.new_task())
         await asyncio.sleep(1)
         await harness.engine.stop(10)
 
@@ -523,7 +533,7 @@ def test_stop_has_a_timeout() -> None:
             return OK
 
         harness = EngineHarness(FakeTarget(never))
-        (task,) = await harness.add(harness.new())
+        (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(1)
         await harness.engine.stop(5)
 
@@ -532,16 +542,16 @@ def test_stop_has_a_timeout() -> None:
     run(main)
 
 
-class Flaky:
-    """A store that fails when it is told to."""
+class FaultyStore:
+    """A store of which some methods fail."""
 
     def __init__(self, store: Any) -> None:
         self.store = store
-        self.down: set[str] = set()
+        self.failing_methods: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.store, name)
-        if name not in self.down:
+        if name not in self.failing_methods:
             return method
 
         async def fail(*_args: object, **_kwargs: object) -> None:
@@ -557,20 +567,20 @@ def test_store_outage_counts_no_attempt_and_recovers() -> None:
     async def main() -> None:
         target = FakeTarget()
         harness = EngineHarness(target)
-        flaky = Flaky(harness.store)
-        harness = EngineHarness(target, store=flaky)
+        faulty = FaultyStore(harness.store)
+        harness = EngineHarness(target, store=faulty)
         await harness.engine.start()
-        flaky.down = {"finish", "claim", "sweep"}
-        (task,) = await harness.add(harness.new())
+        faulty.failing_methods = {"finish", "claim", "sweep"}
+        (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(20)
         assert "store" in harness.context.health.failing
-        assert 1 == len(target.seen)
+        assert 1 == len(target.requests)
 
-        flaky.down = set()
+        faulty.failing_methods = set()
         await asyncio.sleep(5)
         assert {} == harness.context.health.failing
         assert Status.SUCCEEDED is (await harness.task(task)).status
-        assert 1 == len(target.seen)
+        assert 1 == len(target.requests)
         await harness.engine.stop(1)
 
     run(main)
@@ -588,11 +598,11 @@ def test_task_whose_lease_has_expired_is_not_started() -> None:
             lease=Lease("worker", 40_000, 1_000),
             monotonic=lambda: loop.time() + ahead,
         )
-        (task,) = await harness.add(harness.new(delay=900))
-        ahead = 60.0  # the process was stopped meanwhile
+        (task,) = await harness.add(harness.new_task(delay=900))
+        ahead = 60.0  # the process was suspended meanwhile
         await asyncio.sleep(2)
 
-        assert [] == target.seen
+        assert [] == target.requests
         assert Status.PENDING is (await harness.task(task)).status
 
     run(main)
@@ -605,9 +615,9 @@ def test_lost_attempt_does_not_exhaust_a_task(lost: int, sent: int) -> None:
     async def main() -> None:
         target = FakeTarget(OK)
         harness = EngineHarness(target, limits=EngineLimits(in_flight=1))
-        new = harness.new(overrides={"maxAttempts": 1})
-        new.direct = True
-        await harness.store.add([new], Lease("dead", 10_000, 1_000))
+        new_task = harness.new_task(overrides={"maxAttempts": 1})
+        new_task.direct = True
+        await harness.store.add([new_task], Lease("dead", 10_000, 1_000))
         for worker in range(lost - 1):
             await asyncio.sleep(11)
             lease = Lease(f"dead {worker}", 10_000, 1_000)
@@ -617,8 +627,8 @@ def test_lost_attempt_does_not_exhaust_a_task(lost: int, sent: int) -> None:
         await harness.engine.start()
         await asyncio.sleep(5)
 
-        ended = await harness.task(new.task)
-        assert sent == len(target.seen)
+        ended = await harness.task(new_task.task)
+        assert sent == len(target.requests)
         assert (Status.SUCCEEDED if sent else Status.EXHAUSTED) is ended.status
         assert ["lost"] * lost == [one.outcome for one in await harness.attempts(ended)][:lost]
         assert [1] == [event.attempts for event in harness.published if event.kind == "lost"]
@@ -641,7 +651,7 @@ def test_cancelled_caller_does_not_stop_its_task() -> None:
             return await add(*args, **options)
 
         harness.store.add = slowly  # type: ignore[method-assign]
-        adding = asyncio.ensure_future(harness.add(harness.new()))
+        adding = asyncio.ensure_future(harness.add(harness.new_task()))
         await asyncio.sleep(1)
         adding.cancel()
         await asyncio.wait([adding])
@@ -649,7 +659,7 @@ def test_cancelled_caller_does_not_stop_its_task() -> None:
         await asyncio.sleep(1)
 
         assert adding.cancelled()
-        assert 1 == len(target.seen)
+        assert 1 == len(target.requests)
 
     run(main)
 
@@ -663,7 +673,7 @@ def test_result_after_a_lost_lease_is_discarded() -> None:
             return OK
 
         first = EngineHarness(FakeTarget(slowly))
-        (task,) = await first.add(first.new())
+        (task,) = await first.add(first.new_task())
         second = EngineHarness(
             FakeTarget(OK), store=first.store, seed=2, lease=Lease("second", 70_000, 1_000)
         )
@@ -692,7 +702,7 @@ def test_breaker_state_is_shared_through_the_store() -> None:
             return Breaker(min_calls=5, open_for=30.0, spread=0.0)
 
         first = EngineHarness(FakeTarget(BUSY), breaker=breaker)
-        tasks = await first.add(*[first.new(overrides={"maxAttempts": 50}) for _ in range(20)])
+        tasks = await first.add(*[first.new_task(overrides={"maxAttempts": 50}) for _ in range(20)])
         await asyncio.sleep(5)
         await first.engine.stop(1)
 
@@ -706,7 +716,7 @@ def test_breaker_state_is_shared_through_the_store() -> None:
         )
         await second.engine.start()
         await asyncio.sleep(35)
-        assert 1 <= len(target.seen) <= 3
+        assert 1 <= len(target.requests) <= 3
         lane = await first.store.get_lane(tasks[0].lane)
         assert lane is not None
         assert 2 == lane.opened
@@ -724,12 +734,14 @@ def test_lane_resumed_by_an_operator_is_open_here_too() -> None:
             target, breaker=lambda: Breaker(min_calls=5, open_for=300.0, spread=0.0)
         )
         await harness.engine.start()
-        tasks = await harness.add(*[harness.new(overrides={"maxAttempts": 50}) for _ in range(5)])
+        tasks = await harness.add(
+            *[harness.new_task(overrides={"maxAttempts": 50}) for _ in range(5)]
+        )
         await asyncio.sleep(10)
-        assert 5 == len(target.seen)
-        standing = harness.engine.local_stats(tasks[0].lane)
-        assert standing is not None
-        assert "open" == standing["breaker"]
+        assert 5 == len(target.requests)
+        stats = harness.engine.local_stats(tasks[0].lane)
+        assert stats is not None
+        assert "open" == stats["breaker"]
 
         await harness.engine.resume(tasks[0].lane)
         await asyncio.sleep(20)
@@ -754,7 +766,7 @@ def test_changed_policy_applies_to_the_next_decision() -> None:
         await harness.store.put_policy(
             PolicyVersion(tenant="default", id="p", version=1, document=document), replace=False
         )
-        (task,) = await harness.add(harness.new(policy_id="p"))
+        (task,) = await harness.add(harness.new_task(policy_id="p"))
         await asyncio.sleep(6)
         assert Status.EXHAUSTED is not (await harness.task(task)).status
 
@@ -776,7 +788,7 @@ def test_deleted_policy_is_replaced_by_the_default() -> None:
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(BUSY))
-        (task,) = await harness.add(harness.new(policy_id="gone"))
+        (task,) = await harness.add(harness.new_task(policy_id="gone"))
         await asyncio.sleep(60)
 
         ended = await harness.task(task)
@@ -790,7 +802,7 @@ def test_cancel_publishes_an_event() -> None:
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget())
-        near, far = await harness.add(harness.new(delay=500), harness.new(delay=500_000))
+        near, far = await harness.add(harness.new_task(delay=500), harness.new_task(delay=500_000))
         for task in (near, far):
             await harness.engine.cancel("default", task.id)
 
@@ -817,7 +829,7 @@ def test_attempt_log_marks_a_truncated_excerpt(
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(answer))
-        [task] = await harness.add(harness.new())
+        [task] = await harness.add(harness.new_task())
         await asyncio.sleep(1)
         [attempt] = await harness.attempts(task)
         assert logged == (attempt.excerpt, attempt.truncated)

@@ -14,7 +14,7 @@ from tests.service.engine.harness import OK, EngineHarness, FakeTarget, run
 
 
 def lanes(*names: str) -> Lanes:
-    """The lanes of a process that has seen these."""
+    """Return the lanes of a process that knows these names."""
     made = Lanes(partial(build_downstream, max_in_flight=10), max_leased=10)
     for name in names:
         assert name == made[name].name
@@ -22,7 +22,7 @@ def lanes(*names: str) -> Lanes:
 
 
 def lane(running: int) -> LaneState:
-    """A lane with some attempts running."""
+    """Return a lane with attempts in flight."""
     made = LaneState("tenant/http:a.example:80", build_downstream("a", max_in_flight=10))
     made.running = running
     return made
@@ -104,7 +104,9 @@ def test_maintenance_forgets_idle_lanes() -> None:
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(OK))
-        await harness.add(*(harness.new(f"http://h{number}.example:80/") for number in range(5)))
+        await harness.add(
+            *(harness.new_task(f"http://h{number}.example:80/") for number in range(5))
+        )
         await asyncio.sleep(1)
         left: list[int] = []
         for _ in range(4):
@@ -116,8 +118,8 @@ def test_maintenance_forgets_idle_lanes() -> None:
     run(main)
 
 
-def held(of: LaneState, *, attempts: int = 0, forgiven: int = 0, lost: int = 0) -> LeasedTask:
-    """A task that has come so far, in the queue where it belongs."""
+def queue_task(of: LaneState, *, attempts: int = 0, forgiven: int = 0, lost: int = 0) -> LeasedTask:
+    """Queue a due task with this progress in its lane, and return it."""
     task = Task(
         id="", tenant="", lane="", key="", fingerprint=b"", content=b"",
         attempts=attempts, forgiven=forgiven, lost=lost,
@@ -131,8 +133,8 @@ def test_every_third_attempt_is_a_retry() -> None:
     """This holds while there are first attempts too; then all are retries."""
     busy = lane(0)
     for _ in range(6):
-        held(busy)
-        held(busy, attempts=1)
+        queue_task(busy)
+        queue_task(busy, attempts=1)
 
     begun = [bool(one.task.attempts) for one in iter(busy.pop_due, None)]
 
@@ -143,7 +145,7 @@ def test_replayed_or_lost_task_counts_as_a_first_attempt() -> None:
     """It has no promised time, so it queues with the new tasks."""
     busy = lane(0)
 
-    held(busy, attempts=5, forgiven=4, lost=1)
+    queue_task(busy, attempts=5, forgiven=4, lost=1)
 
     assert (1, 0) == (len(busy.due_first), len(busy.due_retries))
 

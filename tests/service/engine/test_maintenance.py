@@ -15,14 +15,14 @@ from tests.service.stores.model_store import ModelStore
 WRONG = DeliveryResult(status=400, duration_ms=1.0)
 
 
-async def bury(
+async def add_dead_letters(
     harness: EngineHarness, target: FakeTarget, count: int, tenant: str = "default"
 ) -> None:
-    """Make so many dead letters; then the target is well."""
-    target.answers = [WRONG]
-    await harness.add(*(harness.new(tenant=tenant) for _ in range(count)))
+    """Add this many dead letters; afterwards the target succeeds."""
+    target.responses = [WRONG]
+    await harness.add(*(harness.new_task(tenant=tenant) for _ in range(count)))
     await asyncio.sleep(5)
-    target.answers = [OK]
+    target.responses = [OK]
     target.times.clear()
 
 
@@ -34,7 +34,7 @@ def test_replay_keeps_its_rate(rate: float, count: int) -> None:
         target = FakeTarget()
         harness = EngineHarness(target)
         await harness.engine.start()
-        await bury(harness, target, count)
+        await add_dead_letters(harness, target, count)
 
         await harness.store.start_replay(ReplayRecord(id="r", tenant="default", rate=rate))
         await asyncio.sleep(count / rate + 5)
@@ -65,8 +65,8 @@ def test_hundred_slow_replays_do_not_delay_another() -> None:
         target = FakeTarget()
         harness = EngineHarness(target)
         await harness.engine.start()
-        await bury(harness, target, 250, "evil")
-        await bury(harness, target, 10, "victim")
+        await add_dead_letters(harness, target, 250, "evil")
+        await add_dead_letters(harness, target, 10, "victim")
         for number in range(110):
             await harness.store.start_replay(
                 ReplayRecord(id=f"a{number}", tenant="evil", rate=0.0001)
@@ -86,11 +86,11 @@ def test_hundred_slow_replays_do_not_delay_another() -> None:
     run(main)
 
 
-class Broken(ModelStore):
-    """A store that fails at one replay."""
+class FailingReplayStore(ModelStore):
+    """A store that fails for one replay."""
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
-        """Make a step of every other."""
+        """Fail for this replay, and step all others."""
         if replay_id == "a":
             raise OverflowError
         return await super().replay_step(replay_id, limit)
@@ -102,9 +102,11 @@ def test_failing_replay_does_not_affect_others(caplog: pytest.LogCaptureFixture)
     async def main() -> None:
         loop = asyncio.get_running_loop()
         target = FakeTarget()
-        harness = EngineHarness(target, store=Broken(lambda: int((EPOCH + loop.time()) * 1000)))
+        harness = EngineHarness(
+            target, store=FailingReplayStore(lambda: int((EPOCH + loop.time()) * 1000))
+        )
         await harness.engine.start()
-        await bury(harness, target, 3)
+        await add_dead_letters(harness, target, 3)
         for replay_id in "ab":
             await harness.store.start_replay(ReplayRecord(id=replay_id, tenant="default"))
         await asyncio.sleep(5)

@@ -11,7 +11,7 @@ from tests.service.engine.harness import BUSY, OK, EngineHarness, FakeTarget, ru
 
 
 def samples(page: bytes) -> dict[str, float]:
-    """Return the samples of a page, as Prometheus reads them."""
+    """Return the samples of a metrics page, as Prometheus parses them."""
     found = {}
     for family in text_string_to_metric_families(page.decode()):
         for sample in family.samples:
@@ -20,8 +20,8 @@ def samples(page: bytes) -> dict[str, float]:
     return found
 
 
-async def rendered(harness: EngineHarness, tenant: str | None = None) -> dict[str, float]:
-    """Render a page and read it."""
+async def read_metrics(harness: EngineHarness, tenant: str | None = None) -> dict[str, float]:
+    """Return the samples of the current metrics page."""
     page, kind = harness.metrics.render(
         await harness.store.counters(tenant), harness.context.clock.seconds(), tenant
     )
@@ -35,10 +35,10 @@ def test_attempts_outcomes_delays_and_ages_are_counted() -> None:
     async def main() -> None:
         harness = EngineHarness(FakeTarget(BUSY, OK, OK, BUSY))
         for overrides in ({}, {}, {"maxAttempts": 2}):
-            await harness.add(harness.new(overrides=overrides or None))
+            await harness.add(harness.new_task(overrides=overrides or None))
             await asyncio.sleep(5)
         harness.metrics.lost(7)
-        found = await rendered(harness)
+        found = await read_metrics(harness)
 
         assert 7 == found["retry_attempts_total{outcome=lost,policy=}"]
         assert 3 == found["retry_attempts_total{outcome=transient,policy=default}"]
@@ -81,7 +81,7 @@ def test_samples_are_counted_when_metrics_are_read() -> None:
             notes = max(notes, len(metrics._attempt_samples), len(metrics._task_samples))
             if number not in (1, 2, 499, 500, 501, 1_234):
                 continue
-            found = await rendered(harness)
+            found = await read_metrics(harness)
 
             assert number == found["retry_attempts_total{outcome=success,policy=p}"]
             assert number // 3 == found["retry_attempt_duration_seconds_count{}"]
@@ -108,9 +108,9 @@ def test_breakers_and_budgets_of_lanes_are_gauges() -> None:
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(BUSY), breaker=lambda: Breaker(min_calls=2, spread=0.0))
-        await harness.add(harness.new(), harness.new(), harness.new())
+        await harness.add(harness.new_task(), harness.new_task(), harness.new_task())
         await asyncio.sleep(1)
-        found = await rendered(harness)
+        found = await read_metrics(harness)
 
         lane = "default/http:a.example:80"
         assert 1 == found[f"retry_breaker_state{{lane={lane},state=open}}"]
@@ -127,9 +127,9 @@ def test_metrics_are_counted_without_listeners() -> None:
     async def main() -> None:
         harness = EngineHarness(FakeTarget(BUSY), breaker=lambda: Breaker(min_calls=2, spread=0.0))
         harness.events.listeners.clear()
-        await harness.add(*(harness.new(overrides={"maxAttempts": 1}) for _ in range(3)))
+        await harness.add(*(harness.new_task(overrides={"maxAttempts": 1}) for _ in range(3)))
         await asyncio.sleep(1)
-        found = await rendered(harness)
+        found = await read_metrics(harness)
 
         assert 3 == found["retry_attempts_total{outcome=transient,policy=default}"]
         assert 3 == found["retry_task_outcomes_total{attempts=first,outcome=exhausted}"]
@@ -144,11 +144,11 @@ def test_actions_of_an_operator_are_counted() -> None:
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(OK))
-        (task,) = await harness.add(harness.new(delay=900))
+        (task,) = await harness.add(harness.new_task(delay=900))
         await harness.engine.cancel(task.tenant, task.id)
         await harness.engine.pause(task.lane)
         await harness.engine.resume(task.lane)
-        found = await rendered(harness)
+        found = await read_metrics(harness)
 
         assert 1 == found["retry_task_outcomes_total{attempts=first,outcome=cancelled}"]
         assert 1 == found["retry_breaker_transitions_total{to=closed}"]
@@ -164,9 +164,9 @@ def test_labels_are_bounded() -> None:
         harness = EngineHarness(FakeTarget(OK))
         for number in range(130):
             url = f"http://h{number}.example:80/"
-            await harness.add(harness.new(url, policy_id=f"p{number}"))
+            await harness.add(harness.new_task(url, policy_id=f"p{number}"))
         await asyncio.sleep(1)
-        found = await rendered(harness)
+        found = await read_metrics(harness)
 
         assert 30 == found["retry_attempts_total{outcome=success,policy=other}"]
         assert 101 == sum(name.startswith("retry_attempts_total") for name in found)
@@ -180,12 +180,12 @@ def test_tenant_sees_only_its_own_metrics() -> None:
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(OK))
-        await harness.add(harness.new(tenant="ann"))
+        await harness.add(harness.new_task(tenant="ann"))
         await harness.add(
-            *(harness.new(f"http://h{n}.example:80/", tenant="bob") for n in range(120))
+            *(harness.new_task(f"http://h{n}.example:80/", tenant="bob") for n in range(120))
         )
         await asyncio.sleep(1)
-        found = await rendered(harness, "ann")
+        found = await read_metrics(harness, "ann")
 
         assert 1 == found["retry_tasks{status=SUCCEEDED}"]
         assert 1 == sum(name.startswith("retry_budget_balance{lane=ann/") for name in found)

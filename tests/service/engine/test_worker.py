@@ -20,13 +20,13 @@ from tests.service.stores.model_store import ModelStore
 QUICK = {"maxAttempts": 2, "initialDelayMs": 500, "jitterType": "NONE"}
 
 
-class SlowClaims(ModelStore):
-    """A store that has claimed long before it answers."""
+class SlowClaimStore(ModelStore):
+    """A store that replies to a claim one second after it has leased the tasks."""
 
     async def claim(
         self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
     ) -> ClaimResult:
-        """Claim, and take a second to say so."""
+        """Claim, and reply after a second."""
         claimed = await super().claim(lease, limit=limit, per_lane=per_lane, skip=skip)
         await asyncio.sleep(1)
         return claimed
@@ -43,9 +43,9 @@ def test_clock_jump_does_not_delay_a_retry() -> None:
         await asyncio.sleep(5.1)
 
         jump = 3600
-        await harness.engine.submit([harness.new()])
+        await harness.engine.submit([harness.new_task()])
         await asyncio.sleep(5)
-        (task,) = await harness.engine.submit([harness.new(overrides=QUICK)])
+        (task,) = await harness.engine.submit([harness.new_task(overrides=QUICK)])
         await asyncio.sleep(5)
 
         assert Status.SUCCEEDED is (await harness.task(task.task)).status
@@ -62,16 +62,16 @@ def test_stop_releases_the_tasks_of_a_running_claim() -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        store = SlowClaims(lambda: int((EPOCH + loop.time()) * 1000))
+        store = SlowClaimStore(lambda: int((EPOCH + loop.time()) * 1000))
         harness = EngineHarness(FakeTarget(OK), store=store)
-        new = harness.new()
-        await store.add([new])
+        new_task = harness.new_task()
+        await store.add([new_task])
         await harness.engine.start()
         await asyncio.sleep(0.5)
 
         await harness.engine.stop(30)
 
-        task = await harness.task(new.task)
+        task = await harness.task(new_task.task)
         assert (Status.PENDING, None, 0) == (task.status, task.worker, task.attempts)
 
     run(main)
@@ -82,7 +82,7 @@ def test_stop_waits_for_a_claim_with_a_timeout() -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        store = SlowClaims(lambda: int((EPOCH + loop.time()) * 1000))
+        store = SlowClaimStore(lambda: int((EPOCH + loop.time()) * 1000))
         harness = EngineHarness(FakeTarget(OK), store=store)
         await harness.engine.start()
         await asyncio.sleep(0.1)
@@ -105,7 +105,7 @@ def test_attempt_that_fails_during_stop_keeps_no_lease() -> None:
 
         harness = EngineHarness(FakeTarget(busy))
         await harness.engine.start()
-        (task,) = await harness.add(harness.new(overrides=QUICK))
+        (task,) = await harness.add(harness.new_task(overrides=QUICK))
         await asyncio.sleep(0.1)
 
         await harness.engine.stop(30)
@@ -130,7 +130,7 @@ def test_lease_kept_during_stop_is_released() -> None:
         store = SlowFinishes(lambda: int((EPOCH + loop.time()) * 1000))
         harness = EngineHarness(FakeTarget(BUSY), store=store)
         await harness.engine.start()
-        (task,) = await harness.add(harness.new(overrides=QUICK))
+        (task,) = await harness.add(harness.new_task(overrides=QUICK))
         await asyncio.sleep(0.5)
 
         await harness.engine.stop(30)
@@ -152,23 +152,23 @@ def test_paused_lane_gets_no_retry() -> None:
         target = FakeTarget(busy)
         harness = EngineHarness(target)
         await harness.engine.start()
-        (task,) = await harness.add(harness.new(overrides=QUICK))
+        (task,) = await harness.add(harness.new_task(overrides=QUICK))
         await asyncio.sleep(0.05)
 
         await harness.engine.pause(task.lane)
         await asyncio.sleep(60)
-        paused = len(target.seen)
+        paused = len(target.requests)
         await harness.engine.resume(task.lane)
         await asyncio.sleep(5)
 
-        assert (1, 2) == (paused, len(target.seen))
+        assert (1, 2) == (paused, len(target.requests))
         await harness.engine.stop(1)
 
     run(main)
 
 
-class SlowEnds(ModelStore):
-    """A store that takes its time to write what came of attempts, and to take leases back."""
+class SlowResultStore(ModelStore):
+    """A store that is slow to write results and to release leases."""
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
         """Wait, then write."""
@@ -176,15 +176,15 @@ class SlowEnds(ModelStore):
         return await super().finish(results)
 
     async def release(self, leases: Sequence[Release]) -> list[FinishStatus]:
-        """Wait, then take them back."""
+        """Wait, then release."""
         await asyncio.sleep(0.3)
         return await super().release(leases)
 
 
 def slow_harness(target: FakeTarget) -> EngineHarness:
-    """An engine over such a store."""
+    """Return an engine with a slow store."""
     loop = asyncio.get_running_loop()
-    return EngineHarness(target, store=SlowEnds(lambda: int((EPOCH + loop.time()) * 1000)))
+    return EngineHarness(target, store=SlowResultStore(lambda: int((EPOCH + loop.time()) * 1000)))
 
 
 def test_pause_applies_to_a_result_being_written() -> None:
@@ -194,20 +194,20 @@ def test_pause_applies_to_a_result_being_written() -> None:
         target = FakeTarget(BUSY, OK)
         harness = slow_harness(target)
         await harness.engine.start()
-        (task,) = await harness.add(harness.new(overrides=QUICK))
+        (task,) = await harness.add(harness.new_task(overrides=QUICK))
         await asyncio.sleep(0.1)
 
         await harness.engine.pause(task.lane)
         await asyncio.sleep(60)
 
-        assert 1 == len(target.seen)
+        assert 1 == len(target.requests)
         assert (Status.PENDING, None) == (
             (await harness.task(task)).status,
             (await harness.task(task)).worker,
         )
         await harness.store.resume(task.lane)  # by another process
         await asyncio.sleep(5)
-        assert 2 == len(target.seen)
+        assert 2 == len(target.requests)
         assert not harness.lanes[task.lane].is_paused
         await harness.engine.stop(1)
 
@@ -220,7 +220,7 @@ def test_task_cancelled_during_its_release_is_reported() -> None:
     async def main() -> None:
         harness = slow_harness(FakeTarget(OK))
         await harness.engine.start()
-        (task,) = await harness.add(harness.new(delay=900))
+        (task,) = await harness.add(harness.new_task(delay=900))
         settled = asyncio.create_task(harness.engine.wait_for_completion(task.id, 30))
         await harness.engine.pause(task.lane)
         await asyncio.sleep(0.1)
@@ -236,25 +236,25 @@ def test_task_cancelled_during_its_release_is_reported() -> None:
     run(main)
 
 
-class Away(ModelStore):
-    """A store that can be away."""
+class OutageStore(ModelStore):
+    """A store with outages."""
 
     is_away = False
 
     async def claim(
         self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
     ) -> ClaimResult:
-        """Claim, if it is there."""
+        """Claim, unless there is an outage."""
         self._check()
         return await super().claim(lease, limit=limit, per_lane=per_lane, skip=skip)
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
-        """Write, if it is there."""
+        """Write, unless there is an outage."""
         self._check()
         return await super().finish(results)
 
     async def release(self, leases: Sequence[Release]) -> list[FinishStatus]:
-        """Take them back, if it is there."""
+        """Release, unless there is an outage."""
         self._check()
         return await super().release(leases)
 
@@ -274,22 +274,22 @@ def test_attempts_made_during_a_store_outage_are_not_repeated(outage: float, cou
             return OK
 
         target, loop = FakeTarget(slow), asyncio.get_running_loop()
-        store = Away(lambda: int((EPOCH + loop.time()) * 1000))
+        store = OutageStore(lambda: int((EPOCH + loop.time()) * 1000))
         harness = EngineHarness(target, store=store, lease=Lease("worker", 70_000, 1_000))
         await harness.engine.start()
         targets = [f"http://{number % 40}.example:80/" for number in range(count)]
-        tasks = await harness.add(*[harness.new(target) for target in targets])
+        tasks = await harness.add(*[harness.new_task(target) for target in targets])
         await asyncio.sleep(0.5)
         store.is_away = True
         await asyncio.sleep(outage)
         store.is_away = False
         await asyncio.sleep(30)
 
-        assert count == len(target.seen)
+        assert count == len(target.requests)
         logs = [[one.outcome for one in await harness.attempts(task)] for task in tasks]
         assert [["success"]] * count == logs
         assert 0 == harness.context.health.delayed_writes
-        later = await harness.add(harness.new())
+        later = await harness.add(harness.new_task())
         await asyncio.sleep(5)
         assert Status.SUCCEEDED is (await harness.task(later[0])).status
         await harness.engine.stop(1)
@@ -302,10 +302,10 @@ def test_stop_during_a_store_outage_cancels_all_writes() -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        store = Away(lambda: int((EPOCH + loop.time()) * 1000))
+        store = OutageStore(lambda: int((EPOCH + loop.time()) * 1000))
         harness = EngineHarness(FakeTarget(OK), store=store)
         await harness.engine.start()
-        await harness.add(harness.new(), harness.new(delay=900))
+        await harness.add(harness.new_task(), harness.new_task(delay=900))
         store.is_away = True
 
         await harness.engine.stop(5)
@@ -329,11 +329,11 @@ def test_slow_body_read_counts_no_attempt() -> None:
         harness = EngineHarness(target, read_body=read)
         await harness.engine.start()
         (task,) = await harness.add(
-            harness.new(body_ref="x", overrides={"attemptTimeoutMs": 60_000})
+            harness.new_task(body_ref="x", overrides={"attemptTimeoutMs": 60_000})
         )
         await asyncio.sleep(90)
 
-        (request,) = target.seen
+        (request,) = target.requests
         assert (b"large", 50.0) == (request.body, round(request.timeout))
         ended = await harness.task(task)
         assert (Status.SUCCEEDED, 1) == (ended.status, ended.attempts)
@@ -353,9 +353,9 @@ def test_overrides_invalid_with_a_new_policy_are_ignored(
         document = msgspec.json.encode({"initialDelayMs": 5000, "maxDelayMs": 30_000})
         policy = PolicyVersion(tenant="default", id="p", version=1, document=document)
         await harness.store.put_policy(policy, replace=False)
-        odd = harness.new(overrides={"maxDelayMs": 1000}, policy_id="p")
+        odd = harness.new_task(overrides={"maxDelayMs": 1000}, policy_id="p")
 
-        tasks = await harness.add(odd, harness.new("http://b.example:80/"))
+        tasks = await harness.add(odd, harness.new_task("http://b.example:80/"))
         await asyncio.sleep(5)
 
         assert [Status.SUCCEEDED] * 2 == [(await harness.task(task)).status for task in tasks]
@@ -381,7 +381,7 @@ def test_task_that_cannot_be_started_does_not_block_others(
 
         monkeypatch.setattr(harness.context.policies, "get_cached", broken)
         await harness.engine.start()
-        bad, good = await harness.add(harness.new(key="broken"), harness.new())
+        bad, good = await harness.add(harness.new_task(key="broken"), harness.new_task())
         await asyncio.sleep(5)
 
         assert Status.SUCCEEDED is (await harness.task(good)).status
@@ -400,11 +400,11 @@ def test_deferred_retries_return_at_the_rate_of_the_budget() -> None:
         harness = EngineHarness(target, breaker=lambda: Breaker(min_calls=10**6))
         await harness.engine.start()
         overrides = {"maxAttempts": 50, "initialDelayMs": 100, "maxDelayMs": 100}
-        await harness.add(*[harness.new(overrides=overrides) for _ in range(500)])
+        await harness.add(*[harness.new_task(overrides=overrides) for _ in range(500)])
         await asyncio.sleep(60)
 
         deferred = harness.event_kinds().count("deferred")
-        retries = len(target.seen) - 500
+        retries = len(target.requests) - 500
         assert deferred < 3 * retries
         await harness.engine.stop(1)
 
@@ -428,7 +428,7 @@ def test_rejected_result_does_not_affect_its_group() -> None:
         )
         await harness.engine.start()
         odd, *others = await harness.add(
-            harness.new(key="odd"), *[harness.new() for _ in range(20)]
+            harness.new_task(key="odd"), *[harness.new_task() for _ in range(20)]
         )
         await asyncio.sleep(5)
 
