@@ -13,7 +13,7 @@ import tarry
 from tarry.telemetry.opentelemetry import OpenTelemetryListener
 from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
-from tests.telemetry.stories import every_driver, listening
+from tests.telemetry.sample_calls import every_driver, listening
 
 tracer = TracerProvider().get_tracer("test")
 

@@ -15,7 +15,7 @@ import tarry
 from tarry.telemetry.opentelemetry import OpenTelemetryListener
 from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver, Step
-from tests.telemetry.stories import (
+from tests.telemetry.sample_calls import (
     MANY,
     Story,
     both_hedges,

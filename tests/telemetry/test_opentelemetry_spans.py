@@ -23,7 +23,7 @@ from tarry.testing import VirtualClock, no_wait
 from tests.adapters.grpc.fake_service import WATCH, open_channel, run_fake_service
 from tests.integration.flaky import flaky_server
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
-from tests.telemetry.stories import (
+from tests.telemetry.sample_calls import (
     MANY,
     Story,
     every_driver,

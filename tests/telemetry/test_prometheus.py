@@ -15,7 +15,7 @@ import tarry
 from tarry.telemetry.prometheus import PrometheusListener
 from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
-from tests.telemetry.stories import (
+from tests.telemetry.sample_calls import (
     MANY,
     Story,
     both_hedges,

@@ -17,7 +17,7 @@ from tarry.telemetry.event_fields import EVENT_NAMES
 from tarry.telemetry.structlog import StructlogListener
 from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
-from tests.telemetry.stories import (
+from tests.telemetry.sample_calls import (
     MANY,
     Story,
     both_hedges,
