@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tarry.client import Client
-from tests.cli.operating import Done, tarry
+from tests.cli.harness import CommandResult, run_command
 from tests.integration.flaky import Flaky, flaky_server
 from tests.integration.service import service
 
@@ -28,10 +28,10 @@ def client(address: str) -> Iterator[Client]:
 
 
 @pytest.fixture
-def ask(address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+def ask(address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CommandResult]:
     """Run a command against the service."""
     monkeypatch.setenv("TARRY_SERVER", address)
-    return tarry
+    return run_command
 
 
 @pytest.fixture

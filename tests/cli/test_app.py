@@ -14,15 +14,22 @@ from tarry import cli
 from tarry.cli.app import app
 from tarry.cli.output import printable
 from tarry.errors import ConfigurationError
-from tests.cli.running import ROOT, tarry
+from tests.cli.harness import ROOT, run_process
 
 SHORT = ("--set", "duration=5", "--jobs", "1")
-HEAVY = ("tarry.simulator", "tarry.tuning", "tarry.wire", "yaml", "vl_convert", "multiprocessing")
+HEAVY = (
+    "tarry.simulator",
+    "tarry.tuning",
+    "tarry.wire",
+    "yaml",
+    "vl_convert",
+    "multiprocessing",
+)
 
 
 def test_help_says_what_it_is_and_shows_examples() -> None:
     """A newcomer learns what tarry is, which commands there are, and what to type first."""
-    done = tarry("--help")
+    done = run_process("--help")
 
     assert 0 == done.returncode
     for words in [
@@ -59,7 +66,7 @@ def test_version_is_that_of_the_package() -> None:
 
 def test_unknown_command_is_refused() -> None:
     """With 2, as every mistake."""
-    done = tarry("simulat")
+    done = run_process("simulat")
 
     assert (2, "") == (done.returncode, done.stdout)
     assert "No such command 'simulat'" in done.stderr
@@ -67,7 +74,7 @@ def test_unknown_command_is_refused() -> None:
 
 def test_mistake_is_one_line_without_traceback() -> None:
     """It goes to the error stream; the exit code is 2."""
-    done = tarry("simulate", "no\x1b[31mne.toml")
+    done = run_process("simulate", "no\x1b[31mne.toml")
 
     assert (2, "", "error: no\\x1b[31mne.toml: there is no such file\n") == (
         done.returncode,
@@ -129,7 +136,15 @@ def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reader_that_leaves_is_no_fault() -> None:
     """`tarry simulate --json | head -1` prints no traceback."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tarry", "simulate", "examples/checkout.toml", "--json", *SHORT],
+        [
+            sys.executable,
+            "-m",
+            "tarry",
+            "simulate",
+            "examples/checkout.toml",
+            "--json",
+            *SHORT,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=ROOT,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from tarry.client import Client
-from tests.cli.operating import Done
+from tests.cli.harness import CommandResult
 from tests.integration.flaky import Flaky
 
-Ask = Callable[..., Done]
+Ask = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -130,9 +130,9 @@ def test_wrong_rate_is_named_as_it_was_given(ask: Ask) -> None:
 
 def test_purge_asks_first(ask: Ask, lane: str, letters: list[str]) -> None:
     """A no ends with 1 and removes nothing; a yes removes what was counted."""
-    no = ask("dead", "purge", "--lane", lane, typed=b"n\n", is_person=True)
+    no = ask("dead", "purge", "--lane", lane, stdin=b"n\n", is_terminal=True)
     kept = ask("dead", "list", "--lane", lane, "--json").json
-    yes = ask("dead", "purge", "--lane", lane, typed=b"y\n", is_person=True)
+    yes = ask("dead", "purge", "--lane", lane, stdin=b"y\n", is_terminal=True)
 
     assert 1 == no.code
     assert "Delete 2 dead letters permanently? [y/N] nothing was deleted\n" == no.err
@@ -142,7 +142,7 @@ def test_purge_asks_first(ask: Ask, lane: str, letters: list[str]) -> None:
 
 def test_purge_of_nothing_asks_nothing(ask: Ask, lane: str, letters: list[str]) -> None:
     """There is nothing to say yes to."""
-    done = ask("dead", "purge", "--lane", lane, "--reason", "deadline", is_person=True)
+    done = ask("dead", "purge", "--lane", lane, "--reason", "deadline", is_terminal=True)
 
     assert (0, "no dead letters match\n", "") == done
 

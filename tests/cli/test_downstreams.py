@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tarry.client import Client
-from tests.cli.operating import Done
+from tests.cli.harness import CommandResult
 from tests.integration.flaky import Flaky
 
-Ask = Callable[..., Done]
+Ask = Callable[..., CommandResult]
 
 
 def test_list_has_state_backlog_and_latency(

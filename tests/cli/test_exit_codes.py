@@ -16,8 +16,14 @@ from tarry.client.errors import (
     ServiceUnreachable,
     TooManyRequests,
 )
-from tarry.errors import ConfigurationError, MissingExtra, Overloaded, StoreUnavailable, TarryError
-from tests.cli.operating import tarry
+from tarry.errors import (
+    ConfigurationError,
+    MissingExtra,
+    Overloaded,
+    StoreUnavailable,
+    TarryError,
+)
+from tests.cli.harness import run_command
 
 
 @pytest.mark.parametrize(
@@ -57,7 +63,7 @@ def test_words_are_the_service_own_and_say_what_helps() -> None:
 
 def test_no_service_says_how_to_start_one() -> None:
     """The most usual failure of all."""
-    done = tarry("tasks", "list", "--server", "http://127.0.0.1:1")
+    done = run_command("tasks", "list", "--server", "http://127.0.0.1:1")
 
     said = (
         "error: no service answers at http://127.0.0.1:1 (connection refused): start one with "
@@ -80,7 +86,7 @@ def test_no_service_says_how_to_start_one() -> None:
 )
 def test_wrong_address_or_key_is_a_mistake(option: str, value: str, said: str) -> None:
     """Nothing is sent; the option is named, and not what Python calls it."""
-    done = tarry("tasks", "list", option, value)
+    done = run_command("tasks", "list", option, value)
 
     assert (2, "") == (done.code, done.out)
     assert done.err.startswith(f"error: {option} {said}")

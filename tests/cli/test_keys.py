@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.operating import tarry
+from tests.cli.harness import run_command
 from tests.integration.service import service
 
 
@@ -20,13 +20,13 @@ def test_key_opens_a_service_and_a_revoked_one_does_not(tmp_path: Path, store: s
     """Keys are made before the service and while it runs; without one there is a hint."""
     with service(tmp_path, "--set", "require_keys=true") as running:
         server = f"http://127.0.0.1:{running.port}"
-        good = tarry("keys", "create", "--tenant", "shop", "--name", "ci", "--store", store)
-        gone = tarry("keys", "create", "--tenant", "shop", "--store", store, "--json").json
-        revoked = tarry("keys", "revoke", gone["id"], "--store", store)
+        good = run_command("keys", "create", "--tenant", "shop", "--name", "ci", "--store", store)
+        gone = run_command("keys", "create", "--tenant", "shop", "--store", store, "--json").json
+        revoked = run_command("keys", "revoke", gone["id"], "--store", store)
 
-        without = tarry("tasks", "list", "--server", server)
-        wrong = tarry("tasks", "list", "--server", server, "--key", gone["key"])
-        right = tarry("tasks", "list", "--server", server, "--key", good.out.strip())
+        without = run_command("tasks", "list", "--server", server)
+        wrong = run_command("tasks", "list", "--server", server, "--key", gone["key"])
+        right = run_command("tasks", "list", "--server", server, "--key", good.out.strip())
 
     assert (0, f"{gone['id']} revoked\n") == (revoked.code, revoked.out)
     assert (0, "none\n") == (right.code, right.out)
@@ -37,11 +37,11 @@ def test_key_opens_a_service_and_a_revoked_one_does_not(tmp_path: Path, store: s
 
 def test_key_alone_is_on_standard_output(store: str) -> None:
     """So that a script can keep it in a variable; the list does not have it."""
-    made = tarry("keys", "create", "--tenant", "shop", "--store", store)
+    made = run_command("keys", "create", "--tenant", "shop", "--store", store)
 
-    listed = tarry("keys", "list", "--store", store)
-    (told,) = tarry("keys", "list", "--tenant", "shop", "--store", store, "--json").json
-    others = tarry("keys", "list", "--tenant", "other", "--store", store)
+    listed = run_command("keys", "list", "--store", store)
+    (told,) = run_command("keys", "list", "--tenant", "shop", "--store", store, "--json").json
+    others = run_command("keys", "list", "--tenant", "other", "--store", store)
 
     assert made.out.startswith("tarry_")
     assert 1 == len(made.out.split())
@@ -56,14 +56,14 @@ def test_store_is_that_of_the_service(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is named as `tarry serve` has it: by a variable or in a file."""
-    tarry("keys", "create", "--tenant", "shop", "--store", store)
+    run_command("keys", "create", "--tenant", "shop", "--store", store)
     config = tmp_path / "tarry.toml"
     config.write_text(f'store = "{store}"\n')
-    by_file = tarry("keys", "list", "--config", config, "--json").json
+    by_file = run_command("keys", "list", "--config", config, "--json").json
     monkeypatch.setenv("TARRY_STORE", store)
 
     assert 1 == len(by_file)
-    assert by_file == tarry("keys", "list", "--json").json
+    assert by_file == run_command("keys", "list", "--json").json
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_store_is_that_of_the_service(
 )
 def test_mistake_is_named(arguments: list[str], code: int, said: str) -> None:
     """And no store is made by mistake."""
-    done = tarry("keys", *arguments)
+    done = run_command("keys", *arguments)
 
     assert (code, "") == (done.code, done.out)
     assert said in done.err
@@ -87,8 +87,8 @@ def test_mistake_is_named(arguments: list[str], code: int, said: str) -> None:
 
 def test_unknown_key_ends_with_3(store: str) -> None:
     """As all that is not there."""
-    tarry("keys", "create", "--tenant", "shop", "--store", store)
+    run_command("keys", "create", "--tenant", "shop", "--store", store)
 
-    done = tarry("keys", "revoke", "none", "--store", store)
+    done = run_command("keys", "revoke", "none", "--store", store)
 
     assert (3, "", "error: there is no key 'none'; `tarry keys list` lists all ids\n") == done

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tarry.client import Client
-from tests.cli.operating import Done
+from tests.cli.harness import CommandResult
 
-Ask = Callable[..., Done]
+Ask = Callable[..., CommandResult]
 
 
 @pytest.fixture

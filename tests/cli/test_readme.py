@@ -1,6 +1,6 @@
 import subprocess
 
-from tests.cli.running import ROOT, tarry
+from tests.cli.harness import ROOT, run_process
 
 
 def test_whoever_starts_the_service_can_type_the_next_command() -> None:
@@ -19,6 +19,6 @@ def test_the_readme_shows_what_the_command_prints() -> None:
     _, _, shown = (ROOT / "README.md").read_text("utf-8").partition("$ tarry simulate storm\n")
     expected = shown.partition("```")[0].splitlines()
 
-    printed = [line.rstrip() for line in tarry("simulate", "storm").stdout.splitlines()]
+    printed = [line.rstrip() for line in run_process("simulate", "storm").stdout.splitlines()]
 
     assert expected == [line for line in printed if line in expected]

@@ -17,7 +17,7 @@ import typer.main
 from tarry.cli.app import app
 from tarry.service.settings import check_environment
 from tarry.testing import no_wait
-from tests.cli.operating import tarry
+from tests.cli.harness import run_command
 from tests.cli.test_cli_docs import commands
 
 EVENTS = {"content-type": "text/event-stream"}
@@ -55,7 +55,7 @@ def test_stream_that_is_lost_is_told() -> None:
     """The tail goes on, and whoever reads it knows that events may be missing."""
     event = b'data: {"kind": "resumed", "lane": "http:x"}\n\n'
     with no_wait(), answering((200, EVENTS, event), (404, {}, b"")) as address:
-        done = tarry("tail", "--server", address)
+        done = run_command("tail", "--server", address)
 
     lost, end = done.err.splitlines()
     assert f"event stream lost, reconnecting, url={address}" == lost
@@ -68,7 +68,7 @@ def test_long_wait_is_told() -> None:
     page = b'{"items": [], "nextCursor": null}'
     answers = [(429, {"retry-after": "7"}, b""), (503, {}, b""), (200, {}, page)]
     with no_wait(), answering(*answers) as address:
-        done = tarry("tasks", "list", "--server", address)
+        done = run_command("tasks", "list", "--server", address)
 
     assert (0, "none\n") == (done.code, done.out)
     (said,) = done.err.splitlines()
@@ -78,7 +78,7 @@ def test_long_wait_is_told() -> None:
 def test_https_where_http_is_spoken_is_asked_about() -> None:
     """The words of TLS help nobody."""
     with answering() as address:
-        done = tarry("tasks", "list", "--server", address.replace("http:", "https:"))
+        done = run_command("tasks", "list", "--server", address.replace("http:", "https:"))
 
     assert (4, "") == (done.code, done.out)
     assert "; is it http:// and not https://?): start one with" in done.err
@@ -92,7 +92,7 @@ def test_misspelt_variable_is_refused(
 ) -> None:
     """A task would go to a service that was not meant."""
     monkeypatch.setenv(variable, "http://127.0.0.1:1")
-    done = tarry("send", "http://127.0.0.1:1/hook")
+    done = run_command("send", "http://127.0.0.1:1/hook")
 
     said = f"error: {variable}: there is no such setting; did you mean {meant}?\n"
     assert (2, "", said) == done
@@ -102,7 +102,7 @@ def test_variables_of_the_service_are_passed_over(monkeypatch: pytest.MonkeyPatc
     """Who serves from the same shell has some."""
     monkeypatch.setenv("TARRY_PORT", "9000")
     with answering((200, {}, b'{"items": [], "nextCursor": null}')) as address:
-        assert (0, "none\n", "") == tarry("tasks", "list", "--server", address)
+        assert (0, "none\n", "") == run_command("tasks", "list", "--server", address)
 
 
 def test_variables_of_all_commands_are_known() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tarry.client import Client
-from tests.cli.operating import Done
+from tests.cli.harness import CommandResult
 from tests.integration.flaky import Flaky
 
-Ask = Callable[..., Done]
+Ask = Callable[..., CommandResult]
 
 
 def test_outcome_and_answer_are_printed(ask: Ask, target: Flaky) -> None:
@@ -57,7 +57,7 @@ def test_body_arrives_byte_for_byte(
     file.write_bytes(b"[1,\n 2]")
 
     done = ask(
-        "send", target.url, "-d", given.replace("FILE", str(file)), "--wait", "30", typed=typed
+        "send", target.url, "-d", given.replace("FILE", str(file)), "--wait", "30", stdin=typed
     )
 
     (seen,) = target.seen[""]

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tarry.cli.serve import _bind_error_hint
-from tests.cli.operating import tarry
+from tests.cli.harness import run_command
 
 SECRET = f"whsec_{'c2hoaGho' * 4}"
 
@@ -95,8 +95,8 @@ def test_service_that_cannot_start_says_so(tmp_path: Path) -> None:
     """The port is taken, the address is another machine's: 4, and the way out."""
     with serving(tmp_path, "--store", "memory:") as (_, greeting):
         port = greeting.split()[2].rpartition(":")[2]
-        taken = tarry("serve", "--store", "memory:", "--port", port)
-    elsewhere = tarry("serve", "--store", "memory:", "--port", "0", "--host", "192.0.2.1")
+        taken = run_command("serve", "--store", "memory:", "--port", port)
+    elsewhere = run_command("serve", "--store", "memory:", "--port", "0", "--host", "192.0.2.1")
 
     assert (4, "") == (taken.code, taken.out)
     assert taken.err.endswith(
@@ -150,7 +150,7 @@ def test_config_tells_where_values_come_from(
     monkeypatch.setenv("TARRY_IN_FLIGHT", "3")
     given = ("config", "--config", file, "--port", "4", "--set", "drain-ms=5")
 
-    told, shown = tarry(*given, "--json").json, tarry(*given)
+    told, shown = run_command(*given, "--json").json, run_command(*given)
 
     assert {"value": 4, "from": "--port"} == told["port"]
     assert {"value": 3, "from": "TARRY_IN_FLIGHT"} == told["in_flight"]
@@ -183,11 +183,11 @@ def test_config_tells_where_values_come_from(
 )
 def test_mistake_is_named(flags: list[str], said: str) -> None:
     """Before anything is started; both commands say the same."""
-    done = tarry("config", *flags)
+    done = run_command("config", *flags)
 
     assert (2, "") == (done.code, done.out)
     assert said in done.err
-    assert done == tarry("serve", *flags)
+    assert done == run_command("serve", *flags)
 
 
 @pytest.mark.parametrize(

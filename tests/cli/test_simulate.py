@@ -11,8 +11,8 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.simulator.files import read_study
 from tarry.simulator.scenarios import STUDIES
-from tests.cli.running import simulate as run
-from tests.cli.running import tarry
+from tests.cli.harness import run_process
+from tests.cli.harness import run_simulate as run
 from tests.simulator.files.file_builders import CHECKOUT, SMALL, written
 from tests.test_docs import DOCS, blocks_of
 
@@ -43,7 +43,7 @@ def test_page_shows_a_file_that_runs_and_what_it_prints() -> None:
     """docs/scenario-files.md shows the example word for word, and its table."""
     shown = [block.text for block in blocks_of(PAGE)]
 
-    done = tarry("simulate", "examples/checkout.toml")
+    done = run_process("simulate", "examples/checkout.toml")
 
     command = "$ tarry simulate examples/checkout.toml\n"
     printed = "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
@@ -110,8 +110,8 @@ def test_same_seed_gives_the_same_bytes() -> None:
     """In one process or several, today or tomorrow."""
     arguments = ("simulate", str(CHECKOUT), "--json", "--set", "duration=20", "--seed", "3")
 
-    one = tarry(*arguments, "--jobs", "1", PYTHONHASHSEED="1")
-    two = tarry(*arguments, "--jobs", "2", PYTHONHASHSEED="2")
+    one = run_process(*arguments, "--jobs", "1", PYTHONHASHSEED="1")
+    two = run_process(*arguments, "--jobs", "2", PYTHONHASHSEED="2")
 
     assert 0 == one.returncode
     assert one.stdout == two.stdout

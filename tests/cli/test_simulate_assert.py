@@ -10,7 +10,7 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.simulator.metrics import METRICS
-from tests.cli.running import simulate as run
+from tests.cli.harness import run_simulate as run
 from tests.simulator.files.file_builders import CHECKOUT, SMALL, written
 from tests.test_docs import DOCS, table_of
 

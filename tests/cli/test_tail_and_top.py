@@ -18,11 +18,11 @@ from tarry.cli.tail import event_details
 from tarry.cli.top import Snapshot, parse_metrics, summarize
 from tarry.client import Client
 from tarry.wire.tasks import ServiceEvent
-from tests.cli.operating import Done, tarry
+from tests.cli.harness import CommandResult, run_command
 from tests.integration.flaky import Flaky
 from tests.integration.tenants import two_tenants
 
-Ask = Callable[..., Done]
+Ask = Callable[..., CommandResult]
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def test_top_of_a_tenant_has_no_rates(tmp_path: Path) -> None:
     """What the process counts is an operator's to see, and it says so instead of zero."""
     with two_tenants(tmp_path) as callers:
         given = ("top", "--server", f"http://127.0.0.1:{callers.running.port}")
-        done = tarry(*given, "--key", callers.secrets["ann"])
+        done = run_command(*given, "--key", callers.secrets["ann"])
 
     assert (0, "per second: visible only with an operator's key") == (
         done.code,

@@ -11,10 +11,10 @@ from tarry.cli.output import format_cell, pluralize, time_of_day, time_since, ti
 from tarry.cli.tasks import explanation_lines
 from tarry.client import Client
 from tarry.runtime.clocks import system
-from tests.cli.operating import Done
+from tests.cli.harness import CommandResult
 from tests.integration.flaky import Flaky
 
-Ask = Callable[..., Done]
+Ask = Callable[..., CommandResult]
 NOBODY = "01a1dedf-0000-7000-8000-000000000000"
 
 

@@ -1,4 +1,4 @@
-"""A played service, and each kind of client to talk to it."""
+"""A fake service, and both clients."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Any
 import pytest
 
 from tarry.testing import no_wait
-from tests.client.playing import Played, playing
-from tests.client.talking import OPENED, Talker
+from tests.client.client_drivers import DRIVERS, ClientDriver
+from tests.client.fake_service import FakeService, run_fake_service
 
-Opened = Callable[..., AbstractContextManager[Talker]]
-
-
-@pytest.fixture
-def service() -> Iterator[Played]:
-    """A service of the test's own."""
-    with playing() as played:
-        yield played
-
-
-@pytest.fixture(params=OPENED)
-def opened(request: pytest.FixtureRequest) -> Opened:
-    """Each kind of client in turn."""
-    found: Opened = OPENED[request.param]
-    return found
+OpenDriver = Callable[..., AbstractContextManager[ClientDriver]]
 
 
 @pytest.fixture
-def talker(service: Played, opened: Opened) -> Iterator[Any]:
-    """A client of the service."""
-    with opened(service.url, key="secret") as talker:
-        yield talker
+def service() -> Iterator[FakeService]:
+    """A fake service."""
+    with run_fake_service() as service:
+        yield service
+
+
+@pytest.fixture(params=DRIVERS)
+def open_driver(request: pytest.FixtureRequest) -> OpenDriver:
+    """Both clients in turn."""
+    open_driver: OpenDriver = DRIVERS[request.param]
+    return open_driver
 
 
 @pytest.fixture
-def _hurry() -> Iterator[None]:
-    """Make no real waits."""
+def driver(service: FakeService, open_driver: OpenDriver) -> Iterator[Any]:
+    """A driver of a client of the fake service."""
+    with open_driver(service.url, key="secret") as driver:
+        yield driver
+
+
+@pytest.fixture
+def _no_wait() -> Iterator[None]:
+    """Skip the waits of retries."""
     with no_wait():
         yield

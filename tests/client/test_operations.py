@@ -14,9 +14,9 @@ from tarry.client.operations import Operations
 from tarry.errors import ConfigurationError
 from tarry.testing import VirtualClock, scripted_random
 from tarry.wire.tasks import RetryTask
-from tests.client.playing import task_of
+from tests.client.fake_service import task_json
 
-PENDING = msgspec.convert(task_of(1), RetryTask)
+PENDING = msgspec.convert(task_json(1), RetryTask)
 
 
 def looks(clock: VirtualClock, timeout: float | timedelta | None, most: int) -> list[float]:

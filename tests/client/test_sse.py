@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tarry.client import errors
 from tarry.client.sse import EventStreamParser
-from tests.client.playing import Played
-from tests.client.talking import Talker
+from tests.client.client_drivers import ClientDriver
+from tests.client.fake_service import FakeService
 
 
 def told(kind: str, at: int) -> bytes:
@@ -21,9 +21,9 @@ def told(kind: str, at: int) -> bytes:
     return f"id: {at}-1\nevent: {kind}\ndata: {data}\n\n".encode()
 
 
-@pytest.mark.usefixtures("_hurry")
+@pytest.mark.usefixtures("_no_wait")
 def test_a_stream_that_is_lost_is_opened_again(
-    talker: Talker, service: Played, caplog: pytest.LogCaptureFixture
+    driver: ClientDriver, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A reader goes on after its connection was lost, and after a service that was away."""
     service.streams.extend(
@@ -35,30 +35,32 @@ def test_a_stream_that_is_lost_is_opened_again(
     )
     service.faults.extend(["", "", *["503"] * 8])
 
-    events = talker.events(3)
+    events = driver.events(3)
 
     assert [("added", 1), ("succeeded", 3), ("added", 4)] == [(one.kind, one.at) for one in events]
-    assert 11 == len(service.seen)
+    assert 11 == len(service.requests)
     lost = [one.getMessage() for one in caplog.records if one.name == "tarry.client"]
     assert 2 == len(lost)
     assert lost[0].startswith("event stream lost, reconnecting, url=")
-    assert {"text/event-stream"} == {seen.headers["accept"] for seen in service.seen}
+    assert {"text/event-stream"} == {request.headers["accept"] for request in service.requests}
 
 
-@pytest.mark.usefixtures("_hurry")
-def test_the_first_connection_is_not_tried_for_ever(talker: Talker, service: Played) -> None:
+@pytest.mark.usefixtures("_no_wait")
+def test_the_first_connection_is_not_tried_for_ever(
+    driver: ClientDriver, service: FakeService
+) -> None:
     """A service that is not there is an error, as for any other call."""
     service.faults.extend(["503"] * 100)
     with pytest.raises(errors.ServiceUnavailable):
-        talker.events(1)
-    assert 4 == len(service.seen)
+        driver.events(1)
+    assert 4 == len(service.requests)
 
 
-def test_no_stream(talker: Talker, service: Played) -> None:
+def test_no_stream(driver: ClientDriver, service: FakeService) -> None:
     """An answer that is no stream of events is an error, not an endless loop."""
-    service.answers["GET /events"] = (200, {"hello": "world"})
+    service.responses["GET /events"] = (200, {"hello": "world"})
     with pytest.raises(errors.ServiceError, match="not an event stream"):
-        talker.events(1)
+        driver.events(1)
 
 
 LINES = b"".join(

@@ -6,17 +6,17 @@ import pytest
 import trio
 
 from tarry.client import AsyncClient
-from tests.client.playing import Played, task_of
+from tests.client.fake_service import FakeService, task_json
 
 HOOK = "https://example.com/hook"
 
 
-@pytest.mark.usefixtures("_hurry")
-def test_on_trio(service: Played) -> None:
+@pytest.mark.usefixtures("_no_wait")
+def test_on_trio(service: FakeService) -> None:
     """Retries, pages and waits work there as on asyncio."""
     states = iter(["PENDING", "SUCCEEDED"])
-    service.answers["GET /retry-tasks/a"] = lambda _: (200, task_of(1, status=next(states)))
-    service.answers["GET /retry-tasks"] = (200, {"items": [task_of(1)], "nextCursor": None})
+    service.responses["GET /retry-tasks/a"] = lambda _: (200, task_json(1, status=next(states)))
+    service.responses["GET /retry-tasks"] = (200, {"items": [task_json(1)], "nextCursor": None})
     service.faults.append("drop")
 
     async def main() -> None:
@@ -27,4 +27,4 @@ def test_on_trio(service: Played) -> None:
             assert [task.task_id] == [one.task_id async for one in client.tasks()]
 
     trio.run(main)
-    assert 5 == len(service.seen)
+    assert 5 == len(service.requests)

@@ -10,126 +10,132 @@ import pytest
 
 import tarry
 from tarry.client import errors
-from tests.client.conftest import Opened
-from tests.client.playing import Played, problem, task_of
-from tests.client.talking import Talker
+from tests.client.client_drivers import ClientDriver
+from tests.client.conftest import OpenDriver
+from tests.client.fake_service import FakeService, problem_response, task_json
 
-pytestmark = pytest.mark.usefixtures("_hurry")
+pytestmark = pytest.mark.usefixtures("_no_wait")
 
 HOOK = "https://example.com/hook"
 
 
 @pytest.mark.parametrize("fault", ["drop", "cut", "503", "429"])
-def test_an_enqueue_survives_a_lost_answer(talker: Talker, service: Played, fault: str) -> None:
+def test_an_enqueue_survives_a_lost_answer(
+    driver: ClientDriver, service: FakeService, fault: str
+) -> None:
     """A request whose answer is lost, cut off or "not now" is sent again: one task, one key."""
     service.faults.append(fault)
 
-    task = talker.do("enqueue", HOOK, {"order": 1})
+    task = driver.call("enqueue", HOOK, {"order": 1})
 
-    first, second = service.seen
+    first, second = service.requests
     assert first.body == second.body
     assert first.headers["idempotency-key"] == second.headers["idempotency-key"]
     assert "2" == second.headers["x-retry-attempt"]
     assert [task.idempotency_key] == list(service.tasks)
 
 
-def test_a_batch_survives_a_lost_answer(talker: Talker, service: Played) -> None:
+def test_a_batch_survives_a_lost_answer(driver: ClientDriver, service: FakeService) -> None:
     """A batch is sent again as it was: the verdicts are those of the first time."""
     service.faults.append("drop")
 
-    results = talker.do("enqueue_many", [{"url": HOOK}, {"url": HOOK, "body": "two"}])
+    results = driver.call("enqueue_many", [{"url": HOOK}, {"url": HOOK, "body": "two"}])
 
-    assert 2 == len(service.seen)
+    assert 2 == len(service.requests)
     assert list(service.tasks) == [result.task.idempotency_key for result in results]
     assert [200, 200] == [result.status for result in results]
 
 
-def test_each_enqueue_has_a_key_of_its_own(talker: Talker, service: Played) -> None:
+def test_each_enqueue_has_a_key_of_its_own(driver: ClientDriver, service: FakeService) -> None:
     """Two calls are two tasks, however equal; with the user's key they are one."""
     for key in (None, None, "mine", "mine"):
-        talker.do("enqueue", HOOK, key=key)
+        driver.call("enqueue", HOOK, key=key)
     assert 3 == len(service.tasks)
     assert "mine" in service.tasks
 
 
 @pytest.mark.parametrize("call", [("retry", "some-task"), ("replay",)])
 def test_what_may_not_be_repeated_is_sent_once(
-    talker: Talker, service: Played, call: tuple[str, ...]
+    driver: ClientDriver, service: FakeService, call: tuple[str, ...]
 ) -> None:
     """A call that would do more the second time is not sent again once it may have been read."""
     service.faults.append("drop")
     with pytest.raises(errors.ServiceUnreachable):
-        talker.do(*call)
-    assert 1 == len(service.seen)
+        driver.call(*call)
+    assert 1 == len(service.requests)
 
 
 @pytest.mark.parametrize("status", [200, 202])
-def test_cancel(talker: Talker, service: Played, status: int) -> None:
+def test_cancel(driver: ClientDriver, service: FakeService, status: int) -> None:
     """A task is cancelled at once, or when the attempt that runs has finished."""
-    service.answers["DELETE /retry-tasks/a"] = (status, task_of(1, cancelling=status == 202))
-    assert (status == 202) is talker.do("cancel", "a").cancelling
-    assert 1 == len(service.seen)
+    service.responses["DELETE /retry-tasks/a"] = (status, task_json(1, cancelling=status == 202))
+    assert (status == 202) is driver.call("cancel", "a").cancelling
+    assert 1 == len(service.requests)
 
 
-def test_a_lost_answer_does_not_fail_a_cancel(talker: Talker, service: Played) -> None:
+def test_a_lost_answer_does_not_fail_a_cancel(driver: ClientDriver, service: FakeService) -> None:
     """The second request finds the task cancelled, which is what was asked for."""
-    task = talker.do("enqueue", HOOK)
+    task = driver.call("enqueue", HOOK)
     path = f"/retry-tasks/{task.task_id}"
     before: list[Any] = []
 
     def cancel(_: Any) -> Any:
         if before:
-            return problem(409, "Already ended", "It is CANCELLED.", taskStatus="CANCELLED")
+            return problem_response(
+                409, "Already ended", "It is CANCELLED.", taskStatus="CANCELLED"
+            )
         before.append(1)
-        cancelled = {**task_of(1), "taskId": task.task_id, "status": "CANCELLED"}
+        cancelled = {**task_json(1), "taskId": task.task_id, "status": "CANCELLED"}
         service.tasks[task.idempotency_key] = cancelled
         return 200, cancelled
 
-    service.answers[f"DELETE {path}"] = cancel
+    service.responses[f"DELETE {path}"] = cancel
     service.faults.append("drop")
 
-    assert "CANCELLED" == talker.do("cancel", task).status
-    assert ["POST", "DELETE", "DELETE", "GET"] == [seen.method for seen in service.seen]
+    assert "CANCELLED" == driver.call("cancel", task).status
+    assert ["POST", "DELETE", "DELETE", "GET"] == [request.method for request in service.requests]
 
 
-def test_what_has_ended_otherwise_cannot_be_cancelled(talker: Talker, service: Played) -> None:
+def test_what_has_ended_otherwise_cannot_be_cancelled(
+    driver: ClientDriver, service: FakeService
+) -> None:
     """A task that succeeded is a conflict, with what the service said."""
-    ended = problem(409, "Already ended", "The task is SUCCEEDED.", taskStatus="SUCCEEDED")
-    service.answers["DELETE /retry-tasks/some"] = ended
+    ended = problem_response(409, "Already ended", "The task is SUCCEEDED.", taskStatus="SUCCEEDED")
+    service.responses["DELETE /retry-tasks/some"] = ended
     with pytest.raises(errors.Conflict, match=r"The task is SUCCEEDED\.$") as caught:
-        talker.do("cancel", "some")
+        driver.call("cancel", "some")
     assert "SUCCEEDED" == caught.value.problem["taskStatus"]
 
 
-def test_a_service_that_stays_away(talker: Talker, service: Played) -> None:
+def test_a_service_that_stays_away(driver: ClientDriver, service: FakeService) -> None:
     """After the last attempt the user learns what was said last, and when to come back."""
     service.faults.extend(["503"] * 10)
     with pytest.raises(errors.ServiceUnavailable, match=r"answered with 503: Later\.$") as caught:
-        talker.do("enqueue", HOOK)
+        driver.call("enqueue", HOOK)
     assert (503, "Not now", 7.0) == (
         caught.value.status,
         caught.value.title,
         caught.value.retry_after,
     )
-    assert 4 == len(service.seen)
+    assert 4 == len(service.requests)
 
 
-def test_the_policy_of_the_client(service: Played, opened: Opened) -> None:
+def test_the_policy_of_the_client(service: FakeService, open_driver: OpenDriver) -> None:
     """How often a client tries is its user's to say."""
     service.faults.extend(["503"] * 10)
-    with opened(service.url, policy=tarry.Policy(max_attempts=2)) as talker:
+    with open_driver(service.url, policy=tarry.Policy(max_attempts=2)) as driver:
         with pytest.raises(errors.ServiceUnavailable):
-            talker.do("get", "some")
-        assert 2 == len(service.seen)
+            driver.call("get", "some")
+        assert 2 == len(service.requests)
 
 
-def test_nobody_listens(opened: Opened) -> None:
+def test_nobody_listens(open_driver: OpenDriver) -> None:
     """Without a service there is an error that names its address, and is a ConnectionError."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with opened(url) as talker, pytest.raises(ConnectionError, match=url) as caught:
-            talker.do("get", "some")
+        with open_driver(url) as driver, pytest.raises(ConnectionError, match=url) as caught:
+            driver.call("get", "some")
     assert isinstance(caught.value, errors.ServiceUnreachable)
     assert isinstance(caught.value.__cause__, httpx.ConnectError)
     assert None is caught.value.status
@@ -149,13 +155,13 @@ def test_nobody_listens(opened: Opened) -> None:
     ],
 )
 def test_problems_become_errors(
-    talker: Talker, service: Played, status: int, kind: type[errors.ServiceError]
+    driver: ClientDriver, service: FakeService, status: int, kind: type[errors.ServiceError]
 ) -> None:
     """A problem document is an error of its kind, with the field that is wrong."""
-    said = problem(status, "Bad", "delayMs is too long.", field="delayMs")
-    service.answers["POST /retry-tasks"] = said
+    said = problem_response(status, "Bad", "delayMs is too long.", field="delayMs")
+    service.responses["POST /retry-tasks"] = said
     with pytest.raises(errors.ServiceError) as caught:
-        talker.do("enqueue", HOOK)
+        driver.call("enqueue", HOOK)
     error = caught.value
     assert kind is type(error)
     assert f"POST /retry-tasks was answered with {status}: delayMs is too long." == str(error)
@@ -167,50 +173,54 @@ def test_problems_become_errors(
     )
 
 
-def test_answers_of_others(talker: Talker, service: Played) -> None:
+def test_answers_of_others(driver: ClientDriver, service: FakeService) -> None:
     """What no tarry service would answer is an error that says so, not a crash of its own."""
-    service.answers["GET /retry-tasks/a"] = (200, b"<html>hello</html>")
-    service.answers["GET /retry-tasks/b"] = (418, b"<html>teapot</html>")
-    service.answers["GET /retry-tasks/c"] = (302, b"")
+    service.responses["GET /retry-tasks/a"] = (200, b"<html>hello</html>")
+    service.responses["GET /retry-tasks/b"] = (418, b"<html>teapot</html>")
+    service.responses["GET /retry-tasks/c"] = (302, b"")
     with pytest.raises(errors.ServiceError, match="not from a tarry service"):
-        talker.do("get", "a")
+        driver.call("get", "a")
     with pytest.raises(errors.InvalidRequest, match="418: no problem document"):
-        talker.do("get", "b")
+        driver.call("get", "b")
     with pytest.raises(errors.ServiceError, match="302"):
-        talker.do("get", "c")
+        driver.call("get", "c")
 
 
 def test_an_answer_without_end(
-    talker: Talker, service: Played, monkeypatch: pytest.MonkeyPatch
+    driver: ClientDriver, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer is read up to a bound."""
     monkeypatch.setattr("tarry.client.transport.MAX_RESPONSE_BYTES", 1000)
-    service.answers["GET /retry-tasks/a"] = (200, b" " * 1001)
+    service.responses["GET /retry-tasks/a"] = (200, b" " * 1001)
     with pytest.raises(errors.ServiceError, match="more than 1000 bytes"):
-        talker.do("get", "a")
-    assert 1 == len(service.seen)
+        driver.call("get", "a")
+    assert 1 == len(service.requests)
 
 
-def test_the_key_of_the_user(talker: Talker, service: Played, opened: Opened) -> None:
+def test_the_key_of_the_user(
+    driver: ClientDriver, service: FakeService, open_driver: OpenDriver
+) -> None:
     """The API key goes with every request, and is not shown."""
-    talker.do("enqueue", HOOK)
-    with opened(service.url) as other:
-        other.do("enqueue", HOOK)
-    assert ["Bearer secret", None] == [seen.headers.get("authorization") for seen in service.seen]
-    assert "secret" not in repr(talker.client)
-    assert service.url in repr(talker.client)
+    driver.call("enqueue", HOOK)
+    with open_driver(service.url) as other:
+        other.call("enqueue", HOOK)
+    assert ["Bearer secret", None] == [
+        request.headers.get("authorization") for request in service.requests
+    ]
+    assert "secret" not in repr(driver.client)
+    assert service.url in repr(driver.client)
 
 
-def test_a_service_below_a_path(service: Played, opened: Opened) -> None:
+def test_a_service_below_a_path(service: FakeService, open_driver: OpenDriver) -> None:
     """The service may lie below a path of its host."""
-    service.answers["GET /tarry/retry-tasks/a"] = (200, task_of(1))
-    with opened(f"{service.url}/tarry/") as talker:
-        assert "PENDING" == talker.do("get", "a").status
+    service.responses["GET /tarry/retry-tasks/a"] = (200, task_json(1))
+    with open_driver(f"{service.url}/tarry/") as driver:
+        assert "PENDING" == driver.call("get", "a").status
 
 
-def test_a_deadline_bounds_the_retries(talker: Talker, service: Played) -> None:
+def test_a_deadline_bounds_the_retries(driver: ClientDriver, service: FakeService) -> None:
     """A hint that the caller's deadline has no room for is not waited out."""
     service.faults.extend(["503"] * 10)
     with tarry.deadline(5), pytest.raises(errors.ServiceUnavailable):
-        talker.do("enqueue", HOOK)
-    assert 1 == len(service.seen)
+        driver.call("enqueue", HOOK)
+    assert 1 == len(service.requests)

@@ -1,8 +1,9 @@
-"""A real HTTP server that plays the service's API, and loses answers on command.
+"""A fake service: a real HTTP server with a small part of the API, and with faults.
 
-`faults` are used up in order, one for each request: "drop" does what was asked and closes the
-connection without an answer, "cut" sends half of it, "503" and "429" answer that with a
-Retry-After of 7 and do nothing. `answers` has what a path is answered with, beside tasks.
+Each request takes the next of `faults`: "drop" processes the request and closes the connection
+without a response, "cut" sends half of the response, "503" and "429" send that status with a
+Retry-After of 7 and do not process the request. An empty text is no fault. `responses` has the
+responses of paths other than tasks.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-Answered = tuple[int, Any]
+StatusAndContent = tuple[int, Any]
 
 
-class Seen(NamedTuple):
-    """One request as it arrived."""
+class ReceivedRequest(NamedTuple):
+    """A request as the service received it."""
 
     method: str
     path: str
@@ -30,12 +31,12 @@ class Seen(NamedTuple):
 
     @property
     def json(self) -> Any:
-        """The body, read."""
+        """The decoded JSON body."""
         return json.loads(self.body)
 
 
-def task_of(number: int, **fields: Any) -> dict[str, Any]:
-    """A task as the service tells it."""
+def task_json(number: int, **fields: Any) -> dict[str, Any]:
+    """Return a task as JSON of the API."""
     return {
         "taskId": f"00000000-0000-7000-8000-{number:012}",
         "status": "PENDING",
@@ -62,50 +63,54 @@ def task_of(number: int, **fields: Any) -> dict[str, Any]:
     }
 
 
-def problem(status: int, title: str, detail: str, **more: Any) -> Answered:
-    """A refusal as the service tells it."""
+def problem_response(status: int, title: str, detail: str, **more: Any) -> StatusAndContent:
+    """Return a problem document with its status."""
     return status, {"title": title, "status": status, "detail": detail, **more}
 
 
-class Played:
-    """The service: the tasks that it took, what it has seen, and what it is to do."""
+class FakeService:
+    """The server, its tasks, the requests it received, and its scripted behaviour."""
 
     def __init__(self) -> None:
-        self.seen: list[Seen] = []
+        self.requests: list[ReceivedRequest] = []
         self.faults: deque[str] = deque()
         self.tasks: dict[str, dict[str, Any]] = {}
         """By idempotency key."""
-        self.answers: dict[str, Callable[[Seen], Answered] | Answered] = {}
+        self.responses: dict[
+            str, Callable[[ReceivedRequest], StatusAndContent] | StatusAndContent
+        ] = {}
         """By method and path."""
         self.streams: deque[bytes] = deque()
-        """What the next readers of events get before their connection ends."""
+        """Contents of the next event streams; the connection is closed after each."""
         self.lock = threading.Lock()
-        played = self
+        service = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
 
-            def answer(self) -> None:
+            def handle_request(self) -> None:
                 length = int(self.headers.get("content-length", 0))
                 parts = urlsplit(self.path)
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 query = dict(parse_qsl(parts.query))
-                seen = Seen(self.command, parts.path, query, headers, self.rfile.read(length))
-                with played.lock:
-                    played.seen.append(seen)
-                    fault = played.faults.popleft() if played.faults else ""
+                request = ReceivedRequest(
+                    self.command, parts.path, query, headers, self.rfile.read(length)
+                )
+                with service.lock:
+                    service.requests.append(request)
+                    fault = service.faults.popleft() if service.faults else ""
                     if fault in {"503", "429"}:
-                        status, told = problem(int(fault), "Not now", "Later.")
-                    elif seen.path == "/events" and played.streams:
-                        self.stream(played.streams.popleft())
+                        status, result = problem_response(int(fault), "Not now", "Later.")
+                    elif request.path == "/events" and service.streams:
+                        self.stream(service.streams.popleft())
                         return
                     else:
-                        status, told = played.answer(seen)
+                        status, result = service.respond(request)
                 if fault == "drop":
                     self.close_connection = True
                     return
-                content = told if isinstance(told, bytes) else json.dumps(told).encode()
+                content = result if isinstance(result, bytes) else json.dumps(result).encode()
                 self.send_response(status)
                 if status != 204:
                     kind = "application/json" if status < 400 else "application/problem+json"
@@ -120,46 +125,46 @@ class Played:
                 self.wfile.write(b"" if status == 204 else content)
 
             def stream(self, content: bytes) -> None:
-                """Send a part of an endless answer."""
+                """Send a chunked response that is never completed."""
                 self.send_response(200)
                 self.send_header("content-type", "text/event-stream; charset=utf-8")
                 self.send_header("transfer-encoding", "chunked")
                 self.end_headers()
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
-                self.close_connection = True  # in the midst of it
+                self.close_connection = True  # before the last chunk
 
-            do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815
+            do_GET = do_POST = do_PUT = do_DELETE = handle_request  # noqa: N815
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
-    def answer(self, seen: Seen) -> Answered:
-        """Do what is asked for."""
-        found = self.answers.get(f"{seen.method} {seen.path}")
-        if found is not None:
-            return found(seen) if callable(found) else found
-        if (seen.method, seen.path) == ("POST", "/retry-tasks"):
-            return self.add(seen.json)
-        if (seen.method, seen.path) == ("POST", "/retry-tasks/batch"):
-            verdicts = [self.add(task) for task in seen.json["tasks"]]
-            return 200, {"results": [{"status": status, "task": task} for status, task in verdicts]}
+    def respond(self, request: ReceivedRequest) -> StatusAndContent:
+        """Process a request, and return its response."""
+        scripted = self.responses.get(f"{request.method} {request.path}")
+        if scripted is not None:
+            return scripted(request) if callable(scripted) else scripted
+        if (request.method, request.path) == ("POST", "/retry-tasks"):
+            return self.add_task(request.json)
+        if (request.method, request.path) == ("POST", "/retry-tasks/batch"):
+            added = [self.add_task(task) for task in request.json["tasks"]]
+            return 200, {"results": [{"status": status, "task": task} for status, task in added]}
         for task in self.tasks.values():
-            if seen.path == f"/retry-tasks/{task['taskId']}" and seen.method == "GET":
+            if request.path == f"/retry-tasks/{task['taskId']}" and request.method == "GET":
                 return 200, task
-        return problem(404, "Not found", "There is no such task.")
+        return problem_response(404, "Not found", "There is no such task.")
 
-    def add(self, asked: dict[str, Any]) -> Answered:
-        """Take a task in; the same key is the same task."""
-        key = asked["idempotencyKey"]
-        known = self.tasks.get(key)
-        if known is not None:
-            return 200, known
-        url = asked["targetUrl"]
-        self.tasks[key] = task_of(len(self.tasks) + 1, idempotencyKey=key, targetUrl=url)
+    def add_task(self, fields: dict[str, Any]) -> StatusAndContent:
+        """Add a task, or return the task that already has its key."""
+        key = fields["idempotencyKey"]
+        existing = self.tasks.get(key)
+        if existing is not None:
+            return 200, existing
+        url = fields["targetUrl"]
+        self.tasks[key] = task_json(len(self.tasks) + 1, idempotencyKey=key, targetUrl=url)
         return 201, self.tasks[key]
 
     def start(self) -> None:
@@ -173,11 +178,11 @@ class Played:
 
 
 @contextmanager
-def playing() -> Iterator[Played]:
-    """Run one for the length of a block."""
-    played = Played()
-    played.start()
+def run_fake_service() -> Iterator[FakeService]:
+    """Run a fake service during a with block."""
+    service = FakeService()
+    service.start()
     try:
-        yield played
+        yield service
     finally:
-        played.stop()
+        service.stop()

@@ -1,0 +1,319 @@
+"""Each call: what is sent, and what is made of the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tarry
+from tarry.client import errors
+from tests.client.client_drivers import ClientDriver
+from tests.client.fake_service import FakeService, ReceivedRequest, problem_response, task_json
+
+pytestmark = pytest.mark.usefixtures("_no_wait")
+
+HOOK = "https://example.com/hook"
+JOB = {
+    "replayId": "r1",
+    "status": "RUNNING",
+    "filter": {},
+    "rate": 5.0,
+    "matched": 7,
+    "replayed": 0,
+    "createdAt": 1,
+    "finishedAt": None,
+}
+LANE = "https://example.com:443"
+DOWNSTREAM = {
+    "lane": LANE,
+    "state": "OPEN",
+    "parkedUntil": None,
+    "consecutiveOpens": 0,
+    "pending": 3,
+    "inFlight": 1,
+    "dead": 0,
+    "lastClaimAt": None,
+    "local": None,
+}
+
+
+def paged(key: str, items: list[Any], size: int) -> Any:
+    """Answers with pages of a list; the cursor is a place in it."""
+
+    def answer(request: ReceivedRequest) -> tuple[int, Any]:
+        start = int(request.query.get("cursor", 0))
+        end = start + size
+        more = str(end) if end < len(items) else None
+        return 200, {key: items[start:end], "nextCursor": more}
+
+    return answer
+
+
+def test_enqueue_and_wait(driver: ClientDriver, service: FakeService) -> None:
+    """`wait` is asked for in whole seconds, and the target's answer comes with the task."""
+    response = {"status": 200, "headers": {}, "body": "done"}
+    done = task_json(1, status="SUCCEEDED", response=response)
+    service.responses["POST /retry-tasks"] = (201, done)
+
+    task = driver.call("enqueue", HOOK, wait=2.5)
+
+    assert "wait=3" == service.requests[0].headers["prefer"]
+    assert ("SUCCEEDED", "done") == (task.status, task.response.body)
+
+
+def test_pages(driver: ClientDriver, service: FakeService) -> None:
+    """A list is one iterator, however many pages it has, in the order of the service."""
+    tasks = [task_json(number) for number in range(250)]
+    service.responses["GET /retry-tasks"] = paged("items", tasks, 100)
+
+    found = driver.call("tasks", status="PENDING", policy="webhook", lane=LANE, reason="why")
+
+    assert [task["taskId"] for task in tasks] == [task.task_id for task in found]
+    which = {"status": "PENDING", "policyId": "webhook", "lane": LANE, "reason": "why"}
+    assert [
+        which,
+        {**which, "limit": "1000", "cursor": "100"},
+        {**which, "limit": "1000", "cursor": "200"},
+    ] == [request.query for request in service.requests]
+
+
+def test_a_page_that_is_lost(driver: ClientDriver, service: FakeService) -> None:
+    """A page whose answer was lost is asked for again: nothing twice, nothing left out."""
+    service.responses["GET /dead-letters"] = paged("items", [task_json(n) for n in range(5)], 2)
+    service.faults.extend(["", "drop", ""])
+    found = driver.call("dead_letters")
+    assert [task_json(n)["taskId"] for n in range(5)] == [task.task_id for task in found]
+
+
+@pytest.mark.parametrize("method", ["tasks", "dead_letters", "purge", "replay"])
+def test_an_unknown_filter(driver: ClientDriver, service: FakeService, method: str) -> None:
+    """A filter that does not exist is refused, for it would ask for everything."""
+    with pytest.raises(TypeError) as caught:
+        driver.call(method, polcy="webhook")
+    assert f"polcy is not an argument of {method}; did you mean 'policy'?" == str(caught.value)
+    with pytest.raises(
+        TypeError, match=rf"^zzz is not an argument of {method}; it has .*lane, reason"
+    ):
+        driver.call(method, zzz=1)
+    assert [] == service.requests
+
+
+def test_many_tasks(driver: ClientDriver, service: FakeService) -> None:
+    """Any number goes in batches of 1,000, and the verdicts come in the order of the tasks."""
+    urls = [f"{HOOK}/{number}" for number in range(2_001)]
+    results = driver.call("enqueue_many", ({"url": url} for url in urls))
+    assert [1000, 1000, 1] == [len(request.json["tasks"]) for request in service.requests]
+    assert urls == [result.task.target_url for result in results]
+
+
+def test_many_tasks_half_way(driver: ClientDriver, service: FakeService) -> None:
+    """When a later batch fails, the error says how many tasks had their verdicts."""
+    service.faults.extend(["", *["503"] * 4])
+    with pytest.raises(errors.ServiceUnavailable) as caught:
+        driver.call("enqueue_many", [{"url": HOOK}] * 1_001)
+    assert any("first 1000 tasks" in note for note in caught.value.__notes__)
+
+
+def test_many_tasks_not_at_all(driver: ClientDriver, service: FakeService) -> None:
+    """When the first batch fails, nothing is said of tasks before."""
+    service.faults.extend(["503"] * 4)
+    with pytest.raises(errors.ServiceUnavailable) as caught:
+        driver.call("enqueue_many", [{"url": HOOK}])
+    assert not [note for note in getattr(caught.value, "__notes__", ()) if "tasks" in note]
+
+
+def test_no_tasks(driver: ClientDriver, service: FakeService) -> None:
+    """Nothing to enqueue asks nobody."""
+    assert [] == driver.call("enqueue_many", [])
+    assert [] == service.requests
+
+
+def test_verdicts(driver: ClientDriver, service: FakeService) -> None:
+    """A task that is refused does not keep the others out; its problem is in its verdict."""
+    refused = {
+        "status": 422,
+        "problem": {"title": "Invalid request", "field": "targetUrl"},
+    }
+    told = {"results": [{"status": 201, "task": task_json(1)}, refused]}
+    service.responses["POST /retry-tasks/batch"] = (200, told)
+    good, bad = driver.call("enqueue_many", [{"url": HOOK}, {"url": "nonsense"}])
+    assert (201, "PENDING") == (good.status, good.task.status)
+    assert (422, None, "targetUrl") == (bad.status, bad.task, bad.problem["field"])
+
+
+def test_wait_for_a_task(driver: ClientDriver, service: FakeService) -> None:
+    """A task is looked at until it has ended, however it ended."""
+    states = iter(["PENDING", "IN_FLIGHT", "PENDING", "EXHAUSTED"])
+    service.responses["GET /retry-tasks/a"] = lambda _: (200, task_json(1, status=next(states)))
+    assert "EXHAUSTED" == driver.call("wait", "a").status
+    assert ["wait=20"] * 4 == [request.headers["prefer"] for request in service.requests]
+
+
+def test_wait_is_over(driver: ClientDriver, service: FakeService) -> None:
+    """A wait of no time is one look; the error is a TimeoutError that has the task."""
+    service.responses["GET /retry-tasks/a"] = (200, task_json(1))
+    with pytest.raises(TimeoutError, match="/retry-tasks/a is still PENDING") as caught:
+        driver.call("wait", "a", timeout=0)
+    assert isinstance(caught.value, errors.NotFinished)
+    assert "PENDING" == getattr(caught.value.last, "status", None)
+    assert [False] == ["prefer" in request.headers for request in service.requests]
+
+
+def test_retry_and_explain(driver: ClientDriver, service: FakeService) -> None:
+    """A task is named by its id or by itself."""
+    task = driver.call("enqueue", HOOK)
+    path = f"/retry-tasks/{task.task_id}"
+    service.responses[f"POST {path}/retry"] = (200, task_json(1))
+    service.responses[f"GET {path}/explain"] = (
+        200,
+        {
+            "taskId": task.task_id,
+            "status": "PENDING",
+            "reason": None,
+            "text": "It waits.",
+            "steps": [],
+            "next": {"text": "attempt 1", "at": None},
+        },
+    )
+    service.responses[f"GET {path}/attempts"] = paged("items", [], 10)
+    assert task.task_id == driver.call("retry", task).task_id
+    assert "It waits." == driver.call("explain", task.task_id).text
+    assert [] == driver.call("attempts", task)
+    assert task.task_id == driver.call("get", task).task_id
+
+
+def test_replay(driver: ClientDriver, service: FakeService) -> None:
+    """A replay is a handle: it can be looked at again, waited for and ended."""
+    states = iter([("RUNNING", 2), ("RUNNING", 5), ("DONE", 7)])
+
+    def look(_: ReceivedRequest) -> tuple[int, Any]:
+        status, replayed = next(states)
+        return 200, {**JOB, "status": status, "replayed": replayed}
+
+    service.responses["POST /dead-letters/replays"] = (201, JOB)
+    service.responses["GET /dead-letters/replays/r1"] = look
+    service.responses["DELETE /dead-letters/replays/r1"] = problem_response(
+        409, "Already ended", "DONE."
+    )
+
+    replay = driver.call("replay", policy="webhook", before=12.5, rate=5)
+
+    wanted = {"filter": {"policyId": "webhook", "before": 12_500}, "rate": 5.0}
+    assert wanted == service.requests[0].json
+    assert ("r1", "RUNNING", 7, 0) == (
+        replay.replay_id,
+        replay.status,
+        replay.matched,
+        replay.replayed,
+    )
+    assert 2 == driver.call(replay.refresh).replayed
+    assert "DONE" == driver.call(replay.wait).status
+    with pytest.raises(errors.Conflict):
+        driver.call(replay.cancel)
+    assert "DONE" == replay.status
+
+
+def test_a_dry_run(driver: ClientDriver, service: FakeService) -> None:
+    """A dry run is over as it begins: nobody is asked about it again."""
+    told = {**JOB, "replayId": None, "status": "DRY_RUN", "createdAt": None}
+    service.responses["POST /dead-letters/replays"] = (200, told)
+    replay = driver.call("replay", dry_run=True)
+    for act in (replay.refresh, replay.wait, replay.cancel):
+        assert 7 == driver.call(act).matched
+    assert 1 == len(service.requests)
+    assert service.requests[0].json["dryRun"] is True
+
+
+def test_replays(driver: ClientDriver, service: FakeService) -> None:
+    """A replay can be found again, by another process too."""
+    service.responses["GET /dead-letters/replays"] = (200, {"items": [JOB], "nextCursor": None})
+    service.responses["DELETE /dead-letters/replays/r1"] = (200, {**JOB, "status": "CANCELLED"})
+    (replay,) = driver.call("replays")
+    assert "CANCELLED" == driver.call(replay.cancel).status
+
+
+def test_purge(driver: ClientDriver, service: FakeService) -> None:
+    """What the service leaves for another request is asked for, and counted."""
+    left = iter([{"purged": 10, "more": True}, {"purged": 3, "more": False}])
+    service.responses["DELETE /dead-letters"] = lambda _: (200, next(left))
+    assert 13 == driver.call("purge", lane=LANE)
+    assert [{"lane": LANE}] * 2 == [request.query for request in service.requests]
+
+
+def test_policies(driver: ClientDriver, service: FakeService) -> None:
+    """A policy goes out as the API writes it, and comes back in full."""
+    kept: dict[str, Any] = {}
+
+    def put(request: ReceivedRequest) -> tuple[int, Any]:
+        kept.update(
+            request.json,
+            policyId="slow",
+            version=1,
+            createdAt=1,
+            totalBudgetMs=None,
+            attemptTimeoutMs=30_000,
+            maxHintMs=86_400_000,
+        )
+        return 201, kept
+
+    service.responses["PUT /retry-policies/slow"] = put
+    service.responses["GET /retry-policies/slow"] = lambda _: (200, kept)
+    service.responses["GET /retry-policies"] = lambda _: (
+        200,
+        {"items": [kept], "nextCursor": None},
+    )
+    service.responses["DELETE /retry-policies/slow"] = (204, b"")
+
+    put_policy = driver.call("put_policy", "slow", tarry.Policy(max_attempts=9, initial_delay=2.0))
+
+    sent = service.requests[0].json
+    assert (9, 2000, "FULL") == (sent["maxAttempts"], sent["initialDelayMs"], sent["jitterType"])
+    assert sent.keys().isdisjoint({"attemptTimeoutMs", "maxHintMs"})
+    assert (9, 1) == (put_policy.max_attempts, put_policy.version)
+    assert put_policy == driver.call("policy", "slow", 1)
+    assert {"version": "1"} == service.requests[-1].query
+    assert [put_policy] == driver.call("policies")
+    assert None is driver.call("delete_policy", "slow")
+    driver.call("put_policy", "slow", dict(sent))
+    assert sent == service.requests[-1].json
+
+
+def test_a_policy_that_cannot_be_written(driver: ClientDriver, service: FakeService) -> None:
+    """A policy with a function in it is refused before anything is sent."""
+    with pytest.raises(tarry.ConfigurationError, match="backoff is a callable"):
+        driver.call("put_policy", "slow", tarry.Policy(backoff=float))
+    assert [] == service.requests
+
+
+@pytest.mark.parametrize("act", ["pause", "resume", "reset"])
+def test_downstreams(driver: ClientDriver, service: FakeService, act: str) -> None:
+    """A lane's name is one part of the path, slashes and all; moving it may be repeated."""
+    service.responses["GET /downstreams"] = (200, {"items": [DOWNSTREAM], "nextCursor": None})
+    path = f"/downstreams/https%3A%2F%2Fexample.com%3A443/{act}"
+    service.responses[f"POST {path}"] = (200, DOWNSTREAM)
+    (downstream,) = driver.call("downstreams")
+    service.faults.append("drop")
+    assert downstream == driver.call(act, downstream.lane)
+    assert [path, path] == [request.path for request in service.requests[1:]]
+
+
+def test_health(driver: ClientDriver, service: FakeService) -> None:
+    """What the service says of itself is the answer, at once, also when it is ill."""
+    service.responses["GET /readyz"] = (200, {"status": "ok"})
+    assert driver.call("health").ready
+    ill = problem_response(
+        503, "Service unavailable", "Failing: store.", failing={"store": "disk full"}
+    )
+    service.responses["GET /readyz"] = ill
+    health = driver.call("health")
+    assert (False, {"store": "disk full"}) == (health.ready, health.failing)
+    assert 2 == len(service.requests)
+
+
+def test_health_of_another(driver: ClientDriver, service: FakeService) -> None:
+    """A 503 of something that stands before the service is an error."""
+    service.responses["GET /readyz"] = (503, b"<html>no upstream</html>")
+    with pytest.raises(errors.ServiceUnavailable):
+        driver.call("health")
+    assert 1 == len(service.requests)
