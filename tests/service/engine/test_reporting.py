@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from tarry.service.delivery.messages import DeliveryResult
+from tarry.service.model import Status
+from tests.service.engine.harness import (
+    BUSY,
+    EngineHarness,
+    FakeTarget,
+    run,
+)
+
+
+def test_waiting_caller_gets_the_completion_and_the_response() -> None:
+    """After a timeout that is too short it gets None."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(BUSY, DeliveryResult(status=201, excerpt=b"made")))
+        (task,) = await harness.add(harness.new_task())
+        assert await harness.engine.wait_for_completion(task.id, 0.0) is None
+        settled = await harness.engine.wait_for_completion(task.id, 60)
+        assert settled is not None
+        assert settled.delivered is not None
+        assert (Status.SUCCEEDED, b"made") == (settled.status, settled.delivered.excerpt)
+
+    run(main)
+
+
+def test_cancel_publishes_an_event() -> None:
+    """Listeners get an event for a task that was cancelled while it waited."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget())
+        near, far = await harness.add(harness.new_task(delay=500), harness.new_task(delay=500_000))
+        for task in (near, far):
+            await harness.engine.cancel("default", task.id)
+
+        assert ["added", "added", "cancelled", "cancelled"] == harness.event_kinds()
+
+    run(main)

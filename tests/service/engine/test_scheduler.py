@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from tarry.service.delivery.messages import DeliveryResult
+from tarry.service.model import Status
+from tarry.service.store import ClaimResult, Lease
+from tests.service.engine.harness import (
+    EPOCH,
+    OK,
+    EngineHarness,
+    FakeTarget,
+    run,
+)
+from tests.service.stores.model_store import ModelStore
+
+
+def test_retry_beyond_the_horizon_is_claimed() -> None:
+    """A retry that is due later returns to the store, and is claimed in time."""
+
+    async def main() -> None:
+        harness = EngineHarness(
+            FakeTarget(DeliveryResult(status=503, headers=[("retry-after", "100")]), OK)
+        )
+        (task,) = await harness.add(harness.new_task())
+        await asyncio.sleep(1)
+        waiting = await harness.task(task)
+        assert (Status.PENDING, None) == (waiting.status, waiting.worker)
+        assert not len(harness.engine.worker.leased_tasks)
+
+        await harness.engine.start()
+        await asyncio.sleep(200)
+        await harness.engine.stop(1)
+        log = await harness.attempts(task)
+        assert ["transient", "success"] == [attempt.outcome for attempt in log]
+        assert 100_000 <= log[1].started_at - log[0].started_at
+        assert 0 <= log[1].started_at - log[1].scheduled_at <= 1
+
+    run(main)
+
+
+class SlowClaimStore(ModelStore):
+    """A store that replies to a claim one second after it has leased the tasks."""
+
+    async def claim(
+        self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
+    ) -> ClaimResult:
+        """Claim, and reply after a second."""
+        claimed = await super().claim(lease, limit=limit, per_lane=per_lane, skip=skip)
+        await asyncio.sleep(1)
+        return claimed
+
+
+def test_stop_releases_the_tasks_of_a_running_claim() -> None:
+    """Otherwise no worker would have them until their leases expire."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = SlowClaimStore(lambda: int((EPOCH + loop.time()) * 1000))
+        harness = EngineHarness(FakeTarget(OK), store=store)
+        new_task = harness.new_task()
+        await store.add([new_task])
+        await harness.engine.start()
+        await asyncio.sleep(0.5)
+
+        await harness.engine.stop(30)
+
+        task = await harness.task(new_task.task)
+        assert (Status.PENDING, None, 0) == (task.status, task.worker, task.attempts)
+
+    run(main)
+
+
+def test_stop_waits_for_a_claim_with_a_timeout() -> None:
+    """A store that hangs gets half of the time; the rest is for attempts in flight."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = SlowClaimStore(lambda: int((EPOCH + loop.time()) * 1000))
+        harness = EngineHarness(FakeTarget(OK), store=store)
+        await harness.engine.start()
+        await asyncio.sleep(0.1)
+        began = loop.time()
+
+        await harness.engine.stop(0.5)
+
+        assert loop.time() - began <= 0.5
+
+    run(main)
