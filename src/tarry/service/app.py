@@ -29,7 +29,7 @@ try:
     from tarry.service.engine.engine import Engine
     from tarry.service.engine.lanes import Lanes, build_downstream
     from tarry.service.engine.metrics import Metrics
-    from tarry.service.engine.policies import Policies
+    from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import CompletionWaiters, Events
     from tarry.service.engine.result_writer import build_callback_task
     from tarry.service.payloads import PayloadStore
@@ -91,7 +91,7 @@ class Service:
             EngineContext(
                 store=self.store,
                 delivery=self._delivery,
-                policies=Policies(self.store, clock.now),
+                policies=PolicyCache(self.store, clock.now),
                 lanes=lanes,
                 clock=clock,
                 events=Events(),

@@ -2,7 +2,8 @@
 
 Four queues on the path of a task are group commits: new tasks, results and released leases in the
 engine (one store call per group), and the SQLite executors (one transaction, so one fsync, per
-group). All follow the same rules:
+group). An **entry** is what one caller submits; its **weight** is the number of items in it, which
+are tasks. All queues follow the same rules:
 
 * **Order.** Entries are committed in the order in which they were submitted. An entry is never
   split over two groups.
@@ -44,7 +45,7 @@ EARLY_START_WEIGHT = 32
 
 
 class Entry(Struct, Generic[T], eq=False):
-    """One submission: the work, the caller's future (None: posted), and how many items it is."""
+    """What one caller submits; `future` is None if no caller waits for the result."""
 
     work: T
     future: asyncio.Future[Any] | None

@@ -125,7 +125,7 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     finished_at: int | None = None
     """When the task became terminal."""
 
-    def begun(
+    def as_stored(
         self, created_at: int, due: int, *, wake_at: int | None = None, worker: str | None = None
     ) -> Task:
         """Return a new task as it is stored first: only fields that a caller may set are copied.

@@ -58,7 +58,7 @@ class NewTask(msgspec.Struct, array_like=True, gc=False):
 
     task: Task
     delay: int | None = None
-    direct: bool = False
+    lease_on_add: bool = False
     """Lease the task to the worker that adds it, if it is due within the horizon and its lane is
     open: not paused, not parked, not half-open."""
 
@@ -209,10 +209,10 @@ class SeriesPoint(msgspec.Struct):
 
 
 class SweepResult(msgspec.Struct):
-    """The number of removed tasks; `more`: further expired tasks remain."""
+    """The number of removed tasks, and whether further expired tasks remain."""
 
     tasks: int
-    more: bool
+    has_more: bool
 
 
 class Retention(msgspec.Struct, frozen=True):

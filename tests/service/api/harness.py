@@ -21,7 +21,7 @@ from tarry.service.encryption import PlainCodec
 from tarry.service.engine.clock import StoreClock
 from tarry.service.engine.context import Health
 from tarry.service.engine.engine import Engine
-from tarry.service.engine.policies import Policies
+from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.reporting import CompletionWaiters, Event, Events, TaskCompletion
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
 from tarry.service.payloads import PayloadStore
@@ -65,7 +65,7 @@ class FakeEngine:
         self.clock = StoreClock(time.seconds)
         self.clock.synchronize(self.clock.local_ms(), time.ms)
         self.events = Events()
-        self.policies = Policies(store, self.clock.now)
+        self.policies = PolicyCache(store, self.clock.now)
         self.health = Health()
         self.waiters = CompletionWaiters()
         self.quota = quota

@@ -18,7 +18,7 @@ from tarry.service.engine.context import EngineContext, EngineLimits, Health
 from tarry.service.engine.engine import Engine
 from tarry.service.engine.lanes import Lanes, build_downstream
 from tarry.service.engine.metrics import Metrics
-from tarry.service.engine.policies import Policies
+from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.reporting import CompletionWaiters, Event, Events
 from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.model import AttemptRecord, Task, TaskContent
@@ -88,7 +88,7 @@ class EngineHarness:
         self.context = EngineContext(
             store=self.store,
             delivery=target,
-            policies=Policies(self.store, clock.now),
+            policies=PolicyCache(self.store, clock.now),
             lanes=self.lanes,
             clock=clock,
             events=self.events,

@@ -136,9 +136,9 @@ def test_every_third_attempt_is_a_retry() -> None:
         queue_task(busy)
         queue_task(busy, attempts=1)
 
-    begun = [bool(one.task.attempts) for one in iter(busy.pop_due, None)]
+    is_retry = [bool(one.task.attempts) for one in iter(busy.pop_due, None)]
 
-    assert [False, False, True] * 3 + [True] * 3 == begun
+    assert [False, False, True] * 3 + [True] * 3 == is_retry
 
 
 def test_replayed_or_lost_task_counts_as_a_first_attempt() -> None:

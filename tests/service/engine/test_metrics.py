@@ -37,7 +37,7 @@ def test_attempts_outcomes_delays_and_ages_are_counted() -> None:
         for overrides in ({}, {}, {"maxAttempts": 2}):
             await harness.add(harness.new_task(overrides=overrides or None))
             await asyncio.sleep(5)
-        harness.metrics.lost(7)
+        harness.metrics.count_lost(7)
         found = await read_metrics(harness)
 
         assert 7 == found["retry_attempts_total{outcome=lost,policy=}"]
@@ -66,7 +66,7 @@ def test_samples_are_counted_when_metrics_are_read() -> None:
         for number in range(1, 1_235):
             late, wait = number % 4 - 1, Decision(action="wait", delay_ms=100.5)
             decision = wait if number % 2 else None
-            metrics.attempt(
+            metrics.record_attempt(
                 AttemptRecord(
                     number=1,
                     scheduled_at=9_000,
@@ -77,7 +77,7 @@ def test_samples_are_counted_when_metrics_are_read() -> None:
                 ),
                 "p",
             )
-            metrics.ended("succeeded", number % 3, 500 if number % 2 else -500)
+            metrics.record_completion("succeeded", number % 3, 500 if number % 2 else -500)
             notes = max(notes, len(metrics._attempt_samples), len(metrics._task_samples))
             if number not in (1, 2, 499, 500, 501, 1_234):
                 continue

@@ -166,7 +166,7 @@ def test_lost_attempt_does_not_exhaust_a_task(lost: int, sent: int) -> None:
         target = FakeTarget(OK)
         harness = EngineHarness(target, limits=EngineLimits(in_flight=1))
         new_task = harness.new_task(overrides={"maxAttempts": 1})
-        new_task.direct = True
+        new_task.lease_on_add = True
         await harness.store.add([new_task], Lease("dead", 10_000, 1_000))
         for worker in range(lost - 1):
             await asyncio.sleep(11)

@@ -123,7 +123,7 @@ class StoreMachine(RuleBasedStateMachine):
             next_attempt_at=self.now - 500 + draft.at,
             body_ref=f"body {number}" if draft.has_body else None,
         )
-        return NewTask(made, draft.delay, draft.direct)
+        return NewTask(made, draft.delay, draft.lease_on_add)
 
     @rule(
         lease=leases,
@@ -349,7 +349,7 @@ class StoreMachine(RuleBasedStateMachine):
                 step = await store.sweep(Retention(kept, 2 * kept), limit)
                 assert step.tasks <= limit
                 removed += step.tasks
-                if not step.more:
+                if not step.has_more:
                     return removed
 
         self.comparison.agree(swept)

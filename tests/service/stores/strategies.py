@@ -45,7 +45,7 @@ class TaskDraft(NamedTuple):
     delay: int | None
     at: int
     policy_id: str
-    direct: bool
+    lease_on_add: bool
     has_body: bool
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.clock import StoreClock
     from tarry.service.engine.lanes import Lanes
     from tarry.service.engine.metrics import Metrics
-    from tarry.service.engine.policies import Policies
+    from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import CompletionWaiters, Events
     from tarry.service.model import Task, TaskContent
     from tarry.service.store import Lease, Retention, Store, TaskResult
@@ -80,7 +80,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
 
     store: Store
     delivery: Delivery
-    policies: Policies
+    policies: PolicyCache
     lanes: Lanes
     clock: StoreClock
     events: Events

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tarry.service.engine.clock import StoreClock
     from tarry.service.engine.context import EngineContext, Health
-    from tarry.service.engine.policies import Policies
+    from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Events
     from tarry.service.model import TaskContent
     from tarry.service.store import AddResult, NewTask
@@ -43,7 +43,7 @@ class Engine:
         return self._context.events
 
     @property
-    def policies(self) -> Policies:
+    def policies(self) -> PolicyCache:
         """The cache of policies."""
         return self._context.policies
 

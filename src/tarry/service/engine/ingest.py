@@ -60,7 +60,7 @@ class Ingest:
             if lane not in accepting:
                 accepting[lane] = self._can_lease(lane)
             if accepting[lane]:
-                new.direct = True
+                new.lease_on_add = True
                 free_slots -= 1
         known: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
         return self._commits.submit(list(zip(new_tasks, known, strict=True)))

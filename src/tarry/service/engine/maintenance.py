@@ -54,7 +54,7 @@ class Maintenance:
         """Do one small step of each kind of maintenance."""
         context, report = self._context, MaintenanceReport()
         swept = await context.store.sweep(context.retention, _MAX_TASKS_PER_STEP)
-        report.swept_tasks, report.has_more = swept.tasks, swept.more
+        report.swept_tasks, report.has_more = swept.tasks, swept.has_more
         await self._step_replays(report)
         orphans = await context.store.orphans(_MAX_BODIES_PER_STEP)
         if orphans:

@@ -44,27 +44,15 @@ if TYPE_CHECKING:
 _MAX_LABELS = 100
 _OTHER_POLICY = "other"
 _SHORT_BUCKETS_MS = (
-    1,
-    2,
-    5,
-    10,
-    25,
-    50,
-    100,
-    250,
-    500,
-    1_000,
-    2_500,
-    5_000,
-    10_000,
-    30_000,
-    60_000,
-)
+    1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000,
+)  # fmt: skip
 _LONG_BUCKETS_MS = (
     100, 500, 1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000, 43_200_000,
     86_400_000, 604_800_000,
 )  # fmt: skip
 _MAX_SAMPLES = 500
+"""Samples that are collected before they are counted: sorting a list once is cheaper than a search
+for each value."""
 _BREAKER_STATES = ("closed", "open", "half-open")
 _BREAKER_STATE_OF_EVENT = {"parked": "open", "probing": "half-open", "resumed": "closed"}
 
@@ -123,7 +111,7 @@ class Metrics:
             "retry_attempt_duration_seconds", "Duration of attempts.", _SHORT_BUCKETS_MS
         )
 
-    def attempt(self, attempt: AttemptRecord, policy_id: str) -> None:
+    def record_attempt(self, attempt: AttemptRecord, policy_id: str) -> None:
         """Record an attempt."""
         lag, decision = attempt.started_at - attempt.scheduled_at, attempt.decision
         delay = None if decision is None else decision.delay_ms
@@ -132,22 +120,22 @@ class Metrics:
         if len(samples) >= _MAX_SAMPLES:
             self._count_attempts()
 
-    def ended(self, kind: str, attempts: int, age: int) -> None:
+    def record_completion(self, kind: str, attempts: int, age: int) -> None:
         """Record a task that reached a terminal status `age` ms after it was added."""
         samples = self._task_samples
         samples.append((kind, attempts, age))
         if len(samples) >= _MAX_SAMPLES:
             self._count_tasks()
 
-    def superseded(self) -> None:
+    def count_superseded(self) -> None:
         """Count a result that arrived after its lease was lost."""
         self._superseded += 1
 
-    def lost(self, attempts: int) -> None:
+    def count_lost(self, attempts: int) -> None:
         """Count attempts whose worker disappeared."""
         self._attempts["lost", ""] += attempts
 
-    def lane_changed(self, event_kind: str) -> None:
+    def count_transition(self, event_kind: str) -> None:
         """Count the breaker transition that an event of a lane stands for, if it is one."""
         state = _BREAKER_STATE_OF_EVENT.get(event_kind)
         if state is not None:

@@ -34,7 +34,7 @@ class EffectivePolicy(msgspec.Struct, gc=False):
     """When to read it again."""
 
 
-class Policies:
+class PolicyCache:
     """A cache of policies, filled from the store when a policy is first needed."""
 
     def __init__(self, store: Store, now: Callable[[], int]) -> None:

@@ -133,7 +133,7 @@ class Reporter:
         task, attempt = result.task, result.attempt
         if attempt is None:
             return
-        self._metrics.attempt(attempt, task.policy_id)
+        self._metrics.record_attempt(attempt, task.policy_id)
         if self._events.listeners:
             event = Event(
                 kind="attempt",
@@ -154,7 +154,7 @@ class Reporter:
     ) -> None:
         """Report that a task reached a terminal status after this many attempts."""
         kind = _EVENT_KINDS[status]
-        self._metrics.ended(kind, attempts, now - task.created_at)
+        self._metrics.record_completion(kind, attempts, now - task.created_at)
         if self._events.listeners:
             self._publish_task_event(kind, task, attempts, reason, now)
 
@@ -164,7 +164,7 @@ class Reporter:
 
     def result_superseded(self, task: Task, now: int) -> None:
         """Report that a result came after the lease was lost, and was not stored."""
-        self._metrics.superseded()
+        self._metrics.count_superseded()
         if self._events.listeners:
             self._publish_task_event("superseded", task, task.attempts, None, now)
 
@@ -177,12 +177,12 @@ class Reporter:
     def attempts_lost(self, count: int, now: int) -> None:
         """Report attempts whose workers have disappeared."""
         _logger.warning("attempts lost, their workers have disappeared, count=%d", count)
-        self._metrics.lost(count)
+        self._metrics.count_lost(count)
         self._events.publish(Event(kind="lost", at=now, tenant="", lane="", attempts=count))
 
     def lane_changed(self, kind: str, lane: str) -> None:
         """Report that a lane was parked, probed, resumed or paused."""
-        self._metrics.lane_changed(kind)
+        self._metrics.count_transition(kind)
         if self._events.listeners:
             tenant = lane.partition("/")[0]
             self._events.publish(Event(kind=kind, at=self._clock.now(), tenant=tenant, lane=lane))

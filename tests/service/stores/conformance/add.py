@@ -159,7 +159,7 @@ async def a_batch_equals_single_additions(harness: StoreHarness) -> None:
 @conformance_case
 async def adding_is_idempotent(harness: StoreHarness) -> None:
     """Adding a batch again, also after a crash, leaves the state unchanged."""
-    batch = [NewTask(task(1), direct=True), NewTask(task(2), delay=500)]
+    batch = [NewTask(task(1), lease_on_add=True), NewTask(task(2), delay=500)]
     first = await harness.store.add(batch, LEASE)
     harness.clock.advance(7)
     await harness.reopen()
@@ -221,7 +221,11 @@ async def a_quota_counts_live_tasks_only(harness: StoreHarness) -> None:
 async def a_direct_task_is_leased_when_it_is_added(harness: StoreHarness) -> None:
     """If it is due within the horizon, the adding worker gets the lease, and no other."""
     [now, soon] = await harness.store.add(
-        [NewTask(task(1), direct=True), NewTask(task(2), delay=HORIZON_MS, direct=True)], LEASE
+        [
+            NewTask(task(1), lease_on_add=True),
+            NewTask(task(2), delay=HORIZON_MS, lease_on_add=True),
+        ],
+        LEASE,
     )
 
     for answer, due in ((now, START_MS), (soon, START_MS + HORIZON_MS)):
@@ -239,9 +243,9 @@ async def a_direct_task_is_leased_when_it_is_added(harness: StoreHarness) -> Non
 async def a_direct_task_beyond_the_horizon_is_pending(harness: StoreHarness) -> None:
     """Tasks that are due later, not direct, or added without a lease are PENDING."""
     later, plain = await harness.store.add(
-        [NewTask(task(1), delay=HORIZON_MS + 1, direct=True), NewTask(task(2))], LEASE
+        [NewTask(task(1), delay=HORIZON_MS + 1, lease_on_add=True), NewTask(task(2))], LEASE
     )
-    [without] = await harness.store.add([NewTask(task(3), direct=True)])
+    [without] = await harness.store.add([NewTask(task(3), lease_on_add=True)])
 
     for answer in (later, plain, without):
         assert (AddStatus.ADDED, False) == (answer.status, answer.leased)
@@ -254,7 +258,7 @@ async def a_lane_that_is_not_open_gives_no_direct_lease(harness: StoreHarness) -
     """In a paused, parked or half-open lane a direct task is PENDING."""
 
     async def leased(number: int) -> bool:
-        [answer] = await harness.store.add([NewTask(task(number), direct=True)], LEASE)
+        [answer] = await harness.store.add([NewTask(task(number), lease_on_add=True)], LEASE)
         assert AddStatus.ADDED is answer.status
         return answer.leased
 
@@ -273,7 +277,7 @@ async def an_existing_direct_task_is_not_leased(harness: StoreHarness) -> None:
     """A direct task whose key exists is not leased, even if the stored task is due."""
     await harness.add(task(1))
 
-    [again] = await harness.store.add([NewTask(task(1), direct=True)], LEASE)
+    [again] = await harness.store.add([NewTask(task(1), lease_on_add=True)], LEASE)
 
     assert (AddStatus.EXISTING, False) == (again.status, again.leased)
     assert Status.PENDING is again.task.status

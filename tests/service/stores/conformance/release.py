@@ -96,7 +96,7 @@ async def a_released_task_being_cancelled_is_cancelled(harness: StoreHarness) ->
 @conformance_case
 async def a_direct_lease_is_a_normal_lease(harness: StoreHarness) -> None:
     """It can be released, kept, lost and finished like any other."""
-    batch = [NewTask(task(number), direct=True) for number in range(1, 5)]
+    batch = [NewTask(task(number), lease_on_add=True) for number in range(1, 5)]
     one, two, three, four = [answer.task for answer in await harness.store.add(batch, LEASE)]
     await harness.store.release([Release(one)])
     await harness.store.finish(

@@ -106,7 +106,7 @@ async def sweep_all(harness: StoreHarness, limit: int) -> int:
         result = await harness.store.sweep(KEEP, limit)
         assert result.tasks <= limit
         total += result.tasks
-        if not result.more:
+        if not result.has_more:
             return total
     raise AssertionError("the sweep does not end")
 
@@ -146,12 +146,12 @@ async def a_sweep_respects_its_limit(harness: StoreHarness) -> None:
 
     first = await harness.store.sweep(KEEP, 4)
 
-    assert (4, True) == (first.tasks, first.more)
+    assert (4, True) == (first.tasks, first.has_more)
     assert {Status.SUCCEEDED: 6} == await harness.counts()
     await harness.reopen()
     assert 6 == await sweep_all(harness, 4)
     last = await harness.store.sweep(KEEP, 4)
-    assert (0, False) == (last.tasks, last.more)
+    assert (0, False) == (last.tasks, last.has_more)
 
 
 @conformance_case

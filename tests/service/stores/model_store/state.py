@@ -255,7 +255,7 @@ class ModelState:
         self._last_number += 1
         tenant, queue = self.tenant(task.tenant), self.queue(task.lane)
         is_open = not queue.lane.paused and queue.lane.parked_until is None
-        fresh = task.begun(now, task.next_attempt_at)
+        fresh = task.as_stored(now, task.next_attempt_at)
         if is_open and lease is not None and fresh.next_attempt_at <= now + lease.horizon:
             fresh = msgspec.structs.replace(
                 fresh, **_lease_fields(lease, fresh.next_attempt_at, now)

@@ -100,7 +100,7 @@ class ModelStore:
             return AddResult(AddStatus.FULL, copy(task))
         due = task.next_attempt_at if new.delay is None else now + new.delay
         timed = msgspec.structs.replace(task, next_attempt_at=max(now, due))
-        row = self.state.add(timed, now, lease if new.direct else None)
+        row = self.state.add(timed, now, lease if new.lease_on_add else None)
         is_leased = row.task.status is Status.IN_FLIGHT
         return AddResult(AddStatus.ADDED, copy(row.task), is_leased)
 

@@ -92,7 +92,7 @@ def one_file(two_files: list[DatabaseFile]) -> DatabaseFile:
 def mixed_batch(size: int) -> list[NewTask]:
     """Return a batch of new, existing and repeated keys in several lanes."""
     batch = [
-        NewTask(task(n, f"h{n % 5}", f"t{n % 2}"), delay=n * 100 or None, direct=n % 2 == 0)
+        NewTask(task(n, f"h{n % 5}", f"t{n % 2}"), delay=n * 100 or None, lease_on_add=n % 2 == 0)
         for n in range(size)
     ]
     for n in range(0, size, 7):
@@ -145,7 +145,7 @@ def test_finishing_a_batch_equals_finishing_singly(
     two_files: list[DatabaseFile], size: int
 ) -> None:
     """Results may be for leased, lost, deleted or cancelled tasks, in any order."""
-    batch = [NewTask(task(n, f"h{n % 5}"), direct=True) for n in range(size)]
+    batch = [NewTask(task(n, f"h{n % 5}"), lease_on_add=True) for n in range(size)]
     ends: list[TaskResult] = []
     for one_file in two_files:
         ends = results_of_every_status([added.task for added in one_file.add(batch)])
@@ -165,7 +165,7 @@ def test_finishing_a_batch_equals_finishing_singly(
 def test_two_results_of_one_task_in_a_batch(one_file: DatabaseFile) -> None:
     """The second result sees the version that the first has set."""
     first, second = (
-        added.task for added in one_file.add([NewTask(task(n), direct=True) for n in (1, 2)])
+        added.task for added in one_file.add([NewTask(task(n), lease_on_add=True) for n in (1, 2)])
     )
 
     answers = one_file.finish(
@@ -194,7 +194,8 @@ def test_results_match_states_in_any_row_order(
 ) -> None:
     """SQLite does not define the order of rows in json_group_array."""
     leased = [
-        added.task for added in one_file.add([NewTask(task(n), direct=True) for n in range(70)])
+        added.task
+        for added in one_file.add([NewTask(task(n), lease_on_add=True) for n in range(70)])
     ]
     late = replace(leased[0], version=leased[0].version + 1)
     decode = finish._decode_states
@@ -221,7 +222,7 @@ def test_the_number_of_statements_does_not_grow_with_lanes(two_files: list[Datab
         one_file.add([NewTask(task(1000 + n, f"h{n}")) for n in range(lanes)])
         said.append([])
         one_file.database.open()[0].set_trace_callback(said[-1].append)
-        batch = [NewTask(task(n, f"h{n % lanes}"), direct=True) for n in range(48)]
+        batch = [NewTask(task(n, f"h{n % lanes}"), lease_on_add=True) for n in range(48)]
         one_file.finish(
             [retry_result(added.task, START_MS + HOUR_MS) for added in one_file.add(batch)]
         )

@@ -137,7 +137,7 @@ def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
     """All of them are counted, and a filter finds the only match."""
 
     async def main(store: SqliteStore) -> None:
-        new = [NewTask(task(number), direct=True) for number in range(4100)]
+        new = [NewTask(task(number), lease_on_add=True) for number in range(4100)]
         leased = [added.task for added in await store.add(new, LEASE)]
         await store.finish(
             [dead_result(one, "rare" if one is leased[4000] else "usual") for one in leased]

@@ -43,7 +43,9 @@ def test_none_differs_from_empty_and_zero(
     """None, empty and zero are read back as they were written."""
     batch = [
         NewTask(
-            task(n, policy_version=number, body_ref=ref), direct=n == 1, delay=None if n == 1 else 5
+            task(n, policy_version=number, body_ref=ref),
+            lease_on_add=n == 1,
+            delay=None if n == 1 else 5,
         )
         for n in (1, 2)
     ]
@@ -72,7 +74,7 @@ def test_no_parameter_needs_an_adapter(one_file: DatabaseFile) -> None:
             return execute(statement, values)
 
         tx.execute = note
-        batch = [NewTask(task(n), direct=n > 1) for n in range(4)]
+        batch = [NewTask(task(n), lease_on_add=n > 1) for n in range(4)]
         answers = add.add(tx, batch, LEASE, None)
         leased = [added.task for added in add.to_add_results(batch, LEASE, answers) if added.leased]
         ends = [success_result(leased[0]), retry_result(leased[1], START_MS + 5, keep=LEASE)]

@@ -129,14 +129,14 @@ def test_a_sweep_recovers_leases_of_a_killed_worker(tmp_path: Path) -> None:
         try:
             with worker_process(path) as process:
                 assert 2 == len(lock_files(path))
-                assert not (await store.sweep(KEEP, 100)).more
+                assert not (await store.sweep(KEEP, 100)).has_more
                 assert [] == (await store.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
                 cancelled = await store.cancel("acme", task_id(2))
                 assert CancelStatus.REQUESTED is cancelled
                 process.kill()
                 process.wait()
             steps = 1
-            while (await store.sweep(KEEP, 1)).more:
+            while (await store.sweep(KEEP, 1)).has_more:
                 steps += 1
 
             assert 3 <= steps <= 6

@@ -97,7 +97,7 @@ def test_the_writer_process_writes_and_the_service_reads(tmp_path: Path) -> None
 
     async def main(store: SqliteStore) -> None:
         writers.append(writer_pid(store))
-        added = await store.add([NewTask(task(n), direct=True) for n in range(3)], LEASE)
+        added = await store.add([NewTask(task(n), lease_on_add=True) for n in range(3)], LEASE)
         assert [True] * 3 == [each.leased for each in added]
         done = await store.finish([success_result(each.task) for each in added])
         assert [FinishStatus.DONE] * 3 == done
@@ -113,7 +113,7 @@ def test_a_killed_writer_is_started_again(tmp_path: Path) -> None:
     """Operations that it had received fail and can be repeated; leases stay valid."""
 
     async def main(store: SqliteStore) -> None:
-        [added] = await store.add([NewTask(task(1), direct=True)], LEASE)
+        [added] = await store.add([NewTask(task(1), lease_on_add=True)], LEASE)
         os.kill(writer_pid(store), signal.SIGSTOP)
         asked = asyncio.ensure_future(store.add([NewTask(task(2))]))
         await asyncio.sleep(0)

@@ -86,7 +86,7 @@ def to_add_results(
 def _stored_task(task: Task, lease: Lease | None, state: InitialState) -> Task:
     created_at, due, wake_at, is_leased = state
     worker = lease.worker if is_leased and lease is not None else None
-    return task.begun(created_at, due, wake_at=wake_at, worker=worker)
+    return task.as_stored(created_at, due, wake_at=wake_at, worker=worker)
 
 
 def add(
@@ -199,7 +199,7 @@ def _insert_states(
             target = targets[key] = _find_target(tx, tenant, task)
         lane = target.lane
         due = max(now, task.next_attempt_at if new.delay is None else now + new.delay)
-        direct_lease = lease if new.direct and target.is_open else None
+        direct_lease = lease if new.lease_on_add and target.is_open else None
         worker: int | str
         if direct_lease is not None and due <= now + direct_lease.horizon:
             status, wake_at = IN_FLIGHT, due + direct_lease.length
