@@ -53,8 +53,8 @@ class SimulatedProcess:
         self.environment = environment
         self.name = name
         self.skew = skew
-        self.alive = True
-        self.dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_alive = True
+        self.crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def monotonic(self) -> float:
@@ -64,18 +64,18 @@ class SimulatedProcess:
     async def reach_fault_point(self) -> None:
         """Delay or crash the process, according to the faults."""
         faults, rng = self.environment.faults, self.environment.rng
-        if self.alive and rng.random() < faults.slow:
+        if self.is_alive and rng.random() < faults.slow:
             await asyncio.sleep(rng.random() * rng.choice([0.01, 1.0]))
-        if self.alive and rng.random() < faults.crash:
+        if self.is_alive and rng.random() < faults.crash:
             self.kill()
-        if not self.alive:
+        if not self.is_alive:
             await wait_forever()
 
     def kill(self) -> None:
         """Crash, as by kill -9: nothing that this process does from now on has any effect."""
-        if self.alive:
-            self.alive = False
-            self.dead.set_result(None)
+        if self.is_alive:
+            self.is_alive = False
+            self.crashed.set_result(None)
             current = asyncio.current_task()
             for task in tuple(self.tasks):
                 if task is not current:
@@ -88,7 +88,7 @@ class SimulatedProcess:
             task = asyncio.get_running_loop().create_task(work)
         finally:
             _process.reset(token)
-        await asyncio.wait([task, self.dead], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, self.crashed], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             return None
         return None if task.cancelled() else task.result()
@@ -163,7 +163,7 @@ class FaultyNetwork:
     async def send(self, request: DeliveryRequest) -> DeliveryResult:
         """Make an attempt; the request or its response may be lost or late."""
         process, environment = self._process, self._process.environment
-        if not process.alive:
+        if not process.is_alive:
             await wait_forever()
         environment.invariants.record_attempt(request, process.name)
         await process.reach_fault_point()
@@ -230,6 +230,6 @@ def _in_process(
     if process is not None:
         process.tasks.add(task)
         task.add_done_callback(process.tasks.discard)
-        if not process.alive:
+        if not process.is_alive:
             task.cancel()
     return task

@@ -54,7 +54,7 @@ class Simulation:
         """Run until all tasks have ended, and check the invariants."""
         workers = self.rng.choice([1, 1, 2])
         self.harnesses, self.apis = [None] * workers, [None] * workers
-        jobs = [asyncio.ensure_future(self._run_processes(place)) for place in range(workers)]
+        jobs = [asyncio.ensure_future(self._run_processes(index)) for index in range(workers)]
         jobs += [
             asyncio.ensure_future(self._change_hosts()),
             asyncio.ensure_future(self._jump_clock()),
@@ -90,21 +90,21 @@ class Simulation:
 
     # --- processes --------------------------------------------------------------------------------
 
-    async def _run_processes(self, place: int) -> None:
+    async def _run_processes(self, index: int) -> None:
         """Start a process, and another one after each crash or shutdown."""
         while True:
             self.process_count += 1
             name = f"p{self.process_count}"
             process = SimulatedProcess(self.environment, name, skew=self.rng.random() * 1e6)
             self.processes.append(process)
-            await process.run(self._serve(place, process))
-            if process.alive:  # an orderly shutdown
-                process.alive = False
-            self.harnesses[place] = self.apis[place] = None
+            await process.run(self._serve(index, process))
+            if process.is_alive:  # an orderly shutdown
+                process.is_alive = False
+            self.harnesses[index] = self.apis[index] = None
             self.environment.crashes += 1
             await asyncio.sleep(self.rng.random() * 20)
 
-    async def _serve(self, place: int, process: SimulatedProcess) -> None:
+    async def _serve(self, index: int, process: SimulatedProcess) -> None:
         rng = self.rng
         harness = EngineHarness(
             FaultyNetwork(process),
@@ -127,13 +127,13 @@ class Simulation:
             await harness.engine.start()
         except StoreUnavailable:
             return
-        self.harnesses[place], self.apis[place] = harness, build_api(harness)
+        self.harnesses[index], self.apis[index] = harness, build_api(harness)
         if rng.random() < 0.3:
             await asyncio.sleep(rng.random() * FAULT_PHASE_S)
-            self.harnesses[place] = self.apis[place] = None
+            self.harnesses[index] = self.apis[index] = None
             await harness.engine.stop(rng.choice([0.0, 20.0]))  # SIGTERM
             return
-        await process.dead
+        await process.crashed
 
     async def _change_hosts(self) -> None:
         while True:
@@ -169,8 +169,8 @@ class Simulation:
 
     async def _send(self, method: str, path: str, document: object = None) -> tuple[int, Any]:
         """Send a request to a random process; status 0: it is not running, or crashes meanwhile."""
-        place = self.rng.randrange(len(self.apis))
-        api, process = self.apis[place], self._process(place)
+        index = self.rng.randrange(len(self.apis))
+        api, process = self.apis[index], self._process(index)
         if api is None or process is None:
             return 0, None
         answer: tuple[int, Any] | None = await process.run(
@@ -237,12 +237,12 @@ class Simulation:
     async def _replay(self) -> None:
         await self._send("POST", "/dead-letters/replays", {})
 
-    def _process(self, place: int) -> SimulatedProcess | None:
-        harness = self.harnesses[place]
+    def _process(self, index: int) -> SimulatedProcess | None:
+        harness = self.harnesses[index]
         for process in self.processes:
             if (
                 harness is not None
-                and process.alive
+                and process.is_alive
                 and process.name == harness.context.lease.worker
             ):
                 return process

@@ -148,3 +148,17 @@ def test_an_unexpected_error_reaches_all_callers() -> None:
         await broken.close()
 
     asyncio.run(main())
+
+
+def test_close_waits_for_operations_without_weight() -> None:
+    """An operation that changes no task, such as a claim with a limit of 0, is still run."""
+
+    async def main() -> None:
+        thread = executor.ThreadExecutor("test", lambda work: [(item, None) for item in work])
+        future = thread.submit("claim", 0)
+        await thread.close()
+
+        assert future.done()
+        assert "claim" == await future
+
+    asyncio.run(main())

@@ -54,8 +54,8 @@ class Executor(GroupCommit[Any]):
         return StoreUnavailable(msg)
 
     def _start_soon(self) -> None:
-        # In the next iteration, not now: the answers of a group wake up callers who submit their
-        # next operation in that iteration, and these belong into the same transaction.
+        # In the next iteration, not now: the answers of a group wake callers, who submit their next
+        # operations in that iteration. One transaction for all of them saves an fsync.
         self._loop.call_soon(self._start)
 
     def _start(self) -> None:
@@ -73,9 +73,9 @@ class Executor(GroupCommit[Any]):
         """Return when everything that was submitted is done; the executor cannot be used again."""
 
     async def _drain(self) -> None:
-        """Return when nothing is pending."""
-        while self.pending:
-            entries = [entry for group in (*self._in_flight, self._waiting) for entry in group]
+        """Return when all operations are done."""
+        # Not `while self.pending`: operations that change no task have a weight of 0.
+        while entries := [entry for group in (*self._in_flight, self._waiting) for entry in group]:
             await asyncio.wait([entry.future for entry in entries if entry.future is not None])
 
     def _answer(self, group: Group, answers: Sequence[Answer]) -> None:
