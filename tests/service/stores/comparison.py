@@ -107,9 +107,9 @@ class StoreComparison:
         folder.mkdir()
         return folder
 
-    def _run(self, waits: Awaitable[T]) -> T:
+    def _run(self, awaitable: Awaitable[T]) -> T:
         async def main() -> T:
-            return await waits
+            return await awaitable
 
         return self._runner.run(main())
 
@@ -136,8 +136,8 @@ async def snapshot(store: Store) -> StoreSnapshot:
     lanes = [lane for lane in await every_lane(store) if is_used(lane)]
     for lane in lanes:
         exact = Counter(task.status for task in found if task.lane == lane.name)
-        shown = (lane.pending, lane.in_flight, lane.dead)
-        assert tuple(exact[status] for status in LANE_COUNTED_STATUSES) == shown
+        counted = (lane.pending, lane.in_flight, lane.dead)
+        assert tuple(exact[status] for status in LANE_COUNTED_STATUSES) == counted
     return StoreSnapshot(
         {tenant: [without_engine_details(task) for task in tasks[tenant]] for tenant in TENANTS},
         attempts,
@@ -173,8 +173,8 @@ async def every_lane(store: Store) -> list[LaneRecord]:
 
 def is_used(lane: LaneRecord) -> bool:
     """Return whether a lane must be listed: it is not empty, or not open."""
-    shut = lane.paused or lane.parked_until is not None
-    return shut or lane.pending + lane.in_flight + lane.dead > 0
+    is_shut = lane.paused or lane.parked_until is not None
+    return is_shut or lane.pending + lane.in_flight + lane.dead > 0
 
 
 def check_claim(
@@ -204,14 +204,14 @@ def check_claim(
 
 
 def earliest_claim(
-    seen: StoreSnapshot, lease: Lease, now: int, skip: Collection[str]
+    contents: StoreSnapshot, lease: Lease, now: int, skip: Collection[str]
 ) -> int | None:
     """Return when the next claim may find a task, computed from all tasks."""
     times = []
-    for lane in seen.lanes:
+    for lane in contents.lanes:
         if lane.paused or lane.name in skip:
             continue
-        live = [task for task in seen.tasks[lane.tenant] if task.lane == lane.name]
+        live = [task for task in contents.tasks[lane.tenant] if task.lane == lane.name]
         ends = [task.wake_at for task in live if task.status is Status.IN_FLIGHT]
         due = [task.wake_at - lease.horizon for task in live if task.status is Status.PENDING]
         until = lane.parked_until

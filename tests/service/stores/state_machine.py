@@ -113,7 +113,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _new_task(self, draft: TaskDraft) -> NewTask:
         number = self.new_number()
         key = f"key {number if draft.key is None else draft.key}"
-        made = task(
+        new = task(
             number,
             draft.host,
             draft.tenant,
@@ -123,7 +123,7 @@ class StoreMachine(RuleBasedStateMachine):
             next_attempt_at=self.now - 500 + draft.at,
             body_ref=f"body {number}" if draft.has_body else None,
         )
-        return NewTask(made, draft.delay, draft.lease_on_add)
+        return NewTask(new, draft.delay, draft.lease_on_add)
 
     @rule(
         lease=leases,
@@ -216,9 +216,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _remember_if_leased(self, tenant: str, leased_id: str) -> None:
         found = self.comparison.each(lambda _, store: store.get_task(tenant, leased_id))
-        kept = [one for one in found if one and one.status is Status.IN_FLIGHT]
-        if kept:
-            self.remember([[one] for one in kept])
+        still_leased = [one for one in found if one and one.status is Status.IN_FLIGHT]
+        if still_leased:
+            self.remember([[one] for one in still_leased])
 
     @precondition(lambda self: self.leased)
     @rule(
@@ -304,9 +304,11 @@ class StoreMachine(RuleBasedStateMachine):
         """Start a replay and make its first step."""
         self.last_replay += 1
         before = self.now - age if age else 0
-        job = ReplayRecord(id=self.replay_id(0), tenant=tenant, rate=rate, before=before, **chosen)
-        matched = self.comparison.agree(lambda store: store.count_dead(job))
-        assert matched == self.comparison.agree(lambda store: store.start_replay(job)).matched
+        record = ReplayRecord(
+            id=self.replay_id(0), tenant=tenant, rate=rate, before=before, **chosen
+        )
+        matched = self.comparison.agree(lambda store: store.count_dead(record))
+        assert matched == self.comparison.agree(lambda store: store.start_replay(record)).matched
         self.continue_replay(0, limit, tenant, cancel=False)
 
     def replay_id(self, age: int) -> str:
@@ -322,13 +324,15 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def continue_replay(self, pick: int, limit: int, tenant: str, cancel: bool) -> None:
         """Make a step of a replay, or cancel it."""
-        job_id = self.replay_id(pick)
+        chosen_id = self.replay_id(pick)
 
         async def step(store: Store) -> ReplayRecord | None:
-            job = await (
-                store.cancel_replay(tenant, job_id) if cancel else store.replay_step(job_id, limit)
+            record = await (
+                store.cancel_replay(tenant, chosen_id)
+                if cancel
+                else store.replay_step(chosen_id, limit)
             )
-            return job and replace(job, cursor=None)
+            return record and replace(record, cursor=None)
 
         self.comparison.agree(step)
 
@@ -339,14 +343,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- maintenance ------------------------------------------------------------------------------
 
-    @rule(limit=st.integers(1, 5), kept=st.sampled_from([0, SECOND_MS, HOUR_MS, DAY_MS]))
-    def sweep(self, limit: int, kept: int) -> None:
+    @rule(limit=st.integers(1, 5), age=st.sampled_from([0, SECOND_MS, HOUR_MS, DAY_MS]))
+    def sweep(self, limit: int, age: int) -> None:
         """Sweep until nothing is left to delete, because the order of deletion is not defined."""
 
         async def swept(store: Store) -> int:
             removed = 0
             while True:
-                step = await store.sweep(Retention(kept, 2 * kept), limit)
+                step = await store.sweep(Retention(age, 2 * age), limit)
                 assert step.tasks <= limit
                 removed += step.tasks
                 if not step.has_more:

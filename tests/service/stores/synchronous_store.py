@@ -1,4 +1,4 @@
-"""The SQLite store without threads, as a simulation runs it."""
+"""The SQLite store without threads, for deterministic simulations."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class SynchronousSqliteStore(SqliteStore):
-    """The store without threads, as a simulation runs it."""
+    """A `SqliteStore` that runs each operation at once in the calling thread."""
 
     def __init__(self, path: Path, clock: Callable[[], int]) -> None:
         super().__init__(path, clock=clock)
-        self.database = Database(path, clock)
+        self.database = Database(path, clock)  # without a worker lock
 
     async def open(self) -> None:
         """Open the file."""
@@ -28,14 +28,15 @@ class SynchronousSqliteStore(SqliteStore):
         self.database.close()
 
     async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
-        value: T = self._answer(self.database.apply([operation]))
+        value: T = self._unwrap(self.database.apply([operation]))
         return value
 
-    async def _read(self, question: Callable[[ReadTransaction], T]) -> T:
-        value: T = self._answer(self.database.read([question]))
+    async def _read(self, query: Callable[[ReadTransaction], T]) -> T:
+        value: T = self._unwrap(self.database.read([query]))
         return value
 
-    def _answer(self, answers: list[tuple[Any, Exception | None]]) -> Any:
+    def _unwrap(self, answers: list[tuple[Any, Exception | None]]) -> Any:
+        """Return the value of the only answer, or raise its error."""
         [(value, error)] = answers
         if error is not None:
             raise error

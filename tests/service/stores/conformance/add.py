@@ -25,7 +25,7 @@ from tests.service.stores.harness import (
 @conformance_case
 async def an_added_task_is_stored_unchanged(harness: StoreHarness) -> None:
     """The caller's fields come back byte by byte; times are set by the store's clock."""
-    given = task(
+    new_task = task(
         key="kä ' \" % \\ " + "k" * 200,
         fingerprint=bytes(range(256)),
         content=bytes(range(256)) * 64,
@@ -35,10 +35,10 @@ async def an_added_task_is_stored_unchanged(harness: StoreHarness) -> None:
         next_attempt_at=START_MS + 5000,
     )
 
-    [added] = await harness.add(given)
+    [added] = await harness.add(new_task)
 
     expected = replace(
-        given,
+        new_task,
         created_at=START_MS,
         started_at=START_MS + 5000,
         wake_at=START_MS + 5000,
@@ -53,9 +53,9 @@ async def an_added_task_is_stored_unchanged(harness: StoreHarness) -> None:
 @conformance_case
 async def a_delay_counts_from_the_time_of_adding(harness: StoreHarness) -> None:
     """`delay` is added to the store's time, and has precedence over `next_attempt_at`."""
-    given = task(next_attempt_at=START_MS + 99)
+    new_task = task(next_attempt_at=START_MS + 99)
 
-    [added] = await harness.store.add([NewTask(given, delay=2000)])
+    [added] = await harness.store.add([NewTask(new_task, delay=2000)])
 
     times = (added.task.next_attempt_at, added.task.started_at, added.task.wake_at)
     assert (START_MS + 2000,) * 3 == times
@@ -66,8 +66,8 @@ async def a_task_with_a_past_time_is_due_now(harness: StoreHarness) -> None:
     """A task without `next_attempt_at`, or with a past one, is due at once."""
     added = await harness.add(task(1), task(2, next_attempt_at=START_MS - 5))
 
-    assert [START_MS, START_MS] == [answer.task.next_attempt_at for answer in added]
-    assert [START_MS, START_MS] == [answer.task.started_at for answer in added]
+    assert [START_MS, START_MS] == [result.task.next_attempt_at for result in added]
+    assert [START_MS, START_MS] == [result.task.started_at for result in added]
 
 
 @conformance_case
@@ -133,13 +133,13 @@ async def keys_are_unique_per_tenant(harness: StoreHarness) -> None:
         task(99, tenant="beta", key="k"),
     )
 
-    assert [AddStatus.ADDED] * 10 == [answer.status for answer in added]
+    assert [AddStatus.ADDED] * 10 == [result.status for result in added]
 
 
 @conformance_case
 async def a_batch_equals_single_additions(harness: StoreHarness) -> None:
     """Of two tasks with one key in a batch the first is added; results keep the order."""
-    answers = await harness.add(
+    results = await harness.add(
         task(1, key="k", fingerprint=b"p"),
         task(2, key="other"),
         task(3, key="k", fingerprint=b"p"),
@@ -151,7 +151,7 @@ async def a_batch_equals_single_additions(harness: StoreHarness) -> None:
         (AddStatus.ADDED, task_id(2)),
         (AddStatus.EXISTING, task_id(1)),
         (AddStatus.CONFLICT, task_id(1)),
-    ] == [(answer.status, answer.task.id) for answer in answers]
+    ] == [(result.status, result.task.id) for result in results]
     assert {Status.PENDING: 2} == await harness.counts()
     assert 2 == (await harness.lane()).pending
 
@@ -166,8 +166,8 @@ async def adding_is_idempotent(harness: StoreHarness) -> None:
 
     again = await harness.store.add(batch, LEASE)
 
-    assert [AddStatus.EXISTING] * 2 == [answer.status for answer in again]
-    assert [answer.task for answer in first] == [answer.task for answer in again]
+    assert [AddStatus.EXISTING] * 2 == [result.status for result in again]
+    assert [result.task for result in first] == [result.task for result in again]
     assert {Status.PENDING: 1, Status.IN_FLIGHT: 1} == await harness.counts()
 
 
@@ -175,19 +175,19 @@ async def adding_is_idempotent(harness: StoreHarness) -> None:
 async def a_key_is_reserved_until_its_task_is_deleted(harness: StoreHarness) -> None:
     """A terminal task keeps its key; once the task is deleted, the key is free."""
     await harness.dead(1, key="k")
-    [kept] = await harness.add(task(2, key="k", fingerprint=b"print 1"))
-    assert (AddStatus.EXISTING, Status.EXHAUSTED) == (kept.status, kept.task.status)
+    [existing] = await harness.add(task(2, key="k", fingerprint=b"print 1"))
+    assert (AddStatus.EXISTING, Status.EXHAUSTED) == (existing.status, existing.task.status)
 
     assert 1 == await harness.store.purge("acme", TaskFilter(), 10)
 
-    [free] = await harness.add(task(2, key="k"))
-    assert AddStatus.ADDED is free.status
+    [added_again] = await harness.add(task(2, key="k"))
+    assert AddStatus.ADDED is added_again.status
 
 
 @conformance_case
 async def a_quota_limits_live_tasks_per_tenant(harness: StoreHarness) -> None:
     """Tasks beyond the quota are FULL, in order; other tenants are not affected."""
-    answers = await harness.add(task(1), task(2), task(3), task(4, tenant="beta"), task(5), quota=2)
+    results = await harness.add(task(1), task(2), task(3), task(4, tenant="beta"), task(5), quota=2)
 
     assert [
         AddStatus.ADDED,
@@ -195,8 +195,8 @@ async def a_quota_limits_live_tasks_per_tenant(harness: StoreHarness) -> None:
         AddStatus.FULL,
         AddStatus.ADDED,
         AddStatus.FULL,
-    ] == [answer.status for answer in answers]
-    assert task_id(3) == answers[2].task.id
+    ] == [result.status for result in results]
+    assert task_id(3) == results[2].task.id
     assert await harness.store.get_task("acme", task_id(3)) is None
     assert {Status.PENDING: 2} == await harness.counts("acme")
 
@@ -220,7 +220,7 @@ async def a_quota_counts_live_tasks_only(harness: StoreHarness) -> None:
 @conformance_case
 async def a_direct_task_is_leased_when_it_is_added(harness: StoreHarness) -> None:
     """If it is due within the horizon, the adding worker gets the lease, and no other."""
-    [now, soon] = await harness.store.add(
+    [now, in_horizon] = await harness.store.add(
         [
             NewTask(task(1), lease_on_add=True),
             NewTask(task(2), delay=HORIZON_MS, lease_on_add=True),
@@ -228,11 +228,11 @@ async def a_direct_task_is_leased_when_it_is_added(harness: StoreHarness) -> Non
         LEASE,
     )
 
-    for answer, due in ((now, START_MS), (soon, START_MS + HORIZON_MS)):
-        assert (AddStatus.ADDED, True) == (answer.status, answer.leased)
-        assert Status.IN_FLIGHT is answer.task.status
-        assert "worker" == answer.task.worker
-        assert (due, due + LEASE.length) == (answer.task.next_attempt_at, answer.task.wake_at)
+    for result, due in ((now, START_MS), (in_horizon, START_MS + HORIZON_MS)):
+        assert (AddStatus.ADDED, True) == (result.status, result.leased)
+        assert Status.IN_FLIGHT is result.task.status
+        assert "worker" == result.task.worker
+        assert (due, due + LEASE.length) == (result.task.next_attempt_at, result.task.wake_at)
     assert now.task == await harness.get(1)
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
     assert {Status.IN_FLIGHT: 2} == await harness.counts()
@@ -242,14 +242,14 @@ async def a_direct_task_is_leased_when_it_is_added(harness: StoreHarness) -> Non
 @conformance_case
 async def a_direct_task_beyond_the_horizon_is_pending(harness: StoreHarness) -> None:
     """Tasks that are due later, not direct, or added without a lease are PENDING."""
-    later, plain = await harness.store.add(
+    later, not_leased = await harness.store.add(
         [NewTask(task(1), delay=HORIZON_MS + 1, lease_on_add=True), NewTask(task(2))], LEASE
     )
-    [without] = await harness.store.add([NewTask(task(3), lease_on_add=True)])
+    [no_lease] = await harness.store.add([NewTask(task(3), lease_on_add=True)])
 
-    for answer in (later, plain, without):
-        assert (AddStatus.ADDED, False) == (answer.status, answer.leased)
-        assert (Status.PENDING, None) == (answer.task.status, answer.task.worker)
+    for result in (later, not_leased, no_lease):
+        assert (AddStatus.ADDED, False) == (result.status, result.leased)
+        assert (Status.PENDING, None) == (result.task.status, result.task.worker)
     assert [2, 3] == task_numbers((await harness.claim()).tasks)
 
 
@@ -258,9 +258,9 @@ async def a_lane_that_is_not_open_gives_no_direct_lease(harness: StoreHarness) -
     """In a paused, parked or half-open lane a direct task is PENDING."""
 
     async def leased(number: int) -> bool:
-        [answer] = await harness.store.add([NewTask(task(number), lease_on_add=True)], LEASE)
-        assert AddStatus.ADDED is answer.status
-        return answer.leased
+        [result] = await harness.store.add([NewTask(task(number), lease_on_add=True)], LEASE)
+        assert AddStatus.ADDED is result.status
+        return result.leased
 
     await harness.store.park(LANE, START_MS + SECOND_MS, probes=5, opened=1)
     assert not await leased(1)

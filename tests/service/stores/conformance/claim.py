@@ -135,11 +135,11 @@ async def claiming_at_next_at_finds_every_task(harness: StoreHarness) -> None:
         *(task(number, next_attempt_at=START_MS + number * HOUR_MS) for number in range(1, 5))
     )
     claims = 0
-    got: list[Task] = []
-    while len(got) < 4:
+    claimed_tasks: list[Task] = []
+    while len(claimed_tasks) < 4:
         claimed = await harness.claim()
         claims += 1
-        got += claimed.tasks
+        claimed_tasks += claimed.tasks
         for leased in claimed.tasks:
             assert harness.clock.now <= leased.next_attempt_at
             await harness.store.finish([success_result(leased)])
@@ -191,9 +191,9 @@ async def a_claim_of_an_empty_store_is_empty(harness: StoreHarness) -> None:
 @conformance_case
 async def returned_values_are_copies(harness: StoreHarness) -> None:
     """Changing arguments or results afterwards does not change the store."""
-    given = task(1)
-    [added] = await harness.add(given)
-    given.status = added.task.status = Status.CANCELLED
+    new_task = task(1)
+    [added] = await harness.add(new_task)
+    new_task.status = added.task.status = Status.CANCELLED
     [leased] = (await harness.claim()).tasks
     lease = replace(leased)
     leased.version += 5

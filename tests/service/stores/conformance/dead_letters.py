@@ -20,16 +20,16 @@ from tests.service.stores.harness import (
     task_numbers,
 )
 
-JOB = "0195d000-0000-7000-9000-000000000001"
+REPLAY_ID = "0195d000-0000-7000-9000-000000000001"
 
 
-def replay_of_all(replay_id: str = JOB, **fields: Any) -> ReplayRecord:
+def replay_of_all(replay_id: str = REPLAY_ID, **fields: Any) -> ReplayRecord:
     """Return a replay of all dead letters of acme."""
     return ReplayRecord(**{"id": replay_id, "tenant": "acme", **fields})
 
 
 async def replay_step(
-    harness: StoreHarness, limit: int = 100, replay_id: str = JOB
+    harness: StoreHarness, limit: int = 100, replay_id: str = REPLAY_ID
 ) -> ReplayRecord:
     """Make one step of a replay that must exist."""
     found = await harness.store.replay_step(replay_id, limit)
@@ -95,17 +95,22 @@ async def a_replay_is_stored_with_its_count(harness: StoreHarness) -> None:
     await add_dead_letters(harness, 3)
     harness.clock.advance(5)
 
-    made = await harness.store.start_replay(replay_of_all(reason="attempts", rate=2.0))
+    created = await harness.store.start_replay(replay_of_all(reason="attempts", rate=2.0))
 
     assert (START_MS + 5, START_MS + 5, START_MS + 5) == (
-        made.created_at,
-        made.before,
-        made.next_at,
+        created.created_at,
+        created.before,
+        created.next_at,
     )
-    assert (3, 0, "running", None) == (made.matched, made.replayed, made.status, made.finished_at)
-    assert ("attempts", 2.0) == (made.reason, made.rate)
+    assert (3, 0, "running", None) == (
+        created.matched,
+        created.replayed,
+        created.status,
+        created.finished_at,
+    )
+    assert ("attempts", 2.0) == (created.reason, created.rate)
     await harness.reopen()
-    assert made == await harness.store.get_replay("acme", JOB)
+    assert created == await harness.store.get_replay("acme", REPLAY_ID)
     assert {Status.EXHAUSTED: 3} == await harness.counts()
 
 
@@ -114,11 +119,11 @@ async def starting_a_replay_is_idempotent(harness: StoreHarness) -> None:
     """Starting the same id again returns the stored replay unchanged."""
     await add_dead_letters(harness, 3)
     await harness.store.start_replay(replay_of_all())
-    stands = await replay_step(harness, 2)
+    current = await replay_step(harness, 2)
     harness.clock.advance(5)
 
-    assert stands == await harness.store.start_replay(replay_of_all(reason="other"))
-    assert [stands] == await harness.store.list_replays(running=True)
+    assert current == await harness.store.start_replay(replay_of_all(reason="other"))
+    assert [current] == await harness.store.list_replays(running=True)
 
 
 @conformance_case
@@ -138,13 +143,21 @@ async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
     assert ("done", 4, START_MS + HOUR_MS) == (done.status, done.replayed, done.finished_at)
     assert [0, 1, 2, 4] == await pending_numbers(harness)
     for number in (0, 1, 2, 4):
-        anew, old = await harness.get(number), before[number]
-        assert (old.key, old.content, old.body_ref) == (anew.key, anew.content, anew.body_ref)
-        assert (Status.PENDING, None, None) == (anew.status, anew.reason, anew.finished_at)
-        assert (1, 1, 1) == (anew.attempts, anew.forgiven, anew.replays)
-        assert (None, 0, None) == (anew.previous_delay, anew.restarted, anew.last_kind)
-        assert (START_MS + HOUR_MS,) * 3 == (anew.next_attempt_at, anew.started_at, anew.wake_at)
-        assert old.version + 1 == anew.version
+        revived, old = await harness.get(number), before[number]
+        assert (old.key, old.content, old.body_ref) == (
+            revived.key,
+            revived.content,
+            revived.body_ref,
+        )
+        assert (Status.PENDING, None, None) == (revived.status, revived.reason, revived.finished_at)
+        assert (1, 1, 1) == (revived.attempts, revived.forgiven, revived.replays)
+        assert (None, 0, None) == (revived.previous_delay, revived.restarted, revived.last_kind)
+        assert (START_MS + HOUR_MS,) * 3 == (
+            revived.next_attempt_at,
+            revived.started_at,
+            revived.wake_at,
+        )
+        assert old.version + 1 == revived.version
     assert before[3] == await harness.get(3)
     lane = await harness.lane()
     assert (4, 1) == (lane.pending, lane.dead)
@@ -197,13 +210,13 @@ async def a_task_that_dies_at_once_is_not_revived_twice(harness: StoreHarness) -
 async def a_replay_ignores_later_dead_letters(harness: StoreHarness) -> None:
     """A replay with a future `before` matches only letters that are dead when it starts."""
     await harness.dead(1)
-    made = await harness.store.start_replay(replay_of_all(before=START_MS + HOUR_MS))
+    created = await harness.store.start_replay(replay_of_all(before=START_MS + HOUR_MS))
     harness.clock.advance(1)
     await harness.dead(2)
 
     done = await replay_step(harness)
 
-    assert (START_MS, 1, 1) == (made.before, made.matched, done.replayed)
+    assert (START_MS, 1, 1) == (created.before, created.matched, done.replayed)
     assert [1] == await pending_numbers(harness)
 
 
@@ -256,13 +269,13 @@ async def without_a_rate_the_next_step_is_due_at_once(harness: StoreHarness) -> 
 async def a_replay_continues_after_a_crash(harness: StoreHarness) -> None:
     """Each dead letter is revived once, although the store crashes between steps."""
     await add_dead_letters(harness, 5)
-    stands = await harness.store.start_replay(replay_of_all())
+    current = await harness.store.start_replay(replay_of_all())
     for _ in range(6):
-        stands = await replay_step(harness, 1)
+        current = await replay_step(harness, 1)
         await harness.reopen()
-        assert stands == await harness.store.get_replay("acme", JOB)
+        assert current == await harness.store.get_replay("acme", REPLAY_ID)
 
-    assert ("done", 5) == _progress(stands)
+    assert ("done", 5) == _progress(current)
     assert [1] * 5 == [(await harness.get(number)).replays for number in range(5)]
 
 
@@ -296,14 +309,14 @@ async def a_cancelled_replay_stops(harness: StoreHarness) -> None:
     await replay_step(harness, 1)
     harness.clock.advance(5)
 
-    ended = await harness.store.cancel_replay("acme", JOB)
+    ended = await harness.store.cancel_replay("acme", REPLAY_ID)
 
     assert ended is not None
     assert ("cancelled", 1, START_MS + 5) == (ended.status, ended.replayed, ended.finished_at)
     harness.clock.advance(5)
     assert ended == await replay_step(harness)
-    assert ended == await harness.store.cancel_replay("acme", JOB)
-    assert ended == await harness.store.get_replay("acme", JOB)
+    assert ended == await harness.store.cancel_replay("acme", REPLAY_ID)
+    assert ended == await harness.store.get_replay("acme", REPLAY_ID)
     assert {Status.PENDING: 1, Status.EXHAUSTED: 3} == await harness.counts()
 
 
@@ -312,14 +325,14 @@ async def replays_belong_to_a_tenant(harness: StoreHarness) -> None:
     """A replay of another tenant, or an unknown one, is None."""
     await harness.dead(1)
     await harness.dead(2, tenant="beta")
-    made = await harness.store.start_replay(replay_of_all())
+    created = await harness.store.start_replay(replay_of_all())
 
-    for tenant, replay_id in (("beta", JOB), ("acme", "nope"), ("acme", "")):
+    for tenant, replay_id in (("beta", REPLAY_ID), ("acme", "nope"), ("acme", "")):
         assert await harness.store.get_replay(tenant, replay_id) is None
         assert await harness.store.cancel_replay(tenant, replay_id) is None
     assert await harness.store.replay_step("nope", 10) is None
     assert [] == await harness.store.list_replays(running=False, tenant="beta")
-    assert [made] == await harness.store.list_replays(running=True, tenant="acme")
+    assert [created] == await harness.store.list_replays(running=True, tenant="acme")
     assert 1 == (await replay_step(harness)).replayed
     assert Status.EXHAUSTED is (await harness.get(2, "beta")).status
 
@@ -360,9 +373,6 @@ async def running_replays_are_listed_by_due_time(harness: StoreHarness) -> None:
     await harness.reopen()
 
     assert [*ids[4:], other.id] == (await running())[:100]
-
-
-JOB = "0195d000-0000-7000-9000-000000000001"
 
 
 @conformance_case

@@ -99,12 +99,12 @@ async def lanes_without_due_tasks_take_no_turn(harness: StoreHarness) -> None:
     later = START_MS + HORIZON_MS + HOUR_MS
     await harness.add(*(task(number, f"h{number}", next_attempt_at=later) for number in range(30)))
     for number in range(30, 60):
-        given = task(number, f"h{number}")
-        await harness.add(given)
+        new_task = task(number, f"h{number}")
+        await harness.add(new_task)
         if number % 2:
-            await harness.store.park(given.lane, later, probes=1, opened=1)
+            await harness.store.park(new_task.lane, later, probes=1, opened=1)
         else:
-            await harness.store.pause(given.lane)
+            await harness.store.pause(new_task.lane)
     await harness.add(task(100), task(101, "b"))
 
     tasks = (await harness.claim(limit=2)).tasks

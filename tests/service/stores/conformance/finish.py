@@ -147,7 +147,7 @@ async def the_attempt_log_keeps_every_field(harness: StoreHarness) -> None:
         excerpt="{" + "x" * 2000,
         worker="worker",
     )
-    bare = AttemptRecord(
+    minimal = AttemptRecord(
         number=2,
         scheduled_at=START_MS + 5,
         started_at=START_MS + 6,
@@ -159,11 +159,11 @@ async def the_attempt_log_keeps_every_field(harness: StoreHarness) -> None:
     await harness.store.finish([first])
     [leased] = (await harness.claim()).tasks
     second = dead_result(leased)
-    second.attempt = bare
+    second.attempt = minimal
     await harness.store.finish([second])
     await harness.reopen()
 
-    assert [full, bare] == await harness.store.list_attempts("acme", leased.id)
+    assert [full, minimal] == await harness.store.list_attempts("acme", leased.id)
 
 
 @conformance_case
@@ -265,11 +265,11 @@ async def each_result_has_its_own_status(harness: StoreHarness) -> None:
     """Statuses keep the order; of two results of one task the second is SUPERSEDED."""
     await harness.add(task(1), task(2))
     one, two = (await harness.claim()).tasks
-    stranger = replace(one, id=task_id(77))
+    unknown = replace(one, id=task_id(77))
 
-    answers = await harness.store.finish(
+    statuses = await harness.store.finish(
         [
-            success_result(stranger),
+            success_result(unknown),
             success_result(one),
             dead_result(one),
             retry_result(two, START_MS + HOUR_MS),
@@ -281,7 +281,7 @@ async def each_result_has_its_own_status(harness: StoreHarness) -> None:
         FinishStatus.DONE,
         FinishStatus.SUPERSEDED,
         FinishStatus.DONE,
-    ] == answers
+    ] == statuses
     assert Status.SUCCEEDED is (await harness.get(1)).status
     assert 2 == (await harness.store.counters("acme")).superseded
     assert (2, 0) == (
@@ -312,7 +312,7 @@ async def a_task_being_cancelled_gets_no_further_attempt(harness: StoreHarness) 
         task=leased[2], attempt=None, status=Status.PENDING, next_attempt_at=START_MS + 50
     )
 
-    answers = await harness.store.finish(
+    statuses = await harness.store.finish(
         [
             retry_result(leased[0], START_MS + SECOND_MS, keep=LEASE, callback=task(8)),
             dead_result(leased[1], callback=task(9)),
@@ -320,7 +320,7 @@ async def a_task_being_cancelled_gets_no_further_attempt(harness: StoreHarness) 
         ]
     )
 
-    assert [FinishStatus.CANCELLED] * 3 == answers
+    assert [FinishStatus.CANCELLED] * 3 == statuses
     for number, attempts in ((1, 1), (2, 1), (3, 0)):
         ended = await harness.get(number)
         assert (Status.CANCELLED, None, None, START_MS + 5) == (

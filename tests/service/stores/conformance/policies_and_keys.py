@@ -16,7 +16,7 @@ from tests.service.stores.harness import (
     task,
 )
 
-KEEP = Retention(succeeded=HOUR_MS, dead=DAY_MS)
+RETENTION = Retention(succeeded=HOUR_MS, dead=DAY_MS)
 
 
 def new_policy(policy_id: str = "p", document: bytes = b'{"a":1}', **fields: Any) -> PolicyVersion:
@@ -126,10 +126,10 @@ async def a_deleted_version_number_is_not_used_again(harness: StoreHarness) -> N
     await harness.store.delete_policy("acme", "p")
     await harness.reopen()
 
-    change, anew = await harness.store.put_policy(new_policy(), replace=False)
+    change, recreated = await harness.store.put_policy(new_policy(), replace=False)
 
-    assert (PolicyWriteStatus.CREATED, 3) == (change, anew.version)
-    assert [None, None, anew, None] == [
+    assert (PolicyWriteStatus.CREATED, 3) == (change, recreated.version)
+    assert [None, None, recreated, None] == [
         await harness.store.get_policy("acme", "p", version) for version in (1, 2, 3, 4)
     ]
     await harness.store.delete_policy("acme", "p")

@@ -23,7 +23,7 @@ from tests.service.stores.harness import (
     task_numbers,
 )
 
-UNKNOWN = [task_id(999), "nope", "", "a" * 5000, "' OR 1=1 --", "\x00", "%", "kä"]
+UNKNOWN_IDS = [task_id(999), "nope", "", "a" * 5000, "' OR 1=1 --", "\x00", "%", "kä"]
 
 
 @conformance_case
@@ -38,7 +38,7 @@ async def ping_returns_the_stores_time(harness: StoreHarness) -> None:
 async def an_unknown_id_is_none(harness: StoreHarness) -> None:
     """Unknown and malformed ids return None or nothing, and never raise."""
     await harness.add(task(1))
-    for unknown in UNKNOWN:
+    for unknown in UNKNOWN_IDS:
         assert await harness.store.get_task("acme", unknown) is None
         assert [] == await harness.store.list_attempts("acme", unknown)
         assert await harness.store.cancel("acme", unknown) is None
@@ -50,7 +50,7 @@ async def an_unknown_id_is_none(harness: StoreHarness) -> None:
 async def tasks_of_another_tenant_are_invisible(harness: StoreHarness) -> None:
     """No call for a tenant reads or changes tasks of another."""
     dead = await harness.dead(1)
-    [waits] = await harness.add(task(2, next_attempt_at=START_MS + HOUR_MS))
+    [pending] = await harness.add(task(2, next_attempt_at=START_MS + HOUR_MS))
     store = harness.store
 
     for number in (1, 2):
@@ -64,7 +64,7 @@ async def tasks_of_another_tenant_are_invisible(harness: StoreHarness) -> None:
     assert {} == await harness.counts("beta")
     assert [] == await store.series("beta", since=0)
 
-    assert (dead, waits.task) == (await harness.get(1), await harness.get(2))
+    assert (dead, pending.task) == (await harness.get(1), await harness.get(2))
 
 
 # --- cancel ---------------------------------------------------------------------------------------
@@ -95,11 +95,11 @@ async def cancelling_a_task_in_flight_is_requested(harness: StoreHarness) -> Non
     for _ in range(2):
         assert CancelStatus.REQUESTED is await harness.store.cancel("acme", leased.id)
 
-    asked = await harness.get(1)
+    current = await harness.get(1)
     assert (Status.IN_FLIGHT, True, leased.version) == (
-        asked.status,
-        asked.cancelling,
-        asked.version,
+        current.status,
+        current.cancelling,
+        current.version,
     )
     assert [FinishStatus.CANCELLED] == await harness.store.finish([dead_result(leased)])
 
@@ -107,10 +107,10 @@ async def cancelling_a_task_in_flight_is_requested(harness: StoreHarness) -> Non
 @conformance_case
 async def cancelling_an_early_lease_is_requested(harness: StoreHarness) -> None:
     """The worker starts without asking, so a cancel is only requested."""
-    ahead = await harness.leased(1, next_attempt_at=START_MS + 500)
-    assert CancelStatus.REQUESTED is await harness.store.cancel("acme", ahead.id)
+    early_lease = await harness.leased(1, next_attempt_at=START_MS + 500)
+    assert CancelStatus.REQUESTED is await harness.store.cancel("acme", early_lease.id)
     harness.clock.advance(HOUR_MS)
-    assert CancelStatus.REQUESTED is await harness.store.cancel("acme", ahead.id)
+    assert CancelStatus.REQUESTED is await harness.store.cancel("acme", early_lease.id)
 
 
 @conformance_case
@@ -175,12 +175,16 @@ async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
 
     assert RetryNowStatus.DUE is await harness.store.retry_now("acme", leased.id)
 
-    anew = await harness.get(1)
-    assert (Status.PENDING, None, None) == (anew.status, anew.reason, anew.finished_at)
-    assert (1, 1, 1) == (anew.attempts, anew.forgiven, anew.replays)
-    assert (None, 0, None) == (anew.previous_delay, anew.restarted, anew.last_kind)
-    assert (now, now, now) == (anew.next_attempt_at, anew.started_at, anew.wake_at)
-    assert (leased.key, leased.content, START_MS) == (anew.key, anew.content, anew.created_at)
+    revived = await harness.get(1)
+    assert (Status.PENDING, None, None) == (revived.status, revived.reason, revived.finished_at)
+    assert (1, 1, 1) == (revived.attempts, revived.forgiven, revived.replays)
+    assert (None, 0, None) == (revived.previous_delay, revived.restarted, revived.last_kind)
+    assert (now, now, now) == (revived.next_attempt_at, revived.started_at, revived.wake_at)
+    assert (leased.key, leased.content, START_MS) == (
+        revived.key,
+        revived.content,
+        revived.created_at,
+    )
     lane = await harness.lane()
     assert (1, 0, 0) == (lane.pending, lane.in_flight, lane.dead)
     [leased] = (await harness.claim()).tasks
@@ -198,14 +202,14 @@ async def retry_now_ignores_running_and_finished_tasks(harness: StoreHarness) ->
     await harness.store.cancel("acme", task_id(4))
     before = [await harness.get(number) for number in (1, 2, 3, 4)]
 
-    answers = [await harness.store.retry_now("acme", task_id(number)) for number in (1, 2, 3, 4)]
+    results = [await harness.store.retry_now("acme", task_id(number)) for number in (1, 2, 3, 4)]
 
     assert [
         RetryNowStatus.FINISHED,
         RetryNowStatus.RUNNING,
         RetryNowStatus.RUNNING,
         RetryNowStatus.FINISHED,
-    ] == answers
+    ] == results
     assert before == [await harness.get(number) for number in (1, 2, 3, 4)]
 
 
@@ -217,9 +221,6 @@ async def retry_now_does_not_open_a_parked_lane(harness: StoreHarness) -> None:
 
     assert RetryNowStatus.DUE is await harness.store.retry_now("acme", task_id(1))
     assert [] == (await harness.claim()).tasks
-
-
-UNKNOWN = [task_id(999), "nope", "", "a" * 5000, "' OR 1=1 --", "\x00", "%", "kä"]
 
 
 async def list_all(

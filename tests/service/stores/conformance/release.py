@@ -29,13 +29,13 @@ async def a_released_task_keeps_its_due_time(harness: StoreHarness) -> None:
 
     assert [FinishStatus.DONE] == await harness.store.release([Release(leased)])
 
-    freed = await harness.get(1)
+    released = await harness.get(1)
     assert (Status.PENDING, None, 0, START_MS + 500, START_MS + 500) == (
-        freed.status,
-        freed.worker,
-        freed.attempts,
-        freed.next_attempt_at,
-        freed.wake_at,
+        released.status,
+        released.worker,
+        released.attempts,
+        released.next_attempt_at,
+        released.wake_at,
     )
     assert [] == await harness.store.list_attempts("acme", leased.id)
     assert {Status.PENDING: 1} == await harness.counts()
@@ -71,8 +71,8 @@ async def only_a_valid_lease_is_released(harness: StoreHarness) -> None:
     await harness.store.release([Release(three, START_MS + HOUR_MS)])
     before = [await harness.get(number) for number in (1, 2, 3)]
 
-    stranger = replace(one, id=task_id(77))
-    again = await harness.store.release([Release(one) for one in (one, two, three, stranger)])
+    unknown = replace(one, id=task_id(77))
+    again = await harness.store.release([Release(one) for one in (one, two, three, unknown)])
     assert [FinishStatus.SUPERSEDED] * 4 == again
     assert [] == await harness.store.release([])
 
@@ -97,7 +97,7 @@ async def a_released_task_being_cancelled_is_cancelled(harness: StoreHarness) ->
 async def a_direct_lease_is_a_normal_lease(harness: StoreHarness) -> None:
     """It can be released, kept, lost and finished like any other."""
     batch = [NewTask(task(number), lease_on_add=True) for number in range(1, 5)]
-    one, two, three, four = [answer.task for answer in await harness.store.add(batch, LEASE)]
+    one, two, three, four = [result.task for result in await harness.store.add(batch, LEASE)]
     await harness.store.release([Release(one)])
     await harness.store.finish(
         [retry_result(two, START_MS + 100, keep=LEASE), success_result(three)]

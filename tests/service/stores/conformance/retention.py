@@ -19,7 +19,7 @@ from tests.service.stores.harness import (
     task_numbers,
 )
 
-KEEP = Retention(succeeded=HOUR_MS, dead=DAY_MS)
+RETENTION = Retention(succeeded=HOUR_MS, dead=DAY_MS)
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ async def sweep_all(harness: StoreHarness, limit: int) -> int:
     """Sweep until no work is left; each step stays within the limit."""
     total = 0
     for _ in range(100):
-        result = await harness.store.sweep(KEEP, limit)
+        result = await harness.store.sweep(RETENTION, limit)
         assert result.tasks <= limit
         total += result.tasks
         if not result.has_more:
@@ -144,13 +144,13 @@ async def a_sweep_respects_its_limit(harness: StoreHarness) -> None:
     await harness.store.finish([success_result(leased) for leased in (await harness.claim()).tasks])
     harness.clock.advance(HOUR_MS)
 
-    first = await harness.store.sweep(KEEP, 4)
+    first = await harness.store.sweep(RETENTION, 4)
 
     assert (4, True) == (first.tasks, first.has_more)
     assert {Status.SUCCEEDED: 6} == await harness.counts()
     await harness.reopen()
     assert 6 == await sweep_all(harness, 4)
-    last = await harness.store.sweep(KEEP, 4)
+    last = await harness.store.sweep(RETENTION, 4)
     assert (0, False) == (last.tasks, last.has_more)
 
 

@@ -361,7 +361,7 @@ class ModelStore:
         """Store a replay; one that has the same id already is returned unchanged."""
         now = self._clock()
         if replay.id not in self.state.replays:
-            job = msgspec.structs.replace(
+            new = msgspec.structs.replace(
                 replay,
                 before=min(replay.before or now, now),
                 replayed=0,
@@ -371,52 +371,52 @@ class ModelStore:
                 next_at=now,
                 finished_at=None,
             )
-            job.matched = len(self._find_dead_letters(job, now))
-            self.state.replays[job.id] = job
+            new.matched = len(self._find_dead_letters(new, now))
+            self.state.replays[new.id] = new
         return copy(self.state.replays[replay.id])
 
     async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         """Return a replay of a tenant."""
-        job = self.state.replays.get(replay_id)
-        return None if job is None or job.tenant != tenant else copy(job)
+        replay = self.state.replays.get(replay_id)
+        return None if replay is None or replay.tenant != tenant else copy(replay)
 
     async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
         """List replays, newest first; or only running ones, those that are due first."""
-        jobs = [
-            copy(job)
-            for job in self.state.replays.values()
-            if tenant in {None, job.tenant} and (not running or job.status == "running")
+        replays = [
+            copy(replay)
+            for replay in self.state.replays.values()
+            if tenant in {None, replay.tenant} and (not running or replay.status == "running")
         ]
         if running:
-            jobs.sort(key=lambda job: (job.next_at, job.id))
+            replays.sort(key=lambda replay: (replay.next_at, replay.id))
         else:
-            jobs.sort(key=lambda job: (job.created_at, job.id), reverse=True)
-        return jobs[:MAX_LISTED_REPLAYS]
+            replays.sort(key=lambda replay: (replay.created_at, replay.id), reverse=True)
+        return replays[:MAX_LISTED_REPLAYS]
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
         """Revive up to `limit` dead letters if the replay is due, and set when it is due again."""
-        job, now = self.state.replays.get(replay_id), self._clock()
-        if job is None:
+        replay, now = self.state.replays.get(replay_id), self._clock()
+        if replay is None:
             return None
-        if job.status == "running" and job.next_at <= now:
-            rows = self._find_dead_letters(job, now)[:limit]
+        if replay.status == "running" and replay.next_at <= now:
+            rows = self._find_dead_letters(replay, now)[:limit]
             for row in rows:
                 self.state.revive(row, now)
-                job.cursor = str(row.number)
-            job.replayed += len(rows)
-            job.next_at = next_replay_step_at(job, len(rows), now)
+                replay.cursor = str(row.number)
+            replay.replayed += len(rows)
+            replay.next_at = next_replay_step_at(replay, len(rows), now)
             if len(rows) < limit:
-                job.status, job.finished_at = "done", now
-        return copy(job)
+                replay.status, replay.finished_at = "done", now
+        return copy(replay)
 
     async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         """Stop a replay."""
-        job = self.state.replays.get(replay_id)
-        if job is None or job.tenant != tenant:
+        replay = self.state.replays.get(replay_id)
+        if replay is None or replay.tenant != tenant:
             return None
-        if job.status == "running":
-            job.status, job.finished_at = "cancelled", self._clock()
-        return copy(job)
+        if replay.status == "running":
+            replay.status, replay.finished_at = "cancelled", self._clock()
+        return copy(replay)
 
     async def purge(self, tenant: str, query: TaskFilter, limit: int) -> int:
         """Delete up to `limit` dead letters, oldest first."""

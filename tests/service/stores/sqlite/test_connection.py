@@ -20,7 +20,7 @@ from tarry.service.stores.sqlite.transaction import ReadTransaction
 from tests.service.stores.harness import START_MS, task
 from tests.service.stores.sqlite.test_store import run_on_store
 
-MOST = 1 << 20
+MAX_WAL_BYTES = 1 << 20
 
 
 def wal_size(path: Path) -> int:
@@ -38,7 +38,7 @@ def test_the_wal_stays_short_under_steady_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although one read follows another, no transaction finds the WAL above its limit."""
-    monkeypatch.setattr(connection, "MAX_WAL_BYTES", MOST)
+    monkeypatch.setattr(connection, "MAX_WAL_BYTES", MAX_WAL_BYTES)
     monkeypatch.setattr(connection, "_MAX_CHECKPOINT_TRIES", 100_000)
     path = tmp_path / "link.db"
     path.symlink_to(tmp_path / "tasks.db")
@@ -54,7 +54,7 @@ def test_the_wal_stays_short_under_steady_reading(
             for begin in range(0, 100 * group, group):
                 numbers = range(begin, begin + group)
                 await store.add([NewTask(task(number, content=bytes(1000))) for number in numbers])
-                assert wal_size(path) < MOST + MOST // 2
+                assert wal_size(path) < MAX_WAL_BYTES + MAX_WAL_BYTES // 2
         finally:
             for reader in readers:
                 reader.cancel()
@@ -67,53 +67,53 @@ def test_a_long_read_delays_truncation_without_busy_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writes continue during a long read; the next try waits until the WAL has grown."""
-    monkeypatch.setattr(connection, "MAX_WAL_BYTES", MOST)
+    monkeypatch.setattr(connection, "MAX_WAL_BYTES", MAX_WAL_BYTES)
     monkeypatch.setattr(connection, "_MAX_CHECKPOINT_TRIES", 2)
     monkeypatch.setattr(connection, "_CHECKPOINT_TIMEOUT_MS", 1)
     path = tmp_path / "tasks.db"
-    said: list[str] = []
+    statements: list[str] = []
 
     async def main(store: SqliteStore) -> None:
-        store.database.open()[0].set_trace_callback(said.append)
+        store.database.open()[0].set_trace_callback(statements.append)
         await store.add([NewTask(task(1))])
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN")
             other.execute("SELECT count(*) FROM task").fetchall()
             for number in (2, 3):
-                await store.add([NewTask(task(number, content=bytes(MOST)))])
+                await store.add([NewTask(task(number, content=bytes(MAX_WAL_BYTES)))])
                 assert number == (await store.counters()).tasks[Status.PENDING]
             for _ in range(20):
                 await store.ping()
-            assert 2 * 2 == _tries(said)
-            assert wal_size(path) > 2 * MOST
-        await store.add([NewTask(task(4, content=bytes(MOST)))])
+            assert 2 * 2 == _tries(statements)
+            assert wal_size(path) > 2 * MAX_WAL_BYTES
+        await store.add([NewTask(task(4, content=bytes(MAX_WAL_BYTES)))])
         await store.ping()
 
-        assert 2 * 2 + 1 == _tries(said)
-        assert wal_size(path) < MOST
+        assert 2 * 2 + 1 == _tries(statements)
+        assert wal_size(path) < MAX_WAL_BYTES
         assert [(5000,)] == store.database.open()[0].execute("PRAGMA busy_timeout").fetchall()
 
     run_on_store(path, main)
 
 
-def _tries(said: list[str]) -> int:
-    return sum("wal_checkpoint" in statement for statement in said)
+def _tries(statements: list[str]) -> int:
+    return sum("wal_checkpoint" in statement for statement in statements)
 
 
 def test_many_queries_use_several_read_transactions(tmp_path: Path) -> None:
     """Queries are answered in order, a few per transaction, so none blocks truncation."""
-    said: list[str] = []
+    statements: list[str] = []
     database = Database(tmp_path / "tasks.db", lambda: START_MS)
-    database.open()[0].set_trace_callback(said.append)
+    database.open()[0].set_trace_callback(statements.append)
 
-    answers = database.read([partial(_echo, number) for number in range(20)])
+    results = database.read([partial(_echo, number) for number in range(20)])
 
-    assert [(number, None) for number in range(20)] == answers
-    assert ["BEGIN", "COMMIT"] * 3 == said
+    assert [(number, None) for number in range(20)] == results
+    assert ["BEGIN", "COMMIT"] * 3 == statements
     database.close()
 
 
-def _echo(number: int, _view: ReadTransaction) -> int:
+def _echo(number: int, tx: ReadTransaction) -> int:
     return number
 
 
@@ -142,8 +142,8 @@ def test_a_file_system_without_wal_is_refused(
     connect = sqlite3.connect
 
     def without_shared_memory(path: Path, **options: Any) -> sqlite3.Connection:
-        made: sqlite3.Connection = connect(f"file:{path}?vfs=unix-dotfile", uri=True, **options)
-        return made
+        opened: sqlite3.Connection = connect(f"file:{path}?vfs=unix-dotfile", uri=True, **options)
+        return opened
 
     monkeypatch.setattr(sqlite3, "connect", without_shared_memory)
     database = Database(tmp_path / "tasks.db", lambda: START_MS)

@@ -23,7 +23,7 @@ from tarry.service.stores.sqlite import SqliteStore, connection, schema
 from tests.service.stores.harness import LEASE, ManualClock, success_result, task
 from tests.service.stores.sqlite.test_store import run_on_store
 
-NOBODY = 65_534
+NOBODY_UID = 65_534
 
 
 def test_a_file_of_an_older_version_is_upgraded(
@@ -58,14 +58,14 @@ def test_a_full_disk(tmp_path: Path) -> None:
         connection.execute(f"PRAGMA max_page_count = {pages + 2}").fetchall()
 
         big = [NewTask(task(number, content=bytes(100_000))) for number in (2, 3)]
-        answers = await asyncio.gather(
+        results = await asyncio.gather(
             store.add(big), store.finish([success_result(leased[0])]), return_exceptions=True
         )
 
-        assert isinstance(answers[0], StoreUnavailable)
-        assert "the disk is full" in str(answers[0])
-        assert isinstance(answers[0].__cause__, sqlite3.OperationalError)
-        assert ["done"] == answers[1]
+        assert isinstance(results[0], StoreUnavailable)
+        assert "the disk is full" in str(results[0])
+        assert isinstance(results[0].__cause__, sqlite3.OperationalError)
+        assert ["done"] == results[1]
         assert 0 == (await store.counters()).tasks[Status.PENDING]
         with pytest.raises(StoreUnavailable, match="the disk is full"):
             await store.add(big)
@@ -77,12 +77,12 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 @pytest.fixture
 def unprivileged_folder() -> Iterator[Path]:
-    """Return a folder, and drop root privileges, which would bypass permissions."""
+    """Yield a folder, without root privileges, which would bypass file permissions."""
     path = Path(tempfile.mkdtemp())
     is_root = os.geteuid() == 0
     if is_root:
-        os.chown(path, NOBODY, NOBODY)
-        os.seteuid(NOBODY)
+        os.chown(path, NOBODY_UID, NOBODY_UID)
+        os.seteuid(NOBODY_UID)
     try:
         yield path
     finally:
@@ -93,7 +93,7 @@ def unprivileged_folder() -> Iterator[Path]:
 
 @contextmanager
 def keep_open(path: Path) -> Iterator[None]:
-    """Return a process that keeps a file open, so that its WAL stays when we close it."""
+    """Keep a file open in another process, so that its WAL stays when the store closes it."""
     code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
     code += "c.execute('SELECT count(*) FROM task').fetchone(); print('open', flush=True); input()"
     with subprocess.Popen(
@@ -119,7 +119,7 @@ def test_a_read_only_file(unprivileged_folder: Path) -> None:
         with keep_open(path):
             path.chmod(0o444)
             for database in (store.database, store._read_database):
-                database.close()  # as after an error: what is open could still be written
+                database.close()  # as after an error: a connection that is open could still write
 
             for _ in range(2):
                 with pytest.raises(StoreUnavailable, match="it is read-only"):
@@ -163,9 +163,9 @@ def test_a_file_locked_by_another_process(tmp_path: Path, monkeypatch: pytest.Mo
         with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             calls = (store.add([NewTask(task(2))]), store.ping())
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert [StoreUnavailable] * 2 == [type(answer) for answer in answers]
-            assert "another process holds its write lock" in str(answers[0])
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert [StoreUnavailable] * 2 == [type(result) for result in results]
+            assert "another process holds its write lock" in str(results[0])
             assert 1 == len((await store.list_tasks("acme", TaskFilter())).items)
             other.execute("ROLLBACK")
         await store.add([NewTask(task(2))])
@@ -220,10 +220,10 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute(f"PRAGMA user_version = {newer}")
 
-    said = open_error(path)
+    message = open_error(path)
 
-    assert f"{path} has schema version {newer}" in said
-    assert "use the newer tarry" in said
+    assert f"{path} has schema version {newer}" in message
+    assert "use the newer tarry" in message
 
 
 def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ def test_waiting_operations_share_a_transaction(tmp_path: Path) -> None:
 
     async def main(store: SqliteStore) -> None:
         before = store.database.commits
-        answers = await submit_together(store, (store.add([NewTask(task(n))]) for n in range(1000)))
+        results = await submit_together(store, (store.add([NewTask(task(n))]) for n in range(1000)))
 
-        assert [AddStatus.ADDED] * 1000 == [added.status for [added] in answers]
+        assert [AddStatus.ADDED] * 1000 == [added.status for [added] in results]
         assert 1 == store.database.commits - before
         leased = (await store.claim(LEASE, limit=1000, per_lane=1000)).tasks
         before = store.database.commits
@@ -77,11 +77,11 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(executor, "MAX_PENDING", 50)
 
     async def main(store: SqliteStore) -> None:
-        answers = await asyncio.gather(
+        results = await asyncio.gather(
             *(store.add([NewTask(task(number))]) for number in range(100)), return_exceptions=True
         )
 
-        refused = [answer for answer in answers if isinstance(answer, StoreUnavailable)]
+        refused = [result for result in results if isinstance(result, StoreUnavailable)]
         assert 50 == len(refused)
         assert "50 changes wait" in str(refused[0])
         assert 50 == (await store.counters()).tasks[Status.PENDING]
@@ -95,7 +95,7 @@ def test_a_failing_operation_does_not_affect_its_group(tmp_path: Path) -> None:
 
     async def main(store: SqliteStore) -> None:
         bad = [NewTask(task(1000, "new", "stranger")), NewTask(task(1001, content=object()))]
-        answers = await submit_together(
+        results = await submit_together(
             store,
             [
                 *(store.add([NewTask(task(number))]) for number in range(5)),
@@ -105,7 +105,7 @@ def test_a_failing_operation_does_not_affect_its_group(tmp_path: Path) -> None:
             ],
         )
 
-        failed = [isinstance(answer, Exception) for answer in answers]
+        failed = [isinstance(result, Exception) for result in results]
         assert [False] * 5 + [True, False, True] == failed
         assert {Status.PENDING: 7} == {
             status: count for status, count in (await store.counters()).tasks.items() if count
@@ -126,9 +126,9 @@ def test_a_cancelled_caller_does_not_affect_its_group(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         calls[3].cancel()
 
-        answers = await asyncio.gather(*calls, return_exceptions=True)
+        results = await asyncio.gather(*calls, return_exceptions=True)
 
-        assert [3] == [n for n, answer in enumerate(answers) if isinstance(answer, BaseException)]
+        assert [3] == [n for n, result in enumerate(results) if isinstance(result, BaseException)]
         assert 10 == (await store.counters()).tasks[Status.PENDING]
 
     run_on_store(tmp_path / "tasks.db", main)

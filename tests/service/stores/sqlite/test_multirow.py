@@ -38,16 +38,16 @@ class DatabaseFile:
 
     def run(self, *operations: Callable[[Transaction], Any]) -> list[Any]:
         """Run operations in one transaction."""
-        answers = self.database.apply(operations)
-        for _, error in answers:
+        results = self.database.apply(operations)
+        for _, error in results:
             if error is not None:
                 raise error
-        return [value for value, _ in answers]
+        return [value for value, _ in results]
 
     def add(self, batch: list[NewTask], quota: int | None = None) -> list[AddResult]:
         """Add a batch."""
-        [answers] = self.run(lambda tx: add.add(tx, batch, LEASE, quota))
-        return add.to_add_results(batch, LEASE, answers)
+        [results] = self.run(lambda tx: add.add(tx, batch, LEASE, quota))
+        return add.to_add_results(batch, LEASE, results)
 
     def add_singly(self, batch: list[NewTask], quota: int | None = None) -> list[AddResult]:
         """Add tasks one by one."""
@@ -77,9 +77,9 @@ class DatabaseFile:
 @pytest.fixture
 def two_files(tmp_path: Path) -> Iterator[list[DatabaseFile]]:
     """Yield two empty database files."""
-    made = [DatabaseFile(tmp_path / "whole.db"), DatabaseFile(tmp_path / "singly.db")]
-    yield made
-    for file in made:
+    files = [DatabaseFile(tmp_path / "whole.db"), DatabaseFile(tmp_path / "singly.db")]
+    yield files
+    for file in files:
         file.database.close()
 
 
@@ -113,15 +113,15 @@ def test_adding_a_batch_equals_adding_its_tasks_singly(
         file.add_singly(batch[2::3])
     whole, singly = two_files
 
-    answers = whole.add(batch, quota)
+    results = whole.add(batch, quota)
 
-    assert singly.add_singly(batch, quota) == answers
+    assert singly.add_singly(batch, quota) == results
     assert singly.rows() == whole.rows()
     if size > 100:
         found = {AddStatus.ADDED, AddStatus.EXISTING, AddStatus.CONFLICT}
         if quota == 40:
             found.add(AddStatus.FULL)
-        assert found == {answer.status for answer in answers}
+        assert found == {result.status for result in results}
 
 
 def results_of_every_status(leased: list[Task]) -> list[TaskResult]:
@@ -154,12 +154,12 @@ def test_finishing_a_batch_equals_finishing_singly(
         ends[n].task.id = "none" if n % 2 else task_id(9000 + n)
     whole, singly = two_files
 
-    answers = whole.finish(ends)
+    results = whole.finish(ends)
 
-    assert singly.finish_singly(ends) == answers
+    assert singly.finish_singly(ends) == results
     assert singly.rows() == whole.rows()
     if size > 60:
-        assert set(FinishStatus) == set(answers)
+        assert set(FinishStatus) == set(results)
 
 
 def test_two_results_of_one_task_in_a_batch(one_file: DatabaseFile) -> None:
@@ -168,7 +168,7 @@ def test_two_results_of_one_task_in_a_batch(one_file: DatabaseFile) -> None:
         added.task for added in one_file.add([NewTask(task(n), lease_on_add=True) for n in (1, 2)])
     )
 
-    answers = one_file.finish(
+    results = one_file.finish(
         [
             success_result(first),
             retry_result(second, START_MS, keep=LEASE),
@@ -178,7 +178,7 @@ def test_two_results_of_one_task_in_a_batch(one_file: DatabaseFile) -> None:
     )
 
     done, late = FinishStatus.DONE, FinishStatus.SUPERSEDED
-    assert [done, done, late, done] == answers
+    assert [done, done, late, done] == results
 
 
 def test_one_id_with_two_keys_in_a_batch(one_file: DatabaseFile) -> None:
@@ -205,9 +205,9 @@ def test_results_match_states_in_any_row_order(
         dead_result(one) if n % 2 else success_result(one)
         for n, one in enumerate([late, *leased[1:]])
     ]
-    answers = one_file.finish(ends)
+    results = one_file.finish(ends)
 
-    assert [FinishStatus.SUPERSEDED] + [FinishStatus.DONE] * 69 == answers
+    assert [FinishStatus.SUPERSEDED] + [FinishStatus.DONE] * 69 == results
     statement = "SELECT t.key, s.status FROM task AS t JOIN state AS s USING (seq)"
     found = dict(one_file.database.open()[0].execute(statement).fetchall())
     ended = {True: int(Status.EXHAUSTED), False: int(Status.SUCCEEDED)}
@@ -217,14 +217,14 @@ def test_results_match_states_in_any_row_order(
 
 def test_the_number_of_statements_does_not_grow_with_lanes(two_files: list[DatabaseFile]) -> None:
     """All lanes of a group are read and written with one statement each."""
-    said: list[list[str]] = []
+    statements: list[list[str]] = []
     for one_file, lanes in zip(two_files, (1, 48), strict=True):
         one_file.add([NewTask(task(1000 + n, f"h{n}")) for n in range(lanes)])
-        said.append([])
-        one_file.database.open()[0].set_trace_callback(said[-1].append)
+        statements.append([])
+        one_file.database.open()[0].set_trace_callback(statements[-1].append)
         batch = [NewTask(task(n, f"h{n % lanes}"), lease_on_add=True) for n in range(48)]
         one_file.finish(
             [retry_result(added.task, START_MS + HOUR_MS) for added in one_file.add(batch)]
         )
 
-    assert len(said[0]) == len(said[1])
+    assert len(statements[0]) == len(statements[1])

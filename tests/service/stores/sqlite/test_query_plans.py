@@ -21,15 +21,15 @@ from tests.service.stores.harness import (
 )
 from tests.service.stores.sqlite.test_store import run_on_store
 
-SMALL = re.compile(
+SMALL_SCAN = re.compile(
     r"SCAN (CONSTANT ROW|\d+ CONSTANT ROWS|wanted|json_each|\(subquery-\d+\)"
     r"|(worker|orphan|meta)\b)"
 )
-"""What may be read whole: no table, or one that is small by its nature."""
-LEASED = re.compile(r"SCAN state USING INDEX state_leased\b")
-"""What is leased, read when a worker has died."""
-MERGED = re.compile(r"USE TEMP B-TREE FOR ORDER BY\b")
-"""A page is sorted that was merged from the pages of five statuses."""
+"""Scans of values, or of tables that are always small."""
+LEASE_SCAN = re.compile(r"SCAN state USING INDEX state_leased\b")
+"""Scan of all leases, made only when a worker process has died."""
+MERGE_SORT = re.compile(r"USE TEMP B-TREE FOR ORDER BY\b")
+"""Sort of one page that is merged from the pages of several statuses."""
 
 
 def test_no_statement_scans_a_table(tmp_path: Path) -> None:
@@ -110,8 +110,10 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
 
 def _reads_much(step: str, statement: str) -> bool:
     if step.startswith("SCAN"):
-        return not (SMALL.match(step) or LEASED.match(step) or _stops_early(step, statement))
-    return "TEMP B-TREE" in step and not (MERGED.match(step) and "UNION ALL" in statement)
+        return not (
+            SMALL_SCAN.match(step) or LEASE_SCAN.match(step) or _stops_early(step, statement)
+        )
+    return "TEMP B-TREE" in step and not (MERGE_SORT.match(step) and "UNION ALL" in statement)
 
 
 def _stops_early(step: str, statement: str) -> bool:

@@ -145,11 +145,11 @@ def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
 
         assert 4100 == await store.count_dead(ReplayRecord(id="", tenant="acme"))
         assert 1 == await store.count_dead(ReplayRecord(id="", tenant="acme", reason="rare"))
-        made = await store.start_replay(ReplayRecord(id="job", tenant="acme", reason="rare"))
+        created = await store.start_replay(ReplayRecord(id="job", tenant="acme", reason="rare"))
         steps = 1
-        while (stands := await store.replay_step("job", 10)) and stands.status == "running":
+        while (current := await store.replay_step("job", 10)) and current.status == "running":
             steps += 1
-        assert (1, 1, 3) == (made.matched, stands and stands.replayed, steps)
+        assert (1, 1, 3) == (created.matched, current and current.replayed, steps)
         assert 1 == await store.purge("acme", TaskFilter(reason="usual"), 1)
         assert 0 == await store.purge("acme", TaskFilter(reason="rare"), 1)
 

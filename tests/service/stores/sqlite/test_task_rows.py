@@ -29,9 +29,9 @@ from tests.service.stores.sqlite.test_multirow import DatabaseFile
 @pytest.fixture
 def one_file(tmp_path: Path) -> Iterator[DatabaseFile]:
     """Yield an empty database file."""
-    made = DatabaseFile(tmp_path / "tasks.db")
-    yield made
-    made.database.close()
+    file = DatabaseFile(tmp_path / "tasks.db")
+    yield file
+    file.database.close()
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,12 @@ def test_none_differs_from_empty_and_zero(
 
     one_file.finish([replace(dead_result(leased, previous_delay=delay), reason=reason)])
 
-    ended, kept = one_file.run(
+    ended, pending = one_file.run(
         *(partial(queries.get_task, tenant="acme", task_id=task_id(n)) for n in (1, 2))
     )
     assert (number, ref) == (ended.policy_version, ended.body_ref)
     assert (reason, delay) == (ended.reason, ended.previous_delay)
-    assert waiting == kept
+    assert waiting == pending
 
 
 def test_no_parameter_needs_an_adapter(one_file: DatabaseFile) -> None:
@@ -75,8 +75,8 @@ def test_no_parameter_needs_an_adapter(one_file: DatabaseFile) -> None:
 
         tx.execute = note
         batch = [NewTask(task(n), lease_on_add=n > 1) for n in range(4)]
-        answers = add.add(tx, batch, LEASE, None)
-        leased = [added.task for added in add.to_add_results(batch, LEASE, answers) if added.leased]
+        results = add.add(tx, batch, LEASE, None)
+        leased = [added.task for added in add.to_add_results(batch, LEASE, results) if added.leased]
         ends = [success_result(leased[0]), retry_result(leased[1], START_MS + 5, keep=LEASE)]
         finish.finish(tx, [finish.pack_result(end) for end in ends])
         tx.flush()

@@ -29,9 +29,9 @@ from tests.service.stores.harness import (
     task_numbers,
 )
 
-KEEP = Retention(HOUR_MS, HOUR_MS)
+RETENTION = Retention(HOUR_MS, HOUR_MS)
 
-WORKER = """
+WORKER_SCRIPT = """
 import asyncio, sys
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
@@ -54,7 +54,7 @@ asyncio.run(main())
 def worker_process(path: Path) -> Iterator[subprocess.Popen[str]]:
     """Yield a process with leases: one that may be running, and two ahead of time."""
     process = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(path)],
+        [sys.executable, "-c", WORKER_SCRIPT, str(path)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -129,14 +129,14 @@ def test_a_sweep_recovers_leases_of_a_killed_worker(tmp_path: Path) -> None:
         try:
             with worker_process(path) as process:
                 assert 2 == len(lock_files(path))
-                assert not (await store.sweep(KEEP, 100)).has_more
+                assert not (await store.sweep(RETENTION, 100)).has_more
                 assert [] == (await store.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
                 cancelled = await store.cancel("acme", task_id(2))
                 assert CancelStatus.REQUESTED is cancelled
                 process.kill()
                 process.wait()
             steps = 1
-            while (await store.sweep(KEEP, 1)).has_more:
+            while (await store.sweep(RETENTION, 1)).has_more:
                 steps += 1
 
             assert 3 <= steps <= 6
@@ -164,7 +164,7 @@ def test_a_stopped_worker_is_not_dead(tmp_path: Path) -> None:
         store = await open_store(path)
         try:
             process.send_signal(signal.SIGSTOP)
-            await store.sweep(KEEP, 100)
+            await store.sweep(RETENTION, 100)
             assert [] == (await store.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
             assert 3 == (await store.counters()).tasks[Status.IN_FLIGHT]
         finally:
@@ -188,10 +188,10 @@ def test_leases_of_a_closed_store_are_recovered(tmp_path: Path) -> None:
         one, two = await open_store(path), await open_store(path)
         leased = (await one.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
         assert 3 == len(leased)
-        await two.sweep(KEEP, 10)
+        await two.sweep(RETENTION, 10)
         assert [] == (await two.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
         await one.close()
-        await two.sweep(KEEP, 10)
+        await two.sweep(RETENTION, 10)
         assert 3 == len((await two.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks)
         await two.close()
 

@@ -40,7 +40,7 @@ class SerializedStore(SynchronousSqliteStore):
     async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
         assert isinstance(operation, OperationCall)
         frame = run_calls(self.database, encode_calls([operation]))
-        value: T = self._answer(decode_answers([operation], frame))
+        value: T = self._unwrap(decode_answers([operation], frame))
         return value
 
 
@@ -115,13 +115,13 @@ def test_a_killed_writer_is_started_again(tmp_path: Path) -> None:
     async def main(store: SqliteStore) -> None:
         [added] = await store.add([NewTask(task(1), lease_on_add=True)], LEASE)
         os.kill(writer_pid(store), signal.SIGSTOP)
-        asked = asyncio.ensure_future(store.add([NewTask(task(2))]))
+        pending = asyncio.ensure_future(store.add([NewTask(task(2))]))
         await asyncio.sleep(0)
         later = asyncio.ensure_future(store.add([NewTask(task(3))]))
         await asyncio.sleep(0)
         os.kill(writer_pid(store), signal.SIGKILL)
         with pytest.raises(StoreUnavailable, match="started again"):
-            await asked
+            await pending
         await later
         await store.add([NewTask(task(2))])
         claimed = await store.claim(LEASE, limit=10, per_lane=10)
@@ -162,20 +162,20 @@ def test_a_second_group_is_sent_before_the_first_is_answered(tmp_path: Path) -> 
         executor = store._writer
         assert isinstance(executor, WriterProcessExecutor)
         os.kill(writer_pid(store), signal.SIGSTOP)
-        asked: list[asyncio.Future[Any]] = []
+        pending: list[asyncio.Future[Any]] = []
         for first, size in ((0, 1), (1, 1), (2, 200), (202, 100)):
             news = [NewTask(task(n)) for n in range(first, first + size)]
-            asked.append(asyncio.ensure_future(store.add(news)))
+            pending.append(asyncio.ensure_future(store.add(news)))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         assert [[1], [1, 200]] == [
             [entry.weight for entry in group] for group in executor._in_flight
         ]
         os.kill(writer_pid(store), signal.SIGKILL)
-        *lost, kept = await asyncio.gather(*asked, return_exceptions=True)
+        *lost, committed = await asyncio.gather(*pending, return_exceptions=True)
         assert [StoreUnavailable] * 3 == [type(error) for error in lost]
-        assert isinstance(kept, list)
-        assert 100 == len(kept)
+        assert isinstance(committed, list)
+        assert 100 == len(committed)
 
     run_on_store(tmp_path / "tasks.db", main)
 
@@ -194,12 +194,12 @@ def test_operations_sent_to_an_ended_writer_are_unavailable(
         executor = store._writer
         assert isinstance(executor, WriterProcessExecutor)
         monkeypatch.setattr(executor.process, "send", refuse)
-        asked = asyncio.ensure_future(store.add([NewTask(task(1))]))
+        pending = asyncio.ensure_future(store.add([NewTask(task(1))]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         os.kill(writer_pid(store), signal.SIGKILL)
         with pytest.raises(StoreUnavailable, match="started again"):
-            await asked
+            await pending
         assert 1 == len(await store.add([NewTask(task(1))]))
 
     run_on_store(tmp_path / "tasks.db", main)
@@ -213,8 +213,8 @@ def test_groups_are_answered_in_their_order(tmp_path: Path) -> None:
         parts = [
             [NewTask(task(n)) for n in range(first, first + 90)] for first in range(0, 900, 90)
         ]
-        answers = await asyncio.gather(*(store.add(part) for part in parts))
-        for part, added in zip(parts, answers, strict=True):
+        results = await asyncio.gather(*(store.add(part) for part in parts))
+        for part, added in zip(parts, results, strict=True):
             assert [new.task.id for new in part] == [each.task.id for each in added]
         counters = await store.counters()
         assert 900 == counters.tasks[Status.PENDING]
@@ -236,7 +236,7 @@ def test_signals_for_the_service_do_not_end_the_writer(tmp_path: Path) -> None:
     run_on_store(tmp_path / "tasks.db", main)
 
 
-_DIES = """
+KILLED_SERVICE_SCRIPT = """
 import asyncio, os, sys
 from tarry.service.stores.sqlite import SqliteStore
 
@@ -254,7 +254,7 @@ asyncio.run(main())
 def test_the_writer_does_not_outlive_the_service(tmp_path: Path) -> None:
     """The process ends even if the service is killed."""
     ended = subprocess.run(
-        [sys.executable, "-c", _DIES, str(tmp_path / "tasks.db")],
+        [sys.executable, "-c", KILLED_SERVICE_SCRIPT, str(tmp_path / "tasks.db")],
         stdout=subprocess.PIPE,
         check=False,
         timeout=60,
