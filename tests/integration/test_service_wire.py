@@ -83,7 +83,7 @@ def test_what_has_no_end_is_not_read_to_it(
         answer = callers.raw(*parts)
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
     assert b"application/problem+json" in answer
-    kind = {413: b"too-large", 431: b"head-too-large"}[status]
+    kind = {413: b"too-large", 431: b"headers-too-large"}[status]
     assert b'"type": "/docs#problem-%b"' % kind in answer
 
 
