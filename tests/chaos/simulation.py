@@ -210,13 +210,13 @@ class Simulation:
             if status in {200, 201}:
                 single = {"status": status, "task": answer}
                 results = answer["results"] if len(names) > 1 else [single]
-                for name, one in zip(names, results, strict=True):
-                    if one["status"] in {200, 201}:
-                        task = one["task"]
+                for name, result in zip(names, results, strict=True):
+                    if result["status"] in {200, 201}:
+                        task = result["task"]
                         self.environment.invariants.record_accepted(
                             name, task["taskId"], task["idempotencyKey"]
                         )
-                status = max(one["status"] for one in results)
+                status = max(result["status"] for result in results)
                 if status in {200, 201}:
                     return
             if status not in {0, 429, 503}:
@@ -254,11 +254,11 @@ def simulate(seed: int, folder: Path | None = None) -> Simulation:
 
     Raises `InvariantViolation`.
     """
-    made: list[Simulation] = []
+    simulations: list[Simulation] = []
 
     async def main() -> None:
-        made.append(Simulation(seed, folder))
-        await made[0].run()
+        simulations.append(Simulation(seed, folder))
+        await simulations[0].run()
 
     logger = logging.getLogger("tarry.service")
     level = logger.level
@@ -268,7 +268,7 @@ def simulate(seed: int, folder: Path | None = None) -> Simulation:
             clock.run(main)
     finally:
         logger.setLevel(level)
-    return made[0]
+    return simulations[0]
 
 
 def main() -> int:

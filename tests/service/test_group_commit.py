@@ -187,12 +187,12 @@ def test_items_above_max_pending_are_refused() -> None:
     async def main() -> None:
         commit = DoublingCommit()
         commits = AsyncGroupCommit(commit, max_items=10, max_pending=3)
-        taken = commits.submit([1, 2])
+        accepted = commits.submit([1, 2])
         with pytest.raises(Overloaded, match="2 tasks wait") as caught:
             commits.submit([3, 4])
         assert 1.0 == caught.value.retry_after
         commit.may_finish.set()
-        await taken
+        await accepted
         await commits.submit([3, 4, 5, 6])  # nothing is pending: a large entry is accepted
 
     asyncio.run(main())
@@ -222,11 +222,11 @@ def test_cancelled_caller_does_not_affect_others() -> None:
     async def main() -> None:
         commit = DoublingCommit()
         commits = AsyncGroupCommit(commit, max_items=10, max_pending=100)
-        gone, stays = commits.submit([1]), commits.submit([2])
-        gone.cancel()
+        cancelled, other = commits.submit([1]), commits.submit([2])
+        cancelled.cancel()
         commit.may_finish.set()
 
-        assert [4] == list(await stays)
+        assert [4] == list(await other)
         assert [[1, 2]] == commit.calls
 
     asyncio.run(main())

@@ -63,7 +63,7 @@ def test_permanent_responses_end_a_task() -> None:
     """A 404, a 410, a redirect and x-should-retry: false end a task at once."""
 
     async def main() -> None:
-        said = {
+        responses_by_reason = {
             "permanent": [
                 DeliveryResult(status=404),
                 DeliveryResult(status=302),
@@ -71,7 +71,7 @@ def test_permanent_responses_end_a_task() -> None:
             ],
             "overloaded": [DeliveryResult(status=503, headers=[("x-should-retry", "false")])],
         }
-        for reason, answers in said.items():
+        for reason, answers in responses_by_reason.items():
             for answer in answers:
                 harness = EngineHarness(FakeTarget(answer))
                 (task,) = await harness.add(harness.new_task())

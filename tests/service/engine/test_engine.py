@@ -37,11 +37,11 @@ def test_cancel_during_an_attempt_prevents_the_next() -> None:
     """The attempt is logged, and no other follows."""
 
     async def main() -> None:
-        async def slowly(_request: DeliveryRequest) -> DeliveryResult:
+        async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(1)
             return BUSY
 
-        target = FakeTarget(slowly)
+        target = FakeTarget(respond_slowly)
         harness = EngineHarness(target)
         (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(0.1)

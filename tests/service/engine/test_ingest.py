@@ -43,11 +43,11 @@ def test_cancelled_caller_does_not_stop_its_task() -> None:
         harness = EngineHarness(target)
         add, written = harness.store.add, asyncio.Event()
 
-        async def slowly(*args: Any, **options: Any) -> Any:
+        async def add_slowly(*args: Any, **options: Any) -> Any:
             await written.wait()
             return await add(*args, **options)
 
-        harness.store.add = slowly  # type: ignore[method-assign]
+        harness.store.add = add_slowly  # type: ignore[method-assign]
         adding = asyncio.ensure_future(harness.add(harness.new_task()))
         await asyncio.sleep(1)
         adding.cancel()

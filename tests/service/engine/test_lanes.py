@@ -15,17 +15,17 @@ from tests.service.engine.harness import OK, EngineHarness, FakeTarget, run
 
 def lanes(*names: str) -> Lanes:
     """Return the lanes of a process that knows these names."""
-    made = Lanes(partial(build_downstream, max_in_flight=10), max_leased=10)
+    known = Lanes(partial(build_downstream, max_in_flight=10), max_leased=10)
     for name in names:
-        assert name == made[name].name
-    return made
+        assert name == known[name].name
+    return known
 
 
 def lane(running: int) -> LaneState:
     """Return a lane with attempts in flight."""
-    made = LaneState("tenant/http:a.example:80", build_downstream("a", max_in_flight=10))
-    made.running = running
-    return made
+    state = LaneState("tenant/http:a.example:80", build_downstream("a", max_in_flight=10))
+    state.running = running
+    return state
 
 
 def test_in_flight_limit_is_remembered_until_an_attempt_ends() -> None:
@@ -73,8 +73,8 @@ def test_idle_healthy_lane_is_forgotten() -> None:
 
 def test_lane_with_state_is_kept() -> None:
     """One with a task, one with an attempt, one with an open breaker, one that is parked."""
-    known = lanes("t/held", "t/running", "t/open", "t/forced", "t/parked", "t/idle")
-    known.count_leased(known["t/held"])
+    known = lanes("t/leased", "t/running", "t/open", "t/forced", "t/parked", "t/idle")
+    known.count_leased(known["t/leased"])
     known["t/running"].running = 1
     known["t/open"].breaker.half_open(1)
     known["t/forced"].breaker.force("disabled")
@@ -124,9 +124,9 @@ def queue_task(of: LaneState, *, attempts: int = 0, forgiven: int = 0, lost: int
         id="", tenant="", lane="", key="", fingerprint=b"", content=b"",
         attempts=attempts, forgiven=forgiven, lost=lost,
     )  # fmt: skip
-    made = LeasedTask(task, of, None)
-    of.due_queue(task).append(made)
-    return made
+    leased = LeasedTask(task, of, None)
+    of.due_queue(task).append(leased)
+    return leased
 
 
 def test_every_third_attempt_is_a_retry() -> None:
@@ -136,7 +136,7 @@ def test_every_third_attempt_is_a_retry() -> None:
         queue_task(busy)
         queue_task(busy, attempts=1)
 
-    is_retry = [bool(one.task.attempts) for one in iter(busy.pop_due, None)]
+    is_retry = [bool(leased.task.attempts) for leased in iter(busy.pop_due, None)]
 
     assert [False, False, True] * 3 + [True] * 3 == is_retry
 

@@ -14,13 +14,13 @@ def test_waiting_caller_gets_the_completion_and_the_response() -> None:
     """After a timeout that is too short it gets None."""
 
     async def main() -> None:
-        harness = EngineHarness(FakeTarget(BUSY, DeliveryResult(status=201, excerpt=b"made")))
+        harness = EngineHarness(FakeTarget(BUSY, DeliveryResult(status=201, excerpt=b"created")))
         (task,) = await harness.add(harness.new_task())
         assert await harness.engine.wait_for_completion(task.id, 0.0) is None
-        settled = await harness.engine.wait_for_completion(task.id, 60)
-        assert settled is not None
-        assert settled.delivered is not None
-        assert (Status.SUCCEEDED, b"made") == (settled.status, settled.delivered.excerpt)
+        completion = await harness.engine.wait_for_completion(task.id, 60)
+        assert completion is not None
+        assert completion.delivered is not None
+        assert (Status.SUCCEEDED, b"created") == (completion.status, completion.delivered.excerpt)
 
     run(main)
 

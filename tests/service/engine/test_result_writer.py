@@ -41,9 +41,11 @@ def test_callback_has_the_result_of_the_task() -> None:
     attempt = AttemptRecord(number=3, scheduled_at=1, started_at=1, status=410, outcome="permanent")
     finish = exhausted_result(TASK, attempt, "permanent")
 
-    made = build_callback_task(TASK, CONTENT, finish, new_id=lambda: "j", pack=PlainCodec().pack)
+    callback = build_callback_task(
+        TASK, CONTENT, finish, new_id=lambda: "j", pack=PlainCodec().pack
+    )
 
-    content = PlainCodec().unpack(made.content)
+    content = PlainCodec().unpack(callback.content)
     assert {
         "taskId": "i",
         "idempotencyKey": "k",
@@ -132,24 +134,24 @@ def test_result_after_a_lost_lease_is_discarded() -> None:
     """Another worker has the task: the result changes nothing, and is counted."""
 
     async def main() -> None:
-        async def slowly(_request: DeliveryRequest) -> DeliveryResult:
+        async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(200)  # past every timeout and the lease
             return OK
 
-        first = EngineHarness(FakeTarget(slowly))
+        first = EngineHarness(FakeTarget(respond_slowly))
         (task,) = await first.add(first.new_task())
         second = EngineHarness(
             FakeTarget(OK), store=first.store, seed=2, lease=Lease("second", 70_000, 1_000)
         )
         await second.engine.start()
         await asyncio.sleep(150)
-        taken = await first.task(task)
-        assert (Status.SUCCEEDED, 2) == (taken.status, taken.attempts)
+        stored = await first.task(task)
+        assert (Status.SUCCEEDED, 2) == (stored.status, stored.attempts)
         outcomes = [attempt.outcome for attempt in await first.attempts(task)]
         assert ["lost", "success"] == outcomes
 
         await asyncio.sleep(100)
-        assert taken == await first.task(task)
+        assert stored == await first.task(task)
         assert 1 == first.event_kinds().count("superseded")
         page, _ = first.metrics.render(await first.store.counters(), 0.0)
         assert b"retry_superseded_total 1.0" in page

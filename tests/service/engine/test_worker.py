@@ -322,13 +322,13 @@ def test_task_cancelled_during_its_release_is_reported() -> None:
         harness = slow_harness(FakeTarget(OK))
         await harness.engine.start()
         (task,) = await harness.add(harness.new_task(delay=900))
-        settled = asyncio.create_task(harness.engine.wait_for_completion(task.id, 30))
+        completion = asyncio.create_task(harness.engine.wait_for_completion(task.id, 30))
         await harness.engine.pause(task.lane)
         await asyncio.sleep(0.1)
 
         assert CancelStatus.REQUESTED is await harness.engine.cancel("default", task.id)
 
-        published = await settled
+        published = await completion
         assert published is not None
         assert Status.CANCELLED is published.status
         assert "cancelled" in harness.event_kinds()
@@ -341,11 +341,11 @@ def test_stop_releases_waiting_tasks_and_waits_for_attempts() -> None:
     """After a stop nothing is leased, and the attempt in flight is recorded."""
 
     async def main() -> None:
-        async def slowly(_request: DeliveryRequest) -> DeliveryResult:
+        async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(3)
             return OK
 
-        harness = EngineHarness(FakeTarget(slowly), limits=EngineLimits(in_flight=1))
+        harness = EngineHarness(FakeTarget(respond_slowly), limits=EngineLimits(in_flight=1))
         await harness.engine.start()
         runs, waits = await harness.add(harness.new_task(), harness.new_task())
         await asyncio.sleep(1)
