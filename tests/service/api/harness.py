@@ -34,6 +34,7 @@ from tarry.service.store import (
     TaskFilter,
     TaskResult,
 )
+from tarry.wire.tasks import LocalStats
 from tests.service.stores.model_store import ModelStore
 
 T = TypeVar("T")
@@ -110,16 +111,9 @@ class FakeEngine:
         """Resume a lane."""
         await self.store.resume(lane)
 
-    def local_stats(self, lane: str) -> dict[str, Any] | None:
+    def local_stats(self, lane: str) -> LocalStats | None:
         """Return the same state for every lane."""
-        return {
-            "breaker": "closed",
-            "budget": 9.5,
-            "running": 1,
-            "leased": 2,
-            "p50Ms": 12.0,
-            "p95Ms": None,
-        }
+        return LocalStats(breaker="closed", budget=9.5, running=1, leased=2, p50_ms=12.0)
 
 
 class FakePayloads(PayloadStore):

@@ -96,7 +96,7 @@ def test_lane_resumed_by_an_operator_is_open_here_too() -> None:
         assert 5 == len(target.requests)
         stats = harness.engine.local_stats(tasks[0].lane)
         assert stats is not None
-        assert "open" == stats["breaker"]
+        assert "open" == stats.breaker
 
         await harness.engine.resume(tasks[0].lane)
         await asyncio.sleep(20)

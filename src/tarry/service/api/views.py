@@ -185,9 +185,7 @@ def replay_view(job: model.ReplayRecord, *, dry_run: bool = False) -> ReplayJob:
     )
 
 
-def downstream_view(
-    lane: model.LaneRecord, local: dict[str, Any] | None, now: int
-) -> DownstreamInfo:
+def downstream_view(lane: model.LaneRecord, local: LocalStats | None, now: int) -> DownstreamInfo:
     """Return a lane: the state that all processes share, and the `local` state of this one."""
     return DownstreamInfo(
         lane=public_lane_name(lane.name),
@@ -198,7 +196,7 @@ def downstream_view(
         in_flight=lane.in_flight,
         dead=lane.dead,
         last_claim_at=lane.served_at,
-        local=None if local is None else msgspec.convert(local, LocalStats),
+        local=local,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tarry.service.engine.ingest import Ingest
 from tarry.service.engine.maintenance import Maintenance
@@ -12,6 +12,7 @@ from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.worker import Worker
 from tarry.service.model import Status
 from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus, TaskResult
+from tarry.wire.tasks import LocalStats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -173,19 +174,19 @@ class Engine:
             self._context.lanes.reset_downstream(known)
         await self.resume(lane)
 
-    def local_stats(self, lane: str) -> dict[str, Any] | None:
-        """Return the state of a lane in this process, as JSON fields; None if it is not known."""
+    def local_stats(self, lane: str) -> LocalStats | None:
+        """Return the state of a lane in this process; None if it is not known here."""
         known = self._context.lanes.get(lane)
         if known is None:
             return None
         downstream = known.downstream
         breaker, balance = downstream.status(self._context.clock.seconds())
         p50, p95 = downstream.latency.quantile(0.5), downstream.latency.quantile(0.95)
-        return {
-            "breaker": breaker,
-            "budget": balance,
-            "running": known.running,
-            "leased": known.leased,
-            "p50Ms": None if p50 is None else round(p50 * 1000, 3),
-            "p95Ms": None if p95 is None else round(p95 * 1000, 3),
-        }
+        return LocalStats(
+            breaker=breaker,
+            budget=balance,
+            running=known.running,
+            leased=known.leased,
+            p50_ms=None if p50 is None else round(p50 * 1000, 3),
+            p95_ms=None if p95 is None else round(p95 * 1000, 3),
+        )
