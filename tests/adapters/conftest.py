@@ -11,7 +11,7 @@ import pytest
 from tarry.adapters.http import headers
 from tarry.testing import no_wait
 from tests.adapters.clients import CLIENT_LIBRARIES, ClientLibrary
-from tests.integration.flaky import Flaky, Seen, flaky_server
+from tests.integration.flaky import FlakyServer, RecordedRequest, flaky_server
 
 _runs = count(1)
 
@@ -19,13 +19,13 @@ _runs = count(1)
 class FlakyServerView:
     """The flaky server, limited to the requests of one test."""
 
-    def __init__(self, flaky: Flaky) -> None:
+    def __init__(self, flaky: FlakyServer) -> None:
         self.flaky = flaky
         self.run = f"test-{next(_runs)}"
         self._before = flaky.opened
 
     @property
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[RecordedRequest]:
         """The requests that have arrived."""
         return self.flaky.seen[self.run]
 
@@ -49,14 +49,14 @@ class FlakyServerView:
 
 
 @pytest.fixture(scope="session")
-def flaky() -> Iterator[Flaky]:
+def flaky() -> Iterator[FlakyServer]:
     """Run one flaky server for all tests."""
     with flaky_server() as flaky:
         yield flaky
 
 
 @pytest.fixture
-def server(flaky: Flaky) -> Iterator[FlakyServerView]:
+def server(flaky: FlakyServer) -> Iterator[FlakyServerView]:
     """Return the view of one test on the flaky server."""
     flaky.go_on.clear()
     yield FlakyServerView(flaky)

@@ -48,7 +48,7 @@ class Callers:
             }
             while True:  # until it is accepted
                 try:
-                    status, answer = self._running.ask("POST", "/retry-tasks", task)
+                    status, answer = self._running.request("POST", "/retry-tasks", task)
                 except (OSError, HTTPException):
                     time.sleep(0.02)
                     continue
@@ -90,7 +90,7 @@ def test_kill_9_at_random_moments_under_load(tmp_path: Path) -> None:
             assert "SUCCEEDED" == task["status"]
             assert sent
             assert {f'"{key}"'} == {request["Idempotency-Key"] for request in sent}
-            log = running.ask("GET", f"/retry-tasks/{task['taskId']}/attempts")[1]["items"]
+            log = running.request("GET", f"/retry-tasks/{task['taskId']}/attempts")[1]["items"]
             numbers = [attempt["attemptNumber"] for attempt in log]
             assert list(range(1, task["attemptNumber"] + 1)) == numbers
             answered = [attempt for attempt in log if attempt["responseStatus"] is not None]
@@ -111,21 +111,23 @@ def test_process_suspended_past_its_lease_overwrites_nothing(tmp_path: Path) -> 
     flags = ("--set", "max_attempt_timeout_ms=1000", "--set", "lease_ms=6000")
     with target(respond_slowly) as to, service(tmp_path, *flags) as first:
         task = {"targetUrl": f"{to.url}/t/1", "policy": {"attemptTimeoutMs": 1000}}
-        task_id = first.ask("POST", "/retry-tasks", task)[1]["taskId"]
+        task_id = first.request("POST", "/retry-tasks", task)[1]["taskId"]
         first.wait_for(lambda: bool(to.seen["/t/1"]))
         os.kill(first.process.pid, signal.SIGSTOP)
         with service(tmp_path, *flags) as second:
             second.wait_for(
-                lambda: second.ask("GET", f"/retry-tasks/{task_id}")[1]["status"] == "SUCCEEDED"
+                lambda: second.request("GET", f"/retry-tasks/{task_id}")[1]["status"] == "SUCCEEDED"
             )
-            ended = second.ask("GET", f"/retry-tasks/{task_id}")[1]
-            log = second.ask("GET", f"/retry-tasks/{task_id}/attempts")[1]["items"]
+            ended = second.request("GET", f"/retry-tasks/{task_id}")[1]
+            log = second.request("GET", f"/retry-tasks/{task_id}/attempts")[1]["items"]
             assert ["lost", "success"] == [attempt["outcome"] for attempt in log]
 
             os.kill(first.process.pid, signal.SIGCONT)
             gate.set()
-            first.wait_for(lambda: "retry_superseded_total 1.0" in first.ask("GET", "/metrics")[1])
-            assert ended == second.ask("GET", f"/retry-tasks/{task_id}")[1]
+            first.wait_for(
+                lambda: "retry_superseded_total 1.0" in first.request("GET", "/metrics")[1]
+            )
+            assert ended == second.request("GET", f"/retry-tasks/{task_id}")[1]
 
 
 @pytest.mark.timeout(120)
@@ -140,7 +142,7 @@ def test_sigterm_finishes_attempts_and_releases_other_tasks(tmp_path: Path) -> N
     with target(respond_slowly) as to, service(tmp_path, "--set", "lane_in_flight=1") as running:
         for number in range(3):
             task = {"targetUrl": f"{to.url}/t/{number}"}
-            running.ask("POST", "/retry-tasks", task)
+            running.request("POST", "/retry-tasks", task)
         running.wait_for(lambda: len(to.seen) == 1)
         threading.Timer(1.0, gate.set).start()
         assert 0 == running.stop()

@@ -123,15 +123,15 @@ def test_service_recovers_from_a_store_fault(fault: Fault, tmp_path: Path) -> No
                 accepted.add(answer["taskId"])
             assert 503 == status
             assert 1 <= int(headers["retry-after"])
-            running.wait_for(lambda: running.ask("GET", "/readyz")[0] == 503)
-            assert 200 == running.ask("GET", "/healthz")[0]
-            assert "store" in running.ask("GET", "/readyz")[1]["failing"]
+            running.wait_for(lambda: running.request("GET", "/readyz")[0] == 503)
+            assert 200 == running.request("GET", "/healthz")[0]
+            assert "store" in running.request("GET", "/readyz")[1]["failing"]
             gate.set()  # attempts end, and their results cannot be written
             for _ in range(50):
-                assert 503 == running.ask("GET", "/readyz")[0]
+                assert 503 == running.request("GET", "/readyz")[0]
                 time.sleep(0.05)
 
-        running.wait_for(lambda: running.ask("GET", "/readyz")[0] == 200)
+        running.wait_for(lambda: running.request("GET", "/readyz")[0] == 200)
         running.wait_for(
             lambda: all(running.task(one)["status"] == "SUCCEEDED" for one in accepted)
         )
@@ -139,4 +139,4 @@ def test_service_recovers_from_a_store_fault(fault: Fault, tmp_path: Path) -> No
         assert RUNNING + LATER + more == len(to.seen)
         assert {1} == {len(requests) for requests in to.seen.values()}
         assert {1} == {task["attemptNumber"] for task in running.all_tasks()}
-        running.end_of(running.post(targetUrl=f"{to.url}/after")["taskId"])
+        running.wait_until_finished(running.post(targetUrl=f"{to.url}/after")["taskId"])

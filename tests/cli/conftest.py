@@ -9,7 +9,7 @@ import pytest
 
 from tarry.client import Client
 from tests.cli.harness import CommandResult, run_command
-from tests.integration.flaky import Flaky, flaky_server
+from tests.integration.flaky import FlakyServer, flaky_server
 from tests.integration.service import service
 
 
@@ -35,13 +35,13 @@ def ask(address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CommandR
 
 
 @pytest.fixture
-def target() -> Iterator[Flaky]:
+def target() -> Iterator[FlakyServer]:
     """A target, which is a downstream of its own."""
     with flaky_server() as running:
         yield running
 
 
 @pytest.fixture
-def lane(target: Flaky) -> str:
+def lane(target: FlakyServer) -> str:
     """The service's name for the target."""
     return f"http:{urlsplit(target.url).netloc}"

@@ -8,13 +8,13 @@ import pytest
 
 from tarry.client import Client
 from tests.cli.harness import CommandResult
-from tests.integration.flaky import Flaky
+from tests.integration.flaky import FlakyServer
 
 Ask = Callable[..., CommandResult]
 
 
 @pytest.fixture
-def letters(client: Client, target: Flaky) -> list[str]:
+def letters(client: Client, target: FlakyServer) -> list[str]:
     """Two dead letters, which would succeed now; newest first."""
     sent = [client.enqueue(f"{target.url}/?plan=404,200&run={run}", wait=30) for run in "ab"]
     return [task.task_id for task in reversed(sent)]

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from tarry.client import Client
 from tests.cli.harness import CommandResult
-from tests.integration.flaky import Flaky
+from tests.integration.flaky import FlakyServer
 
 Ask = Callable[..., CommandResult]
 
 
 def test_list_has_state_backlog_and_latency(
-    ask: Ask, client: Client, target: Flaky, lane: str
+    ask: Ask, client: Client, target: FlakyServer, lane: str
 ) -> None:
     """One row for each host that a task goes to."""
     client.enqueue(target.url, wait=30)
@@ -28,7 +28,7 @@ def test_list_has_state_backlog_and_latency(
     assert 1 == told["pending"]
 
 
-def test_pause_resume_and_reset(ask: Ask, client: Client, target: Flaky, lane: str) -> None:
+def test_pause_resume_and_reset(ask: Ask, client: Client, target: FlakyServer, lane: str) -> None:
     """A paused downstream gets nothing until it is resumed."""
     client.enqueue(target.url, wait=30)
 

@@ -9,12 +9,12 @@ import pytest
 
 from tarry.client import Client
 from tests.cli.harness import CommandResult
-from tests.integration.flaky import Flaky
+from tests.integration.flaky import FlakyServer
 
 Ask = Callable[..., CommandResult]
 
 
-def test_outcome_and_answer_are_printed(ask: Ask, target: Flaky) -> None:
+def test_outcome_and_answer_are_printed(ask: Ask, target: FlakyServer) -> None:
     """With --wait, a call that needs a retry ends with 0, and shows what the target said."""
     done = ask("send", f"{target.url}/?plan=503,200", "-d", "hello", "--wait", "30s")
 
@@ -24,7 +24,7 @@ def test_outcome_and_answer_are_printed(ask: Ask, target: Flaky) -> None:
     assert ["the target answered 200\nanswer 2\n"] == rest
 
 
-def test_request_is_as_it_was_asked_for(ask: Ask, target: Flaky) -> None:
+def test_request_is_as_it_was_asked_for(ask: Ask, target: FlakyServer) -> None:
     """Method, headers and key arrive; so does the key, in each attempt."""
     done = ask(
         "send", f"{target.url}/?plan=503,200", "-X", "PUT", "-H", "X-Shop: 7",
@@ -50,7 +50,13 @@ def test_request_is_as_it_was_asked_for(ask: Ask, target: Flaky) -> None:
     ids=["text", "JSON", "almost JSON", "file", "standard input"],
 )
 def test_body_arrives_byte_for_byte(
-    ask: Ask, target: Flaky, tmp_path: Path, given: str, typed: bytes, body: bytes, kind: str | None
+    ask: Ask,
+    target: FlakyServer,
+    tmp_path: Path,
+    given: str,
+    typed: bytes,
+    body: bytes,
+    kind: str | None,
 ) -> None:
     """Text, file or standard input; what is JSON says so."""
     file = tmp_path / "order.json"
@@ -67,7 +73,7 @@ def test_body_arrives_byte_for_byte(
     assert (kind == "application/json") == (headers.get("content-type") == "application/json")
 
 
-def test_header_of_the_user_beats_the_guess(ask: Ask, target: Flaky) -> None:
+def test_header_of_the_user_beats_the_guess(ask: Ask, target: FlakyServer) -> None:
     """JSON under another name keeps that name."""
     ask("send", target.url, "-d", "{}", "-H", "content-type: text/plain", "--wait", "30")
 
@@ -76,7 +82,7 @@ def test_header_of_the_user_beats_the_guess(ask: Ask, target: Flaky) -> None:
     assert "text/plain" == headers["content-type"]
 
 
-def test_call_that_fails_for_good_ends_with_1(ask: Ask, target: Flaky) -> None:
+def test_call_that_fails_for_good_ends_with_1(ask: Ask, target: FlakyServer) -> None:
     """A script sees that the call was not delivered, a person where to look."""
     done = ask("send", f"{target.url}/?plan=404", "--wait", "30")
 
@@ -93,7 +99,7 @@ def test_call_that_has_not_ended_in_time_ends_with_1(ask: Ask) -> None:
 
 
 def test_without_wait_the_task_is_kept_and_that_is_all(
-    ask: Ask, client: Client, target: Flaky
+    ask: Ask, client: Client, target: FlakyServer
 ) -> None:
     """The command does not wait for the target; its JSON names the task."""
     done = ask("send", f"{target.url}/?plan=hang", "--policy", "patient", "--json")

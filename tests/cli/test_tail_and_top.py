@@ -19,7 +19,7 @@ from tarry.cli.top import Snapshot, parse_metrics, summarize
 from tarry.client import Client
 from tarry.wire.tasks import ServiceEvent
 from tests.cli.harness import CommandResult, run_command
-from tests.integration.flaky import Flaky
+from tests.integration.flaky import FlakyServer
 from tests.integration.tenants import two_tenants
 
 Ask = Callable[..., CommandResult]
@@ -52,7 +52,7 @@ def _of(stream: IO[str] | None) -> IO[str]:
 
 
 @pytest.fixture
-def traffic(client: Client, target: Flaky) -> Iterator[None]:
+def traffic(client: Client, target: FlakyServer) -> Iterator[None]:
     """Calls one after another until the test ends; one in four is retried, which trips nothing."""
     over = threading.Event()
 
@@ -111,7 +111,7 @@ def test_top_for_programs_is_json_lines(address: str, lane: str) -> None:
 
 
 def test_top_into_a_pipe_is_one_table(
-    ask: Ask, client: Client, target: Flaky, lane: str, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, client: Client, target: FlakyServer, lane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A picture of the moment, and an end."""
     monkeypatch.setattr("tarry.cli.top.REFRESH_INTERVAL_S", 0.01)

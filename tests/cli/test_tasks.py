@@ -12,20 +12,20 @@ from tarry.cli.tasks import explanation_lines
 from tarry.client import Client
 from tarry.runtime.clocks import system
 from tests.cli.harness import CommandResult
-from tests.integration.flaky import Flaky
+from tests.integration.flaky import FlakyServer
 
 Ask = Callable[..., CommandResult]
 NOBODY = "01a1dedf-0000-7000-8000-000000000000"
 
 
 @pytest.fixture
-def waiting(client: Client, target: Flaky) -> str:
+def waiting(client: Client, target: FlakyServer) -> str:
     """A task that waits for an hour."""
     return client.enqueue(target.url, {"order": 7}, delay=3600).task_id
 
 
 @pytest.fixture
-def failed(client: Client, target: Flaky) -> str:
+def failed(client: Client, target: FlakyServer) -> str:
     """A task that is a dead letter after two attempts."""
     sent = client.enqueue(f"{target.url}/?plan=503,404", overrides={"initialDelayMs": 1})
     return client.wait(sent, 30).task_id
@@ -136,7 +136,7 @@ def test_cancel(ask: Ask, waiting: str) -> None:
 
 
 def test_cancel_goes_by_the_status(
-    ask: Ask, client: Client, target: Flaky, waiting: str, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, client: Client, target: FlakyServer, waiting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attempt may finish where one runs; a task that has ended has none."""
     ended = msgspec.structs.replace(client.cancel(waiting), cancelling=True)
@@ -161,7 +161,7 @@ def test_task_that_has_ended_cannot_be_cancelled(ask: Ask, failed: str) -> None:
 
 
 def test_retry_makes_the_next_attempt_now(
-    ask: Ask, client: Client, target: Flaky, waiting: str
+    ask: Ask, client: Client, target: FlakyServer, waiting: str
 ) -> None:
     """The hour is over."""
     done = ask("tasks", "retry", waiting)
@@ -184,7 +184,9 @@ def test_retry_says_what_keeps_the_next_attempt(
     assert (0, f"{waiting} PENDING: {words}\n", "") == done
 
 
-def test_retry_of_a_running_task_promises_nothing(ask: Ask, client: Client, target: Flaky) -> None:
+def test_retry_of_a_running_task_promises_nothing(
+    ask: Ask, client: Client, target: FlakyServer
+) -> None:
     """The attempt that runs is not the next one."""
     running = client.enqueue(f"{target.url}/?plan=late&run=slow")
     while client.get(running).status != "IN_FLIGHT":

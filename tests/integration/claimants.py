@@ -1,7 +1,7 @@
-"""A crowd of processes that claim one key at the same moment.
+"""Processes that claim one idempotency key at the same moment.
 
-Each is this file, run as a program: it says that it is ready, waits for a line, and says how many
-of its claims got the key.
+Each process runs this file: it prints that it is ready, waits for a line, and prints how
+many of its claims got the key.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SHARES = (17, 17, 16)
 ROOT = Path(__file__).parents[2]
 
 
-def winners(engine: str, address: str, name: str) -> list[int]:
-    """Let the crowd loose on one key, and return how many claims of each process got it."""
+def count_winners(engine: str, address: str, name: str) -> list[int]:
+    """Start the processes and return how many claims of each process got the key."""
     command = [sys.executable, "-m", "tests.integration.claimants", engine, address, name]
     crowd = [
         subprocess.Popen(
@@ -50,8 +50,8 @@ def winners(engine: str, address: str, name: str) -> list[int]:
             process.communicate()
 
 
-def store_of(engine: str, address: str, name: str) -> IdempotencyStore:
-    """A store with records of its own, under a name."""
+def open_store(engine: str, address: str, name: str) -> IdempotencyStore:
+    """Open a store with its own records, under a name."""
     if engine == "sqlite":
         return SqliteStore(address)
     if engine == "postgres":
@@ -60,7 +60,7 @@ def store_of(engine: str, address: str, name: str) -> IdempotencyStore:
 
 
 async def claim(store: IdempotencyStore, share: int) -> int:
-    """Claim the key so many times at once, and count the claims that got it."""
+    """Claim the key concurrently, and return how many claims got it."""
     owners = [f"{os.getpid()} {number}" for number in range(share)]
     answers = await asyncio.gather(*(store.claim("k", "print", owner, 60) for owner in owners))
     await store.close()
@@ -68,11 +68,11 @@ async def claim(store: IdempotencyStore, share: int) -> int:
 
 
 def main(engine: str, address: str, name: str, share: str) -> None:
-    """Be one process of the crowd."""
+    """Run one of the processes."""
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
-    won = asyncio.run(claim(store_of(engine, address, name), int(share)))
+    won = asyncio.run(claim(open_store(engine, address, name), int(share)))
     sys.stdout.write(f"{won}\n")
 
 

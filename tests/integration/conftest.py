@@ -1,4 +1,4 @@
-"""Real servers, started once for all tests that ask for them."""
+"""Fixtures: real servers, started once for all tests that use them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _numbers = count()
 
 @pytest.fixture(scope="session")
 def postgres_dsn() -> Iterator[str]:
-    """A PostgreSQL server that no test may stop."""
+    """Run a PostgreSQL server that no test may stop."""
     with postgres_server() as server:
         yield server.address
 
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    """A Redis server that no test may stop."""
+    """Run a Redis server that no test may stop."""
     with redis_server() as server:
         yield server.address
 
 
 @pytest.fixture
 def table() -> str:
-    """The name of a table that no other test uses."""
+    """Return the name of a table that no other test uses."""
     return f"records_{next(_numbers)}"
 
 
 @pytest.fixture
 def prefix() -> str:
-    """A prefix of keys that no other test uses."""
+    """Return a key prefix that no other test uses."""
     return f"records:{next(_numbers)}:"

@@ -1,4 +1,4 @@
-"""A server process whose handler leaves a line in a file for each run, and hangs when told to.
+"""A server process whose handler writes a line to a file for each run, and may hang.
 
 python -m tests.integration.counting_server FD ENGINE ADDRESS NAME RUNS LEASE answers|hangs
 """
@@ -19,11 +19,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from tarry.idempotency import IdempotencyMiddleware, IdempotencyStore
-from tests.integration.claimants import store_of
+from tests.integration.claimants import open_store
 
 
-def app_of(store: IdempotencyStore, runs: Path, lease: float, *, hangs: bool) -> Starlette:
-    """The application."""
+def create_app(store: IdempotencyStore, runs: Path, lease: float, *, hangs: bool) -> Starlette:
+    """Return the application."""
 
     async def pay(request: Request) -> Response:
         await request.body()
@@ -40,7 +40,7 @@ def app_of(store: IdempotencyStore, runs: Path, lease: float, *, hangs: bool) ->
 
 if __name__ == "__main__":
     descriptor, engine, address, name, runs, lease, hangs = sys.argv[1:]
-    store = store_of(engine, address, name)
-    app = app_of(store, Path(runs), float(lease), hangs=hangs == "hangs")
+    store = open_store(engine, address, name)
+    app = create_app(store, Path(runs), float(lease), hangs=hangs == "hangs")
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     server.run(sockets=[socket.socket(fileno=int(descriptor))])

@@ -1,14 +1,18 @@
-"""A real HTTP server that fails on command, over sockets.
+"""A real HTTP server that fails on command.
 
-`POST /anything?plan=503,drop,200` answers the first request of a run with 503, closes the
-connection without an answer to the second, and answers 200 to the third and all that follow. A run
-is named by `run=`; its requests are kept. `stream` sends half of an answer, and the other half when
-`go_on` is set; `late` answers 200 when it is set; `hang` sends nothing, and `deaf` does not read
-the body either; `early` answers 503 and does not read it; `long` answers 503 with a long text;
-`stall` answers 503 and sends half of its text; `chunks` answers 503 in chunks, `many` in long ones.
+`POST /anything?plan=503,drop,200` responds to the first request of a run with 503, closes the
+connection without a response to the second, and responds with 200 to the third and all later ones.
+`run=` names the run; its requests are recorded. Steps of a plan:
+
+* `stream` sends half of a response, and the other half when `go_on` is set
+* `late` responds with 200 when `go_on` is set
+* `hang` sends nothing; `deaf` does not read the body either
+* `early` responds with 503 without reading the body
+* `long` responds with 503 and a long text; `stall` sends half of that text
+* `chunks` responds with 503 in chunks, `many` in long chunks
 
 Headers follow a colon: `503:retry-after=7|ratelimit-policy=x`, with `~` for a comma. As a proxy the
-server answers `http:` requests itself, and CONNECT with the number that the host begins with.
+server responds to `http:` requests itself, and to CONNECT with the number at the start of the host.
 """
 
 from __future__ import annotations
@@ -26,19 +30,19 @@ PATIENCE = 30.0
 """Seconds after which a client that should have gone on is taken for dead."""
 
 
-class Seen(NamedTuple):
-    """One request as it arrived."""
+class RecordedRequest(NamedTuple):
+    """A request that the server has received."""
 
     method: str
     headers: dict[str, str]
     body: bytes
 
 
-class Flaky:
-    """The server, and what it has seen."""
+class FlakyServer:
+    """The server and its recorded requests."""
 
     def __init__(self) -> None:  # noqa: C901 - the handler inside is what it is about
-        self.seen: dict[str, list[Seen]] = defaultdict(list)
+        self.seen: dict[str, list[RecordedRequest]] = defaultdict(list)
         self.connections = 0
         """Those that are open now."""
         self.opened = 0
@@ -84,7 +88,7 @@ class Flaky:
                 query = parse_qs(urlsplit(self.path).query)
                 with flaky.lock:
                     seen = flaky.seen[query.get("run", [""])[0]]
-                    seen.append(Seen(self.command, dict(self.headers.items()), b""))
+                    seen.append(RecordedRequest(self.command, dict(self.headers.items()), b""))
                     number = len(seen)
                 plan = query.get("plan", ["200"])[0].split(",")
                 step = plan[min(number, len(plan)) - 1]
@@ -148,7 +152,7 @@ class Flaky:
             def do_CONNECT(self) -> None:
                 host = self.path.partition(":")[0]
                 with flaky.lock:
-                    flaky.seen[host].append(Seen(self.command, {}, b""))
+                    flaky.seen[host].append(RecordedRequest(self.command, {}, b""))
                 self.send_response(int(host.partition(".")[0]))
                 self.send_header("content-length", "0")
                 self.end_headers()
@@ -156,14 +160,14 @@ class Flaky:
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = answer  # noqa: N815
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def start(self) -> None:
-        """Serve in a thread."""
+        """Start a thread that serves."""
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def stop(self) -> None:
@@ -173,9 +177,9 @@ class Flaky:
 
 
 @contextmanager
-def flaky_server() -> Iterator[Flaky]:
-    """Run one for the length of a block."""
-    flaky = Flaky()
+def flaky_server() -> Iterator[FlakyServer]:
+    """Run a server for the duration of a block."""
+    flaky = FlakyServer()
     flaky.start()
     try:
         yield flaky

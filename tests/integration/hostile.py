@@ -1,10 +1,10 @@
-"""Targets that misbehave, over real sockets: one path for each way to do so.
+"""Targets that misbehave over real sockets, one URL path per kind of misbehaviour.
 
-`with hostile_targets() as hostile:` starts them in a thread of their own; `hostile.url` + "never",
-"endless", ... are targets, and "ok" is one that behaves. What arrived is in `hostile.seen`.
-`hostile.closing` hangs up on every connection at once, `hostile.tls[kind]` are HTTPS targets whose
-certificates are "good", "expired", "selfsigned" or "wronghost"; the file `hostile.ca` has the CA,
-and `hostile.contexts` is for servers of one's own.
+`with hostile_targets() as hostile:` starts them in a thread. `hostile.url` + "never", "endless".
+are targets, and "ok" behaves well. `hostile.seen` has the received requests. `hostile.closing`
+closes every connection at once. `hostile.tls[kind]` are HTTPS targets with certificates "good",
+"expired", "selfsigned" or "wronghost". The file `hostile.ca` has the CA, and `hostile.contexts` has
+TLS contexts for other servers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ METADATA = "http://169.254.169.254/latest/meta-data/"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
-class Seen(NamedTuple):
-    """One request as it arrived."""
+class ReceivedRequest(NamedTuple):
+    """A request that a target has received."""
 
     method: str
     path: str
@@ -43,8 +43,8 @@ class Seen(NamedTuple):
 Behaviour = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
-def _says(*parts: bytes) -> Behaviour:
-    """Send some bytes, then close."""
+def _respond_with(*parts: bytes) -> Behaviour:
+    """Return a behaviour that sends some bytes and closes the connection."""
 
     async def behave(writer: asyncio.StreamWriter) -> None:
         for part in parts:
@@ -54,8 +54,8 @@ def _says(*parts: bytes) -> Behaviour:
     return behave
 
 
-def _repeats(first: bytes, part: bytes, pause: float = 0.0, times: int = 10**9) -> Behaviour:
-    """Send one thing first, and another again and again."""
+def _repeat(first: bytes, part: bytes, pause: float = 0.0, times: int = 10**9) -> Behaviour:
+    """Return a behaviour that sends `first` and then `part` again and again."""
 
     async def behave(writer: asyncio.StreamWriter) -> None:
         writer.write(first)
@@ -75,72 +75,74 @@ _HEAD = b"HTTP/1.1 200 OK\r\n"
 _CHUNKED = _HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 BEHAVIOURS: dict[str, Behaviour] = {
     "never": _never,
-    "drip": _repeats(_HEAD + b"Content-Length: 1000\r\n\r\n", b"x", 1.0),
-    "dripping-headers": _repeats(_HEAD + b"X-Drip: ", b"x", 1.0),
-    "endless": _repeats(_HEAD + b"\r\n", b"x" * 65536),
-    "endless-500": _repeats(b"HTTP/1.1 500 No\r\n\r\n", b"x" * 65536),
-    "endless-chunks": _repeats(_CHUNKED, b"10000\r\n" + b"x" * 65536 + b"\r\n"),
-    "huge": _repeats(_HEAD + b"Content-Length: 999999999999\r\n\r\n", b"x" * 65536),
-    "bomb": _says(
+    "drip": _repeat(_HEAD + b"Content-Length: 1000\r\n\r\n", b"x", 1.0),
+    "dripping-headers": _repeat(_HEAD + b"X-Drip: ", b"x", 1.0),
+    "endless": _repeat(_HEAD + b"\r\n", b"x" * 65536),
+    "endless-500": _repeat(b"HTTP/1.1 500 No\r\n\r\n", b"x" * 65536),
+    "endless-chunks": _repeat(_CHUNKED, b"10000\r\n" + b"x" * 65536 + b"\r\n"),
+    "huge": _repeat(_HEAD + b"Content-Length: 999999999999\r\n\r\n", b"x" * 65536),
+    "bomb": _respond_with(
         _HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(BOMB), BOMB
     ),
-    "million-headers": _repeats(_HEAD, b"X-Line: value\r\n" * 1000, times=1000),
-    "200-headers": _says(_HEAD + b"X-Line: value\r\n" * 199 + b"Content-Length: 0\r\n\r\n"),
-    "many-headers": _says(_HEAD + b"X-Line: value\r\n" * 200 + b"Content-Length: 0\r\n\r\n"),
-    "endless-header": _repeats(_HEAD + b"X-Long: ", b"x" * 65536),
-    "large-headers": _says(
+    "million-headers": _repeat(_HEAD, b"X-Line: value\r\n" * 1000, times=1000),
+    "200-headers": _respond_with(_HEAD + b"X-Line: value\r\n" * 199 + b"Content-Length: 0\r\n\r\n"),
+    "many-headers": _respond_with(
+        _HEAD + b"X-Line: value\r\n" * 200 + b"Content-Length: 0\r\n\r\n"
+    ),
+    "endless-header": _repeat(_HEAD + b"X-Long: ", b"x" * 65536),
+    "large-headers": _respond_with(
         _HEAD + (b"X-Long: " + b"x" * 50_000 + b"\r\n") * 2 + b"Content-Length: 0\r\n\r\n"
     ),
-    "endless-100": _repeats(b"", b"HTTP/1.1 100 Continue\r\nX-Line: value\r\n\r\n"),
-    "close-before-answer": _says(),
-    "close-in-status": _says(b"HTTP/1.1 20"),
-    "close-in-headers": _says(_HEAD + b"Content-Le"),
-    "close-in-body": _says(_HEAD + b"Content-Length: 100\r\n\r\nonly this"),
-    "close-in-chunk": _says(_CHUNKED + b"ff\r\nonly this"),
-    "redirect": _says(
+    "endless-100": _repeat(b"", b"HTTP/1.1 100 Continue\r\nX-Line: value\r\n\r\n"),
+    "close-before-answer": _respond_with(),
+    "close-in-status": _respond_with(b"HTTP/1.1 20"),
+    "close-in-headers": _respond_with(_HEAD + b"Content-Le"),
+    "close-in-body": _respond_with(_HEAD + b"Content-Length: 100\r\n\r\nonly this"),
+    "close-in-chunk": _respond_with(_CHUNKED + b"ff\r\nonly this"),
+    "redirect": _respond_with(
         b"HTTP/1.1 302 Found\r\nLocation: " + METADATA.encode() + b"\r\nContent-Length: 0\r\n\r\n"
     ),
-    "http10": _says(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nold"),
-    "http09": _says(b"<html>older</html>"),
-    "continue": _says(
+    "http10": _respond_with(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nold"),
+    "http09": _respond_with(b"<html>older</html>"),
+    "continue": _respond_with(
         b"HTTP/1.1 100 Continue\r\nX-Interim: 1\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n", OK
     ),
-    "switching": _says(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\nxyz"),
-    "bad-status": _says(b"HTTP/1.1 abc OK\r\nContent-Length: 0\r\n\r\n"),
-    "bad-version": _says(b"HTTP/7.7 200 OK\r\nContent-Length: 0\r\n\r\n"),
-    "not-http": _says(b"SSH-2.0-OpenSSH_9.9\r\n"),
-    "status-999": _says(b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n"),
-    "body-too-long": _says(_HEAD + b"Content-Length: 2\r\n\r\nok and more than was said"),
-    "two-lengths": _says(_HEAD + b"Content-Length: 2\r\nContent-Length: 5\r\n\r\nokxyz"),
-    "bad-length": _says(_HEAD + b"Content-Length: -5\r\n\r\nok"),
-    "bad-chunks": _says(_CHUNKED + b"zzzz\r\ngarbage\r\n"),
-    "bad-encoding": _says(_HEAD + b"Transfer-Encoding: sideways\r\n\r\nok"),
-    "null-in-header": _says(_HEAD + b"X-Null: a\x00b\r\nContent-Length: 0\r\n\r\n"),
-    "no-colon": _says(_HEAD + b"What is this\r\nContent-Length: 0\r\n\r\n"),
-    "trailers": _says(
+    "switching": _respond_with(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\nxyz"),
+    "bad-status": _respond_with(b"HTTP/1.1 abc OK\r\nContent-Length: 0\r\n\r\n"),
+    "bad-version": _respond_with(b"HTTP/7.7 200 OK\r\nContent-Length: 0\r\n\r\n"),
+    "not-http": _respond_with(b"SSH-2.0-OpenSSH_9.9\r\n"),
+    "status-999": _respond_with(b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n"),
+    "body-too-long": _respond_with(_HEAD + b"Content-Length: 2\r\n\r\nok and more than was said"),
+    "two-lengths": _respond_with(_HEAD + b"Content-Length: 2\r\nContent-Length: 5\r\n\r\nokxyz"),
+    "bad-length": _respond_with(_HEAD + b"Content-Length: -5\r\n\r\nok"),
+    "bad-chunks": _respond_with(_CHUNKED + b"zzzz\r\ngarbage\r\n"),
+    "bad-encoding": _respond_with(_HEAD + b"Transfer-Encoding: sideways\r\n\r\nok"),
+    "null-in-header": _respond_with(_HEAD + b"X-Null: a\x00b\r\nContent-Length: 0\r\n\r\n"),
+    "no-colon": _respond_with(_HEAD + b"What is this\r\nContent-Length: 0\r\n\r\n"),
+    "trailers": _respond_with(
         _HEAD + b"X-Head: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Tail: 2\r\n\r\n"
     ),
-    "bytes-in-header": _says(_HEAD + b"X-Odd: \xff\xfe\r\nContent-Length: 0\r\n\r\n"),
-    "second-answer": _says(OK + b"HTTP/1.1 500 Planted\r\nContent-Length: 3\r\n\r\nbad"),
-    "endless-extension": _repeats(_CHUNKED + b"2;", b"x" * 65536),
-    "endless-trailers": _repeats(_CHUNKED + b"0\r\n", b"X-Line: value\r\n" * 1000),
-    "endless-short-headers": _repeats(_HEAD, b"a:\r\n" * 100, 0.001),
-    "endless-lines": _repeats(b"", b"\r\n" * 10_000),
-    "continue-then-nonsense": _says(b"HTTP/1.1 100 Continue\r\n\r\nnonsense\r\n\r\n"),
-    "length-and-chunks": _says(
+    "bytes-in-header": _respond_with(_HEAD + b"X-Odd: \xff\xfe\r\nContent-Length: 0\r\n\r\n"),
+    "second-answer": _respond_with(OK + b"HTTP/1.1 500 Planted\r\nContent-Length: 3\r\n\r\nbad"),
+    "endless-extension": _repeat(_CHUNKED + b"2;", b"x" * 65536),
+    "endless-trailers": _repeat(_CHUNKED + b"0\r\n", b"X-Line: value\r\n" * 1000),
+    "endless-short-headers": _repeat(_HEAD, b"a:\r\n" * 100, 0.001),
+    "endless-lines": _repeat(b"", b"\r\n" * 10_000),
+    "continue-then-nonsense": _respond_with(b"HTTP/1.1 100 Continue\r\n\r\nnonsense\r\n\r\n"),
+    "length-and-chunks": _respond_with(
         _HEAD + b"Content-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
     ),
-    "carriage-return": _says(_HEAD + b"X-Odd: a\rX-Two: b\r\nContent-Length: 0\r\n\r\n"),
-    "zipped-chunks": _says(_HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
+    "carriage-return": _respond_with(_HEAD + b"X-Odd: a\rX-Two: b\r\nContent-Length: 0\r\n\r\n"),
+    "zipped-chunks": _respond_with(_HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
 }
 """What happens after a request was read; then the connection is closed. "ok" keeps it open."""
 
 
-class Hostile:
-    """The targets, and what they have seen."""
+class HostileTargets:
+    """The targets and their received requests."""
 
     def __init__(self, home: Path) -> None:
-        self.seen: list[Seen] = []
+        self.seen: list[ReceivedRequest] = []
         self.connections = 0
         self.url = self.closing = ""
         self.tls: dict[str, str] = {}
@@ -152,7 +154,7 @@ class Hostile:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Serve in a thread."""
+        """Start a thread that serves."""
         self._thread.start()
         self._started.wait(30)
 
@@ -195,7 +197,7 @@ class Hostile:
         self._tasks.add(asyncio.current_task())  # else one that waits for nothing is collected
         try:
             while True:
-                name = await self._read(reader)
+                name = await self._read_request(reader)
                 if name != "ok":
                     await BEHAVIOURS[name](writer)
                     break
@@ -206,13 +208,13 @@ class Hostile:
             with suppress(OSError):
                 writer.close()
 
-    async def _read(self, reader: asyncio.StreamReader) -> str:
-        """Read a request, and return the name of what it asks for."""
+    async def _read_request(self, reader: asyncio.StreamReader) -> str:
+        """Read a request and return the name of the requested behaviour."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         method, path, _ = head.split(" ", 2)
         lengths = [line[15:] for line in head.lower().splitlines() if line.startswith("content-le")]
         body = await reader.readexactly(int(lengths[0])) if lengths else b""
-        self.seen.append(Seen(method, path, head, body))
+        self.seen.append(ReceivedRequest(method, path, head, body))
         return path.partition("?")[0].strip("/")
 
 
@@ -222,7 +224,7 @@ def _port(server: asyncio.Server) -> int:
 
 
 def make_certificates(home: Path) -> dict[str, ssl.SSLContext]:
-    """Write a CA to `home`/ca.pem; return a server's context for each kind of certificate."""
+    """Write a CA to `home`/ca.pem; return a server's TLS context for each kind of certificate."""
     now = datetime.datetime.now(datetime.UTC)
     day = datetime.timedelta(days=1)
     root_key = ec.generate_private_key(ec.SECP256R1())
@@ -290,10 +292,10 @@ def _signs_certificates() -> x509.KeyUsage:
 
 
 @contextmanager
-def hostile_targets() -> Iterator[Hostile]:
-    """Run them for the length of a block."""
+def hostile_targets() -> Iterator[HostileTargets]:
+    """Run the targets for the duration of a block."""
     with tempfile.TemporaryDirectory(prefix="tarry-") as home:
-        hostile = Hostile(Path(home))
+        hostile = HostileTargets(Path(home))
         hostile.start()
         try:
             yield hostile

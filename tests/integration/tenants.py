@@ -1,4 +1,4 @@
-"""A service that demands keys and allows no inner address, and two tenants who call it."""
+"""A service that requires keys and allows no private address, and two tenants of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tarry.service.stores.sqlite import SqliteStore
 from tests.integration.service import Reply, Service, service
 
 
-class Callers:
+class Tenants:
     """Two tenants of one service."""
 
     def __init__(self, running: Service, secrets: dict[str, str]) -> None:
@@ -22,12 +22,12 @@ class Callers:
         self.secrets = secrets
 
     def ask(self, tenant: str, method: str, path: str, body: Any = None) -> Reply:
-        """Make a request as one of them."""
+        """Send a request as one of the tenants."""
         headers = {"authorization": f"Bearer {self.secrets[tenant]}"}
         return self.running.reply(method, path, body, headers)
 
     def raw(self, *parts: bytes) -> bytes:
-        """Send bytes as they are, KEY replaced; return the answer up to its end."""
+        """Send bytes unchanged except KEY; return the response up to its end."""
         secret = self.secrets["ann"].encode()
         with socket.create_connection(("127.0.0.1", self.running.port), 30) as wire:
             try:
@@ -43,18 +43,18 @@ class Callers:
                 pass
             return answer
 
-    def kept(self) -> list[str]:
-        """Return the counts of tasks, as the metrics have them."""
+    def count_tasks(self) -> list[str]:
+        """Return the counts of tasks from the metrics."""
         lines = self.ask("ann", "GET", "/metrics").body.splitlines()
         return [line for line in lines if line.startswith("retry_tasks{")]
 
     @contextmanager
-    def nothing_kept(self) -> Iterator[None]:
-        """Check that no task is added, and that the service stays well."""
-        before = self.kept()
+    def check_nothing_stored(self) -> Iterator[None]:
+        """Check that no task is added and that the service stays healthy."""
+        before = self.count_tasks()
         yield
-        assert before == self.kept()
-        assert 200 == self.running.ask("GET", "/readyz")[0]
+        assert before == self.count_tasks()
+        assert 200 == self.running.request("GET", "/readyz")[0]
 
 
 async def _make_keys(database: Path, *tenants: str) -> dict[str, str]:
@@ -69,8 +69,8 @@ async def _make_keys(database: Path, *tenants: str) -> dict[str, str]:
 
 
 @contextmanager
-def two_tenants(folder: Path, *flags: str) -> Iterator[Callers]:
-    """Run a service for "ann" and "bob"."""
+def two_tenants(folder: Path, *flags: str) -> Iterator[Tenants]:
+    """Run a service for the tenants "ann" and "bob"."""
     secrets = asyncio.run(_make_keys(folder / "tarry.db", "ann", "bob"))
     with service(folder, "--set", "require_keys=true", *flags, dev=False) as running:
-        yield Callers(running, secrets)
+        yield Tenants(running, secrets)

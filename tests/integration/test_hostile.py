@@ -8,7 +8,7 @@ from tarry.service.defaults import MAX_RESPONSE_BYTES
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.messages import DeliveryResult, Fault
-from tests.integration.hostile import BEHAVIOURS, BOMB, METADATA, Hostile, hostile_targets
+from tests.integration.hostile import BEHAVIOURS, BOMB, METADATA, HostileTargets, hostile_targets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,
     LOOPS,
@@ -70,7 +70,7 @@ EXPECTED: dict[str, int | Fault] = {
 
 
 @pytest.fixture(scope="module")
-def hostile() -> Iterator[Hostile]:
+def hostile() -> Iterator[HostileTargets]:
     """Targets of all kinds."""
     with hostile_targets() as targets:
         yield targets
@@ -83,7 +83,7 @@ def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", BEHAVIOURS)
-def test_what_a_hostile_target_comes_to(hostile: Hostile, name: str) -> None:
+def test_what_a_hostile_target_comes_to(hostile: HostileTargets, name: str) -> None:
     """A value, whatever it does: its status, or a fault in words; and it was asked but once."""
     expected, before = EXPECTED[name], len(hostile.seen)
     result = send(hostile.url + name, timeout=0.3 if expected is Fault.TIMEOUT else 20.0)
@@ -95,13 +95,13 @@ def test_what_a_hostile_target_comes_to(hostile: Hostile, name: str) -> None:
     assert 1 == len(hostile.seen) - before
 
 
-def test_a_target_that_hangs_up_at_once(hostile: Hostile) -> None:
+def test_a_target_that_hangs_up_at_once(hostile: HostileTargets) -> None:
     """Before it reads anything."""
     assert Fault.RESET is send(hostile.closing).fault
 
 
 @pytest.mark.parametrize("kind", ["expired", "selfsigned", "wronghost"])
-def test_a_certificate_that_is_not_in_order(hostile: Hostile, kind: str) -> None:
+def test_a_certificate_that_is_not_in_order(hostile: HostileTargets, kind: str) -> None:
     """Nothing is sent to whom cannot prove who he is."""
     before = len(hostile.seen)
     result = send(hostile.tls[kind] + "ok", ca=hostile.ca)
@@ -110,33 +110,33 @@ def test_a_certificate_that_is_not_in_order(hostile: Hostile, kind: str) -> None
     assert before == len(hostile.seen)
 
 
-def test_a_handshake_that_nobody_answers(hostile: Hostile) -> None:
+def test_a_handshake_that_nobody_answers(hostile: HostileTargets) -> None:
     """TLS with a target that hangs up, and plain HTTP with one that wants TLS."""
     assert Fault.TLS is send(hostile.closing.replace("http:", "https:"), ca=hostile.ca).fault
     assert Fault.RESET is send(hostile.tls["good"].replace("https:", "http:")).fault
 
 
-def test_a_bomb_is_not_unpacked(hostile: Hostile) -> None:
+def test_a_bomb_is_not_unpacked(hostile: HostileTargets) -> None:
     """The excerpt is of the bytes that were sent."""
     result = send(hostile.url + "bomb")
     assert BOMB[:2048] == result.excerpt
 
 
-def test_a_new_connection_that_ends_is_not_tried_again(hostile: Hostile) -> None:
+def test_a_new_connection_that_ends_is_not_tried_again(hostile: HostileTargets) -> None:
     """The target may have read it: that is one attempt, and it failed."""
     before = len(hostile.seen)
     assert Fault.RESET is send(hostile.url + "close-before-answer").fault
     assert 1 == len(hostile.seen) - before
 
 
-def test_a_redirect_is_shown_and_not_followed(hostile: Hostile) -> None:
+def test_a_redirect_is_shown_and_not_followed(hostile: HostileTargets) -> None:
     """Wherever it points."""
     result = send(hostile.url + "redirect")
     assert METADATA == dict(result.headers)["location"]
     assert "127.0.0.1" == result.remote
 
 
-def test_reading_ends_at_the_bound(hostile: Hostile) -> None:
+def test_reading_ends_at_the_bound(hostile: HostileTargets) -> None:
     """An endless body costs no more than that; the connection is not used again."""
 
     async def main() -> list[DeliveryResult]:
@@ -153,14 +153,16 @@ def test_reading_ends_at_the_bound(hostile: Hostile) -> None:
     assert 2 == hostile.connections - before
 
 
-def test_only_the_headers_of_the_answer_count(hostile: Hostile) -> None:
+def test_only_the_headers_of_the_answer_count(hostile: HostileTargets) -> None:
     """Neither those of interim answers nor trailers."""
     assert [("content-length", "2")] == send(hostile.url + "continue").headers
     names = [name for name, _ in send(hostile.url + "trailers").headers]
     assert ["x-head", "transfer-encoding"] == names
 
 
-def test_what_ends_on_a_kept_connection_is_sent_once_more_and_no_oftener(hostile: Hostile) -> None:
+def test_what_ends_on_a_kept_connection_is_sent_once_more_and_no_oftener(
+    hostile: HostileTargets,
+) -> None:
     """It may have been closed long ago; on a new connection the silence counts."""
 
     async def main() -> list[DeliveryResult]:

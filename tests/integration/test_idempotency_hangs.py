@@ -10,7 +10,7 @@ import pytest
 from tarry.idempotency import IdempotencyMiddleware, PostgresStore, lease
 from tarry.wire.asgi import Receive, Scope, Send
 from tests.idempotency.asgi_client import PaymentsApp, send_request
-from tests.integration.claimants import store_of
+from tests.integration.claimants import open_store
 from tests.integration.postgres import asyncpg
 from tests.integration.servers import Server, postgres_server, redis_server
 
@@ -40,11 +40,11 @@ def test_a_server_that_hangs(stoppable: tuple[str, Server], table: str) -> None:
         await payments(scope, receive, send)
 
     async def main() -> None:
-        store = store_of(engine, server.address, table)
+        store = open_store(engine, server.address, table)
         app = IdempotencyMiddleware(pay, store)
         first = asyncio.create_task(send_request(app))
         await running.wait()
-        with server.standing_still():
+        with server.suspended():
             assert 503 == (await send_request(app, key=b"another")).status
             go_on.set()
             assert b"run 1" == (await first).body

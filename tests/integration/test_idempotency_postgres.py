@@ -10,7 +10,7 @@ import pytest
 from tarry.idempotency.store import ExistingRecord, StoredResponse
 from tarry.idempotency.stores.postgres import PostgresStore
 from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
-from tests.integration.claimants import SHARES, winners
+from tests.integration.claimants import SHARES, count_winners
 from tests.integration.postgres import connected, with_store
 from tests.integration.servers import Server, postgres_server
 
@@ -63,7 +63,7 @@ def test_one_of_many_processes_wins(postgres_dsn: str, table: str) -> None:
     """50 claims of one key from 3 processes, which also make the table: one gets it."""
     assert (3, 50) == (len(SHARES), sum(SHARES))
 
-    assert [0, 0, 1] == sorted(winners("postgres", postgres_dsn, table))
+    assert [0, 0, 1] == sorted(count_winners("postgres", postgres_dsn, table))
 
 
 def test_a_restart_between_calls(stoppable: Server, table: str) -> None:

@@ -14,7 +14,7 @@ from tarry.errors import ConfigurationError, MissingExtra
 from tarry.idempotency.store import ExistingRecord, StoredResponse
 from tarry.idempotency.stores.redis import RedisStore
 from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
-from tests.integration.claimants import SHARES, winners
+from tests.integration.claimants import SHARES, count_winners
 from tests.integration.redis_cluster import redis_cluster
 from tests.integration.servers import Server, redis_server
 
@@ -110,7 +110,7 @@ def test_one_of_many_processes_wins(redis_url: str, prefix: str) -> None:
     """50 claims of one key from 3 processes: one gets it."""
     assert (3, 50) == (len(SHARES), sum(SHARES))
 
-    assert [0, 0, 1] == sorted(winners("redis", redis_url, prefix))
+    assert [0, 0, 1] == sorted(count_winners("redis", redis_url, prefix))
 
 
 def test_nothing_stays_for_ever(redis_url: str, prefix: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.service import service, target
-from tests.integration.tenants import Callers, two_tenants
+from tests.integration.tenants import Tenants, two_tenants
 
 TARGET = "https://example.com/hook"
 WITH_HOSTS = 'mount --bind "$0" /etc/hosts && exec "$@"'
@@ -27,7 +27,7 @@ HOSTS = {
 
 
 @pytest.fixture(scope="module")
-def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callers]:
+def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
     """A service and its tenants."""
     with two_tenants(tmp_path_factory.mktemp("service")) as both:
         yield both
@@ -82,9 +82,9 @@ INSIDE = [
 
 
 @pytest.mark.parametrize("field", ["targetUrl", "callbackUrl"])
-def test_no_spelling_of_an_inner_address_is_taken(callers: Callers, field: str) -> None:
+def test_no_spelling_of_an_inner_address_is_taken(callers: Tenants, field: str) -> None:
     """Neither as a target nor as a callback; the field is named."""
-    with callers.nothing_kept():
+    with callers.check_nothing_stored():
         for url in INSIDE:
             task = {"targetUrl": TARGET} | {field: url}
             refused = callers.ask("ann", "POST", "/retry-tasks", task)
@@ -106,9 +106,9 @@ def test_a_name_that_leads_inside_is_refused_when_a_connection_is_made(tmp_path:
         urls = [f"http://{name}:{port}/{name}" for name in HOSTS]
         tasks = [running.post(targetUrl=url)["taskId"] for url in [*urls, f"grpc{urls[0][4:]}/M"]]
         for task_id in tasks:
-            ended = running.end_of(task_id)
+            ended = running.wait_until_finished(task_id)
             assert ("EXHAUSTED", "permanent") == (ended["status"], ended["reason"])
-            [attempt] = running.log(task_id)
+            [attempt] = running.attempts(task_id)
             assert "blocked" == attempt["errorClass"]
         assert not to.seen
 
@@ -159,10 +159,10 @@ DEEP = "[" * 100_000 + "]" * 100_000
     ],
 )
 def test_a_bad_document_is_refused_by_its_field(
-    callers: Callers, body: bytes, status: int, field: str | None
+    callers: Tenants, body: bytes, status: int, field: str | None
 ) -> None:
     """As it comes over a socket: types, depth, encoding, line breaks."""
-    with callers.nothing_kept():
+    with callers.check_nothing_stored():
         refused = callers.ask("ann", "POST", "/retry-tasks", body)
     assert (status, field) == (refused.status, refused.body.get("field"))
     assert "application/problem+json" == refused.headers["content-type"]
@@ -172,20 +172,20 @@ def test_a_bad_document_is_refused_by_its_field(
 # --- somebody else's ------------------------------------------------------------------------------
 
 
-def test_without_a_key_there_is_nothing(callers: Callers) -> None:
+def test_without_a_key_there_is_nothing(callers: Tenants) -> None:
     """Health is for everybody, all else is not; a wrong key is as good as none."""
     running = callers.running
-    with callers.nothing_kept():
+    with callers.check_nothing_stored():
         for headers in ({}, {"authorization": "Bearer tarry_wrong"}, {"x-api-key": "ü"}):
             refused = running.reply("POST", "/retry-tasks", {"targetUrl": TARGET}, headers)
             assert 401 == refused.status
             assert "www-authenticate" in refused.headers
             for path in ("/retry-tasks", "/dead-letters", "/downstreams", "/metrics", "/events"):
                 assert 401 == running.reply("GET", path, headers=headers).status
-        assert 200 == running.ask("GET", "/healthz")[0]
+        assert 200 == running.request("GET", "/healthz")[0]
 
 
-def test_what_is_another_tenants_is_not_there(callers: Callers) -> None:
+def test_what_is_another_tenants_is_not_there(callers: Tenants) -> None:
     """404 for every call with its id, empty lists; and the owner finds everything as it was."""
     far = {"targetUrl": TARGET, "delayMs": 3_600_000, "idempotencyKey": "one"}
     mine = callers.ask("ann", "POST", "/retry-tasks", far)

@@ -48,7 +48,7 @@ def test_every_attempt_is_signed_with_every_secret(running: Service, to: Target)
     """Any receiver that knows one of them can verify it; the id is the task's, and stays."""
     to.answer = lambda _path, number: 503 if number == 1 else 200
     task = running.post(targetUrl=f"{to.url}/signed", body={"a": "ü"}, policy=SOON)
-    running.end_of(task["taskId"])
+    running.wait_until_finished(task["taskId"])
     first, second = to.seen["/signed"]
     for headers, body in zip((first, second), to.bodies["/signed"], strict=True):
         assert task["taskId"] == headers["webhook-id"]
@@ -70,7 +70,7 @@ def test_a_large_body_goes_through_the_folder(running: Service, to: Target) -> N
     task = running.post(targetUrl=f"{to.url}/large", body=LARGE)
     [file] = bodies(running, task["taskId"])
     assert LARGE == file.read_text()
-    assert "SUCCEEDED" == running.end_of(task["taskId"])["status"]
+    assert "SUCCEEDED" == running.wait_until_finished(task["taskId"])["status"]
     assert [LARGE.encode()] == to.bodies["/large"]
     assert len(LARGE) == task["bodySize"]
 
@@ -81,7 +81,7 @@ def test_a_body_of_the_caller_is_named(running: Service, to: Target) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b'{"total": 7}')
     task = running.post(targetUrl=f"{to.url}/named", bodyRef="default/invoices/7.json")
-    assert "SUCCEEDED" == running.end_of(task["taskId"])["status"]
+    assert "SUCCEEDED" == running.wait_until_finished(task["taskId"])["status"]
     assert [b'{"total": 7}'] == to.bodies["/named"]
     assert file.exists()
     for ref in ("default/nothing", "other/invoices/7.json", "default/../../tarry.db"):
@@ -100,10 +100,10 @@ def test_a_body_that_is_not_what_it_was_is_not_sent(
         file.unlink()
     else:
         file.write_text("something else")
-    running.ask("POST", f"/retry-tasks/{task['taskId']}/retry")
-    ended = running.end_of(task["taskId"])
+    running.request("POST", f"/retry-tasks/{task['taskId']}/retry")
+    ended = running.wait_until_finished(task["taskId"])
     assert ("EXHAUSTED", "permanent") == (ended["status"], ended["reason"])
-    [attempt] = running.log(task["taskId"])
+    [attempt] = running.attempts(task["taskId"])
     assert "invalid" == attempt["errorClass"]
     assert task["taskId"] in attempt["errorMessage"]
     assert not to.seen["/harmed"]
@@ -157,7 +157,7 @@ def test_a_batch_gets_one_verdict_each(running: Service, to: Target) -> None:
     tasks: list[dict[str, Any]] = [{"targetUrl": f"{to.url}/batch/{n}"} for n in range(1000)]
     tasks[7]["targetUrl"] = "ftp://a.b/"
     tasks[8]["delayMs"] = -1
-    status, answer = running.ask("POST", "/retry-tasks/batch", {"tasks": tasks})
+    status, answer = running.request("POST", "/retry-tasks/batch", {"tasks": tasks})
     verdicts = [result["status"] for result in answer["results"]]
     assert (200, {7, 8}) == (status, {n for n, verdict in enumerate(verdicts) if verdict != 201})
     fields = [answer["results"][n]["problem"]["field"] for n in (7, 8)]
@@ -179,7 +179,7 @@ def test_fifty_callers_with_one_key_make_one_task(running: Service, to: Target) 
         replies = list(callers.map(ask, range(50)))
     assert [200] * 49 + [201] == sorted(reply.status for reply in replies)
     [task_id] = {reply.body["taskId"] for reply in replies}
-    running.end_of(task_id)
+    running.wait_until_finished(task_id)
     assert 1 == len(to.seen["/once"])
     other = running.reply("POST", "/retry-tasks", {**task, "body": "other"})
     assert (422, "idempotencyKey") == (other.status, other.body["field"])

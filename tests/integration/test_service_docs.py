@@ -173,7 +173,7 @@ def test_page_shows_what_a_user_sees(page: Path, tmp_path: Path) -> None:
     with reading(page, tmp_path) as (reader, running):
         if page.stem == "service-operations":
             lane = {"targetUrl": reader.here(f"http://{TARGET}/")}
-            running.ask("POST", "/retry-tasks", lane, {"Prefer": "wait=30"})
+            running.request("POST", "/retry-tasks", lane, {"Prefer": "wait=30"})
         for block, following in pairwise([*blocks_of(page), Block("", "", 0)]):
             where = f"{name_of(page)}, line {block.line}"
             if block.info == "console":
@@ -257,7 +257,7 @@ def test_problems_on_the_page_are_those_of_the_code() -> None:
 def test_calls_on_the_page_are_those_of_the_api(tmp_path: Path) -> None:
     """The table on the page has every call, with its answers and its special refusals."""
     with service(tmp_path) as running:
-        paths = running.ask("GET", "/openapi.json")[1]["paths"]
+        paths = running.request("GET", "/openapi.json")[1]["paths"]
     special = {"404", "409", "429"}
     actual = {
         f"`{method.upper()} {path}`": (
@@ -282,8 +282,8 @@ def test_metrics_on_the_page_are_those_of_the_service(tmp_path: Path) -> None:
 
     with service(tmp_path) as running:
         task = {"targetUrl": f"http://127.0.0.1:{running.port}/healthz", "method": "GET"}
-        running.ask("POST", "/retry-tasks", task, {"Prefer": "wait=30"})
-        text = running.ask("GET", "/metrics")[1]
+        running.request("POST", "/retry-tasks", task, {"Prefer": "wait=30"})
+        text = running.request("GET", "/metrics")[1]
 
     names = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
     actual = {name for name in names if not name.endswith("_created")}

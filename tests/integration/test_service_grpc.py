@@ -86,8 +86,8 @@ def test_a_grpc_target_is_called_and_its_codes_are_understood(
         headers={"X-Tag": "seven"},
         policy=SOON,
     )
-    assert status == running.end_of(task["taskId"])["status"]
-    log = running.log(task["taskId"])
+    assert status == running.wait_until_finished(task["taskId"])["status"]
+    log = running.attempts(task["taskId"])
     assert outcomes == [attempt["outcome"] for attempt in log]
     codes = method.split("_then_")
     expected = [codes[min(n, len(codes) - 1)] for n in range(len(log))]
@@ -105,9 +105,9 @@ def test_an_answer_that_is_too_long_ends_its_task(
     """The target is called once, for it may have done what it was told."""
     address, handler = called
     task = running.post(targetUrl=f"{address}/shop.Orders/LONG", policy=SOON)
-    ended = running.end_of(task["taskId"])
+    ended = running.wait_until_finished(task["taskId"])
     assert ("EXHAUSTED", "permanent") == (ended["status"], ended["reason"])
-    (attempt,) = running.log(task["taskId"])
+    (attempt,) = running.attempts(task["taskId"])
     assert ("invalid", None) == (attempt["errorClass"], attempt["responseStatus"])
     assert "4194304 bytes" in attempt["errorMessage"]
     assert 1 == len(handler.seen["/shop.Orders/LONG"])

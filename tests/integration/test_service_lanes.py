@@ -79,12 +79,12 @@ class Revived:
 
 
 def _lane(running: Service, url: str) -> dict[str, object]:
-    lanes = running.ask("GET", "/downstreams")[1]["items"]
+    lanes = running.request("GET", "/downstreams")[1]["items"]
     return next(lane for lane in lanes if lane["lane"] == parse_target(url).origin)
 
 
 def _attempts(running: Service, outcome: str) -> int:
-    lines = running.ask("GET", "/metrics")[1].splitlines()
+    lines = running.request("GET", "/metrics")[1].splitlines()
     found = [line for line in lines if line.startswith("retry_attempts_total{")]
     return sum(int(float(line.rpartition(" ")[2])) for line in found if f'"{outcome}"' in line)
 
@@ -115,7 +115,9 @@ def test_a_dead_lane_costs_nobody_anything_and_comes_back_slowly(tmp_path: Path)
                 assert before == looking.execute(version).fetchone()
             looking.close()
             ids = [running.post(targetUrl=f"{one.url}/{n}")["taskId"] for n in range(HEALTHY)]
-            assert {"SUCCEEDED"} == {running.end_of(task_id)["status"] for task_id in ids}
+            assert {"SUCCEEDED"} == {
+                running.wait_until_finished(task_id)["status"] for task_id in ids
+            }
             assert {1} == {running.task(task_id)["attemptNumber"] for task_id in ids}
             assert _attempts(running, "transient") - tried <= PROBES  # had its time come already
 
@@ -127,16 +129,18 @@ def _comes_back(running: Service, dead: str, port: int, healthy: str) -> None:
     with target(revived.answer, port):
         running.wait_for(lambda: len(revived.arrivals) == PROBES)
         # Some claims later it is still the probes alone: nobody knows yet what becomes of them.
-        running.end_of(running.post(targetUrl=f"{healthy}/meanwhile", delayMs=1500)["taskId"])
+        running.wait_until_finished(
+            running.post(targetUrl=f"{healthy}/meanwhile", delayMs=1500)["taskId"]
+        )
         assert PROBES == len(revived.arrivals)
         assert "PROBING" == _lane(running, dead)["state"]
 
         revived.open()
         running.wait_for(lambda: revived.arrivals[-1][1] >= ENOUGH)
-        running.end_of(running.post(targetUrl=f"{healthy}/too")["taskId"])
+        running.wait_until_finished(running.post(targetUrl=f"{healthy}/too")["taskId"])
         assert "OPEN" == _lane(running, dead)["state"]
         for at, there in revived.arrivals[PROBES:]:
             # The service began to count no earlier than the gate was opened.
             assert there <= 1 + (MOST - 1) * min(1.0, (at - revived.opened_at) / RAMP)
-        assert 200 == running.ask("GET", "/readyz")[0]
+        assert 200 == running.request("GET", "/readyz")[0]
         revived.open()

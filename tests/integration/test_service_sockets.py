@@ -110,7 +110,7 @@ def test_an_answer_may_take_longer_than_a_request(hurried: Service) -> None:
     assert first.startswith(b"HTTP/1.1 200 ")
     assert b"preference-applied: wait=2" in first
     assert 1 == second.count(b"HTTP/1.1 408 ")
-    assert 200 == hurried.ask("DELETE", f"/retry-tasks/{task['taskId']}")[0]
+    assert 200 == hurried.request("DELETE", f"/retry-tasks/{task['taskId']}")[0]
 
 
 def test_requests_that_come_together_are_answered_in_order(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_waits_and_streams_do_not_hold_up_the_end(tmp_path: Path) -> None:
         with connected(running) as listening, connected(running) as waiting:
             listening.sendall(GET.replace(b"/healthz", b"/events"))
             waiting.sendall(waiting_for(task["taskId"], 60))
-            assert 200 == running.ask("GET", "/healthz")[0]  # so the others have been read
+            assert 200 == running.request("GET", "/healthz")[0]  # so the others have been read
             assert 0 == running.stop()
             assert read_to_end(waiting).startswith(b"HTTP/1.1 200 ")
             assert read_to_end(listening).startswith(b"HTTP/1.1 200 ")
@@ -144,10 +144,10 @@ def test_who_does_not_read_does_not_hold_up_the_end(tmp_path: Path, path: bytes)
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         wire.connect(("127.0.0.1", running.port))
         wire.sendall(GET.replace(b"/healthz", path) * (1 if path == b"/events" else 500))
-        assert 200 == running.ask("GET", "/healthz")[0]  # so it has been read
+        assert 200 == running.request("GET", "/healthz")[0]  # so it has been read
         tasks = [{"targetUrl": "http://127.0.0.1:1/", "delayMs": 3_600_000}] * 1000
         for _ in range(30 if path == b"/events" else 0):
-            assert 200 == running.ask("POST", "/retry-tasks/batch", {"tasks": tasks})[0]
+            assert 200 == running.request("POST", "/retry-tasks/batch", {"tasks": tasks})[0]
         assert 0 == running.stop()
     assert "ERROR" not in (tmp_path / "log").read_text()
 
@@ -157,7 +157,7 @@ def test_half_a_request_does_not_hold_up_the_end(tmp_path: Path) -> None:
     patient = ("--set", "body_timeout_ms=3600000")
     with service(tmp_path, *patient) as running, connected(running) as wire:
         wire.sendall(POST + SIZED + TASK[:10])
-        assert 200 == running.ask("GET", "/healthz")[0]  # so it has been read
+        assert 200 == running.request("GET", "/healthz")[0]  # so it has been read
         assert 0 == running.stop()
         assert 408 == problem_in(read_to_end(wire))[0]
 
@@ -167,4 +167,4 @@ def test_another_host_is_not_served_without_keys(tmp_path: Path) -> None:
     with service(tmp_path, "--set", "allow_host=tarry.internal") as running:
         for host, status in (("evil.example", 421), ("tarry.internal", 200), ("localhost", 200)):
             headers = {"host": f"{host}:{running.port}"}
-            assert status == running.ask("GET", "/retry-tasks", headers=headers)[0]
+            assert status == running.request("GET", "/retry-tasks", headers=headers)[0]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.service.delivery.messages import Fault
-from tests.integration.hostile import METADATA, Hostile, hostile_targets
+from tests.integration.hostile import METADATA, HostileTargets, hostile_targets
 from tests.integration.service import Service, service
 from tests.integration.test_hostile import EXPECTED
 
@@ -20,14 +20,14 @@ MOST_GROWTH = 100 * 1024
 
 
 @pytest.fixture(scope="module")
-def hostile() -> Iterator[Hostile]:
+def hostile() -> Iterator[HostileTargets]:
     """Targets of all kinds."""
     with hostile_targets() as targets:
         yield targets
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory, hostile: Hostile) -> Iterator[Service]:
+def running(tmp_path_factory: pytest.TempPathFactory, hostile: HostileTargets) -> Iterator[Service]:
     """A service that trusts the CA of the targets."""
     trusting = ("env", f"SSL_CERT_FILE={hostile.ca}")
     with service(tmp_path_factory.mktemp("service"), within=trusting) as one:
@@ -45,7 +45,7 @@ def _memory(running: Service) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def _post(running: Service, hostile: Hostile, name: str) -> str:
+def _post(running: Service, hostile: HostileTargets, name: str) -> str:
     timeout = 500 if EXPECTED[name] is Fault.TIMEOUT else 30_000
     task_id: str = running.post(
         targetUrl=_lane_of_its_own(hostile.url, name) + name,
@@ -77,26 +77,26 @@ def _judge(name: str, task: dict[str, Any], log: list[dict[str, Any]]) -> None:
 
 @pytest.mark.timeout(180)
 def test_hostile_targets_end_as_they_should_and_hurt_nobody(
-    running: Service, hostile: Hostile
+    running: Service, hostile: HostileTargets
 ) -> None:
     """Each is retried or dead for its own reason; others are served meanwhile, in little memory."""
     before = _memory(running)
     ids = {name: _post(running, hostile, name) for name in EXPECTED}
     honest = [running.post(targetUrl=hostile.url + "ok")["taskId"] for _ in range(HONEST)]
-    assert {"SUCCEEDED"} == {running.end_of(task_id)["status"] for task_id in honest}
+    assert {"SUCCEEDED"} == {running.wait_until_finished(task_id)["status"] for task_id in honest}
     for name, task_id in ids.items():
-        _judge(name, running.end_of(task_id), running.log(task_id))
-    assert 200 == running.ask("GET", "/readyz")[0]
+        _judge(name, running.wait_until_finished(task_id), running.attempts(task_id))
+    assert 200 == running.request("GET", "/readyz")[0]
     assert _memory(running) - before < MOST_GROWTH
 
 
 def test_a_redirect_to_metadata_is_written_down_and_not_followed(
-    running: Service, hostile: Hostile
+    running: Service, hostile: HostileTargets
 ) -> None:
     """One attempt, at the target that was named."""
     task = running.post(targetUrl=_lane_of_its_own(hostile.url, "there") + "redirect")
-    assert "EXHAUSTED" == running.end_of(task["taskId"])["status"]
-    [attempt] = running.log(task["taskId"])
+    assert "EXHAUSTED" == running.wait_until_finished(task["taskId"])["status"]
+    [attempt] = running.attempts(task["taskId"])
     assert (302, "127.0.0.1") == (attempt["responseStatus"], attempt["remoteAddress"])
     refused = running.reply("POST", "/retry-tasks", {"targetUrl": METADATA})
     assert (422, "targetUrl") == (refused.status, refused.body["field"])
@@ -104,32 +104,36 @@ def test_a_redirect_to_metadata_is_written_down_and_not_followed(
 
 @pytest.mark.parametrize("kind", ["expired", "selfsigned", "wronghost"])
 def test_a_certificate_that_is_not_in_order_gets_nothing(
-    running: Service, hostile: Hostile, kind: str
+    running: Service, hostile: HostileTargets, kind: str
 ) -> None:
     """It is retried, as certificates are renewed; the request is never sent."""
     before = len(hostile.seen)
     task = running.post(targetUrl=hostile.tls[kind] + "ok", policy=TWICE)
-    assert "EXHAUSTED" == running.end_of(task["taskId"])["status"]
-    assert ["tls", "tls"] == [attempt["errorClass"] for attempt in running.log(task["taskId"])]
+    assert "EXHAUSTED" == running.wait_until_finished(task["taskId"])["status"]
+    assert ["tls", "tls"] == [attempt["errorClass"] for attempt in running.attempts(task["taskId"])]
     assert before == len(hostile.seen)
 
 
-def test_a_certificate_in_order_gets_through(running: Service, hostile: Hostile) -> None:
+def test_a_certificate_in_order_gets_through(running: Service, hostile: HostileTargets) -> None:
     """So that the test before can fail."""
     task = running.post(targetUrl=hostile.tls["good"] + "ok", policy=TWICE)
-    assert "SUCCEEDED" == running.end_of(task["taskId"])["status"]
+    assert "SUCCEEDED" == running.wait_until_finished(task["taskId"])["status"]
 
 
-def test_a_target_that_hangs_up(running: Service, hostile: Hostile) -> None:
+def test_a_target_that_hangs_up(running: Service, hostile: HostileTargets) -> None:
     """Before it has read anything; there is no answer to show."""
     task = running.post(targetUrl=hostile.closing, policy=TWICE)
-    assert "attempts" == running.end_of(task["taskId"])["reason"]
-    assert ["reset", "reset"] == [attempt["errorClass"] for attempt in running.log(task["taskId"])]
+    assert "attempts" == running.wait_until_finished(task["taskId"])["reason"]
+    assert ["reset", "reset"] == [
+        attempt["errorClass"] for attempt in running.attempts(task["taskId"])
+    ]
 
 
 def test_a_name_that_is_not_there_and_a_port_that_is_closed(running: Service) -> None:
     """The classes of errors before a connection."""
     for url, kind in (("http://nobody.invalid/", "dns"), ("http://127.0.0.1:1/", "refused")):
         task = running.post(targetUrl=url, policy=TWICE)
-        assert "attempts" == running.end_of(task["taskId"])["reason"]
-        assert [kind, kind] == [attempt["errorClass"] for attempt in running.log(task["taskId"])]
+        assert "attempts" == running.wait_until_finished(task["taskId"])["reason"]
+        assert [kind, kind] == [
+            attempt["errorClass"] for attempt in running.attempts(task["taskId"])
+        ]

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.integration.tenants import Callers, two_tenants
+from tests.integration.tenants import Tenants, two_tenants
 
 HEAD = (
     b"POST /retry-tasks HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer KEY\r\n"
@@ -23,7 +23,7 @@ MEGABYTE = b"x" * 1_048_576
 
 
 @pytest.fixture(scope="module")
-def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callers]:
+def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
     """A service and its tenants."""
     with two_tenants(tmp_path_factory.mktemp("service")) as both:
         yield both
@@ -45,9 +45,9 @@ def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callers]:
         ("bad version", (HEAD.replace(b"/1.1", b"/9.9"), SIZED, GOOD)),
     ],
 )
-def test_what_is_no_request_gets_400(callers: Callers, name: str, parts: tuple[bytes, ...]) -> None:
+def test_what_is_no_request_gets_400(callers: Tenants, name: str, parts: tuple[bytes, ...]) -> None:
     """And the connection ends, so that nothing can be smuggled in behind it."""
-    with callers.nothing_kept():
+    with callers.check_nothing_stored():
         answer = callers.raw(*parts)
     assert answer.startswith(b"HTTP/1.1 400 "), name
     assert b'"type": "/docs#problem-not-http"' in answer
@@ -76,10 +76,10 @@ def test_what_is_no_request_gets_400(callers: Callers, name: str, parts: tuple[b
     ],
 )
 def test_what_has_no_end_is_not_read_to_it(
-    callers: Callers, status: int, parts: tuple[bytes, ...]
+    callers: Tenants, status: int, parts: tuple[bytes, ...]
 ) -> None:
     """Heads, trailers and bodies have bounds, and the answer says which was met."""
-    with callers.nothing_kept():
+    with callers.check_nothing_stored():
         answer = callers.raw(*parts)
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
     assert b"application/problem+json" in answer
@@ -87,9 +87,9 @@ def test_what_has_no_end_is_not_read_to_it(
     assert b'"type": "/docs#problem-%b"' % kind in answer
 
 
-def test_callers_that_say_nothing_keep_nobody_out(callers: Callers) -> None:
+def test_callers_that_say_nothing_keep_nobody_out(callers: Tenants) -> None:
     """Hundreds of connections with half a request each, and others are served."""
-    with callers.nothing_kept(), ExitStack() as open_ones:
+    with callers.check_nothing_stored(), ExitStack() as open_ones:
         for n in range(300):
             wire = socket.create_connection(("127.0.0.1", callers.running.port), 30)
             open_ones.enter_context(wire)

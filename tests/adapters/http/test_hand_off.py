@@ -85,8 +85,8 @@ def call_and_hand_off(
 def wait_for_status(running: Service, error: tarry.HandedOff) -> str:
     """Wait until the task is finished, and return its status."""
     if error.task.next_attempt_at > error.task.created_at:
-        running.ask("POST", f"/retry-tasks/{error.task.task_id}/retry")
-    status: str = running.end_of(error.task.task_id)["status"]
+        running.request("POST", f"/retry-tasks/{error.task.task_id}/retry")
+    status: str = running.wait_until_finished(error.task.task_id)["status"]
     return status
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.hostile import Hostile, hostile_targets
+from tests.integration.hostile import HostileTargets, hostile_targets
 from tests.service.delivery import harness
 
 
 @pytest.fixture(scope="session")
-def hostile() -> Iterator[Hostile]:
+def hostile() -> Iterator[HostileTargets]:
     """Run targets that misbehave in every way."""
     with hostile_targets() as targets:
         yield targets

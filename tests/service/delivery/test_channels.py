@@ -6,13 +6,13 @@ from tarry.service.delivery import grpc as grpc_delivery
 from tarry.service.delivery.grpc import GrpcDelivery
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.messages import DeliveryResult, Fault
-from tests.integration.hostile import Hostile
+from tests.integration.hostile import HostileTargets
 from tests.service.delivery.harness import LOOPBACK_GUARD, request, send_all
 from tests.service.delivery.scripted_server import run_proxy
 from tests.service.delivery.test_grpc import FakeServer, with_server
 
 
-def test_guard_checks_every_address(hostile: Hostile) -> None:
+def test_guard_checks_every_address(hostile: HostileTargets) -> None:
     """The URL and each resolved address are checked; a closed port is UNAVAILABLE."""
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
@@ -36,7 +36,7 @@ def test_guard_checks_every_address(hostile: Hostile) -> None:
     assert "UNAVAILABLE" == nobody.status
 
 
-def test_channels_are_bounded(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channels_are_bounded(hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used channel is closed; a channel to an unreachable server is dropped."""
     monkeypatch.setattr(grpc_delivery, "MAX_CHANNELS", 1)
 
@@ -53,7 +53,7 @@ def test_channels_are_bounded(hostile: Hostile, monkeypatch: pytest.MonkeyPatch)
     assert ["OK"] * 5 + ["UNAVAILABLE"] == [each.status for each in with_server(hostile, test)]
 
 
-def test_egress_proxy_is_always_used(hostile: Hostile) -> None:
+def test_egress_proxy_is_always_used(hostile: HostileTargets) -> None:
     """The proxy resolves the name, which is unknown here."""
 
     async def test(server: FakeServer) -> list[DeliveryResult]:

@@ -12,7 +12,7 @@ import pytest
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.service.delivery.grpc import MAX_RESPONSE_BYTES, GrpcDelivery, is_installed
 from tarry.service.delivery.messages import DeliveryResult, Fault
-from tests.integration.hostile import Hostile
+from tests.integration.hostile import HostileTargets
 from tests.service.delivery.harness import LOOPBACK_GUARD, request, send_all
 
 grpc: Any = import_module("grpc")
@@ -51,7 +51,7 @@ class FakeServer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 @asynccontextmanager
-async def run_server(hostile: Hostile) -> AsyncIterator[FakeServer]:
+async def run_server(hostile: HostileTargets) -> AsyncIterator[FakeServer]:
     """Run a server with and without TLS."""
     handler = FakeServer()
     server = grpc.aio.server()
@@ -68,7 +68,7 @@ async def run_server(hostile: Hostile) -> AsyncIterator[FakeServer]:
 
 
 def with_server(
-    hostile: Hostile, test: Callable[[FakeServer], Coroutine[Any, Any, list[DeliveryResult]]]
+    hostile: HostileTargets, test: Callable[[FakeServer], Coroutine[Any, Any, list[DeliveryResult]]]
 ) -> list[DeliveryResult]:
     """Run a test with a server."""
 
@@ -79,7 +79,7 @@ def with_server(
     return asyncio.run(run())
 
 
-def test_call_is_sent_unchanged(hostile: Hostile) -> None:
+def test_call_is_sent_unchanged(hostile: HostileTargets) -> None:
     """Body, headers, status code and trailing metadata are mapped to gRPC and back."""
     headers = [("Idempotency-Key", '"k"'), ("X-Bin", "AQI"), ("Content-Type", "application/json")]
 
@@ -107,7 +107,7 @@ def test_call_is_sent_unchanged(hostile: Hostile) -> None:
     assert "127.0.0.1" == first.remote
 
 
-def test_oversized_response_is_not_retried(hostile: Hostile) -> None:
+def test_oversized_response_is_not_retried(hostile: HostileTargets) -> None:
     """An oversized message is no throttling, but RESOURCE_EXHAUSTED of the target is."""
     most = MAX_RESPONSE_BYTES
 
@@ -131,7 +131,7 @@ def test_oversized_response_is_not_retried(hostile: Hostile) -> None:
     assert ("RESOURCE_EXHAUSTED", None) == (busy.status, busy.fault)
 
 
-def test_error_details_are_bounded_and_printable(hostile: Hostile) -> None:
+def test_error_details_are_bounded_and_printable(hostile: HostileTargets) -> None:
     """The details of a target's error are cut, and control characters are replaced."""
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
@@ -144,7 +144,7 @@ def test_error_details_are_bounded_and_printable(hostile: Hostile) -> None:
     assert " [2J ü" + "x" * 506 == with_server(hostile, test)[0].error
 
 
-def test_certificate_is_checked_against_the_name(hostile: Hostile) -> None:
+def test_certificate_is_checked_against_the_name(hostile: HostileTargets) -> None:
     """The certificate is checked against the host of the URL, not the address."""
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
@@ -169,7 +169,7 @@ def test_certificate_is_checked_against_the_name(hostile: Hostile) -> None:
     ]
 
 
-def test_deadline_ends_a_call(hostile: Hostile) -> None:
+def test_deadline_ends_a_call(hostile: HostileTargets) -> None:
     """A call that exceeds its timeout is a timeout fault."""
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
@@ -181,7 +181,7 @@ def test_deadline_ends_a_call(hostile: Hostile) -> None:
     assert Fault.TIMEOUT is with_server(hostile, test)[0].fault
 
 
-def test_cancelling_and_closing_end_a_call(hostile: Hostile) -> None:
+def test_cancelling_and_closing_end_a_call(hostile: HostileTargets) -> None:
     """Cancelling raises CancelledError, closing is an internal fault."""
 
     async def test(server: FakeServer) -> list[DeliveryResult]:

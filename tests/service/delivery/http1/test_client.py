@@ -15,7 +15,7 @@ from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tarry.service.delivery.targets import parse_target
-from tests.integration.hostile import Hostile
+from tests.integration.hostile import HostileTargets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,
     request,
@@ -29,7 +29,7 @@ from tests.service.delivery.harness import (
 pytestmark = pytest.mark.usefixtures("either_loop")
 
 
-def test_result_has_the_whole_response(hostile: Hostile) -> None:
+def test_result_has_the_whole_response(hostile: HostileTargets) -> None:
     """The result has status, headers, body, remote address and durations."""
     result = send(hostile.url + "ok")
     assert (200, b"ok", "127.0.0.1") == (result.status, result.excerpt, result.remote)
@@ -41,7 +41,7 @@ def test_result_has_the_whole_response(hostile: Hostile) -> None:
     assert 0 < result.connect_ms <= result.duration_ms
 
 
-def test_request_is_sent_unchanged(hostile: Hostile) -> None:
+def test_request_is_sent_unchanged(hostile: HostileTargets) -> None:
     """Only a few default headers are added: no content type and no compression."""
     headers = [("X-One", "1"), ("X-Empty", ""), ("X-Word", "grüß"), ("Content-Type", "a/b")]
     send(hostile.url + "ok?q=%2F..%2F", method="PUT", headers=headers, body=b"\x00\xff")
@@ -65,7 +65,7 @@ def test_request_is_sent_unchanged(hostile: Hostile) -> None:
     assert "content-type" not in head
 
 
-def test_path_is_not_normalized(hostile: Hostile) -> None:
+def test_path_is_not_normalized(hostile: HostileTargets) -> None:
     """Dots, slashes, escapes and odd percent signs of the canonical path reach the target."""
     target = parse_target(hostile.url + "x/..//%41%2e%zz/;a=b/ok?%e4=%&a[]=!'()*")
     send(target.url)
@@ -76,7 +76,7 @@ def test_path_is_not_normalized(hostile: Hostile) -> None:
 @pytest.mark.parametrize(
     "method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND", "HEAD"]
 )
-def test_methods_with_and_without_a_body(hostile: Hostile, method: str, body: bytes) -> None:
+def test_methods_with_and_without_a_body(hostile: HostileTargets, method: str, body: bytes) -> None:
     """Every method works with and without a body on one connection, except HEAD with a body."""
     result = run(
         send_all(
@@ -99,7 +99,7 @@ def test_methods_with_and_without_a_body(hostile: Hostile, method: str, body: by
     assert ("GET", b"", False) == (after.method, after.body, "content-length" in after.head.lower())
 
 
-def test_connections_are_reused(hostile: Hostile) -> None:
+def test_connections_are_reused(hostile: HostileTargets) -> None:
     """The second request needs no DNS lookup and no new connection."""
     before = hostile.connections
     first, second = run(
@@ -112,7 +112,7 @@ def test_connections_are_reused(hostile: Hostile) -> None:
     assert (None, None) == (second.dns_ms, second.connect_ms)
 
 
-def test_large_body_is_sent_without_expect(hostile: Hostile) -> None:
+def test_large_body_is_sent_without_expect(hostile: HostileTargets) -> None:
     """No `Expect: 100-continue` is sent: targets that ignore it would cost a second."""
     body = bytes(2_000_000)
     assert 200 == send(hostile.url + "ok", body=body).status
@@ -120,7 +120,7 @@ def test_large_body_is_sent_without_expect(hostile: Hostile) -> None:
     assert "expect" not in hostile.seen[-1].head.lower()
 
 
-def test_excerpt_is_bounded(hostile: Hostile) -> None:
+def test_excerpt_is_bounded(hostile: HostileTargets) -> None:
     """The excerpt may be shorter than the response, or empty."""
     for most, excerpt, truncated in ((0, b"", True), (1, b"o", True), (2, b"ok", False)):
         result = send(hostile.url + "ok", max_excerpt=most)
@@ -144,7 +144,9 @@ def test_excerpt_is_bounded(hostile: Hostile) -> None:
         [("X-A", "\ud800")],
     ],
 )
-def test_unsafe_headers_are_not_sent(hostile: Hostile, headers: list[tuple[str, str]]) -> None:
+def test_unsafe_headers_are_not_sent(
+    hostile: HostileTargets, headers: list[tuple[str, str]]
+) -> None:
     """Line breaks, invalid names and headers of the connection fail the request."""
     before = len(hostile.seen)
     result = send(hostile.url + "ok", headers=headers)
@@ -153,7 +155,7 @@ def test_unsafe_headers_are_not_sent(hostile: Hostile, headers: list[tuple[str, 
 
 
 @pytest.mark.parametrize("method", ["", "GET /", "POST\r\n", "CONNECT", "trace"])
-def test_bad_method_is_not_sent(hostile: Hostile, method: str) -> None:
+def test_bad_method_is_not_sent(hostile: HostileTargets, method: str) -> None:
     """Invalid methods, CONNECT and TRACE fail the request."""
     assert Fault.INVALID is send(hostile.url + "ok", method=method).fault
 
@@ -177,7 +179,7 @@ def test_url_that_is_not_canonical_is_not_sent(url: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]"])
-def test_guard_checks_when_a_connection_is_opened(hostile: Hostile, host: str) -> None:
+def test_guard_checks_when_a_connection_is_opened(hostile: HostileTargets, host: str) -> None:
     """No byte reaches an address that the guard refuses."""
     before = hostile.connections
     result = send(hostile.url.replace("127.0.0.1", host) + "ok", Guard())
@@ -187,7 +189,7 @@ def test_guard_checks_when_a_connection_is_opened(hostile: Hostile, host: str) -
 
 
 def test_name_with_a_private_address_is_refused(
-    hostile: Hostile, dns: dict[str, list[str]]
+    hostile: HostileTargets, dns: dict[str, list[str]]
 ) -> None:
     """The resolved addresses are checked, and an allowed one among them is used."""
     url = hostile.url.replace("127.0.0.1", "rebound.example") + "ok"
@@ -208,7 +210,7 @@ def test_unknown_name_and_closed_port() -> None:
     assert Fault.DNS is send("http://does-not-exist.invalid/").fault
 
 
-def test_url_without_a_path_does_not_match_a_known_server(hostile: Hostile) -> None:
+def test_url_without_a_path_does_not_match_a_known_server(hostile: HostileTargets) -> None:
     """The prefix of a URL without a path is not taken for the key of a pool."""
 
     async def main() -> list[DeliveryResult]:
@@ -220,14 +222,14 @@ def test_url_without_a_path_does_not_match_a_known_server(hostile: Hostile) -> N
     assert 1 == len(hostile.seen) - before
 
 
-def test_environment_is_ignored(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_ignored(hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proxies and .netrc of the environment are ignored."""
     for name in ("http_proxy", "https_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert 200 == send(hostile.url + "ok").status
 
 
-def test_lack_of_sockets_is_an_internal_fault(hostile: Hostile) -> None:
+def test_lack_of_sockets_is_an_internal_fault(hostile: HostileTargets) -> None:
     """The target is not charged when this process has no more sockets."""
 
     async def main() -> DeliveryResult:
@@ -245,7 +247,7 @@ def test_lack_of_sockets_is_an_internal_fault(hostile: Hostile) -> None:
     assert Fault.INTERNAL is run(main()).fault
 
 
-def test_full_pool_is_an_internal_fault(hostile: Hostile) -> None:
+def test_full_pool_is_an_internal_fault(hostile: HostileTargets) -> None:
     """A request that times out while it waits for a connection is not charged to the target."""
 
     async def main() -> list[DeliveryResult]:
@@ -261,7 +263,7 @@ def test_full_pool_is_an_internal_fault(hostile: Hostile) -> None:
     assert (Fault.TIMEOUT, Fault.INTERNAL) == (first.fault, second.fault)
 
 
-def test_cancelled_attempt_leaves_nothing(hostile: Hostile) -> None:
+def test_cancelled_attempt_leaves_nothing(hostile: HostileTargets) -> None:
     """The connection of a cancelled attempt is closed, and the next attempt works."""
 
     async def main() -> tuple[int, DeliveryResult]:
@@ -279,7 +281,7 @@ def test_cancelled_attempt_leaves_nothing(hostile: Hostile) -> None:
     assert (3, 200) == (left, result.status)
 
 
-def test_close_fails_running_attempts(hostile: Hostile) -> None:
+def test_close_fails_running_attempts(hostile: HostileTargets) -> None:
     """Running and later attempts end with an internal fault."""
 
     async def main() -> list[DeliveryResult]:
@@ -294,7 +296,7 @@ def test_close_fails_running_attempts(hostile: Hostile) -> None:
     assert [Fault.INTERNAL, Fault.INTERNAL] == [each.fault for each in run(main())]
 
 
-def test_many_concurrent_requests(hostile: Hostile) -> None:
+def test_many_concurrent_requests(hostile: HostileTargets) -> None:
     """Each of many concurrent requests gets its own response."""
 
     async def main() -> list[DeliveryResult]:
@@ -309,7 +311,7 @@ def test_many_concurrent_requests(hostile: Hostile) -> None:
     assert [200, 302, 200, 999] * 25 == [each.status for each in run(main())]
 
 
-def test_certificate_is_trusted_through_ca(hostile: Hostile) -> None:
+def test_certificate_is_trusted_through_ca(hostile: HostileTargets) -> None:
     """A certificate is valid with its `ca` file and not without it."""
     url = hostile.tls["good"] + "ok"
     result = send(url, ca=hostile.ca)
@@ -338,7 +340,7 @@ def test_bad_options_are_rejected(options: dict[str, Any], words: str) -> None:
 
 
 def test_missing_certificates_are_an_internal_fault(
-    hostile: Hostile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A machine without trusted certificates can reach plain HTTP only."""
     monkeypatch.setattr("tarry.service.delivery.http1.client._create_tls_context", lambda ca: None)

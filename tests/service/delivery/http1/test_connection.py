@@ -12,7 +12,7 @@ from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.connection import Connection
 from tarry.service.delivery.http1.pending_request import PendingRequest
 from tarry.service.delivery.messages import DeliveryResult, Fault
-from tests.integration.hostile import OK, Hostile
+from tests.integration.hostile import OK, HostileTargets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,
     close_and_wait,
@@ -231,7 +231,7 @@ async def _respond_early(reader: asyncio.StreamReader, writer: asyncio.StreamWri
 
 @pytest.mark.parametrize("kind", ["plain", "tls"])
 def test_response_before_the_body_is_sent_counts(
-    hostile: Hostile, kind: str, monkeypatch: pytest.MonkeyPatch
+    hostile: HostileTargets, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of the body is not sent: the target may never read it."""
     monkeypatch.setattr(connection, "_TLS_SHUTDOWN_TIMEOUT_S", 0.01)
@@ -248,7 +248,9 @@ def test_response_before_the_body_is_sent_counts(
     assert (200, b"ok", 3) == (result.status, result.excerpt, left)
 
 
-def test_tls_shutdown_has_a_timeout(hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_shutdown_has_a_timeout(
+    hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A connection whose target ignores close_notify is aborted and no longer counts."""
     monkeypatch.setattr(connection, "_TLS_SHUTDOWN_TIMEOUT_S", 0.01)
 
@@ -269,7 +271,7 @@ def test_tls_shutdown_has_a_timeout(hostile: Hostile, monkeypatch: pytest.Monkey
     assert (200, 3) == (result.status, left)
 
 
-def test_tls_connections_are_closed_with_close_notify(hostile: Hostile) -> None:
+def test_tls_connections_are_closed_with_close_notify(hostile: HostileTargets) -> None:
     """The server sees the end of the stream, not a broken connection."""
     ends: list[bytes | Exception] = []
 
@@ -295,7 +297,7 @@ def test_tls_connections_are_closed_with_close_notify(hostile: Hostile) -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_no_reference_cycles(hostile: Hostile, tls: bool) -> None:
+def test_no_reference_cycles(hostile: HostileTargets, tls: bool) -> None:
     """Connections and requests are freed without the garbage collector."""
 
     async def use(server: ScriptedServer, url: str) -> None:
@@ -336,7 +338,7 @@ def test_second_response_does_not_affect_the_excerpt() -> None:
     assert (b"ok", False) == (result.excerpt, result.truncated)
 
 
-def test_old_tls_versions_are_disabled(hostile: Hostile) -> None:
+def test_old_tls_versions_are_disabled(hostile: HostileTargets) -> None:
     """TLS 1.1 and older are disabled, and certificates are required."""
     delivery = HttpDelivery(LOOPBACK_GUARD, ca=hostile.ca)
     assert delivery._tls is not None
@@ -344,7 +346,7 @@ def test_old_tls_versions_are_disabled(hostile: Hostile) -> None:
     assert (True, ssl.CERT_REQUIRED) == (delivery._tls.check_hostname, delivery._tls.verify_mode)
 
 
-def test_body_that_ends_with_the_connection(hostile: Hostile) -> None:
+def test_body_that_ends_with_the_connection(hostile: HostileTargets) -> None:
     """Without a length, the end of the connection is the end of the body."""
 
     async def main() -> list[DeliveryResult]:

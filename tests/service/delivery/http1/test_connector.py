@@ -16,7 +16,7 @@ from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.connector import connect_first, resolve_host, select_allowed
 from tarry.service.delivery.http1.dns import DnsCache
 from tarry.service.delivery.messages import DeliveryError, DeliveryResult, Fault
-from tests.integration.hostile import OK, Hostile
+from tests.integration.hostile import OK, HostileTargets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,
     close_and_wait,
@@ -125,7 +125,7 @@ def test_fault_of_a_failed_connection(
     assert "words" in (result.error or "")
 
 
-def test_certificate_for_a_name_or_an_address(hostile: Hostile) -> None:
+def test_certificate_for_a_name_or_an_address(hostile: HostileTargets) -> None:
     """The certificate must match the host of the URL, be it a name or an address."""
     url = hostile.tls["good"] + "ok"
     assert 200 == send(url, ca=hostile.ca).status
@@ -134,7 +134,7 @@ def test_certificate_for_a_name_or_an_address(hostile: Hostile) -> None:
     assert Fault.BLOCKED is result.fault
 
 
-def test_certificate_for_another_name(hostile: Hostile, dns: dict[str, list[str]]) -> None:
+def test_certificate_for_another_name(hostile: HostileTargets, dns: dict[str, list[str]]) -> None:
     """The error says that the certificate is not valid for the host."""
     dns["other.example"] = ["127.0.0.1"]
     url = hostile.tls["good"].replace("127.0.0.1", "other.example") + "ok"
@@ -144,7 +144,7 @@ def test_certificate_for_another_name(hostile: Hostile, dns: dict[str, list[str]
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x01\x00"])
-def test_failed_handshake_frees_the_connection(hostile: Hostile, said: bytes) -> None:
+def test_failed_handshake_frees_the_connection(hostile: HostileTargets, said: bytes) -> None:
     """The server closes, speaks another protocol, or stops in the middle."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -162,7 +162,7 @@ def test_failed_handshake_frees_the_connection(hostile: Hostile, said: bytes) ->
     assert "TLS" in (result.error or "")
 
 
-def test_data_before_tls_is_rejected(hostile: Hostile) -> None:
+def test_data_before_tls_is_rejected(hostile: HostileTargets) -> None:
     """Data before the handshake is taken neither for the handshake nor for a response."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

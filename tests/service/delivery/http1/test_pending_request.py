@@ -15,7 +15,7 @@ from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.pending_request import CALLBACK, DeadlineTimer, PendingRequest
 from tarry.service.delivery.messages import DeliveryResult, Fault
-from tests.integration.hostile import Hostile
+from tests.integration.hostile import HostileTargets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,
     close_and_wait,
@@ -59,7 +59,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def at(phase: str, hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
+async def at(
+    phase: str, hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Stage]:
     """Send a request that stays in a phase."""
     answered = threading.Event()
     tls = hostile.contexts["good"] if "over TLS" in phase else None
@@ -141,7 +143,7 @@ async def unresponsive_port() -> AsyncIterator[int]:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_timeout_frees_everything(
-    phase: str, hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+    phase: str, hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A timeout in any phase frees the connection, and the phase determines the fault."""
 
@@ -164,7 +166,7 @@ def test_timeout_frees_everything(
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_cancelled_request_frees_everything(
-    phase: str, hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+    phase: str, hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request cancelled in any phase leaves no connection, no timer and no used limit."""
 
@@ -187,7 +189,7 @@ def test_cancelled_request_frees_everything(
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_close_fails_a_running_request(
-    phase: str, hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+    phase: str, hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing the delivery fails a request in any phase with an internal fault."""
 
@@ -200,7 +202,7 @@ def test_close_fails_a_running_request(
     assert (Fault.INTERNAL, "the delivery is closed", 3) == (result.fault, result.error, left)
 
 
-def test_deadline_fires_and_is_cancelled(hostile: Hostile) -> None:
+def test_deadline_fires_and_is_cancelled(hostile: HostileTargets) -> None:
     """The deadline fails a request, and a response cancels the deadline."""
 
     async def main() -> tuple[Fault | None, bool]:

@@ -11,7 +11,7 @@ from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.proxy import parse_proxy
 from tarry.service.delivery.messages import DeliveryResult, Fault
-from tests.integration.hostile import OK, Hostile
+from tests.integration.hostile import OK, HostileTargets
 from tests.service.delivery.harness import LOOPBACK_GUARD, close_and_wait, request, run, send_all
 from tests.service.delivery.scripted_server import TUNNEL_OPEN, never_respond, run_proxy, run_server
 
@@ -47,7 +47,7 @@ def test_plain_http_goes_to_the_proxy() -> None:
     assert "\r\nHost: only-there.invalid\r\n" in head
 
 
-def test_https_goes_through_a_tunnel(hostile: Hostile) -> None:
+def test_https_goes_through_a_tunnel(hostile: HostileTargets) -> None:
     """TLS is with the target, and headers of the proxy are not part of the response."""
     url = hostile.tls["good"] + "ok"
     result, (head,) = send_through_proxy(url, ca=hostile.ca, guard=LOOPBACK_GUARD)
@@ -57,7 +57,7 @@ def test_https_goes_through_a_tunnel(hostile: Hostile) -> None:
     assert result.tls_ms is not None
 
 
-def test_certificate_is_checked_in_a_tunnel(hostile: Hostile) -> None:
+def test_certificate_is_checked_in_a_tunnel(hostile: HostileTargets) -> None:
     """The proxy could have connected to any server."""
     before = len(hostile.seen)
     for kind in ("wronghost", "expired", "selfsigned"):
@@ -70,7 +70,7 @@ def test_certificate_is_checked_in_a_tunnel(hostile: Hostile) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_proxy_with_tls(hostile: Hostile, scheme: str) -> None:
+def test_proxy_with_tls(hostile: HostileTargets, scheme: str) -> None:
     """TLS with the target runs inside TLS with the proxy."""
     good = hostile.contexts["good"]
     if scheme == "http":
@@ -81,7 +81,7 @@ def test_proxy_with_tls(hostile: Hostile, scheme: str) -> None:
     assert (200, b"ok", 1) == (result.status, result.excerpt, len(asked))
 
 
-def test_tunnels_are_reused(hostile: Hostile) -> None:
+def test_tunnels_are_reused(hostile: HostileTargets) -> None:
     """Tunnels are reused, also through a proxy with TLS, and closed at the end."""
 
     async def main(tls: ssl.SSLContext | None) -> tuple[list[DeliveryResult], int, int]:
@@ -98,7 +98,7 @@ def test_tunnels_are_reused(hostile: Hostile) -> None:
         assert ([200] * 3, 1, 3) == ([each.status for each in result], tunnels, left)
 
 
-def test_certificate_of_the_proxy_is_checked(hostile: Hostile) -> None:
+def test_certificate_of_the_proxy_is_checked(hostile: HostileTargets) -> None:
     """No request is sent to a proxy with an invalid certificate: an internal fault."""
     tls = hostile.contexts["wronghost"]
     result, asked = send_through_proxy(
@@ -108,7 +108,7 @@ def test_certificate_of_the_proxy_is_checked(hostile: Hostile) -> None:
     assert "No connection to the egress proxy" in (result.error or "")
 
 
-def test_failed_handshake_in_a_tunnel(hostile: Hostile) -> None:
+def test_failed_handshake_in_a_tunnel(hostile: HostileTargets) -> None:
     """The target is charged, and the connection is freed."""
     url = hostile.tls["expired"] + "ok"
     result, _ = send_through_proxy(
@@ -117,7 +117,7 @@ def test_failed_handshake_in_a_tunnel(hostile: Hostile) -> None:
     assert Fault.TLS is result.fault
 
 
-def test_credentials_are_sent_to_the_proxy_only(hostile: Hostile) -> None:
+def test_credentials_are_sent_to_the_proxy_only(hostile: HostileTargets) -> None:
     """They are in the CONNECT request, or in the plain request that the proxy forwards."""
     line = f"Proxy-Authorization: Basic {b64encode(b'us@er:pa:ss').decode()}\r\n"
     url = hostile.tls["good"] + "ok"
@@ -170,7 +170,7 @@ def test_invalid_response_of_a_proxy_is_an_internal_fault(says: bytes) -> None:
     assert "egress proxy" in (result.error or "")
 
 
-def test_tunnel_that_closes_at_once_is_charged_to_the_target(hostile: Hostile) -> None:
+def test_tunnel_that_closes_at_once_is_charged_to_the_target(hostile: HostileTargets) -> None:
     """The tunnel was open, so the target closed it."""
     for says in (TUNNEL_OPEN, TUNNEL_OPEN + b"no TLS at all, but something else, and rather long"):
         result, _ = send_through_proxy("https://target.invalid/", says, hostile.ca)
@@ -188,7 +188,7 @@ def test_unreachable_proxy_is_an_internal_fault() -> None:
             assert Fault.INTERNAL is run(main())[0].fault
 
 
-def test_data_before_tls_in_a_tunnel_is_rejected(hostile: Hostile) -> None:
+def test_data_before_tls_in_a_tunnel_is_rejected(hostile: HostileTargets) -> None:
     """An attacker in between could inject a response to CONNECT."""
 
     async def forge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
