@@ -1,1 +1,1 @@
-"""The engines behind the port: memory for tests, SQLite by default."""
+"""Implementations of the store port: SQLite, in a file or in memory."""

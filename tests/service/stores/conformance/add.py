@@ -218,7 +218,7 @@ async def a_quota_counts_live_tasks_only(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_direct_task_is_leased_when_it_is_added(harness: StoreHarness) -> None:
+async def lease_on_add_leases_to_the_adding_worker(harness: StoreHarness) -> None:
     """If it is due within the horizon, the adding worker gets the lease, and no other."""
     [now, in_horizon] = await harness.store.add(
         [
@@ -240,8 +240,8 @@ async def a_direct_task_is_leased_when_it_is_added(harness: StoreHarness) -> Non
 
 
 @conformance_case
-async def a_direct_task_beyond_the_horizon_is_pending(harness: StoreHarness) -> None:
-    """Tasks that are due later, not direct, or added without a lease are PENDING."""
+async def lease_on_add_is_ignored_beyond_the_horizon(harness: StoreHarness) -> None:
+    """Tasks that are due later, or added without the flag or a lease, are PENDING."""
     later, not_leased = await harness.store.add(
         [NewTask(task(1), delay=HORIZON_MS + 1, lease_on_add=True), NewTask(task(2))], LEASE
     )
@@ -254,8 +254,8 @@ async def a_direct_task_beyond_the_horizon_is_pending(harness: StoreHarness) -> 
 
 
 @conformance_case
-async def a_lane_that_is_not_open_gives_no_direct_lease(harness: StoreHarness) -> None:
-    """In a paused, parked or half-open lane a direct task is PENDING."""
+async def lease_on_add_is_ignored_in_a_lane_that_is_not_open(harness: StoreHarness) -> None:
+    """In a paused, parked or half-open lane the task is PENDING."""
 
     async def leased(number: int) -> bool:
         [result] = await harness.store.add([NewTask(task(number), lease_on_add=True)], LEASE)
@@ -273,8 +273,8 @@ async def a_lane_that_is_not_open_gives_no_direct_lease(harness: StoreHarness) -
 
 
 @conformance_case
-async def an_existing_direct_task_is_not_leased(harness: StoreHarness) -> None:
-    """A direct task whose key exists is not leased, even if the stored task is due."""
+async def lease_on_add_is_ignored_for_an_existing_task(harness: StoreHarness) -> None:
+    """A task whose key exists is not leased, even if the stored task is due."""
     await harness.add(task(1))
 
     [again] = await harness.store.add([NewTask(task(1), lease_on_add=True)], LEASE)

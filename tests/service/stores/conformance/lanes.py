@@ -242,8 +242,8 @@ async def a_lane_counts_its_tasks(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_direct_lease_does_not_count_as_a_claim(harness: StoreHarness) -> None:
-    """`served_at` of a lane with only direct leases is None."""
+async def a_lease_on_add_does_not_count_as_a_claim(harness: StoreHarness) -> None:
+    """`served_at` is None if tasks of the lane were only leased when they were added."""
     await harness.store.add([NewTask(task(1), lease_on_add=True)], LEASE)
 
     assert (await harness.lane()).served_at is None

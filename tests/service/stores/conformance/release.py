@@ -94,7 +94,7 @@ async def a_released_task_being_cancelled_is_cancelled(harness: StoreHarness) ->
 
 
 @conformance_case
-async def a_direct_lease_is_a_normal_lease(harness: StoreHarness) -> None:
+async def a_lease_on_add_is_a_normal_lease(harness: StoreHarness) -> None:
     """It can be released, kept, lost and finished like any other."""
     batch = [NewTask(task(number), lease_on_add=True) for number in range(1, 5)]
     one, two, three, four = [result.task for result in await harness.store.add(batch, LEASE)]

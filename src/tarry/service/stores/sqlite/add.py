@@ -199,11 +199,11 @@ def _insert_states(
             target = targets[key] = _find_target(tx, tenant, task)
         lane = target.lane
         due = max(now, task.next_attempt_at if new.delay is None else now + new.delay)
-        direct_lease = lease if new.lease_on_add and target.is_open else None
+        immediate_lease = lease if new.lease_on_add and target.is_open else None
         worker: int | str
-        if direct_lease is not None and due <= now + direct_lease.horizon:
-            status, wake_at = IN_FLIGHT, due + direct_lease.length
-            worker = tx.names.worker_id(direct_lease.worker)
+        if immediate_lease is not None and due <= now + immediate_lease.horizon:
+            status, wake_at = IN_FLIGHT, due + immediate_lease.length
+            worker = tx.names.worker_id(immediate_lease.worker)
             lane.note_lease(wake_at)
             target.leased += 1
         else:
