@@ -128,7 +128,7 @@ def test_one_key_is_one_task(ask: Ask) -> None:
         (["-d", "@none.json"], "--data: cannot read none.json: No such file or directory"),
         (["--delay", "soon"], "--delay must be a time such as 500ms, 2s, 10m or 24h, got 'soon'"),
         (["--wait", "0"], "--wait must be greater than 0"),
-        (["--policy", "none"], "There is no policy 'none'"),
+        (["--policy", "none"], "policyId must be an existing policy"),
         (["-X", "G T"], "method"),
     ],
     ids=["header", "header twice", "file", "delay", "wait", "policy", "method"],

@@ -90,7 +90,7 @@ def test_show_has_the_task_and_its_attempts(ask: Ask, failed: str) -> None:
     heading, first, second = attempts.splitlines()
     assert ["attempt", "started", "took", "result", "then"] == heading.split()
     assert " 503     next after " in first
-    assert " 404  stopped: permanent" in second
+    assert " 404     stopped: permanent" in second
     assert [failed, [503, 404]] == [
         told["taskId"],
         [attempt["responseStatus"] for attempt in told["attempts"]],
