@@ -2,7 +2,7 @@
 
 The text comes from the source (`ast`), not from live objects: it has overloads, defaults as they
 are written and annotations that read the same under every Python version. `make api` writes it
-to docs/public-api.txt, and tests/test_package.py holds the two together.
+to docs/public-api.txt, and tests/test_package.py checks that it is current.
 """
 
 import ast
@@ -24,7 +24,7 @@ PUBLIC_MODULES = (
     "tarry.tuning",
 )
 
-# Methods that a user calls by syntax; the other dunders (`__repr__`, ...) are no promise.
+# Special methods that users call by syntax. Others, such as `__repr__`, are not part of the API.
 SYNTAX = frozenset({
     "__init__", "__new__", "__call__", "__enter__", "__exit__", "__aenter__", "__aexit__",
     "__iter__", "__next__", "__aiter__", "__anext__", "__await__", "__len__", "__contains__",
@@ -37,15 +37,15 @@ D = TypeVar("D", bound=Definition)
 
 
 @dataclass(frozen=True)
-class Home:
-    """Where a name is defined: its module and its definitions there (several if overloaded)."""
+class DefinitionSite:
+    """The module that defines a name, and its definitions there (several for overloads)."""
 
     module: str
     definitions: list[Definition]
 
 
 def render() -> str:
-    """Return the whole text."""
+    """Return the text."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -56,10 +56,10 @@ def _lines() -> Iterator[str]:
         yield ""
         yield f"module {module}"
         for name in sorted(names):
-            home = _find(module, name)
+            site = _find(module, name)
             yield ""
-            for definition in _without_implementation(home.definitions):
-                yield from _render(definition, name, home.module)
+            for definition in _without_implementation(site.definitions):
+                yield from _render(definition, name, site.module)
 
 
 def _render(definition: Definition, name: str, module: str) -> Iterator[str]:
@@ -87,7 +87,7 @@ def _class(node: ast.ClassDef, name: str, module: str) -> Iterator[str]:
 
 
 def _fields(bodies: list[list[ast.stmt]]) -> dict[str, str]:
-    """Class variables, dataclass fields and what `__init__` sets, in the order of the source."""
+    """Return class variables, dataclass fields and attributes set in `__init__`, in order."""
     fields: dict[str, str] = {}
     for statement in chain.from_iterable(bodies):
         match statement:
@@ -103,7 +103,7 @@ def _fields(bodies: list[list[ast.stmt]]) -> dict[str, str]:
 
 
 def _methods(bodies: list[list[ast.stmt]]) -> dict[str, list[Function]]:
-    """Public methods; several of a name are overloads, or a property with its setter."""
+    """Return public methods; one name may have overloads, or a property and its setter."""
     methods: dict[str, list[Function]] = {}
     for body in bodies:
         own: dict[str, list[Function]] = {}
@@ -115,14 +115,14 @@ def _methods(bodies: list[list[ast.stmt]]) -> dict[str, list[Function]]:
 
 
 def _bodies(node: ast.ClassDef, module: str) -> Iterator[ast.ClassDef]:
-    """The private bases of a class, whose members are its own to a reader, then the class."""
+    """Yield the private bases of a class, whose members are shown as its own, then the class."""
     for base in node.bases:
         plain = base.value if isinstance(base, ast.Subscript) else base
         if isinstance(plain, ast.Name) and plain.id.startswith("_"):
-            home = _find(module, plain.id)
-            for definition in home.definitions:
+            site = _find(module, plain.id)
+            for definition in site.definitions:
                 if isinstance(definition, ast.ClassDef):
-                    yield from _bodies(definition, home.module)
+                    yield from _bodies(definition, site.module)
     yield node
 
 
@@ -160,7 +160,7 @@ def _function(node: Function, name: str) -> str:
 
 
 def _assignment(node: ast.Assign | ast.AnnAssign, name: str) -> str:
-    """A constant by its type (its value may change with a release), an alias in full."""
+    """Return a constant by its type, because its value may change; an alias in full."""
     match node:
         case ast.AnnAssign(annotation=annotation, value=value):
             text = ast.unparse(annotation)
@@ -178,7 +178,7 @@ def _decorators(node: Function | ast.ClassDef) -> str:
 
 
 def _without_implementation(definitions: list[D]) -> list[D]:
-    """The overloads, where there are some: the implementation behind them is nobody's contract."""
+    """Return the overloads if there are any: their implementation is not public."""
     return [node for node in definitions if _is_overload(node)] or definitions
 
 
@@ -195,8 +195,8 @@ def _is_public(name: str) -> bool:
 # --- finding definitions --------------------------------------------------------------------------
 
 
-def _find(module: str, name: str) -> Home:
-    """Follow imports from a module to where the name is defined."""
+def _find(module: str, name: str) -> DefinitionSite:
+    """Follow imports from a module to the definition of a name."""
     found: list[Definition] = []
     for statement in _flat(_tree(module).body):
         match statement:
@@ -217,7 +217,7 @@ def _find(module: str, name: str) -> Home:
             f"{module} neither defines nor imports {name!r}; a lazily loaded name needs an import "
             "under TYPE_CHECKING too"
         )
-    return Home(module, found)
+    return DefinitionSite(module, found)
 
 
 @cache
@@ -229,7 +229,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _flat(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a body, with those under `if` and `try` in their place."""
+    """Yield the statements of a body, and in place those inside `if` and `try`."""
     for statement in body:
         match statement:
             case ast.If() | ast.Try():

@@ -1,4 +1,4 @@
-"""What holds for the package as a whole: cheap to import, honest about its names."""
+"""The package as a whole: cheap imports, `__all__` and the public API file."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ PUBLIC_API = Path(__file__).parents[1] / "docs" / "public-api.txt"
 
 
 def modules_loaded_by(code: str) -> set[str]:
-    """The names of the modules that a fresh interpreter loads for this code."""
+    """Return the names of the modules that a new interpreter imports for this code."""
     program = f"""
 import json, sys
 before = set(sys.modules)
@@ -28,7 +28,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 
 
 def third_party(modules: set[str]) -> set[str]:
-    """Those of the modules that neither Python nor tarry brings along."""
+    """Return the modules that are neither of the standard library nor of tarry."""
     return {
         module
         for module in modules
@@ -37,8 +37,8 @@ def third_party(modules: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("code", ["import tarry", "import tarry; tarry.retry"])
-def test_import_loads_neither_third_parties_nor_asyncio(code: str) -> None:
-    """Importing tarry, and reaching for its decorator, loads no third party and no asyncio."""
+def test_import_loads_no_third_party_and_no_asyncio(code: str) -> None:
+    """Importing tarry and `tarry.retry` imports no third-party module and no asyncio."""
     loaded = modules_loaded_by(code)
 
     assert "tarry" in loaded
@@ -70,13 +70,13 @@ def test_dir_covers_all() -> None:
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
-    """A name that does not exist fails as for any module, and the message has it."""
+    """An unknown name raises AttributeError with the name."""
     with pytest.raises(AttributeError, match="no_such_name"):
         getattr(tarry, "no_such_name")  # noqa: B009 - a plain access would not pass the type checker
 
 
 def test_public_api_file_is_current() -> None:
-    """docs/public-api.txt says what the package offers."""
+    """docs/public-api.txt is current."""
     written = PUBLIC_API.read_text(encoding="utf-8")
 
     assert public_api.render() == written, "the public API changed: run `make api`, review the diff"

@@ -1,4 +1,4 @@
-"""Every way to run a call behind one face, so that one scenario can go through all of them."""
+"""One interface for all ways to retry a call, so that one test can run through all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Function = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Step:
-    """What a dependency does to one attempt."""
+    """How a dependency handles one attempt."""
 
     gives: object = "done"
     raises: BaseException | type[BaseException] | None = None
@@ -29,7 +29,7 @@ class Step:
     """Seconds of virtual time."""
 
     def end(self) -> object:
-        """Answer or fail."""
+        """Return the result or raise the error."""
         if self.raises is not None:
             raise self.raises
         return self.gives
@@ -40,7 +40,7 @@ FAIL = Step(raises=ConnectionError)
 
 
 class Dependency:
-    """Does to each attempt what its steps say (the last one repeats) and keeps when it began."""
+    """Handles each attempt by the next step (the last one repeats) and records its start."""
 
     def __init__(self, clock: VirtualClock, *steps: Step) -> None:
         self._clock = clock
@@ -48,14 +48,14 @@ class Dependency:
         self.starts: list[float] = []
 
     def hit(self) -> object:
-        """Be called by plain code."""
+        """Handle a call of plain code."""
         step = self._begin()
         if step.takes:
             self._clock.advance(step.takes)
         return step.end()
 
     async def ahit(self) -> object:
-        """Be called by a coroutine."""
+        """Handle a call of a coroutine."""
         step = self._begin()
         if step.takes:
             await pause(step.takes)
@@ -68,7 +68,7 @@ class Dependency:
 
 
 class Answer(Exception):
-    """An error that carries what the `on` of a test is to make of it."""
+    """An error that carries the outcome that the `on` of a test returns."""
 
     def __init__(self, outcome: tarry.Outcome) -> None:
         super().__init__(outcome)
@@ -76,22 +76,22 @@ class Answer(Exception):
 
 
 def outcome_of(error: Exception) -> tarry.Outcome | bool:
-    """The predicate that takes an `Answer` at its word."""
+    """The predicate that returns the outcome of an `Answer`."""
     return isinstance(error, Answer) and error.outcome
 
 
 def answers(kind: tarry.Kind, **fields: Any) -> Step:
-    """A failure with this outcome."""
+    """Return a step that fails with this outcome."""
     return Step(raises=Answer(tarry.Outcome(kind, **fields)))
 
 
 async def pause(length: float) -> None:
-    """Sleep on whichever loop runs."""
+    """Sleep on the running event loop."""
     await (trio.sleep if trio.lowlevel.in_trio_task() else asyncio.sleep)(length)
 
 
 def seconds(clock: VirtualClock) -> float:
-    """The virtual time since the start, without the noise of float arithmetic."""
+    """Return the virtual seconds since the start, rounded."""
     return round(clock.elapsed, 6)
 
 
@@ -100,7 +100,7 @@ def seconds(clock: VirtualClock) -> float:
 
 @dataclass(frozen=True)
 class Driver:
-    """One way to retry a function on one kind of loop."""
+    """One way to retry a function, on one kind of event loop."""
 
     form: str
     loop: str
@@ -111,15 +111,15 @@ class Driver:
 
     @property
     def plain(self) -> bool:
-        """Whether it runs plain functions."""
+        """Whether the driver runs plain functions."""
         return self.loop == "plain"
 
     def wrap(self, fn: Function, **options: Any) -> Function:
-        """Return the function with retries around it."""
+        """Return the function with retries."""
         return self.retrying(fn, {"on": ConnectionError, "name": "op"} | options)
 
     def start(self, clock: VirtualClock, fn: Function) -> Any:
-        """Run a function to its end on the driver's loop, in virtual time."""
+        """Run a function on the driver's loop, in virtual time."""
         if self.loop == "asyncio":
             return clock.run(fn)
         if self.loop == "trio":

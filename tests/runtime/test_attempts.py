@@ -1,4 +1,4 @@
-"""Attempt blocks that are used in ways a `for` loop does not."""
+"""Attempt blocks that are not used as in a `for` loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tarry.testing import VirtualClock
 
 
 class Cycle:
-    """Holds itself, so that only the garbage collector ends it."""
+    """A reference cycle, which only the garbage collector frees."""
 
     def __init__(self, *held: object) -> None:
         self.held = (self, *held)
@@ -23,15 +23,15 @@ class Collecting:
     """A limiter that collects garbage while the downstream's lock is held."""
 
     def acquire(self, now: float) -> float | None:
-        """Let everything through."""
+        """Admit every attempt."""
         gc.collect()
         return 0.0
 
     def release(self, outcome: tarry.Outcome | None, duration: float, now: float) -> None:
-        """Learn nothing."""
+        """Ignore the attempt."""
 
     def on_recovery(self, now: float) -> None:
-        """Learn nothing."""
+        """Ignore the attempt."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +42,8 @@ def _no_gc() -> Iterator[None]:
     gc.enable()
 
 
-def leave_one(clock: VirtualClock, downstream: Downstream, form: str) -> None:
-    """Begin an attempt, never enter it, and lose it in a cycle."""
+def abandon_attempt(clock: VirtualClock, downstream: Downstream, form: str) -> None:
+    """Begin an attempt, never enter it, and drop it inside a reference cycle."""
     attempts = tarry.attempts(on=OSError, downstream=downstream)
 
     async def main() -> None:
@@ -58,10 +58,10 @@ def leave_one(clock: VirtualClock, downstream: Downstream, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["plain", "async"])
-def test_lost_block_gives_its_place_back(clock: VirtualClock, form: str) -> None:
-    """A block that was begun, never entered and collected in a cycle gives its place back."""
+def test_collected_block_releases_its_permit(clock: VirtualClock, form: str) -> None:
+    """A block that was begun, never entered and garbage collected releases its permit."""
     downstream = Downstream("payments", max_in_flight=1)
-    leave_one(clock, downstream, form)
+    abandon_attempt(clock, downstream, form)
     with pytest.raises(tarry.LimitReached):
         tarry.call(lambda: None, on=OSError, downstream=downstream)
 
@@ -72,10 +72,10 @@ def test_lost_block_gives_its_place_back(clock: VirtualClock, form: str) -> None
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("form", ["plain", "async"])
-def test_block_lost_while_the_lock_is_held(clock: VirtualClock, form: str) -> None:
+def test_block_collected_while_the_lock_is_held(clock: VirtualClock, form: str) -> None:
     """A block that is collected while its downstream's lock is held does not deadlock."""
     downstream = Downstream("payments", limiter=Collecting(), max_in_flight=2)
-    leave_one(clock, downstream, form)
+    abandon_attempt(clock, downstream, form)
 
     assert "in" == tarry.call(lambda: "in", on=OSError, downstream=downstream)
     # The next who is let through finds what the finalizer left: both places are there again.
@@ -85,7 +85,7 @@ def test_block_lost_while_the_lock_is_held(clock: VirtualClock, form: str) -> No
 
 
 def test_block_is_entered_once() -> None:
-    """To enter a block again, inside or after its body, is a mistake that is named."""
+    """Entering a block twice, inside or after its body, raises an error."""
     block = next(iter(tarry.attempts(on=OSError)))
 
     with block, pytest.raises(tarry.ConfigurationError, match="entered once"):
@@ -94,8 +94,8 @@ def test_block_is_entered_once() -> None:
         raise AssertionError
 
 
-def test_second_entry_costs_no_place(clock: VirtualClock) -> None:
-    """A block that was entered twice by mistake keeps no in-flight place."""
+def test_second_entry_keeps_no_permit(clock: VirtualClock) -> None:
+    """A block that was entered twice keeps no permit."""
     downstream = Downstream("payments", max_in_flight=1)
 
     with pytest.raises(tarry.ConfigurationError):
@@ -107,7 +107,7 @@ def test_second_entry_costs_no_place(clock: VirtualClock) -> None:
 
 
 def test_async_block_is_entered_once(clock: VirtualClock) -> None:
-    """To enter a block of a coroutine again is a mistake too, and its deadline is undone."""
+    """Entering an async block twice raises an error, and its deadline is removed."""
 
     async def main() -> float | None:
         with pytest.raises(tarry.ConfigurationError, match="entered once"):

@@ -1,4 +1,4 @@
-"""How a call ends at its edges: rejections, references, hints that are none, long calls."""
+"""Ends of calls: rejections, reference cycles, invalid hints, long calls."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.runtime.drivers import DRIVERS, OK, Answer, Dependency, Driver, answe
 
 
 @pytest.mark.parametrize("form", ["plain", "async"])
-def test_total_budget_that_ended_before_the_first_attempt(clock: VirtualClock, form: str) -> None:
-    """A call whose total budget ended before its first attempt is refused as too late."""
+def test_total_budget_that_ends_before_the_first_attempt(clock: VirtualClock, form: str) -> None:
+    """A call whose total budget ends before its first attempt is rejected with DeadlineExceeded."""
     attempts = tarry.attempts(on=OSError, policy=Policy(total_budget=1), name="op")
 
     async def main() -> None:
@@ -42,17 +42,17 @@ def test_total_budget_that_ended_before_the_first_attempt(clock: VirtualClock, f
 
 
 class Slow:
-    """A limiter that lets attempts go only after a minute."""
+    """A limiter that delays attempts by a minute."""
 
     def acquire(self, now: float) -> float | None:
-        """Take a place in line."""
+        """Delay the attempt."""
         return 60.0
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
-        """Learn nothing."""
+        """Ignore the attempt."""
 
     def on_recovery(self, now: float) -> None:
-        """Learn nothing."""
+        """Ignore the attempt."""
 
 
 def opened() -> Downstream:
@@ -63,7 +63,7 @@ def opened() -> Downstream:
 
 
 def full() -> Downstream:
-    """Return a downstream whose only place is taken."""
+    """Return a downstream whose only in-flight slot is used."""
     downstream = Downstream("payments", max_in_flight=1)
     downstream.admit(0.0)
     return downstream
@@ -85,14 +85,14 @@ def full() -> Downstream:
     ids=["breaker", "limit", "line and deadline", "line and budget", "deadline"],
 )
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_every_refusal_has_its_class(
+def test_every_rejection_has_its_class(
     clock: VirtualClock,
     driver: Driver,
     options: dict[str, Any],
     kind: type[tarry.Rejected],
     reason: Reason,
 ) -> None:
-    """Whatever keeps a call from its first attempt, the error is a rejection with its reason."""
+    """A call that is rejected before its first attempt raises the error class of its reason."""
     options = dict(options)
     make = options.pop("downstream", None)
     if make is not None:
@@ -130,7 +130,7 @@ def by_call(**options: Any) -> None:
 
 
 def by_coroutine(**options: Any) -> None:
-    """A coroutine without a loop: nothing else holds its error."""
+    """A coroutine without an event loop, so that nothing else refers to its error."""
 
     async def nothing() -> None:
         """Do nothing."""
@@ -151,8 +151,8 @@ def by_hedge(**options: Any) -> None:
     tarry.hedge_sync(lambda: None, after=1, **options)
 
 
-def lives_on(run: Callable[..., None], **options: Any) -> bool:
-    """Say whether the error of a call outlives those who handle it."""
+def is_error_alive(run: Callable[..., None], **options: Any) -> bool:
+    """Return whether the error of a call is still alive after it was handled."""
     error: weakref.ref[Exception] | None = None
     try:
         run(on=OSError, **options)
@@ -165,17 +165,17 @@ def lives_on(run: Callable[..., None], **options: Any) -> bool:
 @pytest.mark.usefixtures("_no_gc")
 @pytest.mark.parametrize("run", [plainly, by_call, by_coroutine, by_block, by_hedge])
 def test_open_breaker_leaves_no_cycle(run: Callable[..., None]) -> None:
-    """A rejection is freed when it was handled, without the garbage collector."""
-    assert not lives_on(run, downstream=opened())
+    """A rejection is freed after it was handled, without the garbage collector."""
+    assert not is_error_alive(run, downstream=opened())
 
 
 @pytest.mark.usefixtures("_no_gc")
 @pytest.mark.parametrize("attempts", [1, 2])
 @pytest.mark.parametrize("run", [plainly, by_call, by_coroutine])
 def test_result_not_accepted_leaves_no_cycle(run: Callable[..., None], attempts: int) -> None:
-    """The error for a result that was not accepted is freed when it was handled."""
+    """The error for a result that was not accepted is freed after it was handled."""
     with no_wait():
-        assert not lives_on(run, until=lambda result: result is not None, attempts=attempts)
+        assert not is_error_alive(run, until=lambda result: result is not None, attempts=attempts)
 
 
 # --- hints that are none --------------------------------------------------------------------------
@@ -184,10 +184,10 @@ def test_result_not_accepted_leaves_no_cycle(run: Callable[..., None], attempts:
 @pytest.mark.parametrize("kind", [Kind.TRANSIENT, Kind.THROTTLED])
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("said", [float("nan"), "5", -1, float("inf"), b"", object()])
-def test_hint_that_is_no_time_is_ignored(
+def test_invalid_hint_is_ignored(
     clock: VirtualClock, caplog: pytest.LogCaptureFixture, said: Any, exact: bool, kind: Kind
 ) -> None:
-    """A hint of the user's classifier that is no length of time changes nothing, in the log too."""
+    """A hint of the user's classifier that is not a duration is ignored, also in the log."""
     delays = []
     for hint in (None, Hint(said, exact=exact)):
         dependency = Dependency(clock, answers(kind, hint=hint), OK)
@@ -200,8 +200,8 @@ def test_hint_that_is_no_time_is_ignored(
 
 
 @pytest.mark.parametrize("said", [float("nan"), "5", -1])
-def test_overload_with_a_hint_that_is_no_time(clock: VirtualClock, said: Any) -> None:
-    """A server that forbids a retry and names no proper time leaves `retry_after` unknown."""
+def test_overload_with_an_invalid_hint(clock: VirtualClock, said: Any) -> None:
+    """`retry_after` is None if a server forbids a retry and its hint is not a duration."""
     dependency = Dependency(clock, answers(Kind.OVERLOADED, hint=Hint(said)))
 
     with pytest.raises(Answer) as caught:
@@ -217,7 +217,7 @@ def test_overload_with_a_hint_that_is_no_time(clock: VirtualClock, said: Any) ->
 
 @pytest.mark.parametrize("attempts", [255, 256, 257, 512, 2_000])
 def test_long_call_keeps_few_steps(clock: VirtualClock, attempts: int) -> None:
-    """A call of many attempts keeps at most 256 steps, and still knows how long it waited."""
+    """A call of many attempts keeps at most 256 steps and the sum of all waits."""
     waits: list[float] = []
 
     def fail() -> None:

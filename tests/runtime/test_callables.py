@@ -1,4 +1,4 @@
-"""Functions of the wrong kind are refused where they are given, by name."""
+"""Coroutine and generator functions are rejected where a plain function is needed."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import tarry
 
 
 async def is_fine(value: object) -> bool:
-    """Answer later."""
+    """Return a coroutine."""
     return True
 
 
-class Judge:
-    """An object whose call is a coroutine."""
+class AsyncPredicate:
+    """A callable object whose `__call__` is a coroutine function."""
 
     async def __call__(self, value: object) -> bool:
-        """Answer later."""
+        """Return a coroutine."""
         return True
 
 
 LATER = [
     pytest.param(is_fine, "is_fine", id="function"),
     pytest.param(partial(is_fine), "is_fine", id="partial"),
-    pytest.param(Judge(), "Judge", id="object"),
-    pytest.param(Judge().__call__, "Judge.__call__", id="method"),
+    pytest.param(AsyncPredicate(), "AsyncPredicate", id="object"),
+    pytest.param(AsyncPredicate().__call__, "AsyncPredicate.__call__", id="method"),
 ]
 FORMS: dict[str, Callable[..., object]] = {
     "retry": tarry.retry,
@@ -41,7 +41,7 @@ FORMS: dict[str, Callable[..., object]] = {
 @pytest.mark.parametrize("form", [*FORMS, "attempts"])
 @pytest.mark.parametrize(("predicate", "name"), LATER)
 def test_on_is_no_coroutine_function(predicate: Any, name: str, form: str) -> None:
-    """A coroutine function as `on` would be a yes to everything, so it is refused by its name."""
+    """A coroutine function as `on` is rejected: it would match every error."""
     make = (FORMS | {"attempts": tarry.attempts})[form]
 
     with pytest.raises(tarry.ConfigurationTypeError, match=f"^on must .* {name}$"):
@@ -51,31 +51,31 @@ def test_on_is_no_coroutine_function(predicate: Any, name: str, form: str) -> No
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("predicate", "name"), LATER)
 def test_until_is_no_coroutine_function(predicate: Any, name: str, form: str) -> None:
-    """A coroutine function as `until` would accept everything, so it is refused by its name."""
+    """A coroutine function as `until` is rejected: it would accept every result."""
     with pytest.raises(tarry.ConfigurationTypeError, match=f"^until must .* {name}$"):
         FORMS[form](on=OSError, until=predicate)
 
 
 def test_on_of_a_hedged_call_is_no_coroutine_function() -> None:
-    """Hedged calls refuse a coroutine function as `on` too."""
+    """Hedged calls reject a coroutine function as `on` too."""
     later: Any = is_fine
     with pytest.raises(tarry.ConfigurationTypeError, match=r"^on must .* is_fine$"):
         tarry.hedge_sync(lambda: None, after=1, on=later)
 
 
 def items() -> Iterator[int]:
-    """Give items."""
+    """Yield items."""
     yield 1
 
 
 async def async_items() -> AsyncIterator[int]:
-    """Give items."""
+    """Yield items."""
     yield 1
 
 
 @pytest.mark.parametrize("fn", [items, async_items, partial(items)])
 def test_call_refuses_generator_functions(fn: Any) -> None:
-    """Both `call` and `acall` name a generator function and say what to do with it."""
+    """`call` and `acall` reject a generator function and name the decorator instead."""
     with pytest.raises(tarry.ConfigurationTypeError, match=r"items is a(n async)? generator .*@"):
         tarry.call(fn, on=OSError)
     with pytest.raises(tarry.ConfigurationTypeError, match=r"items is a(n async)? generator .*@"):

@@ -1,4 +1,4 @@
-"""Times that no clock of the system can hold."""
+"""Durations that the operating system cannot represent."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ HUGE = 1e11
 
 
 def on(error: Exception) -> Outcome:
-    """Take a server at its word that asks for 3,000 years."""
+    """Return the outcome for a server that asks for a wait of 3,000 years."""
     return Outcome(Kind.TRANSIENT, Hint(HUGE))
 
 
 class Once:
-    """Fails at first."""
+    """Fails at the first call."""
 
     def __init__(self) -> None:
         self.calls = 0
 
     def load(self) -> int:
-        """Be called."""
+        """Fail once, then return."""
         self.calls += 1
         if self.calls == 1:
             raise OSError
@@ -37,7 +37,7 @@ class Once:
 
 
 def test_huge_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delay that the system cannot hold is cut to what it can."""
+    """A delay that the system cannot represent is shortened to the longest it can."""
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -52,7 +52,7 @@ def test_huge_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_huge_delay_with_a_cancel_token() -> None:
-    """A wait that the system cannot hold can be cancelled like any other."""
+    """A wait that the system cannot represent can be cancelled."""
     token = tarry.CancelToken()
     threading.Timer(0.02, token.cancel).start()
 
@@ -62,7 +62,7 @@ def test_huge_delay_with_a_cancel_token() -> None:
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_huge_delay_of_a_coroutine(loop: str) -> None:
-    """A coroutine that would wait for ages can be cancelled like any other."""
+    """A coroutine that waits for a very long time can be cancelled."""
     once = Once()
 
     async def load() -> int:
@@ -87,7 +87,7 @@ def test_huge_delay_of_a_coroutine(loop: str) -> None:
 
 
 def test_huge_timeouts_of_plain_code() -> None:
-    """A timeout, a deadline or a hedging delay of ages is as good as none."""
+    """A very long timeout, deadline or hedging delay has no effect."""
     policy = Policy(total_budget=HUGE)
     answer = tarry.call(lambda: 1, on=OSError, timeout=HUGE, deadline=HUGE, policy=policy)
 
@@ -97,7 +97,7 @@ def test_huge_timeouts_of_plain_code() -> None:
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_huge_timeouts_of_coroutines(loop: str) -> None:
-    """A coroutine's timeout, deadline or hedging delay of ages is as good as none."""
+    """A very long timeout, deadline or hedging delay of a coroutine has no effect."""
 
     async def load() -> int:
         await system.async_sleep(0)

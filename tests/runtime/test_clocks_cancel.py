@@ -1,4 +1,4 @@
-"""The cancel token: it ends the waits of plain code, and only those."""
+"""The cancel token ends the waits of plain code, and only those."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ plain_drivers = pytest.mark.parametrize("driver", PLAIN, ids=str)
 
 
 def test_token() -> None:
-    """A token is cancelled once and for all."""
+    """A cancelled token stays cancelled."""
     token = CancelToken()
 
     assert not token.cancelled
@@ -26,7 +26,7 @@ def test_token() -> None:
 
 
 def test_token_can_be_waited_for() -> None:
-    """A token can be waited for directly, and says whether it was cancelled."""
+    """`wait` returns whether the token was cancelled."""
     token = CancelToken()
     assert not token.wait(0)
 
@@ -37,7 +37,7 @@ def test_token_can_be_waited_for() -> None:
 
 @plain_drivers
 def test_cancelled_before(driver: Driver, clock: VirtualClock) -> None:
-    """With a cancelled token the first attempt is made and the first wait ends the call."""
+    """With a cancelled token the first attempt runs, and the first wait ends the call."""
     token = CancelToken()
     token.cancel()
     dependency = Dependency(clock, FAIL)
@@ -53,7 +53,7 @@ def test_cancelled_before(driver: Driver, clock: VirtualClock) -> None:
 
 @plain_drivers
 def test_success_needs_no_wait(driver: Driver, clock: VirtualClock) -> None:
-    """A cancelled token does not keep a call from succeeding at once."""
+    """With a cancelled token a call can still succeed at its first attempt."""
     token = CancelToken()
     token.cancel()
 
@@ -62,7 +62,7 @@ def test_success_needs_no_wait(driver: Driver, clock: VirtualClock) -> None:
 
 @plain_drivers
 def test_not_cancelled(driver: Driver, clock: VirtualClock) -> None:
-    """A token that is not cancelled changes nothing."""
+    """A token that is not cancelled has no effect."""
     dependency = Dependency(clock, FAIL, OK)
 
     assert "done" == driver.run(clock, dependency, cancel=CancelToken())
@@ -71,7 +71,7 @@ def test_not_cancelled(driver: Driver, clock: VirtualClock) -> None:
 
 @plain_drivers
 def test_cancelled_without_waiting(driver: Driver, clock: VirtualClock) -> None:
-    """A cancelled call ends between two attempts although tests skip the wait."""
+    """A cancelled call ends between two attempts even if `no_wait` skips the wait."""
     token = CancelToken()
     dependency = Dependency(clock, FAIL)
 
@@ -112,8 +112,8 @@ def test_cancelled_by_another_thread(driver: Driver) -> None:
 
 
 @plain_drivers
-def test_cancelled_while_a_rate_holds_the_attempt_back(driver: Driver, clock: VirtualClock) -> None:
-    """A token also ends the wait for a rate limit, and the place is given back."""
+def test_cancelled_during_a_rate_limit_delay(driver: Driver, clock: VirtualClock) -> None:
+    """A token also ends the wait for a rate limit, and the permit is released."""
     token = CancelToken()
     payments = Downstream("payments", limiter=tarry.AdaptiveRate(), max_in_flight=1)
     throttled = tarry.Outcome(tarry.Kind.THROTTLED)
@@ -137,7 +137,7 @@ def test_cancelled_while_a_rate_holds_the_attempt_back(driver: Driver, clock: Vi
 
 @plain_drivers
 def test_error_is_new_each_time(driver: Driver, clock: VirtualClock) -> None:
-    """Each cancelled call has an error of its own."""
+    """Each cancelled call raises a new error object."""
     token = CancelToken()
     token.cancel()
     errors = []
@@ -151,22 +151,22 @@ def test_error_is_new_each_time(driver: Driver, clock: VirtualClock) -> None:
 
 
 async def coroutine() -> None:
-    """Be decorated."""
+    """Do nothing."""
 
 
 async def generator() -> AsyncIterator[None]:
-    """Be decorated."""
+    """Do nothing."""
     yield
 
 
 @pytest.mark.parametrize("fn", [coroutine, generator])
-def test_coroutines_have_tasks_instead(fn: Callable[[], object]) -> None:
-    """A token for a coroutine is refused at decoration, with the reason."""
+def test_token_for_a_coroutine_is_rejected(fn: Callable[[], object]) -> None:
+    """A token for a coroutine function is rejected at decoration, with the reason."""
     with pytest.raises(tarry.ConfigurationError, match="cancel the task"):
         tarry.retry(on=ConnectionError, cancel=CancelToken())(fn)
 
 
-def test_async_blocks_have_tasks_instead() -> None:
-    """A token for `async for` is refused too."""
+def test_token_for_an_async_block_is_rejected() -> None:
+    """A token for `async for` is rejected too."""
     with pytest.raises(tarry.ConfigurationError, match="cancel the task"):
         aiter(tarry.attempts(on=ConnectionError, cancel=CancelToken()))

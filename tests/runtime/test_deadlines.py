@@ -1,4 +1,4 @@
-"""The ambient deadline: nested blocks, what is left, threads and tasks, and calls inside."""
+"""The context's deadline: nested blocks, remaining time, threads, tasks and calls inside."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ watched_or_not = pytest.mark.parametrize("watched", [False, True], ids=["unwatch
 
 
 def about(number: float) -> object:
-    """The number, up to the noise of float arithmetic."""
+    """Return an approximate number for comparisons."""
     return pytest.approx(number, abs=1e-6)
 
 
@@ -40,12 +40,12 @@ def about(number: float) -> object:
 
 
 def test_no_deadline() -> None:
-    """Outside of any deadline there is no limit."""
+    """Without a deadline, `remaining` returns None."""
     assert None is tarry.remaining()
 
 
 def test_remaining(clock: VirtualClock) -> None:
-    """What is left shrinks with time and ends at 0."""
+    """The remaining time decreases to 0."""
     with tarry.deadline(2):
         assert about(2) == tarry.remaining()
         clock.advance(1.5)
@@ -56,13 +56,13 @@ def test_remaining(clock: VirtualClock) -> None:
 
 
 def test_earlier_deadline_outside_stands(clock: VirtualClock) -> None:
-    """A longer deadline inside a shorter one does not extend it."""
+    """A longer inner deadline does not extend the outer one."""
     with tarry.deadline(1), tarry.deadline(10):
         assert about(1) == tarry.remaining()
 
 
 def test_earlier_deadline_inside_counts_there(clock: VirtualClock) -> None:
-    """A shorter deadline holds for its block, then the longer one is back."""
+    """A shorter inner deadline applies to its block; after it the outer one applies again."""
     with tarry.deadline(10):
         with tarry.deadline(1):
             assert about(1) == tarry.remaining()
@@ -70,7 +70,7 @@ def test_earlier_deadline_inside_counts_there(clock: VirtualClock) -> None:
 
 
 def test_deadline_ends_with_an_error(clock: VirtualClock) -> None:
-    """A block that is left by an error takes its deadline along."""
+    """A block that an error leaves removes its deadline."""
     with pytest.raises(ValueError, match="left"), tarry.deadline(1):
         raise ValueError("left")
 
@@ -86,7 +86,7 @@ def test_wrong_length(length: float) -> None:
 
 @pytest.mark.parametrize("length", [0, -1])
 def test_a_deadline_that_has_passed(length: float) -> None:
-    """A computed remainder may be nothing: then no call in the block starts."""
+    """With a deadline of 0 or less, no call in the block starts."""
     with tarry.deadline(length), pytest.raises(tarry.DeadlineExceeded):
         tarry.retry(on=OSError)(lambda: 1)()
 
@@ -95,7 +95,7 @@ def test_a_deadline_that_has_passed(length: float) -> None:
 
 
 def test_threads_begin_without_deadline(clock: VirtualClock) -> None:
-    """A thread has a context of its own, and gets the deadline when it is handed the caller's."""
+    """A new thread has no deadline unless it runs in the caller's context."""
     with tarry.deadline(5), ThreadPoolExecutor(1) as pool:
         bare = pool.submit(tarry.remaining).result()
         handed = pool.submit(contextvars.copy_context().run, tarry.remaining).result()
@@ -104,7 +104,7 @@ def test_threads_begin_without_deadline(clock: VirtualClock) -> None:
 
 
 def test_attempts_in_threads_see_the_deadline(clock: VirtualClock) -> None:
-    """The thread that a timeout needs sees what is left of the attempt."""
+    """The thread of an attempt with a timeout sees the remaining time of the attempt."""
     left = tarry.call(tarry.remaining, on=ConnectionError, timeout=10, deadline=3)
 
     assert about(3) == left
@@ -113,7 +113,7 @@ def test_attempts_in_threads_see_the_deadline(clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_tasks_have_their_own_deadlines(loop: str, clock: VirtualClock) -> None:
-    """A deadline in one task is not seen by another beside it."""
+    """A deadline in one task does not apply to another task."""
     left: dict[int, float | None] = {}
 
     async def work(length: int) -> None:
@@ -140,7 +140,7 @@ def test_tasks_have_their_own_deadlines(loop: str, clock: VirtualClock) -> None:
 @every_driver
 @watched_or_not
 def test_call_stops_in_time(driver: Driver, watched: bool, clock: VirtualClock) -> None:
-    """A call inside a deadline does not begin a wait that reaches beyond it."""
+    """A call does not begin a wait that would end after the deadline."""
     dependency = Dependency(clock, FAIL)
 
     with ExitStack() as stack:
@@ -161,7 +161,7 @@ def test_call_stops_in_time(driver: Driver, watched: bool, clock: VirtualClock) 
 def test_call_after_the_deadline_is_refused(
     driver: Driver, watched: bool, clock: VirtualClock
 ) -> None:
-    """Once the deadline has passed, a call is refused before its first attempt."""
+    """After the deadline a call is rejected before its first attempt."""
     dependency = Dependency(clock, OK)
 
     with ExitStack() as stack:
@@ -182,7 +182,7 @@ def test_call_after_the_deadline_is_refused(
 def test_call_after_the_deadline_is_refused_with_a_downstream(
     driver: Driver, clock: VirtualClock
 ) -> None:
-    """A call that is refused for its deadline counts nothing and takes no place."""
+    """A call that is rejected for its deadline is not counted and takes no permit."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1))
     dependency = Dependency(clock, OK)
 
@@ -201,7 +201,7 @@ def test_call_after_the_deadline_is_refused_with_a_downstream(
 def test_coroutine_is_cut_off_at_the_deadline(
     driver: Driver, watched: bool, steps: tuple[Step, ...], clock: VirtualClock
 ) -> None:
-    """A coroutine that still runs at the deadline around it is cut off, whichever attempt it is."""
+    """A coroutine that still runs at the deadline is cancelled, in any attempt."""
     with ExitStack() as stack:
         if watched:
             stack.enter_context(captured_events())
@@ -214,7 +214,7 @@ def test_coroutine_is_cut_off_at_the_deadline(
 
 @pytest.mark.parametrize("driver", PLAIN, ids=str)
 def test_plain_function_is_not_cut_off(driver: Driver, clock: VirtualClock) -> None:
-    """A plain function cannot be cut off; what it gives in the end is given to the caller."""
+    """A plain function cannot be interrupted; its late result is returned."""
     dependency = Dependency(clock, Step("late", takes=10))
 
     assert "late" == driver.run(clock, dependency, deadline=1)
@@ -222,7 +222,7 @@ def test_plain_function_is_not_cut_off(driver: Driver, clock: VirtualClock) -> N
 
 @every_driver
 def test_attempt_sees_the_deadline_of_its_call(driver: Driver, clock: VirtualClock) -> None:
-    """Inside an attempt, `remaining` tells what is left of the deadline, and nothing afterwards."""
+    """Inside an attempt, `remaining` returns the time to the deadline; None afterwards."""
     left: list[float | None] = []
 
     def look() -> None:
@@ -241,7 +241,7 @@ def test_attempt_sees_the_deadline_of_its_call(driver: Driver, clock: VirtualClo
 
 @pytest.mark.parametrize("driver", ASYNC, ids=str)
 def test_attempt_sees_its_own_timeout(driver: Driver, clock: VirtualClock) -> None:
-    """A timeout of the attempt that is shorter than the deadline is what remains."""
+    """`remaining` returns the timeout of the attempt if it is shorter than the deadline."""
     left: list[float | None] = []
 
     async def look() -> None:
@@ -254,7 +254,7 @@ def test_attempt_sees_its_own_timeout(driver: Driver, clock: VirtualClock) -> No
 
 @every_driver
 def test_expected_duration_counts(driver: Driver, clock: VirtualClock) -> None:
-    """A retry that would fit, but not the time that the dependency takes, is not begun."""
+    """No retry starts if its expected duration does not fit before the deadline."""
     payments = Downstream("payments")
     for _ in range(3):
         driver.run(clock, Dependency(clock, Step(takes=1)), downstream=payments)
@@ -269,7 +269,7 @@ def test_expected_duration_counts(driver: Driver, clock: VirtualClock) -> None:
 
 
 def test_shorter_deadline_of_an_outer_thread_is_not_shared() -> None:
-    """Two threads with deadlines of their own do not see each other's."""
+    """A thread does not see the deadline of another thread."""
     seen: dict[float, float | None] = {}
     barrier = threading.Barrier(2, timeout=10)
 

@@ -20,20 +20,20 @@ def _clean() -> None:
 
 @tarry.retry(on=OSError, deadline=60)
 def stream() -> Generator[float | None]:
-    """Hold a deadline across every item."""
+    """Keep a deadline open across every item."""
     with tarry.deadline(5):
         yield tarry.remaining()
         yield tarry.remaining()
 
 
 def test_generator_that_holds_a_deadline(clock: VirtualClock) -> None:
-    """A generator that holds a deadline across its items leaves none behind when it ends."""
+    """A generator that keeps a deadline open across items removes it at its end."""
     assert [5.0, 5.0] == [None if left is None else round(left, 6) for left in stream()]
     assert tarry.remaining() is None
 
 
 def test_generator_that_is_closed(clock: VirtualClock) -> None:
-    """A generator that is closed with a deadline open leaves none behind."""
+    """A generator that is closed with a deadline open removes it."""
     generator = stream()
     next(generator)
     generator.close()
@@ -42,7 +42,7 @@ def test_generator_that_is_closed(clock: VirtualClock) -> None:
 
 
 def test_generator_that_fails_with_a_deadline_open(clock: VirtualClock) -> None:
-    """An error thrown into a generator that holds a deadline leaves none behind."""
+    """An error thrown into a generator with a deadline open removes the deadline."""
     generator = stream()
     next(generator)
     with pytest.raises(LookupError):
@@ -52,7 +52,7 @@ def test_generator_that_fails_with_a_deadline_open(clock: VirtualClock) -> None:
 
 
 def blocks(deadline: float) -> Generator[float | None]:
-    """Stand still inside an attempt with a deadline."""
+    """Yield inside an attempt with a deadline."""
     for attempt in tarry.attempts(on=OSError, deadline=deadline):
         with attempt:
             yield tarry.remaining()
@@ -60,7 +60,7 @@ def blocks(deadline: float) -> Generator[float | None]:
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in order", "out of order"])
 def test_interleaved_generators(clock: VirtualClock, order: tuple[int, int]) -> None:
-    """Two generators inside their attempts leave no deadline, whichever is closed first."""
+    """Two interleaved generators leave no deadline, in either order of closing."""
     generators = [blocks(5), blocks(3)]
     assert [5.0, 3.0] == [round(next(generator) or 0, 6) for generator in generators]
 
@@ -74,7 +74,7 @@ def test_interleaved_generators(clock: VirtualClock, order: tuple[int, int]) -> 
 def test_closed_generator_takes_only_its_own_deadline(
     clock: VirtualClock, closed: int, left: float
 ) -> None:
-    """Of two interleaved generators, the one that is still open keeps its deadline in force."""
+    """Of two interleaved generators, the open one keeps its deadline."""
     generators = [blocks(5), blocks(3)]
     for generator in generators:
         next(generator)
@@ -127,7 +127,7 @@ def test_async_block_left_in_another_context(clock: VirtualClock) -> None:
 
 
 class Forever:
-    """Waits for somebody who sends."""
+    """An awaitable that is never resumed."""
 
     def __await__(self) -> Generator[None]:
         yield
@@ -135,7 +135,7 @@ class Forever:
 
 @pytest.mark.parametrize("form", ["call", "block", "deadline"])
 def test_coroutine_closed_from_another_context(clock: VirtualClock, form: str) -> None:
-    """A coroutine closed from another context raises nothing, and leaves no timer, no deadline."""
+    """A coroutine closed from another context leaves no timer and no deadline."""
 
     async def wait() -> None:
         await Forever()

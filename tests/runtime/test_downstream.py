@@ -1,4 +1,4 @@
-"""A shared dependency: what can be seen of it, what an operator can do, what it refuses."""
+"""The public `Downstream`: its properties, `force`, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLOSED, OPEN = BreakerState.CLOSED, BreakerState.OPEN
 
 
 def test_downstream_with_nothing() -> None:
-    """A downstream without parts has neither state nor balance nor latency."""
+    """A downstream without breaker and budget has no state, balance or latency."""
     payments = Downstream("payments")
 
     assert ("payments", None, None) == (payments.name, payments.state, payments.balance)
@@ -28,7 +28,7 @@ def test_downstream_with_nothing() -> None:
 
 
 def test_live_downstreams() -> None:
-    """Those that somebody holds can be listed by name, and are not kept alive by that."""
+    """`live_downstreams` lists referenced downstreams by name and keeps none alive."""
     held = [Downstream("live-b"), Downstream("live-a")]
     assert ["live-a", "live-b"] == [
         d.name for d in live_downstreams() if d.name.startswith("live-")
@@ -38,8 +38,8 @@ def test_live_downstreams() -> None:
     assert [] == [d.name for d in live_downstreams() if d.name.startswith("live-")]
 
 
-def test_live_while_another_thread_makes_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set that changes while it is read is read again."""
+def test_live_downstreams_while_another_thread_adds_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set that changes during the iteration is read again."""
     held = Downstream("live")
 
     class Changing:
@@ -58,7 +58,7 @@ def test_live_while_another_thread_makes_one(monkeypatch: pytest.MonkeyPatch) ->
 
 @every_driver
 def test_balance_and_latency(driver: Driver, clock: VirtualClock) -> None:
-    """Balance and latency can be read: a retry has a price, a success its duration."""
+    """A retry lowers the balance, and a success adds its latency."""
     payments = Downstream("payments", breaker=tarry.Breaker(), budget=tarry.TokenBudget("aws-2020"))
     with pytest.raises(ConnectionError):
         driver.run(clock, Dependency(clock, FAIL), downstream=payments, attempts=2)
@@ -71,8 +71,8 @@ def test_balance_and_latency(driver: Driver, clock: VirtualClock) -> None:
 
 
 @every_driver
-def test_success_after_retries_pays_back(driver: Driver, clock: VirtualClock) -> None:
-    """A success after retries gives back what the last retry had cost."""
+def test_success_after_retries_refunds_the_last_one(driver: Driver, clock: VirtualClock) -> None:
+    """A success after retries refunds the cost of the last retry."""
     payments = Downstream("payments", budget=tarry.TokenBudget("aws-2020"))
 
     driver.run(clock, Dependency(clock, FAIL, FAIL, OK), downstream=payments)
@@ -82,7 +82,7 @@ def test_success_after_retries_pays_back(driver: Driver, clock: VirtualClock) ->
 
 @every_driver
 def test_permanent_failures_do_not_count(driver: Driver, clock: VirtualClock) -> None:
-    """An error that is the caller's own fault does not speak against the dependency."""
+    """A permanent error does not count as a failure of the dependency."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1))
 
     with pytest.raises(ValueError, match="mine"):
@@ -93,7 +93,7 @@ def test_permanent_failures_do_not_count(driver: Driver, clock: VirtualClock) ->
 
 @every_driver
 def test_slow_calls_open_the_breaker(driver: Driver, clock: VirtualClock) -> None:
-    """Calls that succeed too slowly open a breaker that was told what slow is."""
+    """Slow successes open a breaker that has `slow_after`."""
     breaker = tarry.Breaker(slow_after=1, min_calls=2)
     payments = Downstream("payments", breaker=breaker)
 
@@ -105,7 +105,7 @@ def test_slow_calls_open_the_breaker(driver: Driver, clock: VirtualClock) -> Non
 
 @every_driver
 def test_predicate_that_raises(driver: Driver, clock: VirtualClock) -> None:
-    """An error in the predicate comes out with the first as its context; nothing is counted."""
+    """An error in the predicate is raised with the first as its context and not counted."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1), max_in_flight=1)
 
     def broken(_: Exception) -> bool:
@@ -121,7 +121,7 @@ def test_predicate_that_raises(driver: Driver, clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
 def test_until_that_raises(driver: Driver, clock: VirtualClock) -> None:
-    """An error in `until` comes out, and the place of the attempt is given back."""
+    """An error in `until` is raised, and the permit of the attempt is released."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1), max_in_flight=1)
 
     def broken(_: object) -> bool:
@@ -136,7 +136,7 @@ def test_until_that_raises(driver: Driver, clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_rate_limit_would_block_the_loop(loop: str, clock: VirtualClock) -> None:
-    """Plain code that a rate holds back inside a running loop fails with advice, place returned."""
+    """A rate limit delay inside an event loop raises BlockingWait and releases the permit."""
     payments = Downstream("payments", limiter=tarry.AdaptiveRate(), max_in_flight=1)
     throttled = tarry.Outcome(tarry.Kind.THROTTLED)
     with pytest.raises(ConnectionError):
@@ -158,7 +158,7 @@ def test_rate_limit_would_block_the_loop(loop: str, clock: VirtualClock) -> None
 
 @every_driver
 def test_force(driver: Driver, clock: VirtualClock) -> None:
-    """An operator can open a breaker for good, and give it back to itself."""
+    """`force` opens a breaker permanently and makes it automatic again."""
     payments = Downstream("payments", breaker=tarry.Breaker())
     dependency = Dependency(clock, OK)
 
@@ -175,7 +175,7 @@ def test_force(driver: Driver, clock: VirtualClock) -> None:
 @every_driver
 @pytest.mark.parametrize("state", ["disabled", "metrics-only"])
 def test_breaker_that_does_not_open(driver: Driver, state: str, clock: VirtualClock) -> None:
-    """A breaker that is disabled, or only counts, lets everything through."""
+    """A breaker that is disabled or metrics-only admits every call."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1))
     payments.force(state)
     dependency = Dependency(clock, FAIL)
@@ -187,8 +187,8 @@ def test_breaker_that_does_not_open(driver: Driver, state: str, clock: VirtualCl
     assert state == payments.state
 
 
-def test_force_is_told_once() -> None:
-    """A state set by hand is told like any other move, and not when it is there already."""
+def test_force_emits_one_event() -> None:
+    """`force` emits one event, and none if the state does not change."""
     payments = Downstream("payments", breaker=tarry.Breaker())
 
     with captured_events() as events:
@@ -200,13 +200,13 @@ def test_force_is_told_once() -> None:
 
 
 def test_force_without_a_breaker() -> None:
-    """Without a breaker there is nothing to set, and the error says how to get one."""
+    """`force` without a breaker raises an error that says how to add one."""
     with pytest.raises(tarry.ConfigurationError, match="has no breaker"):
         Downstream("payments").force("open")
 
 
 def test_force_to_an_unknown_state() -> None:
-    """A wrong name is refused with the names that there are."""
+    """An unknown state is rejected with the list of states."""
     payments = Downstream("payments", breaker=tarry.Breaker())
 
     with pytest.raises(tarry.ConfigurationError, match="closed, disabled, metrics-only, open"):
@@ -229,13 +229,13 @@ def test_force_to_an_unknown_state() -> None:
     ids=str,
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
-    """A wrong part is refused where it is written."""
+    """An argument of a wrong type is rejected by name."""
     with pytest.raises(tarry.ConfigurationError, match=message):
         Downstream(**{"name": "payments"} | arguments)
 
 
 @pytest.mark.parametrize("wrong", [0, -0.5, 95, float("nan"), "p95"])
 def test_quantile_is_a_share(wrong: Any) -> None:
-    """A quantile lies above 0 and at most at 1; anything else is refused by its name."""
+    """A quantile that is not in (0, 1] is rejected."""
     with pytest.raises(tarry.ConfigurationError, match="q must be"):
         Downstream("payments").quantile(wrong)

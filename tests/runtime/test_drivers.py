@@ -1,4 +1,4 @@
-"""One table of cases, and every driver runs each: the same attempts, waits and ends."""
+"""One table of cases that every driver runs: same attempts, waits and results."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ BUG = Step(raises=ValueError)
 
 @dataclass(frozen=True)
 class Case:
-    """What a dependency does, what the user asks for, and what comes of it.
+    """The behaviour of a dependency, the options of the call, and the expected result.
 
-    The dice always show 0.5, so that the default delays are 0.05, 0.1 and 0.2 s.
+    All random numbers are 0.5, so that the default delays are 0.05, 0.1 and 0.2 s.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Case:
     starts: tuple[float, ...]
     """When each attempt begins."""
     ends: float
-    """When the call is over."""
+    """When the call ends."""
     gives: object = "done"
     raises: type[Exception] | None = None
     reason: Reason | None = None
@@ -54,12 +54,12 @@ class Case:
 
 
 def guarded(**parts: Any) -> dict[str, Any]:
-    """Options with a downstream of their own."""
+    """Return options with a new downstream."""
     return {"on": outcome_of, "downstream": Downstream("payments", **parts)}
 
 
 def open_by_hand() -> dict[str, Any]:
-    """Options with a breaker that an operator opened."""
+    """Return options with a breaker that was forced open."""
     options = guarded(breaker=tarry.Breaker())
     options["downstream"].force("open")
     return options
@@ -73,7 +73,7 @@ CASES = [
     Case("succeeds on the third attempt", (FAIL, FAIL, OK), (0, 0.05, 0.15), 0.15),
     Case("succeeds on the last attempt", (FAIL, FAIL, FAIL, OK), (0, 0.05, 0.15, 0.35), 0.35),
     Case(
-        "exhausts its attempts",
+        "no attempts left",
         (FAIL,),
         starts=(0, 0.05, 0.15, 0.35),
         ends=0.35,
@@ -81,7 +81,7 @@ CASES = [
         reason=Reason.ATTEMPTS,
     ),
     Case(
-        "has one attempt only",
+        "one attempt only",
         (FAIL,),
         starts=(0,),
         ends=0,
@@ -90,7 +90,7 @@ CASES = [
         options=lambda: {"attempts": 1},
     ),
     Case(
-        "meets an error that is not retryable",
+        "error that is not retryable",
         (BUG,),
         starts=(0,),
         ends=0,
@@ -98,7 +98,7 @@ CASES = [
         reason=Reason.PERMANENT,
     ),
     Case(
-        "meets a permanent error after a transient one",
+        "permanent error after a transient one",
         (FAIL, BUG),
         starts=(0, 0.05),
         ends=0.05,
@@ -106,7 +106,7 @@ CASES = [
         reason=Reason.PERMANENT,
     ),
     Case(
-        "names several types",
+        "several types in on",
         (FAIL, BUG, Step(raises=KeyError)),
         starts=(0, 0.05, 0.15),
         ends=0.15,
@@ -115,7 +115,7 @@ CASES = [
         options=lambda: {"on": (ConnectionError, ValueError)},
     ),
     Case(
-        "asks a predicate",
+        "predicate",
         (FAIL, BUG),
         starts=(0, 0.05),
         ends=0.05,
@@ -124,35 +124,35 @@ CASES = [
         options=lambda: {"on": lambda error: isinstance(error, ConnectionError)},
     ),
     Case(
-        "is told to come back later: the hint is a floor with jitter on top",
+        "hint longer than the delay: jitter is added",
         (answers(Kind.TRANSIENT, hint=Hint(3.0)), OK),
         starts=(0, 3.15),
         ends=3.15,
         options=lambda: {"on": outcome_of},
     ),
     Case(
-        "is told to come back later: without jitter, the floor itself",
+        "hint longer than the delay, without jitter: exactly the hint",
         (answers(Kind.TRANSIENT, hint=Hint(3.0)), OK),
         starts=(0, 3),
         ends=3,
         options=lambda: {"on": outcome_of, "policy": Policy(jitter="none")},
     ),
     Case(
-        "is told to come back sooner than it would: a hint is no ceiling",
+        "hint shorter than the delay: the delay applies",
         (answers(Kind.TRANSIENT, hint=Hint(0.001)), OK),
         starts=(0, 0.051),
         ends=0.051,
         options=lambda: {"on": outcome_of},
     ),
     Case(
-        "is pushed back: exactly that long, then backoff starts over",
+        "exact hint: backoff starts over",
         (TRANSIENT, answers(Kind.TRANSIENT, hint=Hint(2.0, exact=True)), TRANSIENT, OK),
         starts=(0, 0.05, 2.05, 2.1),
         ends=2.1,
         options=lambda: {"on": outcome_of},
     ),
     Case(
-        "is told to wait too long",
+        "hint longer than max_hint",
         (answers(Kind.TRANSIENT, hint=Hint(121.0)),),
         starts=(0,),
         ends=0,
@@ -162,7 +162,7 @@ CASES = [
         options=lambda: {"on": outcome_of},
     ),
     Case(
-        "is told to wait longer than its total budget",
+        "hint longer than the total budget",
         (answers(Kind.TRANSIENT, hint=Hint(60.0)),),
         starts=(0,),
         ends=0,
@@ -172,7 +172,7 @@ CASES = [
         options=lambda: {"on": outcome_of, "policy": Policy(total_budget=30.0)},
     ),
     Case(
-        "is told to wait longer than its deadline",
+        "hint longer than the deadline",
         (answers(Kind.TRANSIENT, hint=Hint(60.0)),),
         starts=(0,),
         ends=0,
@@ -182,14 +182,14 @@ CASES = [
         options=lambda: {"on": outcome_of, "deadline": 30.0},
     ),
     Case(
-        "is throttled: a slower base",
+        "throttled: a longer initial delay",
         (THROTTLED, THROTTLED, OK),
         starts=(0, 0.5, 1.5),
         ends=1.5,
         options=lambda: {"on": outcome_of},
     ),
     Case(
-        "is told not to retry",
+        "hint not to retry",
         (answers(Kind.OVERLOADED),),
         starts=(0,),
         ends=0,
@@ -198,7 +198,7 @@ CASES = [
         options=lambda: {"on": outcome_of},
     ),
     Case(
-        "is not safe to repeat",
+        "unsafe to repeat",
         (answers(Kind.TRANSIENT, safe=False),),
         starts=(0,),
         ends=0,
@@ -207,7 +207,7 @@ CASES = [
         options=lambda: {"on": outcome_of},
     ),
     Case(
-        "uses up its total budget",
+        "total budget used up",
         (Step(raises=ConnectionError, takes=0.05),),
         starts=(0, 0.1, 0.25),
         ends=0.3,
@@ -216,7 +216,7 @@ CASES = [
         options=lambda: {"policy": Policy(total_budget=0.4)},
     ),
     Case(
-        "comes near its deadline",
+        "deadline too near for a retry",
         (Step(raises=ConnectionError, takes=0.05),),
         starts=(0, 0.1, 0.25),
         ends=0.3,
@@ -225,7 +225,7 @@ CASES = [
         options=lambda: {"deadline": 0.4},
     ),
     Case(
-        "gets the result that it waits for",
+        "until accepts a later result",
         (Step("one"), Step("two"), Step("three")),
         starts=(0, 0.05, 0.15),
         ends=0.15,
@@ -234,7 +234,7 @@ CASES = [
         drivers=tuple(FUNCTION_DRIVERS),
     ),
     Case(
-        "does not get the result that it waits for",
+        "until accepts no result",
         (Step("one"), FAIL, Step("two")),
         starts=(0, 0.05, 0.15, 0.35),
         ends=0.35,
@@ -244,7 +244,7 @@ CASES = [
         drivers=tuple(FUNCTION_DRIVERS),
     ),
     Case(
-        "opens the breaker itself",
+        "breaker opens during the call",
         (TRANSIENT,),
         starts=(0, 0.05),
         ends=0.05,
@@ -254,7 +254,7 @@ CASES = [
         options=lambda: guarded(breaker=tarry.Breaker(consecutive=2, spread=0)),
     ),
     Case(
-        "finds the breaker open",
+        "breaker open before the call",
         (OK,),
         starts=(),
         ends=0,
@@ -263,7 +263,7 @@ CASES = [
         options=open_by_hand,
     ),
     Case(
-        "finds the retry budget empty",
+        "retry budget empty",
         (TRANSIENT,),
         starts=(0, 0.05),
         ends=0.05,
@@ -272,7 +272,7 @@ CASES = [
         options=lambda: guarded(budget=tarry.TokenBudget(capacity=5)),
     ),
     Case(
-        "has everything that a downstream can have, and needs none of it",
+        "downstream with breaker, budget and limits, success at once",
         (TRANSIENT, OK),
         starts=(0, 0.05),
         ends=0.05,
@@ -284,14 +284,14 @@ CASES = [
         ),
     ),
     Case(
-        "is held back by the adaptive rate: one attempt in two seconds after a throttle",
+        "adaptive rate: one attempt in two seconds after a throttle",
         (THROTTLED, OK),
         starts=(0, 2),
         ends=2,
         options=lambda: guarded(limiter=tarry.AdaptiveRate()),
     ),
     Case(
-        "would be held back by the adaptive rate until after its deadline",
+        "adaptive rate would delay past the deadline",
         (THROTTLED, OK),
         starts=(0,),
         ends=0.5,
@@ -303,23 +303,23 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("ears", ["none", "logger", "listener"])
+@pytest.mark.parametrize("observer", ["none", "logger", "listener"])
 @pytest.mark.parametrize(
     ("case", "driver"),
     [pytest.param(c, d, id=f"{c}-{d}") for c in CASES for d in c.drivers],
 )
 def test_case(
-    case: Case, driver: Driver, ears: str, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+    case: Case, driver: Driver, observer: str, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every driver makes the same attempts at the same times and comes to the same end.
+    """Every driver makes the same attempts at the same times and returns the same result.
 
-    Whoever listens: drivers take other paths for a listener, for the logger, and for nobody.
+    Also with a listener and with the log enabled, where drivers take other code paths.
     """
     dependency = Dependency(clock, *case.steps)
     with ExitStack() as stack:
-        if ears == "listener":
+        if observer == "listener":
             stack.enter_context(captured_events())
-        elif ears == "none":
+        elif observer == "none":
             caplog.set_level(logging.CRITICAL, "tarry")
         if case.raises is None:
             assert case.gives == driver.run(clock, dependency, **case.options())
@@ -338,8 +338,8 @@ def test_case(
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_dice_give_exact_delays(driver: Driver, clock: VirtualClock) -> None:
-    """The delay before retry k is u times its ceiling, with one u drawn for each."""
+def test_random_numbers_give_exact_delays(driver: Driver, clock: VirtualClock) -> None:
+    """The delay before retry k is u times its ceiling, with a new u for each retry."""
     dependency = Dependency(clock, FAIL)
 
     with scripted_random([0.0, 0.25, 0.75]), pytest.raises(ConnectionError):
@@ -350,7 +350,7 @@ def test_dice_give_exact_delays(driver: Driver, clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
 def test_random_source_of_the_user(driver: Driver, clock: VirtualClock) -> None:
-    """A source given as `random` is drawn from instead of the default one."""
+    """The `random` argument replaces the default random source."""
 
     class Loaded:
         def random(self) -> float:
@@ -365,7 +365,7 @@ def test_random_source_of_the_user(driver: Driver, clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
 def test_breaker_opens_while_a_call_waits(driver: Driver, clock: VirtualClock) -> None:
-    """A breaker that opens during a wait ends the call with the user's error and that reason."""
+    """A breaker that opens during a wait ends the call with the user's error and its reason."""
     payments = Downstream("payments", breaker=tarry.Breaker(), budget=tarry.TokenBudget())
     dependency = Dependency(clock, FAIL)
 
@@ -389,7 +389,7 @@ def test_breaker_opens_while_a_call_waits(driver: Driver, clock: VirtualClock) -
 
 @pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
 def test_breaker_opens_while_a_call_waits_for_a_result(driver: Driver, clock: VirtualClock) -> None:
-    """A call that ends between two attempts still hands out the last result that was refused."""
+    """A call that ends between two attempts raises the error with the last rejected result."""
     payments = Downstream("payments", breaker=tarry.Breaker())
 
     def operator(event: tarry.Event) -> None:
@@ -410,7 +410,7 @@ def test_breaker_opens_while_a_call_waits_for_a_result(driver: Driver, clock: Vi
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
 def test_breaker_error_says_when_to_come_back(driver: Driver, clock: VirtualClock) -> None:
-    """A call that finds the breaker open is told the dependency and the seconds to wait."""
+    """A call that an open breaker rejects gets the downstream and the seconds to wait."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1, spread=0))
     dependency = Dependency(clock, FAIL)
     with pytest.raises(ConnectionError):
@@ -428,7 +428,7 @@ def test_breaker_error_says_when_to_come_back(driver: Driver, clock: VirtualCloc
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
 def test_in_flight_cap(driver: Driver, clock: VirtualClock) -> None:
-    """With every place taken a call is refused before its first attempt, and let in afterwards."""
+    """A call is rejected while all in-flight slots are used, and admitted afterwards."""
     payments = Downstream("payments", max_in_flight=1)
     dependency = Dependency(clock, OK)
 
@@ -442,7 +442,7 @@ def test_in_flight_cap(driver: Driver, clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
 def test_half_open_breaker_closes(driver: Driver, clock: VirtualClock) -> None:
-    """After its time an open breaker lets probes through and closes when they succeed."""
+    """After its open time a breaker admits probes and closes when they succeed."""
     breaker = tarry.Breaker(consecutive=1, spread=0, probes=2)
     payments = Downstream("payments", breaker=breaker)
     dependency = Dependency(clock, FAIL, OK)

@@ -1,4 +1,4 @@
-"""Calls that are cut off, by a cancellation or by a timeout, through every driver.
+"""Calls that are cancelled or time out, through every driver.
 
 A cancellation is neither retried nor counted nor swallowed, and what the call held comes back.
 """
@@ -36,11 +36,11 @@ plain_drivers = pytest.mark.parametrize("driver", PLAIN, ids=str)
 
 
 class Halt(BaseException):
-    """What some framework might use to unwind."""
+    """A BaseException that a framework might raise."""
 
 
 def fragile() -> Downstream:
-    """A dependency with one place, whose breaker opens at the first failure that is counted."""
+    """Return a downstream with one in-flight slot that opens at the first counted failure."""
     return Downstream(
         "payments",
         breaker=tarry.Breaker(consecutive=1),
@@ -50,12 +50,12 @@ def fragile() -> Downstream:
 
 
 def sturdy() -> Downstream:
-    """A dependency with one place and a retry budget."""
+    """Return a downstream with one in-flight slot and a retry budget."""
     return Downstream("payments", budget=tarry.TokenBudget(), max_in_flight=1)
 
 
 async def cancelled_after(length: float, main: Callable[[], Awaitable[Any]]) -> str:
-    """Run a coroutine, cancel it from outside, and tell whether it let itself be cancelled."""
+    """Run a coroutine, cancel it, and return whether it was cancelled."""
     if trio.lowlevel.in_trio_task():
         with trio.CancelScope(deadline=trio.current_time() + length) as scope:
             await main()
@@ -78,7 +78,7 @@ async def cancelled_after(length: float, main: Callable[[], Awaitable[Any]]) -> 
 def test_base_exception_during_an_attempt(
     driver: Driver, kind: type[BaseException], watched: bool, clock: VirtualClock
 ) -> None:
-    """An error beside `Exception` passes through: not asked about, not counted, place returned."""
+    """A BaseException is raised: not classified, not counted, its permit released."""
     payments = fragile()
     dependency = Dependency(clock, Step(raises=kind), OK)
     asked: list[BaseException] = []
@@ -95,13 +95,13 @@ def test_base_exception_during_an_attempt(
 
 @contextmanager
 def no_listener() -> Iterator[None]:
-    """Nothing, in the place of `captured_events`."""
+    """A context manager that does nothing, instead of `captured_events`."""
     yield
 
 
 @every_driver
 def test_base_exception_of_a_probe(driver: Driver, clock: VirtualClock) -> None:
-    """A cancelled probe of a half-open breaker gives its place to the next one."""
+    """A cancelled probe of a half-open breaker releases its permit for the next one."""
     payments = Downstream(
         "payments", breaker=tarry.Breaker(consecutive=1, spread=0, probes=1, open_for=30)
     )
@@ -119,7 +119,7 @@ def test_base_exception_of_a_probe(driver: Driver, clock: VirtualClock) -> None:
 
 @async_drivers
 def test_cancellation_during_an_attempt(driver: Driver, clock: VirtualClock) -> None:
-    """A task that is cancelled while its attempt runs ends at once, and nothing is counted."""
+    """A task that is cancelled during an attempt ends at once, and nothing is counted."""
     payments = fragile()
     dependency = Dependency(clock, Step(takes=10), OK)
     call = driver.wrap(dependency.ahit, on=Exception, downstream=payments)
@@ -148,7 +148,7 @@ def test_cancellation_wins_over_a_timeout(driver: Driver, clock: VirtualClock) -
 @async_drivers
 @pytest.mark.parametrize("watched", [False, True], ids=["unwatched", "watched"])
 def test_cancellation_during_a_wait(driver: Driver, watched: bool, clock: VirtualClock) -> None:
-    """A task that is cancelled while it waits ends at once; its retry costs nothing."""
+    """A task that is cancelled during a wait ends at once, and its retry is refunded."""
     payments = sturdy()
     dependency = Dependency(clock, FAIL, OK)
     call = driver.wrap(dependency.ahit, downstream=payments, policy=tarry.Policy(initial_delay=2.0))
@@ -163,10 +163,8 @@ def test_cancellation_during_a_wait(driver: Driver, watched: bool, clock: Virtua
 
 
 @async_drivers
-def test_cancellation_while_a_rate_holds_the_attempt_back(
-    driver: Driver, clock: VirtualClock
-) -> None:
-    """A task that is cancelled while a rate limit holds its attempt back gives its place up."""
+def test_cancellation_during_a_rate_limit_delay(driver: Driver, clock: VirtualClock) -> None:
+    """A task that is cancelled during a rate limit delay releases its permit."""
     payments = Downstream("payments", limiter=tarry.AdaptiveRate(), max_in_flight=1)
     throttled = tarry.Outcome(tarry.Kind.THROTTLED)
     dependency = Dependency(clock, FAIL, OK)
@@ -181,7 +179,7 @@ def test_cancellation_while_a_rate_holds_the_attempt_back(
 
 @plain_drivers
 def test_keyboard_interrupt_during_a_wait(driver: Driver) -> None:
-    """Ctrl-C ends the wait of plain code; its retry costs nothing and its place is free."""
+    """Ctrl-C ends the wait of plain code; the retry is refunded and the permit released."""
     payments = sturdy()
     clock = VirtualClock()  # not entered: the wait is a real one
     dependency = Dependency(clock, FAIL, OK)
@@ -197,7 +195,7 @@ def test_keyboard_interrupt_during_a_wait(driver: Driver) -> None:
 
 @contextmanager
 def interrupted_wait() -> Iterator[None]:
-    """Have a real signal raise KeyboardInterrupt as soon as a wait has begun."""
+    """Send SIGINT as soon as a wait has begun."""
 
     def interrupt() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
@@ -220,7 +218,7 @@ def interrupted_wait() -> Iterator[None]:
 
 @async_drivers
 def test_timeout_of_an_attempt(driver: Driver, clock: VirtualClock) -> None:
-    """An attempt that takes too long is cut off and retried, although `on` does not name that."""
+    """An attempt that times out is retried even if `on` does not name TimeoutError."""
     dependency = Dependency(clock, Step(takes=10), OK)
 
     assert "done" == driver.run(clock, dependency, timeout=1)
@@ -229,7 +227,7 @@ def test_timeout_of_an_attempt(driver: Driver, clock: VirtualClock) -> None:
 
 @async_drivers
 def test_timeout_of_every_attempt(driver: Driver, clock: VirtualClock) -> None:
-    """When every attempt is cut off, the error says so and has a note."""
+    """When every attempt times out, the error says so and has a note."""
     dependency = Dependency(clock, Step(takes=10))
 
     with pytest.raises(tarry.AttemptTimeout) as caught:
@@ -246,7 +244,7 @@ def test_timeout_of_every_attempt(driver: Driver, clock: VirtualClock) -> None:
 
 @async_drivers
 def test_timeout_is_charged_as_one(driver: Driver, clock: VirtualClock) -> None:
-    """A retry after a timeout costs what the budget asks for timeouts."""
+    """A retry after a timeout costs what the budget charges for timeouts."""
     payments = Downstream("payments", budget=tarry.TokenBudget("aws-2020"))
 
     with pytest.raises(tarry.AttemptTimeout):
@@ -259,7 +257,7 @@ def test_timeout_is_charged_as_one(driver: Driver, clock: VirtualClock) -> None:
 
 @async_drivers
 def test_timeout_that_the_attempt_raises_itself(driver: Driver, clock: VirtualClock) -> None:
-    """A TimeoutError from inside the attempt is the user's own and goes by `on`."""
+    """A TimeoutError that the function raises is classified by `on`."""
     dependency = Dependency(clock, Step(raises=TimeoutError("mine"), takes=0.5))
 
     with pytest.raises(TimeoutError, match="mine"):
@@ -270,7 +268,7 @@ def test_timeout_that_the_attempt_raises_itself(driver: Driver, clock: VirtualCl
 
 @async_drivers
 def test_deadline_cuts_an_attempt_off(driver: Driver, clock: VirtualClock) -> None:
-    """A coroutine that still runs at the deadline of its call is cut off there."""
+    """A coroutine that still runs at the deadline of its call is cancelled."""
     dependency = Dependency(clock, FAIL, Step(takes=10))
 
     with pytest.raises(tarry.DeadlineExceeded) as caught:
@@ -283,7 +281,7 @@ def test_deadline_cuts_an_attempt_off(driver: Driver, clock: VirtualClock) -> No
 
 @pytest.mark.parametrize("driver", [d for d in PLAIN if d.form != "block"], ids=str)
 def test_timeout_of_a_plain_attempt(driver: Driver, clock: VirtualClock) -> None:
-    """A plain function that takes too long is left behind in its thread, and retried."""
+    """A plain function that times out is retried; its thread runs on."""
     release = threading.Event()
     starts = []
 
@@ -304,6 +302,6 @@ def test_timeout_of_a_plain_attempt(driver: Driver, clock: VirtualClock) -> None
 
 
 def test_timeout_of_a_plain_block_is_refused() -> None:
-    """A timeout cannot cut a plain block off, and the error says what to do instead."""
+    """A timeout for a plain block is rejected, with advice."""
     with pytest.raises(tarry.ConfigurationError, match="timeout cannot cut off a plain block"):
         iter(tarry.attempts(on=ConnectionError, timeout=1))

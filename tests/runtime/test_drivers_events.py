@@ -1,4 +1,4 @@
-"""What every driver tells: events in order, the note and the record on the error."""
+"""Events, notes and records of every driver."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
 
 @every_driver
 def test_events_of_a_success(driver: Driver, clock: VirtualClock) -> None:
-    """A call that succeeds at once has a start and an end."""
+    """A call that succeeds at once emits AttemptStarted and Succeeded."""
     with captured_events() as events:
         driver.run(clock, Dependency(clock, OK))
 
@@ -50,7 +50,7 @@ def test_events_of_a_success(driver: Driver, clock: VirtualClock) -> None:
 
 @every_driver
 def test_events_of_a_retry(driver: Driver, clock: VirtualClock) -> None:
-    """A retry is told in the order in which it happens, with every field."""
+    """The events of a retry come in order, with all fields."""
     error = ConnectionError("away")
 
     with captured_events() as events:
@@ -73,7 +73,7 @@ def test_events_of_a_retry(driver: Driver, clock: VirtualClock) -> None:
 
 @every_driver
 def test_events_of_giving_up(driver: Driver, clock: VirtualClock) -> None:
-    """A call that gives up says so last, with its reason and what it waited in all."""
+    """A call that gives up emits GaveUp last, with the reason and the sum of its waits."""
     with captured_events() as events, pytest.raises(ConnectionError) as caught:
         driver.run(clock, Dependency(clock, FAIL))
 
@@ -88,7 +88,7 @@ def test_events_of_giving_up(driver: Driver, clock: VirtualClock) -> None:
 
 @every_driver
 def test_events_of_a_hint(driver: Driver, clock: VirtualClock) -> None:
-    """The server's hint is on the wait that it caused."""
+    """The server's hint is in the event of its wait."""
     hint = Hint(3.0, source="retry-after")
     with captured_events() as events:
         driver.run(clock, Dependency(clock, answers(Kind.THROTTLED, hint=hint), OK), on=outcome_of)
@@ -99,7 +99,7 @@ def test_events_of_a_hint(driver: Driver, clock: VirtualClock) -> None:
 
 @every_driver
 def test_events_of_a_hint_that_is_too_long(driver: Driver, clock: VirtualClock) -> None:
-    """A hint that ends the call is on the last event, with the seconds to wait."""
+    """A hint that ends the call is in the last event, with the seconds to wait."""
     hint = Hint(300.0, source="retry-after")
     with captured_events() as events, pytest.raises(Answer):
         driver.run(clock, Dependency(clock, answers(Kind.TRANSIENT, hint=hint)), on=outcome_of)
@@ -111,7 +111,7 @@ def test_events_of_a_hint_that_is_too_long(driver: Driver, clock: VirtualClock) 
 
 @every_driver
 def test_events_of_an_empty_budget(driver: Driver, clock: VirtualClock) -> None:
-    """An empty retry budget has an event of its own before the end."""
+    """An empty retry budget emits BudgetEmpty before GaveUp."""
     payments = Downstream("payments", budget=tarry.TokenBudget(capacity=1))
 
     with captured_events() as events, pytest.raises(ConnectionError):
@@ -123,7 +123,7 @@ def test_events_of_an_empty_budget(driver: Driver, clock: VirtualClock) -> None:
 
 @every_driver
 def test_events_of_a_breaker(driver: Driver, clock: VirtualClock) -> None:
-    """Each move of a breaker is told once, and a call that it stops has one event."""
+    """Each state change of a breaker emits one event, and a call it rejects emits one."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1, spread=0, probes=1))
     dependency = Dependency(clock, FAIL, OK)
 
@@ -146,7 +146,7 @@ def test_events_of_a_breaker(driver: Driver, clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
 def test_events_of_a_result_that_is_not_accepted(driver: Driver, clock: VirtualClock) -> None:
-    """A result that `until` refuses is a failed attempt, whose error holds the result."""
+    """A result that `until` rejects is a failed attempt whose error holds the result."""
     with captured_events() as events:
         driver.run(clock, Dependency(clock, Step(1), Step(2)), until=lambda result: result == 2)
 
@@ -159,7 +159,7 @@ def test_events_of_a_result_that_is_not_accepted(driver: Driver, clock: VirtualC
 
 
 def types(events: list[Event]) -> list[type[Event]]:
-    """What kinds of events these are."""
+    """Return the types of the events."""
     return [type(event) for event in events]
 
 
@@ -182,7 +182,7 @@ def types(events: list[Event]) -> list[type[Event]]:
     ],
 )
 def test_note(driver: Driver, steps: tuple[Step, ...], note: str, clock: VirtualClock) -> None:
-    """The error says how many attempts were made and why they ended."""
+    """The note says how many attempts were made and why they ended."""
     with pytest.raises((ConnectionError, ValueError)) as caught:
         driver.run(clock, Dependency(clock, *steps))
 
@@ -191,7 +191,7 @@ def test_note(driver: Driver, steps: tuple[Step, ...], note: str, clock: Virtual
 
 @every_driver
 def test_note_keeps_those_of_the_user(driver: Driver, clock: VirtualClock) -> None:
-    """Notes that the user's code wrote stay, before that of tarry."""
+    """Notes of the user's code are kept, before the note of tarry."""
     error = ValueError("bad")
     error.add_note("the user's own")
 
@@ -207,7 +207,7 @@ def test_note_keeps_those_of_the_user(driver: Driver, clock: VirtualClock) -> No
 
 @every_driver
 def test_cause_and_context_are_untouched(driver: Driver, clock: VirtualClock) -> None:
-    """The error that ends a call is the one of the last attempt, with the cause it was given."""
+    """The error of the last attempt is raised with its own cause."""
     cause = KeyError("deep")
     last = ConnectionError("last")
     last.__cause__ = cause
@@ -232,7 +232,7 @@ def test_no_cause_and_no_context_are_added(driver: Driver, clock: VirtualClock) 
 
 @every_driver
 def test_error_of_a_frozen_class(driver: Driver, clock: VirtualClock) -> None:
-    """An error that does not let attributes be set is raised as it is, with its record."""
+    """An error of a class that forbids setting attributes is raised with its record."""
 
     class Frozen(ConnectionError):
         def __setattr__(self, name: str, value: object) -> None:
@@ -251,7 +251,7 @@ def test_error_of_a_frozen_class(driver: Driver, clock: VirtualClock) -> None:
 
 @every_driver
 def test_record(driver: Driver, clock: VirtualClock) -> None:
-    """The record holds every step: attempt, class, verdict, breaker and balance."""
+    """The record has every step: attempt, kind, verdict, breaker and balance."""
     payments = Downstream("payments", breaker=tarry.Breaker(), budget=tarry.TokenBudget())
     steps = (FAIL, Step(raises=ValueError))
 
@@ -276,5 +276,5 @@ def test_record(driver: Driver, clock: VirtualClock) -> None:
 
 
 def test_error_that_tarry_never_saw_has_no_record() -> None:
-    """`record_of` answers None for an error from elsewhere."""
+    """`record_of` returns None for an error of other code."""
     assert None is tarry.record_of(ConnectionError())

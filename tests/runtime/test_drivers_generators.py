@@ -1,4 +1,4 @@
-"""Generators are retried until their first item; from then on everything passes through."""
+"""Generators are retried until their first item; afterwards calls are passed through."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ both_loops = pytest.mark.parametrize("loop", ["asyncio", "trio"])
 
 
 class Log:
-    """What happens inside a generator, in order."""
+    """A log of what happens inside a generator."""
 
     def __init__(self, failures: int = 1) -> None:
         self.entries: list[object] = []
         self.failures = failures
 
     def begin(self) -> None:
-        """Fail as often as was asked for."""
+        """Fail as often as configured."""
         self.entries.append("begin")
         if self.failures:
             self.failures -= 1
@@ -30,7 +30,7 @@ class Log:
 
 
 def plain(log: Log) -> Generator[str, str, str]:
-    """Tell everything that is done to it."""
+    """Log everything that the caller does."""
     log.begin()
     try:
         while True:
@@ -47,7 +47,7 @@ def plain(log: Log) -> Generator[str, str, str]:
 
 
 async def later(log: Log) -> AsyncGenerator[str, str]:
-    """Tell everything that is done to it."""
+    """Log everything that the caller does."""
     log.begin()
     try:
         while True:
@@ -66,7 +66,7 @@ async def later(log: Log) -> AsyncGenerator[str, str]:
 # --- plain ----------------------------------------------------------------------------------------
 
 
-def test_nothing_happens_before_the_first_item_is_asked_for(clock: VirtualClock) -> None:
+def test_nothing_runs_before_the_first_item_is_requested(clock: VirtualClock) -> None:
     """Calling a decorated generator function runs none of its body."""
     log = Log()
 
@@ -79,7 +79,7 @@ def test_nothing_happens_before_the_first_item_is_asked_for(clock: VirtualClock)
 
 
 def test_sent_values_and_return_value(clock: VirtualClock) -> None:
-    """What is sent arrives, and what is returned comes back."""
+    """Sent values reach the generator, and its return value reaches the caller."""
     log = Log()
     generator = retry(plain)(log)
 
@@ -94,7 +94,7 @@ def test_sent_values_and_return_value(clock: VirtualClock) -> None:
 
 
 def test_thrown_errors(clock: VirtualClock) -> None:
-    """An error that is thrown in arrives as the same object."""
+    """A thrown error reaches the generator as the same object."""
     log = Log(failures=0)
     generator = retry(plain)(log)
     error = ValueError("thrown")
@@ -107,7 +107,7 @@ def test_thrown_errors(clock: VirtualClock) -> None:
 
 
 def test_thrown_error_that_is_not_caught(clock: VirtualClock) -> None:
-    """An error that the generator does not catch comes out as it is, and is not retried."""
+    """A thrown error that the generator does not catch is raised, and not retried."""
     log = Log(failures=0)
     generator = retry(plain)(log)
     next(generator)
@@ -124,7 +124,7 @@ def test_thrown_error_that_is_not_caught(clock: VirtualClock) -> None:
 def test_special_errors_behave_as_without_retries(
     kind: type[BaseException], clock: VirtualClock
 ) -> None:
-    """KeyboardInterrupt and StopIteration do what they do to a generator without retries."""
+    """KeyboardInterrupt and StopIteration behave as without retries."""
     ends = []
     for function in (plain, retry(plain)):
         generator = function(Log(failures=0))
@@ -137,7 +137,7 @@ def test_special_errors_behave_as_without_retries(
 
 
 def test_close(clock: VirtualClock) -> None:
-    """Closing the decorated generator closes the user's, at once."""
+    """Closing the decorated generator closes the user's generator at once."""
     log = Log(failures=0)
     generator = retry(plain)(log)
     next(generator)
@@ -148,7 +148,7 @@ def test_close(clock: VirtualClock) -> None:
 
 
 def test_close_before_the_start(clock: VirtualClock) -> None:
-    """A generator that is closed before its start never ran."""
+    """A generator that is closed before its start never runs."""
     log = Log(failures=0)
 
     retry(plain)(log).close()
@@ -157,7 +157,7 @@ def test_close_before_the_start(clock: VirtualClock) -> None:
 
 
 def test_close_that_is_ignored(clock: VirtualClock) -> None:
-    """A generator that yields when it is closed is a RuntimeError, as without retries."""
+    """A generator that yields when it is closed raises RuntimeError, as without retries."""
 
     @retry
     def stubborn() -> Generator[int]:
@@ -173,8 +173,8 @@ def test_close_that_is_ignored(clock: VirtualClock) -> None:
         generator.close()
 
 
-def test_error_after_the_first_item_is_the_callers(clock: VirtualClock) -> None:
-    """A generator that fails later is not begun again: its items cannot be taken back."""
+def test_error_after_the_first_item_is_not_retried(clock: VirtualClock) -> None:
+    """A generator that fails after its first item is not retried."""
     begun = 0
 
     @retry
@@ -193,7 +193,7 @@ def test_error_after_the_first_item_is_the_callers(clock: VirtualClock) -> None:
 
 
 def test_generator_without_items(clock: VirtualClock) -> None:
-    """A generator that ends without an item is a success, and its return value arrives."""
+    """A generator that ends without an item is a success with a return value."""
     calls = 0
 
     @retry
@@ -214,8 +214,8 @@ def test_generator_without_items(clock: VirtualClock) -> None:
     assert "returned" == ended.value.value
 
 
-def test_place_is_free_after_the_first_item(clock: VirtualClock) -> None:
-    """A generator that is being read holds no place: its call is over with the first item."""
+def test_permit_is_released_after_the_first_item(clock: VirtualClock) -> None:
+    """A generator holds no permit after its first item, which ends the call."""
     payments = Downstream("payments", max_in_flight=1)
     decorated = tarry.retry(on=ConnectionError, downstream=payments)(plain)
     first, second = decorated(Log(failures=0)), decorated(Log(failures=0))
@@ -230,7 +230,7 @@ def test_place_is_free_after_the_first_item(clock: VirtualClock) -> None:
 
 @both_loops
 def test_async_sent_values(loop: str, clock: VirtualClock) -> None:
-    """What is sent to an async generator arrives, and its end comes through."""
+    """Sent values reach an async generator, and its end reaches the caller."""
     log = Log()
 
     async def main() -> None:
@@ -248,7 +248,7 @@ def test_async_sent_values(loop: str, clock: VirtualClock) -> None:
 
 @both_loops
 def test_async_thrown_errors(loop: str, clock: VirtualClock) -> None:
-    """An error that is thrown into an async generator arrives, or comes out as it is."""
+    """A thrown error reaches an async generator, and is raised if not caught."""
     log = Log(failures=0)
     error = ValueError("thrown")
 
@@ -267,7 +267,7 @@ def test_async_thrown_errors(loop: str, clock: VirtualClock) -> None:
 
 @both_loops
 def test_async_close(loop: str, clock: VirtualClock) -> None:
-    """Closing the decorated async generator closes the user's, at once."""
+    """Closing the decorated async generator closes the user's generator at once."""
     log = Log(failures=0)
 
     async def main() -> None:
@@ -280,8 +280,8 @@ def test_async_close(loop: str, clock: VirtualClock) -> None:
 
 
 @both_loops
-def test_async_error_after_the_first_item_is_the_callers(loop: str, clock: VirtualClock) -> None:
-    """An async generator that fails later is not begun again."""
+def test_async_error_after_the_first_item_is_not_retried(loop: str, clock: VirtualClock) -> None:
+    """An async generator that fails after its first item is not retried."""
     begun = 0
 
     @retry

@@ -1,4 +1,4 @@
-"""Retry at one layer: what every driver does with an error that a loop below has retried."""
+"""Retry at one layer: outer loops of every driver do not retry an error twice."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
 
 
 def leaf_of(driver: Driver, dependency: Dependency) -> Function:
-    """The dependency's own function, in the colour of the driver."""
+    """Return the dependency's plain or coroutine function, as the driver needs."""
     return dependency.hit if driver.plain else dependency.ahit
 
 
 @every_driver
 def test_three_layers_of_four_attempts_cost_four(driver: Driver, clock: VirtualClock) -> None:
-    """Outer loops pass a marked error on: the leaf is called 4 times, not 64."""
+    """Outer loops do not retry an error with a record: the leaf runs 4 times, not 64."""
     dependency = Dependency(clock, FAIL)
     call = leaf_of(driver, dependency)
     for name in ("leaf", "middle", "top"):
@@ -48,8 +48,8 @@ def test_three_layers_of_four_attempts_cost_four(driver: Driver, clock: VirtualC
 
 
 @every_driver
-def test_translated_error_is_passed_on_too(driver: Driver, clock: VirtualClock) -> None:
-    """A layer that raises its own error from a marked one has been retried below all the same."""
+def test_error_raised_from_a_recorded_one(driver: Driver, clock: VirtualClock) -> None:
+    """An error raised from one with a record is not retried either."""
     dependency = Dependency(clock, FAIL)
     inner = driver.wrap(leaf_of(driver, dependency), name="leaf")
 
@@ -77,7 +77,7 @@ def test_translated_error_is_passed_on_too(driver: Driver, clock: VirtualClock) 
 
 
 def test_three_layers_in_threads(clock: VirtualClock) -> None:
-    """Marks come back from the threads that timeouts need."""
+    """Records are also recognised on errors from threads."""
     dependency = Dependency(clock, FAIL)
 
     @tarry.retry(on=ConnectionError, timeout=30)
@@ -99,8 +99,8 @@ def test_three_layers_in_threads(clock: VirtualClock) -> None:
 
 
 @every_driver
-def test_mark_outlives_a_layer_with_other_errors(driver: Driver, clock: VirtualClock) -> None:
-    """A layer in the middle that retries other errors takes neither mark nor record off."""
+def test_record_survives_a_layer_with_other_errors(driver: Driver, clock: VirtualClock) -> None:
+    """A middle layer that retries other errors keeps the record."""
     dependency = Dependency(clock, FAIL)
     call = driver.wrap(leaf_of(driver, dependency), name="leaf")
     call = driver.wrap(call, name="middle", on=ValueError)
@@ -116,10 +116,10 @@ def test_mark_outlives_a_layer_with_other_errors(driver: Driver, clock: VirtualC
 
 
 @every_driver
-def test_mark_outlives_a_layer_that_ran_out_of_attempts(
+def test_record_survives_a_layer_that_ran_out_of_attempts(
     driver: Driver, clock: VirtualClock
 ) -> None:
-    """A layer in the middle that retries marked errors, once, leaves them marked."""
+    """A middle layer with `retry_marked` keeps the record when it gives up."""
     dependency = Dependency(clock, FAIL)
     call = driver.wrap(leaf_of(driver, dependency), attempts=2)
     call = driver.wrap(call, policy=Policy(max_attempts=1, retry_marked=True))
@@ -133,7 +133,7 @@ def test_mark_outlives_a_layer_that_ran_out_of_attempts(
 
 @every_driver
 def test_retry_marked(driver: Driver, clock: VirtualClock) -> None:
-    """A loop with `retry_marked=True` multiplies attempts, as it was told to."""
+    """A loop with `retry_marked=True` retries errors with a record."""
     dependency = Dependency(clock, FAIL)
     inner = driver.wrap(leaf_of(driver, dependency), attempts=2)
     outer = driver.wrap(inner, policy=Policy(max_attempts=3, retry_marked=True))
@@ -148,7 +148,7 @@ def test_retry_marked(driver: Driver, clock: VirtualClock) -> None:
 def test_error_that_was_not_retried_below_is_retried_above(
     driver: Driver, clock: VirtualClock
 ) -> None:
-    """An error that the inner loop does not retry is the outer loop's to retry."""
+    """An outer loop retries an error that the inner loop does not retry."""
     dependency = Dependency(clock, FAIL, OK)
     inner = driver.wrap(leaf_of(driver, dependency), on=ValueError)
     outer = driver.wrap(inner)
@@ -158,8 +158,10 @@ def test_error_that_was_not_retried_below_is_retried_above(
 
 
 @every_driver
-def test_loop_with_one_attempt_does_not_mark(driver: Driver, clock: VirtualClock) -> None:
-    """An inner loop that may not retry at all leaves that to the outer one."""
+def test_loop_with_one_attempt_leaves_retries_to_the_outer_one(
+    driver: Driver, clock: VirtualClock
+) -> None:
+    """An outer loop retries errors of an inner loop with one attempt."""
     dependency = Dependency(clock, FAIL, OK)
     inner = driver.wrap(leaf_of(driver, dependency), attempts=1)
     outer = driver.wrap(inner)
@@ -169,7 +171,7 @@ def test_loop_with_one_attempt_does_not_mark(driver: Driver, clock: VirtualClock
 
 @every_driver
 def test_rejection_below_is_not_retried_above(driver: Driver, clock: VirtualClock) -> None:
-    """A breaker that is open below ends the outer call too, whatever it retries."""
+    """A rejection by an inner breaker ends the outer call too."""
     payments = tarry.Downstream("payments", breaker=tarry.Breaker())
     payments.force("open")
     dependency = Dependency(clock, OK)
@@ -184,7 +186,7 @@ def test_rejection_below_is_not_retried_above(driver: Driver, clock: VirtualCloc
 
 @every_driver
 def test_inner_deadline_is_the_outer_one_at_most(driver: Driver, clock: VirtualClock) -> None:
-    """A loop inside stops in time for the deadline of the loop around it."""
+    """An inner loop stops before the deadline of the outer loop."""
     dependency = Dependency(clock, FAIL)
     inner = driver.wrap(leaf_of(driver, dependency), attempts=100, deadline=50)
     outer = driver.wrap(inner, deadline=1)
@@ -200,7 +202,7 @@ def test_inner_deadline_is_the_outer_one_at_most(driver: Driver, clock: VirtualC
 
 @every_driver
 def test_same_error_object_in_the_next_call_is_retried(driver: Driver, clock: VirtualClock) -> None:
-    """A mark counts for the call that it was made in: raised again later, the object is new."""
+    """A record counts only for its call: the same object is retried in a later call."""
     error = ConnectionError("always the same")
     dependency = Dependency(clock, Step(raises=error))
 

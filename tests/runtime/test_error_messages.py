@@ -1,4 +1,4 @@
-"""Mistakes that a newcomer makes, and what the errors say."""
+"""Error messages for common mistakes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tarry
 
 
 def test_a_kind_by_its_name() -> None:
-    """The class of an outcome may be given by its name; any other name is refused with the list."""
+    """The kind of an outcome may be given by name; an unknown name is rejected with the list."""
     assert tarry.Outcome(tarry.Kind.TRANSIENT) == tarry.Outcome("transient")  # type: ignore[arg-type]
     with pytest.raises(tarry.ConfigurationError, match=r"kind must be one of .*transient"):
         tarry.Outcome("transiet")  # type: ignore[arg-type]
@@ -18,8 +18,8 @@ def test_a_kind_by_its_name() -> None:
 
 @pytest.mark.tarry(wait=False)
 @pytest.mark.parametrize(("kind", "attempts"), [("permanent", 1), ("transient", 4)])
-def test_a_predicate_that_answers_with_a_kind(kind: str, attempts: int) -> None:
-    """A predicate may answer with the class alone."""
+def test_a_predicate_that_returns_a_kind(kind: str, attempts: int) -> None:
+    """A predicate may return a kind."""
     made: list[int] = []
 
     def work() -> None:
@@ -35,8 +35,8 @@ def test_a_predicate_that_answers_with_a_kind(kind: str, attempts: int) -> None:
 @pytest.mark.parametrize(
     "answer", [tarry.Hint(5.0), tarry.Stop(tarry.Reason.PERMANENT), tarry.Wait(1.0)]
 )
-def test_a_predicate_that_answers_with_something_else(answer: Any) -> None:
-    """A hint or a verdict is no answer of a predicate, and is not taken for a yes."""
+def test_a_predicate_that_returns_something_else(answer: Any) -> None:
+    """A predicate that returns a hint or a verdict is rejected, not treated as true."""
 
     def work() -> None:
         raise OSError
@@ -46,13 +46,13 @@ def test_a_predicate_that_answers_with_something_else(answer: Any) -> None:
 
 
 def test_a_class_is_not_decorated() -> None:
-    """To decorate a class is refused: it would be a function afterwards."""
+    """Decorating a class is rejected: it would become a function."""
     with pytest.raises(tarry.ConfigurationTypeError, match="decorates functions and methods"):
         tarry.retry(on=OSError)(type("K", (), {}))
 
 
 def test_a_call_instead_of_a_function() -> None:
-    """Whoever passes the call instead of the function is told so."""
+    """Passing the result of a call instead of the function is rejected."""
     wrong: Any = 5
     with pytest.raises(tarry.ConfigurationTypeError, match="takes the function and its arguments"):
         tarry.call(wrong, on=OSError)
@@ -61,7 +61,7 @@ def test_a_call_instead_of_a_function() -> None:
 
 
 def test_a_coroutine_instead_of_a_function() -> None:
-    """A coroutine that was already made is closed, so that Python has nothing to warn about."""
+    """A coroutine passed instead of a function is closed, so that Python does not warn."""
 
     async def work() -> None: ...
 
@@ -71,33 +71,33 @@ def test_a_coroutine_instead_of_a_function() -> None:
 
 
 def test_attempts_without_on() -> None:
-    """Blocks need to know what is worth a retry as well, and say why."""
+    """`attempts` without `on` raises an error with the reason."""
     with pytest.raises(tarry.ConfigurationTypeError, match="on is missing"):
         tarry.attempts()
 
 
 @pytest.mark.parametrize("wrong", [5, None])
-def test_a_schedule_that_is_none(wrong: Any) -> None:
+def test_an_invalid_schedule(wrong: Any) -> None:
     """A schedule is a collection of seconds."""
     with pytest.raises(tarry.ConfigurationTypeError, match="delays must be a collection"):
         tarry.Schedule(wrong)
 
 
-def test_a_listener_that_is_none() -> None:
-    """What cannot be called cannot listen."""
+def test_an_invalid_listener() -> None:
+    """A listener that is not callable is rejected."""
     wrong: Any = 5
     with pytest.raises(tarry.ConfigurationTypeError, match="listen takes a function"):
         tarry.listen(wrong)
 
 
-def test_a_status_that_is_no_number() -> None:
-    """A status is a whole number; a text is refused by its name."""
+def test_a_status_that_is_not_a_number() -> None:
+    """A status that is not a whole number is rejected."""
     wrong: Any = "503"
     with pytest.raises(tarry.ConfigurationTypeError, match="status must be a whole number"):
         tarry.outcome_of_status(wrong, now=0.0)
 
 
-def test_copies_of_a_hedge_are_called_attempts() -> None:
-    """An error about the number of copies names the argument that was given."""
+def test_too_few_copies_of_a_hedge() -> None:
+    """An error about the number of copies names the argument."""
     with pytest.raises(tarry.ConfigurationError, match=r"^max_attempts must be at least 2"):
         tarry.hedge_sync(lambda: 1, after=1.0, max_attempts=1)

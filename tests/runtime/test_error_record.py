@@ -1,4 +1,4 @@
-"""Retry at one layer: errors that come from one that a loop below gave up on."""
+"""Retry at one layer: errors caused by an error that an inner loop gave up on."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BELOW, ABOVE = 2, 3
 
 
 class Other(Exception):
-    """What the layer between makes of an error."""
+    """The error that a middle layer raises."""
 
 
 class Leaf:
-    """Always fails, and is retried."""
+    """A retried function that always fails."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -59,7 +59,7 @@ def through_cause(leaf: Leaf) -> None:
 
 
 def from_none(leaf: Leaf) -> None:
-    """Raise another error that denies the first."""
+    """Raise another error with `from None`."""
     try:
         leaf.load()
     except OSError:
@@ -67,7 +67,7 @@ def from_none(leaf: Leaf) -> None:
 
 
 def afterwards(leaf: Leaf) -> None:
-    """Raise another error when the first was handled."""
+    """Raise another error after the first was handled."""
     with suppress(OSError):
         leaf.load()
     raise Other
@@ -84,7 +84,7 @@ def afterwards(leaf: Leaf) -> None:
     ],
 )
 def test_one_layer(clock: VirtualClock, between: Callable[[Leaf], None], calls: int) -> None:
-    """An error is passed on if it comes from one that was retried below, unless it denies that."""
+    """An error caused by a retried one is not retried, unless it was raised `from None`."""
     leaf = Leaf()
 
     with pytest.raises(Other):
@@ -100,7 +100,7 @@ def only(error: Exception) -> bool:
 
 @pytest.mark.parametrize("on", [ExceptionGroup, Exception, only, (LookupError, ExceptionGroup)])
 def test_one_layer_through_a_task_group(clock: VirtualClock, on: tarry.runtime.classify.On) -> None:
-    """A group of a task group is passed on if one of its members was retried below."""
+    """An exception group is not retried if an inner loop retried one of its members."""
     leaf = Leaf()
 
     async def work() -> None:
@@ -113,8 +113,8 @@ def test_one_layer_through_a_task_group(clock: VirtualClock, on: tarry.runtime.c
     assert BELOW == leaf.calls
 
 
-def test_group_that_nobody_retried(clock: VirtualClock) -> None:
-    """A group of which no member was retried below is retried here."""
+def test_group_without_retried_members(clock: VirtualClock) -> None:
+    """An exception group is retried if no inner loop retried a member."""
     leaf = Leaf()
 
     async def work() -> None:
@@ -128,8 +128,8 @@ def test_group_that_nobody_retried(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize(("again", "calls"), [(False, 1), (True, ABOVE)])
-def test_what_is_not_safe_to_repeat(clock: VirtualClock, again: bool, calls: int) -> None:
-    """A loop above does not repeat what the loop below may not, unless it is told to."""
+def test_unsafe_operation(clock: VirtualClock, again: bool, calls: int) -> None:
+    """An outer loop does not repeat an unsafe operation, except with `retry_marked`."""
     made: list[int] = []
 
     @tarry.retry(on=lambda _: tarry.Outcome(tarry.Kind.TRANSIENT, safe=False))

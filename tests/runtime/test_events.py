@@ -1,4 +1,4 @@
-"""Listeners: who hears what, and what a bad one can do."""
+"""Listeners of the event bus."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver
 
 
 def succeed() -> str:
-    """Be called."""
+    """Succeed."""
     return "done"
 
 
 def operations(events: list[tarry.Event]) -> list[str]:
-    """The names of the calls that succeeded."""
+    """Return the names of the calls that succeeded."""
     return [event.operation for event in events if isinstance(event, Succeeded)]
 
 
-def test_listener_hears_until_it_is_removed() -> None:
-    """A listener hears every call from `listen` to `remove`, and nothing else."""
+def test_listener_gets_events_until_it_is_removed() -> None:
+    """A listener gets the events from `listen` to `remove`."""
     heard: list[tarry.Event] = []
 
     tarry.call(succeed, on=ConnectionError, name="before")
@@ -49,7 +49,7 @@ def test_remove_twice() -> None:
 
 
 def test_listener_that_was_added_twice() -> None:
-    """A listener that was added twice hears everything twice, and is removed once at a time."""
+    """A listener that was added twice gets each event twice, and is removed separately."""
     heard: list[tarry.Event] = []
     listener = heard.append
     remove_first = tarry.listen(listener)
@@ -68,8 +68,8 @@ def test_listener_that_was_added_twice() -> None:
         remove_second()
 
 
-def test_listeners_hear_in_order() -> None:
-    """Each event goes to the listeners in the order in which they were added."""
+def test_listeners_are_called_in_order() -> None:
+    """Listeners are called in the order in which they were added."""
     heard: list[str] = []
     removers = [
         tarry.listen(lambda _: heard.append("first")),
@@ -83,8 +83,8 @@ def test_listeners_hear_in_order() -> None:
     assert ["first", "second"] * 2 == heard
 
 
-def test_decorated_before_the_listener_came() -> None:
-    """A function that was decorated earlier is heard too."""
+def test_decorated_before_the_listener_was_added() -> None:
+    """A listener gets events of functions that were decorated before it was added."""
     decorated = tarry.retry(on=ConnectionError, name="early")(succeed)
     decorated()
 
@@ -98,7 +98,7 @@ def test_decorated_before_the_listener_came() -> None:
 def test_listener_that_raises(
     driver: Driver, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A listener that raises breaks neither the call nor the other listeners, and is reported."""
+    """A listener that raises affects neither the call nor other listeners, and is logged."""
 
     def broken(_event: tarry.Event) -> None:
         raise RuntimeError("a bug in the listener")
@@ -117,8 +117,8 @@ def test_listener_that_raises(
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_nobody_listens(driver: Driver, clock: VirtualClock) -> None:
-    """Without listeners, and with logging off, a call goes its way as ever."""
+def test_no_listener(driver: Driver, clock: VirtualClock) -> None:
+    """Without listeners and with logging off, a call works as usual."""
     logger = logging.getLogger("tarry")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -133,23 +133,23 @@ def test_nobody_listens(driver: Driver, clock: VirtualClock) -> None:
 
 
 class Listener:
-    """A listener that has to be made first."""
+    """A listener class."""
 
     def __call__(self, event: tarry.Event) -> None:
-        """Hear an event."""
+        """Ignore the event."""
 
 
 @pytest.mark.parametrize(
     ("wrong", "advice"), [(Listener, r": make one, Listener\(\)$"), ("log", "got 'log'$")]
 )
-def test_what_is_no_listener(wrong: Any, advice: str) -> None:
-    """A class would be made anew for each event and hear nothing; it is refused, as is a text."""
+def test_invalid_listeners(wrong: Any, advice: str) -> None:
+    """A listener that is a class or a text is rejected."""
     with pytest.raises(tarry.ConfigurationTypeError, match=f"a function of one event.*{advice}"):
         tarry.listen(wrong)
 
 
 def test_listener_may_make_calls_itself(clock: VirtualClock) -> None:
-    """A listener that makes a call with retries hears of that one too, without a deadlock."""
+    """A listener that makes a call with retries gets its events, without a deadlock."""
     downstream = tarry.Downstream("payments", breaker=tarry.Breaker(), budget=tarry.TokenBudget())
 
     def report(event: tarry.Event) -> None:
@@ -172,7 +172,7 @@ def test_listener_may_make_calls_itself(clock: VirtualClock) -> None:
 
 
 def test_listener_may_remove_itself() -> None:
-    """A listener that takes itself off while it listens hears nothing more."""
+    """A listener that removes itself gets no more events."""
     heard: list[tarry.Event] = []
 
     def once(event: tarry.Event) -> None:

@@ -1,4 +1,4 @@
-"""A forked child has none of its parent's threads, and neither their locks nor their places."""
+"""A forked child has no threads of its parent, so it gets new locks and thread slots."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ ALARM = 5
 
 
 @contextmanager
-def held_elsewhere(lock: Any) -> Iterator[None]:
-    """Let another thread hold a lock."""
+def held_by_another_thread(lock: Any) -> Iterator[None]:
+    """Hold a lock in another thread during the block."""
     taken, release = threading.Event(), threading.Event()
 
-    def hold() -> None:
+    def hold_lock() -> None:
         with lock:
             taken.set()
             release.wait(30)
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=hold_lock)
     thread.start()
     taken.wait(30)
     try:
@@ -45,7 +45,7 @@ def held_elsewhere(lock: Any) -> Iterator[None]:
 
 
 def in_child(check: Callable[[], bool]) -> str:
-    """Say what became of a check in a forked child: true, false, an error or a hang."""
+    """Run a check in a forked child; return "true", "false", an error or "hang"."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: the very subject here
         child = os.fork()
@@ -63,43 +63,43 @@ def in_child(check: Callable[[], bool]) -> str:
 
 @pytest.mark.parametrize("options", [{"max_in_flight": 1}, {"breaker": tarry.Breaker()}, {}])
 def test_lock_held_by_another_thread(options: dict[str, Any]) -> None:
-    """A child can call through a downstream whose lock was held when its parent forked."""
+    """A child can use a downstream whose lock was held during the fork."""
     downstream = Downstream("payments", **options)
 
     @tarry.retry(on=OSError, downstream=downstream)
     def load() -> str:
         return "loaded"
 
-    with held_elsewhere(downstream._lock):
+    with held_by_another_thread(downstream._lock):
         assert "true" == in_child(lambda: load() == "loaded" and downstream.balance is None)
 
 
 def test_hedged_call_in_a_child() -> None:
-    """A child can hedge although a thread of its parent was looking a function up."""
+    """A child can hedge although the lock of the hedged functions was held during the fork."""
 
     def read() -> str:
         return "read"
 
-    with held_elsewhere(_locks[0]):
+    with held_by_another_thread(_locks[0]):
         assert "true" == in_child(lambda: tarry.hedge_sync(read, after=3) == "read")
 
 
 def test_new_origin_in_a_child() -> None:
-    """A child can call a new origin although a thread of its parent was just about to."""
+    """A child can call a new origin although the lock of the origins was held."""
     recent: origins.LRUCache[str, str] = origins.LRUCache()
 
-    with held_elsewhere(origins._locks[0]):
+    with held_by_another_thread(origins._locks[0]):
         assert "true" == in_child(lambda: recent.add("http://a", "it") == "it")
 
 
 def test_listening_in_a_child() -> None:
-    """A child can listen although a thread of its parent was just about to."""
-    with held_elsewhere(bus.lock):
+    """A child can add a listener although the lock of the event bus was held."""
+    with held_by_another_thread(bus.lock):
         assert "true" == in_child(lambda: callable(tarry.listen(lambda event: None)))
 
 
-def test_thread_places_in_a_child() -> None:
-    """A child has all places for threads although its parent has used them up."""
+def test_thread_slots_in_a_child() -> None:
+    """A child has all thread slots although its parent has used them up."""
     stuck = Stuck()
     try:
         for _ in range(MOST):

@@ -1,4 +1,4 @@
-"""Hedged calls in coroutines, on asyncio and trio; those of plain code have their own file."""
+"""Hedged calls of coroutine functions, on asyncio and trio."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ both_loops = pytest.mark.parametrize("loop", ["asyncio", "trio"])
 
 
 class Halt(BaseException):
-    """What some framework might use to unwind."""
+    """A BaseException that a framework might raise."""
 
 
 class Replica:
-    """Does to each copy what its plan says: seconds, and how it ends. The last one repeats."""
+    """Handles each copy by its plan: a duration and a result. The last one repeats."""
 
     def __init__(self, *plan: tuple[float, object]) -> None:
         self._plan = plan
@@ -31,7 +31,7 @@ class Replica:
         """The copies that were cut off."""
 
     async def read(self) -> object:
-        """Be called."""
+        """Handle one copy."""
         self.sent += 1
         number = self.sent
         length, end = self._plan[min(number, len(self._plan)) - 1]
@@ -63,8 +63,8 @@ def hedged(clock: VirtualClock, loop: str, replica: Replica, **options: Any) -> 
 
 
 @both_loops
-def test_fast_answer_needs_no_copy(loop: str, clock: VirtualClock) -> None:
-    """A call that answers in time is sent once."""
+def test_fast_call_needs_no_copy(loop: str, clock: VirtualClock) -> None:
+    """A fast call is sent once."""
     replica = Replica((0.05, "first"))
 
     assert "first" == hedged(clock, loop, replica, after=0.1)
@@ -73,7 +73,7 @@ def test_fast_answer_needs_no_copy(loop: str, clock: VirtualClock) -> None:
 
 @both_loops
 def test_slow_call_gets_a_copy_and_the_loser_is_cancelled(loop: str, clock: VirtualClock) -> None:
-    """The copy wins, and the first is cut off before the answer is handed out."""
+    """The copy wins, and the first call is cancelled before the result is returned."""
     replica = Replica((10, "first"), (0.05, "second"))
 
     assert "second" == hedged(clock, loop, replica, after=0.1)
@@ -83,7 +83,7 @@ def test_slow_call_gets_a_copy_and_the_loser_is_cancelled(loop: str, clock: Virt
 
 @both_loops
 def test_first_may_still_win(loop: str, clock: VirtualClock) -> None:
-    """The first copy that answers wins, also when it is the first that was sent."""
+    """The copy that finishes first wins, also if it was sent first."""
     replica = Replica((0.12, "first"), (10, "second"))
 
     assert "first" == hedged(clock, loop, replica, after=0.1)
@@ -92,7 +92,7 @@ def test_first_may_still_win(loop: str, clock: VirtualClock) -> None:
 
 @both_loops
 def test_more_copies(loop: str, clock: VirtualClock) -> None:
-    """With three attempts, copies go one after another."""
+    """With three attempts, the copies are sent one after another."""
     replica = Replica((10, "first"), (10, "second"), (0.05, "third"))
 
     assert "third" == hedged(clock, loop, replica, after=0.1, max_attempts=3)
@@ -101,8 +101,8 @@ def test_more_copies(loop: str, clock: VirtualClock) -> None:
 
 
 @both_loops
-def test_copies_end_somewhere(loop: str, clock: VirtualClock) -> None:
-    """No more copies than `attempts` are sent, however long it takes."""
+def test_number_of_copies_is_limited(loop: str, clock: VirtualClock) -> None:
+    """At most `max_attempts` copies are sent."""
     replica = Replica((10, "slow"))
 
     assert "slow" == hedged(clock, loop, replica, after=0.1, max_attempts=3)
@@ -125,7 +125,7 @@ def test_arguments_reach_every_copy(loop: str, clock: VirtualClock) -> None:
 
 @both_loops
 def test_percentile_needs_a_hundred_calls(loop: str, clock: VirtualClock) -> None:
-    """A live percentile is off until it is known, and then says when the copy goes."""
+    """A percentile is not used before 100 calls; then it is the delay of the copy."""
     lengths = [n / 100 for n in range(1, 101)]
     replica = Replica(*((length, "sample") for length in lengths), (10, "slow"), (0.01, "copy"))
     downstream = Downstream("replicas")
@@ -141,7 +141,7 @@ def test_percentile_needs_a_hundred_calls(loop: str, clock: VirtualClock) -> Non
 
 @both_loops
 def test_percentile_is_kept_per_function(loop: str, clock: VirtualClock) -> None:
-    """Without a downstream, the latency is remembered with the function."""
+    """Without a downstream, latency is measured per function."""
     sent = 0
 
     async def read() -> int:
@@ -161,7 +161,7 @@ def test_percentile_is_kept_per_function(loop: str, clock: VirtualClock) -> None
 
 @both_loops
 def test_max_extra_load_is_a_cap(loop: str, clock: VirtualClock) -> None:
-    """However slow everything gets, copies add no more than the share that was asked for."""
+    """Copies never add more load than `max_extra_load`."""
     downstream = Downstream("replicas")
     quick, slow = Replica((0.01, "quick")), Replica((10, "slow"))
 
@@ -186,10 +186,10 @@ def test_max_extra_load_is_a_cap(loop: str, clock: VirtualClock) -> None:
     ],
     ids=["empty budget", "in-flight cap"],
 )
-def test_refused_copy_is_no_failure(
+def test_refused_copy_does_not_fail_the_call(
     loop: str, downstream: Callable[[], Downstream], clock: VirtualClock
 ) -> None:
-    """When the budget or a limit says no to a copy, the call goes on with the first."""
+    """A copy that the budget or a limit refuses is not sent, and the first call continues."""
     replica = Replica((1, "first"), (0.01, "second"))
 
     assert "first" == hedged(clock, loop, replica, after=0.1, downstream=downstream())
@@ -197,8 +197,8 @@ def test_refused_copy_is_no_failure(
 
 
 @both_loops
-def test_copies_are_paid_for(loop: str, clock: VirtualClock) -> None:
-    """A copy takes from the retry budget what a retry would."""
+def test_copies_cost_tokens(loop: str, clock: VirtualClock) -> None:
+    """A copy costs the same from the retry budget as a retry."""
     downstream = Downstream("replicas", budget=tarry.TokenBudget("aws-2020"))
     replica = Replica((10, ConnectionError("first")))
 
@@ -209,8 +209,8 @@ def test_copies_are_paid_for(loop: str, clock: VirtualClock) -> None:
 
 
 @both_loops
-def test_rate_limit_holds_copies_back(loop: str, clock: VirtualClock) -> None:
-    """Each copy waits for its turn when the rate of the dependency is limited."""
+def test_rate_limit_delays_copies(loop: str, clock: VirtualClock) -> None:
+    """A rate limit delays each copy."""
     downstream = Downstream("replicas", limiter=tarry.AdaptiveRate())
     throttled = tarry.Outcome(tarry.Kind.THROTTLED)
     replica = Replica((0, ConnectionError()), (0.5, "second"))
@@ -224,7 +224,7 @@ def test_rate_limit_holds_copies_back(loop: str, clock: VirtualClock) -> None:
 
 @both_loops
 def test_open_breaker(loop: str, clock: VirtualClock) -> None:
-    """An open breaker refuses the call before anything is sent."""
+    """An open breaker rejects the call before anything is sent."""
     downstream = Downstream("replicas", breaker=tarry.Breaker())
     downstream.force("open")
     replica = Replica((1, "first"))
@@ -240,8 +240,8 @@ def test_open_breaker(loop: str, clock: VirtualClock) -> None:
 
 
 @both_loops
-def test_error_that_is_not_named_is_the_answer(loop: str, clock: VirtualClock) -> None:
-    """An error that `on` does not name ends the call, and the other copy is cancelled."""
+def test_error_that_on_does_not_match_ends_the_call(loop: str, clock: VirtualClock) -> None:
+    """An error that `on` does not match ends the call, and the other copy is cancelled."""
     replica = Replica((10, "first"), (0.1, ValueError("wrong")))
 
     with pytest.raises(ValueError, match="wrong") as caught:
@@ -254,8 +254,8 @@ def test_error_that_is_not_named_is_the_answer(loop: str, clock: VirtualClock) -
 
 
 @both_loops
-def test_error_that_is_named_sends_the_next_copy_at_once(loop: str, clock: VirtualClock) -> None:
-    """After an error that `on` names, the next copy does not wait for its time."""
+def test_error_that_on_matches_sends_the_next_copy_at_once(loop: str, clock: VirtualClock) -> None:
+    """After an error that `on` matches, the next copy is sent at once."""
     replica = Replica((0.05, ConnectionError()), (0.01, "second"))
 
     assert "second" == hedged(clock, loop, replica, after=5, on=ConnectionError)
@@ -264,7 +264,7 @@ def test_error_that_is_named_sends_the_next_copy_at_once(loop: str, clock: Virtu
 
 @both_loops
 def test_error_of_one_copy_waits_for_the_other(loop: str, clock: VirtualClock) -> None:
-    """While another copy runs, an error that `on` names is no answer yet."""
+    """While another copy runs, an error that `on` matches does not end the call."""
     replica = Replica((1, "first"), (0.1, ConnectionError()))
 
     assert "first" == hedged(clock, loop, replica, after=0.1, on=ConnectionError)
@@ -286,8 +286,8 @@ def test_every_copy_fails(loop: str, clock: VirtualClock) -> None:
 
 
 @both_loops
-def test_failed_hedge_is_not_retried_above(loop: str, clock: VirtualClock) -> None:
-    """An error that a hedged call has given up on passes through a retry loop around it."""
+def test_failed_hedge_is_not_retried_by_an_outer_loop(loop: str, clock: VirtualClock) -> None:
+    """A retry loop around a hedged call does not retry its final error."""
     replica = Replica((0.05, ConnectionError()))
 
     async def main() -> None:
@@ -302,8 +302,8 @@ def test_failed_hedge_is_not_retried_above(loop: str, clock: VirtualClock) -> No
 
 
 @both_loops
-def test_retried_error_stays_marked_through_a_hedge(loop: str, clock: VirtualClock) -> None:
-    """A hedge between two loops takes no mark off: the outer one still passes the error on."""
+def test_record_survives_a_hedge(loop: str, clock: VirtualClock) -> None:
+    """A hedge between two retry loops keeps the record, so the outer loop does not retry."""
     sent = 0
 
     @tarry.retry(on=ConnectionError, attempts=2)
@@ -327,7 +327,7 @@ def test_retried_error_stays_marked_through_a_hedge(loop: str, clock: VirtualClo
 def cancel_after(
     clock: VirtualClock, loop: str, length: float, call: Callable[[], Awaitable[Any]]
 ) -> None:
-    """Run a call, cancel it from outside, and see that it was cancelled."""
+    """Run a call, cancel it, and check that it was cancelled."""
 
     async def on_asyncio() -> None:
         task = asyncio.ensure_future(call())
@@ -345,7 +345,7 @@ def cancel_after(
 
 @both_loops
 def test_cancellation(loop: str, clock: VirtualClock) -> None:
-    """A cancelled call cancels every copy, gives back their places and counts nothing."""
+    """A cancelled call cancels every copy, releases their permits and counts nothing."""
     downstream = Downstream(
         "replicas",
         breaker=tarry.Breaker(consecutive=1),
@@ -365,8 +365,8 @@ def test_cancellation(loop: str, clock: VirtualClock) -> None:
 
 
 @both_loops
-def test_cancellation_says_nothing_about_latency(loop: str, clock: VirtualClock) -> None:
-    """How long a caller was patient is not taken for how long the dependency takes."""
+def test_cancellation_is_not_recorded_as_latency(loop: str, clock: VirtualClock) -> None:
+    """The duration of a cancelled call is not recorded as latency."""
     downstream = Downstream("replicas")
     replica = Replica((10, "slow"))
 
@@ -382,7 +382,7 @@ def test_cancellation_says_nothing_about_latency(loop: str, clock: VirtualClock)
 def test_base_exception_of_a_copy(
     loop: str, kind: type[BaseException], clock: VirtualClock
 ) -> None:
-    """An error beside `Exception` comes out of the call as it is, and the other copy ends."""
+    """A BaseException of a copy is raised, and the other copy is cancelled."""
     replica = Replica((10, "first"), (0.1, kind()))
 
     with pytest.raises(kind):
@@ -393,7 +393,7 @@ def test_base_exception_of_a_copy(
 
 @both_loops
 def test_deadline(loop: str, clock: VirtualClock) -> None:
-    """A hedged call ends at the deadline around it, with all its copies."""
+    """A hedged call and its copies end at the deadline."""
     replica = Replica((10, "slow"))
 
     with tarry.deadline(1), pytest.raises(tarry.DeadlineExceeded) as caught:
@@ -419,7 +419,7 @@ def test_deadline_that_has_passed(loop: str, clock: VirtualClock) -> None:
 
 @both_loops
 def test_copies_see_the_deadline(loop: str, clock: VirtualClock) -> None:
-    """Inside a copy, `remaining` tells what is left of the deadline around the call."""
+    """Inside a copy, `remaining` returns the time to the deadline."""
     left: list[float | None] = []
 
     async def read() -> None:
@@ -437,7 +437,7 @@ def test_copies_see_the_deadline(loop: str, clock: VirtualClock) -> None:
 
 @both_loops
 def test_events_of_a_copy_that_wins(loop: str, clock: VirtualClock) -> None:
-    """A copy is told when it is sent and when it wins."""
+    """A copy emits an event when it is sent and when it wins."""
     with captured_events() as events:
         hedged(clock, loop, Replica((10, 1), (0.1, 2)), after=0.1, downstream=Downstream("r"))
 
@@ -446,7 +446,7 @@ def test_events_of_a_copy_that_wins(loop: str, clock: VirtualClock) -> None:
 
 @both_loops
 def test_events_of_giving_up(loop: str, clock: VirtualClock) -> None:
-    """A hedged call that fails says so with its reason."""
+    """A hedged call that fails emits GaveUp with its reason."""
     with captured_events() as events, pytest.raises(ConnectionError) as caught:
         hedged(
             clock,

@@ -1,4 +1,4 @@
-"""Hedged calls of plain code, and what both kinds of hedged calls refuse.
+"""Hedged calls of plain functions, and arguments that hedged calls reject.
 
 Copies are real threads here, so the waits are real too, and short.
 """
@@ -22,7 +22,7 @@ SHORT = 0.02
 
 
 class Replica:
-    """The first copy blocks until it is let go; the others end as they are told."""
+    """Blocks the first copy until `finish`; the others end as configured."""
 
     def __init__(self, *ends: object) -> None:
         self._ends = ends
@@ -32,7 +32,7 @@ class Replica:
         self.threads: list[threading.Thread] = []
 
     def read(self) -> object:
-        """Be called."""
+        """Handle one copy."""
         with self._lock:
             self.sent += 1
             number = self.sent
@@ -45,14 +45,14 @@ class Replica:
         return end
 
     def finish(self) -> None:
-        """Let the first copy go and wait until every thread is gone."""
+        """Release the first copy and wait for all threads."""
         self.release.set()
         for thread in self.threads:
             thread.join(LONG)
 
 
-def test_fast_answer_needs_no_copy() -> None:
-    """A call that answers in time is sent once."""
+def test_fast_call_needs_no_copy() -> None:
+    """A fast call is sent once."""
     replica = Replica("first")
     replica.release.set()
 
@@ -61,7 +61,7 @@ def test_fast_answer_needs_no_copy() -> None:
 
 
 def test_slow_call_gets_a_copy() -> None:
-    """The copy wins, and nobody waits for the first, which runs on."""
+    """The copy wins, and the first call runs on without being waited for."""
     replica = Replica("first", "second")
 
     with captured_events() as events:
@@ -77,8 +77,8 @@ def test_slow_call_gets_a_copy() -> None:
     ] == events
 
 
-def test_places_of_losers_come_back() -> None:
-    """A loser that nobody waits for holds no place in the in-flight cap."""
+def test_permits_of_losers_are_released() -> None:
+    """A copy that lost and still runs holds no in-flight slot."""
     downstream = Downstream("replicas", max_in_flight=2)
     replica = Replica("first", "second", "third")
     tarry.hedge_sync(replica.read, after=SHORT, downstream=downstream)
@@ -96,8 +96,8 @@ def test_arguments_reach_the_function() -> None:
     assert "users/7" == tarry.hedge_sync(read, "users", 7, after=LONG)
 
 
-def test_error_that_is_not_named_is_the_answer() -> None:
-    """An error that `on` does not name ends the call at once."""
+def test_error_that_on_does_not_match_ends_the_call() -> None:
+    """An error that `on` does not match ends the call at once."""
     replica = Replica("first", ValueError("wrong"))
 
     with pytest.raises(ValueError, match="wrong"):
@@ -106,8 +106,8 @@ def test_error_that_is_not_named_is_the_answer() -> None:
     replica.finish()
 
 
-def test_error_that_is_named_sends_the_next_copy_at_once() -> None:
-    """After an error that `on` names, the next copy does not wait for its time."""
+def test_error_that_on_matches_sends_the_next_copy_at_once() -> None:
+    """After an error that `on` matches, the next copy is sent at once."""
     replica = Replica(ConnectionError(), "second")
     replica.release.set()
 
@@ -129,7 +129,7 @@ def test_every_copy_fails() -> None:
 
 
 def test_base_exception_of_a_copy() -> None:
-    """KeyboardInterrupt in a copy comes out of the call as it is."""
+    """KeyboardInterrupt in a copy is raised by the call."""
     replica = Replica(KeyboardInterrupt())
     replica.release.set()
 
@@ -138,7 +138,7 @@ def test_base_exception_of_a_copy() -> None:
 
 
 def test_open_breaker() -> None:
-    """An open breaker refuses the call before a thread is started."""
+    """An open breaker rejects the call before a thread is started."""
     downstream = Downstream("replicas", breaker=tarry.Breaker())
     downstream.force("open")
     replica = Replica("first")
@@ -150,12 +150,12 @@ def test_open_breaker() -> None:
 
 
 def test_percentile_is_off_without_samples() -> None:
-    """Before a hundred calls nobody knows the percentile, and no copy is sent."""
+    """Before 100 calls the percentile is unknown, and no copy is sent."""
     assert 1 == tarry.hedge_sync(lambda: 1, after="p50")
 
 
 def test_deadline() -> None:
-    """A hedged call ends at the deadline around it."""
+    """A hedged call ends at the deadline."""
     replica = Replica("first")
 
     with tarry.deadline(SHORT), pytest.raises(tarry.DeadlineExceeded):
@@ -165,7 +165,7 @@ def test_deadline() -> None:
 
 
 def test_copies_see_the_deadline() -> None:
-    """Inside the thread of a copy, `remaining` tells what is left."""
+    """Inside the thread of a copy, `remaining` returns the time to the deadline."""
     with tarry.deadline(LONG):
         left = tarry.hedge_sync(tarry.remaining, after=LONG)
 
@@ -195,7 +195,7 @@ def test_copies_see_the_deadline() -> None:
     ids=str,
 )
 def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
-    """A wrong argument is refused before anything is sent, and the error names it."""
+    """A wrong argument is rejected by name before anything is sent."""
     calls = []
 
     async def read() -> None:
@@ -209,13 +209,13 @@ def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
     assert [] == calls
 
 
-def test_hedging_of_a_retried_function_is_refused() -> None:
-    """`retry(hedging=...)` is refused at construction: retry or hedge, never both."""
+def test_hedging_of_a_retried_function_is_rejected() -> None:
+    """`retry(hedging=...)` is rejected: a call is retried or hedged, not both."""
     with pytest.raises(tarry.ConfigurationError, match="never both"):
         tarry.retry(on=ConnectionError, hedging="p95")  # type: ignore[arg-type]
 
 
-def test_coroutine_function_is_refused(clock: VirtualClock) -> None:
+def test_coroutine_function_is_rejected(clock: VirtualClock) -> None:
     """`hedge_sync` of a coroutine function is an error that names `hedge`."""
 
     async def read() -> None: ...

@@ -1,4 +1,4 @@
-"""Hedged calls of plain code when there is no thread for a further copy."""
+"""Hedged calls of plain functions without a free thread for another copy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.runtime.test_parallel import MOST, Stuck
 
 
 @pytest.fixture
-def one_left() -> Iterator[None]:
-    """Use up the places for threads, all but one."""
+def one_free_slot() -> Iterator[None]:
+    """Use up all thread slots but one."""
     stuck = Stuck()
     try:
         for _ in range(MOST - 1):
@@ -25,9 +25,9 @@ def one_left() -> Iterator[None]:
         stuck.finish()
 
 
-@pytest.mark.usefixtures("one_left")
-def test_no_place_for_a_further_copy() -> None:
-    """A hedged call goes on with the copy that runs when the threads are used up."""
+@pytest.mark.usefixtures("one_free_slot")
+def test_no_slot_for_another_copy() -> None:
+    """A hedged call continues with its running copy when all thread slots are used."""
     downstream = Downstream("replicas", max_in_flight=2)
     calls = []
 
@@ -42,8 +42,8 @@ def test_no_place_for_a_further_copy() -> None:
     assert [1, 1] == [next(iterator).number for iterator in iterators]
 
 
-def test_no_thread_for_a_further_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system that starts no more threads is no failure either, and the credit is not spent."""
+def test_no_thread_for_another_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy whose thread cannot be started costs nothing and does not fail the call."""
     budget = tarry.TokenBudget()
     downstream = Downstream("replicas", budget=budget)
     start = threading.Thread.start
@@ -68,8 +68,8 @@ def test_no_thread_for_a_further_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (2, before) == (len(started), downstream.balance)
 
 
-def test_error_stays_when_there_is_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the first copy failed and no thread can be had for the next, its own error is raised."""
+def test_error_of_the_first_copy_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the first copy failed and no thread is free for the next, its error is raised."""
     start = threading.Thread.start
     started = []
 

@@ -1,4 +1,4 @@
-"""What a call holds comes back however it is left: KeyboardInterrupt, and user code that raises."""
+"""Permits are released after KeyboardInterrupt and after errors in user code."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, Step
 
 @pytest.fixture(autouse=True)
 def _own_scope() -> Iterator[None]:
-    """Keep a deadline that a failing test leaves behind from the other tests."""
+    """Remove a deadline that a failing test leaves behind."""
     deadlines.scope.set(None)
     yield
     deadlines.scope.set(None)
 
 
 class Bang(BaseException):
-    """An error that nobody expects."""
+    """A BaseException that no code handles."""
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def interrupting(event: str, qualname: str, module: str = "tarry.") -> Iterator[
 
 
 def is_free(downstream: Downstream) -> bool:
-    """Say whether the one place of a downstream can be had, after the finalizers have run."""
+    """Return whether the only in-flight slot is free, after finalizers have run."""
     gc.collect()
     try:
         return tarry.call(lambda: True, on=OSError, downstream=downstream)
@@ -73,7 +73,7 @@ def is_free(downstream: Downstream) -> bool:
 def test_interrupt_around_the_function(
     clock: VirtualClock, driver: Driver, event: str, where: str
 ) -> None:
-    """An interrupt after the permit was taken or before the result is recorded gives it back."""
+    """An interrupt between taking the permit and recording the result releases it."""
     downstream = Downstream("payments", max_in_flight=1)
 
     with pytest.raises(KeyboardInterrupt), interrupting(event, where):
@@ -98,7 +98,7 @@ BLOCKS = [driver for driver in DRIVERS if driver.form == "block"]
 def test_interrupt_around_a_block(
     clock: VirtualClock, driver: Driver, event: str, where: str
 ) -> None:
-    """An interrupt while a block is made, entered or left gives its permit back."""
+    """An interrupt while a block is created, entered or left releases its permit."""
     downstream = Downstream("payments", max_in_flight=1)
 
     with pytest.raises(KeyboardInterrupt), interrupting(event, where):
@@ -108,7 +108,7 @@ def test_interrupt_around_a_block(
 
 
 def test_interrupt_while_a_block_takes_its_deadline(clock: VirtualClock) -> None:
-    """An interrupt while a block sets its deadline gives the permit back and leaves no deadline."""
+    """An interrupt while a block sets its deadline releases the permit and the deadline."""
     downstream = Downstream("payments", max_in_flight=1)
 
     with pytest.raises(KeyboardInterrupt), interrupting("call", "enter"):
@@ -130,11 +130,11 @@ def test_interrupt_while_a_block_takes_its_deadline(clock: VirtualClock) -> None
 def test_interrupt_around_a_hedged_call(
     clock: VirtualClock, form: str, event: str, where: str
 ) -> None:
-    """An interrupt after the first copy got its permit or before it has won gives it back."""
+    """An interrupt between the permit and the success of a copy releases the permit."""
     downstream = Downstream("payments", max_in_flight=1)
 
     async def answer() -> None:
-        """Answer at once."""
+        """Return at once."""
 
     async def main() -> None:
         await tarry.hedge(answer, after=5, downstream=downstream)
@@ -175,7 +175,7 @@ LOCKED: dict[str, Callable[[Downstream], object]] = {
 
 @pytest.mark.parametrize("name", LOCKED)
 def test_lock_is_free_after_an_interrupt(name: str) -> None:
-    """An interrupt while the core thinks under the lock leaves the lock free."""
+    """An interrupt while the lock is held releases it."""
     downstream = Downstream("payments", breaker=tarry.Breaker(), max_in_flight=1)
 
     with (
@@ -189,7 +189,7 @@ def test_lock_is_free_after_an_interrupt(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOCKED)
 def test_lock_is_free_after_an_error_inside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A BaseException of the core under the lock leaves the lock free."""
+    """A BaseException while the lock is held releases it."""
 
     def bang(*args: object, **kwargs: object) -> None:
         raise Bang
@@ -206,8 +206,8 @@ def test_lock_is_free_after_an_error_inside(name: str, monkeypatch: pytest.Monke
 # --- user code that raises ------------------------------------------------------------------------
 
 
-class Nasty:
-    """A limiter, a budget or dice of which one method raises, as often as told."""
+class RaisingPart:
+    """A limiter, budget or random source of which one method raises."""
 
     def __init__(self, method: str, error: type[BaseException], times: int = 1, skip: int = 0):
         self._method = method
@@ -223,42 +223,42 @@ class Nasty:
                 raise self._error
 
     def acquire(self, now: float) -> float | None:
-        """Let everything through."""
+        """Admit every attempt."""
         self._do("acquire")
         return 0.0
 
     def release(self, outcome: tarry.Outcome | None, duration: float, now: float) -> None:
-        """Learn nothing."""
+        """Ignore the attempt."""
         self._do("release")
 
     def on_recovery(self, now: float) -> None:
-        """Learn nothing."""
+        """Ignore the attempt."""
 
     def cost(self, outcome: tarry.Outcome) -> float:
-        """Cost something."""
+        """Return the cost."""
         self._do("cost")
         return 1.0
 
     def balance(self, now: float) -> float:
-        """Have enough."""
+        """Return the balance."""
         self._do("balance")
         return 100.0
 
     def withdraw(self, cost: float, now: float) -> bool:
-        """Pay."""
+        """Withdraw tokens."""
         self._do("withdraw")
         return True
 
     def deposit(self, amount: float, now: float) -> None:
-        """Take."""
+        """Deposit tokens."""
         self._do("deposit")
 
     def record(self, outcome: tarry.Outcome, paid: float, now: float) -> None:
-        """Learn nothing."""
+        """Ignore the attempt."""
         self._do("record")
 
     def random(self) -> float:
-        """Draw."""
+        """Return a random number."""
         self._do("random")
         return 0.5
 
@@ -274,8 +274,8 @@ def test_limiter_that_raises(
     steps: tuple[Step, ...],
     error: type[BaseException],
 ) -> None:
-    """A limiter of the user's that raises costs no in-flight place."""
-    downstream = Downstream("payments", limiter=Nasty(method, error), max_in_flight=1)
+    """A limiter that raises keeps no in-flight slot."""
+    downstream = Downstream("payments", limiter=RaisingPart(method, error), max_in_flight=1)
 
     with pytest.raises(error):
         driver.run(clock, Dependency(clock, *steps), downstream=downstream)
@@ -289,8 +289,8 @@ def test_limiter_that_raises(
 def test_budget_that_raises(
     clock: VirtualClock, driver: Driver, method: str, error: type[BaseException]
 ) -> None:
-    """A budget of the user's that raises costs no in-flight place."""
-    downstream = Downstream("payments", budget=Nasty(method, error), max_in_flight=1)
+    """A budget that raises keeps no in-flight slot."""
+    downstream = Downstream("payments", budget=RaisingPart(method, error), max_in_flight=1)
 
     with pytest.raises(error):
         driver.run(clock, Dependency(clock, FAIL, OK), downstream=downstream)
@@ -301,12 +301,12 @@ def test_budget_that_raises(
 @pytest.mark.parametrize("error", [LookupError, Bang])
 @pytest.mark.parametrize("steps", [(OK,), (FAIL, OK)], ids=["success", "failure"])
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_dice_that_raise(
+def test_random_source_that_raises(
     clock: VirtualClock, driver: Driver, steps: tuple[Step, ...], error: type[BaseException]
 ) -> None:
-    """A random source that raises costs no in-flight place."""
+    """A random source that raises keeps no in-flight slot."""
     downstream = Downstream("payments", max_in_flight=1)
-    dice = Nasty("random", error)
+    dice = RaisingPart("random", error)
 
     with pytest.raises(error):
         driver.run(clock, Dependency(clock, *steps), downstream=downstream, random=dice)
@@ -322,7 +322,7 @@ def test_dice_that_raise(
 def test_listener_that_raises_a_base_exception(
     clock: VirtualClock, driver: Driver, kind: type[tarry.Event]
 ) -> None:
-    """A listener that ends the program costs no in-flight place."""
+    """A listener that raises a BaseException keeps no in-flight slot."""
     downstream = Downstream("payments", max_in_flight=1)
 
     def listener(event: tarry.Event) -> None:
@@ -340,7 +340,7 @@ def test_listener_that_raises_a_base_exception(
 
 
 def half_open(clock: VirtualClock) -> Downstream:
-    """Return a downstream whose breaker lets one probe through at a time."""
+    """Return a downstream whose half-open breaker admits one probe at a time."""
     breaker = tarry.Breaker(consecutive=1, open_for=5, spread=0, probes=1)
     downstream = Downstream("payments", breaker=breaker)
     downstream.record(breaker.generation, tarry.Outcome(tarry.Kind.TRANSIENT), 0.0, clock.now(), 0)
@@ -350,10 +350,10 @@ def half_open(clock: VirtualClock) -> Downstream:
 
 @pytest.mark.parametrize("error", [LookupError, Bang])
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_probe_comes_back_from_dice_that_raise(
+def test_probe_is_released_when_the_random_source_raises(
     clock: VirtualClock, driver: Driver, error: type[BaseException]
 ) -> None:
-    """A random source that raises does not keep the place of the breaker's probe."""
+    """A random source that raises releases the breaker's probe."""
     downstream = half_open(clock)
 
     with pytest.raises(error):
@@ -361,7 +361,7 @@ def test_probe_comes_back_from_dice_that_raise(
             clock,
             Dependency(clock, FAIL, OK),
             downstream=downstream,
-            random=Nasty("random", error),
+            random=RaisingPart("random", error),
         )
 
     assert True is tarry.call(lambda: True, on=OSError, downstream=downstream)
@@ -369,10 +369,10 @@ def test_probe_comes_back_from_dice_that_raise(
 
 @pytest.mark.parametrize("error", [LookupError, Bang])
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_probe_comes_back_from_a_predicate_that_raises(
+def test_probe_is_released_when_a_predicate_raises(
     clock: VirtualClock, driver: Driver, error: type[BaseException]
 ) -> None:
-    """An `on` that raises does not keep the place of the breaker's probe."""
+    """An `on` that raises releases the breaker's probe."""
     downstream = half_open(clock)
 
     def on(failure: Exception) -> bool:
@@ -384,8 +384,8 @@ def test_probe_comes_back_from_a_predicate_that_raises(
     assert True is tarry.call(lambda: True, on=OSError, downstream=downstream)
 
 
-def places_of(downstream: Downstream) -> int:
-    """Count the places that can be had at once, by taking them all."""
+def free_slots(downstream: Downstream) -> int:
+    """Return the number of free in-flight slots, by using them all."""
     permits: list[Any] = []
     while isinstance(permit := downstream.admit(0.0), int):
         permits.append(permit)
@@ -399,8 +399,8 @@ def places_of(downstream: Downstream) -> int:
 def test_limiter_that_raises_under_a_hedged_call(
     clock: VirtualClock, skip: int, times: int
 ) -> None:
-    """A limiter that raises when copies end neither keeps their places nor frees one twice."""
-    limiter = Nasty("release", LookupError, times, skip)
+    """A limiter that raises when copies end releases each permit exactly once."""
+    limiter = RaisingPart("release", LookupError, times, skip)
     downstream = Downstream("payments", limiter=limiter, max_in_flight=3)
     sent: list[int] = []
 
@@ -416,4 +416,4 @@ def test_limiter_that_raises_under_a_hedged_call(
         clock.run(main)
     limiter._times = 0
 
-    assert 3 == places_of(downstream)
+    assert 3 == free_slots(downstream)

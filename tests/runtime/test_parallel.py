@@ -1,4 +1,4 @@
-"""Attempts in threads: how many there may be, and what they see."""
+"""Attempts in threads: their number, results and context."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MOST = 256
 
 
 class Stuck:
-    """Calls that do not come back before they are let go."""
+    """Calls that block until `finish`."""
 
     def __init__(self) -> None:
         self.release = threading.Event()
         self.threads: list[threading.Thread] = []
 
     def hang(self) -> None:
-        """Be called."""
+        """Block until `finish`."""
         self.threads.append(threading.current_thread())
         self.release.wait(30)
 
     def finish(self) -> None:
-        """Let every call go and wait until its thread is gone."""
+        """Release every call and wait for its thread."""
         self.release.set()
         for thread in self.threads:
             thread.join(30)
@@ -37,14 +37,14 @@ class Stuck:
 
 @pytest.fixture
 def stuck() -> Iterator[Stuck]:
-    """Calls that hang until the end of the test."""
+    """Calls that block until the end of the test."""
     stuck = Stuck()
     yield stuck
     stuck.finish()
 
 
-def test_threads_are_bounded(stuck: Stuck) -> None:
-    """Calls that hang for ever cannot fill the process with threads."""
+def test_number_of_threads_is_limited(stuck: Stuck) -> None:
+    """The number of threads for blocked calls is limited."""
     with no_wait():
         for _ in range(MOST // 4):
             with pytest.raises(tarry.AttemptTimeout):
@@ -60,15 +60,15 @@ def test_threads_are_bounded(stuck: Stuck) -> None:
 
 
 def test_threads_do_not_keep_the_process_alive(stuck: Stuck) -> None:
-    """A thread that was left behind is a daemon: the program can end."""
+    """The thread of a timed-out attempt is a daemon, so that the program can exit."""
     with pytest.raises(tarry.AttemptTimeout):
         tarry.call(stuck.hang, on=ConnectionError, timeout=1e-3, attempts=1)
 
     assert stuck.threads[0].daemon
 
 
-def test_late_result_is_thrown_away(stuck: Stuck) -> None:
-    """What a thread that was cut off comes to in the end does not reach the next attempt."""
+def test_late_result_does_not_reach_the_next_attempt(stuck: Stuck) -> None:
+    """The late result of a timed-out attempt does not reach the next attempt."""
     calls = []
 
     def work() -> int:
@@ -86,7 +86,7 @@ def test_late_result_is_thrown_away(stuck: Stuck) -> None:
 
 
 def test_late_result_is_discarded(stuck: Stuck) -> None:
-    """What a thread comes to after it was left is handed to whoever lets go of it."""
+    """A result that arrives after `close` is passed to `discard`."""
     discarded: list[int] = []
 
     def work(number: int) -> int:
@@ -103,8 +103,8 @@ def test_late_result_is_discarded(stuck: Stuck) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["result", "error"])
-def test_result_that_nobody_took_is_discarded(stuck: Stuck, fails: bool) -> None:
-    """A result that was there before its thread was left is let go of at once; an error is not."""
+def test_unread_result_is_discarded(stuck: Stuck, fails: bool) -> None:
+    """A result that arrived before `close` is discarded at once; an error is not."""
     discarded: list[int] = []
     begun = threading.Event()
 
@@ -138,7 +138,7 @@ def test_context_reaches_the_thread() -> None:
 
 
 def test_context_of_the_thread_stays_there() -> None:
-    """What an attempt in a thread sets is not seen by the caller."""
+    """Context variables that an attempt in a thread sets do not reach the caller."""
     tarry.call(lambda: place.set("there"), on=ConnectionError, timeout=30)
 
     assert "nowhere" == place.get()
@@ -158,7 +158,7 @@ def test_error_keeps_the_frames_of_the_thread() -> None:
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_base_exception_reaches_the_caller(kind: type[BaseException]) -> None:
-    """An error beside `Exception` in the thread is raised in the caller and not retried."""
+    """A BaseException in the thread is raised in the caller and not retried."""
     calls = []
 
     def work() -> None:

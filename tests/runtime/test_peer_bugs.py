@@ -1,4 +1,4 @@
-"""Mistakes seen elsewhere that a single caller can meet; those of sharing have their own file."""
+"""Bugs of other retry libraries that tarry must not have: single calls."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ dice = st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20)
 def test_deadline_is_not_overslept_by_plain_code(
     policy: Policy, steps: list[Step], numbers: list[float], deadline: float
 ) -> None:
-    """No attempt begins at or after the deadline, and no wait reaches beyond it."""
+    """No attempt begins at or after the deadline, and no wait ends after it."""
     for driver in PLAIN:
         with VirtualClock() as clock, scripted_random(numbers):
             dependency = Dependency(clock, *steps)
@@ -87,7 +87,7 @@ def test_deadline_is_not_overslept_by_plain_code(
 def test_deadline_is_not_overslept_by_coroutines(
     policy: Policy, steps: list[Step], numbers: list[float], deadline: float
 ) -> None:
-    """A coroutine is never later than its deadline, because attempts are cut off there too."""
+    """A coroutine never ends after its deadline, where running attempts are cancelled."""
     for driver in ASYNC[::4]:
         with VirtualClock() as clock, scripted_random(numbers):
             with pytest.raises((Answer, tarry.Rejected)):
@@ -103,8 +103,10 @@ def test_deadline_is_not_overslept_by_coroutines(
 
 
 @given(delays, st.lists(st.floats(0, 0.1), max_size=5))
-def test_cut_at_the_deadline_is_always_told_as_one(deadline: float, takes: list[float]) -> None:
-    """An attempt that the deadline cuts off raises DeadlineExceeded, however floats round."""
+def test_attempt_cancelled_at_the_deadline_raises_deadline_exceeded(
+    deadline: float, takes: list[float]
+) -> None:
+    """An attempt that reaches the deadline raises DeadlineExceeded despite float rounding."""
     steps = [Step(raises=ConnectionError, takes=length * deadline) for length in takes]
     policy = Policy(max_attempts=6, initial_delay=deadline / 1e3, max_delay=deadline / 100)
     for driver in ASYNC[::4]:
@@ -118,7 +120,7 @@ def test_cut_at_the_deadline_is_always_told_as_one(deadline: float, takes: list[
 
 @every_driver
 def test_cause_of_the_user_stays(driver: Driver, clock: VirtualClock) -> None:
-    """`raise ... from ...` in the function is what the caller of the decorated one sees."""
+    """The cause set by `raise ... from ...` in the function is kept."""
 
     def fail() -> None:
         try:
@@ -138,7 +140,7 @@ def test_cause_of_the_user_stays(driver: Driver, clock: VirtualClock) -> None:
 
 @every_driver
 def test_rejections_are_new_objects(driver: Driver, clock: VirtualClock) -> None:
-    """Every rejection is a new exception, and its traceback is as long as that of the first."""
+    """Every rejection is a new exception with a traceback of the same length."""
     payments = Downstream("payments", breaker=tarry.Breaker())
     payments.force("open")
     dependency = Dependency(clock, OK)
@@ -154,7 +156,7 @@ def test_rejections_are_new_objects(driver: Driver, clock: VirtualClock) -> None
 
 
 def test_mock_that_raises_one_object(clock: VirtualClock) -> None:
-    """A mock that raises the same object for ever is retried each time and collects no notes."""
+    """A mock that raises one object every time is retried, and the object keeps one note."""
     error = ConnectionError("always the same")
     mock = Mock(side_effect=error)
 
@@ -167,7 +169,7 @@ def test_mock_that_raises_one_object(clock: VirtualClock) -> None:
 
 
 class Shallow(Mock):
-    """A mock whose attributes of attributes end somewhere."""
+    """A mock whose attributes have no attributes."""
 
     def _get_child_mock(self, **kwargs: Any) -> Mock:
         parents, parent = 0, self._mock_parent
@@ -182,12 +184,12 @@ class ShallowAsync(Shallow, AsyncMock):
 
 
 def test_mock_can_be_called(clock: VirtualClock) -> None:
-    """A mock has every attribute that one asks for, and can be called with retries all the same."""
+    """A mock, which has every attribute, can be retried."""
     assert "done" == tarry.call(Shallow(side_effect=[ConnectionError, "done"]), on=ConnectionError)
 
 
 def test_async_mock_can_be_called(clock: VirtualClock) -> None:
-    """An AsyncMock is a coroutine function to the decorator."""
+    """The decorator recognises an AsyncMock as a coroutine function."""
     mock = ShallowAsync(side_effect=[ConnectionError, "done"])
 
     assert "done" == clock.run(tarry.retry(on=ConnectionError)(mock))
@@ -214,7 +216,7 @@ def test_callable_that_looks_like_a_partial(clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("driver", PLAIN, ids=str)
 def test_cancel_token_ends_the_outer_loop_too(driver: Driver, clock: VirtualClock) -> None:
-    """A cancelled wait is not an error that an outer loop retries or counts, whatever its `on`."""
+    """An outer loop does not retry or count a cancelled wait, whatever its `on`."""
     token = tarry.CancelToken()
     token.cancel()
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1))
@@ -230,8 +232,8 @@ def test_cancel_token_ends_the_outer_loop_too(driver: Driver, clock: VirtualCloc
 
 
 @pytest.mark.parametrize("driver", ASYNC, ids=str)
-def test_cancelled_error_is_not_asked_about(driver: Driver, clock: VirtualClock) -> None:
-    """A predicate that says yes to everything is never asked about a cancellation."""
+def test_predicate_is_not_called_for_a_cancellation(driver: Driver, clock: VirtualClock) -> None:
+    """A predicate is not called for a cancellation."""
     calls = []
 
     async def work() -> None:
@@ -258,7 +260,7 @@ def test_cancelled_error_is_not_asked_about(driver: Driver, clock: VirtualClock)
 @pytest.mark.parametrize("driver", PLAIN, ids=str)
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_blocking_wait(driver: Driver, loop: str, clock: VirtualClock) -> None:
-    """Plain code that would wait inside a running loop fails with advice instead of freezing it."""
+    """A plain function that would block an event loop raises BlockingWait with advice."""
     payments = Downstream("payments", budget=tarry.TokenBudget(), max_in_flight=1)
     dependency = Dependency(clock, FAIL, OK)
     call = driver.wrap(dependency.hit, downstream=payments)
@@ -277,8 +279,8 @@ def test_blocking_wait(driver: Driver, loop: str, clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("driver", ASYNC, ids=str)
-def test_blocking_wait_is_not_retried_above(driver: Driver, clock: VirtualClock) -> None:
-    """The advice is for the programmer: an outer loop does not try it again."""
+def test_blocking_wait_is_not_retried_by_an_outer_loop(driver: Driver, clock: VirtualClock) -> None:
+    """An outer loop does not retry BlockingWait."""
     dependency = Dependency(clock, FAIL)
 
     async def work() -> None:
@@ -292,7 +294,7 @@ def test_blocking_wait_is_not_retried_above(driver: Driver, clock: VirtualClock)
 
 @pytest.mark.parametrize("driver", PLAIN, ids=str)
 def test_plain_success_inside_a_loop_is_fine(driver: Driver, clock: VirtualClock) -> None:
-    """Plain code that need not wait works inside a running loop."""
+    """A plain function that does not wait works inside an event loop."""
 
     async def main() -> object:
         return driver.wrap(Dependency(clock, OK).hit)()
@@ -305,8 +307,8 @@ def test_plain_success_inside_a_loop_is_fine(driver: Driver, clock: VirtualClock
 
 
 @every_driver
-def test_wall_clock_that_jumps(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody who sets the clock of the machine changes nothing: elapsed time is monotonic."""
+def test_system_time_that_jumps(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of the system time has no effect: elapsed time is monotonic."""
     jumps = count(-1e9, 1e6)
     monkeypatch.setattr(time, "time", lambda: next(jumps))
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=4))
@@ -326,7 +328,7 @@ def test_wall_clock_that_jumps(driver: Driver, monkeypatch: pytest.MonkeyPatch) 
 
 
 class _Loops:
-    """Real loops in the place of those that a virtual clock runs."""
+    """Runs real event loops instead of virtual ones."""
 
     def run(self, main: Function) -> Any:
         return asyncio.run(main())
@@ -373,7 +375,7 @@ else:
 @pytest.mark.parametrize("how", ["fork", "multiprocessing"])
 @pytest.mark.parametrize("seed", ["seed", "no seed"])
 def test_forked_workers_draw_their_own_delays(how: str, seed: str) -> None:
-    """Forked workers do not retry in step, not even when each seeds the global dice with 42."""
+    """Forked workers draw different delays, even if each calls random.seed(42)."""
     done = subprocess.run(
         [sys.executable, "-c", FORKED, how, seed], check=True, capture_output=True, text=True
     )
@@ -383,8 +385,8 @@ def test_forked_workers_draw_their_own_delays(how: str, seed: str) -> None:
     assert 20 == len(set(drawn))
 
 
-def test_global_dice_are_left_alone(clock: VirtualClock) -> None:
-    """A program that relies on its own seed sees the numbers that it would see without tarry."""
+def test_global_random_generator_is_not_used(clock: VirtualClock) -> None:
+    """The numbers of the global random generator do not change."""
     random.seed(7)
     expected = [random.random() for _ in range(3)]
     random.seed(7)
@@ -410,7 +412,7 @@ def test_global_dice_are_left_alone(clock: VirtualClock) -> None:
     ids=["bare decorator", "empty decorator", "call"],
 )
 def test_nothing_is_retried_by_default(mistake: Callable[[], object]) -> None:
-    """Without `on` there is an error at once, which says what to write and why."""
+    """Without `on` the decorator raises an error that says what to write and why."""
     with pytest.raises(tarry.ConfigurationTypeError, match="which errors are worth") as caught:
         mistake()
 
@@ -423,7 +425,7 @@ def test_nothing_is_retried_by_default(mistake: Callable[[], object]) -> None:
 
 @pytest.fixture
 def no_gc() -> Iterator[None]:
-    """No garbage collector: only reference counts free memory."""
+    """Disable the garbage collector, so that only reference counts free memory."""
     gc.collect()
     gc.disable()
     yield
@@ -431,7 +433,7 @@ def no_gc() -> Iterator[None]:
 
 
 class Thing:
-    """Something large that a frame holds."""
+    """A large object that a frame refers to."""
 
 
 @every_driver

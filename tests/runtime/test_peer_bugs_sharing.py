@@ -1,4 +1,4 @@
-"""Mistakes seen elsewhere, about sharing: state that mixes, locks around user code, stampedes."""
+"""Bugs of other retry libraries about sharing: mixed state, locks, thundering herds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = 10.0
 
 
 class Trouble(Exception):
-    """An error that says whose it is."""
+    """An error that names its caller."""
 
     def __init__(self, owner: int) -> None:
         super().__init__(owner)
@@ -32,7 +32,7 @@ class Trouble(Exception):
 
 
 def together(workers: int, work: Callable[[int], Any]) -> list[Any]:
-    """Run the work in so many threads that all begin at once, and return what each came to."""
+    """Run the work in threads that start at once; return their results or errors."""
     barrier = threading.Barrier(workers, timeout=LONG)
 
     def begin(number: int) -> Any:
@@ -49,7 +49,7 @@ def together(workers: int, work: Callable[[int], Any]) -> list[Any]:
 def run_all(
     clock: VirtualClock, loop: str, workers: int, work: Callable[[int], Awaitable[Any]]
 ) -> list[Any]:
-    """Run the work in so many tasks, and return what each came to."""
+    """Run the work in tasks; return their results or errors."""
     results: list[Any] = [None] * workers
 
     async def begin(number: int) -> None:
@@ -74,12 +74,12 @@ def run_all(
 
 
 def expected_of(number: int) -> tuple[object, int]:
-    """What the work below comes to: who fails four times gives up."""
+    """Return the expected result of the work: four failures mean giving up."""
     return (number, number % 5 + 1) if number % 5 < 4 else ("gave up", 4)
 
 
 def summary_of(result: object, attempts: int) -> tuple[object, int]:
-    """A result in the form of `expected_of`, and only if the error is the caller's own."""
+    """Return a result in the form of `expected_of`, and check that its error is its own."""
     if isinstance(result, Trouble):
         record = tarry.record_of(result)
         assert record is not None
@@ -154,7 +154,7 @@ def test_decorator_shared_by_eight_threads(guarded: bool, timeout: float | None)
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_error_object_shared_by_two_tasks(loop: str, clock: VirtualClock) -> None:
-    """One error object may fail many calls at once, as a lost connection does: each retries it."""
+    """Calls that fail with one shared error object, as after a lost connection, all retry."""
     lost = ConnectionError("connection lost")
     calls = [0, 0]
 
@@ -175,7 +175,7 @@ def test_error_object_shared_by_two_tasks(loop: str, clock: VirtualClock) -> Non
 
 
 def test_error_object_shared_by_two_threads() -> None:
-    """A call does not take the mark that another thread made on the same object for its own."""
+    """A call ignores a record that another thread attached to the same error object."""
     lost = ConnectionError("connection lost")
     given_up = threading.Event()
     calls = [0, 0]
@@ -203,7 +203,7 @@ def test_error_object_shared_by_two_threads() -> None:
 
 
 def test_attempts_object_is_many_calls(clock: VirtualClock) -> None:
-    """`tarry.attempts(...)` can be kept and looped over again: each loop is a call of its own."""
+    """An `attempts(...)` object can be iterated many times: each loop is a new call."""
     attempts = tarry.attempts(on=ConnectionError)
     dependency = Dependency(clock, FAIL)
 
@@ -248,7 +248,7 @@ def test_no_lock_while_probes_run(clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("where", ["on", "until", "listener", "jitter", "backoff"])
 def test_no_lock_while_other_code_of_the_user_runs(where: str) -> None:
-    """Two threads are inside the same predicate, listener, jitter or backoff at once."""
+    """No lock is held while a predicate, listener, jitter or backoff runs."""
     inside = threading.Barrier(2, timeout=1)
     calls = [0, 0]
 
@@ -290,7 +290,7 @@ def test_no_lock_while_other_code_of_the_user_runs(where: str) -> None:
 
 @contextmanager
 def listening(listener: Callable[[tarry.Event], None] | None) -> Iterator[None]:
-    """Have a listener, or none, for the time of a block."""
+    """Add a listener, or none, during the block."""
     remove = tarry.listen(listener) if listener else None
     try:
         yield
@@ -303,7 +303,7 @@ def listening(listener: Callable[[tarry.Event], None] | None) -> Iterator[None]:
 
 
 def half_open(clock: VirtualClock, probes: int) -> Downstream:
-    """A downstream whose breaker has been open for its time."""
+    """Return a downstream whose breaker is half-open."""
     breaker = Breaker(consecutive=1, spread=0, probes=probes)
     payments = Downstream("payments", breaker=breaker)
     with pytest.raises(ConnectionError):
@@ -313,7 +313,7 @@ def half_open(clock: VirtualClock, probes: int) -> Downstream:
 
 
 def test_half_open_and_thirty_threads(clock: VirtualClock) -> None:
-    """Of thirty threads that arrive at a half-open breaker, three get in and 27 are refused."""
+    """Of thirty threads at a half-open breaker, three are admitted and 27 rejected."""
     payments = half_open(clock, probes=3)
     refused: SimpleQueue[int] = SimpleQueue()
     release = threading.Event()
@@ -343,7 +343,7 @@ def test_half_open_and_thirty_threads(clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_half_open_and_thirty_tasks(loop: str, clock: VirtualClock) -> None:
-    """Of thirty tasks that arrive at a half-open breaker, three get in and 27 are refused."""
+    """Of thirty tasks at a half-open breaker, three are admitted and 27 rejected."""
     payments = half_open(clock, probes=3)
     entered = []
 
@@ -363,7 +363,7 @@ def test_half_open_and_thirty_tasks(loop: str, clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_half_open_and_thirty_calls_that_waited(loop: str, clock: VirtualClock) -> None:
-    """Calls whose waits end at a half-open breaker send no more retries than it has probes."""
+    """Calls that waited send no more retries to a half-open breaker than it has probes."""
     breaker = Breaker(min_calls=30, failure_rate=1.0, open_for=1, spread=0, probes=3)
     payments = Downstream("payments", breaker=breaker)
     policy = Policy(initial_delay=2, backoff="fixed", jitter="none")
@@ -388,7 +388,7 @@ def test_half_open_and_thirty_calls_that_waited(loop: str, clock: VirtualClock) 
 
 
 def test_random_numbers_of_threads_differ() -> None:
-    """Eight threads that each seed the global dice still draw delays of their own."""
+    """Eight threads that each call random.seed(42) still draw different delays."""
 
     def work(number: int) -> list[float]:
         random.seed(42)
@@ -414,7 +414,7 @@ def test_random_numbers_of_threads_differ() -> None:
 
 
 def test_captured_events_of_threads_are_complete() -> None:
-    """Events of eight threads all arrive, none twice."""
+    """Events of eight threads are all captured, none twice."""
     with captured_events() as events, no_wait():
         together(8, lambda number: tarry.call(lambda: number, on=ConnectionError, name=str(number)))
 

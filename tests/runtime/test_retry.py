@@ -1,4 +1,4 @@
-"""The doors: what can be decorated, what stays of it, and which arguments are refused."""
+"""`retry`, `call`, `acall` and `attempts`: functions they accept, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ retry = tarry.retry(on=ConnectionError)
 
 
 class Flaky:
-    """Fails at every other call, and says what it was called with."""
+    """Fails at every other call and returns its arguments."""
 
     def __init__(self) -> None:
         self.calls = 0
 
     def answer(self, *args: Any, **kwargs: Any) -> Any:
-        """Fail or answer."""
+        """Raise or return the arguments."""
         self.calls += 1
         if self.calls % 2:
             raise ConnectionError
@@ -33,7 +33,7 @@ class Flaky:
 
 @pytest.fixture
 def flaky(clock: VirtualClock) -> Flaky:
-    """Something to call in virtual time."""
+    """A flaky function in virtual time."""
     return Flaky()
 
 
@@ -158,12 +158,12 @@ def test_class_methods_and_static_methods(owner: str, flaky: Flaky) -> None:
 
 
 def test_partial(flaky: Flaky) -> None:
-    """A partial of a function is a function."""
+    """A partial of a function can be retried."""
     assert (1, 2) == retry(functools.partial(flaky.answer, 1))(2)
 
 
 def test_partial_of_a_coroutine_function(flaky: Flaky, clock: VirtualClock) -> None:
-    """A partial of a coroutine function is a coroutine function."""
+    """A partial of a coroutine function is retried as a coroutine function."""
 
     async def work(first: int, second: int) -> Any:
         return flaky.answer(first, second)
@@ -174,7 +174,7 @@ def test_partial_of_a_coroutine_function(flaky: Flaky, clock: VirtualClock) -> N
 
 
 def test_partial_of_a_partial_of_a_method(flaky: Flaky, clock: VirtualClock) -> None:
-    """Partials and methods may be wrapped into each other."""
+    """Nested partials of a method can be retried."""
 
     class Service:
         async def work(self, first: int, second: int, third: int) -> Any:
@@ -186,7 +186,7 @@ def test_partial_of_a_partial_of_a_method(flaky: Flaky, clock: VirtualClock) -> 
 
 
 def test_callable_object(flaky: Flaky) -> None:
-    """An object with `__call__` is a function, and its class is its name."""
+    """An object with `__call__` can be retried; it is named after its class."""
 
     class Callable_:  # noqa: N801
         def __call__(self, number: int) -> Any:
@@ -199,7 +199,7 @@ def test_callable_object(flaky: Flaky) -> None:
 
 
 def test_async_callable_object(flaky: Flaky, clock: VirtualClock) -> None:
-    """An object with `async def __call__` is a coroutine function."""
+    """An object with `async def __call__` is retried as a coroutine function."""
 
     class Service:
         async def __call__(self, number: int) -> Any:
@@ -217,7 +217,7 @@ def test_builtin_and_class(clock: VirtualClock) -> None:
 
 
 def test_decorated_twice(flaky: Flaky) -> None:
-    """A decorator over a decorated function is two layers, and only the lower one retries."""
+    """Of two decorators on one function, only the inner one retries."""
 
     @retry
     @retry
@@ -232,7 +232,7 @@ def test_decorated_twice(flaky: Flaky) -> None:
 
 
 def test_each_function_of_one_decorator_has_its_name(clock: VirtualClock) -> None:
-    """One decorator may stand over several functions: each is told by its own name."""
+    """One decorator object on several functions names each by its own name."""
 
     def first() -> None: ...
 
@@ -251,22 +251,22 @@ def test_each_function_of_one_decorator_has_its_name(clock: VirtualClock) -> Non
 
 
 def documented(number: int, *, key: str = "k") -> str:
-    """Have a docstring."""
+    """Return nothing."""
     return f"{number}{key}"
 
 
 async def async_documented(number: int, *, key: str = "k") -> str:
-    """Have a docstring."""
+    """Return nothing."""
     return f"{number}{key}"
 
 
 def generator_documented(number: int, *, key: str = "k") -> Iterator[str]:
-    """Have a docstring."""
+    """Return nothing."""
     yield f"{number}{key}"
 
 
 async def async_generator_documented(number: int, *, key: str = "k") -> AsyncIterator[str]:
-    """Have a docstring."""
+    """Return nothing."""
     yield f"{number}{key}"
 
 
@@ -275,8 +275,8 @@ async def async_generator_documented(number: int, *, key: str = "k") -> AsyncIte
     [documented, async_documented, generator_documented, async_generator_documented],
 )
 @pytest.mark.parametrize("options", [{}, {"deadline": 1}, {"downstream": Downstream("d")}], ids=str)
-def test_metadata_stays(fn: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Name, docstring, signature and kind of the function are those of the original."""
+def test_metadata_is_kept(fn: Callable[..., Any], options: dict[str, Any]) -> None:
+    """A decorated function keeps its name, docstring, signature and kind."""
     decorated = tarry.retry(on=ConnectionError, **options)(fn)
 
     for name in ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__"):
@@ -296,7 +296,7 @@ def test_metadata_stays(fn: Callable[..., Any], options: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("driver", [d for d in DRIVERS if d.form == "call"], ids=str)
 def test_call_with_a_policy_alone(driver: Driver, clock: VirtualClock) -> None:
-    """With a policy and no `on`, connection errors and timeouts are retried, nothing else."""
+    """With a policy and no `on`, only connection errors and timeouts are retried."""
     policy = Policy(max_attempts=3)
     steps = (Step(raises=ConnectionError), Step(raises=TimeoutError), OK)
 
@@ -309,8 +309,8 @@ def test_call_with_a_policy_alone(driver: Driver, clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_attempts_and_timeout_win_over_the_policy(driver: Driver, clock: VirtualClock) -> None:
-    """Arguments beside a policy change those fields of it and leave the others."""
+def test_attempts_and_timeout_override_the_policy(driver: Driver, clock: VirtualClock) -> None:
+    """Arguments next to a policy override only their own fields."""
     dependency = Dependency(clock, FAIL)
     policy = Policy(max_attempts=9, initial_delay=1, jitter="none")
 
@@ -349,7 +349,7 @@ def test_attempts_and_timeout_win_over_the_policy(driver: Driver, clock: Virtual
     ids=str,
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
-    """A wrong argument is refused where it is written, and the error names it."""
+    """A wrong argument is rejected by name at decoration."""
     options = {"on": ConnectionError} | options
     with pytest.raises(tarry.ConfigurationError, match=message):
         tarry.retry(**options)
@@ -367,14 +367,14 @@ def test_wrong_until() -> None:
 
 @pytest.mark.parametrize("thing", [7, "name", None, property(lambda _: None)], ids=repr)
 def test_what_cannot_be_decorated(thing: Any) -> None:
-    """Only something that can be called can be decorated."""
+    """Only callables can be decorated."""
     with pytest.raises(tarry.ConfigurationTypeError, match="decorates functions"):
         retry(thing)
 
 
 @pytest.mark.parametrize("fn", [generator_documented, async_generator_documented])
 def test_until_of_a_generator(fn: Callable[..., Any]) -> None:
-    """A generator has no result that `until` could look at."""
+    """`until` is rejected for generators, which have no result."""
     with pytest.raises(tarry.ConfigurationError, match="is a generator, which has none"):
         tarry.retry(until=bool)(fn)
 
@@ -387,7 +387,7 @@ def test_call_of_a_coroutine_function() -> None:
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_acall_of_a_plain_function(loop: str, clock: VirtualClock) -> None:
-    """`tarry.acall` of a plain function is Python's own TypeError, which is not retried."""
+    """`tarry.acall` of a plain function raises Python's TypeError, which is not retried."""
     calls = []
     wrong: Callable[[], Any] = lambda: calls.append(1)  # noqa: E731
 
@@ -400,7 +400,7 @@ def test_acall_of_a_plain_function(loop: str, clock: VirtualClock) -> None:
 
 
 def test_body_outside_the_block(clock: VirtualClock) -> None:
-    """A loop over attempts whose body is not inside `with attempt:` is told so."""
+    """A loop over attempts without `with attempt:` raises an error."""
     payments = Downstream("payments", max_in_flight=1)
 
     with pytest.raises(tarry.ConfigurationError, match="inside `with attempt:`"):
@@ -411,7 +411,7 @@ def test_body_outside_the_block(clock: VirtualClock) -> None:
 
 
 def test_block_that_is_never_entered(clock: VirtualClock) -> None:
-    """A loop that is left before `with attempt:` holds no place for ever."""
+    """A loop that is left before `with attempt:` releases its permit."""
     payments = Downstream("payments", max_in_flight=1)
 
     for _attempt in tarry.attempts(on=ConnectionError, downstream=payments):
@@ -420,7 +420,7 @@ def test_block_that_is_never_entered(clock: VirtualClock) -> None:
     assert "done" == tarry.call(Dependency(clock, OK).hit, on=ConnectionError, downstream=payments)
 
 
-def test_block_tells_its_number(clock: VirtualClock) -> None:
+def test_block_has_its_attempt_number(clock: VirtualClock) -> None:
     """Each attempt of a block knows its number."""
     numbers = []
 
@@ -434,7 +434,7 @@ def test_block_tells_its_number(clock: VirtualClock) -> None:
 
 
 def test_block_is_named_after_its_function(clock: VirtualClock) -> None:
-    """The operation of a block is the function around it."""
+    """The operation of a block is named after the enclosing function."""
     with captured_events() as events:
         for attempt in tarry.attempts(on=ConnectionError):
             with attempt:
@@ -444,8 +444,8 @@ def test_block_is_named_after_its_function(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("way", ["break", "continue", "fall through"])
-def test_ways_out_of_a_block(way: str, clock: VirtualClock) -> None:
-    """A block that is left without an error is a success, however it is left."""
+def test_leaving_a_block(way: str, clock: VirtualClock) -> None:
+    """A block that is left without an error is a success, also by break or return."""
     rounds = 0
     with captured_events() as events:
         for attempt in tarry.attempts(on=ConnectionError):

@@ -1,4 +1,4 @@
-"""Every kind of call, once, with what any metrics must count of it: backends may not differ."""
+"""Sample calls of every kind, with the metrics that every backend must count for them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MANY = 20
 
 
 @dataclass(frozen=True)
-class Story:
-    """One call: what its dependency does, and what is counted."""
+class SampleCall:
+    """A call: the behaviour of its dependency, and the expected metrics."""
 
     name: str
     steps: tuple[Step, ...]
@@ -32,7 +32,7 @@ class Story:
     delays: int = 0
     options: Callable[[], dict[str, Any]] = field(default=dict)
 
-    def play(self, driver: Driver, clock: VirtualClock) -> None:
+    def run(self, driver: Driver, clock: VirtualClock) -> None:
         """Make the call."""
         with suppress(ConnectionError, ValueError, tarry.Rejected):
             driver.run(clock, Dependency(clock, *self.steps), **self.options())
@@ -49,28 +49,32 @@ def _poor() -> dict[str, Any]:
     return {"downstream": tarry.Downstream("payments", budget=budget)}
 
 
-STORIES = [
-    Story("first-try", (OK,), {"success": 1}, ("first-try", "")),
-    Story(
+SAMPLE_CALLS = [
+    SampleCall("first-try", (OK,), {"success": 1}, ("first-try", "")),
+    SampleCall(
         "after-retries",
         (FAIL, FAIL, OK),
         {"transient": 2, "success": 1},
         ("after-retries", ""),
         delays=2,
     ),
-    Story("failed", (FAIL,), {"transient": 4}, ("failed", "attempts"), delays=3),
-    Story("permanent", (Step(raises=ValueError()),), {"permanent": 1}, ("failed", "permanent")),
-    Story("breaker-open", (OK,), {}, ("failed", "breaker-open"), options=_broken),
-    Story("budget-empty", (FAIL,), {"transient": 1}, ("failed", "budget-empty"), options=_poor),
+    SampleCall("failed", (FAIL,), {"transient": 4}, ("failed", "attempts"), delays=3),
+    SampleCall(
+        "permanent", (Step(raises=ValueError()),), {"permanent": 1}, ("failed", "permanent")
+    ),
+    SampleCall("breaker-open", (OK,), {}, ("failed", "breaker-open"), options=_broken),
+    SampleCall(
+        "budget-empty", (FAIL,), {"transient": 1}, ("failed", "budget-empty"), options=_poor
+    ),
 ]
 
-every_story = pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
+every_sample_call = pytest.mark.parametrize("sample", SAMPLE_CALLS, ids=lambda sample: sample.name)
 every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
 
 
 @contextmanager
 def listening(listener: Callable[[tarry.Event], None]) -> Iterator[None]:
-    """Hand events to the listener for a while."""
+    """Add the listener during the block."""
     remove = tarry.listen(listener)
     try:
         yield
@@ -118,10 +122,10 @@ def hedge_sync() -> None:
 both_hedges = pytest.mark.parametrize("hedged", [hedge_async, hedge_sync])
 
 
-def many_tasks(around: Callable[[int], Any]) -> None:
-    """Make MANY calls side by side on asyncio; call `n` has `n % 3` failures.
+def many_tasks(context_of: Callable[[int], Any]) -> None:
+    """Make MANY concurrent calls on asyncio; call `n` has `n % 3` failures.
 
-    `around(n)` is a context manager that call `n` runs in.
+    `context_of(n)` is a context manager that call `n` runs in.
     """
 
     async def one(number: int) -> None:
@@ -132,7 +136,7 @@ def many_tasks(around: Callable[[int], Any]) -> None:
             if next(left, None) is not None:
                 raise ConnectionError
 
-        with around(number):
+        with context_of(number):
             await tarry.acall(work, on=ConnectionError, name=f"op{number}")
 
     async def everyone() -> None:
@@ -142,8 +146,8 @@ def many_tasks(around: Callable[[int], Any]) -> None:
         clock.run(everyone)
 
 
-def many_threads(around: Callable[[int], Any]) -> None:
-    """Make the calls of `many_tasks` in threads that begin together."""
+def many_threads(context_of: Callable[[int], Any]) -> None:
+    """Make the calls of `many_tasks` in concurrent threads."""
     together = threading.Barrier(MANY)
 
     def one(number: int) -> None:
@@ -153,7 +157,7 @@ def many_threads(around: Callable[[int], Any]) -> None:
             if next(left, None) is not None:
                 raise ConnectionError
 
-        with around(number):
+        with context_of(number):
             together.wait()
             tarry.call(work, on=ConnectionError, name=f"op{number}")
 

@@ -1,4 +1,4 @@
-"""Each listener needs its own package, says so when it is missing, and no other."""
+"""Each listener needs only its own package, and its error names the missing extra."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ every_module = pytest.mark.parametrize("module", PACKAGES)
 
 
 def output_of(program: str) -> str:
-    """What a fresh interpreter prints."""
+    """Return the output of a new interpreter."""
     done = subprocess.run(
         [sys.executable, "-I", "-c", program], check=True, capture_output=True, text=True
     )
@@ -44,7 +44,7 @@ def output_of(program: str) -> str:
 
 @every_module
 def test_package_is_missing(module: str) -> None:
-    """The error has the line that installs what is missing."""
+    """The error has the pip command for the missing package."""
     said = output_of(MISSING.format(module=module, package=PACKAGES[module]))
 
     assert said.endswith(f"pip install 'tarry[{EXTRAS[module]}]'")
@@ -52,7 +52,7 @@ def test_package_is_missing(module: str) -> None:
 
 @every_module
 def test_listeners_do_not_need_each_other(module: str) -> None:
-    """A listener loads its own package and not those of the others."""
+    """A listener imports its own package and not those of other listeners."""
     loaded = output_of(LOADED.format(module=module, packages=set(PACKAGES.values())))
 
     assert PACKAGES[module] == loaded

@@ -1,4 +1,4 @@
-"""Standard logging: every field of every event, and warnings that show without any setup."""
+"""The standard log: the fields of every event, and warnings without configuration."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from tarry.testing import VirtualClock, scripted_random
 
 @pytest.fixture(autouse=True)
 def clock() -> Iterator[VirtualClock]:
-    """Virtual time, and dice that always show 0.5."""
+    """Virtual time and random numbers that are 0.5."""
     with VirtualClock() as clock, scripted_random([0.5]):
         yield clock
 
 
 @pytest.fixture(autouse=True)
 def everything(caplog: pytest.LogCaptureFixture) -> None:
-    """Let every level through."""
+    """Enable every level."""
     caplog.set_level(logging.DEBUG, logger="tarry")
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
-    """The fields that a record carries beside its text."""
+    """Return the fields of a log record."""
     attached: dict[str, Any] = record.__dict__["tarry"]
     return attached
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """The records that show without any setup."""
+    """Return the records that are shown without configuration."""
     return [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def fail_then(*ends: object, **options: Any) -> None:
-    """Make a call whose attempts end so; an error is raised, anything else is given."""
+    """Make a call whose attempts raise these errors or return these results."""
     left = iter(ends)
 
     def work() -> object:
@@ -82,7 +82,7 @@ def test_wait(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_time_slept(caplog: pytest.LogCaptureFixture) -> None:
-    """After the wait, the time that it really took is logged, beside everything about the wait."""
+    """After the wait, the time that it took is logged with all its fields."""
     fail_then(ConnectionError("away"), "done")
 
     [slept] = [record for record in caplog.records if "slept" in fields(record)]
@@ -104,7 +104,7 @@ def test_time_slept(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_hint(caplog: pytest.LogCaptureFixture, hint: Hint, told: str) -> None:
-    """What the server asked for is told apart from the wait that we make of it."""
+    """The server's hint and the actual wait are logged separately."""
     outcome = Outcome(Kind.THROTTLED, hint)
 
     fail_then(ConnectionError("busy"), "done", on=lambda _: outcome)
@@ -116,7 +116,7 @@ def test_hint(caplog: pytest.LogCaptureFixture, hint: Hint, told: str) -> None:
 
 
 def test_status(caplog: pytest.LogCaptureFixture) -> None:
-    """A status that the classifier names stands in the text and in a field of every event."""
+    """The status that a classifier names is in the message and in a field of every event."""
     outcome = Outcome(Kind.TRANSIENT, detail="503")
     with pytest.raises(ConnectionError):
         fail_then(*[ConnectionError("busy")] * 2, on=lambda _: outcome, attempts=2)
@@ -129,7 +129,7 @@ def test_status(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_every_field_of_an_attempt(caplog: pytest.LogCaptureFixture) -> None:
-    """Every line says who; those of an attempt say of how many."""
+    """Every line has the operation; lines of attempts have the maximum."""
     fail_then(ConnectionError("away"), "done", downstream=Downstream("payments"))
 
     first, failed, *_, last = (fields(record) for record in caplog.records)
@@ -141,7 +141,7 @@ def test_every_field_of_an_attempt(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_rejection_between_attempts(caplog: pytest.LogCaptureFixture) -> None:
-    """A call that ends with the error of its last attempt has the detail of that one."""
+    """A call that ends with the error of its last attempt logs the detail of that error."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=2, spread=0))
     outcome = Outcome(Kind.TRANSIENT, detail="503")
     with pytest.raises(ConnectionError):
@@ -156,7 +156,7 @@ def test_rejection_between_attempts(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_success_after_retries(caplog: pytest.LogCaptureFixture) -> None:
-    """A success after retries is information."""
+    """A success after retries is logged at INFO."""
     fail_then(ConnectionError("away"), "done")
 
     last = caplog.records[-1]
@@ -165,8 +165,8 @@ def test_success_after_retries(caplog: pytest.LogCaptureFixture) -> None:
     assert ("load", 2) == (fields(last)["operation"], fields(last)["attempts"])
 
 
-def test_success_at_once_is_silent(caplog: pytest.LogCaptureFixture) -> None:
-    """A call without trouble leaves no line."""
+def test_success_at_once_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A call that succeeds at once is not logged."""
     fail_then("done")
 
     assert [] == caplog.records
@@ -196,7 +196,7 @@ def test_giving_up(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_giving_up_at_a_hint(caplog: pytest.LogCaptureFixture) -> None:
-    """A hint that ends the call is told as the seconds after which to come back."""
+    """A hint that ends the call is logged as the seconds to wait."""
     hint = Hint(600.0, source="retry-after")
     with pytest.raises(ConnectionError):
         fail_then(ConnectionError("busy"), on=lambda _: Outcome(Kind.TRANSIENT, hint))
@@ -216,7 +216,7 @@ def test_one_attempt_is_no_plural(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_breaker(caplog: pytest.LogCaptureFixture) -> None:
-    """A breaker that moves is a warning with both states."""
+    """A state change of a breaker is a warning with both states."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1))
     with pytest.raises(ConnectionError):
         fail_then(ConnectionError("away"), downstream=payments)
@@ -232,7 +232,7 @@ def test_breaker(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_budget(caplog: pytest.LogCaptureFixture) -> None:
-    """An empty retry budget is the reason in the warning, and a line of its own for debugging."""
+    """An empty retry budget is the reason in the warning, and has its own DEBUG line."""
     payments = Downstream("payments", budget=tarry.TokenBudget(capacity=1))
     with pytest.raises(ConnectionError):
         fail_then(ConnectionError("away"), downstream=payments)
@@ -247,7 +247,7 @@ def test_budget(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_rejection(caplog: pytest.LogCaptureFixture) -> None:
-    """A call that is not let through is no warning: that the breaker opened has been one."""
+    """A call that an open breaker rejects is not a warning."""
     payments = Downstream("payments", breaker=tarry.Breaker())
     payments.force("open")
     caplog.clear()
@@ -259,7 +259,7 @@ def test_rejection(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_result_that_is_not_accepted(caplog: pytest.LogCaptureFixture) -> None:
-    """A result that `until` refuses is told as that."""
+    """A result that `until` rejects is logged as not accepted."""
     fail_then(1, 2, until=lambda result: result == 2)
 
     first = warnings(caplog)[0]
@@ -268,7 +268,7 @@ def test_result_that_is_not_accepted(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_operation_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    """An error of our own that begins with the operation is told without it."""
+    """The operation is not repeated for errors whose text begins with it."""
     with pytest.raises(tarry.DeadlineExceeded), tarry.deadline(0):
         fail_then("never")
 
@@ -279,14 +279,14 @@ def test_the_operation_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class RpcError(ConnectionError):
-    """An error of the shape that gRPC's have: a page of text, and its words apart."""
+    """An error like those of gRPC: a long text, with the message in `details()`."""
 
     def code(self) -> str:
-        """Name the status."""
+        """Return the status."""
         return "UNAVAILABLE"
 
     def details(self) -> str:
-        """Say what the server said."""
+        """Return the message of the server."""
         return "away"
 
     def __str__(self) -> str:
@@ -294,7 +294,7 @@ class RpcError(ConnectionError):
 
 
 def test_error_of_grpc(caplog: pytest.LogCaptureFixture) -> None:
-    """A gRPC call is told by its code and what the server said."""
+    """A gRPC error is logged with its code and its details."""
     outcome = tarry.outcome_of_code("UNAVAILABLE")
     fail_then(RpcError(), "done", on=lambda _: outcome)
 
@@ -302,7 +302,7 @@ def test_error_of_grpc(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_message_of_an_error_is_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
-    """An error may say anything: line breaks are folded and the rest is cut."""
+    """Line breaks in the text of an error are replaced, and a long text is cut."""
     fail_then(ConnectionError("first\r\nsecond\n" + "x" * 10_000), "done")
 
     message = warnings(caplog)[0].getMessage()
@@ -312,14 +312,14 @@ def test_message_of_an_error_is_one_short_line(caplog: pytest.LogCaptureFixture)
 
 
 def test_message_with_percent_signs(caplog: pytest.LogCaptureFixture) -> None:
-    """An error that holds format characters is logged as it is."""
+    """An error with percent signs is logged unchanged."""
     fail_then(ConnectionError("100 %s %d"), "done")
 
     assert "100 %s %d" in warnings(caplog)[0].getMessage()
 
 
 def test_terminal_control_characters(caplog: pytest.LogCaptureFixture) -> None:
-    """What an outsider can put into an error does not reach the terminal as control characters."""
+    """Control characters in the text of an error are replaced."""
     fail_then(ConnectionError("\x1b[2J\x07cleared"), "done")
 
     message = warnings(caplog)[0].getMessage()
@@ -328,7 +328,7 @@ def test_terminal_control_characters(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_error_without_a_message(caplog: pytest.LogCaptureFixture) -> None:
-    """An error without text is named by its type alone."""
+    """An error without text is logged by its type."""
     fail_then(ConnectionError(), "done")
 
     assert warnings(caplog)[0].getMessage().startswith("load: ConnectionError; retry 1 of 3")
@@ -348,7 +348,7 @@ def test_error_whose_text_fails(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("guarded", [False, True], ids=["plain", "downstream"])
 def test_starts_and_failures(caplog: pytest.LogCaptureFixture, guarded: bool) -> None:
-    """With DEBUG on, each attempt is told when it starts and when it fails, listener or not."""
+    """At DEBUG, the start and the failure of each attempt are logged."""
     downstream = Downstream("payments") if guarded else None
 
     fail_then(ConnectionError("away"), "done", downstream=downstream)
@@ -361,7 +361,7 @@ def test_starts_and_failures(caplog: pytest.LogCaptureFixture, guarded: bool) ->
 
 
 def test_hedges(caplog: pytest.LogCaptureFixture, clock: VirtualClock) -> None:
-    """With DEBUG on, a copy is told when it is sent and when it wins, listener or not."""
+    """At DEBUG, sent and winning copies are logged."""
     sent = []
 
     async def read() -> None:
@@ -376,7 +376,7 @@ def test_hedges(caplog: pytest.LogCaptureFixture, clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize("level", [logging.ERROR, logging.CRITICAL])
 def test_switched_off(caplog: pytest.LogCaptureFixture, level: int) -> None:
-    """A logger that wants no warnings gets nothing."""
+    """With the level above WARNING, nothing is logged."""
     caplog.set_level(level, logger="tarry")
 
     fail_then(ConnectionError("away"), "done")
@@ -403,7 +403,7 @@ load()
 
 
 def stderr_of(before: str = "") -> list[str]:
-    """What a program that sets nothing up writes to its standard error."""
+    """Return the standard error of a program without logging configuration."""
     done = subprocess.run(
         [sys.executable, "-I", "-c", PROGRAM.format(before=before)],
         check=True,
@@ -414,22 +414,22 @@ def stderr_of(before: str = "") -> list[str]:
 
 
 def test_warnings_show_without_any_setup() -> None:
-    """A program that configures nothing sees its retries on standard error."""
+    """Without logging configuration, warnings go to standard error."""
     first, second = stderr_of()
 
     assert first.startswith("load: ConnectionError: refused; retry 1 of 3 in ")
     assert second.startswith("load: ConnectionError: refused; retry 2 of 3 in ")
 
 
-def test_configuration_is_the_programs() -> None:
-    """A program that sets logging up gets the lines in its own form, with more if it wants."""
+def test_configuration_of_the_program() -> None:
+    """A program that configures logging gets the lines in its format and level."""
     setup = "import logging; logging.basicConfig(level='INFO', format='%(name)s %(levelname)s')"
 
     assert ["tarry WARNING", "tarry WARNING", "tarry INFO"] == stderr_of(setup)
 
 
-def test_program_can_silence_it() -> None:
-    """The level of the logger `tarry` is all it takes."""
+def test_log_can_be_turned_off() -> None:
+    """Setting the level of the logger `tarry` turns the log off."""
     assert [] == stderr_of("import logging; logging.getLogger('tarry').setLevel('ERROR')")
 
 
@@ -470,10 +470,10 @@ channel.unary_unary("/shop.Payments/Charge")(b"")
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapters_log_too(adapter: str) -> None:
-    """A program that imports an adapter and nothing else of tarry sees its retries, too."""
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        target = f"127.0.0.1:{nobody.getsockname()[1]}"
+    """A program that imports only an adapter of tarry gets the log lines too."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        target = f"127.0.0.1:{unused.getsockname()[1]}"
         program = ADAPTERS[adapter].format(url=f"http://{target}", target=target)
         done = subprocess.run(
             [sys.executable, "-I", "-c", program], check=False, capture_output=True, text=True
@@ -483,13 +483,13 @@ def test_adapters_log_too(adapter: str) -> None:
         assert line in done.stderr
 
 
-def test_a_listener_beside_it_changes_nothing() -> None:
-    """A listener that is there before the first failure does not take the place of the log."""
+def test_a_listener_does_not_disable_the_log() -> None:
+    """A listener added before the first failure does not disable the log."""
     assert 2 == len(stderr_of("tarry.listen(lambda event: None)"))
 
 
-def test_logging_is_not_loaded_before_it_is_needed() -> None:
-    """A program whose calls succeed does not load the logging module for that."""
+def test_logging_is_not_imported_before_it_is_needed() -> None:
+    """A program whose calls succeed does not import the logging module."""
     program = """
 import sys, tarry
 

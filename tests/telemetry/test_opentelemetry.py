@@ -20,17 +20,17 @@ tracer = TracerProvider().get_tracer("test")
 
 @pytest.fixture
 def listener() -> OpenTelemetryListener:
-    """A listener as most programs make it."""
+    """A listener with default arguments."""
     return OpenTelemetryListener()
 
 
 def use(span: Any) -> Any:
-    """Make a span the current one; errors are the test's business."""
+    """Make a span the current one without recording errors."""
     return use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 def events_of(span: Any) -> list[tuple[str, dict[str, Any]]]:
-    """The names and attributes of the events on a span."""
+    """Return the names and attributes of the events of a span."""
     return [(event.name, dict(event.attributes)) for event in span.events]
 
 
@@ -38,7 +38,7 @@ def events_of(span: Any) -> list[tuple[str, dict[str, Any]]]:
 def test_failed_attempts_are_events(
     driver: Driver, clock: VirtualClock, listener: OpenTelemetryListener
 ) -> None:
-    """Each attempt that failed is an event, and the operation's span is as if none had."""
+    """Each failed attempt is an event, and the status of the span stays unset."""
     span: Any = tracer.start_span("operation")
     with use(span), listening(listener):
         driver.run(clock, Dependency(clock, FAIL, FAIL, OK))
@@ -56,7 +56,7 @@ def test_failed_attempts_are_events(
 
 
 def test_giving_up_is_an_event(clock: VirtualClock, listener: OpenTelemetryListener) -> None:
-    """The end of a call that failed is an event with its reason; the error itself is not ours."""
+    """Giving up is an event with its reason; the error is not recorded on the span."""
     span: Any = tracer.start_span("operation")
     payments = tarry.Downstream("payments", budget=tarry.TokenBudget(capacity=1))
     with use(span), listening(listener), pytest.raises(ConnectionError):
@@ -74,21 +74,21 @@ def test_giving_up_is_an_event(clock: VirtualClock, listener: OpenTelemetryListe
     assert StatusCode.UNSET == span.status.status_code
 
 
-def test_nothing_is_set_up(clock: VirtualClock) -> None:
-    """Without any provider the listener is silent, and the call goes its way."""
+def test_no_provider_is_configured(clock: VirtualClock) -> None:
+    """Without a configured provider the listener records nothing."""
     with listening(OpenTelemetryListener()):
         assert "done" == tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
 
 
 def test_misspelt_mode() -> None:
-    """A mode that does not exist is refused."""
+    """An unknown mode is rejected."""
     with pytest.raises(tarry.ConfigurationError, match="spans must be one of events, spans"):
         OpenTelemetryListener(spans="span")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("field", ["tracer_provider", "meter_provider"])
 def test_providers_are_checked(field: str) -> None:
-    """What is no provider is refused where it is given."""
+    """An object that is not a provider is rejected."""
     with pytest.raises(tarry.ConfigurationTypeError, match=f"{field} must be a provider"):
         OpenTelemetryListener(**{field: "x"})  # type: ignore[arg-type]
 
@@ -101,7 +101,7 @@ def test_listener_that_raises(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """When the metrics fail, the call does not, and the log says so."""
+    """A failure of the metrics does not fail the call, and is logged."""
     monkeypatch.setattr(listener, "_metrics", None)
 
     with listening(listener):

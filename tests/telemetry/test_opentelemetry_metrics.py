@@ -1,4 +1,4 @@
-"""The metrics of OpenTelemetry: what Prometheus counts, by other names."""
+"""The metrics of OpenTelemetry: the Prometheus metrics under other names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver, Step
 from tests.telemetry.sample_calls import (
     MANY,
-    Story,
+    SampleCall,
     both_hedges,
     broken_breaker,
     every_driver,
-    every_story,
+    every_sample_call,
     listening,
     side_by_side,
 )
@@ -36,7 +36,7 @@ class Meter:
         self.listener = OpenTelemetryListener(meter_provider=provider, **options)
 
     def points(self, name: str) -> list[Any]:
-        """The data points of a metric."""
+        """Return the data points of a metric."""
         data: Any = self._reader.get_metrics_data()
         if data is None:
             return []
@@ -44,7 +44,7 @@ class Meter:
         return [p for m in scope.metrics if m.name == name for p in m.data.data_points]
 
     def values(self, name: str, *attributes: str) -> dict[tuple[Any, ...], float]:
-        """The values of a metric by these attributes."""
+        """Return the values of a metric by these attributes."""
         return {
             tuple(point.attributes.get(attribute, "") for attribute in attributes): point.value
             for point in self.points(name)
@@ -53,25 +53,27 @@ class Meter:
 
 @pytest.fixture
 def meter() -> Meter:
-    """A listener of one's own."""
+    """A listener with its own meter provider."""
     return Meter()
 
 
 @every_driver
-@every_story
-def test_story(driver: Driver, story: Story, clock: VirtualClock, meter: Meter) -> None:
-    """Every kind of call is counted as Prometheus would, by every driver."""
+@every_sample_call
+def test_sample_calls(
+    driver: Driver, sample: SampleCall, clock: VirtualClock, meter: Meter
+) -> None:
+    """Every sample call is counted as by Prometheus, with every driver."""
     with listening(meter.listener):
-        story.play(driver, clock)
+        sample.run(driver, clock)
 
     attempts = meter.values("tarry.attempts", "tarry.outcome")
-    assert {(outcome,): number for outcome, number in story.attempts.items()} == attempts
-    assert {story.call: 1} == meter.values("tarry.calls", "tarry.result", "tarry.reason")
-    assert story.delays == sum(point.count for point in meter.points("tarry.retry.delay"))
+    assert {(outcome,): number for outcome, number in sample.attempts.items()} == attempts
+    assert {sample.call: 1} == meter.values("tarry.calls", "tarry.result", "tarry.reason")
+    assert sample.delays == sum(point.count for point in meter.points("tarry.retry.delay"))
 
 
-def test_who_and_what(clock: VirtualClock, meter: Meter) -> None:
-    """Points name the operation and the downstream; those that failed have the type of error."""
+def test_attributes(clock: VirtualClock, meter: Meter) -> None:
+    """Data points have the operation and the downstream; failed attempts the error type."""
     disk = tarry.Downstream("disk")
     with listening(meter.listener):
         tarry.call(
@@ -90,7 +92,7 @@ def test_who_and_what(clock: VirtualClock, meter: Meter) -> None:
 
 @both_hedges
 def test_hedges(hedged: Callable[[], None], meter: Meter) -> None:
-    """A copy that was sent and won is counted as both."""
+    """A copy that was sent and won is counted as fired and as won."""
     with listening(meter.listener):
         hedged()
 
@@ -101,7 +103,7 @@ def test_hedges(hedged: Callable[[], None], meter: Meter) -> None:
 
 
 def test_breaker(clock: VirtualClock, meter: Meter) -> None:
-    """Each move of a breaker is counted, and its state is 1 where it stands and 0 elsewhere."""
+    """State changes of a breaker are counted; the gauge is 1 for its state, else 0."""
     with listening(meter.listener):
         downstream = broken_breaker(clock, "shifted")
 
@@ -115,7 +117,7 @@ def test_breaker(clock: VirtualClock, meter: Meter) -> None:
 
 
 def test_budget(meter: Meter) -> None:
-    """The balance is read when it is exported."""
+    """The balance is read at export."""
     downstream = tarry.Downstream("wealthy", budget=tarry.TokenBudget(capacity=40))
     assert downstream.budget is not None
     downstream.budget.withdraw(5, 0)
@@ -123,8 +125,8 @@ def test_budget(meter: Meter) -> None:
     assert 35 == meter.values("tarry.budget.balance", "tarry.downstream")["wealthy",]
 
 
-def test_names_are_bounded() -> None:
-    """From the name that is one too many on, all are one: operations and types of errors."""
+def test_number_of_names_is_limited() -> None:
+    """Operations and error types beyond the limit are counted as "other"."""
     meter = Meter(max_names=2)
     with listening(meter.listener):
         for number in range(4):
@@ -150,7 +152,7 @@ def test_names_are_bounded() -> None:
 def test_type_of_an_answer_that_was_not_accepted(
     answer: object, expected: str, clock: VirtualClock, meter: Meter
 ) -> None:
-    """The status is the type of error, where the answer has one."""
+    """The error type of a response is its status."""
     with listening(meter.listener):
         dependency = Dependency(clock, Step(answer), OK)
         tarry.call(dependency.hit, on=OSError, until=lambda result: result == "done")
@@ -161,7 +163,7 @@ def test_type_of_an_answer_that_was_not_accepted(
 
 
 def test_type_of_a_failure_with_a_code(clock: VirtualClock, meter: Meter) -> None:
-    """The code that a classifier names is the type of error, not the class that carries it."""
+    """The error type is the code that a classifier names, not the class of the error."""
     unavailable = tarry.outcome_of_code("UNAVAILABLE")
     with listening(meter.listener):
         tarry.call(Dependency(clock, FAIL, OK).hit, on=lambda _: unavailable)
@@ -172,7 +174,7 @@ def test_type_of_a_failure_with_a_code(clock: VirtualClock, meter: Meter) -> Non
 
 
 def test_type_of_a_nested_class(clock: VirtualClock, meter: Meter) -> None:
-    """A class is named in full, also where the classifier names it in short."""
+    """The error type of a nested class is its qualified name."""
 
     class Lost(ConnectionError):
         pass
@@ -187,8 +189,8 @@ def test_type_of_a_nested_class(clock: VirtualClock, meter: Meter) -> None:
 
 
 @side_by_side
-def test_calls_side_by_side(many: Callable[[Any], None], meter: Meter) -> None:
-    """Calls that run at the same time are counted each for itself."""
+def test_concurrent_calls(many: Callable[[Any], None], meter: Meter) -> None:
+    """Concurrent calls are counted separately."""
     with listening(meter.listener):
         many(lambda _: nullcontext())
 

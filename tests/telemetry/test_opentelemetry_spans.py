@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span for each attempt, of its own call and of nothing else."""
+"""OpenTelemetry: a span for each attempt."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.integration.flaky import flaky_server
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
 from tests.telemetry.sample_calls import (
     MANY,
-    Story,
+    SampleCall,
     every_driver,
-    every_story,
+    every_sample_call,
     hedge_async,
     listening,
     side_by_side,
@@ -35,7 +35,7 @@ from tests.telemetry.sample_calls import (
 
 
 class Traces:
-    """A listener that makes spans, which can be read."""
+    """A listener that creates spans, with an exporter to read them."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
@@ -45,24 +45,24 @@ class Traces:
         self.listener = OpenTelemetryListener(self.provider, spans="spans")
 
     def spans(self, name: str = "op") -> list[Any]:
-        """The spans of this name that ended, in that order."""
+        """Return the finished spans of this name, in order."""
         return [span for span in self._exporter.get_finished_spans() if span.name == name]
 
 
 @pytest.fixture
 def traces() -> Traces:
-    """A listener of one's own."""
+    """A listener with its own tracer provider."""
     return Traces()
 
 
 def outcomes(spans: list[Any]) -> list[str]:
-    """What the attempts came to."""
+    """Return the outcomes of the attempts."""
     return [span.attributes["tarry.outcome"] for span in spans]
 
 
 @every_driver
 def test_attempts_are_spans(driver: Driver, clock: VirtualClock, traces: Traces) -> None:
-    """Each attempt is a span in that of the operation, and says nothing of a network."""
+    """Each attempt is a child span of the operation, without network attributes."""
     with traces.tracer.start_as_current_span("parent"), listening(traces.listener):
         driver.run(clock, Dependency(clock, FAIL, OK))
 
@@ -87,20 +87,22 @@ def test_attempts_are_spans(driver: Driver, clock: VirtualClock, traces: Traces)
 
 
 @every_driver
-@every_story
-def test_story(driver: Driver, story: Story, clock: VirtualClock, traces: Traces) -> None:
-    """Every attempt of every kind of call has one span, and it ends."""
+@every_sample_call
+def test_sample_calls(
+    driver: Driver, sample: SampleCall, clock: VirtualClock, traces: Traces
+) -> None:
+    """Every attempt of every sample call has one span, which ends."""
     with listening(traces.listener):
-        story.play(driver, clock)
+        sample.run(driver, clock)
 
-    expected = [outcome for outcome, number in story.attempts.items() for _ in range(number)]
+    expected = [outcome for outcome, number in sample.attempts.items() for _ in range(number)]
     assert expected == outcomes(traces.spans())
     assert () == traces.listener._open_spans.get()
 
 
 @every_driver
 def test_wait_is_in_no_span(driver: Driver, clock: VirtualClock, traces: Traces) -> None:
-    """A span ends before the wait, and the next begins after it."""
+    """A span ends before the wait, and the next one begins after it."""
     told: list[str] = []
 
     class Recorder(SpanProcessor):
@@ -123,14 +125,14 @@ def test_wait_is_in_no_span(driver: Driver, clock: VirtualClock, traces: Traces)
 
 
 @side_by_side
-def test_calls_side_by_side(many: Callable[[Any], None], traces: Traces) -> None:
-    """Attempts of calls that run at the same time are in the spans of their own operations."""
+def test_concurrent_calls(many: Callable[[Any], None], traces: Traces) -> None:
+    """Attempts of concurrent calls are children of their own operations."""
 
-    def around(number: int) -> Any:
+    def context_of(number: int) -> Any:
         return traces.tracer.start_as_current_span(f"parent{number}")
 
     with listening(traces.listener):
-        many(around)
+        many(context_of)
 
     for number in range(MANY):
         [parent] = traces.spans(f"parent{number}")
@@ -142,7 +144,7 @@ def test_calls_side_by_side(many: Callable[[Any], None], traces: Traces) -> None
 
 
 def test_requests_are_client_spans(traces: Traces) -> None:
-    """What was sent again over HTTP says so, by the convention's name."""
+    """Retries over HTTP have `http.request.resend_count`."""
     with (
         flaky_server() as server,
         no_wait(),
@@ -160,7 +162,7 @@ def test_requests_are_client_spans(traces: Traces) -> None:
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_streams_of_grpc_are_client_spans(traces: Traces, elsewhere: bool) -> None:
-    """Their spans end, also when another thread reads them, and they are not HTTP's."""
+    """Spans of gRPC streams end, also when another thread reads the stream."""
     with (
         run_fake_service() as service,
         no_wait(),
@@ -181,8 +183,8 @@ def test_streams_of_grpc_are_client_spans(traces: Traces, elsewhere: bool) -> No
     assert not any("http.request.resend_count" in one.attributes for one in (failed, succeeded))
 
 
-def test_calls_within_calls(clock: VirtualClock, traces: Traces) -> None:
-    """The attempts of an inner call of the same name do not end those of the outer one."""
+def test_nested_calls(clock: VirtualClock, traces: Traces) -> None:
+    """Attempts of an inner call of the same name do not end the spans of the outer call."""
     inner = Dependency(clock, FAIL, OK)
 
     def outer() -> None:
@@ -196,7 +198,7 @@ def test_calls_within_calls(clock: VirtualClock, traces: Traces) -> None:
 
 
 def test_cancelled_attempt(clock: VirtualClock, traces: Traces) -> None:
-    """An inner call that is cancelled has no span, and the outer one has its own."""
+    """A cancelled inner call has no span; the outer call has its own."""
 
     async def outer() -> None:
         with suppress(TimeoutError):
@@ -210,8 +212,8 @@ def test_cancelled_attempt(clock: VirtualClock, traces: Traces) -> None:
     assert ["success"] == outcomes(traces.spans())
 
 
-def test_task_that_is_cancelled_again_and_again(clock: VirtualClock, traces: Traces) -> None:
-    """What is remembered of cancelled attempts is bounded, and later calls are told as ever."""
+def test_task_that_is_cancelled_many_times(clock: VirtualClock, traces: Traces) -> None:
+    """The number of kept spans of cancelled attempts is limited; later calls get spans."""
 
     async def worker() -> int:
         for _ in range(100):
@@ -226,8 +228,8 @@ def test_task_that_is_cancelled_again_and_again(clock: VirtualClock, traces: Tra
     assert ["success"] == outcomes(traces.spans())
 
 
-def test_listener_that_came_late(clock: VirtualClock, traces: Traces) -> None:
-    """An attempt that began before the listener has no span, and the next one has."""
+def test_listener_added_during_an_attempt(clock: VirtualClock, traces: Traces) -> None:
+    """An attempt that began before the listener was added has no span; the next one has."""
     dependency = Dependency(clock, FAIL, OK)
     removers: list[Callable[[], None]] = []
 
@@ -243,7 +245,7 @@ def test_listener_that_came_late(clock: VirtualClock, traces: Traces) -> None:
 
 
 def test_hedges_have_no_spans(traces: Traces) -> None:
-    """Copies of a hedged call are told by the metrics alone."""
+    """Copies of a hedged call have no spans."""
     with listening(traces.listener):
         hedge_async()
 
@@ -254,7 +256,7 @@ def test_hedges_have_no_spans(traces: Traces) -> None:
 def test_listener_that_raises(
     driver: Driver, clock: VirtualClock, traces: Traces, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """When a processor of spans fails, the call does not, and the log says so."""
+    """A failing span processor does not fail the call, and is logged."""
 
     class Broken(SpanProcessor):
         def on_start(self, span: Any, parent_context: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Prometheus: what is counted, under which names, and what stays bounded."""
+"""The Prometheus listener: metrics, labels and their limits."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
 from tests.telemetry.sample_calls import (
     MANY,
-    Story,
+    SampleCall,
     both_hedges,
     broken_breaker,
     every_driver,
-    every_story,
+    every_sample_call,
     listening,
     side_by_side,
 )
@@ -29,12 +29,12 @@ from tests.telemetry.sample_calls import (
 
 @pytest.fixture
 def registry() -> CollectorRegistry:
-    """A registry of one's own."""
+    """A new registry."""
     return CollectorRegistry()
 
 
 def samples(registry: CollectorRegistry, name: str, *labels: str) -> dict[tuple[str, ...], float]:
-    """The values of a time series by these labels, as a scraper reads them."""
+    """Return the values of a time series by these labels, as a scraper reads them."""
     page = generate_latest(registry).decode()
     return {
         tuple(sample.labels[label] for label in labels): sample.value
@@ -45,23 +45,23 @@ def samples(registry: CollectorRegistry, name: str, *labels: str) -> dict[tuple[
 
 
 @every_driver
-@every_story
-def test_story(
-    driver: Driver, story: Story, clock: VirtualClock, registry: CollectorRegistry
+@every_sample_call
+def test_sample_calls(
+    driver: Driver, sample: SampleCall, clock: VirtualClock, registry: CollectorRegistry
 ) -> None:
-    """Every kind of call is counted once, with its attempts and its delays, by every driver."""
+    """Every sample call is counted with its attempts and delays, with every driver."""
     with listening(PrometheusListener(registry)):
-        story.play(driver, clock)
+        sample.run(driver, clock)
 
     attempts = samples(registry, "tarry_attempts_total", "outcome")
-    assert {(outcome,): number for outcome, number in story.attempts.items()} == attempts
-    assert {story.call: 1} == samples(registry, "tarry_calls_total", "result", "reason")
+    assert {(outcome,): number for outcome, number in sample.attempts.items()} == attempts
+    assert {sample.call: 1} == samples(registry, "tarry_calls_total", "result", "reason")
     delays = samples(registry, "tarry_retry_delay_seconds_count")
-    assert ({(): story.delays} if story.delays else {}) == delays
+    assert ({(): sample.delays} if sample.delays else {}) == delays
 
 
 def test_labels(clock: VirtualClock, registry: CollectorRegistry) -> None:
-    """Calls and attempts carry the operation and the downstream, which may be missing."""
+    """Calls and attempts have the operation and the downstream, which may be empty."""
     with listening(PrometheusListener(registry)):
         tarry.call(lambda: 1, on=OSError, name="load", downstream=tarry.Downstream("disk"))
         tarry.call(lambda: 1, on=OSError, name="load")
@@ -84,7 +84,7 @@ def test_delays(clock: VirtualClock, registry: CollectorRegistry) -> None:
 
 @both_hedges
 def test_hedges(hedged: Callable[[], None], registry: CollectorRegistry) -> None:
-    """A copy that was sent and won is counted as both; the call has one attempt that succeeded."""
+    """A copy that was sent and won counts as fired and won; the call has one success."""
     with listening(PrometheusListener(registry)):
         hedged()
 
@@ -96,7 +96,7 @@ def test_hedges(hedged: Callable[[], None], registry: CollectorRegistry) -> None
 
 
 def test_breaker(clock: VirtualClock, registry: CollectorRegistry) -> None:
-    """Each move of a breaker is counted, and its state is 1 where it stands and 0 elsewhere."""
+    """State changes of a breaker are counted; the gauge is 1 for its state, else 0."""
     with listening(PrometheusListener(registry)):
         downstream = broken_breaker(clock, "moved")
 
@@ -112,7 +112,7 @@ def test_breaker(clock: VirtualClock, registry: CollectorRegistry) -> None:
 
 
 def test_budget_is_read_when_it_is_scraped(registry: CollectorRegistry) -> None:
-    """The balance needs no event to be current, and goes with its downstream."""
+    """The balance is read at each scrape, and disappears with its downstream."""
     PrometheusListener(registry)
     downstream = tarry.Downstream("rich", budget=tarry.TokenBudget(capacity=40))
     assert 40 == samples(registry, "tarry_budget_balance", "downstream")["rich",]
@@ -126,7 +126,7 @@ def test_budget_is_read_when_it_is_scraped(registry: CollectorRegistry) -> None:
 
 
 def test_downstreams_of_one_name_are_summed_up(registry: CollectorRegistry) -> None:
-    """Two downstreams of one name share their time series."""
+    """Two downstreams of one name share a time series."""
     PrometheusListener(registry)
     twins = [
         tarry.Downstream("twin", breaker=tarry.Breaker(), budget=tarry.TokenBudget(capacity=4))
@@ -142,7 +142,7 @@ def test_downstreams_of_one_name_are_summed_up(registry: CollectorRegistry) -> N
 
 
 def test_budget_that_raises_does_not_break_the_scrape(registry: CollectorRegistry) -> None:
-    """A budget of the user's that fails is left out, and the rest is there."""
+    """A budget that raises is left out of the scrape; the other metrics are there."""
 
     class Broken(tarry.TokenBudget):
         def balance(self, now: float) -> float:
@@ -158,8 +158,8 @@ def test_budget_that_raises_does_not_break_the_scrape(registry: CollectorRegistr
     assert [False, True] == [(downstream.name,) in balances for downstream in held]
 
 
-def test_names_are_bounded(registry: CollectorRegistry) -> None:
-    """From the name that is one too many on, all are "other"."""
+def test_number_of_names_is_limited(registry: CollectorRegistry) -> None:
+    """Names beyond the limit are counted as "other"."""
     with listening(PrometheusListener(registry, max_names=2)):
         for number in range(5):
             downstream = tarry.Downstream(f"host{number}", budget=tarry.TokenBudget())
@@ -173,20 +173,20 @@ def test_names_are_bounded(registry: CollectorRegistry) -> None:
 
 
 def test_registry_is_checked() -> None:
-    """What is no registry is refused where it is given."""
+    """An object that is not a registry is rejected."""
     with pytest.raises(tarry.ConfigurationTypeError, match="registry must be a prometheus_client"):
         PrometheusListener("x")  # type: ignore[arg-type]
 
 
 def test_max_names_is_checked(registry: CollectorRegistry) -> None:
-    """A bound below one is refused."""
+    """A limit below one is rejected."""
     with pytest.raises(tarry.ConfigurationError, match="max_names must be at least 1"):
         PrometheusListener(registry, max_names=0)
 
 
 @side_by_side
-def test_calls_side_by_side(many: Callable[[Any], None], registry: CollectorRegistry) -> None:
-    """Calls that run at the same time are counted each for itself."""
+def test_concurrent_calls(many: Callable[[Any], None], registry: CollectorRegistry) -> None:
+    """Concurrent calls are counted separately."""
     with listening(PrometheusListener(registry)):
         many(lambda _: nullcontext())
 
@@ -208,7 +208,7 @@ def test_listener_that_raises(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """When the metrics fail, the call does not, and the log says so."""
+    """A failure of the metrics does not fail the call, and is logged."""
     listener = PrometheusListener(registry)
     monkeypatch.setattr(listener, "_attempts", None)
 
@@ -219,7 +219,7 @@ def test_listener_that_raises(
 
 
 def test_global_registry() -> None:
-    """Without a registry of one's own, the metrics are in the one that everybody scrapes."""
+    """By default, the metrics are in the global registry."""
     from prometheus_client import REGISTRY
 
     before = list(REGISTRY._collector_to_names)

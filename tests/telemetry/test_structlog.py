@@ -1,4 +1,4 @@
-"""The listener for structlog: the names, levels and fields of the standard log."""
+"""The structlog listener: names, levels and fields."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
 from tests.telemetry.sample_calls import (
     MANY,
-    Story,
+    SampleCall,
     both_hedges,
     broken_breaker,
     every_driver,
-    every_story,
+    every_sample_call,
     listening,
     side_by_side,
 )
@@ -31,18 +31,18 @@ from tests.telemetry.sample_calls import (
 
 @pytest.fixture
 def lines() -> Iterator[list[Any]]:
-    """What structlog got from the listener."""
+    """The lines that structlog received."""
     with capture_logs() as lines, listening(StructlogListener()):
         yield lines
 
 
 def levels(lines: list[Any]) -> list[tuple[str, str]]:
-    """The name and the level of each line."""
+    """Return the name and the level of each line."""
     return [(line["event"], line["log_level"]) for line in lines]
 
 
 def test_every_event_has_a_name() -> None:
-    """No event is without the name that people search for, and no two share one."""
+    """Every event has a unique name."""
     kinds = [kind for kind in vars(events).values() if isinstance(kind, type)]
     defined = {k for k in kinds if issubclass(k, events.Event) and not k.__subclasses__()}
 
@@ -52,7 +52,7 @@ def test_every_event_has_a_name() -> None:
 
 @every_driver
 def test_names_and_levels(driver: Driver, clock: VirtualClock, lines: list[Any]) -> None:
-    """A wait is a warning, success after it is information, all else is for debugging."""
+    """A wait is a WARNING, a success after it INFO, everything else DEBUG."""
     driver.run(clock, Dependency(clock, FAIL, OK))
 
     assert [
@@ -65,26 +65,26 @@ def test_names_and_levels(driver: Driver, clock: VirtualClock, lines: list[Any])
     ] == levels(lines)
 
 
-def test_success_at_once_has_no_line_of_its_own(lines: list[Any]) -> None:
-    """A call without trouble is told by its start alone."""
+def test_success_at_once_is_not_logged(lines: list[Any]) -> None:
+    """A call that succeeds at once logs its start only."""
     tarry.call(int, on=OSError)
 
     assert [("tarry.attempt_started", "debug")] == levels(lines)
 
 
 @every_driver
-@every_story
+@every_sample_call
 def test_fields_are_those_of_the_standard_log(
     driver: Driver,
-    story: Story,
+    sample: SampleCall,
     clock: VirtualClock,
     lines: list[Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whoever changes from one log to the other finds the same levels and the same fields."""
+    """Levels and fields are those of the standard log."""
     caplog.set_level(logging.DEBUG, logger="tarry")
 
-    story.play(driver, clock)
+    sample.run(driver, clock)
 
     standard = [(r.levelname.lower(), r.__dict__["tarry"]) for r in caplog.records]
     written = [(line.pop("log_level"), line) for line in lines if line.pop("event")]
@@ -92,7 +92,7 @@ def test_fields_are_those_of_the_standard_log(
 
 
 def test_end_of_a_call(clock: VirtualClock, lines: list[Any]) -> None:
-    """Giving up is a warning with its reason; a call that was not let through is none."""
+    """Giving up is a WARNING with its reason; a rejected call is not."""
     payments = tarry.Downstream("payments", budget=tarry.TokenBudget(capacity=1))
     with pytest.raises(ConnectionError):
         tarry.call(Dependency(clock, FAIL).hit, on=ConnectionError, downstream=payments)
@@ -102,7 +102,7 @@ def test_end_of_a_call(clock: VirtualClock, lines: list[Any]) -> None:
 
 
 def test_breaker(clock: VirtualClock, lines: list[Any]) -> None:
-    """A breaker that moves is a warning with both states."""
+    """A state change of a breaker is a WARNING with both states."""
     broken_breaker(clock, "payments")
 
     moves = [line for line in lines if line["event"] == "tarry.breaker_moved"]
@@ -119,7 +119,7 @@ def test_breaker(clock: VirtualClock, lines: list[Any]) -> None:
 
 @both_hedges
 def test_hedges(hedged: Callable[[], None], lines: list[Any]) -> None:
-    """A copy is told when it is sent and when it wins."""
+    """Sent and winning copies are logged."""
     hedged()
 
     assert [
@@ -130,7 +130,7 @@ def test_hedges(hedged: Callable[[], None], lines: list[Any]) -> None:
 
 
 @side_by_side
-def test_calls_side_by_side(many: Callable[[Any], None], lines: list[Any]) -> None:
+def test_concurrent_calls(many: Callable[[Any], None], lines: list[Any]) -> None:
     """The lines of each call are complete and in order."""
     many(lambda _: nullcontext())
 
@@ -142,8 +142,8 @@ def test_calls_side_by_side(many: Callable[[Any], None], lines: list[Any]) -> No
         assert ["tarry.attempt_started", *retries, *end] == told
 
 
-def test_logger_of_ones_own(clock: VirtualClock) -> None:
-    """What is bound to the logger that is given stands on each line."""
+def test_given_logger(clock: VirtualClock) -> None:
+    """Values bound to the given logger are on each line."""
     logger = structlog.get_logger().bind(service="shop")
 
     with capture_logs() as lines, listening(StructlogListener(logger)):
@@ -153,7 +153,7 @@ def test_logger_of_ones_own(clock: VirtualClock) -> None:
 
 
 def test_configured_later(clock: VirtualClock) -> None:
-    """A program may configure structlog after it made the listener."""
+    """The program may configure structlog after the listener was created."""
     heard: list[Any] = []
 
     def drop(_logger: Any, _method: str, line: Any) -> Any:
@@ -174,7 +174,7 @@ def test_configured_later(clock: VirtualClock) -> None:
 def test_listener_that_raises(
     driver: Driver, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """When a processor fails, the call does not, and the standard log says so."""
+    """A failing processor does not fail the call, and is logged."""
 
     def broken(*_: object) -> str:
         raise RuntimeError("a bug in a processor")

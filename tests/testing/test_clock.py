@@ -1,4 +1,4 @@
-"""The virtual clock: it moves when somebody waits, for plain code, asyncio and trio alike."""
+"""The virtual clock: waits of plain code, asyncio and trio advance it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def run(clock: VirtualClock, loop: str, main: Callable[[], Awaitable[Any]]) -> A
     return (clock.run if loop == "asyncio" else clock.run_trio)(main)
 
 
-def test_clock_stands_still() -> None:
-    """Nothing but a wait moves the clock."""
+def test_only_waits_advance_the_clock() -> None:
+    """Only waits advance the clock."""
     with VirtualClock() as clock:
         time.sleep(0.002)
 
@@ -35,7 +35,7 @@ def test_clock_stands_still() -> None:
 
 
 def test_advance() -> None:
-    """`advance` lets time pass for everything that looks at the clock."""
+    """`advance` changes the time for all code that reads the clock."""
     with VirtualClock() as clock, tarry.deadline(10):
         before = clock.now()
         clock.advance(4)
@@ -46,14 +46,14 @@ def test_advance() -> None:
 
 
 def test_time_does_not_go_back() -> None:
-    """A clock cannot be turned back."""
+    """A clock cannot be set back."""
     with pytest.raises(tarry.ConfigurationError, match="seconds must be at least 0"):
         VirtualClock().advance(-1)
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
 def test_days_pass_at_once(driver: Driver) -> None:
-    """Waits of days take no time, and are counted."""
+    """Waits of days return at once, and advance the clock."""
     policy = tarry.Policy(
         initial_delay=DAY, max_delay=DAY, backoff="fixed", jitter="none", max_attempts=8
     )
@@ -65,8 +65,8 @@ def test_days_pass_at_once(driver: Driver) -> None:
     assert 7 * DAY == seconds(clock)
 
 
-def test_real_clock_comes_back() -> None:
-    """After the block time is real again, and the virtual clock keeps what it showed."""
+def test_real_clock_is_restored() -> None:
+    """After the block the real clock is restored, and the virtual one keeps its time."""
     with VirtualClock() as clock:
         clock.advance(1000)
     with tarry.deadline(1000):
@@ -77,8 +77,8 @@ def test_real_clock_comes_back() -> None:
     assert 1000 == pytest.approx(clock.elapsed)
 
 
-def test_real_clock_comes_back_after_an_error() -> None:
-    """A block that is left by an error puts the real clock back too."""
+def test_real_clock_is_restored_after_an_error() -> None:
+    """A block that an error leaves restores the real clock too."""
     with pytest.raises(ValueError, match="left"), VirtualClock() as clock:
         clock.advance(1000)
         raise ValueError("left")
@@ -120,7 +120,7 @@ def test_sleeps_of_the_loop_are_virtual(loop: str) -> None:
 
 @both_loops
 def test_result_and_error(loop: str) -> None:
-    """`run` hands out the result of its coroutine, or raises its error."""
+    """`run` returns the result of its coroutine, or raises its error."""
 
     async def give() -> int:
         return 7
@@ -136,7 +136,7 @@ def test_result_and_error(loop: str) -> None:
 
 @both_loops
 def test_tasks_wake_in_order(loop: str) -> None:
-    """When all tasks wait, time jumps to the next moment, and they wake in its order."""
+    """When all tasks wait, the clock jumps to the next timer, and tasks wake in order."""
     woken: list[tuple[int, float]] = []
 
     with VirtualClock() as clock:
@@ -160,7 +160,7 @@ def test_tasks_wake_in_order(loop: str) -> None:
 
 @both_loops
 def test_now_inside_a_loop(loop: str) -> None:
-    """Inside a running loop, `now` and `elapsed` tell the same time."""
+    """Inside a running loop, `now` and `elapsed` agree."""
     with VirtualClock() as clock:
         before = clock.now()
 
@@ -173,7 +173,7 @@ def test_now_inside_a_loop(loop: str) -> None:
 
 @both_loops
 def test_advance_inside_a_loop(loop: str) -> None:
-    """`advance` inside a running loop lets time pass there: what is due by then comes first."""
+    """`advance` inside a running loop makes earlier timers due first."""
     with VirtualClock() as clock, tarry.deadline(10):
 
         async def main() -> float | None:
@@ -186,8 +186,8 @@ def test_advance_inside_a_loop(loop: str) -> None:
 
 
 @both_loops
-def test_time_goes_on_from_loop_to_loop(loop: str) -> None:
-    """Plain waits and loops one after another share one time."""
+def test_successive_loops_share_the_time(loop: str) -> None:
+    """Plain waits and successive loops share one clock."""
     with VirtualClock() as clock, scripted_random([0.5]):
         run(clock, loop, lambda: pause(1))
         tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
@@ -198,7 +198,7 @@ def test_time_goes_on_from_loop_to_loop(loop: str) -> None:
 
 @both_loops
 def test_timeouts_of_the_loop_are_virtual(loop: str) -> None:
-    """A timeout of the loop's own library ends in virtual time."""
+    """Timeouts of asyncio and trio use virtual time."""
 
     async def on_asyncio() -> None:
         async with asyncio.timeout(5):
@@ -216,7 +216,7 @@ def test_timeouts_of_the_loop_are_virtual(loop: str) -> None:
 
 
 def test_asyncio_waits_for_threads() -> None:
-    """A loop that waits for a thread and for nothing else does not jump."""
+    """A loop that only waits for a thread does not advance the clock."""
     gate = threading.Event()
 
     async def main() -> str:
@@ -250,7 +250,7 @@ def test_asyncio_can_be_woken_by_a_socket() -> None:
 
 
 def test_trio_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without trio, the error has the line that installs it."""
+    """Without trio, the error has the pip command."""
     monkeypatch.setitem(sys.modules, "trio", None)
 
     with VirtualClock() as clock, pytest.raises(tarry.MissingExtra, match=r"tarry\[trio\]"):
@@ -259,8 +259,8 @@ def test_trio_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @both_loops
 @pytest.mark.timeout(5)
-def test_year_after_year(loop: str) -> None:
-    """Virtual time may run for years, or begin on a machine that has: no loop gets stuck."""
+def test_years_of_virtual_time(loop: str) -> None:
+    """Event loops work after years of virtual time."""
     with VirtualClock() as clock:
         clock.advance(400 * DAY)
         run(clock, loop, lambda: pause(0.1))

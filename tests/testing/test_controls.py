@@ -1,4 +1,4 @@
-"""The switches for tests: each does one thing, for the time of its block."""
+"""The context managers for tests: each applies during its block."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
 
 @pytest.mark.parametrize("driver", PLAIN, ids=str)
 def test_no_wait_in_plain_code(driver: Driver) -> None:
-    """A policy that waits for days returns at once; decisions and delays stay what they are."""
+    """Waits of days return at once; decisions and delays are unchanged."""
     clock = VirtualClock()  # not entered: only `no_wait` keeps it from waiting
     policy = tarry.Policy(initial_delay=86_400, max_delay=86_400, jitter="none")
 
@@ -51,7 +51,7 @@ def test_no_wait_in_coroutines() -> None:
 
 
 def test_no_wait_ends_with_its_block() -> None:
-    """After the block waits are waits again."""
+    """After the block, waits are real again."""
     with VirtualClock() as clock, scripted_random([0.5]):
         with no_wait():
             tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
@@ -62,7 +62,7 @@ def test_no_wait_ends_with_its_block() -> None:
 
 
 def test_no_wait_ends_with_an_error() -> None:
-    """A block that is left by an error is over too."""
+    """A block that an error leaves restores the waits too."""
     with VirtualClock() as clock, scripted_random([0.5]):
         with pytest.raises(ConnectionError), no_wait():
             tarry.call(Dependency(clock, FAIL).hit, on=ConnectionError)
@@ -88,8 +88,8 @@ def test_capped_attempts(driver: Driver, guarded: bool, limit: int) -> None:
     assert min(limit, 4) == len(dependency.starts)
 
 
-def test_capped_attempts_are_told() -> None:
-    """Events speak of the cap, not of the policy."""
+def test_events_have_the_cap() -> None:
+    """Events have the cap as `max_attempts`, not the value of the policy."""
     with VirtualClock() as clock, capped_attempts(2), captured_events() as events:
         tarry.call(Dependency(clock, OK).hit, on=ConnectionError, name="op")
 
@@ -97,7 +97,7 @@ def test_capped_attempts_are_told() -> None:
 
 
 def test_capped_attempts_end_with_their_block() -> None:
-    """After the block, and for a cap inside a cap, the one before holds again."""
+    """After a block, the cap of the outer block applies again."""
     with VirtualClock() as clock:
         dependency = Dependency(clock, FAIL)
         made = []
@@ -111,7 +111,7 @@ def test_capped_attempts_end_with_their_block() -> None:
 
 
 def attempts_of(dependency: Dependency) -> int:
-    """How many attempts a call makes."""
+    """Return the number of attempts of a call."""
     before = len(dependency.starts)
     with pytest.raises(ConnectionError):
         tarry.call(dependency.hit, on=ConnectionError)
@@ -132,8 +132,8 @@ def test_wrong_cap(limit: int) -> None:
 
 
 @every_driver
-def test_scripted_dice(driver: Driver) -> None:
-    """The numbers come in their order, and the last repeats."""
+def test_scripted_random(driver: Driver) -> None:
+    """The numbers are used in order, and the last one repeats."""
     with (
         VirtualClock() as clock,
         scripted_random([0.1, 0.2]),
@@ -146,8 +146,8 @@ def test_scripted_dice(driver: Driver) -> None:
     assert [0.1 * 0.1, 0.2 * 0.2, 0.2 * 0.4] == pytest.approx(delays)
 
 
-def test_scripted_dice_take_any_iterable() -> None:
-    """A generator serves as a script."""
+def test_scripted_random_takes_any_iterable() -> None:
+    """The numbers may come from a generator."""
     with VirtualClock() as clock, scripted_random(number / 10 for number in (5, 0)):
         tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
 
@@ -156,13 +156,13 @@ def test_scripted_dice_take_any_iterable() -> None:
 
 @pytest.mark.parametrize("numbers", [[], [1.0], [-0.1], [0.5, float("nan")]], ids=str)
 def test_wrong_script(numbers: list[float]) -> None:
-    """A script holds at least one number, all from [0, 1)."""
+    """An empty script or a number outside [0, 1) is rejected."""
     with pytest.raises(tarry.ConfigurationError, match="numbers must be"), scripted_random(numbers):
         pass
 
 
 @pytest.mark.parametrize("driver", [PLAIN[0], *ASYNC[::4]], ids=str)
-def test_dice_are_back_after_the_block(driver: Driver) -> None:
+def test_random_numbers_are_restored_after_the_block(driver: Driver) -> None:
     """After the block delays are random again."""
     drawn = set()
     with VirtualClock() as clock, captured_events() as events:
@@ -179,7 +179,7 @@ def test_dice_are_back_after_the_block(driver: Driver) -> None:
 
 
 def test_captured_events_end_with_their_block() -> None:
-    """What happens after the block is not captured."""
+    """Events after the block are not captured."""
     with captured_events() as events:
         tarry.call(lambda: 1, on=ConnectionError)
     tarry.call(lambda: 2, on=ConnectionError)

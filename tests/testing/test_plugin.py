@@ -28,7 +28,7 @@ def flaky():
 
 @pytest.fixture(autouse=True)
 def strict(pytester: pytest.Pytester) -> None:
-    """A project that is strict about markers and takes warnings for errors."""
+    """A project with strict markers and warnings as errors."""
     pytester.makeini(
         """
         [pytest]
@@ -57,7 +57,7 @@ def test(tarry_no_wait):
 
 
 def test_events(pytester: pytest.Pytester) -> None:
-    """`tarry_events` is the list of what happened in the test."""
+    """`tarry_events` is the list of the events in the test."""
     passed(
         pytester,
         """
@@ -97,7 +97,7 @@ def test():
 
 
 def test_marker_for_a_module(pytester: pytest.Pytester) -> None:
-    """The marker can stand over a whole module, and the nearest one counts."""
+    """The marker may be set for a module; a marker on a test overrides it."""
     passed(
         pytester,
         """
@@ -129,8 +129,8 @@ def test(tarry_clock, tarry_events):
     )
 
 
-def test_switches_end_with_their_test(pytester: pytest.Pytester) -> None:
-    """What one test switched on is off in the next."""
+def test_fixtures_and_markers_end_with_their_test(pytester: pytest.Pytester) -> None:
+    """Fixtures and markers do not affect the next test."""
     pytester.makepyfile(
         HEADER
         + """
@@ -159,7 +159,7 @@ def test_marker_is_listed(pytester: pytest.Pytester) -> None:
 
 
 def test_wrong_marker(pytester: pytest.Pytester) -> None:
-    """An argument that the marker does not know is an error, not silence."""
+    """An unknown argument of the marker is an error."""
     pytester.makepyfile(
         HEADER
         + """
@@ -176,7 +176,7 @@ def test():
 
 
 def test_plugin_is_cheap_to_load(pytester: pytest.Pytester) -> None:
-    """A suite that does not use tarry pays next to nothing: neither asyncio nor trio is loaded."""
+    """Loading the plugin does not import asyncio or trio."""
     pytester.makepyfile(
         """
 import sys
