@@ -94,7 +94,7 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     created_at: int = 0
     """Set by the store when the task is added."""
     next_attempt_at: int = 0
-    """When the next attempt is due. A new task may have `NewTask.delay` instead."""
+    """When the next attempt is due. A new task may have `NewTask.delay_ms` instead."""
     started_at: int = 0
     """When the first attempt was due: the total budget starts here. A replay resets it."""
     status: Status = Status.PENDING

@@ -41,23 +41,23 @@ _MAX_REPLAY_PAUSE_MS = 1e12
 class Lease(msgspec.Struct, frozen=True):
     """The right of one worker to run an attempt of a task, until a time.
 
-    A task is leased at most `horizon` ms before its `next_attempt_at`. The lease ends `length` ms
+    A task is leased at most `horizon_ms` before its `next_attempt_at`. The lease ends `length_ms`
     after the later of now and that time.
     """
 
     worker: str
-    length: int
-    horizon: int
+    length_ms: int
+    horizon_ms: int
 
 
 class NewTask(msgspec.Struct, array_like=True, gc=False):
-    """A task to add. Its first attempt is due `delay` ms after that, or at its `next_attempt_at`.
+    """A task to add. Its first attempt is due after `delay_ms`, or at `task.next_attempt_at`.
 
     A time in the past means now. State in `task`, such as its status or attempts, is ignored.
     """
 
     task: Task
-    delay: int | None = None
+    delay_ms: int | None = None
     lease_on_add: bool = False
     """Lease the task to the worker that adds it, if it is due within the horizon and its lane is
     open: not paused, not parked, not half-open."""

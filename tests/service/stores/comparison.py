@@ -193,8 +193,8 @@ def check_claim(
         assert task.lane not in skip
         assert not lane.paused
         assert (lane.parked_until or 0) <= claimed.now
-        assert task.next_attempt_at <= claimed.now + lease.horizon
-        assert task.wake_at == max(claimed.now, task.next_attempt_at) + lease.length
+        assert task.next_attempt_at <= claimed.now + lease.horizon_ms
+        assert task.wake_at == max(claimed.now, task.next_attempt_at) + lease.length_ms
     exact = earliest_claim(after, lease, claimed.now, skip)
     if exact is not None:
         assert claimed.next_at is not None
@@ -213,7 +213,7 @@ def earliest_claim(
             continue
         live = [task for task in contents.tasks[lane.tenant] if task.lane == lane.name]
         ends = [task.wake_at for task in live if task.status is Status.IN_FLIGHT]
-        due = [task.wake_at - lease.horizon for task in live if task.status is Status.PENDING]
+        due = [task.wake_at - lease.horizon_ms for task in live if task.status is Status.PENDING]
         until = lane.parked_until
         if until is not None and until <= now and sum(end > now for end in ends) >= lane.probes:
             due, ends = [], [min((end for end in ends if end > now), default=now)]

@@ -180,7 +180,7 @@ def retry_result(
     is_exact = hint is not None and hint.exact
     # Rounded up: an attempt is never early, and a hint of the server is a lower bound.
     next_attempt_at = now + ceil(wait.delay * 1000)
-    is_near = lease is not None and next_attempt_at - now <= lease.horizon
+    is_near = lease is not None and next_attempt_at - now <= lease.horizon_ms
     return TaskResult(
         task=task,
         attempt=attempt,
@@ -202,7 +202,7 @@ def task_with_kept_lease(task: Task, result: TaskResult) -> Task:
         version=task.version + 1,
         attempts=task.attempts + 1,
         next_attempt_at=result.next_attempt_at,
-        wake_at=result.next_attempt_at + lease.length,
+        wake_at=result.next_attempt_at + lease.length_ms,
         previous_delay=result.previous_delay,
         restarted=result.restarted,
         last_kind=result.last_kind,

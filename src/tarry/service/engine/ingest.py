@@ -90,7 +90,7 @@ class Ingest:
         then a leased task would be idle until its lease expires.
         """
         context = self._context
-        horizon_end = context.clock.now() + context.lease.horizon
+        horizon_end = context.clock.now() + context.lease.horizon_ms
         has_listeners = bool(context.events.listeners)
         tasks: list[Task] = []
         contents: list[TaskContent | None] = []

@@ -32,7 +32,7 @@ class Scheduler:
         self._results_at_outage = 0
         """How many results had been submitted when the store last failed."""
         # Half the horizon: tasks that other processes add are claimed before they are due.
-        self._poll_interval_s = context.lease.horizon / 2000
+        self._poll_interval_s = context.lease.horizon_ms / 2000
 
     def wake(self) -> None:
         """Claim soon: a task may be due that is not leased."""

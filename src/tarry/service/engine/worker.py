@@ -71,7 +71,7 @@ class Worker:
         self._reporter = reporter
         self._parking = LaneParking(context, reporter, on_capacity)
         self._max_running = context.limits.in_flight
-        self._max_attempt_s = (context.lease.length - LEASE_GRACE_MS) / 1000
+        self._max_attempt_s = (context.lease.length_ms - LEASE_GRACE_MS) / 1000
         self.leased_tasks: LeasedTasks = LeasedTasks(
             context.lanes,
             context.clock,

@@ -55,7 +55,7 @@ async def a_delay_counts_from_the_time_of_adding(harness: StoreHarness) -> None:
     """`delay` is added to the store's time, and has precedence over `next_attempt_at`."""
     new_task = task(next_attempt_at=START_MS + 99)
 
-    [added] = await harness.store.add([NewTask(new_task, delay=2000)])
+    [added] = await harness.store.add([NewTask(new_task, delay_ms=2000)])
 
     times = (added.task.next_attempt_at, added.task.started_at, added.task.wake_at)
     assert (START_MS + 2000,) * 3 == times
@@ -159,7 +159,7 @@ async def a_batch_equals_single_additions(harness: StoreHarness) -> None:
 @conformance_case
 async def adding_is_idempotent(harness: StoreHarness) -> None:
     """Adding a batch again, also after a crash, leaves the state unchanged."""
-    batch = [NewTask(task(1), lease_on_add=True), NewTask(task(2), delay=500)]
+    batch = [NewTask(task(1), lease_on_add=True), NewTask(task(2), delay_ms=500)]
     first = await harness.store.add(batch, LEASE)
     harness.clock.advance(7)
     await harness.reopen()
@@ -223,7 +223,7 @@ async def lease_on_add_leases_to_the_adding_worker(harness: StoreHarness) -> Non
     [now, in_horizon] = await harness.store.add(
         [
             NewTask(task(1), lease_on_add=True),
-            NewTask(task(2), delay=HORIZON_MS, lease_on_add=True),
+            NewTask(task(2), delay_ms=HORIZON_MS, lease_on_add=True),
         ],
         LEASE,
     )
@@ -232,7 +232,7 @@ async def lease_on_add_leases_to_the_adding_worker(harness: StoreHarness) -> Non
         assert (AddStatus.ADDED, True) == (result.status, result.leased)
         assert Status.IN_FLIGHT is result.task.status
         assert "worker" == result.task.worker
-        assert (due, due + LEASE.length) == (result.task.next_attempt_at, result.task.wake_at)
+        assert (due, due + LEASE.length_ms) == (result.task.next_attempt_at, result.task.wake_at)
     assert now.task == await harness.get(1)
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
     assert {Status.IN_FLIGHT: 2} == await harness.counts()
@@ -243,7 +243,7 @@ async def lease_on_add_leases_to_the_adding_worker(harness: StoreHarness) -> Non
 async def lease_on_add_is_ignored_beyond_the_horizon(harness: StoreHarness) -> None:
     """Tasks that are due later, or added without the flag or a lease, are PENDING."""
     later, not_leased = await harness.store.add(
-        [NewTask(task(1), delay=HORIZON_MS + 1, lease_on_add=True), NewTask(task(2))], LEASE
+        [NewTask(task(1), delay_ms=HORIZON_MS + 1, lease_on_add=True), NewTask(task(2))], LEASE
     )
     [no_lease] = await harness.store.add([NewTask(task(3), lease_on_add=True)])
 

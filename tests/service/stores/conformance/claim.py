@@ -34,7 +34,7 @@ async def a_claim_leases_tasks_due_within_the_horizon(harness: StoreHarness) -> 
     assert (START_MS, [0, 1, 2], {}) == (claimed.now, task_numbers(claimed.tasks), claimed.probing)
     for number, leased in enumerate(claimed.tasks):
         assert (Status.IN_FLIGHT, "worker") == (leased.status, leased.worker)
-        assert times[number] + LEASE.length == leased.wake_at
+        assert times[number] + LEASE.length_ms == leased.wake_at
         assert (0, times[number]) == (leased.attempts, leased.next_attempt_at)
         assert leased == await harness.get(number)
     assert {Status.PENDING: 1, Status.IN_FLIGHT: 3} == await harness.counts()
@@ -48,7 +48,10 @@ async def a_lease_of_a_late_task_counts_from_now(harness: StoreHarness) -> None:
 
     [leased] = (await harness.claim()).tasks
 
-    assert (START_MS, START_MS + HOUR_MS + LEASE.length) == (leased.next_attempt_at, leased.wake_at)
+    assert (START_MS, START_MS + HOUR_MS + LEASE.length_ms) == (
+        leased.next_attempt_at,
+        leased.wake_at,
+    )
 
 
 @conformance_case
@@ -96,7 +99,7 @@ async def a_task_is_leased_once(harness: StoreHarness) -> None:
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
     await harness.reopen()
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
-    harness.clock.advance(LEASE.length - 1)
+    harness.clock.advance(LEASE.length_ms - 1)
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
 
 

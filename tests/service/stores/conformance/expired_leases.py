@@ -35,7 +35,7 @@ async def an_abandoned_task_is_claimed_again(harness: StoreHarness) -> None:
         worker="other",
         version=old.version + 1,
         next_attempt_at=old.wake_at,
-        wake_at=old.wake_at + OTHER_LEASE.length,
+        wake_at=old.wake_at + OTHER_LEASE.length_ms,
     )
     assert expected == new == await harness.get(1)
     lost = AttemptRecord(
@@ -82,7 +82,7 @@ async def every_abandoned_attempt_is_logged(harness: StoreHarness) -> None:
     """Lost attempts are numbered consecutively, also across crashes of the store."""
     leased = await harness.leased(1)
     for _ in range(3):
-        harness.clock.advance(LEASE.length)
+        harness.clock.advance(LEASE.length_ms)
         await harness.reopen()
         [leased] = (await harness.claim()).tasks
 
@@ -140,7 +140,7 @@ async def an_abandoned_task_is_due_since_its_lease_ended(harness: StoreHarness) 
 
     [new] = (await harness.claim(OTHER_LEASE)).tasks
 
-    assert (old.wake_at, START_MS + HOUR_MS + OTHER_LEASE.length) == (
+    assert (old.wake_at, START_MS + HOUR_MS + OTHER_LEASE.length_ms) == (
         new.next_attempt_at,
         new.wake_at,
     )

@@ -182,7 +182,7 @@ async def a_lease_can_be_kept_for_the_next_attempt(harness: StoreHarness) -> Non
         attempts=1,
         version=leased.version + 1,
         next_attempt_at=due,
-        wake_at=due + LEASE.length,
+        wake_at=due + LEASE.length_ms,
         last_kind="transient",
     )
     assert kept == await harness.get(1)
@@ -199,7 +199,7 @@ async def a_kept_lease_expires(harness: StoreHarness) -> None:
     """A worker that dies with a kept lease loses it like any other."""
     leased = await harness.leased(1)
     await harness.store.finish([retry_result(leased, START_MS + 500, keep=LEASE)])
-    harness.clock.now = START_MS + 500 + LEASE.length
+    harness.clock.now = START_MS + 500 + LEASE.length_ms
 
     [new] = (await harness.claim(OTHER_LEASE)).tasks
 

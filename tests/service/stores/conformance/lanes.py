@@ -86,7 +86,7 @@ async def expired_probes_do_not_block_the_lane(harness: StoreHarness) -> None:
 
     assert (1, {LANE: 1}) == (len(claimed.tasks), claimed.probing)
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
-    harness.clock.advance(OTHER_LEASE.length)
+    harness.clock.advance(OTHER_LEASE.length_ms)
     assert 1 == len((await harness.claim()).tasks)
 
 

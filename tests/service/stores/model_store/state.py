@@ -256,7 +256,7 @@ class ModelState:
         tenant, queue = self.tenant(task.tenant), self.queue(task.lane)
         is_open = not queue.lane.paused and queue.lane.parked_until is None
         fresh = task.as_stored(now, task.next_attempt_at)
-        if is_open and lease is not None and fresh.next_attempt_at <= now + lease.horizon:
+        if is_open and lease is not None and fresh.next_attempt_at <= now + lease.horizon_ms:
             fresh = msgspec.structs.replace(
                 fresh, **_lease_fields(lease, fresh.next_attempt_at, now)
             )
@@ -417,5 +417,5 @@ def _lease_fields(lease: Lease, next_attempt_at: int, now: int) -> dict[str, Any
         "status": Status.IN_FLIGHT,
         "worker": lease.worker,
         "next_attempt_at": next_attempt_at,
-        "wake_at": max(now, next_attempt_at) + lease.length,
+        "wake_at": max(now, next_attempt_at) + lease.length_ms,
     }

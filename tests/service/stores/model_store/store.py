@@ -98,7 +98,7 @@ class ModelStore:
         live = tenant.counts[Status.PENDING] + tenant.counts[Status.IN_FLIGHT]
         if quota is not None and live >= quota:
             return AddResult(AddStatus.FULL, copy(task))
-        due = task.next_attempt_at if new.delay is None else now + new.delay
+        due = task.next_attempt_at if new.delay_ms is None else now + new.delay_ms
         timed = msgspec.structs.replace(task, next_attempt_at=max(now, due))
         row = self.state.add(timed, now, lease if new.lease_on_add else None)
         is_leased = row.task.status is Status.IN_FLIGHT
@@ -111,7 +111,10 @@ class ModelStore:
     ) -> ClaimResult:
         """Lease tasks that are due within the horizon or have an expired lease, in fair order."""
         state, now = self.state, self._clock()
-        for alarms, until in ((state.due_alarms, now + lease.horizon), (state.expiry_alarms, now)):
+        for alarms, until in (
+            (state.due_alarms, now + lease.horizon_ms),
+            (state.expiry_alarms, now),
+        ):
             for name in alarms.due(until):
                 state.add_to_rotation(state.queues[name])
         claimed = ClaimResult(now, [], {}, None)
@@ -133,7 +136,7 @@ class ModelStore:
         queue.expire_leases(now)
         free_slots = 0 if queue.is_shut(now) else queue.free_slots(limit)
         taken, tasks_before = 0, len(claimed.tasks)
-        while taken < free_slots and (row := queue.claimable.pop(now + lease.horizon)):
+        while taken < free_slots and (row := queue.claimable.pop(now + lease.horizon_ms)):
             taken += 1
             claimed.lost += row.task.status is Status.IN_FLIGHT
             if self._lease(row, lease, now):
@@ -161,7 +164,7 @@ class ModelStore:
     def _update_rotation(self, queue: Queue, lease: Lease, now: int) -> None:
         """Return a lane to the rotation if it has more tasks for now, else set its alarms."""
         first = queue.claimable.first()
-        has_more = first is not None and first <= now + lease.horizon
+        has_more = first is not None and first <= now + lease.horizon_ms
         queue.is_ready = False
         if has_more and not queue.is_shut(now) and queue.free_slots(1) > 0:
             self.state.add_to_rotation(queue)
@@ -175,7 +178,7 @@ class ModelStore:
         if any(name not in skip for lanes in ready_lanes for _, name in lanes):
             return now
         due, expiry = self.state.due_alarms.first(skip), self.state.expiry_alarms.first(skip)
-        times = (None if due is None else due - lease.horizon, expiry)
+        times = (None if due is None else due - lease.horizon_ms, expiry)
         return min((at for at in times if at is not None), default=None)
 
     # --- finish and release -----------------------------------------------------------------------

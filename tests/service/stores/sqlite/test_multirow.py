@@ -92,7 +92,9 @@ def one_file(two_files: list[DatabaseFile]) -> DatabaseFile:
 def mixed_batch(size: int) -> list[NewTask]:
     """Return a batch of new, existing and repeated keys in several lanes."""
     batch = [
-        NewTask(task(n, f"h{n % 5}", f"t{n % 2}"), delay=n * 100 or None, lease_on_add=n % 2 == 0)
+        NewTask(
+            task(n, f"h{n % 5}", f"t{n % 2}"), delay_ms=n * 100 or None, lease_on_add=n % 2 == 0
+        )
         for n in range(size)
     ]
     for n in range(0, size, 7):

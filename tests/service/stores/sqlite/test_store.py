@@ -164,7 +164,7 @@ def test_a_parked_lane_is_not_claimed_ahead_of_time(tmp_path: Path) -> None:
         store = SqliteStore(tmp_path / "tasks.db", clock=clock)
         await store.open()
         try:
-            await store.add([NewTask(task(1), delay=800)])
+            await store.add([NewTask(task(1), delay_ms=800)])
             await store.park(LANE, START_MS + 500, probes=1, opened=1)
             for _ in range(2):
                 early = await store.claim(LEASE, limit=10, per_lane=10)

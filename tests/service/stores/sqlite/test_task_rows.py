@@ -45,7 +45,7 @@ def test_none_differs_from_empty_and_zero(
         NewTask(
             task(n, policy_version=number, body_ref=ref),
             lease_on_add=n == 1,
-            delay=None if n == 1 else 5,
+            delay_ms=None if n == 1 else 5,
         )
         for n in (1, 2)
     ]

@@ -198,11 +198,11 @@ def _insert_states(
         if target is None:
             target = targets[key] = _find_target(tx, tenant, task)
         lane = target.lane
-        due = max(now, task.next_attempt_at if new.delay is None else now + new.delay)
+        due = max(now, task.next_attempt_at if new.delay_ms is None else now + new.delay_ms)
         immediate_lease = lease if new.lease_on_add and target.is_open else None
         worker: int | str
-        if immediate_lease is not None and due <= now + immediate_lease.horizon:
-            status, wake_at = IN_FLIGHT, due + immediate_lease.length
+        if immediate_lease is not None and due <= now + immediate_lease.horizon_ms:
+            status, wake_at = IN_FLIGHT, due + immediate_lease.length_ms
             worker = tx.names.worker_id(immediate_lease.worker)
             lane.note_lease(wake_at)
             target.leased += 1

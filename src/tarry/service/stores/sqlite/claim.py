@@ -56,7 +56,7 @@ def claim(
     """Lease up to `limit` tasks; see `Store.claim`."""
     tx.flush()  # the order of lanes is read with SQL
     lost_before = tx.lost_attempts
-    order = FairOrder(tx, lease.horizon, limit, skip)
+    order = FairOrder(tx, lease.horizon_ms, limit, skip)
     served_lanes: set[int] = set()
     leased: list[tuple[int, int, Task]] = []
     probing: dict[str, int] = {}
@@ -93,7 +93,7 @@ def _find_claimable(
         limit = min(limit, lane.probes - order.running_leases(lane)[0])
     if limit <= 0:
         return []
-    rows = tx.execute(_DUE_TASKS, (lane.id, now + lease.horizon, limit)).fetchall()
+    rows = tx.execute(_DUE_TASKS, (lane.id, now + lease.horizon_ms, limit)).fetchall()
     if lane.lease_end_at is not None and lane.lease_end_at <= now:
         rows += tx.execute(_EXPIRED_LEASES, (lane.id, now, limit)).fetchall()
         rows.sort(key=lambda row: (row[WAKE_AT], row[SEQ]))
@@ -114,7 +114,7 @@ def _lease_rows(
         task.status = Status.IN_FLIGHT
         task.version += 1
         task.worker = lease.worker
-        task.wake_at = max(tx.now, task.next_attempt_at) + lease.length
+        task.wake_at = max(tx.now, task.next_attempt_at) + lease.length_ms
         state = (task.wake_at, task.next_attempt_at, task.version, task.attempts, task.lost)
         parameters += (row[SEQ], *state, worker)
         leased.append((task.next_attempt_at, row[SEQ], task))

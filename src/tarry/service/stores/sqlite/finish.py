@@ -197,7 +197,7 @@ class _FinishBatch:
             self._count((tenant, lane_id, policy, PENDING))
             lane.note_due(due)
         else:
-            wake_at = max(tx.now, due) + keep.length
+            wake_at = max(tx.now, due) + keep.length_ms
             worker = tx.names.worker_id(keep.worker)
             self._continued += (seq, IN_FLIGHT, wake_at, due, worker, *progress)
             lane.note_lease(wake_at)
