@@ -57,14 +57,16 @@ def test_retry_of_aiohttp_is_no_second_layer(server: FlakyServerView) -> None:
 def test_call_in_another_task_is_another_call(server: FlakyServerView) -> None:
     """A task that was started by a task which gave up a call makes its own attempts."""
 
-    async def again(session: aiohttp.ClientSession) -> None:
+    async def fail_with_disconnect(session: aiohttp.ClientSession) -> None:
         with pytest.raises(aiohttp.ServerDisconnectedError):
             await session.get(server.url("drop"))
 
     async def main() -> None:
         async with open_session(policy=Policy(max_attempts=2)) as session:
-            await again(session)
-            await asyncio.gather(*(asyncio.create_task(again(session)) for _ in range(3)))
+            await fail_with_disconnect(session)
+            await asyncio.gather(
+                *(asyncio.create_task(fail_with_disconnect(session)) for _ in range(3))
+            )
 
     run(main)
 

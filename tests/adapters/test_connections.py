@@ -19,9 +19,9 @@ def test_wait_holds_no_connection(
     """With a pool of one connection, another call succeeds while the first one waits."""
     with client.open() as session:
         others = session.call_during_waits(monkeypatch, "GET", server.url("200", run="-other"))
-        answer = session.send("GET", server.url("503,drop,long,200"))
+        response = session.send("GET", server.url("503,drop,long,200"))
 
-    assert ClientResponse(200, "answer 4") == answer
+    assert ClientResponse(200, "answer 4") == response
     assert [ClientResponse(200, f"answer {number}") for number in (1, 2, 3)] == others
 
 
@@ -112,7 +112,7 @@ def test_outer_retry_does_not_multiply_attempts(
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "says"),
+    ("option", "value", "message"),
     [
         ("idempotency_key", "order-7", "with one key, all requests would count as one"),
         ("idempotency_key", 7, 'must be "auto", a function of the request, or None, got 7'),
@@ -121,13 +121,13 @@ def test_outer_retry_does_not_multiply_attempts(
     ],
 )
 def test_invalid_argument_raises(
-    client: ClientLibrary, option: str, value: object, says: str
+    client: ClientLibrary, option: str, value: object, message: str
 ) -> None:
     """An invalid argument raises when the adapter is created."""
     with pytest.raises(tarry.ConfigurationError) as caught, client.open(**{option: value}):
         pass
 
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_key_function_must_not_be_async(client: ClientLibrary) -> None:

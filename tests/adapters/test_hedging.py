@@ -23,9 +23,9 @@ NEVER = Hedging(after=3600)
 def test_second_copy_wins(server: FlakyServerView, client: ClientLibrary) -> None:
     """A request without a response is overtaken by its second copy, which has its number."""
     with client.open(connections=2, hedging=AT_ONCE) as session:
-        answer = session.send("GET", server.url("late,200"))
+        response = session.send("GET", server.url("late,200"))
 
-    assert ClientResponse(200, "answer 2") == answer
+    assert ClientResponse(200, "answer 2") == response
     assert {None, "2"} == set(server.received("X-Retry-Attempt"))
 
 
@@ -44,10 +44,10 @@ def test_losing_copies_release_their_connection(
 def test_copies_share_a_key(server: FlakyServerView, client: ClientLibrary) -> None:
     """Both copies of a POST have the same key, so they may be sent."""
     with client.open(connections=2, hedging=AT_ONCE, idempotency_key="auto") as session:
-        answer = session.send("POST", server.url("late,200"), b"order")
+        response = session.send("POST", server.url("late,200"), b"order")
 
     first, second = server.received("Idempotency-Key")
-    assert ClientResponse(200, "answer 2") == answer
+    assert ClientResponse(200, "answer 2") == response
     assert first == second is not None
 
 
@@ -65,17 +65,17 @@ def test_post_without_a_key_is_sent_once(
 ) -> None:
     """A request that is not repeatable is neither hedged nor retried."""
     with client.open(connections=2, hedging=hedging) as session:
-        answer = session.send("POST", server.url("503,200"), b"order")
+        response = session.send("POST", server.url("503,200"), b"order")
 
-    assert (ClientResponse(503, "answer 1"), 1) == (answer, len(server.seen))
+    assert (ClientResponse(503, "answer 1"), 1) == (response, len(server.seen))
 
 
 def test_iterator_is_sent_once(server: FlakyServerView, client: ClientLibrary) -> None:
     """Two copies cannot share an iterator."""
     with client.open(connections=2, hedging=AT_ONCE) as session:
-        answer = session.send("PUT", server.url("503,200"), session.iterator())
+        response = session.send("PUT", server.url("503,200"), session.iterator())
 
-    assert (503, 1) == (answer.status, len(server.seen))
+    assert (503, 1) == (response.status, len(server.seen))
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -99,9 +99,9 @@ def test_failure_waits_for_the_other_copy(server: FlakyServerView, client: Clien
     """A 503 of one copy is not returned while another copy may succeed."""
     payments = Downstream("payments", budget=NotifyingBudget(server.flaky.go_on))
     with client.open(connections=2, hedging=AT_ONCE, downstream=payments) as session:
-        answer = session.send("GET", server.url("503,late"))
+        response = session.send("GET", server.url("503,late"))
 
-    assert (ClientResponse(200, "answer 2"), 2) == (answer, len(server.seen))
+    assert (ClientResponse(200, "answer 2"), 2) == (response, len(server.seen))
 
 
 @pytest.mark.parametrize("first", ["503", "long", "drop"])
@@ -110,18 +110,18 @@ def test_copy_follows_a_failure_at_once(
 ) -> None:
     """After a failure the next copy is sent without waiting for its time."""
     with client.open(hedging=NEVER) as session:
-        answer = session.send("GET", server.url(f"{first},200"))
+        response = session.send("GET", server.url(f"{first},200"))
 
-    assert ClientResponse(200, "answer 2") == answer
+    assert ClientResponse(200, "answer 2") == response
     assert [None, "2"] == server.received("X-Retry-Attempt")
 
 
 def test_last_response_of_failed_copies(server: FlakyServerView, client: ClientLibrary) -> None:
     """If every copy fails, the client gets the last response."""
     with client.open(hedging=Hedging(after=3600, max_attempts=3)) as session:
-        answer = session.send("GET", server.url("503,429,500"))
+        response = session.send("GET", server.url("503,429,500"))
 
-    assert (ClientResponse(500, "answer 3"), 3) == (answer, len(server.seen))
+    assert (ClientResponse(500, "answer 3"), 3) == (response, len(server.seen))
 
 
 def test_last_error_of_failed_copies(server: FlakyServerView, client: ClientLibrary) -> None:
@@ -201,9 +201,9 @@ def test_percentile_of_an_origin(server: FlakyServerView, client: ClientLibrary)
     with client.open(connections=2, hedging=Hedging(after="p95")) as session:
         for _ in range(100):
             session.send("GET", server.url("200", run="-before"))
-        answer = session.send("GET", server.url("late,200"))
+        response = session.send("GET", server.url("late,200"))
 
-    assert ClientResponse(200, "answer 2") == answer
+    assert ClientResponse(200, "answer 2") == response
 
 
 # --- arguments ------------------------------------------------------------------------------------

@@ -250,12 +250,12 @@ def test_error_while_draining(server: FlakyServerView) -> None:
         def __iter__(self) -> Any:
             raise httpx.ReadError("gone")
 
-    answers = iter(
+    responses = iter(
         [
             httpx.Response(503, headers={"content-length": "5"}, stream=Broken()),
             httpx.Response(200),
         ]
     )
-    inner = httpx.MockTransport(lambda _: next(answers))
+    inner = httpx.MockTransport(lambda _: next(responses))
     with httpx.Client(transport=RetryTransport(inner)) as client:
         assert 200 == client.get("http://example.test").status_code

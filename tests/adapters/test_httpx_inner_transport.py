@@ -31,7 +31,7 @@ PACKAGES = pytest.mark.parametrize("package", [httpx, httpx2], ids=lambda packag
 def test_transport_can_be_patched_later(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Methods that tests or tracers replace later are called."""
 
-    def answer(_self: object, _request: object) -> Any:
+    def response(_self: object, _request: object) -> Any:
         return package.Response(200, text="patched")
 
     async def aanswer(_self: object, _request: object) -> Any:
@@ -39,7 +39,7 @@ def test_transport_can_be_patched_later(package: Any, monkeypatch: pytest.Monkey
 
     client = package.Client(transport=RetryTransport(package.HTTPTransport()))
     aclient = package.AsyncClient(transport=AsyncRetryTransport(package.AsyncHTTPTransport()))
-    monkeypatch.setattr(package.HTTPTransport, "handle_request", answer)
+    monkeypatch.setattr(package.HTTPTransport, "handle_request", response)
     monkeypatch.setattr(package.AsyncHTTPTransport, "handle_async_request", aanswer)
 
     async def main() -> str:
@@ -120,7 +120,7 @@ def test_unrelated_error_being_handled(unreachable_url: str) -> None:
 
 @PACKAGES
 @pytest.mark.parametrize(
-    ("transport", "wrong", "says"),
+    ("transport", "argument", "message"),
     [
         (RetryTransport, lambda p: p.AsyncHTTPTransport(), r"must be HTTPTransport\(\)"),
         (AsyncRetryTransport, lambda p: p.HTTPTransport(), r"must be AsyncHTTPTransport\(\)"),
@@ -132,10 +132,12 @@ def test_unrelated_error_being_handled(unreachable_url: str) -> None:
     ],
     ids=["async", "sync", "client", "class", "retries", "async retries", "twice"],
 )
-def test_invalid_transport_raises(package: Any, transport: Any, wrong: Any, says: str) -> None:
+def test_invalid_transport_raises(
+    package: Any, transport: Any, argument: Any, message: str
+) -> None:
     """A transport that cannot send, or that retries, raises."""
-    with pytest.raises(tarry.ConfigurationError, match=says):
-        transport(wrong(package))
+    with pytest.raises(tarry.ConfigurationError, match=message):
+        transport(argument(package))
 
 
 def test_transport_of_the_other_package() -> None:
@@ -165,8 +167,8 @@ def test_transport_in_the_wrong_client(client: Any, transport: Any) -> None:
 
     async def main() -> None:
         opened = client(transport=transport())
-        answer = opened.get("http://example.test")
-        await answer  # the other one has raised by now
+        response = opened.get("http://example.test")
+        await response  # the other one has raised by now
 
     with pytest.raises(tarry.ConfigurationError, match="a Client takes a RetryTransport"):
         asyncio.run(main())

@@ -35,9 +35,9 @@ def test_stalled_response_is_dropped(
     """A response that does not end is dropped with its connection."""
     monkeypatch.setattr(headers, "DRAIN_TIMEOUT_S", 0.1)
     with client.open(timeout=60.0) as session, tarry.deadline(120):
-        answer = session.send("GET", server.url("stall,200"))
+        response = session.send("GET", server.url("stall,200"))
 
-    assert ClientResponse(200, "answer 2") == answer
+    assert ClientResponse(200, "answer 2") == response
     assert 0 == server.flaky.waited_for
 
 
@@ -46,17 +46,17 @@ def test_chunked_responses_keep_their_connection(
 ) -> None:
     """A chunked response is read to its end if it is short."""
     with client.open() as session:
-        answer = session.send("GET", server.url("chunks"))
+        response = session.send("GET", server.url("chunks"))
 
-    assert (ClientResponse(503, "answer 4"), 1) == (answer, server.opened_connections)
+    assert (ClientResponse(503, "answer 4"), 1) == (response, server.opened_connections)
 
 
 def test_long_chunked_response(server: FlakyServerView, client: ClientLibrary) -> None:
     """It is not read to its end, and the next attempt uses a new connection."""
     with client.open() as session:
-        answer = session.send("GET", server.url("many,200"))
+        response = session.send("GET", server.url("many,200"))
 
-    assert (ClientResponse(200, "answer 2"), 2) == (answer, server.opened_connections)
+    assert (ClientResponse(200, "answer 2"), 2) == (response, server.opened_connections)
 
 
 # --- released, then returned ----------------------------------------------------------------------

@@ -100,8 +100,8 @@ def test_iterator_is_sent_once(
         client.open(idempotency_key=key) as session,
         pytest.raises(client.disconnect_error) as caught,
     ):
-        answer = session.send(method, server.url("drop,200"), session.iterator())
-        pytest.fail(f"{answer} came by {server.opened_connections} connections: {server.seen}")
+        response = session.send(method, server.url("drop,200"), session.iterator())
+        pytest.fail(f"{response} came by {server.opened_connections} connections: {server.seen}")
 
     assert (Reason.UNSAFE, 1) == reason_and_attempts(caught.value)
     assert "its body cannot be sent a second time" in caught.value.__notes__[-1]
@@ -113,9 +113,9 @@ def test_response_to_an_iterator_is_returned(
 ) -> None:
     """A failed response to an iterator is returned at once."""
     with client.open() as session:
-        answer = session.send("PUT", server.url("503,200"), session.iterator())
+        response = session.send("PUT", server.url("503,200"), session.iterator())
 
-    assert (503, 1) == (answer.status, len(server.seen))
+    assert (503, 1) == (response.status, len(server.seen))
 
 
 def test_body_is_sent_again_completely(server: FlakyServerView, client: ClientLibrary) -> None:
@@ -134,9 +134,9 @@ BRIEF = Policy(attempt_timeout=0.25)
 def test_timed_out_attempt_is_retried(server: FlakyServerView, client: ClientLibrary) -> None:
     """An attempt ends at its timeout, and an idempotent request is retried."""
     with client.open(policy=BRIEF) as session:
-        answer = session.send("GET", server.url("hang,200"))
+        response = session.send("GET", server.url("hang,200"))
 
-    assert (200, 2) == (answer.status, len(server.seen))
+    assert (200, 2) == (response.status, len(server.seen))
     assert all(0 < int(text or 0) <= 250 for text in server.received("X-Deadline-Ms"))
 
 

@@ -81,10 +81,10 @@ def test_scenario(server: FlakyServerView, client: ClientLibrary, case: Case) ->
     """A call sends as many requests as its case says, and ends with that response or error."""
     with client.open(**case.options) as session:
         if case.gives is not None:
-            answer = session.send(case.method, server.url(case.plan), headers=dict(case.headers))
+            response = session.send(case.method, server.url(case.plan), headers=dict(case.headers))
 
             text = "" if case.method == "HEAD" else f"answer {case.arrive}"
-            assert ClientResponse(case.gives, text) == answer
+            assert ClientResponse(case.gives, text) == response
         else:
             with pytest.raises(client.disconnect_error) as caught:
                 session.send(case.method, server.url(case.plan))

@@ -247,8 +247,8 @@ def test_concurrent_requests(integration: Integration, tmp_path: Path) -> None:
             crowd = await asyncio.gather(*(client.post("/pay", json=ORDER) for _ in range(50)))
         await store.close()
 
-        assert {"payment": 1} in [answer.json() for answer in crowd]
-        assert {201, 409} >= {answer.status_code for answer in crowd}
+        assert {"payment": 1} in [response.json() for response in crowd]
+        assert {201, 409} >= {response.status_code for response in crowd}
 
     asyncio.run(main())
     assert [ORDER] == shop.runs

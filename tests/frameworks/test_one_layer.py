@@ -28,10 +28,10 @@ def test_failure_after_retries_has_the_header(integration: Integration, path: st
 
     async def main() -> None:
         async with open_asgi_client(integration.build(shop, OneRetryLayerMiddleware)) as client:
-            answer = await client.post(path, headers={"X-Deadline-Ms": "60000"})
+            response = await client.post(path, headers={"X-Deadline-Ms": "60000"})
 
-        assert 500 <= answer.status_code
-        assert "false" == answer.headers["x-should-retry"]
+        assert 500 <= response.status_code
+        assert "false" == response.headers["x-should-retry"]
 
     asyncio.run(main())
     (left,) = shop.runs
@@ -44,11 +44,11 @@ def test_other_responses_are_unchanged(integration: Integration) -> None:
 
     async def main() -> None:
         async with open_asgi_client(integration.build(shop, OneRetryLayerMiddleware)) as client:
-            answers = [await client.post(path) for path in ("/fail", "/refuse", "/stream")]
+            responses = [await client.post(path) for path in ("/fail", "/refuse", "/stream")]
             paid = await client.post("/pay", json=ORDER)
 
-        assert [500, 403, 200, 201] == [answer.status_code for answer in [*answers, paid]]
-        assert not any("x-should-retry" in answer.headers for answer in [*answers, paid])
+        assert [500, 403, 200, 201] == [response.status_code for response in [*responses, paid]]
+        assert not any("x-should-retry" in response.headers for response in [*responses, paid])
 
     asyncio.run(main())
     assert ["fail", "refuse", "stream", ORDER] == shop.runs
@@ -89,10 +89,10 @@ def test_unrelated_errors_reach_the_error_handlers() -> None:
 
     async def main() -> None:
         async with open_asgi_client(app) as client:
-            answer = await client.post("/")
+            response = await client.post("/")
 
-        assert (500, "it is a bug") == (answer.status_code, answer.text)
-        assert "x-should-retry" not in answer.headers
+        assert (500, "it is a bug") == (response.status_code, response.text)
+        assert "x-should-retry" not in response.headers
 
     asyncio.run(main())
 

@@ -35,21 +35,21 @@ class StopsOnDisconnect:
 
     def __init__(self) -> None:
         self.payments = PaymentsApp()
-        self.heard: list[str] = []
+        self.received: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Work, and wait for the disconnect at the same time."""
         body = await receive()
 
-        async def again() -> Message:
+        async def receive_again() -> Message:
             return body
 
         async def listen() -> None:
-            self.heard.append((await receive())["type"])
+            self.received.append((await receive())["type"])
 
         async def work() -> None:
             await event_loops.sleep(1)
-            await self.payments(scope, again, send)
+            await self.payments(scope, receive_again, send)
 
         if event_loops.in_trio():
             async with trio.open_nursery() as nursery:
@@ -93,7 +93,7 @@ def test_without_a_key_the_handler_sees_the_disconnect() -> None:
 
     with VirtualClock() as clock:
         clock.run(main)
-    assert (["http.disconnect"], 0) == (app.heard, app.payments.runs)
+    assert (["http.disconnect"], 0) == (app.received, app.payments.runs)
 
 
 def test_handler_sees_the_disconnect_after_its_response() -> None:

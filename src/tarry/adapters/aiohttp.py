@@ -111,9 +111,9 @@ class RetryMiddleware:
         """Send a request and retry it; return the last response."""
         _raise_if_given_up(request)
         can_resend_body = _can_resend(request.body)
-        run = self._new_run(request, can_resend_body=can_resend_body)
+        call = self._new_call(request, can_resend_body=can_resend_body)
         try:
-            return await async_driver.drive(run, self._send, (run, request, handler), {})
+            return await async_driver.drive(call, self._send, (call, request, handler), {})
         except ResultNotAccepted as error:
             if self._hand_off is not None:
                 await self._hand_off.async_try_hand_off(request, error)
@@ -127,7 +127,7 @@ class RetryMiddleware:
                 _last_error.set((_call_identity(request), error))
             raise
 
-    def _new_run(self, request: ClientRequest, *, can_resend_body: bool) -> RunningCall:
+    def _new_call(self, request: ClientRequest, *, can_resend_body: bool) -> RunningCall:
         method, url = request.method, request.url
         if self._idempotency_key is not None:
             _copy_key_to_redirect(request)
@@ -141,19 +141,19 @@ class RetryMiddleware:
         return RunningCall.new(self._origins.retry_config(method, origin, repeatable=repeatable))
 
     async def _send(
-        self, run: RunningCall, request: ClientRequest, handler: ClientHandlerType
+        self, call: RunningCall, request: ClientRequest, handler: ClientHandlerType
     ) -> ClientResponse:
-        if run.attempts > 1:
+        if call.attempts > 1:
             await request.close()  # the previous attempt may still be reading the body
         set_attempt_headers(
-            request.headers, run.attempts, attempt_time_limit(self._attempt_timeout)
+            request.headers, call.attempts, attempt_time_limit(self._attempt_timeout)
         )
         try:
             return await handler(request)
         except TimeoutError as error:
             if type(error) is TimeoutError:
                 # The session's total timeout, which covers all attempts and waits, is over.
-                run.deadline = system.now()
+                call.deadline = system.now()
             raise
 
 

@@ -197,7 +197,10 @@ class KeyLease:
             await self._settle(self._release, "its key stays claimed until the lease expires")
 
     def abandon(self) -> None:
-        """Let the lease of a cancelled request expire: its handler may still run in a thread."""
+        """Leave the key of a cancelled request claimed until its lease expires.
+
+        A thread of its handler may still run.
+        """
         if not self.is_settled and self.context.memory_store is not None:
             self.context.memory_store.expire_later(self._key, self._owner, self.context.lease)
 

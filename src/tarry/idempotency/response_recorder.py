@@ -6,7 +6,7 @@ to a limit. A larger response is streamed to the client, and only its status and
 when it is complete.
 
 A client that disconnects does not stop its request, because it may send it again with the same key.
-The handler learns of the disconnect only after there is a response, stored or streaming.
+The handler sees the disconnect only after there is a response, stored or streaming.
 """
 
 from __future__ import annotations

@@ -181,11 +181,11 @@ def delays(events: list[tarry.Event]) -> list[float]:
 
 def cancel_on_event(kind: type[tarry.Event], calls: list[Any]) -> Any:
     """Cancel a call when it waits for its second attempt, or begins it."""
-    made = threading.Event()
+    call_made = threading.Event()
 
     def listener(event: tarry.Event) -> None:
         if isinstance(event, kind) and getattr(event, "attempt", 2) == 2:
-            made.wait()
+            call_made.wait()
             calls[0].cancel()
 
-    return made, tarry.listen(listener)
+    return call_made, tarry.listen(listener)

@@ -65,9 +65,9 @@ def test_log_contains_the_code(
 def test_user_metadata_is_kept(service: FakeService, call_style: CallStyle) -> None:
     """All attempts have it, but a forwarded attempt count is dropped."""
     service.steps = ["UNAVAILABLE"]
-    given = (("shop", "north"), ("grpc-previous-rpc-attempts", "7"))
+    user_metadata = (("shop", "north"), ("grpc-previous-rpc-attempts", "7"))
 
-    call_style(service, {"metadata": given}, {})
+    call_style(service, {"metadata": user_metadata}, {})
 
     assert ["north", "north"] == [sent["shop"] for sent in service.metadata]
     assert [None, "1"] == service.previous_attempts

@@ -20,7 +20,7 @@ class AsyncService:
     """A service on the event loop of the test: fails a number of times, then succeeds."""
 
     def __init__(self, failures: int) -> None:
-        self.left = failures
+        self.failures_left = failures
         self.arrived = asyncio.Event()
         self.attempts = 0
 
@@ -30,8 +30,8 @@ class AsyncService:
         if request == b"hold":
             self.arrived.set()
             await asyncio.Event().wait()
-        if self.left:
-            self.left -= 1
+        if self.failures_left:
+            self.failures_left -= 1
             await context.abort(UNAVAILABLE, "not now")
         return b"paid"
 

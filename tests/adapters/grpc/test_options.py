@@ -131,10 +131,10 @@ def test_invalid_argument_raises(make: Any, wrong: dict[str, Any], message: str)
 
 def test_one_downstream_per_service(service: FakeService) -> None:
     """Without a target, each gRPC service has its own downstream."""
-    made: list[str] = []
+    targets: list[str] = []
 
     def make(name: str) -> tarry.Downstream:
-        made.append(name)
+        targets.append(name)
         return tarry.Downstream(name)
 
     interceptor = RetryInterceptor(downstream=make)
@@ -142,15 +142,15 @@ def test_one_downstream_per_service(service: FakeService) -> None:
         for _ in range(2):
             grpc.intercept_channel(opened, interceptor).unary_unary(CHARGE)(b"")
 
-    assert ["shop.Payments"] == made
+    assert ["shop.Payments"] == targets
 
 
 def test_missing_grpcio() -> None:
     """Without grpcio, the error has the command that installs it."""
     code = "import sys; sys.modules['grpc'] = None; import tarry.adapters.grpc"
 
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
 
-    assert "MissingExtra: this needs grpcio: pip install 'tarry[grpc]'" in ended.stderr
+    assert "MissingExtra: this needs grpcio: pip install 'tarry[grpc]'" in completed.stderr

@@ -54,9 +54,9 @@ class Handler:
         """Make the call on the event loop."""
         self.remaining.append(tarry.remaining())
         await self._call()
-        ended = self.end(context)
-        if inspect.isawaitable(ended):
-            await ended
+        result = self.end(context)
+        if inspect.isawaitable(result):
+            await result
 
     async def _call(self) -> None:
         if self.makes_call:
@@ -255,9 +255,9 @@ def test_failure_after_retries_has_the_pushback(
     call_handler: Callable[..., Any], handler: Handler, code: str, pushback: str | None
 ) -> None:
     """Only a failure caused by a call that was given up has the pushback by default."""
-    ended, trailers, _ = call_handler(handler)
+    status, trailers, _ = call_handler(handler)
 
-    assert (getattr(Status, code), pushback) == (ended, trailers.get(PUSHBACK))
+    assert (getattr(Status, code), pushback) == (status, trailers.get(PUSHBACK))
     assert (handler.end.__qualname__.startswith("sends_trailers")) == ("shop" in trailers)
 
 
@@ -275,10 +275,10 @@ def test_client_deadline_is_shared(call_handler: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("serve", [sync_server, aio_server])
 def test_thread_does_not_keep_the_deadline(serve: Any) -> None:
     """A thread that served one client does not keep its deadline for the next."""
-    left: list[deadlines.DeadlineScope | None] = []
+    remaining: list[deadlines.DeadlineScope | None] = []
 
     def charge(_request: bytes, _context: Any) -> bytes:
-        left.append(deadlines.scope.get())
+        remaining.append(deadlines.scope.get())
         return b"paid"
 
     methods = {"Charge": grpc.unary_unary_rpc_method_handler(charge)}
@@ -290,24 +290,24 @@ def test_thread_does_not_keep_the_deadline(serve: Any) -> None:
         channel.unary_unary(CHARGE)(b"", timeout=60)
         channel.unary_unary(CHARGE)(b"")
 
-    assert [True, False] == [scope is not None for scope in left]
+    assert [True, False] == [scope is not None for scope in remaining]
 
 
 def test_deadline_ends_with_the_response() -> None:
     """Background work of a handler is not cut off by the client's deadline."""
-    left: list[Any] = []
+    remaining: list[Any] = []
     behind: list[asyncio.Task[None]] = []
 
     async def later(answered: asyncio.Event) -> None:
         await answered.wait()
-        left.append(tarry.remaining())
+        remaining.append(tarry.remaining())
 
     async def main() -> None:
         answered = asyncio.Event()
 
         async def charge(_request: bytes, _context: Any) -> bytes:
             behind.append(asyncio.create_task(later(answered)))
-            left.append(tarry.remaining())
+            remaining.append(tarry.remaining())
             return b"paid"
 
         server = grpc.aio.server(interceptors=[AsyncOneRetryLayerInterceptor()])
@@ -324,7 +324,7 @@ def test_deadline_ends_with_the_response() -> None:
 
     asyncio.run(main())
 
-    assert [True, False] == [moment is not None for moment in left]
+    assert [True, False] == [moment is not None for moment in remaining]
 
 
 def test_chain_retries_at_one_layer() -> None:

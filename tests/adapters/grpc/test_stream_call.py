@@ -101,15 +101,15 @@ def test_unread_stream_is_cancelled(service: FakeService) -> None:
 def test_failed_stream_calls_its_callbacks(service: FakeService) -> None:
     """Callbacks are called once, after the last attempt."""
     service.steps = ["UNAVAILABLE"] * 9
-    heard: list[int] = []
+    notified: list[int] = []
 
     with open_channel(service.target) as opened:
         stream = opened.unary_stream(WATCH)(b"")
-        stream.add_callback(lambda: heard.append(service.attempts))
+        stream.add_callback(lambda: notified.append(service.attempts))
         with pytest.raises(grpc.RpcError):
             next(stream)
 
-    assert [4] == heard
+    assert [4] == notified
 
 
 @pytest.mark.parametrize("moment", [tarry.WillWait, tarry.AttemptStarted])
@@ -117,11 +117,11 @@ def test_waiting_stream_is_cancelled(service: FakeService, moment: type[tarry.Ev
     """The reader gets the code of a cancelled stream."""
     service.steps = ["UNAVAILABLE", *["hold"] * 9]
     calls: list[Any] = []
-    made, remove = cancel_on_event(moment, calls)
+    call_made, remove = cancel_on_event(moment, calls)
 
     with open_channel(service.target) as opened:
         calls.append(opened.unary_stream(WATCH)(b""))
-        made.set()
+        call_made.set()
         with pytest.raises(grpc.RpcError) as caught:
             next(calls[0])
         remove()

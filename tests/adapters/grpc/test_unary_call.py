@@ -36,9 +36,9 @@ def test_with_call_returns_the_last_attempt(service: FakeService) -> None:
     service.steps = ["UNAVAILABLE", ("OK", "shop", "north")]
 
     with open_channel(service.target) as opened:
-        answer, call = opened.unary_unary(CHARGE).with_call(b"")
+        response, call = opened.unary_unary(CHARGE).with_call(b"")
 
-    assert b"paid" == answer
+    assert b"paid" == response
     assert OK == call.code()
     assert ("shop", "north") in [tuple(pair) for pair in call.trailing_metadata()]
 
@@ -63,16 +63,16 @@ def test_future_is_returned_at_once(service: FakeService) -> None:
 def test_retried_future(service: FakeService) -> None:
     """It is done when the last attempt is, and shows its status."""
     service.steps = ["UNAVAILABLE", ("OK", "shop", "north")]
-    heard: list[Any] = []
+    notified: list[Any] = []
     over = threading.Event()
 
     with open_channel(service.target) as opened:
         future = opened.unary_unary(CHARGE).future(b"")
-        future.add_done_callback(heard.append)
+        future.add_done_callback(notified.append)
         future.add_done_callback(lambda _: over.set())
         over.wait()
 
-        assert [future] == heard
+        assert [future] == notified
         assert b"paid" == future.result()
         assert (None, None) == (future.exception(), future.traceback())
         assert (OK, "") == (future.code(), future.details())
@@ -151,11 +151,11 @@ def test_waiting_future_is_cancelled(service: FakeService, moment: type[tarry.Ev
     """The wait ends, and no further attempt runs."""
     service.steps = ["UNAVAILABLE", *["hold"] * 9]
     calls: list[Any] = []
-    made, remove = cancel_on_event(moment, calls)
+    call_made, remove = cancel_on_event(moment, calls)
 
     with open_channel(service.target) as opened:
         calls.append(opened.unary_unary(CHARGE).future(b""))
-        made.set()
+        call_made.set()
         with pytest.raises(grpc.FutureCancelledError):
             calls[0].result()
         remove()
@@ -226,14 +226,14 @@ def test_listeners_run_in_the_context_of_the_caller(service: FakeService, steps:
     service.steps = steps
     trace: ContextVar[str] = ContextVar("trace", default="none")
     trace.set("the caller's")
-    heard: set[str] = set()
-    remove = tarry.listen(lambda _: heard.add(trace.get()))
+    notified: set[str] = set()
+    remove = tarry.listen(lambda _: notified.add(trace.get()))
 
     with open_channel(service.target) as opened:
         opened.unary_unary(CHARGE).future(b"").result()
     remove()
 
-    assert {"the caller's"} == heard
+    assert {"the caller's"} == notified
 
 
 def test_futures_wait_in_one_thread(service: FakeService) -> None:

@@ -173,8 +173,8 @@ def test_error_contains_the_original_result(
 
     assert f"handed off as task {answered.task.task_id}, for no attempts left" in str(answered)
     assert isinstance(answered.__cause__, tarry.ResultNotAccepted)
-    answer: Any = answered.__cause__.result
-    assert 503 == (answer.status if client.name == "aiohttp" else answer.status_code)
+    response: Any = answered.__cause__.result
+    assert 503 == (response.status if client.name == "aiohttp" else response.status_code)
     assert isinstance(dropped.__cause__, client.disconnect_error)
 
 
@@ -185,9 +185,9 @@ def test_hand_off_releases_the_connection(
     """With a pool of one connection, another call succeeds after a hand-off."""
     with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
         call_and_hand_off(session, "DELETE", server.url(f"{plan},200"), None)
-        answer = session.send("GET", server.url("200", run="-2"))
+        response = session.send("GET", server.url("200", run="-2"))
 
-    assert ClientResponse(200, "answer 1") == answer
+    assert ClientResponse(200, "answer 1") == response
 
 
 @pytest.mark.parametrize("asked", ["60", "3600"])
@@ -278,9 +278,9 @@ def test_responses_that_are_not_handed_off(
     caplog.set_level(logging.WARNING, "tarry")
     options = {"policy": Policy(max_attempts=1), "idempotency_key": None}
     with open_with_running_service(client, running, **options) as session:
-        answer = session.send(method, server.url(plan), BODY, headers)
+        response = session.send(method, server.url(plan), BODY, headers)
 
-    assert ClientResponse(int(plan[:3]), "answer 1") == answer
+    assert ClientResponse(int(plan[:3]), "answer 1") == response
     assert [] == tasks_for(running, server)
     lines = [one.message for one in caplog.records if "not handed off" in one.message]
     assert (why is not None) == bool(lines)
@@ -324,11 +324,11 @@ def test_unreachable_service(
     caplog.set_level(logging.WARNING, "tarry")
     url = unreachable_url.removesuffix("/thing")
     with open_with_hand_off(client, url, policy=Policy(max_attempts=1)) as session:
-        answer = session.send("PUT", server.url("503"), BODY)
+        response = session.send("PUT", server.url("503"), BODY)
         with pytest.raises(client.disconnect_error) as caught:
             session.send("PUT", server.url("drop", run="-2"), BODY)
 
-    assert ClientResponse(503, "answer 1") == answer
+    assert ClientResponse(503, "answer 1") == response
     said = "not handed off to the retry service: ServiceUnreachable: POST /retry-tasks got no "
     said += f"response from {url}"
     assert said in caught.value.__notes__[-1]
@@ -442,9 +442,9 @@ def test_cancelled_hand_off_releases_the_connection(
     with client.open(hand_off=service.for_library(client), policy=policy) as session:
         with pytest.raises(Interrupted):
             session.send("PUT", server.url("long"), BODY)
-        answer = session.send("GET", server.url("200", run="-2"))
+        response = session.send("GET", server.url("200", run="-2"))
 
-    assert ClientResponse(200, "answer 1") == answer
+    assert ClientResponse(200, "answer 1") == response
 
 
 def test_hand_off_has_its_own_deadline(server: FlakyServerView, client: ClientLibrary) -> None:
@@ -474,9 +474,9 @@ def test_successful_calls_are_not_handed_off(
     """Neither a success nor a success after retries uses the service."""
     service = FakeTaskClient()
     with client.open(hand_off=service.for_library(client)) as session:
-        answers = [session.send("PUT", server.url("503,drop,200"), BODY) for _ in range(2)]
+        responses = [session.send("PUT", server.url("503,drop,200"), BODY) for _ in range(2)]
 
-    assert [ClientResponse(200, "answer 3"), ClientResponse(200, "answer 4")] == answers
+    assert [ClientResponse(200, "answer 3"), ClientResponse(200, "answer 4")] == responses
     assert [] == service.orders
 
 

@@ -28,9 +28,9 @@ def make_registry(downstream: Any = None, policy: Policy | None = None) -> Origi
 
 def test_each_origin_has_its_own_downstream() -> None:
     """Requests to one origin share a downstream; another origin has another."""
-    made = make_registry()
+    registry = make_registry()
 
-    one, again, other = (made.downstream(name) for name in ("http://a", "http://a", "http://b"))
+    one, again, other = (registry.downstream(name) for name in ("http://a", "http://a", "http://b"))
 
     assert one is again is not other
     assert ("http://a", "http://b") == (one.name, other.name)
@@ -38,9 +38,9 @@ def test_each_origin_has_its_own_downstream() -> None:
 
 def test_default_downstream() -> None:
     """By default an origin has a breaker and a budget."""
-    made = default_downstream("http://a")
+    registry = default_downstream("http://a")
 
-    assert (tarry.BreakerState.CLOSED, 500.0) == (made.state, made.balance)
+    assert (tarry.BreakerState.CLOSED, 500.0) == (registry.state, registry.balance)
 
 
 def test_downstream_function() -> None:
@@ -51,66 +51,68 @@ def test_downstream_function() -> None:
         calls.append(origin)
         return Downstream("payments")
 
-    made = make_registry(make)
+    registry = make_registry(make)
 
-    assert made.downstream("http://a") is made.downstream("http://a")
+    assert registry.downstream("http://a") is registry.downstream("http://a")
     assert ["http://a"] == calls
 
 
 def test_one_downstream_for_all_origins() -> None:
     """A given downstream is used for every origin."""
     payments = Downstream("payments")
-    made = make_registry(payments)
+    registry = make_registry(payments)
 
-    assert {payments} == {made.downstream("http://a"), made.downstream("http://b")}
+    assert {payments} == {registry.downstream("http://a"), registry.downstream("http://b")}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [(("payments", None), "downstream must be a tarry.Downstream"), ((None, 4), "policy must be")],
 )
-def test_invalid_argument_raises(arguments: tuple[Any, Any], says: str) -> None:
+def test_invalid_argument_raises(arguments: tuple[Any, Any], message: str) -> None:
     """An invalid argument raises at once."""
-    with pytest.raises(tarry.ConfigurationError, match=says):
+    with pytest.raises(tarry.ConfigurationError, match=message):
         make_registry(*arguments)
 
 
 def test_config_is_created_once() -> None:
     """Requests with the same method, origin and repeatability share a configuration."""
-    made = make_registry()
+    registry = make_registry()
 
-    loop = made.retry_config("GET", "http://a", repeatable=True)
+    config = registry.retry_config("GET", "http://a", repeatable=True)
 
-    assert loop is made.retry_config("GET", "http://a", repeatable=True)
-    assert loop is not made.retry_config("GET", "http://a", repeatable=False)
-    assert loop is not made.retry_config("PUT", "http://a", repeatable=True)
-    assert "GET http://a" == loop.operation
+    assert config is registry.retry_config("GET", "http://a", repeatable=True)
+    assert config is not registry.retry_config("GET", "http://a", repeatable=False)
+    assert config is not registry.retry_config("PUT", "http://a", repeatable=True)
+    assert "GET http://a" == config.operation
 
 
 def test_unused_origins_are_dropped() -> None:
     """A client that calls many origins keeps those that it uses again."""
-    made = make_registry()
-    used = made.retry_config("GET", "http://used", repeatable=True)
-    made.retry_config("GET", "http://unused", repeatable=True)
+    registry = make_registry()
+    used = registry.retry_config("GET", "http://used", repeatable=True)
+    registry.retry_config("GET", "http://unused", repeatable=True)
 
     for number in range(2000):
-        made.retry_config("GET", f"http://{number}", repeatable=True)
-        assert used is made.retry_config("GET", "http://used", repeatable=True)
+        registry.retry_config("GET", f"http://{number}", repeatable=True)
+        assert used is registry.retry_config("GET", "http://used", repeatable=True)
 
     gc.collect()
-    assert "http://unused" not in made._downstreams
-    assert 1000 >= len(made._downstreams)
+    assert "http://unused" not in registry._downstreams
+    assert 1000 >= len(registry._downstreams)
 
 
 def test_downstream_lives_as_long_as_its_configs() -> None:
     """A new configuration shares the downstream of an existing one."""
-    made = make_registry()
-    held = made.retry_config("GET", "http://a", repeatable=True)
+    registry = make_registry()
+    existing = registry.retry_config("GET", "http://a", repeatable=True)
 
     for number in range(2000):
-        made.retry_config("GET", f"http://{number}", repeatable=True)
+        registry.retry_config("GET", f"http://{number}", repeatable=True)
 
-    assert held.downstream is made.retry_config("PUT", "http://a", repeatable=True).downstream
+    assert (
+        existing.downstream is registry.retry_config("PUT", "http://a", repeatable=True).downstream
+    )
 
 
 def test_concurrent_threads_share_a_downstream() -> None:
@@ -121,9 +123,9 @@ def test_concurrent_threads_share_a_downstream() -> None:
         together.wait(10)
         return Downstream(origin)
 
-    made = make_registry(make)
+    registry = make_registry(make)
     with ThreadPoolExecutor(4) as pool:
-        found = set(pool.map(made.downstream, ["http://a"] * 4))
+        found = set(pool.map(registry.downstream, ["http://a"] * 4))
 
     assert 1 == len(found)
 
@@ -138,18 +140,18 @@ def test_downstream_function_with_invalid_result(wrong: Any) -> None:
 @pytest.mark.parametrize("repeatable", [True, False])
 def test_repeatable_applies_to_errors_and_timeouts(repeatable: bool) -> None:
     """A request that is not repeatable is unsafe after an error and after a timeout."""
-    loop = make_registry().retry_config("POST", "http://a", repeatable=repeatable)
+    config = make_registry().retry_config("POST", "http://a", repeatable=repeatable)
 
-    safe = [loop.classify_error(error, 0).safe for error in (OSError(), AttemptTimeout())]
+    safe = [config.classify_error(error, 0).safe for error in (OSError(), AttemptTimeout())]
 
     assert [repeatable] * 2 == safe
 
 
 def test_response_is_classified_by_the_policy() -> None:
     """The classifier gets the policy of the adapter."""
-    loop = make_registry(policy=Policy(max_attempts=7)).retry_config(
+    config = make_registry(policy=Policy(max_attempts=7)).retry_config(
         "GET", "http://a", repeatable=True
     )
 
-    assert loop.classify_result is not None
-    assert "7" == loop.classify_result(None).detail
+    assert config.classify_result is not None
+    assert "7" == config.classify_result(None).detail

@@ -22,7 +22,7 @@ POST = ("POST", "http", "a", None, False)
 
 def make_sender(send: Any, first: Any = None, **options: Any) -> RequestSender:
     """Return the sender of an adapter whose errors are all transient."""
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "is_async": False,
         "policy": None,
         "hedging": None,
@@ -32,7 +32,7 @@ def make_sender(send: Any, first: Any = None, **options: Any) -> RequestSender:
         "classify_response": response_classifier(lambda response: response.headers),
         "release": lambda _: True,
     }
-    return RequestSender(send, first, **given | options)
+    return RequestSender(send, first, **defaults | options)
 
 
 def make_response(status: int) -> Any:
@@ -57,36 +57,36 @@ class FakeServer:
 
 def test_send_function_is_cached() -> None:
     """The second request with the same key uses the function of the first."""
-    made = make_sender(FakeServer().send)
+    sender = make_sender(FakeServer().send)
 
-    first = made.send_function(GET)
+    first = sender.send_function(GET)
 
-    assert first is made.send_functions[GET]
-    assert first is not made.send_function(POST)
+    assert first is sender.send_functions[GET]
+    assert first is not sender.send_function(POST)
 
 
 def test_used_send_functions_are_kept() -> None:
     """A client that calls many origins keeps the functions that it uses again."""
-    made = make_sender(FakeServer().send)
-    used, unused = made.send_function(GET), made.send_function(POST)
+    sender = make_sender(FakeServer().send)
+    used, unused = sender.send_function(GET), sender.send_function(POST)
 
     for number in range(2000):
-        made.send_function(("GET", "http", f"host-{number}", None, True))
+        sender.send_function(("GET", "http", f"host-{number}", None, True))
         if not number % 100:
-            assert used is made.send_function(GET)
+            assert used is sender.send_function(GET)
 
-    assert used is made.send_function(GET)
-    assert unused is not made.send_function(POST)
+    assert used is sender.send_function(GET)
+    assert unused is not sender.send_function(POST)
 
 
-@pytest.mark.parametrize("heard", [False, True], ids=["unheard", "heard"])
-def test_attempts_are_numbered(heard: bool) -> None:
+@pytest.mark.parametrize("has_listener", [False, True])
+def test_attempts_are_numbered(has_listener: bool) -> None:
     """Every attempt gets its number, with and without listeners."""
     server = FakeServer(503, 503, 200)
     call = make_sender(server.send).send_function(GET)
 
     with no_wait():
-        if heard:
+        if has_listener:
             with captured_events():
                 assert 200 == call().status_code
         else:
@@ -120,20 +120,20 @@ def test_classification_error_releases_the_permit() -> None:
 def test_sync_client_enforces_the_attempt_timeout() -> None:
     """A sync client gets the time limit of an attempt; no thread enforces it."""
     server = FakeServer(200)
-    made = make_sender(server.send, policy=Policy(attempt_timeout=2.0))
+    sender = make_sender(server.send, policy=Policy(attempt_timeout=2.0))
 
-    assert 200 == made.send_function(GET)().status_code
+    assert 200 == sender.send_function(GET)().status_code
     assert [2.0] == server.limits
 
 
 def test_hedged_or_sent_once() -> None:
     """With hedging, repeatable requests are copied, and others are sent once."""
     server = FakeServer(503, 200, 503)
-    made = make_sender(server.send, hedging=Hedging(after=3600))
+    sender = make_sender(server.send, hedging=Hedging(after=3600))
 
-    assert 200 == made.send_function(GET)().status_code
+    assert 200 == sender.send_function(GET)().status_code
     with pytest.raises(tarry.ResultNotAccepted):
-        made.send_function(POST)()
+        sender.send_function(POST)()
 
     assert [1, 2, 1] == server.numbers
 
@@ -146,16 +146,16 @@ class FakeClient:
 
     def __init__(self, *replies: int | Exception) -> None:
         self._replies = iter(replies)
-        self.taken: list[str] = []
+        self.used: list[str] = []
 
-    def _reply(self, way: str) -> Any:
-        self.taken.append(way)
+    def _reply(self, function: str) -> Any:
+        self.used.append(function)
         reply = next(self._replies)
         if isinstance(reply, Exception):
             raise reply
         return make_response(reply)
 
-    def send(self, request: str, *, looped: bool, **options: Any) -> Any:
+    def send(self, request: str, *, is_async: bool, **options: Any) -> Any:
         """Send a request with these options."""
 
         def first(_request: str) -> Any:
@@ -165,19 +165,19 @@ class FakeClient:
             assert limit is None
             return self._reply(f"attempt {number}")
 
-        async def afirst(request: str) -> Any:
+        async def async_first(request: str) -> Any:
             return first(request)
 
-        async def asend(request: str, **told: Any) -> Any:
-            return send(request, **told)
+        async def async_send(request: str, **keywords: Any) -> Any:
+            return send(request, **keywords)
 
-        async def arelease(_: object) -> bool:
+        async def async_release(_: object) -> bool:
             return True
 
-        if not looped:
+        if not is_async:
             return make_sender(send, first, **options).send_function(GET)(request)
-        options |= {"is_async": True, "release": arelease}
-        call = make_sender(asend, afirst, **options).send_function(GET)
+        options |= {"is_async": True, "release": async_release}
+        call = make_sender(async_send, async_first, **options).send_function(GET)
 
         async def main() -> Any:
             return await call(request)
@@ -185,50 +185,50 @@ class FakeClient:
         return asyncio.run(main())
 
 
-looped_or_not = pytest.mark.parametrize("looped", [False, True], ids=["plain", "looped"])
+sync_and_async = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
 
-@looped_or_not
-def test_first_attempt_uses_the_fast_path(looped: bool) -> None:
+@sync_and_async
+def test_first_attempt_uses_the_fast_path(is_async: bool) -> None:
     """A first attempt that succeeds is sent without limit and number, and is counted."""
     payments = Downstream("payments", breaker=Breaker())
     client = FakeClient(200)
 
-    assert 200 == client.send("r", looped=looped, downstream=payments).status_code
+    assert 200 == client.send("r", is_async=is_async, downstream=payments).status_code
 
-    assert ["first"] == client.taken
+    assert ["first"] == client.used
     assert payments.quantile(0.5) is not None
 
 
-@looped_or_not
-@pytest.mark.parametrize("trouble", [503, ConnectionError()], ids=["answer", "error"])
-def test_failure_leaves_the_fast_path(looped: bool, trouble: int | Exception) -> None:
+@sync_and_async
+@pytest.mark.parametrize("failure", [503, ConnectionError()], ids=["answer", "error"])
+def test_failure_leaves_the_fast_path(is_async: bool, failure: int | Exception) -> None:
     """After a failure the attempts are numbered, and the failure is counted."""
     payments = Downstream("payments", breaker=Breaker(consecutive=2))
-    client = FakeClient(trouble, 503, 200)
+    client = FakeClient(failure, 503, 200)
 
     with no_wait(), pytest.raises((tarry.ResultNotAccepted, ConnectionError)):
-        client.send("r", looped=looped, downstream=payments)
+        client.send("r", is_async=is_async, downstream=payments)
 
-    assert ["first", "attempt 2"] == client.taken
+    assert ["first", "attempt 2"] == client.used
     assert "open" == payments.state
 
 
-@looped_or_not
-def test_permanent_result_ends_the_call(looped: bool) -> None:
+@sync_and_async
+def test_permanent_result_ends_the_call(is_async: bool) -> None:
     """A permanent response or error ends the call, also on the fast path."""
     refused = Outcome(Kind.PERMANENT)
     client = FakeClient(404, ValueError("no"))
 
-    assert 404 == client.send("r", looped=looped).status_code
+    assert 404 == client.send("r", is_async=is_async).status_code
     with pytest.raises(ValueError, match="no"):
-        client.send("r", looped=looped, classify_error=lambda *_: refused)
+        client.send("r", is_async=is_async, classify_error=lambda *_: refused)
 
-    assert ["first", "first"] == client.taken
+    assert ["first", "first"] == client.used
 
 
-@looped_or_not
-def test_deadline_listener_and_disabled_breaker_use_the_driver(looped: bool) -> None:
+@sync_and_async
+def test_deadline_listener_and_disabled_breaker_use_the_driver(is_async: bool) -> None:
     """Only with one of them do first attempts use the full driver."""
     failing = Downstream("failing", breaker=Breaker(consecutive=2))
     failing.record(0, Outcome(Kind.TRANSIENT), 0.0, system.now(), 0.5)
@@ -236,56 +236,56 @@ def test_deadline_listener_and_disabled_breaker_use_the_driver(looped: bool) -> 
     disabled.force("disabled")
     client = FakeClient(*[200] * 5)
 
-    client.send("r", looped=looped, downstream=failing)
-    client.send("r", looped=looped, downstream=Downstream("bare"))
-    assert ["first"] * 2 == client.taken
+    client.send("r", is_async=is_async, downstream=failing)
+    client.send("r", is_async=is_async, downstream=Downstream("bare"))
+    assert ["first"] * 2 == client.used
     assert failing.breaker is not None
     assert (2, 1, 0) == failing.breaker.counts(system.now())
 
-    client.send("r", looped=looped, downstream=disabled)
+    client.send("r", is_async=is_async, downstream=disabled)
     with tarry.deadline(5):
-        client.send("r", looped=looped)
+        client.send("r", is_async=is_async)
     with captured_events():
-        client.send("r", looped=looped)
-    assert ["attempt 1"] * 3 == client.taken[2:]
+        client.send("r", is_async=is_async)
+    assert ["attempt 1"] * 3 == client.used[2:]
 
 
-@looped_or_not
-def test_outer_retry_does_not_resend_an_unsafe_request(looped: bool) -> None:
+@sync_and_async
+def test_outer_retry_does_not_resend_an_unsafe_request(is_async: bool) -> None:
     """An error that ends an unsafe request on its first attempt is final for an outer retry."""
     client = FakeClient(ConnectionError("lost"), ConnectionError("sent twice"))
     unsafe = Outcome(Kind.TRANSIENT, safe=False)
 
     with no_wait(), pytest.raises(ConnectionError, match="lost"):
         tarry.call(
-            lambda: client.send("r", looped=looped, classify_error=lambda *_: unsafe),
+            lambda: client.send("r", is_async=is_async, classify_error=lambda *_: unsafe),
             on=ConnectionError,
         )
 
-    assert ["first"] == client.taken
+    assert ["first"] == client.used
 
 
-@looped_or_not
-def test_uncounted_successes_are_limited(looped: bool) -> None:
+@sync_and_async
+def test_uncounted_successes_are_limited(is_async: bool) -> None:
     """Successes are counted later in batches, but only a few are pending."""
     payments = Downstream("payments", breaker=Breaker())
 
     for _ in range(MAX_UNCOUNTED_SUCCESSES + 1):
-        FakeClient(200).send("r", looped=looped, downstream=payments)
+        FakeClient(200).send("r", is_async=is_async, downstream=payments)
 
     assert not payments.uncounted_successes
 
 
-@looped_or_not
-def test_failure_counts_after_pending_successes(looped: bool) -> None:
+@sync_and_async
+def test_failure_counts_after_pending_successes(is_async: bool) -> None:
     """A breaker counts the pending successes before a failure."""
     payments = Downstream("payments", breaker=Breaker(failure_rate=0.5, min_calls=2))
     client = FakeClient(200, 200, 200, 503)
 
     for _ in range(3):
-        client.send("r", looped=looped, downstream=payments)
+        client.send("r", is_async=is_async, downstream=payments)
     with pytest.raises(tarry.ResultNotAccepted):
-        client.send("r", looped=looped, downstream=payments, policy=Policy(max_attempts=1))
+        client.send("r", is_async=is_async, downstream=payments, policy=Policy(max_attempts=1))
 
     assert payments.breaker is not None
     assert (4, 1, 0) == payments.breaker.counts(system.now())

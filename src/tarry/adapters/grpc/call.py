@@ -45,9 +45,9 @@ class GrpcCall(RunningBlock):
     __slots__ = ("_attempt_ends_at", "_started_attempt")
 
     def __init__(
-        self, spec: RetryConfig, started: float | None, deadline: float | None, serial: int
+        self, config: RetryConfig, started: float | None, deadline: float | None, serial: int
     ) -> None:
-        super().__init__(spec, started, deadline, serial)
+        super().__init__(config, started, deadline, serial)
         self._started_attempt: Attempt | None = None
         """The first attempt, until the driver calls `begin_attempt` for it."""
         self._attempt_ends_at: float | None = None
@@ -123,10 +123,10 @@ class CallFactory:
         if not isinstance(repeatable, bool):
             repeatable = bool(repeatable(method))
         if self._target is None:
-            spec = self._origins.retry_config(name, service or method, repeatable=repeatable)
+            config = self._origins.retry_config(name, service or method, repeatable=repeatable)
         else:
-            spec = self._origins.retry_config(method, self._target, repeatable=repeatable)
-        call = GrpcCall.new(spec)
+            config = self._origins.retry_config(method, self._target, repeatable=repeatable)
+        call = GrpcCall.new(config)
         if details.timeout is not None:
             deadline = system.now() + details.timeout
             call.deadline = deadline if call.deadline is None else min(deadline, call.deadline)

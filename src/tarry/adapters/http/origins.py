@@ -119,7 +119,7 @@ class OriginRegistry:
         return downstream
 
     def retry_config(
-        self, method: str, origin: str, *, repeatable: bool, numbered: bool = False
+        self, method: str, origin: str, *, repeatable: bool, passes_number: bool = False
     ) -> RetryConfig:
         """Return the retry configuration for an operation."""
         config = self._configs.lookup((method, origin, repeatable))
@@ -133,7 +133,7 @@ class OriginRegistry:
                 downstream=self.downstream(origin),
                 name=f"{method} {origin}",
                 safe=repeatable,
-                passes_number=numbered,
+                passes_number=passes_number,
             )
             config = self._configs.add((method, origin, repeatable), config)
         return config

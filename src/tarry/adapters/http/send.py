@@ -95,7 +95,9 @@ class RequestSender:
     def _new_send_function(self, key: RequestKey) -> Callable[..., Any]:
         method, scheme, host, port, repeatable = key
         origin = http.origin_of(scheme, host, port)
-        config = self._origins.retry_config(method, origin, repeatable=repeatable, numbered=True)
+        config = self._origins.retry_config(
+            method, origin, repeatable=repeatable, passes_number=True
+        )
         if self.hedging is not None and repeatable:
             hedged = _async_hedged if self._is_async else _hedged
             return hedged(self._send, config, self.hedging)
@@ -113,8 +115,8 @@ def _success_test(policy: Policy) -> Callable[[Any], bool]:
 # a frame that an error has passed through tarry.
 def _hedged(send: Callable[..., Any], config: RetryConfig, hedging: Hedging) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
-        hedged_run = _new_hedged_run(config, hedging)
-        return hedge.drive(hedged_run, lambda number: send(*args, number=number), config.release)
+        hedged_call = _new_hedged_call(config, hedging)
+        return hedge.drive(hedged_call, lambda number: send(*args, number=number), config.release)
 
     return call
 
@@ -123,15 +125,15 @@ def _async_hedged(
     send: Callable[..., Awaitable[Any]], config: RetryConfig, hedging: Hedging
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     async def call(*args: Any) -> Any:
-        hedged_run = _new_hedged_run(config, hedging)
+        hedged_call = _new_hedged_call(config, hedging)
         return await hedge.drive_async(
-            hedged_run, lambda number: send(*args, number=number), config.release
+            hedged_call, lambda number: send(*args, number=number), config.release
         )
 
     return call
 
 
-def _new_hedged_run(config: RetryConfig, hedging: Hedging) -> RunningHedgedCall:
+def _new_hedged_call(config: RetryConfig, hedging: Hedging) -> RunningHedgedCall:
     downstream = config.downstream or Downstream(config.operation)
     return RunningHedgedCall(
         config.operation, hedging, config.classify_error, downstream, config.classify_result

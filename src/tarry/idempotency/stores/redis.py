@@ -31,14 +31,15 @@ _TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 20
 
 # Times are whole microseconds since the epoch. A Lua number represents them exactly, but `tostring`
-# would round them. Arguments: owner, fingerprint, and a duration in microseconds.
+# would round them. ARGV: 1 owner, 2 fingerprint, 3 duration in microseconds; for `finish` also
+# 4 status, 5 headers, 6 body.
 _COMMON = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local function to_text(number) return string.format('%.0f', number) end
 local record = redis.call('HMGET', KEYS[1], 'owner', 'status', 'free_at')
-local is_running = record[1] == ARGV[1] and not record[2]
-local function write_claim()
+local is_own_claim = record[1] == ARGV[1] and not record[2]
+local function write_record()
     redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'fingerprint', ARGV[2],
                'free_at', to_text(now + ARGV[3]))
     redis.call('PEXPIRE', KEYS[1], math.ceil(ARGV[3] / 1000))
@@ -48,17 +49,17 @@ end
 
 # A repeated claim of the same owner succeeds: the answer to its first was lost with a connection.
 _CLAIM = """
-if record[1] and tonumber(record[3]) > now and not is_running then
+if record[1] and tonumber(record[3]) > now and not is_own_claim then
     local stored = redis.call('HMGET', KEYS[1], 'fingerprint', 'status', 'headers', 'body')
     return {to_text(now), record[3], stored[1], stored[2], stored[3], stored[4]}
 end
 redis.call('DEL', KEYS[1])
-write_claim()
+write_record()
 return false
 """
 
 _EXTEND = """
-return (is_running or not record[1]) and write_claim() or 0
+return (is_own_claim or not record[1]) and write_record() or 0
 """
 
 # Storing the same response again succeeds: the answer to the first call was lost, as above.
@@ -71,11 +72,11 @@ if record[2] then
 end
 redis.call('HSET', KEYS[1], 'status', ARGV[4], 'headers', ARGV[5])
 if ARGV[6] then redis.call('HSET', KEYS[1], 'body', ARGV[6]) end
-return write_claim()
+return write_record()
 """
 
 _RELEASE = """
-return is_running and redis.call('DEL', KEYS[1]) or 0
+return is_own_claim and redis.call('DEL', KEYS[1]) or 0
 """
 
 
