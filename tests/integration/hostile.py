@@ -1,6 +1,6 @@
 """Targets that misbehave over real sockets, one URL path per kind of misbehaviour.
 
-`with hostile_targets() as hostile:` starts them in a thread. `hostile.url` + "never", "endless".
+`with hostile_targets() as hostile:` starts them in a thread. `hostile.url` + "never" and so on
 are targets, and "ok" behaves well. `hostile.seen` has the received requests. `hostile.closing`
 closes every connection at once. `hostile.tls[kind]` are HTTPS targets with certificates "good",
 "expired", "selfsigned" or "wronghost". The file `hostile.ca` has the CA, and `hostile.contexts` has

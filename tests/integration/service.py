@@ -111,20 +111,20 @@ class Service:
         command = [*self._within, sys.executable, "-m", "tarry", "serve"]
         command += ["--port", str(self.port)]
         command += ["--store", f"sqlite:{self.folder / 'tarry.db'}", *self._flags]
-        with (self.folder / "attempts").open("ab") as attempts:
+        with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=attempts, stderr=attempts, cwd=self.folder
+                command, stdout=log, stderr=log, cwd=self.folder
             )
         deadline = time.monotonic() + STARTS_WITHIN
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise AssertionError((self.folder / "attempts").read_text())
+                raise AssertionError((self.folder / "log").read_text())
             try:
                 if self.request("GET", "/readyz")[0] == 200:
                     return
             except OSError:
                 time.sleep(0.05)
-        raise AssertionError((self.folder / "attempts").read_text())
+        raise AssertionError((self.folder / "log").read_text())
 
     def kill(self) -> None:
         """Kill the process, as in a power failure."""
