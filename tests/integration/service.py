@@ -112,9 +112,7 @@ class Service:
         command += ["--port", str(self.port)]
         command += ["--store", f"sqlite:{self.folder / 'tarry.db'}", *self._flags]
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=self.folder
-            )
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
         deadline = time.monotonic() + STARTS_WITHIN
         while time.monotonic() < deadline:
             if self.process.poll() is not None:

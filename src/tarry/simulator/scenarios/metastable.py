@@ -83,7 +83,7 @@ STUDY = Study(
     variants=tuple(DEFENCES),
     columns=(
         Column("recovered", "runs that recover", "%"),
-        Column("recovered_after", "well after", "s"),
+        Column("recovered_after", "recovery time", "s"),
         Column("success_rate", "calls succeeded", "%"),
         Column("amplification", "load per call", "x"),
         Column("p99", "p99", "s"),

@@ -98,11 +98,11 @@ STUDY = Study(
     variant_parameter="defence",
     variants=tuple(DEFENCES),
     columns=(
-        Column("recovered_after", "recovered after", "s"),
+        Column("recovered_after", "recovery time", "s"),
         Column("crashes", "crashes"),
         Column("peak_load", "peak load", "x"),
         Column("amplification", "load per call", "x"),
-        Column("success_rate", "calls succeeded", "%"),
+        Column("success_rate", "success rate", "%"),
         Column("unfinished", "still waiting"),
     ),
     plots=(
