@@ -1,4 +1,4 @@
-"""The tree of exceptions: its shape, its messages, its passage through pickle and copy."""
+"""Tests for the exceptions: hierarchy, messages, pickle and copy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_docstring_draws_the_tree() -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_every_error_is_public(kind: type[Exception]) -> None:
-    """Whoever catches an error can name it as `tarry.X`, and it says of itself what it means."""
+    """Every error is available as `tarry.X` and has a docstring."""
     assert kind is getattr(tarry, kind.__name__)
     assert kind.__name__ in tarry.__all__
     assert (kind.__doc__ or "").endswith(".")
@@ -68,7 +68,7 @@ def test_one_base_catches_them_all(kind: type[Exception]) -> None:
     ],
 )
 def test_builtin_bases(kind: type[Exception], builtin: type[Exception]) -> None:
-    """Code that knows nothing of tarry catches its errors by the built-in types."""
+    """The errors can be caught by built-in types."""
     with pytest.raises(builtin, match=r"^what happened$"):
         raise kind("what happened")
 
@@ -108,27 +108,27 @@ def test_a_configuration_error_under_another_name(kind: type[errors.Configuratio
 
 
 def test_another_name_keeps_the_index() -> None:
-    """with_field() renames what stands before an index."""
+    """with_field() keeps the index of a field."""
     error = errors.ConfigurationError("secrets[1]", "must be base64")
     assert "signing_secrets[1]" == error.with_field("signing_secrets").field
 
 
 @pytest.mark.parametrize("kind", REJECTIONS)
-def test_rejections_say_when_to_come_back(kind: type[errors.Rejected]) -> None:
-    """A rejection names the dependency and the time after which another try makes sense."""
+def test_rejections_have_downstream_and_retry_after(kind: type[errors.Rejected]) -> None:
+    """A rejection has the name of the downstream and the seconds until a new call."""
     error = kind("refused", downstream="payments", retry_after=2.5)
     assert ("refused", "payments", 2.5) == (str(error), error.downstream, error.retry_after)
 
 
 @pytest.mark.parametrize("kind", REJECTIONS)
-def test_rejections_may_know_nothing(kind: type[errors.Rejected]) -> None:
-    """What a rejection does not know is None."""
+def test_rejections_without_details(kind: type[errors.Rejected]) -> None:
+    """Unknown details of a rejection are None."""
     error = kind("refused")
     assert (None, None) == (error.downstream, error.retry_after)
 
 
 def test_the_last_result_is_kept() -> None:
-    """A result that was not accepted can be had from the error."""
+    """The error has the result that was not accepted."""
     assert [1, 2] == errors.ResultNotAccepted("none accepted", [1, 2]).result
     assert None is errors.ResultNotAccepted("none accepted").result
 

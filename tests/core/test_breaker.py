@@ -1,4 +1,4 @@
-"""The breaker by numbers; test_breaker_model.py holds any sequence of events against a model."""
+"""Tests for the breaker; test_breaker_model.py compares any sequence of events with a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.sliding_window import SlidingWindow
 from tarry.errors import ConfigurationError
-from tests.core.refusals import refusals, settings_with
+from tests.core.invalid_values import invalid_values, keyword
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +21,7 @@ CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.H
 
 
 def permit_of(breaker: Breaker, now: float) -> int:
-    """Let a call through that must be let through."""
+    """Return the permit of a call that must be admitted."""
     permit = breaker.admit(now)
     assert permit is not None
     return permit
@@ -44,7 +44,7 @@ def opened(**arguments: Any) -> Breaker:
 
 
 def insides(breaker: Breaker) -> dict[str, object]:
-    """Return everything that a breaker is made of, to compare."""
+    """Return the complete state of a breaker, for comparison."""
     parts = {name: getattr(breaker, name) for name in Breaker.__slots__}
     window = parts.pop("_window")
     return deepcopy(parts | {name: getattr(window, name) for name in SlidingWindow.__slots__})
@@ -56,7 +56,7 @@ def insides(breaker: Breaker) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("results", "expected"),
     [
-        ([("x", 19)], CLOSED),  # too few calls, whatever they came to
+        ([("x", 19)], CLOSED),  # too few calls, whatever their results
         ([("x", 20)], OPEN),
         ([(".", 10), ("x", 10)], OPEN),  # exactly half
         ([("x", 10), (".", 10)], OPEN),  # the 20th call decides, although it succeeds
@@ -116,7 +116,7 @@ def test_only_the_last_ten_seconds_count(later: float, expected: BreakerState) -
     [("xxx", OPEN), ("xx", CLOSED), ("xx.xx.xx", CLOSED), ("xx.xxx", OPEN), (".....xxx", OPEN)],
 )
 def test_consecutive_failures(results: str, expected: BreakerState) -> None:
-    """So many failures in a row open it long before there are enough calls for a rate."""
+    """Consecutive failures open it before there are enough calls for a failure rate."""
     breaker = Breaker(consecutive=3)
     run(breaker, results)
     assert expected is breaker.state
@@ -124,7 +124,7 @@ def test_consecutive_failures(results: str, expected: BreakerState) -> None:
 
 @pytest.mark.parametrize("state", ["closed", "metrics-only"])
 def test_a_row_of_failures_ends_with_the_state(state: str) -> None:
-    """Failures of before say nothing in a state that was set by hand since."""
+    """A state that is set manually resets the count of consecutive failures."""
     breaker = Breaker(consecutive=3)
     run(breaker, "xx")
     breaker.force(state)
@@ -134,7 +134,7 @@ def test_a_row_of_failures_ends_with_the_state(state: str) -> None:
 
 
 def test_a_row_of_failures_ends_with_the_outage() -> None:
-    """After an outage it takes a whole row again to open."""
+    """After an outage the full number of consecutive failures is needed again."""
     breaker = Breaker(consecutive=3, probes=1)
     run(breaker, "xxx")
     run(breaker, ".xx", now=30.0)
@@ -144,7 +144,7 @@ def test_a_row_of_failures_ends_with_the_outage() -> None:
 
 
 def test_consecutive_failures_may_lie_far_apart() -> None:
-    """Failures in a row count as such also when the window has forgotten the first of them."""
+    """Consecutive failures count even when the first of them has left the window."""
     breaker = Breaker(consecutive=3)
     for now in (0.0, 100.0, 200.0):
         run(breaker, "x", now)
@@ -191,15 +191,15 @@ def test_counts() -> None:
 
 
 @pytest.mark.parametrize("now", [0.0, 1.0, 29.0, 29.999])
-def test_open_admits_nobody_before_its_time(now: float) -> None:
-    """For 30 seconds everybody is refused, and told when to come back."""
+def test_open_admits_no_call_before_its_time(now: float) -> None:
+    """For 30 seconds all calls are rejected, with the time until the next probe."""
     breaker = opened()
     assert (False, None, OPEN) == (breaker.would_admit(now), breaker.admit(now), breaker.state)
     assert pytest.approx(30.0 - now) == breaker.retry_after(now)
 
 
 def test_open_for_is_spread() -> None:
-    """The time is up to a tenth longer by the number drawn, so that breakers part."""
+    """The open time is up to a tenth longer at random, so that breakers differ."""
     ends = []
     for u in (0.0, 0.5, 0.999):
         breaker = Breaker(consecutive=1)
@@ -235,7 +235,7 @@ def test_open_time_grows(
 
 @pytest.mark.parametrize(("growth", "expected"), [(1.0, 30.0), (1.001, 300.0), (1e300, 300.0)])
 def test_ten_thousand_openings(growth: float, expected: float) -> None:
-    """However often it re-opens, the time neither overflows nor exceeds the most."""
+    """However often it re-opens, the open time neither overflows nor exceeds the maximum."""
     breaker, now = opened(growth=growth, probes=1), 0.0
     for _ in range(10_000):
         now += breaker.retry_after(now) or 0.0
@@ -244,7 +244,7 @@ def test_ten_thousand_openings(growth: float, expected: float) -> None:
 
 
 def test_growth_starts_over_once_closed() -> None:
-    """After it was closed it opens for its first length again."""
+    """After it has closed, it opens for the initial period again."""
     breaker, now, lengths = opened(probes=1), 0.0, []
     for results in ("x", "x", ".x", "x"):
         lengths.append(breaker.retry_after(now))
@@ -257,15 +257,15 @@ def test_growth_starts_over_once_closed() -> None:
 
 
 @pytest.mark.parametrize("probes", [1, 3, 100])
-def test_half_open_admits_its_probes_however_many_ask(probes: int) -> None:
-    """Of ten thousand callers at once, only the probes are let through."""
+def test_half_open_admits_only_its_probes(probes: int) -> None:
+    """Of ten thousand concurrent calls only the probes are admitted."""
     breaker = opened(probes=probes)
     admitted = [breaker.admit(30.0) is not None for _ in range(10_000)]
     assert (probes, [True] * probes) == (sum(admitted), admitted[:probes])
 
 
 def test_closes_when_the_probes_succeed() -> None:
-    """It closes with the last of its probes, and its window begins empty."""
+    """It closes after the last probe, with an empty window."""
     breaker = opened()
     permits = [permit_of(breaker, 30.0) for _ in range(3)]
     states = []
@@ -278,7 +278,7 @@ def test_closes_when_the_probes_succeed() -> None:
 
 @pytest.mark.parametrize(("failed", "duration"), [(True, 0.1), (False, 1.5), (True, 1.5)])
 def test_one_bad_probe_opens_again(failed: bool, duration: float) -> None:
-    """A probe that fails or is slow opens it for longer; the other probes say nothing any more."""
+    """A failed or slow probe opens it for longer; the other probes are ignored."""
     breaker = opened(slow_after=1.0)
     permits = [permit_of(breaker, 30.0) for _ in range(3)]
     breaker.record(permits[0], failed=failed, duration=duration, now=31.0, u=0.0)
@@ -289,22 +289,22 @@ def test_one_bad_probe_opens_again(failed: bool, duration: float) -> None:
     assert before == insides(breaker)
 
 
-def test_a_cancelled_probe_makes_room() -> None:
-    """A probe that came to no result counts as nothing, and another may go."""
+def test_a_cancelled_probe_frees_its_slot() -> None:
+    """A cancelled probe is not counted, and another one is admitted."""
     breaker = opened(probes=1)
     breaker.release(permit_of(breaker, 30.0))
     assert (True, HALF_OPEN) == (breaker.would_admit(30.0), breaker.state)
 
 
-def test_a_lost_probe_makes_room() -> None:
-    """A probe that has not come back for as long as an open period is taken for lost."""
+def test_a_lost_probe_frees_its_slot() -> None:
+    """A probe without a result for as long as an open period is ignored."""
     breaker = opened(probes=1)
     breaker.admit(30.0)
     assert [False, True] == [breaker.would_admit(now) for now in (59.999, 60.0)]
 
 
 def test_a_probe_is_lost_by_its_own_time() -> None:
-    """When one probe comes back, it is its own time that is forgotten, not another's."""
+    """The result of a probe removes its own start time, not that of another probe."""
     breaker = opened(probes=2)
     early, _late = permit_of(breaker, 30.0), permit_of(breaker, 59.0)
     breaker.record(early, failed=False, duration=29.5, now=59.5, u=0.0)
@@ -312,8 +312,8 @@ def test_a_probe_is_lost_by_its_own_time() -> None:
     assert [True, False, False] == admitted  # the late one is out since a second only
 
 
-def test_a_lost_probe_frees_nobody_elses_place() -> None:
-    """A probe that was taken for lost and does come back leaves the places of others alone."""
+def test_a_late_probe_frees_no_other_slot() -> None:
+    """A late result of a lost probe does not free the slots of other probes."""
     breaker = opened(probes=2)
     lost = [permit_of(breaker, 30.0) for _ in range(2)]
     for _ in range(2):
@@ -323,8 +323,8 @@ def test_a_lost_probe_frees_nobody_elses_place() -> None:
     assert not breaker.would_admit(61.0)
 
 
-def test_a_lost_probe_that_returns_makes_no_more_room() -> None:
-    """When a probe that was taken for lost returns, there is room for the probes, not for more."""
+def test_a_late_probe_frees_no_slot() -> None:
+    """A late result of a lost probe does not allow more probes than configured."""
     breaker = opened(probes=2)
     lost = [permit_of(breaker, 30.0) for _ in range(2)]
     assert breaker.would_admit(60.0)
@@ -332,8 +332,8 @@ def test_a_lost_probe_that_returns_makes_no_more_room() -> None:
     assert [True, True, False] == [breaker.admit(60.0) is not None for _ in range(3)]
 
 
-def test_retry_after_while_probes_are_out() -> None:
-    """While all probes are out nobody can know when the next may go."""
+def test_retry_after_while_probes_run() -> None:
+    """While all probes run, the time of the next one is unknown."""
     breaker = opened(probes=1)
     breaker.admit(30.0)
     assert (None, None) == (breaker.admit(31.0), breaker.retry_after(31.0))
@@ -341,7 +341,7 @@ def test_retry_after_while_probes_are_out() -> None:
 
 @pytest.mark.parametrize("later", [0.0, 29.0, 30.0, 1e6])
 def test_would_admit_changes_nothing(later: float) -> None:
-    """Asking what `admit` would say leaves every part as it is, whenever one asks for."""
+    """would_admit() does not change the state, at any time."""
     breakers = [Breaker(), opened(), opened(probes=1)]
     breakers[2].admit(30.0)
     before = [insides(breaker) for breaker in breakers]
@@ -366,7 +366,7 @@ def test_would_admit_changes_nothing(later: float) -> None:
 def test_manual_states(
     start: type[Breaker], state: str, expected: BreakerState, admits: bool, counts: tuple[int, ...]
 ) -> None:
-    """A state set by hand admits all or nobody for good, and only metrics-only counts."""
+    """A manual state admits all calls or none, and only metrics-only counts them."""
     breaker = start()
     breaker.force(state)
     assert expected is breaker.state
@@ -379,7 +379,7 @@ def test_manual_states(
 
 
 def test_forced_closed_is_automatic_again() -> None:
-    """Closed by hand it counts from nothing, and opens by itself for its first length."""
+    """Closed manually, it starts counting from zero and opens for the initial period."""
     breaker = opened()
     run(breaker, "x", 30.0)
     breaker.force("closed")
@@ -389,7 +389,7 @@ def test_forced_closed_is_automatic_again() -> None:
 
 @pytest.mark.parametrize("state", ["", "OPEN", "half-open", "forced-open", None, 1, True, ["open"]])
 def test_unknown_manual_states(state: str) -> None:
-    """What cannot be set by hand is refused with the names that can, and changes nothing."""
+    """An unknown manual state is rejected with the valid names, and changes nothing."""
     breaker = Breaker()
     before = insides(breaker)
     with pytest.raises(ConfigurationError, match=r"^state must be one of closed, disabled, "):
@@ -402,7 +402,7 @@ def test_unknown_manual_states(state: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "words"),
-    refusals(
+    invalid_values(
         failure_rate="share",
         min_calls="count",
         window="positive",
@@ -417,9 +417,9 @@ def test_unknown_manual_states(state: str) -> None:
     ),
 )
 def test_refused_arguments(field: str, value: object, words: str) -> None:
-    """Each argument refuses what makes no sense, with its own name in the message."""
+    """Each argument rejects invalid values, with its name in the message."""
     with pytest.raises(ConfigurationError, match=words):
-        Breaker(**settings_with(field, value))
+        Breaker(**keyword(field, value))
 
 
 def test_max_open_below_open_for() -> None:
@@ -448,12 +448,12 @@ STEPS = [
         st.tuples(st.sampled_from(STEPS), st.sampled_from([0, 0, 0, -1])), min_size=10, max_size=40
     ),
 )
-def test_passed_is_the_same_as_record(
+def test_try_count_success_is_equivalent_to_record(
     consecutive: int | None,
     slow_after: float | None,
     history: list[tuple[tuple[str, float], int]],
 ) -> None:
-    """Counting successes by `passed`, and by `record` where it says so, changes nothing at all."""
+    """try_count_success(), with record() as the fallback, has the same effect as record()."""
     fast, slow = (
         Breaker(min_calls=4, consecutive=consecutive, slow_after=slow_after) for _ in range(2)
     )
@@ -475,8 +475,8 @@ def test_passed_is_the_same_as_record(
         assert insides(slow) == insides(fast)
 
 
-def test_half_open_takes_over_what_another_process_has_seen() -> None:
-    """It probes at once, and a probe that fails opens it for as long as the count says."""
+def test_half_open_after_openings_in_another_process() -> None:
+    """It probes at once, and a failed probe opens it for the period of that count."""
     breaker = Breaker(open_for=10.0, growth=2.0, spread=0.0, probes=1)
     breaker.half_open(2)
 

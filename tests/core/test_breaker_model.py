@@ -1,4 +1,4 @@
-"""Any sequence of events, given to the breaker and to a model that keeps everything it was told."""
+"""A stateful test: any sequence of events, compared with a simple model of the breaker."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ MANUAL = {
 
 
 class Ticket(NamedTuple):
-    """A call that was let through."""
+    """An admitted call."""
 
     number: int
     permit: int
-    era: int
+    generation: int
 
 
 class Result(NamedTuple):
-    """What a call came to."""
+    """The result of a call."""
 
     second: int
     failed: bool
@@ -43,21 +43,21 @@ class Result(NamedTuple):
 
 
 class Model:
-    """The breaker in plain words. All times are quarters of a second, so that sums are exact."""
+    """A simple model of the breaker. Times are quarters of a second, so that sums are exact."""
 
     def __init__(
         self, min_calls: int, rate: float, consecutive: int | None, probes: int, growth: float
     ) -> None:
         self.min_calls, self.rate, self.consecutive = min_calls, rate, consecutive
         self.limit, self.growth = probes, growth
-        self.openings = self.era = 0
+        self.openings = self.generation = 0
         self.until = 0.0
         self.move("closed")
 
     def move(self, state: str) -> None:
-        """Begin a new era: whatever was let through or counted before is of no more interest."""
+        """Start a new generation: earlier calls and counts are ignored."""
         self.state = state
-        self.era += 1
+        self.generation += 1
         self.results: list[Result] = []
         self.streak = self.good_probes = 0
         self.probes: dict[int, float] = {}
@@ -70,11 +70,11 @@ class Model:
         self.move("open")
 
     def lose_probes(self, now: float) -> None:
-        """Take probes for lost that are out for an open period."""
+        """Drop probes that have run for an open period."""
         self.probes = {n: began for n, began in self.probes.items() if now - began < OPEN_FOR}
 
     def admits(self, now: float) -> bool:
-        """Say whether a call may go."""
+        """Return whether a call is admitted."""
         if self.state == "open":
             return now >= self.until
         if self.state == "half-open":
@@ -82,7 +82,7 @@ class Model:
         return self.state != "forced-open"
 
     def admit(self, number: int, now: float) -> None:
-        """Let a call go."""
+        """Admit a call."""
         if self.state == "open":
             self.move("half-open")
         if self.state == "half-open":
@@ -93,8 +93,8 @@ class Model:
         return [result for result in self.results if result.second > int(now) - 10]
 
     def finish(self, ticket: Ticket, *, failed: bool, slow: bool, now: float, u: float) -> None:
-        """Count what a call came to, if it is of the present era."""
-        if ticket.era != self.era or self.state == "disabled":
+        """Record the result of a call of the current generation."""
+        if ticket.generation != self.generation or self.state == "disabled":
             return
         if self.state == "half-open":
             del self.probes[ticket.number]
@@ -112,7 +112,7 @@ class Model:
             self.open(now, u)
 
     def is_broken(self, now: float) -> bool:
-        """Say whether a closed breaker has seen enough."""
+        """Return whether a closed breaker opens."""
         if self.consecutive is not None and self.streak >= self.consecutive:
             return True
         young = self.young(now)
@@ -124,7 +124,7 @@ class Model:
 
 
 class BreakerMachine(RuleBasedStateMachine):
-    """Callers, time and an operator, in any order."""
+    """Calls, time and an operator, in any order."""
 
     @initialize(
         min_calls=st.integers(1, 6),
@@ -144,7 +144,7 @@ class BreakerMachine(RuleBasedStateMachine):
         growth: float,
         now: int,
     ) -> None:
-        """Set both up with the same rules."""
+        """Create the breaker and the model with the same rules."""
         self.model = Model(min_calls, rate, consecutive, probes, growth)
         self.breaker = Breaker(
             min_calls=min_calls,
@@ -165,25 +165,25 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.25, 0.5, 1.0, 5.0, 9.75, 10.0, 29.75, 30.0, 1_000.0]))
     def time_passes(self, seconds: float) -> None:
-        """Go on in time; probes that are lost by then never come back."""
+        """Advance the clock; probes that are lost by then never return."""
         self.now += seconds
         self.model.lose_probes(self.now)
         if self.model.state == "half-open":
             self.tickets = [
                 ticket
                 for ticket in self.tickets
-                if ticket.era != self.model.era or ticket.number in self.model.probes
+                if ticket.generation != self.model.generation or ticket.number in self.model.probes
             ]
 
     @precondition(lambda self: self.model.state == "open" and self.model.until > self.now)
     @rule(early=st.sampled_from([0.0, 0.25]))
     def open_time_ends(self, early: float) -> None:
-        """Go to the moment at which an open breaker turns, or to just before."""
+        """Advance the clock to the end of the open period, or to just before."""
         self.now = max(self.now, self.model.until - early)
 
     @rule(callers=st.integers(1, 8))
     def callers_ask(self, callers: int) -> None:
-        """Each of some callers is let through, or not, as the model says and as was foretold."""
+        """Each call is admitted or rejected as in the model, and as would_admit() predicted."""
         for _ in range(callers):
             self.asked += 1
             expected = self.model.admits(self.now)
@@ -192,7 +192,7 @@ class BreakerMachine(RuleBasedStateMachine):
             assert expected == (permit is not None)
             if permit is not None:
                 self.model.admit(self.asked, self.now)
-                self.tickets.append(Ticket(self.asked, permit, self.model.era))
+                self.tickets.append(Ticket(self.asked, permit, self.model.generation))
 
     @precondition(lambda self: self.tickets)
     @rule(
@@ -202,7 +202,7 @@ class BreakerMachine(RuleBasedStateMachine):
         u=st.sampled_from([0.0, 0.5]),
     )
     def a_call_ends(self, which: int, failed: bool, duration: float, u: float) -> None:
-        """A call of this or of an earlier era comes to a result."""
+        """A call of this or an earlier generation ends with a result."""
         ticket = self.tickets.pop(which % len(self.tickets))
         self.breaker.record(ticket.permit, failed=failed, duration=duration, now=self.now, u=u)
         slow = duration > SLOW_AFTER
@@ -211,16 +211,16 @@ class BreakerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tickets)
     @rule(which=st.integers(0, 10**6))
     def a_call_is_cancelled(self, which: int) -> None:
-        """A call of this or of an earlier era comes to nothing."""
+        """A call of this or an earlier generation is cancelled."""
         ticket = self.tickets.pop(which % len(self.tickets))
         self.breaker.release(ticket.permit)
-        if ticket.era == self.model.era:
+        if ticket.generation == self.model.generation:
             self.model.probes.pop(ticket.number, None)
 
     @precondition(lambda self: self.model.state == "closed")
     @rule(u=st.sampled_from([0.0, 0.5]))
     def an_outage_begins(self, u: float) -> None:
-        """Calls fail until it is open, and its time goes by: most walks would never come here."""
+        """Calls fail until it opens, and the open period passes: random steps rarely get here."""
         self.time_passes(WINDOW)
         while self.model.state == "closed":
             self.callers_ask(1)
@@ -230,14 +230,14 @@ class BreakerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.asked % 4 == 3)
     @rule(state=st.sampled_from(list(MANUAL)))
     def an_operator_decides(self, state: str) -> None:
-        """Somebody sets the state by hand."""
+        """An operator sets the state."""
         self.breaker.force(state)
         self.model.openings = 0
         self.model.move(MANUAL[state])
 
     @invariant()
-    def both_stand_at_the_same_place(self) -> None:
-        """State, counts and the moment to come back are those of the model."""
+    def both_have_the_same_state(self) -> None:
+        """State, counts and retry_after are those of the model."""
         model, now = self.model, self.now
         assert model.state == self.breaker.state.value
         assert model.admits(now) == self.breaker.would_admit(now)
@@ -254,14 +254,14 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_more_probes_than_allowed(self) -> None:
-        """Half-open, the calls that are out never outnumber the probes."""
+        """While half-open, no more calls run than probes are allowed."""
         if self.model.state == "half-open":
-            out = [ticket for ticket in self.tickets if ticket.era == self.model.era]
+            out = [ticket for ticket in self.tickets if ticket.generation == self.model.generation]
             assert len(out) <= self.model.limit
 
 
 def test_agrees_with_the_model() -> None:
-    """Whatever happens in whatever order, the breaker stands where the model stands."""
+    """For any sequence of events the breaker has the state of the model."""
     walks = settings().max_examples // 2
     run_state_machine_as_test(
         BreakerMachine, settings=settings(max_examples=walks, stateful_step_count=50)

@@ -1,4 +1,4 @@
-"""Retry budgets: the numbers of their sources, and models that keep everything they were told."""
+"""Tests for retry budgets: the numbers of their specifications, and comparison with models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from tarry.core.budget import RatioBudget, ThrottleBudget, TokenBudget
 from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome, outcome_of_code
 from tarry.errors import ConfigurationError
-from tests.core.refusals import refusals, settings_with
+from tests.core.invalid_values import invalid_values, keyword
 
 if TYPE_CHECKING:
     from tarry.core.budget import Budget
@@ -38,7 +38,7 @@ PRICES = {  # transient, timeout, throttled, a clean success; None: the last cos
 
 
 def retries(budget: Budget, outcome: Outcome, now: float = 0.0) -> int:
-    """Retry after `outcome` until the budget is empty, and return how often that went."""
+    """Return the number of retries after `outcome` until the budget is empty."""
     times = 0
     while budget.withdraw(budget.cost(outcome), now):
         times += 1
@@ -46,7 +46,7 @@ def retries(budget: Budget, outcome: Outcome, now: float = 0.0) -> int:
 
 
 def fewer() -> settings:
-    """Return settings for a machine with a small state, by which few walks come everywhere."""
+    """Return settings with fewer examples, for a state machine with few states."""
     return settings(max_examples=settings().max_examples // 4, stateful_step_count=40)
 
 
@@ -232,7 +232,7 @@ def test_without_a_floor_a_quiet_client_cannot_retry() -> None:
 
 
 def test_retries_are_no_calls() -> None:
-    """Only first attempts feed the budget; every retry costs one, whatever it came to."""
+    """Only first attempts feed the budget; every retry costs one, whatever its outcome."""
     budget = RatioBudget(min_per_second=0)
     for outcome in (SUCCESS, *FAILURES) * 10:
         assert 1.0 == budget.cost(outcome)
@@ -449,12 +449,12 @@ def test_a_balance_is_never_negative() -> None:
     [
         pytest.param(budget, *case.values, id=f"{budget.__name__}-{case.id}")
         for budget, cases in [
-            (TokenBudget, refusals(capacity="positive")),
+            (TokenBudget, invalid_values(capacity="positive")),
             (
                 RatioBudget,
-                refusals(ratio="share", window="positive", min_per_second="at least 0"),
+                invalid_values(ratio="share", window="positive", min_per_second="at least 0"),
             ),
-            (ThrottleBudget, refusals(max_tokens="count", token_ratio="positive")),  # noqa: S106
+            (ThrottleBudget, invalid_values(max_tokens="count", token_ratio="positive")),  # noqa: S106
         ]
         for case in cases
     ],
@@ -462,7 +462,7 @@ def test_a_balance_is_never_negative() -> None:
 def test_refused_arguments(budget: type[Budget], field: str, value: object, words: str) -> None:
     """Each argument refuses what makes no sense, with its own name in the message."""
     with pytest.raises(ConfigurationError, match=words):
-        budget(**settings_with(field, value))
+        budget(**keyword(field, value))
 
 
 @pytest.mark.parametrize("preset", ["", "Classic", "aws", None, 1, True, ["classic"]])

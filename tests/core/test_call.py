@@ -20,7 +20,7 @@ from tarry.core.limiter import AdaptiveRate
 from tarry.core.outcome import PERMANENT, TRANSIENT, Kind, Outcome
 from tarry.core.policy import Policy
 from tarry.core.verdict import Attempt, Progress, Reason, Step, Stop, Wait
-from tests.core.calls import NOW, PLAIN, Calls, behind, draws
+from tests.core.call_machine import NOW, PLAIN, Calls, behind, draws
 
 TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 

@@ -57,8 +57,8 @@ def wait(*arguments: Any, **more: Any) -> Wait:
     return verdict
 
 
-def told(delay: float | None, **more: Any) -> Outcome:
-    """Make a transient failure with a hint."""
+def failure_with_hint(delay: float | None, **more: Any) -> Outcome:
+    """Return a transient failure with a hint."""
     return Outcome(Kind.TRANSIENT, hint=Hint(delay, **more))
 
 
@@ -102,7 +102,7 @@ def test_outcomes_that_end_a_call(outcome: Outcome, reason: Reason) -> None:
 
 
 def test_a_server_that_says_no_may_say_until_when() -> None:
-    """A hint beside "do not retry" is told, so that the caller knows when to come back."""
+    """A hint with "do not retry" is reported, so that the caller knows when to call again."""
     headers = {"x-should-retry": "false", "retry-after": "60"}
     outcome = outcome_of_status(503, headers, now=NOW)
     assert Stop(Reason.OVERLOADED, 60.0, outcome.hint) == ask(outcome)
@@ -127,7 +127,7 @@ def test_outcomes_that_are_retried(outcome: Outcome) -> None:
 
 
 def test_marked_errors_are_retried_on_demand() -> None:
-    """An outer loop retries what an inner one gave up on only when it is told to."""
+    """An outer loop retries what an inner one gave up on only with retry_marked."""
     assert isinstance(ask(Outcome(Kind.TRANSIENT, retried=True), Policy(retry_marked=True)), Wait)
 
 
@@ -142,7 +142,9 @@ def test_attempts(most: int) -> None:
 
 def test_pushback_does_not_add_attempts() -> None:
     """A server that names a delay cannot make a call go on for ever."""
-    assert Stop(Reason.ATTEMPTS) == ask(told(0.0, exact=True), progress=Progress(4, NOW))
+    assert Stop(Reason.ATTEMPTS) == ask(
+        failure_with_hint(0.0, exact=True), progress=Progress(4, NOW)
+    )
 
 
 # --- 5: breaker and budget -----------------------------------------------------------------------
@@ -156,7 +158,7 @@ def test_a_breaker_that_opened() -> None:
 
 
 def test_a_breaker_opened_by_hand() -> None:
-    """Nobody knows when a breaker comes back that an operator opened."""
+    """The end of a manually opened breaker is unknown."""
     assert Stop(Reason.BREAKER_OPEN) == ask(downstream=downstream(state="open"))
 
 
@@ -253,7 +255,7 @@ def test_backoff_starts_over(attempts: int, restarted: int, ceiling: float) -> N
 def test_a_hint_is_never_shortened(jitter: Any, k: int, delay: float, u: float) -> None:
     """The wait is at least the hint and at least what it would have been without."""
     policy, progress = Policy(max_attempts=99, jitter=jitter), Progress(k, NOW)
-    actual = wait(told(delay), policy, progress, u=u)
+    actual = wait(failure_with_hint(delay), policy, progress, u=u)
     assert actual.delay >= max(delay, wait(TRANSIENT, policy, progress, u=u).delay)
     assert Hint(delay) == actual.hint
 
@@ -263,7 +265,7 @@ def test_jitter_on_a_hint_is_positive(jitter: Any, delay: float, u: float, v: fl
     """Jitter adds to the hint, the more the larger the draw, by a tenth or the ceiling at most."""
     low, high = sorted((u, v))
     policy = Policy(jitter=jitter)
-    less, more = (wait(told(delay), policy, u=draw).delay for draw in (low, high))
+    less, more = (wait(failure_with_hint(delay), policy, u=draw).delay for draw in (low, high))
     assert delay <= less <= more <= delay + max(3 * 0.1, delay / 10)
 
 
@@ -274,14 +276,14 @@ def test_a_hint_of_nothing_changes_nothing(jitter: Any, k: int) -> None:
     policy, progress = Policy(max_attempts=9, jitter=jitter), Progress(k, NOW, 0.1)
     for u in (0.0, 0.3, 0.9):
         expected = wait(TRANSIENT, policy, progress, u=u).delay
-        assert expected == wait(told(0.0), policy, progress, u=u).delay
+        assert expected == wait(failure_with_hint(0.0), policy, progress, u=u).delay
 
 
 @pytest.mark.parametrize("jitter", ["full", "equal", "decorrelated"])
 def test_a_thousand_clients_told_the_same(jitter: Any) -> None:
     """A thousand clients told 120 s come back over the 12 s after that, evenly."""
     dice, policy = Random(11), Policy(jitter=jitter)
-    delays = [wait(told(120.0), policy, u=dice.random()).delay for _ in range(1_000)]
+    delays = [wait(failure_with_hint(120.0), policy, u=dice.random()).delay for _ in range(1_000)]
     assert 120 <= min(delays) < 120.2
     assert 131.9 < max(delays) < 132
     per_second = Counter(int(delay) for delay in delays)
@@ -289,9 +291,9 @@ def test_a_thousand_clients_told_the_same(jitter: Any) -> None:
 
 
 def test_a_policy_without_jitter_takes_the_hint_as_it_is() -> None:
-    """Who asks for no jitter gets none: the longer of hint and ceiling."""
-    assert Wait(120.0, 0.1, Hint(120.0)) == ask(told(120.0), PLAIN, u=0.9)
-    assert Wait(0.1, 0.1, Hint(0.05)) == ask(told(0.05), PLAIN, u=0.9)
+    """Without jitter the delay is the longer of hint and ceiling."""
+    assert Wait(120.0, 0.1, Hint(120.0)) == ask(failure_with_hint(120.0), PLAIN, u=0.9)
+    assert Wait(0.1, 0.1, Hint(0.05)) == ask(failure_with_hint(0.05), PLAIN, u=0.9)
 
 
 @pytest.mark.parametrize(
@@ -345,13 +347,13 @@ def test_hints_beyond_the_longest(most: float, delay: float, exact: bool) -> Non
 @pytest.mark.parametrize("most", [0, 5, 120, 3600])
 def test_the_longest_hint_itself_is_waited_for(most: float) -> None:
     """A hint of max_hint is within it; jitter on top does not count."""
-    assert wait(told(most), Policy(max_hint=most), u=0.9).delay >= most
+    assert wait(failure_with_hint(most), Policy(max_hint=most), u=0.9).delay >= most
 
 
 def test_two_minutes_are_the_longest_by_default() -> None:
     """In the library a server may ask for 120 s and no more."""
-    assert isinstance(ask(told(120.0)), Wait)
-    assert Stop(Reason.HINT_TOO_LONG, 121.0, Hint(121.0)) == ask(told(121.0))
+    assert isinstance(ask(failure_with_hint(120.0)), Wait)
+    assert Stop(Reason.HINT_TOO_LONG, 121.0, Hint(121.0)) == ask(failure_with_hint(121.0))
 
 
 def test_a_hint_without_a_wait() -> None:
@@ -409,8 +411,8 @@ def test_no_budget_unless_given() -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_hint_that_does_not_fit(exact: bool) -> None:
-    """A hint beyond the budget or the deadline ends the call at once and is told."""
-    outcome = told(60.0, exact=exact)
+    """A hint beyond the budget or the deadline ends the call at once and is reported."""
+    outcome = failure_with_hint(60.0, exact=exact)
     expected = (60.0, outcome.hint)
     assert Stop(Reason.TOTAL_BUDGET, *expected) == ask(outcome, Policy(total_budget=30))
     assert Stop(Reason.DEADLINE, *expected) == ask(outcome, deadline=NOW + 30)
@@ -436,7 +438,7 @@ def test_whatever_waits_fits(
     verdict = decide(
         policy,
         Progress(k, 0.0),
-        TRANSIENT if hint is None else told(hint),
+        TRANSIENT if hint is None else failure_with_hint(hint),
         now=elapsed,
         u=u,
         downstream=downstream(took=took),

@@ -1,4 +1,4 @@
-"""One dependency: how its breaker, budget, limits and latency hear of what happens."""
+"""Tests for the downstream: how it updates its breaker, budget, limiters and latency."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.sliding_window import SlidingWindow
 from tarry.core.verdict import DelayedPermit, Reason, Stop
 from tarry.errors import ConfigurationError
-from tests.core.refusals import refusals, settings_with
+from tests.core.invalid_values import invalid_values, keyword
 
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 THROTTLED = Outcome(Kind.THROTTLED)
@@ -25,42 +25,42 @@ TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 
 
 class Spy:
-    """A limiter that answers as it is told and remembers what it hears."""
+    """A limiter that returns a fixed answer and records its calls."""
 
     def __init__(self, answer: float | None = 0.0) -> None:
         self.answer = answer
         self.heard: list[tuple[object, ...]] = []
 
     def acquire(self, now: float) -> float | None:
-        """Answer."""
+        """Return the fixed answer."""
         self.heard.append(("acquire", now))
         return self.answer
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
-        """Remember."""
+        """Record the call."""
         self.heard.append(("release", outcome, duration, now))
 
     def on_recovery(self, now: float) -> None:
-        """Remember."""
+        """Record the call."""
         self.heard.append(("recovered", now))
 
 
 def permit_of(downstream: Downstream, now: float) -> int:
-    """Let an attempt through that must be let through at once."""
+    """Return the permit of an attempt that must be admitted at once."""
     permit = downstream.admit(now)
     assert isinstance(permit, int)
     return permit
 
 
 def run(downstream: Downstream, outcome: Outcome, now: float = 0.0, times: int = 1) -> None:
-    """Make attempts that all come to the same, one after another."""
+    """Make attempts with the same outcome, one after another."""
     for _ in range(times):
         permit = permit_of(downstream, now)
         downstream.record(permit, outcome, duration=0.1, now=now, u=0.0)
 
 
 def insides(part: object) -> object:
-    """Return everything that a part is made of, to compare."""
+    """Return the complete state of a part, for comparison."""
     parts: dict[str, object] = {}
     for name in getattr(type(part), "__slots__", ()):
         value = getattr(part, name)
@@ -74,7 +74,7 @@ def insides(part: object) -> object:
 
 
 def test_a_bare_downstream_stops_nothing() -> None:
-    """Without parts everything is let through, nothing is paid, and only latency is known."""
+    """Without breaker, budget and limiter everything is admitted and only latency is measured."""
     downstream = Downstream("payments")
     assert ("payments", False) == (downstream.name, downstream.has_limiters)
     assert (None, None) == downstream.status(0.0)
@@ -116,7 +116,7 @@ def test_an_open_breaker_says_when_to_come_back() -> None:
     ],
 )
 def test_what_counts_for_the_breaker(outcome: Outcome, expected: tuple[int, int, int]) -> None:
-    """Failures that speak against the dependency count; a permanent one is not counted at all."""
+    """Failures of the dependency count; a permanent failure is not counted at all."""
     breaker = Breaker()
     run(Downstream("d", breaker=breaker), outcome)
     assert expected == breaker.counts(0.0)
@@ -140,7 +140,7 @@ def test_permanent_failures_fill_no_quorum() -> None:
 
 
 def test_what_failed_on_our_side_gives_everything_back() -> None:
-    """An attempt that did not reach the dependency leaves no trace but its permit."""
+    """An attempt that did not reach the dependency only releases its permit."""
     breaker, budget, limiter = Breaker(consecutive=1), ThrottleBudget(), Spy()
     downstream = Downstream("d", breaker=breaker, budget=budget, limiter=limiter)
     before = budget.balance(0.0)
@@ -152,7 +152,7 @@ def test_what_failed_on_our_side_gives_everything_back() -> None:
 
 
 def test_a_permanent_failure_proves_no_recovery() -> None:
-    """A probe that the caller spoilt frees its place, but says nothing about the dependency."""
+    """A permanent failure of a probe frees its slot and does not close the breaker."""
     breaker = Breaker(consecutive=1, probes=1)
     downstream = Downstream("d", breaker=breaker)
     run(downstream, TRANSIENT)
@@ -162,7 +162,7 @@ def test_a_permanent_failure_proves_no_recovery() -> None:
 
 @given(st.lists(st.sampled_from(["cancel", "admit"]), min_size=5, max_size=30), st.booleans())
 def test_cancellations_never_count(history: list[str], half_open: bool) -> None:
-    """Attempts that come to no result leave breaker, budget and latency as if they had not been."""
+    """Cancelled attempts do not change breaker, budget and latency."""
     breaker, budget = Breaker(consecutive=1, probes=2), RatioBudget()
     downstream = Downstream("d", breaker=breaker, budget=budget, max_in_flight=3)
     if half_open:
@@ -185,8 +185,8 @@ def test_cancellations_never_count(history: list[str], half_open: bool) -> None:
     )
 
 
-def test_moves_are_remembered() -> None:
-    """Each change of the breaker's state is there for whoever looks next, in order."""
+def test_transitions_are_recorded() -> None:
+    """Changes of the breaker's state are kept in order until they are read."""
     downstream = Downstream("d", breaker=Breaker(consecutive=1, probes=1))
     run(downstream, TRANSIENT)
     run(downstream, SUCCESS, now=30.0)
@@ -199,15 +199,15 @@ def test_moves_are_remembered() -> None:
     ] == list(downstream.transitions)
 
 
-def test_standing_still_is_no_move() -> None:
-    """Forcing the state that it has anyway tells nobody of a move."""
+def test_an_unchanged_state_is_no_transition() -> None:
+    """Forcing the current state records no transition."""
     downstream = Downstream("d", breaker=Breaker())
     downstream.force("closed")
     assert [] == list(downstream.transitions)
 
 
-def test_moves_are_bounded() -> None:
-    """When nobody looks, the oldest of ten thousand moves are dropped."""
+def test_transitions_are_bounded() -> None:
+    """Of ten thousand unread transitions the oldest are dropped."""
     downstream = Downstream("d", breaker=Breaker(consecutive=1, growth=1.0))
     for n in range(10_000):
         run(downstream, TRANSIENT, now=n * 100.0)
@@ -230,8 +230,8 @@ def test_an_empty_budget_refuses_retries_only() -> None:
     assert 0 == downstream.admit(0.0)
 
 
-def test_the_breaker_is_asked_before_the_budget() -> None:
-    """When both say no, the reason is the breaker."""
+def test_the_breaker_is_checked_before_the_budget() -> None:
+    """When both reject a retry, the reason is the breaker."""
     downstream = Downstream(
         "d", breaker=Breaker(consecutive=1), budget=TokenBudget("aws-2026", capacity=5)
     )
@@ -262,8 +262,8 @@ def test_a_success_after_retries_gives_the_last_cost_back() -> None:
 # --- limits --------------------------------------------------------------------------------------
 
 
-def test_limiters_hear_everything() -> None:
-    """A limiter learns of each attempt, of how it ended, and of a cancellation as None."""
+def test_limiters_are_called_for_every_attempt() -> None:
+    """A limiter is called for each attempt and outcome; a cancellation has the outcome None."""
     spy = Spy()
     downstream = Downstream("d", limiter=spy)
     assert downstream.has_limiters
@@ -282,13 +282,13 @@ def test_limiters_hear_everything() -> None:
 
 @pytest.mark.parametrize(("delay", "expected"), [(0.0, 0), (1.5, DelayedPermit(0, 1.5))])
 def test_a_limiter_may_delay(delay: float, expected: int | DelayedPermit) -> None:
-    """An attempt that must wait its turn gets a permit and the seconds until then."""
+    """A delayed attempt gets a permit and the seconds until its start."""
     downstream = Downstream("d", limiter=Spy(delay), max_in_flight=2)
     assert [expected, expected, Stop(Reason.LIMIT)] == [downstream.admit(0.0) for _ in range(3)]
 
 
 def test_a_refused_attempt_leaves_no_trace() -> None:
-    """When the second limiter is full, the first gets its place back and the breaker its probe."""
+    """When the second limiter is full, the slot of the first and the probe are released."""
     spy, breaker = Spy(None), Breaker(consecutive=1, probes=1)
     downstream = Downstream("d", breaker=breaker, limiter=spy, max_in_flight=1)
     breaker.record(0, failed=True, duration=0.1, now=0.0, u=0.0)
@@ -299,7 +299,7 @@ def test_a_refused_attempt_leaves_no_trace() -> None:
 
 
 def test_a_limiter_that_raises_leaves_no_trace() -> None:
-    """An error of a limiter of the user's is shown, and places and probe are given back."""
+    """An error of a user's limiter is raised, and slots and probe are released."""
 
     class Broken(Spy):
         def acquire(self, now: float) -> float | None:
@@ -319,8 +319,8 @@ def test_a_limit_without_a_breaker() -> None:
     assert Stop(Reason.LIMIT) == Downstream("d", limiter=Spy(None)).admit(0.0)
 
 
-def test_recovery_is_told_to_the_limiters() -> None:
-    """Only when half-open turns to closed has there been an outage, and each limiter learns it."""
+def test_limiters_are_notified_of_a_recovery() -> None:
+    """Only the change from half-open to closed is a recovery; each limiter is notified."""
     spy = Spy()
     downstream = Downstream(
         "d", breaker=Breaker(consecutive=1, probes=1), limiter=spy, max_in_flight=100
@@ -333,16 +333,16 @@ def test_recovery_is_told_to_the_limiters() -> None:
 
 
 @pytest.mark.parametrize("limiter", [AIMD(initial=100, max_limit=100), InFlight(100)])
-def test_recovery_is_no_wall(limiter: AIMD | InFlight) -> None:
-    """Right after an outage a thousand callers meet a limit of a few, not of a hundred."""
+def test_recovery_is_gradual(limiter: AIMD | InFlight) -> None:
+    """Right after an outage only a few of a thousand calls are admitted."""
     downstream = Downstream("d", breaker=Breaker(consecutive=1, probes=1), limiter=limiter)
     run(downstream, TRANSIENT)
     run(downstream, SUCCESS, now=30.0)
     assert 1 <= sum(isinstance(downstream.admit(30.0), int) for _ in range(1_000)) <= 2
 
 
-def test_recovery_of_an_adaptive_rate_is_no_wall() -> None:
-    """The very probe that ends an outage does not set the rate back to where it was."""
+def test_recovery_of_an_adaptive_rate_is_gradual() -> None:
+    """The probe that ends an outage does not restore the old rate."""
     limiter = AdaptiveRate()
     downstream = Downstream("d", breaker=Breaker(consecutive=5, probes=1), limiter=limiter)
     for n in range(2_000):
@@ -354,18 +354,18 @@ def test_recovery_of_an_adaptive_rate_is_no_wall() -> None:
     assert pytest.approx(0.5) == limiter.rate
 
 
-@pytest.mark.parametrize(("field", "value", "words"), refusals(max_in_flight="count"))
+@pytest.mark.parametrize(("field", "value", "words"), invalid_values(max_in_flight="count"))
 def test_refused_arguments(field: str, value: object, words: str) -> None:
-    """The cap is checked under the name that it was given by."""
+    """An invalid max_in_flight is reported under that name."""
     with pytest.raises(ConfigurationError, match=words):
-        Downstream("d", **settings_with(field, value))
+        Downstream("d", **keyword(field, value))
 
 
 # --- latency -------------------------------------------------------------------------------------
 
 
-def test_only_successes_tell_how_long_it_takes() -> None:
-    """Failures and cancellations may be fast or slow for reasons of their own."""
+def test_only_successes_are_measured() -> None:
+    """Failures and cancellations are not part of the latency."""
     downstream = Downstream("d")
     for outcome in (TRANSIENT, TIMEOUT, THROTTLED, OVERLOADED, PERMANENT):
         downstream.record(0, outcome, duration=9.0, now=0.0, u=0.0)
@@ -406,7 +406,7 @@ def test_hedges_are_a_share_of_the_calls(share: float, hedges: list[bool]) -> No
 
 
 def test_saved_credit_is_bounded() -> None:
-    """After a long calm no more than ten hedges go at once."""
+    """At most ten hedges can be saved up."""
     downstream = Downstream("d")
     for _ in range(10_000):
         downstream.add_hedge_credit(0.05)
@@ -431,7 +431,7 @@ STEPS = [
 
 
 def state_of(downstream: Downstream) -> list[object]:
-    """Return everything that is known of a downstream, to compare."""
+    """Return the complete state of a downstream, for comparison."""
     latency = [downstream.latency.quantile(q / 10) for q in range(11)], len(downstream.latency)
     parts = [insides(downstream.breaker), insides(downstream.budget)]
     return [*parts, latency, list(downstream.transitions)]
@@ -442,10 +442,10 @@ def state_of(downstream: Downstream) -> list[object]:
     st.sampled_from(list(BUDGETS)),
     st.lists(st.sampled_from(STEPS), min_size=10, max_size=40),
 )
-def test_passed_is_the_same_as_record(
+def test_try_record_success_is_equivalent_to_record(
     breaker: dict[str, int] | None, budget: str, history: list[tuple[str, float]]
 ) -> None:
-    """Counting successes by `passed`, and by `record` where it says so, changes nothing at all."""
+    """try_record_success(), with record() as the fallback, has the same effect as record()."""
     fast, slow = (
         Downstream(
             "d",
@@ -474,8 +474,8 @@ def test_passed_is_the_same_as_record(
         assert state_of(slow) == state_of(fast)
 
 
-def test_passed_does_not_forget_the_limiters() -> None:
-    """A success that frees a place changes something, so that `passed` leaves it to `record`."""
+def test_try_record_success_declines_with_limiters() -> None:
+    """With a limiter a success must release a slot, so record() is needed."""
     downstream = Downstream("d", max_in_flight=1)
     for now in (0.0, 1.0):
         permit = permit_of(downstream, now)
@@ -502,8 +502,8 @@ def test_success_counts_whatever_came_before(limit: int | None, failures: int) -
     assert (20.0, 2) == (budget.balance(0.0), len(downstream.latency))
 
 
-def test_recovery_that_somebody_else_has_seen_opens_slowly() -> None:
-    """The breaker closes, and the limit begins its ramp; one without a breaker only ramps."""
+def test_recovery_seen_by_another_process() -> None:
+    """on_recovery() closes the breaker and starts the ramp of the limit."""
     for breaker in (Breaker(consecutive=1), None):
         downstream = Downstream("d", breaker=breaker, max_in_flight=10)
         permit = downstream.admit(0.0)

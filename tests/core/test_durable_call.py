@@ -11,14 +11,14 @@ from tarry.core.verdict import Attempt, Progress, Reason, Stop, Wait
 def resumed(
     policy: Policy, downstream: Downstream | None = None, attempts: int = 0, started: float = 0.0
 ) -> DurableCall:
-    """Return a call as a process finds it that did not begin it."""
+    """Return a call that another process has started."""
     call = DurableCall(policy, downstream)
     call.resume(Progress(attempts, started))
     return call
 
 
 def test_attempt_is_begun_from_stored_progress() -> None:
-    """A resumed call goes on with the next number and the policy's timeout."""
+    """A resumed call continues with the next attempt number and the policy's timeout."""
     call = resumed(Policy(max_attempts=5, attempt_timeout=3.0), attempts=2)
 
     assert Attempt(3, 3.0) == call.start_or_defer(10.0)
@@ -41,7 +41,7 @@ def test_attempt_that_cannot_fit_the_total_budget_is_not_made() -> None:
 
 
 def test_open_breaker_defers_until_its_probes() -> None:
-    """An open breaker puts the attempt off for as long as it stays open, and counts nothing."""
+    """An open breaker defers the attempt until it ends, and nothing is counted."""
     downstream = Downstream("d", breaker=Breaker(consecutive=1, spread=0.0, open_for=30.0))
     call = resumed(Policy(), downstream)
     call.start_or_defer(0.0)
@@ -54,7 +54,7 @@ def test_open_breaker_defers_until_its_probes() -> None:
 
 
 def test_full_limit_defers() -> None:
-    """A limit in flight that is reached puts the attempt off."""
+    """A reached in-flight limit defers the attempt."""
     downstream = Downstream("d", max_in_flight=1)
     first = resumed(Policy(), downstream)
     first.start_or_defer(0.0)
@@ -65,8 +65,8 @@ def test_full_limit_defers() -> None:
     assert isinstance(second.start_or_defer(1.0), Attempt)
 
 
-def test_place_in_line_of_a_rate_limit_defers_and_is_given_back() -> None:
-    """A rate that says "later" puts the attempt off by that time and takes no token."""
+def test_rate_limit_defers_and_takes_no_token() -> None:
+    """A rate limit defers the attempt by its delay and takes no token."""
     limiter = AdaptiveRate()
     downstream = Downstream("d", limiter=limiter)
     for moment in (0.0, 10.0):
@@ -83,7 +83,7 @@ def test_place_in_line_of_a_rate_limit_defers_and_is_given_back() -> None:
 
 
 def test_empty_budget_defers_a_retry_and_gives_the_permit_back() -> None:
-    """A retry that nobody can pay for waits; a first attempt costs nothing."""
+    """A retry without budget is deferred; a first attempt costs nothing."""
     downstream = Downstream(
         "d", breaker=Breaker(), budget=TokenBudget("classic", capacity=5), max_in_flight=1
     )
@@ -97,7 +97,7 @@ def test_empty_budget_defers_a_retry_and_gives_the_permit_back() -> None:
 
 
 def test_failure_waits_although_budget_and_breaker_say_no() -> None:
-    """After an attempt nobody asks the dependency: the retry is scheduled, and asked for then."""
+    """After a failure the downstream is not checked: it is checked before the retry."""
     downstream = Downstream(
         "d", breaker=Breaker(consecutive=1), budget=TokenBudget("classic", capacity=5)
     )
@@ -114,7 +114,7 @@ def test_failure_waits_although_budget_and_breaker_say_no() -> None:
 
 
 def test_failure_without_a_downstream_is_decided_by_the_policy() -> None:
-    """The same order of questions, with nobody to ask about the dependency."""
+    """Without a downstream only the policy decides."""
     call = resumed(Policy(max_attempts=2))
     call.start_or_defer(0.0)
     assert isinstance(call.record_failure(TRANSIENT, 0.0, 0.5), Wait)
@@ -135,13 +135,13 @@ def test_retry_that_cannot_fit_the_total_budget_is_not_scheduled() -> None:
 
 
 def test_attempts_beyond_the_table_of_commands_are_begun_too() -> None:
-    """A policy works the first commands out; the others are made when they are needed."""
+    """A policy prepares the first commands; later ones are created when needed."""
     call = resumed(Policy(max_attempts=100, attempt_timeout=3.0), attempts=50)
 
     assert Attempt(51, 3.0) == call.start_or_defer(0.0)
 
 
-def test_a_verdict_says_what_it_went_by() -> None:
+def test_last_status() -> None:
     """The breaker's state and the budget's balance, after the failure was counted."""
     fresh = resumed(Policy())
     call = resumed(Policy(), Downstream("d", breaker=Breaker(), budget=TokenBudget(capacity=7)))

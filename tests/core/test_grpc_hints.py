@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tarry.core.grpc_hints import hint_from_grpc
 from tarry.core.hints import Hint
-from tests.core.said import texts
+from tests.core.header_strategies import texts
 
 # --- Pushback ------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ def status(*details: bytes) -> bytes:
     return head + b"".join(bytes_field(3, detail) for detail in details)
 
 
-def told(key: str, data: bytes) -> float | None:
+def delay_from(key: str, data: bytes) -> float | None:
     """Return the wait that binary metadata asks for."""
     hint = hint_from_grpc([(key, data)])
     assert hint is None or hint == Hint(hint.delay, source=key)
@@ -134,7 +134,7 @@ def test_bytes_written_by_hand() -> None:
         b"\x08\x01"  # Duration.seconds = 1
         b"\x10\x80\xca\xb5\xee\x01"  # Duration.nanos = 500,000,000
     )
-    assert 1.5 == told(DETAILS, data)
+    assert 1.5 == delay_from(DETAILS, data)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_bytes_written_by_hand() -> None:
 def test_retry_info(seconds: int, nanos: int, expected: float) -> None:
     """The delay is read from its own key and from the details of the status."""
     message = retry_info(seconds, nanos)
-    assert expected == told(RETRY_INFO, message)
-    assert expected == told(DETAILS, status(packed(message)))
+    assert expected == delay_from(RETRY_INFO, message)
+    assert expected == delay_from(DETAILS, status(packed(message)))
 
 
 @given(st.integers(0, 315_576_000_000), st.integers(0, 999_999_999))
@@ -163,7 +163,7 @@ def test_retry_info_round_trip(seconds: int, nanos: int) -> None:
     data = status(
         packed(b"\x08\x01", b"x/google.rpc.ErrorInfo"), packed(retry_info(seconds, nanos))
     )
-    assert seconds + nanos / 1e9 == told(DETAILS, data)
+    assert seconds + nanos / 1e9 == delay_from(DETAILS, data)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_retry_info_round_trip(seconds: int, nanos: int) -> None:
 )
 def test_durations_that_are_none(message: bytes) -> None:
     """A delay that is negative, out of range or absent is ignored."""
-    assert None is told(RETRY_INFO, message)
-    assert None is told(DETAILS, status(packed(message)))
-    assert 5.0 == told(DETAILS, status(packed(message), packed(retry_info(5))))
+    assert None is delay_from(RETRY_INFO, message)
+    assert None is delay_from(DETAILS, status(packed(message)))
+    assert 5.0 == delay_from(DETAILS, status(packed(message), packed(retry_info(5))))
 
 
 @pytest.mark.parametrize(
@@ -209,13 +209,13 @@ def test_durations_that_are_none(message: bytes) -> None:
 def test_malformed_bytes(data: bytes) -> None:
     """Bytes that are no message void the message they stand in, at every depth."""
     sound = retry_info(5)
-    assert None is told(RETRY_INFO, data)
-    assert None is told(RETRY_INFO, sound + data)
-    assert None is told(RETRY_INFO, bytes_field(1, duration(5) + data))
-    assert None is told(DETAILS, status(packed(sound)) + data)
-    assert None is told(DETAILS, status(packed(sound) + data))
-    assert None is told(DETAILS, status(packed(sound + data)))
-    assert 3.0 == told(DETAILS, status(packed(sound + data), packed(retry_info(3))))
+    assert None is delay_from(RETRY_INFO, data)
+    assert None is delay_from(RETRY_INFO, sound + data)
+    assert None is delay_from(RETRY_INFO, bytes_field(1, duration(5) + data))
+    assert None is delay_from(DETAILS, status(packed(sound)) + data)
+    assert None is delay_from(DETAILS, status(packed(sound) + data))
+    assert None is delay_from(DETAILS, status(packed(sound + data)))
+    assert 3.0 == delay_from(DETAILS, status(packed(sound + data), packed(retry_info(3))))
 
 
 def test_unknown_fields_are_skipped() -> None:
@@ -224,8 +224,8 @@ def test_unknown_fields_are_skipped() -> None:
         number_field(99, 7) + bytes_field(98, b"?") + b"\x79" + b"\x01" * 8 + b"\x7d" + b"\x01" * 4
     )
     message = unknown + bytes_field(1, unknown + duration(5) + unknown) + unknown
-    assert 5.0 == told(RETRY_INFO, message)
-    assert 5.0 == told(DETAILS, unknown + status(unknown + packed(message) + unknown))
+    assert 5.0 == delay_from(RETRY_INFO, message)
+    assert 5.0 == delay_from(DETAILS, unknown + status(unknown + packed(message) + unknown))
 
 
 @pytest.mark.parametrize(
@@ -243,28 +243,28 @@ def test_unknown_fields_are_skipped() -> None:
 )
 def test_type_urls(type_url: bytes, expected: float | None) -> None:
     """What stands after the last slash is the type; a detail of another type is not looked into."""
-    assert expected == told(DETAILS, status(packed(retry_info(5), type_url)))
+    assert expected == delay_from(DETAILS, status(packed(retry_info(5), type_url)))
 
 
 def test_details_without_fields() -> None:
     """A detail without a type is none, and a RetryInfo without a value has no delay."""
-    assert None is told(DETAILS, status(b""))
-    assert None is told(DETAILS, status(bytes_field(1, TYPE_URL)))
-    assert None is told(DETAILS, status())
+    assert None is delay_from(DETAILS, status(b""))
+    assert None is delay_from(DETAILS, status(bytes_field(1, TYPE_URL)))
+    assert None is delay_from(DETAILS, status())
 
 
 def test_repeated_fields() -> None:
     """Parts of a message merge and the last of two values wins, as protobuf has it."""
     merged = bytes_field(1, duration(9, 500_000_000)) + bytes_field(1, duration(5))
-    assert 5.5 == told(RETRY_INFO, merged)
+    assert 5.5 == delay_from(RETRY_INFO, merged)
     twice = packed(retry_info(9), b"x/y") + packed(retry_info(5))
-    assert 5.0 == told(DETAILS, status(twice))
+    assert 5.0 == delay_from(DETAILS, status(twice))
 
 
 def test_the_longest_retry_info_counts() -> None:
     """Of several delays the longest is the floor, and the log names where it stood."""
     several = status(packed(retry_info(3)), packed(retry_info(7)), packed(retry_info(5)))
-    assert 7.0 == told(DETAILS, several)
+    assert 7.0 == delay_from(DETAILS, several)
     both = [(DETAILS, several), (RETRY_INFO, retry_info(8))]
     assert Hint(8.0, source=RETRY_INFO) == hint_from_grpc(both)
     assert Hint(8.0, source=RETRY_INFO) == hint_from_grpc(both[::-1])
@@ -283,8 +283,8 @@ def test_size_is_bounded() -> None:
     head = 5  # bytes of the tag and length of the filling
     filling = bytes_field(99, b"\x00" * (65_536 - head - len(retry_info(5))))
     assert 65_536 == len(filling + retry_info(5))
-    assert 5.0 == told(RETRY_INFO, filling + retry_info(5))
-    assert None is told(RETRY_INFO, filling + retry_info(5) + number_field(99, 0))
+    assert 5.0 == delay_from(RETRY_INFO, filling + retry_info(5))
+    assert None is delay_from(RETRY_INFO, filling + retry_info(5) + number_field(99, 0))
 
 
 def test_binary_metadata_as_text_is_ignored() -> None:
@@ -320,5 +320,5 @@ def test_a_changed_byte_never_raises(tail: bytes, place: int, byte: int) -> None
     """A sound message with one byte changed gives a finite wait or none."""
     data = bytearray(status(packed(retry_info(5, 7))) + tail)
     data[place % len(data)] = byte
-    wait = told(DETAILS, bytes(data))
+    wait = delay_from(DETAILS, bytes(data))
     assert wait is None or (isfinite(wait) and wait >= 0)

@@ -1,4 +1,4 @@
-"""Hedging: when copies go, what they may cost, and what is learnt from the losers."""
+"""Tests for hedging: when copies are sent, what they cost, and how losers are measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tarry.core.limiter import AdaptiveRate, InFlight
 from tarry.core.outcome import PERMANENT, TRANSIENT, Kind, Outcome
 from tarry.core.verdict import Attempt, DelayedPermit, Reason, Stop
 from tarry.errors import ConfigurationError
-from tests.core.refusals import refusals, settings_with
+from tests.core.invalid_values import invalid_values, keyword
 
 THROTTLED = Outcome(Kind.THROTTLED)
 OVERLOADED = Outcome(Kind.OVERLOADED)
@@ -22,7 +22,7 @@ FIRST, SECOND, THIRD = Attempt(1), Attempt(2), Attempt(3)
 
 
 def seen(*durations: float, max_in_flight: int | None = None) -> Downstream:
-    """Return a downstream that has seen calls of these durations."""
+    """Return a downstream with calls of these durations."""
     downstream = Downstream("d", max_in_flight=max_in_flight)
     for duration in durations:
         downstream.latency.add(duration)
@@ -30,7 +30,7 @@ def seen(*durations: float, max_in_flight: int | None = None) -> Downstream:
 
 
 def started(hedging: Hedging, downstream: Downstream, now: float = 0.0) -> HedgedCall:
-    """Return a call whose first copy is on its way."""
+    """Return a call whose first copy is running."""
     call = HedgedCall(hedging, downstream)
     assert FIRST == call.start(now)
     return call
@@ -183,7 +183,7 @@ def test_a_pushback_of_the_last_copy() -> None:
 
 
 def test_a_copy_that_was_pushed_back_and_then_refused_ends_the_call() -> None:
-    """When nothing runs and the copy that was due may not go, nobody waits for ever."""
+    """When no copy runs and the next one is rejected, the call ends."""
     downstream = Downstream("d", budget=TokenBudget(capacity=5))
     call = started(Hedging(after=10.0), downstream)
     assert None is call.record_failure(1, Outcome(Kind.THROTTLED, Hint(delay=3.0)), 1.0, 0.0)
@@ -326,7 +326,7 @@ def test_a_full_limit_takes_no_hedge_credit() -> None:
 
 
 class Contested(TokenBudget):
-    """A budget of which somebody else takes what is left between the question and the answer."""
+    """A budget that another call empties between the check and the withdrawal."""
 
     def withdraw(self, cost: float, now: float) -> bool:
         """Come too late."""
@@ -444,7 +444,7 @@ def test_a_copy_that_never_began_has_no_duration() -> None:
     ("field", "value", "words"),
     [
         case
-        for case in refusals(
+        for case in invalid_values(
             after="at least 0",
             max_extra_load="share",
             max_attempts="count from 2",
@@ -457,7 +457,7 @@ def test_a_copy_that_never_began_has_no_duration() -> None:
 def test_refused_arguments(field: str, value: object, words: str) -> None:
     """Each argument refuses what makes no sense, with its own name in the message."""
     with pytest.raises(ConfigurationError, match=words):
-        Hedging(**{"after": 1.0, **settings_with(field, value)})
+        Hedging(**{"after": 1.0, **keyword(field, value)})
 
 
 @pytest.mark.parametrize(
@@ -473,7 +473,7 @@ def test_what_is_no_percentile(after: str) -> None:
 
 
 def test_one_of_the_two_must_be_given() -> None:
-    """Without a delay and without a knob nobody could say when to hedge."""
+    """Without after and max_extra_load there is no time for a copy."""
     with pytest.raises(ConfigurationError, match=r"^after or max_extra_load must be given"):
         Hedging()
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarry.core.hints import MAX_WAIT_S, Hint, hint_from_headers, parse_retry_after
-from tests.core.said import NOW, texts
+from tests.core.header_strategies import NOW, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tarry.core.hints import Hint, hint_from_headers
-from tests.core.said import NOW
+from tests.core.header_strategies import NOW
 
 
 def rate_limit(*lines: str) -> float | None:

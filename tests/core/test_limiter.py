@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tarry.core.limiter import AIMD, AdaptiveRate, InFlight
 from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.errors import ConfigurationError
-from tests.core.refusals import refusals, settings_with
+from tests.core.invalid_values import invalid_values, keyword
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -331,7 +331,7 @@ def test_adaptive_rate_agrees_with_its_source(now: float, events: list[tuple[flo
 
 
 def steady(limiter: AdaptiveRate, start: float, seconds: float, per_second: float) -> float:
-    """Let attempts succeed at a steady rate; return the time of the last."""
+    """Make successful attempts at a constant rate; return the time of the last one."""
     now = start
     for n in range(1, int(seconds * per_second) + 1):
         now = start + n / per_second
@@ -390,7 +390,7 @@ def test_a_rest_saves_no_more_than_the_capacity() -> None:
 
 
 def test_a_place_that_was_not_used_is_given_back() -> None:
-    """Whoever took a place and never started leaves the line as it was."""
+    """An attempt that was never sent gives its token back."""
     limiter = AdaptiveRate()
     limiter.release(THROTTLED, 0.1, 0.0)
     waits = []
@@ -401,7 +401,7 @@ def test_a_place_that_was_not_used_is_given_back() -> None:
 
 
 def test_a_cancelled_attempt_has_used_its_place() -> None:
-    """Whoever was sent and then cancelled has been a load all the same: its token is gone."""
+    """An attempt that was sent and then cancelled keeps its token, because it was load."""
     limiter = AdaptiveRate()
     limiter.release(THROTTLED, 0.1, 0.0)
     waits = []
@@ -461,13 +461,13 @@ def in_flight(limit: int = 10, **arguments: Any) -> InFlight:
 
 
 CHECKED: list[tuple[str, Callable[..., Limiter], list[ParameterSet]]] = [
-    ("InFlight", in_flight, refusals(limit="count", ramp="positive")),
+    ("InFlight", in_flight, invalid_values(limit="count", ramp="positive")),
     (
         "AIMD",
         AIMD,
-        refusals(initial="count", min_limit="count", max_limit="count", backoff="positive"),
+        invalid_values(initial="count", min_limit="count", max_limit="count", backoff="positive"),
     ),
-    ("AdaptiveRate", AdaptiveRate, refusals(max_wait="positive")),
+    ("AdaptiveRate", AdaptiveRate, invalid_values(max_wait="positive")),
 ]
 
 
@@ -484,7 +484,7 @@ def test_refused_arguments(
 ) -> None:
     """Each argument refuses what makes no sense, with its own name in the message."""
     with pytest.raises(ConfigurationError, match=words):
-        limiter(**settings_with(field, value))
+        limiter(**keyword(field, value))
 
 
 @pytest.mark.parametrize(

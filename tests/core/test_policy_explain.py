@@ -1,4 +1,4 @@
-"""A policy in words, as a person who has to decide about it reads them."""
+"""Tests for Policy.explain()."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tarry.core.policy import PRESETS, Policy
 from tarry.core.verdict import Wait
 
 
-def line(text: str, start: str) -> str:
-    """Return what one line says after its start."""
+def line_after(text: str, start: str) -> str:
+    """Return the rest of the line that starts with `start`."""
     (found,) = [line for line in text.splitlines() if line.startswith(start)]
     return found.removeprefix(start).strip()
 
@@ -90,8 +90,8 @@ def test_a_single_attempt() -> None:
     """Without retries there is no row, no waiting and no further load."""
     text = Policy(max_attempts=1).explain()
     assert [] == rows(text)
-    assert "0 ms of waiting, plus the attempts themselves" == line(text, "worst case time:")
-    assert "1 x the calls while every attempt fails" == line(text, "worst case load:")
+    assert "0 ms of waiting, plus the attempts themselves" == line_after(text, "worst case time:")
+    assert "1 x the calls while every attempt fails" == line_after(text, "worst case load:")
 
 
 def test_callables_are_called_custom() -> None:
@@ -104,7 +104,7 @@ def test_ten_thousand_attempts() -> None:
     """A long policy is explained as well as a short one."""
     text = Policy(max_attempts=10_000, jitter="none").explain()
     assert "... 9987 more, the last 30 s" == rows(text)[-1]
-    assert line(text, "worst case load:").startswith("10000 x ")
+    assert line_after(text, "worst case load:").startswith("10000 x ")
 
 
 # --- the worst case ------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_ten_thousand_attempts() -> None:
 def test_attempt_timeouts_are_part_of_the_worst_case() -> None:
     """With a timeout per attempt the time for the whole call is known."""
     text = Policy(initial_delay=1, attempt_timeout=10, jitter="none").explain()
-    assert "47 s, attempts included" == line(text, "worst case time:")
+    assert "47 s, attempts included" == line_after(text, "worst case time:")
 
 
 def test_a_total_budget_bounds_the_waiting() -> None:
@@ -121,12 +121,12 @@ def test_a_total_budget_bounds_the_waiting() -> None:
     policy = Policy(max_attempts=100, initial_delay=1, backoff="fixed", jitter="none")
     text = policy.replace(total_budget=5.5).explain()
     assert 5 == len(rows(text))
-    assert "5 s of waiting, plus the attempts themselves" == line(text, "worst case time:")
-    assert "5.5 s; no attempt starts beyond it" == line(text, "total budget:")
-    assert line(text, "worst case load:").startswith("6 x ")
+    assert "5 s of waiting, plus the attempts themselves" == line_after(text, "worst case time:")
+    assert "5.5 s; no attempt starts beyond it" == line_after(text, "total budget:")
+    assert line_after(text, "worst case load:").startswith("6 x ")
     drawn = policy.replace(total_budget=5.5, jitter="full").explain()
-    assert line(drawn, "worst case time:").startswith("5.5 s of waiting")
-    assert line(drawn, "worst case load:").startswith("100 x ")
+    assert line_after(drawn, "worst case time:").startswith("5.5 s of waiting")
+    assert line_after(drawn, "worst case load:").startswith("100 x ")
 
 
 def test_the_retries_told_are_those_that_are_decided() -> None:
@@ -152,7 +152,7 @@ def test_a_total_budget_bounds_the_attempts_too() -> None:
         total_budget=10,
         attempt_timeout=5,
     )
-    assert "15 s, attempts included" == line(policy.explain(), "worst case time:")
+    assert "15 s, attempts included" == line_after(policy.explain(), "worst case time:")
 
 
 @given(
@@ -166,14 +166,14 @@ def test_no_call_waits_longer_than_the_worst_case(
 ) -> None:
     """The waits of a call that only fails add up to no more than the text says."""
     policy = Policy(max_attempts=attempts, initial_delay=initial, jitter=jitter)
-    told = line(policy.explain(), "worst case time:").partition(" of waiting")[0]
+    told = line_after(policy.explain(), "worst case time:").partition(" of waiting")[0]
     number, unit = told.split()
     most = float(number) * {"ms": 0.001, "s": 1, "min": 60, "h": 3600}[unit]
     assert sum(policy.delays(Random(seed))) <= most * 1.006
 
 
 def test_a_policy_for_ever_is_explained_at_once() -> None:
-    """A thousand million attempts are told without being listed."""
+    """A billion attempts are summarized, not listed."""
     text = Policy(max_attempts=10**9, jitter="none").explain()
     assert "999999987 more, the last 30 s" in text
     assert "worst case load: 1000000000 x" in text

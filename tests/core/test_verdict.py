@@ -60,7 +60,7 @@ def test_every_reason_has_words() -> None:
 
 
 def test_defaults() -> None:
-    """A bare command has no ceiling, hint, time or delay to tell of."""
+    """A bare command has no ceiling, hint, time or delay ."""
     assert Wait(1.5, 0.0, None) == Wait(1.5)
     assert Stop(Reason.ATTEMPTS, None, None) == Stop(Reason.ATTEMPTS)
     assert Attempt(1, None, 0.0) == Attempt(1)

@@ -51,8 +51,8 @@ from tarry.policyfile.defence import Defence
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_doubt_is_told(changes: dict[str, Any], line: str) -> None:
-    """One line names the field, the value and what comes of it."""
+def test_warning(changes: dict[str, Any], line: str) -> None:
+    """A warning has the field, the value and the effect."""
     assert [line] == find_warnings(Defence(Policy(**changes)))
 
 

@@ -1,4 +1,4 @@
-"""A defence in words, with the load that comes of all its parts."""
+"""Tests for the description of a defence and its worst case load."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tarry.policyfile.defence import Defence
 from tarry.policyfile.explain import explain
 
 
-def line(defence: Defence, table: str) -> str:
-    """Return what one line says."""
+def line_of(defence: Defence, table: str) -> str:
+    """Return the line of a table."""
     (found,) = [line for line in explain(defence).splitlines() if line.startswith(f"{table}: ")]
     return found.removeprefix(f"{table}: ")
 
@@ -67,10 +67,10 @@ def test_policy_comes_first(name: str) -> None:
     ids=str,
 )
 def test_budget_bounds_the_load(budget: dict[str, Any], said: str) -> None:
-    """Each kind is told with its numbers, and none claims the number of another."""
+    """Each kind of budget is described with its own numbers."""
     defence = Defence(budget=budget)
 
-    assert said == line(defence, "budget")
+    assert said == line_of(defence, "budget")
     assert "1.1 x" not in explain(defence)
 
 
@@ -78,7 +78,7 @@ def test_budget_without_retries_is_not_used() -> None:
     """One attempt has nothing to bound, with a budget and without."""
     once = Policy(max_attempts=1)
 
-    assert "not used, because nothing is retried" == line(
+    assert "not used, because nothing is retried" == line_of(
         Defence(once, budget={"kind": "ratio"}), "budget"
     )
     assert once.explain() == explain(Defence(once))
@@ -105,10 +105,10 @@ def test_hedging_is_told_with_its_load(hedging: Hedging, after: str, load: str) 
     """How many copies, when, and what they can add."""
     defence = Defence(hedging=hedging)
 
-    said = line(defence, "hedging")
+    said = line_of(defence, "hedging")
     assert said.startswith(f"at most {hedging.max_attempts} copies of a call, and the first")
     assert f"another copy is sent after {after} without a result, or when one fails" in said
-    assert load == line(defence, "worst case load")
+    assert load == line_of(defence, "worst case load")
     capped = hedging.max_extra_load is not None
     assert capped == ("budget: none" not in explain(defence))
 
@@ -117,7 +117,7 @@ def test_budget_of_a_hedging_is_about_copies() -> None:
     """A copy is paid for like a retry, and called what it is."""
     defence = Defence(hedging=Hedging(after=0.2), budget={"kind": "ratio"})
 
-    assert line(defence, "budget").startswith("copies are at most 10 % of the calls")
+    assert line_of(defence, "budget").startswith("copies are at most 10 % of the calls")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_budget_of_a_hedging_is_about_copies() -> None:
 )
 def test_breaker_is_told(breaker: dict[str, Any], said: str) -> None:
     """When it opens, for how long, and how it comes back."""
-    assert said == line(Defence(breaker=breaker), "breaker")
+    assert said == line_of(Defence(breaker=breaker), "breaker")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_breaker_is_told(breaker: dict[str, Any], said: str) -> None:
 )
 def test_limiter_is_told(limiter: dict[str, Any], start: str) -> None:
     """How much is sent at a time, and what happens to the rest."""
-    said = line(Defence(limiter=limiter), "limiter")
+    said = line_of(Defence(limiter=limiter), "limiter")
 
     assert said.startswith(start)
     assert "rejected" in said

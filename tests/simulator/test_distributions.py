@@ -24,7 +24,7 @@ from tarry.simulator.distributions import (
     Normal,
     Uniform,
 )
-from tests.core.refusals import refusals, settings_with
+from tests.core.invalid_values import invalid_values, keyword
 
 DRAWS = 20_000
 SIGMAS = 5
@@ -208,7 +208,7 @@ def test_the_same_seed_draws_the_same(distribution: Distribution, seed: int) -> 
     assert draws_of(distribution, 10, seed) == draws_of(distribution, 10, seed)
 
 
-# --- refusals ------------------------------------------------------------------------------------
+# --- invalid values -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_the_same_seed_draws_the_same(distribution: Distribution, seed: int) -> 
             (lambda sigma: Lognormal(1.0, sigma), {"sigma": "at least 0"}),
             (HeavyTail, {"minimum": "positive"}),
         ]
-        for case in refusals(**rules)
+        for case in invalid_values(**rules)
     ],
 )
 def test_a_bad_value_is_refused_by_the_name_of_its_field(
@@ -234,7 +234,7 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(
 ) -> None:
     """Each distribution refuses what is no length of time, and says which field it was."""
     with pytest.raises(ConfigurationError, match=words):
-        make(**settings_with(field, value))
+        make(**keyword(field, value))
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_bad_whole_is_refused(make: Callable[[], Distribution], words: str) ->
 def test_a_shape_that_is_no_number_is_refused() -> None:
     """A text is no shape."""
     with pytest.raises(ConfigurationTypeError, match=r"^shape must be a number, got '2'$"):
-        HeavyTail(1.0, **settings_with("shape", "2"))
+        HeavyTail(1.0, **keyword("shape", "2"))
 
 
 def test_every_name_of_a_file_is_a_distribution() -> None:

@@ -22,7 +22,7 @@ from tarry.simulator.scenario import (
     Server,
     Surge,
 )
-from tests.core.refusals import refusals, settings_with
+from tests.core.invalid_values import invalid_values, keyword
 
 
 def one(**server: Any) -> Scenario:
@@ -36,7 +36,7 @@ def chain(*names: str) -> dict[str, Server]:
     return {name: Server(calls=call) for name, call in zip(names, calls, strict=True)}
 
 
-# --- refusals ------------------------------------------------------------------------------------
+# --- invalid values -------------------------------------------------------------------------------
 
 SURGE: dict[str, Any] = {"start": 1.0, "end": 2.0, "rate": 3.0}
 FIELDS: list[tuple[type, dict[str, Any], dict[str, str]]] = [
@@ -69,7 +69,7 @@ FIELDS: list[tuple[type, dict[str, Any], dict[str, str]]] = [
     [
         pytest.param(make, rest, *case.values, id=f"{make.__name__}-{case.id}")
         for make, rest, rules in FIELDS
-        for case in refusals(**rules)
+        for case in invalid_values(**rules)
     ],
 )
 def test_a_bad_value_is_refused_by_the_name_of_its_field(
@@ -77,7 +77,7 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(
 ) -> None:
     """Every number is checked where it is given, and the message names it."""
     with pytest.raises(ConfigurationError, match=words):
-        make(**rest | settings_with(field, value))
+        make(**rest | keyword(field, value))
 
 
 @pytest.mark.parametrize(
@@ -113,17 +113,17 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(
             "^slowdown has no effect on a server that calls another: leave out slowdown or calls$",
         ),
         (
-            lambda: Server(calls="next", **settings_with("defence", "careful")),
+            lambda: Server(calls="next", **keyword("defence", "careful")),
             r"^defence must be a Defence\(policy\), got 'careful'$",
         ),
-        (lambda: Server(**settings_with("latency", 0.1)), "^latency must be a distribution such"),
-        (lambda: Clients(**settings_with("think", 1)), "^think must be a distribution such as"),
+        (lambda: Server(**keyword("latency", 0.1)), "^latency must be a distribution such"),
+        (lambda: Clients(**keyword("think", 1)), "^think must be a distribution such as"),
         (
-            lambda: Scenario(servers={"server": Server()}, **settings_with("network", None)),
+            lambda: Scenario(servers={"server": Server()}, **keyword("network", None)),
             "^network must be a distribution such as",
         ),
         (
-            lambda: Clients(**settings_with("defence", Policy())),
+            lambda: Clients(**keyword("defence", Policy())),
             r"^defence must be a Defence\(policy\), got Policy",
         ),
         (lambda: Server(defence=Defence()), "^defence needs calls"),
@@ -177,14 +177,14 @@ def test_what_does_not_fit_together_is_refused(make: Callable[[], object], words
 def test_a_queue_is_a_whole_number(value: object) -> None:
     """Half a place in a queue is refused."""
     with pytest.raises(ConfigurationTypeError, match=r"^queue must be a whole number"):
-        Server(concurrency=1, **settings_with("queue", value))
+        Server(concurrency=1, **keyword("queue", value))
 
 
 @pytest.mark.parametrize("value", [True, "0.5", float("nan")])
 def test_a_failure_rate_is_a_number(value: object) -> None:
     """A share is a finite number."""
     with pytest.raises(ConfigurationError, match=r"^failure_rate must be"):
-        Server(**settings_with("failure_rate", value))
+        Server(**keyword("failure_rate", value))
 
 
 @pytest.mark.parametrize(

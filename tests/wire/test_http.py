@@ -45,7 +45,7 @@ def test_what_deletes_is_not_safe() -> None:
     ],
 )
 def test_origin(parts: tuple[str, str, int | None], origin: str) -> None:
-    """A server is its scheme, host and port; the usual port is not told apart from none."""
+    """A server is its scheme, host and port; the default port is omitted."""
     assert origin == http.origin_of(*parts)
 
 
@@ -68,7 +68,7 @@ def test_what_no_header_can_carry(key: Any) -> None:
     ("seconds", "text"), [(2.0, "2000"), (0.0019, "1"), (0.0, "0"), (-1.0, "0"), (3600, "3600000")]
 )
 def test_deadline_is_never_longer_than_it_is(seconds: float, text: str) -> None:
-    """What is left is told in whole milliseconds, rounded down."""
+    """The time left is sent in whole milliseconds, rounded down."""
     assert text == http.format_deadline_ms(seconds)
 
 

@@ -19,8 +19,8 @@ from tarry.wire.policies import (
 BASE = SERVICE_PRESETS["default"]
 
 
-def test_fields_are_laid_over_a_policy() -> None:
-    """Milliseconds become seconds, names lose their capitals, and what is left out stays."""
+def test_fields_are_applied_to_a_policy() -> None:
+    """Milliseconds become seconds, names become lower case, missing fields stay."""
     policy = policy_from_json(
         {"maxAttempts": 7, "initialDelayMs": 250, "jitterType": "EQUAL", "totalBudgetMs": 60_000},
         BASE,
@@ -37,7 +37,7 @@ def test_fields_are_laid_over_a_policy() -> None:
 
 @pytest.mark.parametrize("name", SERVICE_PRESETS)
 def test_every_preset_survives_the_wire(name: str) -> None:
-    """What a policy is written as is read back as the same policy."""
+    """A policy converted to JSON and back is the same policy."""
     preset = SERVICE_PRESETS[name]
     document = policy_to_json(preset)
 
@@ -45,14 +45,14 @@ def test_every_preset_survives_the_wire(name: str) -> None:
     assert set(document) <= set(JSON_FIELDS)
 
 
-def test_presets_of_the_service_differ_where_nobody_waits() -> None:
-    """Five attempts, a timeout for each, and hints of up to a day."""
+def test_presets_of_the_service() -> None:
+    """The service's default has five attempts, an attempt timeout and hints of up to a day."""
     assert (5, 30.0, 86_400.0) == (BASE.max_attempts, BASE.attempt_timeout, BASE.max_hint)
     assert PRESETS["webhook"].max_attempts == SERVICE_PRESETS["webhook"].max_attempts
 
 
 def test_schedule_is_a_list_of_milliseconds() -> None:
-    """With or without its type; a policy that has one keeps it."""
+    """A schedule can be set with or without its type, and is kept."""
     policy = policy_from_json({"scheduleMs": [5000, 300_000]}, BASE)
     named = policy_from_json({"backoffType": "SCHEDULE", "scheduleMs": [5000, 300_000]}, BASE)
 
@@ -62,14 +62,14 @@ def test_schedule_is_a_list_of_milliseconds() -> None:
 
 
 def test_budget_can_be_taken_away() -> None:
-    """Null is no total budget."""
+    """A null total budget removes the limit."""
     limited = policy_from_json({"totalBudgetMs": 1}, BASE)
 
     assert policy_from_json({"totalBudgetMs": None}, limited).total_budget is None
 
 
-def test_longer_first_delay_takes_the_longest_along() -> None:
-    """Who asks for a first delay of a minute does not mean a longest of 30 seconds."""
+def test_longer_initial_delay_raises_max_delay() -> None:
+    """An initial delay longer than max_delay raises max_delay unless the document sets it."""
     assert 60.0 == policy_from_json({"initialDelayMs": 60_000}, BASE).max_delay
 
 
@@ -110,7 +110,7 @@ def test_fractions_of_a_millisecond_are_kept() -> None:
 def test_a_mistake_names_its_field_as_it_was_written(
     document: dict[str, Any], words: list[str]
 ) -> None:
-    """In the caller's words and units."""
+    """Errors use the JSON names and units."""
     with pytest.raises(ConfigurationError) as caught:
         policy_from_json(document, BASE)
     assert all(word in str(caught.value) for word in words)
@@ -118,7 +118,7 @@ def test_a_mistake_names_its_field_as_it_was_written(
 
 @pytest.mark.parametrize("fields", [{"max_attempts": 3}, {"max_attempts": 3, "jitter": "equal"}])
 def test_the_same_policy_however_it_is_written(fields: dict[str, Any]) -> None:
-    """In a file, as a policy of the library, as JSON: what is left out is as the service has it."""
+    """A file, a library policy and JSON give the same policy with the service's defaults."""
     wire = {"max_attempts": "maxAttempts", "jitter": "jitterType"}
     document = {
         wire[name]: value.upper() if name == "jitter" else value for name, value in fields.items()
@@ -135,7 +135,7 @@ def test_the_same_policy_however_it_is_written(fields: dict[str, Any]) -> None:
 
 
 def test_what_a_file_says_is_kept() -> None:
-    """Also where it is what the library has by default."""
+    """Fields of a file are kept even when they have the library's default value."""
     policy = service_policy_from_file({"max_attempts": 4, "max_hint": 120.0})
 
     assert (4, 120.0) == (policy.max_attempts, policy.max_hint)
@@ -144,12 +144,12 @@ def test_what_a_file_says_is_kept() -> None:
 
 @pytest.mark.parametrize("name", SERVICE_PRESETS)
 def test_a_preset_in_a_file_is_that_of_the_service(name: str) -> None:
-    """As `GET /retry-policies` tells it."""
+    """A preset in a file is the preset of the service."""
     assert SERVICE_PRESETS[name] == service_policy_from_file({"preset": name})
 
 
 def test_what_the_service_cannot_hold_is_refused() -> None:
-    """Not dropped without a word."""
+    """Settings that the service does not support raise an error."""
     with pytest.raises(ConfigurationError, match="retry_marked cannot be sent to the service"):
         policy_to_service(Policy(retry_marked=True))
     with pytest.raises(ConfigurationError, match="backoff is a callable"):

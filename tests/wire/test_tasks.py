@@ -102,9 +102,9 @@ def test_every_preset_has_the_form_of_a_policy(name: str) -> None:
 
 
 def test_a_policy_has_every_field_that_can_be_set() -> None:
-    """A new field of policies must be told, too."""
-    told = set(RetryPolicy.__struct_encode_fields__)
-    assert {*JSON_FIELDS, "policyId", "version", "createdAt"} == told
+    """Every policy field that can be set is part of the response."""
+    fields = set(RetryPolicy.__struct_encode_fields__)
+    assert {*JSON_FIELDS, "policyId", "version", "createdAt"} == fields
 
 
 @pytest.mark.parametrize(("field", "names"), [("backoffType", Backoff), ("jitterType", Jitter)])

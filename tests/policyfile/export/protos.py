@@ -28,15 +28,15 @@ def broken(message: Any, path: str) -> list[str]:
         if len(items) < rules.repeated.min_items:
             found.append(here)
         for item in items:
-            if not kept(rules, item):
+            if not is_valid(rules, item):
                 found.append(here)
             elif field.message_type is not None:
                 found += broken(item, here)
     return found
 
 
-def kept(rules: Any, value: Any) -> bool:
-    """Say whether a value keeps the rules that Envoy has for durations, numbers and texts."""
+def is_valid(rules: Any, value: Any) -> bool:
+    """Return whether a value follows Envoy's rules for durations, numbers and texts."""
     if rules.duration.HasField("gt"):
         return bool(value.ToTimedelta() > rules.duration.gt.ToTimedelta())
     number = getattr(value, "value", value)

@@ -13,8 +13,8 @@ from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.export import to_envoy
+from tests.policyfile.export.builders import defence, fields, loss_text, plain_policy
 from tests.policyfile.export.protos import clusters, parsed, routes
-from tests.policyfile.export.said import defence, fields, plain_policy, words
 
 ALWAYS = ["safe", "budget", "max_hint"]
 """What no policy can say to Envoy."""
@@ -161,7 +161,7 @@ def test_loss_is_told(changes: dict[str, Any], line: str) -> None:
     """What Envoy does in another way is said in one line with the field and its value."""
     made = exported(plain_policy(**changes))
 
-    assert words(made, line.partition(" ")[0]).startswith(line)
+    assert loss_text(made, line.partition(" ")[0]).startswith(line)
     assert len(set(fields(made)) - {*ALWAYS}) <= 1
 
 
@@ -188,10 +188,10 @@ def test_slower_delay_is_that_of_the_policy(
 
 
 def test_too_early_is_retried_without_delay() -> None:
-    """Envoy does not back off from a 425; where nobody has chosen that, no line says so."""
+    """Envoy does not back off from a 425; no loss is reported for the default statuses."""
     line = "retryable_statuses = 425: Envoy retries it at once, without delay"
 
-    assert line == words(exported(Policy(retryable_statuses=[425])), "retryable_statuses")
+    assert line == loss_text(exported(Policy(retryable_statuses=[425])), "retryable_statuses")
     for policy in (Policy(), Policy(retryable_statuses=[503])):
         assert "retryable_statuses" not in fields(exported(policy))
 

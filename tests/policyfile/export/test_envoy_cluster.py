@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tarry.policyfile.export import to_envoy
+from tests.policyfile.export.builders import defence, fields, loss_text
 from tests.policyfile.export.protos import clusters, parsed
-from tests.policyfile.export.said import defence, fields, words
 
 ALWAYS = ["safe", "budget"]
 
@@ -43,7 +43,7 @@ def test_budget_counts_in_another_way() -> None:
 
     assert (
         "budget.kind = token: Envoy counts requests in flight: retries are at most 20 % of all "
-        "requests, and 3 in any case" == words(made, "budget.kind")
+        "requests, and 3 in any case" == loss_text(made, "budget.kind")
     )
 
 
@@ -102,7 +102,7 @@ def test_losses_of_a_breaker() -> None:
     sent, details = ["probes", "slow_after"], ["failure_rate", "growth"]
     expected = [f"breaker.{field}" for field in sent], [f"breaker.{field}" for field in details]
     assert [*ALWAYS, *expected[0], "max_hint", *expected[1]] == fields(made)
-    assert "breaker.failure_rate = 0.333: 34 % in Envoy" == words(made, "breaker.failure_rate")
+    assert "breaker.failure_rate = 0.333: 34 % in Envoy" == loss_text(made, "breaker.failure_rate")
 
 
 def test_cap_in_flight_is_a_threshold() -> None:
@@ -116,5 +116,7 @@ def test_other_limiters_are_left_out() -> None:
     """A limit that finds itself cannot be written down."""
     made = to_envoy(defence(limiter={"kind": "aimd"}), host="payments")
 
-    assert "limiter.kind = aimd: left out: Envoy has no such limiter" == words(made, "limiter.kind")
+    assert "limiter.kind = aimd: left out: Envoy has no such limiter" == loss_text(
+        made, "limiter.kind"
+    )
     assert 1 == len(made.documents)

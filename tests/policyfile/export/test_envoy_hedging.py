@@ -10,8 +10,8 @@ from tarry.core.hedging import Hedging
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.export import to_envoy
+from tests.policyfile.export.builders import fields, loss_text
 from tests.policyfile.export.protos import parsed, routes
-from tests.policyfile.export.said import fields, words
 
 
 def exported(hedging: Hedging, **parts: Any) -> Any:
@@ -45,7 +45,7 @@ def test_copy_leaves_at_once() -> None:
 
 def test_hedged_attempt_is_a_failure_of_its_host() -> None:
     """Hedging beside a breaker ejects hosts for being slow, which neither does alone."""
-    line = words(exported(Hedging(after=0.2), breaker={}), "breaker.failure_rate")
+    line = loss_text(exported(Hedging(after=0.2), breaker={}), "breaker.failure_rate")
 
     assert line.startswith("breaker.failure_rate = 0.5: Envoy counts an attempt that gets a copy")
     assert "breaker.failure_rate" not in fields(to_envoy(Defence(breaker={}), host="payments"))

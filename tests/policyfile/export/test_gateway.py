@@ -15,7 +15,7 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.durations import parse_duration
 from tarry.policyfile.export import to_gateway_api
-from tests.policyfile.export.said import defence, fields, plain_policy, words
+from tests.policyfile.export.builders import defence, fields, loss_text, plain_policy
 
 DURATION = re.compile(r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")
 ALWAYS = {"safe", "backoff", "max_hint", "retryable_statuses"}
@@ -99,7 +99,7 @@ def test_budget_becomes_a_retry_constraint() -> None:
     }
 
     assert expected == made.documents[1]
-    assert "above it, the client gets a 503" in words(made, "budget")
+    assert "above it, the client gets a 503" in loss_text(made, "budget")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_budget_becomes_a_retry_constraint() -> None:
     ids=str,
 )
 def test_budgets_keep_the_rules(budget: dict[str, Any], lost: list[str]) -> None:
-    """Whatever the budget, its constraint is one that the API takes, and what changed is told."""
+    """Whatever the budget, its constraint is one that the API takes, and changes are reported."""
     made = to_gateway_api(defence(budget=budget), host="payments")
 
     check_constraint(made.documents[1]["spec"]["retryConstraint"])
@@ -152,7 +152,7 @@ def test_loss_is_told(changes: dict[str, Any], line: str) -> None:
     """What the API cannot promise is said in one line with the field and its value."""
     made = exported(plain_policy(**changes))
 
-    assert words(made, line.partition(" ")[0]).startswith(line)
+    assert loss_text(made, line.partition(" ")[0]).startswith(line)
 
 
 def test_attempt_has_no_more_time_than_the_call() -> None:
@@ -173,8 +173,8 @@ def test_breaker_and_limiter_are_left_out() -> None:
         defence(breaker={"consecutive": 5}, limiter={"kind": "in-flight", "limit": 3}), host="a"
     )
 
-    assert "breaker = consecutive 5: left out: a gateway has none" == words(made, "breaker")
-    assert "limiter.kind = in-flight: left out" in words(made, "limiter.kind")
+    assert "breaker = consecutive 5: left out: a gateway has none" == loss_text(made, "breaker")
+    assert "limiter.kind = in-flight: left out" in loss_text(made, "limiter.kind")
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))

@@ -16,7 +16,7 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.durations import parse_duration
 from tarry.policyfile.export import to_grpc
-from tests.policyfile.export.said import defence, fields, plain_policy, words
+from tests.policyfile.export.builders import defence, fields, loss_text, plain_policy
 
 ALWAYS = ["jitter", "max_hint"]
 
@@ -96,7 +96,7 @@ def test_no_code_is_no_retry_policy() -> None:
     made = exported(Policy(retryable_codes=["OK"]))
 
     assert [{"name": [{}]}] == made.documents[0]["methodConfig"]
-    assert "retryable_codes = nothing: gRPC wants at least one code" in words(
+    assert "retryable_codes = nothing: gRPC wants at least one code" in loss_text(
         made, "retryable_codes"
     )
 
@@ -151,7 +151,7 @@ def test_loss_is_told(changes: dict[str, Any], line: str) -> None:
     """What gRPC does in another way is said in one line with the field and its value."""
     made = exported(plain_policy(**changes))
 
-    assert words(made, line.partition(" ")[0]).startswith(line)
+    assert loss_text(made, line.partition(" ")[0]).startswith(line)
     assert len(set(fields(made)) - {*ALWAYS}) <= 1
 
 
@@ -174,7 +174,7 @@ def test_other_budgets_become_the_nearest_throttle(
 
     expected = {"maxTokens": tokens, "tokenRatio": ratio}
     assert expected == made.documents[0]["retryThrottling"]
-    assert f"throttle: {tokens} tokens" in words(made, "budget.kind")
+    assert f"throttle: {tokens} tokens" in loss_text(made, "budget.kind")
 
 
 def test_breaker_and_limiter_are_left_out() -> None:
@@ -182,7 +182,9 @@ def test_breaker_and_limiter_are_left_out() -> None:
     made = to_grpc(defence(breaker={}, limiter={"kind": "aimd"}))
 
     assert ["breaker", "limiter.kind", *ALWAYS] == fields(made)
-    assert "breaker = its defaults: left out: a service config has none" == words(made, "breaker")
+    assert "breaker = its defaults: left out: a service config has none" == loss_text(
+        made, "breaker"
+    )
 
 
 def test_hedging_becomes_a_hedging_policy() -> None:

@@ -12,7 +12,7 @@ from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.export import to_istio
-from tests.policyfile.export.said import defence, fields, plain_policy, words
+from tests.policyfile.export.builders import defence, fields, loss_text, plain_policy
 
 HOST = "payments.prod.svc.cluster.local"
 ALWAYS = ["safe", "max_hint"]
@@ -125,7 +125,7 @@ def test_loss_is_told(changes: dict[str, Any], line: str) -> None:
     """What Istio does in another way is said in one line with the field and its value."""
     made = exported(plain_policy(**changes))
 
-    assert words(made, line.partition(" ")[0]).startswith(line)
+    assert loss_text(made, line.partition(" ")[0]).startswith(line)
     assert 1 == len(set(fields(made)) - {*ALWAYS})
 
 
@@ -133,7 +133,7 @@ def test_too_early_is_retried_without_delay() -> None:
     """The Envoys of Istio do not back off from a 425 either."""
     made = exported(Policy(retryable_statuses=[425, 503]))
 
-    assert "retryable_statuses = 425: Istio retries it at once, without delay" == words(
+    assert "retryable_statuses = 425: Istio retries it at once, without delay" == loss_text(
         made, "retryable_statuses"
     )
 
@@ -143,7 +143,7 @@ def test_breaker_by_rate_is_left_out() -> None:
     made = to_istio(defence(breaker={}), host=HOST)
 
     assert 1 == len(made.documents)
-    assert "so set breaker.consecutive" in words(made, "breaker.failure_rate")
+    assert "so set breaker.consecutive" in loss_text(made, "breaker.failure_rate")
 
 
 def test_losses_of_a_breaker() -> None:
@@ -154,14 +154,14 @@ def test_losses_of_a_breaker() -> None:
 
     sent, detail = ["breaker.failure_rate", "breaker.probes"], "breaker.growth"
     assert ["safe", *sent, "max_hint", detail] == fields(made)
-    assert "n x 400 s in Istio, 400 s at most" in words(made, "breaker.growth")
+    assert "n x 400 s in Istio, 400 s at most" in loss_text(made, "breaker.growth")
 
 
 def test_other_limiters_are_left_out() -> None:
     """A limit that finds itself cannot be written down."""
     made = to_istio(defence(limiter={"kind": "adaptive"}), host=HOST)
 
-    assert "limiter.kind = adaptive: left out: Istio has no such limiter" == words(
+    assert "limiter.kind = adaptive: left out: Istio has no such limiter" == loss_text(
         made, "limiter.kind"
     )
 

@@ -1,4 +1,4 @@
-"""A schedule that no target can say: it is told first, and what comes in its place."""
+"""Tests for schedules that no target can express: the first loss has the replacement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tarry.core.backoff import Schedule
 from tarry.core.policy import PRESETS, Policy
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.export import to_envoy, to_gateway_api, to_grpc, to_istio
-from tests.policyfile.export.said import fields
+from tests.policyfile.export.builders import fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,5 +72,5 @@ def test_a_gateway_has_a_schedule_of_its_own() -> None:
     ids=str,
 )
 def test_small_differences_are_no_alarm(target: str, changes: dict[str, Any]) -> None:
-    """What nobody would notice within a minute is told as a difference of delays."""
+    """Differences of less than a minute are reported as a difference of delays."""
     assert "schedule" not in fields(EXPORTS[target](Defence(Policy(**changes))))

@@ -12,7 +12,7 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.export import to_grpc
 from tarry.policyfile.imports import from_grpc
-from tests.policyfile.export.said import fields
+from tests.policyfile.export.builders import fields
 
 RETRY = {
     "maxAttempts": 3,
@@ -57,7 +57,7 @@ def test_hedging_survives_the_way_there_and_back() -> None:
     ("name", "policy"), [("retryPolicy", RETRY), ("hedgingPolicy", {"maxAttempts": 2})]
 )
 def test_pushback_has_a_bound_here(name: str, policy: dict[str, Any]) -> None:
-    """The longest wait that tarry obeys is told, because gRPC has none."""
+    """The longest wait of tarry is reported, because gRPC has no limit."""
     told = [str(loss) for loss in from_grpc(config(**{name: policy})).losses]
 
     line = "pushback: gRPC follows one of any length; tarry waits for up to 2 min, or gives up"
@@ -85,7 +85,7 @@ def test_codes_come_as_names_and_numbers() -> None:
     ids=repr,
 )
 def test_no_retry_policy_is_one_attempt(document: dict[str, Any]) -> None:
-    """Unless it is told to, gRPC does not retry."""
+    """Without a retryPolicy gRPC does not retry."""
     made = from_grpc(document)
 
     assert (Defence(Policy(max_attempts=1)), ()) == (made.defence, made.losses)

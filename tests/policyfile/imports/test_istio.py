@@ -11,7 +11,7 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.export import to_istio
 from tarry.policyfile.imports import from_istio
-from tests.policyfile.export.said import fields, words
+from tests.policyfile.export.builders import fields, loss_text
 from tests.policyfile.imports.resources import destination_rule, virtual_service
 
 
@@ -67,7 +67,7 @@ def test_retry_after_is_read_here_alone() -> None:
     )
 
     line = "Retry-After: Istio does not read it; tarry waits for up to 2 min, or gives up"
-    assert f"spec.http[0].retries = {line}" == words(made, "spec.http[0].retries")
+    assert f"spec.http[0].retries = {line}" == loss_text(made, "spec.http[0].retries")
     assert () == once.losses
 
 
@@ -76,7 +76,7 @@ def test_too_early_waits_here_alone() -> None:
     made = from_istio([virtual_service({"retries": {"attempts": 1, "retryOn": "425,503"}})])
 
     line = "spec.http[0].retries.retryOn = 425: Istio retries it at once, tarry after a delay"
-    assert words(made, "spec.http[0].retries.retryOn").startswith(line)
+    assert loss_text(made, "spec.http[0].retries.retryOn").startswith(line)
 
 
 @pytest.mark.parametrize(

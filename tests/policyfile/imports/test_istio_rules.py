@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tarry.policyfile.imports import from_istio
-from tests.policyfile.export.said import fields
+from tests.policyfile.export.builders import fields
 from tests.policyfile.imports.resources import destination_rule
 
 
@@ -53,7 +53,7 @@ def test_the_smaller_row_counts(detection: dict[str, int], expected: int | None)
     ids=repr,
 )
 def test_gateway_errors_are_not_all_errors(detection: dict[str, int], told: bool) -> None:
-    """A row of 502, 503 and 504 becomes one of any failure, which is told where it counts."""
+    """A row of 502, 503 and 504 becomes one of any failure, which is reported."""
     made = from_istio([destination_rule(outlierDetection=detection)])
 
     path = "spec.trafficPolicy.outlierDetection.consecutiveGatewayErrors"
@@ -61,7 +61,7 @@ def test_gateway_errors_are_not_all_errors(detection: dict[str, int], told: bool
 
 
 def test_policies_of_subsets_are_told() -> None:
-    """A breaker that stands beside the traffic policy is not imported, so its place is told."""
+    """A breaker that stands beside the traffic policy is not imported, so its path is reported."""
     subset = {"name": "v1", "trafficPolicy": {"outlierDetection": {}}}
     rule = {"kind": "DestinationRule", "spec": {"host": "a", "subsets": [subset]}}
 

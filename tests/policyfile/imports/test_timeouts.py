@@ -10,7 +10,7 @@ from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.export import to_grpc, to_istio
 from tarry.policyfile.imports import from_grpc, from_istio
-from tests.policyfile.export.said import words
+from tests.policyfile.export.builders import loss_text
 from tests.policyfile.imports.resources import virtual_service
 
 GRPC_RETRY = {
@@ -62,11 +62,11 @@ def test_timeout_of_one_attempt_is_that_of_the_attempt(made: Any) -> None:
     ids=["grpc", "istio", "istio-longer"],
 )
 def test_timeout_of_several_attempts_bounds_each(made: Any, path: str) -> None:
-    """No attempt starts after the time, none takes longer, and what is left over is told."""
+    """No attempt starts after the timeout and none takes longer; the rest is reported."""
     assert (1.0, 1.0) == times(made)
     assert (
         f"{path} = 1: no attempt starts after it, but tarry lets a running one finish: "
-        "at most 2 s in total" == words(made, path)
+        "at most 2 s in total" == loss_text(made, path)
     )
 
 
@@ -75,7 +75,7 @@ def test_shorter_timeout_of_an_attempt_is_kept() -> None:
     made = istio(timeout="2s", retries={"attempts": 2, "perTryTimeout": "500ms"})
 
     assert (2.0, 0.5) == times(made)
-    assert words(made, "spec.http[0].timeout").endswith("at most 2.5 s in total")
+    assert loss_text(made, "spec.http[0].timeout").endswith("at most 2.5 s in total")
 
 
 @pytest.mark.parametrize(

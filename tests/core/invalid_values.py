@@ -1,4 +1,4 @@
-"""Values that a checked argument must refuse, and the words that its message must have."""
+"""Invalid values for arguments, and the text that the error must contain."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _RULES: dict[str, list[tuple[object, str]]] = {
 }
 
 
-def refusals(**rules: str) -> list[ParameterSet]:
-    """Return cases of `(field, value, words)`: what each field must refuse by the name of its rule.
+def invalid_values(**rules: str) -> list[ParameterSet]:
+    """Return cases `(field, value, pattern)` of invalid values for each field and its rule.
 
-    The words begin with the field, so that a message that does not name it does not match.
+    The pattern starts with the field, so that a message without its name does not match.
     """
     return list(_cases(rules))
 
@@ -52,6 +52,6 @@ def _cases(rules: dict[str, str]) -> Iterator[ParameterSet]:
             yield pytest.param(field, value, f"^{field} .*{words}", id=f"{field}={value!r:.9}")
 
 
-def settings_with(field: str, value: object) -> dict[str, Any]:
-    """Return keyword arguments of any type, for a call that must be refused."""
+def keyword(field: str, value: object) -> dict[str, Any]:
+    """Return one keyword argument, typed as Any, for a call that must raise."""
     return {field: value}

@@ -1,4 +1,4 @@
-"""Any number of calls at once through one dependency, for hypothesis to drive."""
+"""A stateful test: many concurrent calls through one downstream, driven by hypothesis."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ ENDINGS: list[Outcome | None] = [
     SUCCESS,
     None,
 ]
-"""Every way in which an attempt can end; None is a cancellation."""
+"""All outcomes of an attempt; None is a cancellation."""
 PLAIN = Policy(jitter="none", initial_delay=1)
 
 draws = st.floats(0, 1, exclude_max=True)
 
 
 class Behind(NamedTuple):
-    """A dependency, and its parts to look at."""
+    """A downstream with its breaker, budget and limiter."""
 
     downstream: Downstream
     breaker: Breaker
@@ -48,37 +48,37 @@ class Behind(NamedTuple):
 
     @property
     def balance(self) -> float:
-        """The tokens left."""
+        """The tokens in the budget."""
         return self.budget.balance(NOW)
 
     @property
     def running(self) -> int:
-        """The attempts in flight."""
+        """Number of attempts in flight."""
         return self.cap._running
 
     def call(self, policy: Policy = PLAIN, deadline: float | None = None) -> Call:
-        """Make a call that starts now."""
+        """Return a call that starts now."""
         return Call(policy, self.downstream, NOW, deadline)
 
 
 def behind(
     preset: str = "classic", capacity: float = 500, at_once: int = 9, **breaker: Any
 ) -> Behind:
-    """Make a dependency with everything but a rate limit."""
+    """Return a downstream with a breaker, a budget and an in-flight limit."""
     parts = Breaker(spread=0, **breaker), TokenBudget(preset, capacity=capacity), InFlight(at_once)
     made = Downstream("payments", breaker=parts[0], budget=parts[1], limiter=parts[2])
     return Behind(made, *parts)
 
 
 class Waiting(NamedTuple):
-    """A call that waits for its next attempt, and when that is due."""
+    """A call between two attempts, and the time at which the next one is due."""
 
     call: Call
     due: float
 
 
 class Calls(RuleBasedStateMachine):
-    """Calls of all kinds share one dependency and end in every way, at any time."""
+    """Concurrent calls on one downstream that end with every outcome at any time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Calls(RuleBasedStateMachine):
         left=st.sampled_from([None, None, 2.5, 15.0]),
     )
     def arrive(self, most: int, total: float | None, left: float | None) -> None:
-        """A new call begins."""
+        """Start a new call."""
         policy = Policy(max_attempts=most, initial_delay=1, total_budget=total)
         deadline = None if left is None else self.now + left
         call = Call(policy, self.there.downstream, self.now, deadline)
@@ -103,21 +103,23 @@ class Calls(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 8.0]))
     def pass_time(self, seconds: float) -> None:
-        """Nothing happens for a while."""
+        """Advance the clock."""
         self.now += seconds
 
     @precondition(lambda self: self.waiting)
     @rule(which=st.integers(0, 99), late=st.sampled_from([0.0, 0.0, 3.0]))
-    def go_on(self, which: int, late: float) -> None:
-        """The wait of a call is over, when it is due or later."""
+    def finish_wait(self, which: int, late: float) -> None:
+        """End the wait of a call, on time or late."""
         call, due = self.waiting.pop(which % len(self.waiting))
         self.now = max(self.now, due + late)
         command = self.begin(call)
-        if isinstance(command, Stop) and self.now == due:  # no wait is ordered in vain
+        if (
+            isinstance(command, Stop) and self.now == due
+        ):  # decide() schedules no wait that cannot be followed by an attempt
             assert command.reason in {Reason.BREAKER_OPEN, Reason.LIMIT}
 
     def begin(self, call: Call) -> Attempt | Stop:
-        """A call begins its next attempt, if it may."""
+        """Start the next attempt of a call, unless it is rejected."""
         now = self.now
         before, owed, made = self.there.balance, call._paid, call.attempts
         admits, room = self.there.breaker.would_admit(now), self.there.cap.limit(now)
@@ -148,7 +150,7 @@ class Calls(RuleBasedStateMachine):
         u=draws,
     )
     def end(self, which: int, ending: Outcome | None, took: float, u: float) -> None:
-        """An attempt ends."""
+        """End an attempt."""
         call = self.running.pop(which % len(self.running))
         self.now += took
         if ending is None:
@@ -160,12 +162,12 @@ class Calls(RuleBasedStateMachine):
 
     @rule(u=draws)
     def outage(self, u: float) -> None:
-        """Everything in flight fails."""
+        """Let all attempts in flight fail."""
         while self.running:
             self.fail(self.running.pop(), TRANSIENT, u)
 
     def fail(self, call: Call, outcome: Outcome, u: float) -> None:
-        """An attempt fails; the call waits or ends."""
+        """Let an attempt fail; the call waits or ends."""
         before = self.there.balance
         verdict = call.record_failure(outcome, self.now, u)
         if isinstance(verdict, Wait):
@@ -183,14 +185,14 @@ class Calls(RuleBasedStateMachine):
         assert verdict == call.steps[-1].verdict
 
     def succeed(self, call: Call, u: float) -> None:
-        """An attempt succeeds, which refills the budget."""
+        """Let an attempt succeed, which refills the budget."""
         before = self.there.balance
         call.record_success(self.now, u)
         assert before <= self.there.balance
         assert 0 == call._paid
 
     def cancel(self, call: Call) -> None:
-        """An attempt comes to no result, which counts for nothing."""
+        """Cancel an attempt, which is not counted."""
         before, counts = self.there.balance, self.there.breaker.counts(self.now)
         call.cancel_attempt(self.now)
         assert (before, counts) == (self.there.balance, self.there.breaker.counts(self.now))
@@ -198,7 +200,7 @@ class Calls(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(which=st.integers(0, 99))
     def abandon(self, which: int) -> None:
-        """A call ends while it waits."""
+        """End a call during its wait."""
         call, before = self.waiting.pop(which % len(self.waiting)).call, self.there.balance
         owed = call._paid
         call.refund_retry(self.now)
@@ -206,14 +208,14 @@ class Calls(RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
-        """What is in flight is counted, and the budget stays within its bounds."""
+        """The number in flight is correct, and the budget stays within its bounds."""
         assert len(self.running) == self.there.running <= 3
         assert 0 <= self.there.balance <= CAPACITY
         assert len(self.there.breaker._running_probes) <= 2
         assert all(call.attempts <= call.policy.max_attempts for call in self.running)
 
     def teardown(self) -> None:
-        """When all have left, no place is taken and the breaker comes back by itself."""
+        """After all calls have ended, no slot is taken and the breaker can close again."""
         for call in self.running:
             call.cancel_attempt(self.now)
         assert 0 == self.there.running

@@ -1,10 +1,10 @@
-"""What a server may have said, and when it is read."""
+"""Strategies for header values, and the time at which they are parsed."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 
-NOW = 784_111_777.0  # the moment of the RFC's example dates, 6 November 1994, 08:49:37
+NOW = 784_111_777.0  # the time of the RFC's example dates, 6 November 1994, 08:49:37
 
 texts = st.one_of(
     st.text(),

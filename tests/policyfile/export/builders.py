@@ -1,4 +1,4 @@
-"""What the tests of the exports share."""
+"""Builders and accessors for the tests of the exporters."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def fields(made: Exported | Imported) -> list[str]:
     return [loss.field for loss in made.losses]
 
 
-def words(made: Exported | Imported, field: str) -> str:
-    """Return the line about a field."""
+def loss_text(made: Exported | Imported, field: str) -> str:
+    """Return the text of the loss of a field."""
     return next(str(loss) for loss in made.losses if loss.field == field)
 
 
 def plain_policy(**changes: Any) -> Policy:
-    """Return a policy of which a proxy can say everything but what no proxy can."""
+    """Return a policy that a proxy can express except for the losses of all proxies."""
     settings: dict[str, Any] = {"retry_marked": True, "throttled_delay": 0.1} | changes
     return Policy(**settings)
 
 
 def defence(**parts: Any) -> Defence:
-    """Return a defence around such a policy."""
+    """Return a defence with such a policy."""
     return Defence(plain_policy(), **parts)
