@@ -68,14 +68,16 @@ class StoreComparison:
         self.clock = ManualClock()
         self._folder = TemporaryDirectory()
         self._runner = asyncio.Runner()
-        self._makes = [make(self._own(name)) for name, make in ENGINES.items()]
+        self._open_functions = [
+            open_function(self._create_folder(name)) for name, open_function in ENGINES.items()
+        ]
         self._opened: list[Store] = []
         self.stores: list[Store] = []
         self.crash()
 
     def crash(self) -> None:
         """Open new stores over the same data, without closing the old ones."""
-        self.stores = [make(self.clock) for make in self._makes]
+        self.stores = [open_function(self.clock) for open_function in self._open_functions]
         self._opened += self.stores
         for store in self.stores:
             self._run(store.open())
@@ -87,22 +89,22 @@ class StoreComparison:
         self._runner.close()
         self._folder.cleanup()
 
-    def each(self, call: Callable[[int, Store], Awaitable[T]]) -> list[T]:
+    def call_each(self, call: Callable[[int, Store], Awaitable[T]]) -> list[T]:
         """Make a call on every store; return the results in the order of `ENGINES`."""
         return [self._run(call(index, store)) for index, store in enumerate(self.stores)]
 
-    def agree(self, call: Callable[[Store], Awaitable[T]]) -> T:
+    def call_and_compare(self, call: Callable[[Store], Awaitable[T]]) -> T:
         """Make a call on every store, and check that the results are equal."""
-        first, *others = self.each(lambda _, store: call(store))
+        first, *others = self.call_each(lambda _, store: call(store))
         for name, other in zip(list(ENGINES)[1:], others, strict=True):
             assert first == other, f"model and {name} disagree"
         return first
 
     def snapshot(self) -> StoreSnapshot:
         """Return the contents of the stores, and check that they are equal."""
-        return self.agree(snapshot)
+        return self.call_and_compare(snapshot)
 
-    def _own(self, name: str) -> Path:
+    def _create_folder(self, name: str) -> Path:
         folder = Path(self._folder.name, name)
         folder.mkdir()
         return folder
@@ -123,7 +125,7 @@ def without_engine_details(task: Task) -> Task:
 
 async def snapshot(store: Store) -> StoreSnapshot:
     """Read everything in a store, in small pages, and check that its counts are exact."""
-    tasks = {tenant: await every_task(store, tenant) for tenant in TENANTS}
+    tasks = {tenant: await list_all_tasks(store, tenant) for tenant in TENANTS}
     found = [task for tenant in TENANTS for task in tasks[tenant]]
     logs = await asyncio.gather(*(store.list_attempts(task.tenant, task.id) for task in found))
     attempts = {task.id: log for task, log in zip(found, logs, strict=True)}
@@ -133,7 +135,7 @@ async def snapshot(store: Store) -> StoreSnapshot:
         exact = Counter(task.status for task in found if tenant in {None, task.tenant})
         assert {status: exact[status] for status in Status} == counters.tasks
         counts[tenant] = counters
-    lanes = [lane for lane in await every_lane(store) if is_used(lane)]
+    lanes = [lane for lane in await list_all_lanes(store) if is_used(lane)]
     for lane in lanes:
         exact = Counter(task.status for task in found if task.lane == lane.name)
         counted = (lane.pending, lane.in_flight, lane.dead)
@@ -151,7 +153,7 @@ async def snapshot(store: Store) -> StoreSnapshot:
     )
 
 
-async def every_task(store: Store, tenant: str) -> list[Task]:
+async def list_all_tasks(store: Store, tenant: str) -> list[Task]:
     """Return all tasks of a tenant, page by page."""
     page = await store.list_tasks(tenant, TaskFilter(), limit=7)
     found = page.items
@@ -161,7 +163,7 @@ async def every_task(store: Store, tenant: str) -> list[Task]:
     return found
 
 
-async def every_lane(store: Store) -> list[LaneRecord]:
+async def list_all_lanes(store: Store) -> list[LaneRecord]:
     """Return all lanes, page by page."""
     page = await store.list_lanes(None, limit=3)
     found = page.items

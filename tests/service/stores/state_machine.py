@@ -105,7 +105,7 @@ class StoreMachine(RuleBasedStateMachine):
     def add(self, drafts: list[TaskDraft], lease: Lease | None, quota: int | None) -> None:
         """Add tasks with new and existing keys, some of them directly leased."""
         batch = [self._new_task(draft) for draft in drafts]
-        results = self.comparison.each(lambda _, store: store.add(batch, lease, quota=quota))
+        results = self.comparison.call_each(lambda _, store: store.add(batch, lease, quota=quota))
         comparable = [[_comparable(added) for added in result] for result in results]
         assert [comparable[0]] * len(comparable) == comparable
         self.remember([[added.task for added in result if added.leased] for result in results])
@@ -135,7 +135,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Claim from all lanes; the limit is high, because engines may choose different lanes."""
         self.comparison.clock.advance(late)
         before = self.comparison.snapshot()
-        results = self.comparison.each(
+        results = self.comparison.call_each(
             lambda _, store: store.claim(lease, limit=1000, per_lane=per_lane, skip=skip)
         )
         after = self.comparison.snapshot()
@@ -179,7 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
                 for draft, number in zip(batch, callbacks, strict=True)
             ]
 
-        statuses = self.comparison.each(lambda index, store: store.finish(results_for(index)))
+        statuses = self.comparison.call_each(lambda index, store: store.finish(results_for(index)))
         assert [statuses[0]] * len(statuses) == statuses
         self._remember_kept([self._pick(draft.lease_index)[0].id for draft in batch if draft.keep])
 
@@ -215,7 +215,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self._remember_if_leased(tenant, leased_id)
 
     def _remember_if_leased(self, tenant: str, leased_id: str) -> None:
-        found = self.comparison.each(lambda _, store: store.get_task(tenant, leased_id))
+        found = self.comparison.call_each(lambda _, store: store.get_task(tenant, leased_id))
         still_leased = [one for one in found if one and one.status is Status.IN_FLIGHT]
         if still_leased:
             self.remember([[one] for one in still_leased])
@@ -228,7 +228,7 @@ class StoreMachine(RuleBasedStateMachine):
     def release(self, picks: list[int], delay: int) -> None:
         """Release leases, valid or not."""
         at = self.now + delay if delay else None
-        self.comparison.each(
+        self.comparison.call_each(
             lambda index, store: store.release(
                 [Release(self._pick(one)[index], at) for one in picks]
             )
@@ -252,24 +252,24 @@ class StoreMachine(RuleBasedStateMachine):
         """Park, pause, resume or unpark a lane."""
         until = self.now + delay
         if how == "park":
-            self.comparison.agree(
+            self.comparison.call_and_compare(
                 lambda store: store.park(lane, until, probes=probes, opened=opened)
             )
         elif how == "pause":
-            self.comparison.agree(lambda store: store.pause(lane))
+            self.comparison.call_and_compare(lambda store: store.pause(lane))
         elif how == "resume":
-            self.comparison.agree(lambda store: store.resume(lane))
+            self.comparison.call_and_compare(lambda store: store.resume(lane))
         else:
-            self.comparison.agree(lambda store: store.unpark(lane))
+            self.comparison.call_and_compare(lambda store: store.unpark(lane))
 
     @rule(tenant=tenants, pick=st.integers(0, 30), cancel=st.booleans())
     def cancel_or_retry(self, tenant: str, pick: int, cancel: bool) -> None:
         """Cancel a task or retry it now, perhaps with the wrong tenant."""
         some_id = task_id(pick % (self.last_task + 1))
         if cancel:
-            self.comparison.agree(lambda store: store.cancel(tenant, some_id))
+            self.comparison.call_and_compare(lambda store: store.cancel(tenant, some_id))
         else:
-            self.comparison.agree(lambda store: store.retry_now(tenant, some_id))
+            self.comparison.call_and_compare(lambda store: store.retry_now(tenant, some_id))
 
     @rule(
         tenant=tenants,
@@ -287,7 +287,7 @@ class StoreMachine(RuleBasedStateMachine):
                 without_engine_details(one) for one in (await store.list_tasks(tenant, query)).items
             ]
 
-        self.comparison.agree(listed)
+        self.comparison.call_and_compare(listed)
 
     # --- dead letters -----------------------------------------------------------------------------
 
@@ -307,8 +307,11 @@ class StoreMachine(RuleBasedStateMachine):
         record = ReplayRecord(
             id=self.replay_id(0), tenant=tenant, rate=rate, before=before, **chosen
         )
-        matched = self.comparison.agree(lambda store: store.count_dead(record))
-        assert matched == self.comparison.agree(lambda store: store.start_replay(record)).matched
+        matched = self.comparison.call_and_compare(lambda store: store.count_dead(record))
+        assert (
+            matched
+            == self.comparison.call_and_compare(lambda store: store.start_replay(record)).matched
+        )
         self.continue_replay(0, limit, tenant, cancel=False)
 
     def replay_id(self, age: int) -> str:
@@ -334,12 +337,14 @@ class StoreMachine(RuleBasedStateMachine):
             )
             return record and replace(record, cursor=None)
 
-        self.comparison.agree(step)
+        self.comparison.call_and_compare(step)
 
     @rule(tenant=tenants, chosen=filters, limit=st.integers(1, 3))
     def purge(self, tenant: str, chosen: dict[str, Any], limit: int) -> None:
         """Purge dead letters."""
-        self.comparison.agree(lambda store: store.purge(tenant, TaskFilter(**chosen), limit))
+        self.comparison.call_and_compare(
+            lambda store: store.purge(tenant, TaskFilter(**chosen), limit)
+        )
 
     # --- maintenance ------------------------------------------------------------------------------
 
@@ -356,12 +361,12 @@ class StoreMachine(RuleBasedStateMachine):
                 if not step.has_more:
                     return removed
 
-        self.comparison.agree(swept)
+        self.comparison.call_and_compare(swept)
 
     @rule(picks=st.lists(st.integers(0, 30), max_size=5))
     def forget_orphans(self, picks: list[int]) -> None:
         """Forget bodies of deleted tasks."""
-        self.comparison.agree(
+        self.comparison.call_and_compare(
             lambda store: store.forget_orphans([f"body {pick}" for pick in picks])
         )
 
@@ -375,19 +380,21 @@ class StoreMachine(RuleBasedStateMachine):
         """Write or delete a policy."""
         policy = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
         if how == "delete":
-            self.comparison.agree(lambda store: store.delete_policy(tenant, policy_id))
+            self.comparison.call_and_compare(lambda store: store.delete_policy(tenant, policy_id))
         else:
-            self.comparison.agree(lambda store: store.put_policy(policy, replace=how == "replace"))
+            self.comparison.call_and_compare(
+                lambda store: store.put_policy(policy, replace=how == "replace")
+            )
 
     @rule(tenant=tenants, pick=st.integers(0, 3), revoke=st.booleans())
     def keys(self, tenant: str, pick: int, revoke: bool) -> None:
         """Store or revoke a key."""
         key = ApiKey(id=f"key {pick}", tenant=tenant, digest=b"digest %d" % pick)
         if revoke:
-            self.comparison.agree(lambda store: store.revoke_key(key.id))
+            self.comparison.call_and_compare(lambda store: store.revoke_key(key.id))
         else:
-            self.comparison.agree(lambda store: store.put_key(key))
-        self.comparison.agree(lambda store: store.find_key(key.digest))
+            self.comparison.call_and_compare(lambda store: store.put_key(key))
+        self.comparison.call_and_compare(lambda store: store.find_key(key.digest))
 
 
 def _comparable(added: AddResult) -> tuple[Any, ...]:

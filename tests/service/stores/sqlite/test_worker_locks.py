@@ -203,18 +203,18 @@ def test_a_leftover_lock_file_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "tasks.db"
     (tmp_path / "tasks.db.worker-0123").touch()
     (tmp_path / "tasks.db.keep").touch()
-    living = WorkerLock(path)
-    living.acquire()
+    held_lock = WorkerLock(path)
+    held_lock.acquire()
 
     async def main() -> None:
         store = await open_store(path)
-        assert f"tasks.db.worker-{living.token}" in lock_files(path)
+        assert f"tasks.db.worker-{held_lock.token}" in lock_files(path)
         assert "tasks.db.worker-0123" not in lock_files(path)
         await store.close()
 
     asyncio.run(main())
     assert (tmp_path / "tasks.db.keep").exists()
-    living.release()
+    held_lock.release()
     assert [] == lock_files(path)
 
 
@@ -222,12 +222,12 @@ def test_leases_expire_where_locks_do_not_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a missing folder or a file system without locks, leases only expire."""
-    nowhere = WorkerLock(tmp_path / "nowhere" / "tasks.db")
-    nowhere.acquire()
-    assert nowhere.token is None
-    nowhere.release()
-    living = WorkerLock(tmp_path / "tasks.db")
-    living.acquire()
+    missing_folder = WorkerLock(tmp_path / "nowhere" / "tasks.db")
+    missing_folder.acquire()
+    assert missing_folder.token is None
+    missing_folder.release()
+    held_lock = WorkerLock(tmp_path / "tasks.db")
+    held_lock.acquire()
 
     def refuse(file: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
@@ -236,11 +236,11 @@ def test_leases_expire_where_locks_do_not_work(
     other = WorkerLock(tmp_path / "tasks.db")
     other.acquire()
     assert other.token is None
-    assert [] == other.remove_dead([str(living.token)])
-    assert [f"tasks.db.worker-{living.token}"] == lock_files(tmp_path / "tasks.db")
+    assert [] == other.remove_dead([str(held_lock.token)])
+    assert [f"tasks.db.worker-{held_lock.token}"] == lock_files(tmp_path / "tasks.db")
     monkeypatch.setattr(worker_locks, "fcntl", None)
-    assert [] == other.remove_dead([str(living.token)])
-    living.release()
+    assert [] == other.remove_dead([str(held_lock.token)])
+    held_lock.release()
 
 
 def test_a_lock_file_removed_during_acquire_is_replaced(
@@ -249,28 +249,28 @@ def test_a_lock_file_removed_during_acquire_is_replaced(
     """If another process locked or deleted the new file, another file is created."""
     path = tmp_path / "tasks.db"
     flock = fcntl.flock
-    turns: list[int] = []
+    locked_files: list[int] = []
 
-    def meddled(file: int, operation: int) -> None:
-        turns.append(file)
-        if len(turns) == 1:
+    def interfering_flock(file: int, operation: int) -> None:
+        locked_files.append(file)
+        if len(locked_files) == 1:
             (tmp_path / lock_files(path)[0]).unlink()
-        if len(turns) == 2:
+        if len(locked_files) == 2:
             raise BlockingIOError
         flock(file, operation)
 
-    monkeypatch.setattr(fcntl, "flock", meddled)
-    ours = WorkerLock(path)
-    ours.acquire()
+    monkeypatch.setattr(fcntl, "flock", interfering_flock)
+    lock = WorkerLock(path)
+    lock.acquire()
 
-    assert 3 == len(turns)
-    assert f"tasks.db.worker-{ours.token}" in lock_files(path)
+    assert 3 == len(locked_files)
+    assert f"tasks.db.worker-{lock.token}" in lock_files(path)
     monkeypatch.setattr(fcntl, "flock", flock)
-    assert [] == WorkerLock(path).remove_dead([str(ours.token)])
+    assert [] == WorkerLock(path).remove_dead([str(lock.token)])
     WorkerLock(path).remove_leftover_files()
-    assert [f"tasks.db.worker-{ours.token}"] == lock_files(path)
-    token = str(ours.token)
-    ours.release()
+    assert [f"tasks.db.worker-{lock.token}"] == lock_files(path)
+    token = str(lock.token)
+    lock.release()
     assert [token] == WorkerLock(path).remove_dead([token])
 
 

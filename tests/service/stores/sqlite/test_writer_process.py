@@ -98,8 +98,8 @@ def test_the_writer_process_writes_and_the_service_reads(tmp_path: Path) -> None
     async def main(store: SqliteStore) -> None:
         writers.append(writer_pid(store))
         added = await store.add([NewTask(task(n), lease_on_add=True) for n in range(3)], LEASE)
-        assert [True] * 3 == [each.leased for each in added]
-        done = await store.finish([success_result(each.task) for each in added])
+        assert [True] * 3 == [result.leased for result in added]
+        done = await store.finish([success_result(result.task) for result in added])
         assert [FinishStatus.DONE] * 3 == done
         assert 3 == (await store.counters()).tasks[Status.SUCCEEDED]
         assert is_alive(writers[0])
@@ -143,7 +143,7 @@ def test_an_idle_writer_that_ends_is_logged(
         executor = store._writer
         assert isinstance(executor, WriterProcessExecutor)
         async with asyncio.timeout(30):
-            while executor.process is not None:  # noqa: ASYNC110 - nothing else tells
+            while executor.process is not None:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.01)
         await store.add([NewTask(task(1))])
         assert before != writer_pid(store)
@@ -164,8 +164,8 @@ def test_a_second_group_is_sent_before_the_first_is_answered(tmp_path: Path) -> 
         os.kill(writer_pid(store), signal.SIGSTOP)
         pending: list[asyncio.Future[Any]] = []
         for first, size in ((0, 1), (1, 1), (2, 200), (202, 100)):
-            news = [NewTask(task(n)) for n in range(first, first + size)]
-            pending.append(asyncio.ensure_future(store.add(news)))
+            batch = [NewTask(task(n)) for n in range(first, first + size)]
+            pending.append(asyncio.ensure_future(store.add(batch)))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         assert [[1], [1, 200]] == [
@@ -215,7 +215,7 @@ def test_groups_are_answered_in_their_order(tmp_path: Path) -> None:
         ]
         results = await asyncio.gather(*(store.add(part) for part in parts))
         for part, added in zip(parts, results, strict=True):
-            assert [new.task.id for new in part] == [each.task.id for each in added]
+            assert [new.task.id for new in part] == [result.task.id for result in added]
         counters = await store.counters()
         assert 900 == counters.tasks[Status.PENDING]
 
@@ -228,8 +228,8 @@ def test_signals_for_the_service_do_not_end_the_writer(tmp_path: Path) -> None:
 
     async def main(store: SqliteStore) -> None:
         before = writer_pid(store)
-        for each in (signal.SIGINT, signal.SIGTERM):
-            os.kill(before, each)
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(before, signal_number)
         await store.add([NewTask(task(1))])
         assert before == writer_pid(store)
 
