@@ -108,9 +108,9 @@ class AttemptBlock:
         traceback: TracebackType | None,
     ) -> bool:
         """Leave the timeout and the deadline; return whether the timeout ended the block."""
-        limit, self._timeout_scope = self._timeout_scope, None
+        scope, self._timeout_scope = self._timeout_scope, None
         try:
-            return limit is not None and bool(limit.__exit__(error_type, error, traceback))
+            return scope is not None and bool(scope.__exit__(error_type, error, traceback))
         finally:
             if self._deadline_key is not None:
                 deadlines.leave(self._deadline_key)
@@ -142,6 +142,8 @@ class Attempts:
 
 
 class _AttemptIteration:
+    """The common part of both iterators."""
+
     __slots__ = ("_block", "_call")
 
     def __init__(self, config: RetryConfig) -> None:

@@ -76,8 +76,11 @@ class RunningCall(Call):
         self.config: RetryConfig = config
         self._uses_clock = started is not None
         self._serial = serial
+        """The value of `bus.serial` when the current attempt began; see `error_record`."""
         self._error: Exception | None = None
+        """The error of the last attempt, while the call waits for the next one."""
         self._is_observed = False
+        """Whether events of this call were emitted, so that later ones must be too."""
 
     @classmethod
     def new(cls, config: RetryConfig) -> Self:
@@ -101,10 +104,8 @@ class RunningCall(Call):
     def begin_attempt(self) -> Attempt:
         """Begin the next attempt, or raise: the last error, or a rejection before the first one."""
         command = self.start(system.now() if self._uses_clock else 0.0)
-        error, self._error = (
-            self._error,
-            None,
-        )  # its traceback refers to self: leave no cycle
+        # The error's traceback refers to this object: leave no reference cycle.
+        error, self._error = self._error, None
         if isinstance(command, Stop):
             if error is None:
                 name = None if self.downstream is None else self.downstream.name
@@ -134,7 +135,7 @@ class RunningCall(Call):
     def _decide(self, error: Exception, outcome: Outcome | None) -> bool:
         config = self.config
         if outcome is None:
-            classify = config.classify_error
+            classify = config.classify_error  # into a local variable: faster, see `System`
             outcome = classify(error, self._serial)
         now = system.now() if self._uses_clock else 0.0
         u = (config.draw or system.draw)()
@@ -211,7 +212,7 @@ class RunningCall(Call):
         """Block until the next attempt is due.
 
         With `admission_delay`, block for those seconds instead: a limiter has admitted the attempt
-        that was begun, but not yet.
+        that was begun, but only after this delay.
         """
         delay = self._wait.delay if admission_delay is None else admission_delay
         began = system.now() if self._is_observed else None
@@ -251,9 +252,7 @@ class RunningCall(Call):
             stop.retry_after,
             self.steps,
         )
-        if not has_record_since(
-            error, self._serial
-        ):  # else keep the inner record, which has more detail
+        if not has_record_since(error, self._serial):  # else keep the more detailed inner record
             final = is_final(stop, self.attempts, self.policy.max_attempts)
             attach_record(error, record, final=final, block=self._is_block)
         add_note(error, record)

@@ -69,9 +69,9 @@ class RetryConfig:
     ) -> None:
         if on is None and until is None:
             msg = (
-                "on is missing: say which errors are worth another attempt, as in "
+                "on is missing: choose which errors are worth another attempt, as in "
                 "@tarry.retry(on=ConnectionError). There is no default, because retrying every "
-                "error repeats bugs and hides them; on=Exception says so if you mean it"
+                "error repeats bugs and hides them; write on=Exception if you mean that"
             )
             raise ConfigurationTypeError(msg)
         check_instance("policy", policy, Policy, "a tarry.Policy(...)")

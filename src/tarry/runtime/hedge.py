@@ -303,9 +303,8 @@ class RunningHedgedCall:
         if self._call.next_hedge_at is None or now < self._call.next_hedge_at:
             return None
         command = self._call.hedge(now)
-        if isinstance(
-            command, Stop
-        ):  # the server asked for a later time, and now no copy may start
+        if isinstance(command, Stop):
+            # The server asked for this later time, and now no copy may start.
             self._raise_final_error(command)
         self._emit_fired(command)
         return command
@@ -322,15 +321,15 @@ class RunningHedgedCall:
         """Record that a copy has the result."""
         self._error = None  # its traceback refers to self: leave no cycle
         outcome = self._outcome or SUCCESS
-        good = outcome.kind is Kind.SUCCESS
-        if good:
+        is_success = outcome.kind is Kind.SUCCESS
+        if is_success:
             self._call.record_success(number, system.now(), system.draw())
         else:
             self._call.cancel(system.now())  # a permanent failure says nothing about health
         if bus.listeners or (number > 1 and bus.is_observed()):
             if number > 1:
                 bus.emit(HedgeWon(self._operation, self._downstream.name, number))
-            if good:
+            if is_success:
                 bus.emit(Succeeded(self._operation, self._downstream.name, self._call.attempts))
             else:
                 self._emit_gave_up(Stop(Reason.PERMANENT), None, outcome.detail)

@@ -3,7 +3,7 @@
 tarry_no_wait     waits return at once
 tarry_events      the events of the test, as a list
 tarry_clock       virtual time
-@pytest.mark.tarry(attempts=2, wait=False)   the same without naming a fixture
+@pytest.mark.tarry(attempts=2, wait=False)   caps attempts and skips waits
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line(
         "markers", "tarry(attempts=None, wait=True): cap attempts, or skip waits, in this test"
     )
