@@ -1,4 +1,4 @@
-"""The ceilings: exact, rising, bounded, at every attempt number."""
+"""Tests for backoff: ceilings are exact, rising and bounded for every k."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_schedule_is_immutable() -> None:
     ],
 )
 def test_schedule_refuses(delays: tuple[float, ...], message: str) -> None:
-    """An empty schedule and a delay that is none are refused, and the message says which."""
+    """An empty schedule and a delay that is none are rejected, and the message says which."""
     with pytest.raises(ConfigurationError) as caught:
         Schedule(delays)
     assert message == str(caught.value)
@@ -155,7 +155,7 @@ def test_schedule_refuses(delays: tuple[float, ...], message: str) -> None:
 
 @pytest.mark.parametrize("delay", [True, "1", None])
 def test_schedule_refuses_types(delay: Any) -> None:
-    """A delay that is no number is refused."""
+    """A delay that is no number is rejected."""
     with pytest.raises(ConfigurationTypeError) as caught:
         Schedule((1, delay))
     assert f"delays[1] must be a number, got {delay!r}" == str(caught.value)

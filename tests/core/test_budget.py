@@ -460,14 +460,14 @@ def test_a_balance_is_never_negative() -> None:
     ],
 )
 def test_refused_arguments(budget: type[Budget], field: str, value: object, words: str) -> None:
-    """Each argument refuses what makes no sense, with its own name in the message."""
+    """Each argument rejects invalid values, with its name in the message."""
     with pytest.raises(ConfigurationError, match=words):
         budget(**keyword(field, value))
 
 
 @pytest.mark.parametrize("preset", ["", "Classic", "aws", None, 1, True, ["classic"]])
 def test_unknown_presets(preset: str) -> None:
-    """An unknown preset is refused with the names of the known ones."""
+    """An unknown preset is rejected with the names of the known ones."""
     with pytest.raises(ConfigurationError, match=r"^preset must be one of aws-2020, aws-2026, c"):
         TokenBudget(preset)
 

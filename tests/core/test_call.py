@@ -1,4 +1,4 @@
-"""One call through its policy and its downstream: each step, and any number of calls at once."""
+"""Tests for Call: each step with policy and downstream, and many concurrent calls."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 
 
 def slow_lane() -> Downstream:
-    """Make a dependency whose rate limit makes an attempt at NOW wait for 20 s."""
+    """Return a downstream whose rate limit delays an attempt at NOW by 20 s."""
     rate = AdaptiveRate()
     rate.rate, rate._tokens, rate._filled_at = 0.5, -9.0, NOW
     return Downstream("payments", budget=TokenBudget(), limiter=rate, max_in_flight=1)
 
 
 def balance_of(downstream: Downstream) -> float:
-    """Return the tokens left."""
+    """Return the tokens in the budget."""
     assert downstream.budget is not None
     return downstream.budget.balance(NOW)
 
@@ -70,7 +70,7 @@ def test_no_attempt_starts_at_the_deadline(late: float) -> None:
 
 
 def test_no_attempt_starts_beyond_the_total_budget() -> None:
-    """A call that comes back too late, perhaps in another process, makes no further attempt."""
+    """A call that is resumed too late makes no further attempt."""
     call = Call(PLAIN.replace(total_budget=10), None, NOW)
     assert Attempt(1) == call.start(NOW)
     assert Wait(1, 1) == call.record_failure(TRANSIENT, NOW, 0.5)
@@ -78,7 +78,7 @@ def test_no_attempt_starts_beyond_the_total_budget() -> None:
 
 
 def test_an_open_breaker_refuses_the_first_attempt() -> None:
-    """The breaker stands around the loop: open, it fails a call before anything was sent."""
+    """An open breaker ends a call before the first attempt."""
     there = behind(consecutive=1, open_for=30)
     there.breaker.record(0, failed=True, duration=0, now=NOW - 10, u=0)
     call = there.call()
@@ -87,7 +87,7 @@ def test_an_open_breaker_refuses_the_first_attempt() -> None:
 
 
 def test_a_full_limit_refuses() -> None:
-    """No attempt is made that the limit has no place for."""
+    """A full limiter rejects the attempt."""
     there = behind(at_once=1)
     assert Attempt(1) == there.call().start(NOW)
     assert Stop(Reason.LIMIT) == there.call().start(NOW)
@@ -95,13 +95,13 @@ def test_a_full_limit_refuses() -> None:
 
 
 def test_a_rate_limit_delays() -> None:
-    """An attempt may have to wait for its turn, which leaves it less time until the deadline."""
+    """An attempt that a limiter delays has less time until the deadline."""
     assert Attempt(1, None, 20.0) == Call(PLAIN, slow_lane(), NOW).start(NOW)
     assert Attempt(1, 10.0, 20.0) == Call(PLAIN, slow_lane(), NOW, NOW + 30).start(NOW)
 
 
 def test_a_turn_beyond_the_deadline() -> None:
-    """A turn that comes at the deadline or later ends the call, and its place is free again."""
+    """A delay until the deadline or later ends the call and releases the permit."""
     lane = slow_lane()
     call = Call(PLAIN, lane, NOW, NOW + 20)
     assert Stop(Reason.LIMIT, 20.0) == call.start(NOW)
@@ -110,7 +110,7 @@ def test_a_turn_beyond_the_deadline() -> None:
 
 
 def test_a_turn_beyond_the_total_budget() -> None:
-    """A turn that comes after the total budget ends the call as well."""
+    """A delay beyond the total budget ends the call as well."""
     call = Call(PLAIN.replace(total_budget=5), slow_lane(), NOW)
     assert isinstance(call.start(NOW), Stop)
 
@@ -134,7 +134,7 @@ def test_a_refused_retry_costs_nothing(why: str) -> None:
 
 
 def test_adopted_attempts() -> None:
-    """A first attempt that a driver began by itself ends as any other."""
+    """A first attempt that the driver started itself ends like any other."""
     there = behind()
     permit = there.downstream.admit(NOW)
     assert isinstance(permit, int)
@@ -171,7 +171,7 @@ def test_a_call_waits_as_its_policy_says(jitter: Any, most: int, seed: int) -> N
 
 
 def test_the_failure_that_opens_the_breaker_ends_the_call() -> None:
-    """The attempt is counted before the question is asked."""
+    """The outcome is recorded before the decision is made."""
     there = behind(consecutive=1)
     call = there.call()
     call.start(NOW)
@@ -192,7 +192,7 @@ def test_the_failure_that_opens_the_breaker_ends_the_call() -> None:
     ],
 )
 def test_nothing_is_charged_before_the_last_yes(outcome: Outcome, reason: Reason) -> None:
-    """Whichever question says no, the balance stays, nothing is owed and the place is free."""
+    """Whichever check ends the call, the balance stays and the slot is free."""
     there = behind()
     policy = PLAIN.replace(total_budget=60 if reason is Reason.DEADLINE else 10)
     call = there.call(policy, deadline=NOW + 20)
@@ -227,7 +227,7 @@ def test_backoff_starts_over_after_a_pushback() -> None:
 
 
 def test_a_hint_is_what_decorrelated_jitter_goes_on_from() -> None:
-    """A floor is a delay like any other to the next draw."""
+    """A delay from a hint is the previous delay of the next one."""
     call = Call(Policy(jitter="decorrelated"), None, NOW)
     call.start(NOW)
     call.record_failure(Outcome(Kind.TRANSIENT, hint=Hint(9.0)), NOW, 0.0)
@@ -245,7 +245,7 @@ def test_a_hint_is_what_decorrelated_jitter_goes_on_from() -> None:
     ],
 )
 def test_quotas(preset: str, outcomes: list[Outcome | None], balances: list[float]) -> None:
-    """A success gives back what the last retry took, a final failure nothing."""
+    """A success refunds the price of the last retry, a final failure does not."""
     there = behind(preset)
     call, actual = there.call(), list[float]()
     for outcome in outcomes:
@@ -285,7 +285,7 @@ def test_somebody_else_took_the_last_tokens() -> None:
 
 
 def test_success() -> None:
-    """A success is counted with its duration, and the place is free."""
+    """A success is counted with its duration, and the slot is free."""
     there = behind()
     call = there.call()
     call.start(NOW)
@@ -295,7 +295,7 @@ def test_success() -> None:
 
 
 def test_the_wait_for_a_turn_is_no_part_of_the_duration() -> None:
-    """An attempt that had to wait 20 s for its turn and ended a second later took a second."""
+    """The delay of a rate limiter is not part of the duration of an attempt."""
     lane = slow_lane()
     call = Call(PLAIN, lane, NOW)
     call.start(NOW)
@@ -304,7 +304,7 @@ def test_the_wait_for_a_turn_is_no_part_of_the_duration() -> None:
 
 
 def test_cancelled_attempts_are_not_counted() -> None:
-    """An attempt without a result leaves no trace but a free place."""
+    """A cancelled attempt changes nothing but frees its slot."""
     there = behind(consecutive=1)
     call = there.call()
     call.start(NOW)
@@ -315,7 +315,7 @@ def test_cancelled_attempts_are_not_counted() -> None:
 
 
 def test_cancelled_probes_make_room() -> None:
-    """A half-open breaker gets the place of a cancelled probe back."""
+    """A cancelled probe frees its slot in a half-open breaker."""
     there = behind(consecutive=1, open_for=30, probes=1)
     there.breaker.record(0, failed=True, duration=0, now=NOW - 30, u=0)
     probe, other = there.call(), there.call()
@@ -326,7 +326,7 @@ def test_cancelled_probes_make_room() -> None:
 
 
 def test_a_retry_that_was_sent_and_cancelled_stays_paid_for() -> None:
-    """The dependency had the load of it; otherwise hasty callers would retry for nothing."""
+    """A cancelled retry is not refunded, because the dependency had its load."""
     there = behind()
     call = there.call()
     call.start(NOW)
@@ -337,7 +337,7 @@ def test_a_retry_that_was_sent_and_cancelled_stays_paid_for() -> None:
 
 
 def test_a_retry_cancelled_before_its_turn_costs_nothing() -> None:
-    """A retry that never left, because its turn had not come, gets its price back."""
+    """A retry that is cancelled while the rate limiter delays it is refunded."""
     lane = slow_lane()
     call = Call(PLAIN, lane, NOW)
     call.start(NOW)
@@ -351,7 +351,7 @@ def test_a_retry_cancelled_before_its_turn_costs_nothing() -> None:
 
 
 def test_a_call_abandoned_while_it_waits() -> None:
-    """What the next attempt had cost comes back, once."""
+    """The price of the next attempt is refunded, once."""
     there = behind()
     call = there.call()
     call.start(NOW)
@@ -365,7 +365,7 @@ def test_a_call_abandoned_while_it_waits() -> None:
 
 
 def test_without_a_downstream_nothing_is_owed() -> None:
-    """A call without a dependency takes every ending in silence."""
+    """A call without a downstream can end in every way."""
     call = Call(PLAIN)
     call.start(NOW)
     call.record_success(NOW, 0.5)
@@ -392,7 +392,7 @@ def test_the_decision_record() -> None:
 
 
 def test_the_record_without_a_downstream() -> None:
-    """Where there is no breaker and no budget the record says so."""
+    """Without breaker and budget their fields in the record are None."""
     for downstream in (None, Downstream("payments")):
         call = Call(PLAIN, downstream, NOW)
         call.start(NOW)
@@ -401,7 +401,7 @@ def test_the_record_without_a_downstream() -> None:
 
 
 def test_calls_do_not_share_their_state() -> None:
-    """What happens to one call is nothing to another, and a call has no room for more."""
+    """Calls do not affect each other and have no further attributes."""
     one, other = Call(PLAIN), Call(PLAIN)
     one.start(NOW)
     one.record_failure(TRANSIENT, NOW, 0.5)
@@ -416,7 +416,7 @@ def test_calls_do_not_share_their_state() -> None:
 def test_another_process_goes_on(
     jitter: Any, failures: list[tuple[tuple[float, bool] | None, float]]
 ) -> None:
-    """A call that is stored after each attempt and resumed elsewhere decides as if it was not."""
+    """A call that is stored and resumed after each attempt makes the same decisions."""
     policy = Policy(max_attempts=7, jitter=jitter, total_budget=30)
     whole, stored, now = Call(policy, None, NOW), json.dumps(Progress(0, NOW)), NOW
     for hint, u in failures:
@@ -436,13 +436,13 @@ def test_another_process_goes_on(
 
 
 def test_any_number_of_calls() -> None:
-    """Whatever happens in whatever order, no rule is broken and nothing is lost."""
+    """For any sequence of events all invariants hold."""
     steps = settings(max_examples=settings().max_examples // 2)  # a step is dearer than a call
     run_state_machine_as_test(Calls, settings=steps)
 
 
 def test_an_attempt_that_was_dropped_is_not_recorded() -> None:
-    """What is said of an attempt after its permit went back is judged, and counted nowhere."""
+    """A failure after the permit was released gets a verdict and is not counted."""
     there = Downstream("there", budget=TokenBudget(), breaker=Breaker(consecutive=1))
     call = Call(Policy(), there)
     call.start(0.0)

@@ -49,7 +49,7 @@ def test_numbers_come_back_as_floats(rule: Rule, value: float) -> None:
 @pytest.mark.parametrize("rule", NUMBERS, ids=NAMES)
 @pytest.mark.parametrize("value", [True, False, "1", b"1", None, 1j, [1], Fraction(1)], ids=repr)
 def test_what_is_no_number(rule: Rule, value: object) -> None:
-    """A bool, a text and every other type is refused by name, as a TypeError and a ValueError."""
+    """A bool, a text and every other type is rejected by name, as a TypeError and a ValueError."""
     with pytest.raises(ConfigurationTypeError) as caught:
         rule("field", value)
     assert f"field must be a number, got {value!r}" == str(caught.value)
@@ -60,7 +60,7 @@ def test_what_is_no_number(rule: Rule, value: object) -> None:
 @pytest.mark.parametrize("rule", NUMBERS, ids=NAMES)
 @pytest.mark.parametrize("value", [nan, inf, -inf, HUGE, -HUGE], ids=str)
 def test_what_is_not_finite(rule: Rule, value: float) -> None:
-    """NaN, infinity and a whole number beyond every float are refused."""
+    """NaN, infinity and a whole number beyond every float are rejected."""
     with pytest.raises(ConfigurationError) as caught:
         rule("field", value)
     assert f"field must be finite, got {short_repr(value)}" == str(caught.value)
@@ -112,7 +112,7 @@ def test_at_least(floor: float, value: float) -> None:
     ("floor", "value", "shown"), [(0, -1e-9, "0"), (1, 0, "1"), (1.5, 1, "1.5")]
 )
 def test_not_at_least(floor: float, value: float, shown: str) -> None:
-    """What lies below the floor is refused, and the message names the floor."""
+    """What lies below the floor is rejected, and the message names the floor."""
     with pytest.raises(ConfigurationError) as caught:
         check_at_least("field", value, floor)
     assert f"field must be at least {shown}, got {value!r}" == str(caught.value)
@@ -146,7 +146,7 @@ def test_count_begins_at_one() -> None:
 
 @pytest.mark.parametrize(("value", "floor"), [(0, 1), (-1, 0), (-HUGE, 1)], ids=str)
 def test_too_small_a_count(value: int, floor: int) -> None:
-    """A count below its floor is refused."""
+    """A count below its floor is rejected."""
     with pytest.raises(ConfigurationError) as caught:
         check_count("field", value, floor)
     assert f"field must be at least {floor}, got {short_repr(value)}" == str(caught.value)
@@ -168,7 +168,7 @@ def test_one_of() -> None:
 
 @pytest.mark.parametrize("value", ["c", "A", "", None, 1, [], nan], ids=str)
 def test_not_one_of(value: object) -> None:
-    """Every other value is refused with the names that are known, in order."""
+    """Every other value is rejected with the names that are known, in order."""
     with pytest.raises(ConfigurationError) as caught:
         check_one_of("field", value, ["b", "a"])
     assert f"field must be one of a, b, got {value!r}" == str(caught.value)

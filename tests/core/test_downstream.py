@@ -219,7 +219,7 @@ def test_transitions_are_bounded() -> None:
 
 
 def test_an_empty_budget_refuses_retries_only() -> None:
-    """Without tokens a retry is refused, but a first attempt never is."""
+    """Without tokens a retry is rejected, but a first attempt never is."""
     downstream = Downstream("d", budget=TokenBudget(capacity=5))
     assert (None, 5.0) == (
         downstream.check_retry(TRANSIENT, 0.0),

@@ -1,4 +1,4 @@
-"""Events: values that a listener can keep, compare and match on."""
+"""Tests for events, which are values that a listener can keep, compare and match."""
 
 from __future__ import annotations
 

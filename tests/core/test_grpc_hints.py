@@ -1,4 +1,4 @@
-"""What servers ask for in gRPC metadata, well-formed, malformed and hostile."""
+"""Tests for hints in gRPC metadata: well-formed, malformed and hostile."""
 
 from __future__ import annotations
 

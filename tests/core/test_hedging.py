@@ -317,7 +317,7 @@ def test_a_full_limit_means_no_hedge() -> None:
 
 
 def test_a_full_limit_takes_no_hedge_credit() -> None:
-    """The credit for a copy is taken when the copy goes, not when it is refused."""
+    """The credit for a copy is taken when the copy goes, not when it is rejected."""
     downstream = seen(*[0.5] * 100, max_in_flight=1)
     downstream.add_hedge_credit(1.0)
     call = started(Hedging(max_extra_load=0.05), downstream)
@@ -455,7 +455,7 @@ def test_a_copy_that_never_began_has_no_duration() -> None:
     ],
 )
 def test_refused_arguments(field: str, value: object, words: str) -> None:
-    """Each argument refuses what makes no sense, with its own name in the message."""
+    """Each argument rejects invalid values, with its name in the message."""
     with pytest.raises(ConfigurationError, match=words):
         Hedging(**{"after": 1.0, **keyword(field, value)})
 
@@ -465,7 +465,7 @@ def test_refused_arguments(field: str, value: object, words: str) -> None:
     ["", "1", "p", "p0", "p00.0", "p100", "P95", "95", "p95 ", "p95\n", "p-5", "p1e1", "pnan"],
 )
 def test_what_is_no_percentile(after: str) -> None:
-    """A text that is not p and a number between 0 and 100 is refused."""
+    """A text that is not p and a number between 0 and 100 is rejected."""
     with pytest.raises(
         ConfigurationError, match=r'^after must be seconds or a percentile such as "p95"'
     ):
@@ -479,6 +479,6 @@ def test_one_of_the_two_must_be_given() -> None:
 
 
 def test_more_samples_than_are_kept() -> None:
-    """A hedge that would never come is refused."""
+    """A hedge that would never come is rejected."""
     with pytest.raises(ConfigurationError, match=r"^min_samples must be at most 512, got 513$"):
         Hedging(after="p95", min_samples=513)

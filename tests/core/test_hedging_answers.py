@@ -1,4 +1,4 @@
-"""What a hedged call makes of a copy that failed: the answer, or a reason for another."""
+"""Tests for failed copies of a hedged call: it ends, or starts another copy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_longest_hint_is_the_policy_s(max_hint: float) -> None:
 @pytest.mark.parametrize("kind", [Kind.TRANSIENT, Kind.THROTTLED])
 @pytest.mark.parametrize("said", [float("nan"), "5", -1, float("inf"), float("-inf"), None])
 def test_hint_that_is_no_time_is_ignored(said: Any, kind: Kind) -> None:
-    """After a hint that is no length of time the next copy goes at once, as without one."""
+    """After a hint that is no valid duration the next copy goes at once, as without one."""
     call = HedgedCall(Hedging(after=1), Downstream("d"))
     call.start(0.0)
 
@@ -66,7 +66,7 @@ def test_hint_that_is_no_time_is_ignored(said: Any, kind: Kind) -> None:
 @pytest.mark.parametrize("said", [float("nan"), "5", -1])
 @pytest.mark.parametrize("kind", [Kind.OVERLOADED, Kind.PERMANENT])
 def test_hint_that_is_no_time_is_not_passed_on(said: Any, kind: Kind) -> None:
-    """A hint that is no length of time does not become the `retry_after` of the end."""
+    """A hint that is no valid duration does not become the `retry_after` of the end."""
     call = HedgedCall(Hedging(after=1), Downstream("d"))
     call.start(0.0)
 

@@ -1,4 +1,4 @@
-"""What hedging costs and what it gives, over many calls with a heavy tail."""
+"""Tests for the cost and benefit of hedging over many calls with a heavy tail."""
 
 from __future__ import annotations
 

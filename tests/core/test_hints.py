@@ -1,4 +1,4 @@
-"""What servers ask for in header fields, well-formed, malformed and hostile."""
+"""Tests for hints in header fields: well-formed, malformed and hostile."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_date_that_has_passed(value: str) -> None:
     ],
 )
 def test_a_broken_clock(value: str, now: float, expected: float) -> None:
-    """Even a time that is none gives a wait that is one."""
+    """An invalid `now` still gives a valid wait."""
     assert expected == parse_retry_after(value, now)
 
 
@@ -287,7 +287,7 @@ def test_lines_joined_by_a_mapping() -> None:
     [("true", True), ("false", False), (" True ", True), ("\tFALSE", False)],
 )
 def test_verdicts(name: str, value: str, expected: object) -> None:
-    """The server's word on whether to retry is read from either field."""
+    """should_retry is read from either field."""
     assert Hint(should_retry=bool(expected), source=name) == hint_from_headers({name: value}, NOW)
 
 
@@ -306,18 +306,18 @@ def test_other_verdicts_are_ignored(value: str) -> None:
     ],
 )
 def test_no_is_stronger_than_yes(pairs: list[tuple[str, str]], expected: str) -> None:
-    """If the verdicts differ, the one against retrying counts."""
+    """If the fields differ, "do not retry" wins."""
     assert Hint(should_retry=False, source=expected) == hint_from_headers(pairs, NOW)
 
 
 def test_yes_twice() -> None:
-    """Two fields that agree are one verdict, by the first of them."""
+    """If the fields agree, the first one is the source."""
     headers = {"stripe-should-retry": "true", "x-should-retry": "true"}
     assert Hint(should_retry=True, source="x-should-retry") == hint_from_headers(headers, NOW)
 
 
 def test_wait_and_verdict_together() -> None:
-    """A wait and a verdict are one hint, and the log names both."""
+    """A wait and should_retry make one hint with both fields as its source."""
     expected = Hint(5.0, should_retry=True, source="retry-after, x-should-retry")
     assert expected == hint_from_headers({"x-should-retry": "true", "Retry-After": "5"}, NOW)
 

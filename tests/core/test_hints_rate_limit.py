@@ -1,4 +1,4 @@
-"""`RateLimit` fields, well-formed, malformed and long."""
+"""Tests for `RateLimit` fields: well-formed, malformed and long."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_rate_limit_lines_are_one_list() -> None:
 
 
 def test_rate_limit_of_a_cached_response() -> None:
-    """A response that a cache has stored says nothing about the quota of today."""
+    """The RateLimit of a cached response is ignored."""
     pairs = [("RateLimit", '"default";r=0;t=30'), ("Age", "0")]
     assert None is hint_from_headers(pairs, NOW)
     assert Hint(5.0, source="retry-after") == hint_from_headers([*pairs, ("Retry-After", "5")], NOW)

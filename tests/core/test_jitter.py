@@ -1,4 +1,4 @@
-"""The jitters: exact at their ends, within their bounds, and spread as they say."""
+"""Tests for jitter: exact values, bounds and distributions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tarry.core.jitter import JITTERS, decorrelated, equal, full, none
 
 LAST = 1 - 2**-53
-"""The largest number below 1, and so the largest that can be drawn."""
+"""The largest number below 1, the largest possible u."""
 INITIAL, MAXIMUM = 0.1, 30.0
 DRAWS = 20_000
 
@@ -24,7 +24,7 @@ names = st.sampled_from(sorted(JITTERS))
 
 
 def drawn(name: str, ceiling: float = 8.0, seed: int = 7, n: int = DRAWS) -> list[float]:
-    """Draw n delays in a row, each after the one before."""
+    """Return n consecutive delays."""
     random, previous, delays = Random(seed), INITIAL, list[float]()
     for _ in range(n):
         previous = JITTERS[name](ceiling, previous, random.random(), INITIAL, MAXIMUM)
@@ -33,7 +33,7 @@ def drawn(name: str, ceiling: float = 8.0, seed: int = 7, n: int = DRAWS) -> lis
 
 
 def aws_2015(seed: int = 7, n: int = DRAWS) -> list[float]:
-    """Draw n delays of the first published decorrelated form, which clamps the draw."""
+    """Return n delays of the first published decorrelated jitter, which clamps the delay."""
     random, previous, delays = Random(seed), INITIAL, list[float]()
     for _ in range(n):
         previous = min(MAXIMUM, random.uniform(INITIAL, 3 * previous))

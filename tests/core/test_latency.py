@@ -1,4 +1,4 @@
-"""Quantiles of the last durations, held against sorted lists."""
+"""Tests for latency quantiles, compared with sorted lists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def latency_of(values: list[float]) -> Latency:
 
 @pytest.mark.parametrize("q", [0.0, 0.5, 0.95, 1.0])
 def test_nothing_seen_nothing_known(q: float) -> None:
-    """Without a duration there is no quantile, and none is made up."""
+    """Without durations there is no quantile."""
     latency = Latency()
     assert None is latency.quantile(q)
     assert 0 == len(latency)
@@ -50,7 +50,7 @@ def test_the_quantiles_of_one_to_a_hundred(q: float, expected: float) -> None:
 
 @given(durations, quantiles)
 def test_one_duration_is_every_quantile(duration: float, q: float) -> None:
-    """The only duration seen is the answer to every question."""
+    """With one duration every quantile is that duration."""
     assert duration == latency_of([duration]).quantile(q)
 
 
@@ -78,7 +78,7 @@ def test_higher_share_longer_time(values: list[float], p: float, q: float) -> No
 
 @given(st.lists(st.tuples(durations, quantiles), min_size=5, max_size=30))
 def test_exact_while_it_fills(rounds: list[tuple[float, float]]) -> None:
-    """As long as nothing is forgotten, each answer is that of all the durations so far."""
+    """Up to 512 durations, quantiles are exact."""
     latency = Latency()
     seen: list[float] = []
     for duration, q in rounds:
@@ -101,7 +101,7 @@ def test_only_the_last_512_are_remembered(seen: int) -> None:
 
 
 def test_a_full_memory_is_not_far_behind() -> None:
-    """Asked once per duration, a quantile never shows a state older than 32 questions."""
+    """A quantile is at most 32 durations old."""
     latency = latency_of([0.0] * 512)
     for n in range(1, 2_000):
         latency.add(float(n))
@@ -111,7 +111,7 @@ def test_a_full_memory_is_not_far_behind() -> None:
 
 
 def test_replaced_durations_are_gone() -> None:
-    """When every duration has been replaced since the last question, no old one is shown."""
+    """After 512 new durations no old one has an effect."""
     latency = latency_of([1.0] * 512)
     before = latency.quantile(0.5)
     for _ in range(512):

@@ -1,4 +1,4 @@
-"""Limiters: a fixed cap, one that finds itself, and the cubic rate held against its source."""
+"""Tests for limiters: fixed, adaptive concurrency, and the cubic rate of its specification."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 
 
 def admitted(limiter: Limiter, now: float, asking: int = 10_000) -> int:
-    """Return how many of those who ask at once are let through."""
+    """Return the number of simultaneous attempts that are admitted."""
     return sum(limiter.acquire(now) is not None for _ in range(asking))
 
 
@@ -37,7 +37,7 @@ def admitted(limiter: Limiter, now: float, asking: int = 10_000) -> int:
 
 @pytest.mark.parametrize("limit", [1, 2, 10, 9_999])
 def test_at_most_so_many_at_a_time(limit: int) -> None:
-    """Of ten thousand who ask, as many go as there are places, and each that ends makes room."""
+    """Of ten thousand attempts only the limit is admitted, and each release frees a slot."""
     limiter = InFlight(limit)
     assert limit == admitted(limiter, 0.0)
     for outcome in (SUCCESS, TRANSIENT, PERMANENT, None):
@@ -83,7 +83,7 @@ def test_the_ramp_is_a_straight_line(
 
 
 def test_a_second_outage_begins_a_second_ramp() -> None:
-    """Each recovery begins low again, whatever still runs counts against the cap."""
+    """Each recovery starts low again; running attempts count against the limit."""
     limiter = InFlight(10)
     assert 10 == admitted(limiter, 0.0)
     limiter.on_recovery(100.0)
@@ -103,7 +103,7 @@ def test_a_clock_read_before_the_recovery() -> None:
 
 
 def test_a_clock_that_is_set_back_begins_the_ramp_anew() -> None:
-    """It would stand at its lowest for as long as the clock was set back."""
+    """After the clock is set back, the ramp starts again."""
     limiter = InFlight(10, ramp=10.0)
     limiter.on_recovery(3600.0)
     assert [1, 5, 10] == [limiter.limit(now) for now in (0.0, 5.0, 10.0)]
@@ -126,14 +126,14 @@ def rounds(limiter: AIMD, times: int, now: float = 0.0) -> list[int]:
 
 
 def test_one_more_per_round_of_successes() -> None:
-    """When the limit is what holds attempts back, a round of successes raises it by about one."""
+    """When the limit is used, a round of successes raises it by about one."""
     limits = [10, *rounds(AIMD(), 40)]
     assert {0, 1} >= {after - before for before, after in pairwise(limits)}
     assert 45 <= limits[-1] <= 50
 
 
 def test_an_unused_limit_does_not_grow() -> None:
-    """Successes below half of the limit prove nothing."""
+    """Successes below half of the limit do not raise it."""
     limiter = AIMD()
     for _ in range(1_000):
         for _ in range(5):
@@ -155,7 +155,7 @@ def test_an_unused_limit_does_not_grow() -> None:
     ],
 )
 def test_what_lowers_the_limit(outcome: Outcome | None, expected: int) -> None:
-    """A failure that speaks against the dependency cuts the limit to 0.7 of it, nothing else."""
+    """Only a failure of the dependency decreases the limit, to 0.7 of it."""
     limiter = AIMD()
     limiter.acquire(0.0)
     limiter.release(outcome, 1.0, 1.0)
@@ -163,7 +163,7 @@ def test_what_lowers_the_limit(outcome: Outcome | None, expected: int) -> None:
 
 
 def test_one_cut_per_round_trip() -> None:
-    """Failures of attempts that began before the last cut do not cut again; later ones do."""
+    """Failures of attempts started before the last decrease do not decrease it again."""
     limiter = AIMD(initial=100)
     for _ in range(20):
         limiter.acquire(0.0)
@@ -217,7 +217,7 @@ def test_the_limit_stays_within_its_bounds(
     backoff: float,
     events: list[tuple[str, Outcome | None, float]],
 ) -> None:
-    """Whatever happens, the limit keeps its bounds, and a place is free below it, none at it."""
+    """Whatever happens, the limit keeps its bounds, and slots are free below it only."""
     limiter = AIMD(
         min_limit=least, initial=least + more, max_limit=least + more + most, backoff=backoff
     )
@@ -268,7 +268,7 @@ class Reference:
         return min(max(1.0, self.rate), self.level + (t - self.level_at) * self.rate)
 
     def send(self, t: float) -> float | None:
-        """Take a token, or a place in line for the time until there is one."""
+        """Take a token, or return the time until there is one."""
         if self.rate is None:
             return 0.0
         tokens = self.tokens(t)
@@ -307,7 +307,7 @@ class Reference:
     ),
 )
 def test_adaptive_rate_agrees_with_its_source(now: float, events: list[tuple[float, str]]) -> None:
-    """The same events give the same rates and the same waits as the source's own description."""
+    """The same events give the same rates and waits as the specification."""
     limiter, reference = AdaptiveRate(), Reference()
     for seconds, event in events:
         now += seconds
@@ -364,7 +364,7 @@ def test_a_throttle_cuts_the_measured_rate() -> None:
 
 
 def test_a_place_in_line() -> None:
-    """At the least rate, those who ask at once wait two seconds more each, thirty at most."""
+    """At the lowest rate simultaneous attempts wait two seconds more each, at most thirty."""
     limiter = AdaptiveRate()
     limiter.release(THROTTLED, 0.1, 0.0)
     assert 0.5 == limiter.rate
@@ -376,7 +376,7 @@ def test_a_place_in_line() -> None:
 
 @pytest.mark.parametrize(("max_wait", "expected"), [(1.999, 0), (2.0, 1), (600.0, 300)])
 def test_max_wait(max_wait: float, expected: int) -> None:
-    """A place further off than max_wait is refused."""
+    """A wait longer than max_wait is rejected."""
     limiter = AdaptiveRate(max_wait=max_wait)
     limiter.release(THROTTLED, 0.1, 0.0)
     assert expected == admitted(limiter, 0.0)
@@ -482,7 +482,7 @@ CHECKED: list[tuple[str, Callable[..., Limiter], list[ParameterSet]]] = [
 def test_refused_arguments(
     limiter: Callable[..., Limiter], field: str, value: object, words: str
 ) -> None:
-    """Each argument refuses what makes no sense, with its own name in the message."""
+    """Each argument rejects invalid values, with its name in the message."""
     with pytest.raises(ConfigurationError, match=words):
         limiter(**keyword(field, value))
 

@@ -1,4 +1,4 @@
-"""The tables that classify statuses, codes and exceptions, and the server's own word."""
+"""Tests for the classification of statuses, codes and exceptions, and should-retry headers."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ def of_status(status: int, **headers: str) -> Outcome:
     ],
 )
 def test_what_counts_against_the_breaker(kind: Kind, counts: bool) -> None:
-    """Every failure but a permanent one speaks against the dependency."""
+    """Every failure except a permanent one counts against the dependency."""
     assert counts == Outcome(kind).counts_as_failure
 
 
 def test_what_failed_on_our_side_does_not_count() -> None:
-    """A dependency that was not asked has not failed."""
+    """A local failure does not count against the dependency."""
     assert not Outcome(Kind.TRANSIENT, local=True).counts_as_failure
 
 
 def test_each_class_has_its_own_base_delay_and_cost() -> None:
-    """Throttling has a slower base than a transient failure, and a price of its own."""
+    """Throttling has a longer initial delay than a transient failure, and its own price."""
     policy, budget = Policy(), TokenBudget("aws-2026")
     assert (0.1, 1.0) == (policy.ceiling(1), policy.ceiling(1, throttled=True))
     assert (14, 5) == (budget.cost(Outcome(Kind.TRANSIENT)), budget.cost(Outcome(Kind.THROTTLED)))
 
 
 def test_outcomes_are_values() -> None:
-    """An outcome cannot be changed, has no room for more, and is equal to its like."""
+    """An outcome cannot be changed, has no further attributes, and is equal to its like."""
     outcome = Outcome(Kind.TRANSIENT, Hint(1.0), detail="503")
     with pytest.raises(AttributeError):
         outcome.safe = False
@@ -113,7 +113,7 @@ def test_statuses(status: int, kind: Kind) -> None:
 
 @given(st.integers(400, 599), st.frozensets(st.integers(400, 599), max_size=5))
 def test_the_table_of_statuses_is_the_policys(status: int, retryable: frozenset[int]) -> None:
-    """With a table of one's own exactly its statuses are worth a retry."""
+    """With a custom table exactly its statuses are retried."""
     outcome = outcome_of_status(status, now=NOW, retryable=retryable)
     expected = Kind.THROTTLED if status == 429 else Kind.TRANSIENT
     assert (expected if status in retryable else Kind.PERMANENT) is outcome.kind
@@ -143,7 +143,7 @@ def test_every_status_that_a_policy_takes_is_retried() -> None:
 )
 @pytest.mark.parametrize("field", ["x_should_retry", "stripe_should_retry"])
 def test_the_server_overrides_the_table(field: str, status: int, told: str, kind: Kind) -> None:
-    """`x-should-retry`, or Stripe's form of it, has the last word; malformed it has none."""
+    """The should-retry headers override the status; a malformed one is ignored."""
     assert kind is of_status(status, **{field: told}).kind
 
 
@@ -168,7 +168,7 @@ def test_hints_are_kept(field: str, value: str, delay: float) -> None:
 
 @pytest.mark.parametrize("value", ["soon", "-5", "1.5", "", "1e3", "12 Nov", "9" * 5_000 + "x"])
 def test_malformed_hints_are_ignored(value: str) -> None:
-    """A hint that cannot be read leaves the outcome as it was."""
+    """A malformed hint does not change the outcome."""
     assert of_status(503) == of_status(503, retry_after=value)
 
 
@@ -180,7 +180,7 @@ def test_headers_as_pairs() -> None:
 
 @pytest.mark.parametrize("safe", [True, False])
 def test_a_response_proves_that_the_request_was_read(safe: bool) -> None:
-    """Only the caller knows whether a request that was read may be repeated."""
+    """The caller decides whether a received request can be repeated."""
     assert safe == outcome_of_status(503, now=NOW, safe=safe).safe
     assert safe == outcome_of_code("UNAVAILABLE", safe=safe).safe
 
@@ -200,7 +200,7 @@ def test_codes(number: int, name: str) -> None:
 
 
 def test_the_numbers_of_the_codes() -> None:
-    """The names stand at their numbers, as `grpc.StatusCode` has them."""
+    """The index of a name is its number in `grpc.StatusCode`."""
     assert (17, 0, 4, 8, 14, 16) == (
         len(GRPC_CODES),
         *map(GRPC_CODES.index, ("OK", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")),
@@ -215,7 +215,7 @@ def test_unknown_codes_are_permanent(code: str | int) -> None:
 
 
 def test_the_table_of_codes_is_the_policys() -> None:
-    """With a table of one's own exactly its codes are worth a retry."""
+    """With a custom table exactly its codes are retried."""
     retryable = frozenset({"ABORTED"})
     assert Kind.TRANSIENT is outcome_of_code("ABORTED", retryable=retryable).kind
     assert Kind.PERMANENT is outcome_of_code("UNAVAILABLE", retryable=retryable).kind
@@ -267,7 +267,7 @@ def test_connections_that_were_never_made(error: Exception, safe: bool) -> None:
     ids=["host", "network", "name"],
 )
 def test_hosts_that_were_never_reached(error: Exception) -> None:
-    """A host that cannot be reached or found just now was never sent anything."""
+    """Nothing was sent to a host that cannot be reached or found."""
     outcome = outcome_of_exception(error, safe=False)
     assert (Kind.TRANSIENT, True) == (outcome.kind, outcome.safe)
 
@@ -287,7 +287,7 @@ def test_hosts_that_were_never_reached(error: Exception) -> None:
 )
 @pytest.mark.parametrize("safe", [True, False])
 def test_connections_that_broke(error: Exception, timeout: bool, safe: bool) -> None:
-    """A request that may have been read is safe only when the caller says so."""
+    """A request that may have been received is safe only if the caller says so."""
     detail = type(error).__name__
     expected = Outcome(Kind.TRANSIENT, safe=safe, timeout=timeout, detail=detail)
     assert expected == outcome_of_exception(error, safe=safe)
@@ -297,6 +297,6 @@ def test_connections_that_broke(error: Exception, timeout: bool, safe: bool) -> 
     "error", [ValueError(), KeyError("x"), OSError(), FileNotFoundError(), KeyboardInterrupt()]
 )
 def test_other_errors_are_permanent(error: BaseException) -> None:
-    """An error that is not of the network is the caller's own."""
+    """An error that is no network error is permanent."""
     outcome = outcome_of_exception(error)
     assert Outcome(Kind.PERMANENT, detail=type(error).__name__) == outcome

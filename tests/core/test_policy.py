@@ -1,4 +1,4 @@
-"""A policy: its defaults, its rules, its schedule, and its other forms."""
+"""Tests for Policy: defaults, rules, delays, and conversion to dict and back."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PUBLIC = list(Policy._fields)
 
 
 class Counted(Random):
-    """Dice that count how often they are thrown."""
+    """A random source that counts its calls."""
 
     thrown = 0
 
     def random(self) -> float:
-        """Draw one number."""
+        """Return a random number and count the call."""
         self.thrown += 1
         return super().random()
 
@@ -111,7 +111,7 @@ def test_presets() -> None:
 def test_values_of_the_presets(
     name: str, attempts: int, delays: tuple[float, float], total: float | None, hint: float
 ) -> None:
-    """Each preset has the attempts, the delays, the time and the patience of its name."""
+    """Each preset has its documented attempts, delays and times."""
     policy = Policy.preset(name)
     assert (attempts, total, hint) == (policy.max_attempts, policy.total_budget, policy.max_hint)
     assert delays == (policy.initial_delay, policy.max_delay)
@@ -136,7 +136,7 @@ def test_a_patient_policy_is_not_out_of_attempts_before_its_day_is_over() -> Non
 
 @pytest.mark.parametrize("name", ["", "Default", "aws", 1, None])
 def test_unknown_presets(name: Any) -> None:
-    """An unknown preset is refused with the names of the known ones."""
+    """An unknown preset is rejected with the names of the known ones."""
     with pytest.raises(ConfigurationError) as caught:
         Policy.preset(name)
     known = "preset must be one of default, interactive, patient, webhook"
@@ -172,7 +172,7 @@ POSITIVE = ["initial_delay", "max_delay", "total_budget", "attempt_timeout", "th
     ids=str,
 )
 def test_values_that_break_a_rule(field: str, value: float | str, rule: str) -> None:
-    """A value that breaks a rule is refused with the field, the rule and the value."""
+    """A value that breaks a rule is rejected with the field, the rule and the value."""
     values: dict[str, Any] = {field: value}
     with pytest.raises(ConfigurationError) as caught:
         Policy(**values)
@@ -204,7 +204,7 @@ def test_values_that_break_a_rule(field: str, value: float | str, rule: str) -> 
     ids=repr,
 )
 def test_values_of_the_wrong_type(field: str, value: Any, rule: str) -> None:
-    """A value of the wrong type is refused with the field, the rule and the value."""
+    """A value of the wrong type is rejected with the field, the rule and the value."""
     with pytest.raises(ConfigurationTypeError) as caught:
         Policy(**{field: value})
     assert f"{field} must be {rule}, got {value!r}" == str(caught.value)
@@ -226,7 +226,7 @@ class Code(Enum):
 
 @pytest.mark.parametrize(("code", "name"), [(Code.ABORTED, "ABORTED"), (14, "UNAVAILABLE")])
 def test_codes_of_the_wrong_type(code: Any, name: str) -> None:
-    """A code that is no text is refused with the name to write for it, or an example."""
+    """A code that is no text is rejected with the name to write for it, or an example."""
     with pytest.raises(ConfigurationTypeError) as caught:
         Policy(retryable_codes=[code])
     said = f'retryable_codes[0] must be a name, as text ("{name}"), got {code!r}'
@@ -234,7 +234,7 @@ def test_codes_of_the_wrong_type(code: Any, name: str) -> None:
 
 
 def test_the_maximum_is_not_below_the_initial_delay() -> None:
-    """The two may be equal; a lower maximum is refused, also against a default."""
+    """The two may be equal; a lower maximum is rejected, also against a default."""
     assert 5.0 == Policy(initial_delay=5, max_delay=5).max_delay
     with pytest.raises(ConfigurationError) as caught:
         Policy(initial_delay=60)
@@ -246,7 +246,7 @@ def test_the_maximum_is_not_below_the_initial_delay() -> None:
 
 @pytest.mark.parametrize("status", [1, 99, 600, 1_000])
 def test_statuses_out_of_range(status: int) -> None:
-    """A status that HTTP does not have is refused."""
+    """A status that HTTP does not have is rejected."""
     with pytest.raises(ConfigurationError) as caught:
         Policy(retryable_statuses=[503, status])
     assert f"retryable_statuses[1] must be from 100 to 599, got {status}" == str(caught.value)
@@ -254,7 +254,7 @@ def test_statuses_out_of_range(status: int) -> None:
 
 @pytest.mark.parametrize("code", ["unavailable", "NOT_A_CODE", ""])
 def test_unknown_codes(code: str) -> None:
-    """A code that gRPC does not have is refused with the names it has."""
+    """A code that gRPC does not have is rejected with the names it has."""
     with pytest.raises(ConfigurationError) as caught:
         Policy(retryable_codes=frozenset({code}))
     assert str(caught.value).startswith("retryable_codes[0] must be one of ABORTED, ")
@@ -310,7 +310,7 @@ def test_policies_are_immutable() -> None:
 
 @given(schedules(), st.integers(1, 10_000))
 def test_ceiling_is_the_backoff(policy: Policy, k: int) -> None:
-    """The ceiling of a retry is what the formula or the schedule gives, also far out."""
+    """The ceiling of a retry is that of the formula or the schedule, for any k."""
     backoff = policy.backoff
     if isinstance(backoff, str):
         values = policy.initial_delay, policy.multiplier, policy.max_delay
@@ -439,7 +439,7 @@ def test_from_dict_fills_in_defaults() -> None:
 
 @pytest.mark.parametrize("field", ["backoff", "jitter"])
 def test_callables_have_no_dict_form(field: str) -> None:
-    """A policy with a callable says why it has no dict form."""
+    """A policy with a callable cannot be converted to a dict."""
     callables: dict[str, Any] = {field: lambda *_: 1.0}
     policy = Policy(**callables)
     with pytest.raises(
@@ -459,7 +459,7 @@ def test_callables_have_no_dict_form(field: str) -> None:
     ],
 )
 def test_malformed_schedules(backoff: dict[str, Any], message: str) -> None:
-    """A schedule that cannot be read is refused with what is wrong."""
+    """A schedule that cannot be read is rejected with what is wrong."""
     with pytest.raises(ConfigurationError) as caught:
         Policy.from_dict({"backoff": backoff})
     assert message == str(caught.value)
@@ -474,7 +474,7 @@ def test_malformed_schedules(backoff: dict[str, Any], message: str) -> None:
     ],
 )
 def test_unknown_fields(name: str, hint: str) -> None:
-    """An unknown field is refused with the similar one, or with all that a policy has."""
+    """An unknown field is rejected with the similar one, or with all that a policy has."""
     expected = f"a policy has no field {name!r}; {hint}"
     for build in (Policy.from_dict, lambda changes: Policy().replace(**changes)):
         with pytest.raises(ConfigurationError) as caught:
@@ -506,6 +506,6 @@ def test_explain_is_the_one_of_its_module() -> None:
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_there_is_no_retry_zero(k: int) -> None:
-    """Retries are numbered from 1; any other number is refused, not guessed at."""
+    """Retries are numbered from 1; any other number is rejected, not guessed at."""
     with pytest.raises(ConfigurationError, match="k must be at least 1"):
         Policy().ceiling(k)

@@ -1,4 +1,4 @@
-"""Counts over a sliding span, held against a list of everything that was ever counted."""
+"""Tests for the sliding window, compared with a list of all events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tarry.core.sliding_window import SlidingWindow
 
 
 def add(window: SlidingWindow, now: float, column: int = 0) -> None:
-    """Count one, in the way that is spelled out where windows are used."""
+    """Count one event with the inline code of the callers."""
     if now >= window.bucket_end:
         window.advance(now)
     window.current[column] += 1
@@ -45,14 +45,14 @@ def test_new_window_is_empty() -> None:
     ],
 )
 def test_a_count_is_forgotten_after_the_span(now: float, expected: int) -> None:
-    """What was counted at second 0 is there until the tenth tenth is over, and then for good."""
+    """An event at second 0 counts until ten buckets have passed."""
     window = SlidingWindow(10.0, 1)
     add(window, 0.0)
     assert expected == total(window, now)
 
 
 def test_tenths_leave_one_by_one() -> None:
-    """One count per tenth fills up to ten, and drains again by one per tenth."""
+    """One event per bucket adds up to ten, and then drops by one per bucket."""
     window = SlidingWindow(10.0, 1)
     filling = []
     for second in range(20):
@@ -73,7 +73,7 @@ def test_columns_are_separate() -> None:
 
 
 def test_a_clock_that_was_read_earlier() -> None:
-    """A time before the present tenth counts into the present tenth and moves nothing back."""
+    """A time before the newest bucket is counted in the newest bucket."""
     window = SlidingWindow(10.0, 1)
     add(window, 25.0)
     window.advance(24.0)
@@ -134,7 +134,7 @@ def test_counts_what_a_list_counts(
 
 
 def test_the_oldest_is_taken_back() -> None:
-    """What is taken back is the count that would have left first."""
+    """undo() takes back the oldest event."""
     window = SlidingWindow(10.0, 1)
     for now in (0.0, 2.0, 5.0, 9.0):
         add(window, now)
@@ -147,12 +147,12 @@ def test_a_tenth_that_ends_between_two_numbers() -> None:
     """A time that no fraction can tell from the end of its tenth is counted once each time."""
     window = SlidingWindow(1.0, 1)
     for _ in range(3):
-        add(window, 1.0)  # the tenth tenth, 9 * 0.1 to 10 * 0.1, by the rounding of fractions
+        add(window, 1.0)  # the tenth bucket, 9 * 0.1 to 10 * 0.1, by the rounding of fractions
     assert 3 == window.total(0)
 
 
 def test_nothing_to_take_back() -> None:
-    """Where nothing was counted there is nothing to take back, be the window new or used."""
+    """undo() without events has no effect."""
     window = SlidingWindow(10.0, 2)
     window.undo(0)
     add(window, 0.0, column=1)
@@ -166,7 +166,7 @@ def test_nothing_to_take_back() -> None:
     st.lists(st.floats(0, 1.5), min_size=4, max_size=20),
 )
 def test_exact_to_a_tenth_of_the_span(span: float, now: float, shares: list[float]) -> None:
-    """Whatever the span: nine tenths are always remembered, nothing older than the span ever is."""
+    """Events of nine buckets always count, events older than the span never."""
     window = SlidingWindow(span, 1)
     times: list[float] = []
     for share in shares:

@@ -1,4 +1,4 @@
-"""Frozen values."""
+"""Tests for immutable values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Other(Point):
 
 
 def test_values_are_equal_by_their_fields() -> None:
-    """Two values of one type with the same fields are one in every set."""
+    """Values of one type with the same fields are equal and hash alike."""
     assert Point(1, 2) == Point(1, 2)
     assert {Point(1, 2)} == {Point(1, 2), Point(1, 2)}
     assert Point(1, 2) != Point(2, 1)
@@ -44,7 +44,7 @@ def test_another_type_is_never_equal() -> None:
 
 @pytest.mark.parametrize("name", ["x", "z"])
 def test_values_cannot_be_changed(name: str) -> None:
-    """To set or delete a field is refused, and the message says what to do instead."""
+    """To set or delete a field is rejected, and the message says what to do instead."""
     point = Point(1)
     with pytest.raises(AttributeError, match="Point cannot be changed; make a new one"):
         setattr(point, name, 5)
@@ -54,7 +54,7 @@ def test_values_cannot_be_changed(name: str) -> None:
 
 
 def test_values_show_their_fields() -> None:
-    """The text of a value is the call that makes it."""
+    """The repr of a value is the call of its constructor."""
     assert "Point(x=1, y=2)" == repr(Point(1, 2))
 
 

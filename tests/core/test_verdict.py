@@ -1,4 +1,4 @@
-"""The words between the core and its drivers."""
+"""Tests for the values that the core returns to its drivers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_reasons_are_labels(reason: Reason, label: str) -> None:
 
 
 def test_there_are_eleven_reasons() -> None:
-    """Each "no" has a reason of its own; a new one needs a row above."""
+    """All reasons are listed above."""
     assert 11 == len(Reason)
 
 
@@ -60,7 +60,7 @@ def test_every_reason_has_words() -> None:
 
 
 def test_defaults() -> None:
-    """A bare command has no ceiling, hint, time or delay ."""
+    """A bare command has no ceiling, hint, time or delay."""
     assert Wait(1.5, 0.0, None) == Wait(1.5)
     assert Stop(Reason.ATTEMPTS, None, None) == Stop(Reason.ATTEMPTS)
     assert Attempt(1, None, 0.0) == Attempt(1)
@@ -105,7 +105,7 @@ def test_commands_are_told_apart_by_type() -> None:
 
 
 def test_progress_is_plain_data() -> None:
-    """How far a call has come can be stored as JSON and read back by another process."""
+    """Progress can be stored as JSON and read by another process."""
     progress = Progress(3, 1000.5, 0.25, 2)
     assert progress == Progress(*json.loads(json.dumps(progress)))
     assert progress == Progress(**json.loads(json.dumps(progress._asdict())))

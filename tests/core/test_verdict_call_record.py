@@ -1,4 +1,4 @@
-"""The decision record: a call in one sentence."""
+"""Tests for the decision record of a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tarry.core.verdict import CallRecord, Reason, Step, Stop, Wait
 def record(
     attempts: int, waited: float, reason: Reason, retry_after: float | None = None
 ) -> CallRecord:
-    """Make a record without steps."""
+    """Return a record without steps."""
     return CallRecord("load", "payments", attempts, waited, reason, retry_after, ())
 
 
@@ -45,13 +45,13 @@ def record(
     ids=lambda made: made.reason if isinstance(made, CallRecord) else "",
 )
 def test_sentence(made: CallRecord, expected: str) -> None:
-    """The sentence has the attempts, the waiting, the reason and when to come back."""
+    """The summary has the attempts, the waiting time, the reason and retry_after."""
     assert expected == made.summary()
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_every_reason_reaches_the_sentence(reason: Reason) -> None:
-    """Whatever ended the call is said in words."""
+    """Every reason has a description in the summary."""
     assert record(3, 0.0, reason).summary().endswith(f": {reason.description}")
 
 

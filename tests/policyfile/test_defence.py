@@ -169,7 +169,7 @@ def test_mistakes_are_refused_when_it_is_made(plain: dict[str, Any], words: str)
 
 
 def test_tables_must_be_tables() -> None:
-    """A table that is something else is refused by its name."""
+    """A table that is something else is rejected by its name."""
     with pytest.raises(ConfigurationTypeError, match=r"^breaker must be a table of its arguments"):
         Defence.from_dict({"breaker": True})
     with pytest.raises(ConfigurationTypeError, match=r"^budget must be a table of its arguments"):

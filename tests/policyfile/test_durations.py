@@ -61,7 +61,7 @@ def test_proto_form_reads_back(seconds: float) -> None:
     [("50ms", "0.05s"), ("1m", "60s"), ("1h30m", "5400s"), (".5s", "0.5s"), ("3us", "0.000003s")],
 )
 def test_proto_has_seconds_only(text: str, right: str) -> None:
-    """What Go reads and proto3 JSON does not is refused, with the form that is right."""
+    """What Go reads and proto3 JSON does not is rejected, with the form that is right."""
     with pytest.raises(
         ConfigurationError, match=rf'^a\.b must be .* got {text!r}: write "{right}"'
     ):
@@ -93,7 +93,7 @@ def test_milliseconds(seconds: float, expected: float) -> None:
 
 
 def test_lengths_that_no_format_holds_are_refused() -> None:
-    """What is too long is refused by the name of the field."""
+    """What is too long is rejected by the name of the field."""
     with pytest.raises(ConfigurationError, match=r"^max_delay must be at most 315,576,000,000 s"):
         format_proto("max_delay", 1e12)
     with pytest.raises(ConfigurationError, match=r"^total_budget must be less than 100,000 h"):

@@ -98,7 +98,7 @@ def test_none_is_refused_with_its_place() -> None:
 
 
 def test_unknown_values_are_refused_with_their_place() -> None:
-    """What has no form in TOML is refused with the place where it stood."""
+    """What has no form in TOML is rejected with the place where it stood."""
     with pytest.raises(ConfigurationTypeError, match=r"^a\.b must be text, .* got <object"):
         toml.dumps({"a": {"b": object()}})
 

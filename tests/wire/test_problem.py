@@ -1,4 +1,4 @@
-"""Problem details: members, defaults and what is refused."""
+"""Problem details: members, defaults and what is rejected."""
 
 from __future__ import annotations
 

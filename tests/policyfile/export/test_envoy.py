@@ -238,6 +238,6 @@ def test_any_policy_is_valid(
 
 
 def test_host_must_be_given() -> None:
-    """A virtual host without a domain is refused by the name of the argument."""
+    """A virtual host without a domain is rejected by the name of the argument."""
     with pytest.raises(ConfigurationError, match=r"^host must name the domain"):
         to_envoy(Defence(), host="")

@@ -203,7 +203,7 @@ def test_hedging_becomes_a_hedging_policy() -> None:
 
 @pytest.mark.parametrize("hedging", [Hedging(after="p95"), Hedging(max_extra_load=0.05)], ids=repr)
 def test_live_percentile_is_refused(hedging: Hedging) -> None:
-    """No delay would be all copies at once, so a percentile is refused and not left out."""
+    """No delay would be all copies at once, so a percentile is rejected and not left out."""
     with pytest.raises(ConfigurationError, match=r"^hedging\.after must be seconds .* to grpc"):
         exported(hedging=hedging)
 

@@ -182,6 +182,6 @@ def test_hedging_is_refused() -> None:
     ],
 )
 def test_names_are_checked(host: str, name: str | None, message: str) -> None:
-    """What Kubernetes would refuse is refused before."""
+    """What Kubernetes would refuse is rejected before."""
     with pytest.raises(ConfigurationError, match=message):
         to_istio(Defence(), host=host, name=name)

@@ -179,7 +179,7 @@ def test_what_is_not_read_is_told() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_mistakes_are_refused_by_their_path(document: Any, message: str) -> None:
-    """A document that gRPC would not take is refused with the place of the mistake."""
+    """A document that gRPC would not take is rejected with the place of the mistake."""
     with pytest.raises(ConfigurationError, match=message):
         from_grpc(document)
 

@@ -219,6 +219,6 @@ def test_a_list_of_resources_is_opened() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_mistakes_are_refused_by_their_path(documents: Any, message: str) -> None:
-    """A document that Istio would not take is refused with the place of the mistake."""
+    """A document that Istio would not take is rejected with the place of the mistake."""
     with pytest.raises(ConfigurationError, match=message):
         from_istio(documents)
